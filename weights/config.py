@@ -1,0 +1,104 @@
+"""What a checkpoint says, as frozen numbers: the shape of a decoder layer, of a target and of an EAGLE draft.
+
+Every difference between checkpoints is a field here. Nothing behind this package asks which format a file had.
+Letters: V target vocabulary, W draft vocabulary, D hidden, Dt target hidden, L target layers.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding as written in config.json, `rope_parameters` (transformers 5) or `rope_theta` / `rope_scaling`.
+
+    kind: "default", "linear", "llama3" or "yarn"; the fields below the blank line belong to the scaled kinds.
+    """
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """One Llama-shaped decoder layer; target and draft layers are both described by it."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetConfig:
+    """A Llama, Mistral, Qwen2 or Qwen3 target."""
+
+    model_type: str
+    layer: LayerConfig
+    num_layers: int
+    vocab_size: int
+    max_position_embeddings: int
+    has_tied_head: bool
+    dtype: str  # as stored, "bfloat16"
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]  # config.json and generation_config.json together
+    sliding_window: int | None = None  # a window that some layer uses; the engine refuses longer contexts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig:
+    """An EAGLE draft in five choices: feature source, entry of (hidden, token), recycling, head, norms around them.
+
+    A row embeds token x_{t+1} and takes a feature g_t. The formulas (EAGLE-1: arXiv 2401.15077, EAGLE-3: 2503.01840):
+
+    - features: `aux_boundaries` non-empty: the residual streams entering those layers of the target, concatenated
+      (Dt each; boundary L = after the last layer, before the final norm). Empty: the target's hidden after its final norm.
+      `norm_before_fc`: one RMSNorm over the concatenation; `has_fc_norm`: one RMSNorm per boundary; then `fc` if
+      `has_fc`. Neither norms nor fc are applied to recycled hidden states when entry is "qkv".
+    - entry "fc": u = fc(concat(embed, g)) enters the first layer as its residual stream (EAGLE-1; fc is on every row).
+      entry "qkv": the first layer's attention reads concat(input_layernorm(embed), hidden_norm(g)), 2D wide, and the
+      residual stream starts as g, or as hidden_norm(g) with `norm_before_residual` (EAGLE-3).
+    - recycled: "pre_norm", the residual stream behind the last layer; "post_norm", the same after `norm`.
+    - head: logits = lm_head(norm(stream)), or lm_head(stream) where `has_final_norm` is False.
+    """
+
+    format: str  # where it came from, for reports: "eagle-1", "eagle-3", "specforge", "speculators-eagle3", ...
+    layer: LayerConfig
+    num_layers: int
+    vocab_size: int  # V
+    draft_vocab_size: int  # W
+    target_hidden_size: int  # Dt
+    max_position_embeddings: int
+    aux_boundaries: tuple[int, ...]
+    entry: Literal["fc", "qkv"]
+    has_fc: bool
+    fc_bias: bool = False
+    norm_before_fc: bool = False
+    has_fc_norm: bool = False
+    has_embed_norm: bool = False  # entry "fc": RMSNorm over the embedding before fc (speculators eagle, `layernorms`)
+    has_input_layernorm: bool = True  # first layer: on the residual stream (entry "fc") or on the embedding (entry "qkv")
+    has_hidden_norm: bool = True  # entry "qkv" only
+    norm_before_residual: bool = False
+    has_final_norm: bool = True
+    recycled: Literal["pre_norm", "post_norm"] = "pre_norm"
+    has_own_embedding: bool = False
+    has_own_head: bool = True
+    has_d2t: bool = False

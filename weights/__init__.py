@@ -16,3 +16,25 @@ Names after a load, the same whatever the file called them (D hidden, C head cha
     fc.weight, fc.bias, input_norm.weight, fc_norm.{i}.weight, embed_norm.weight     drafts only
     d2t [W] int64                                    absolute target ids (the file's offsets added up), drafts only
 """
+
+from weights.config import EagleConfig, LayerConfig, RopeConfig, TargetConfig
+from weights.demo import demo_directory, demo_prompts
+from weights.errors import CheckpointError
+from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
+from weights.report import BindingReport, Resolved
+
+__all__ = [
+    "BindingReport",
+    "CheckpointError",
+    "EagleConfig",
+    "LayerConfig",
+    "LoadedEagle",
+    "LoadedTarget",
+    "Resolved",
+    "RopeConfig",
+    "TargetConfig",
+    "demo_directory",
+    "demo_prompts",
+    "load_eagle",
+    "load_target",
+]

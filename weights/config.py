@@ -94,7 +94,9 @@ class EagleConfig:
     norm_before_fc: bool = False
     has_fc_norm: bool = False
     has_embed_norm: bool = False  # entry "fc": RMSNorm over the embedding before fc (speculators eagle, `layernorms`)
-    has_input_layernorm: bool = True  # first layer: on the residual stream (entry "fc") or on the embedding (entry "qkv")
+    has_input_layernorm: bool = (
+        True  # first layer: on the residual stream (entry "fc") or on the embedding (entry "qkv")
+    )
     has_hidden_norm: bool = True  # entry "qkv" only
     norm_before_residual: bool = False
     has_final_norm: bool = True
@@ -102,3 +104,4 @@ class EagleConfig:
     has_own_embedding: bool = False
     has_own_head: bool = True
     has_d2t: bool = False
+    sliding_window: int | None = None  # of the draft's own attention, as in TargetConfig

@@ -1,0 +1,55 @@
+"""What a load decided, field by field, each with where it came from: the answer to "is this head bound as it was trained?"."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    field: str
+    value: object
+    source: str  # "config.json: rope_theta", "shape of fc.weight", "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindingReport:
+    """str(report) prints it; `fields` and `notes` are what it prints."""
+
+    directory: Path
+    role: str  # "target" or "draft"
+    format: str
+    fields: tuple[Resolved, ...]
+    notes: tuple[str, ...] = ()
+    ignored: tuple[tuple[str, str], ...] = ()  # (name in the file, why it is harmless)
+
+    def __str__(self) -> str:
+        width = max((len(row.field) for row in self.fields), default=0)
+        values = [_show(row.value) for row in self.fields]
+        value_width = min(max((len(value) for value in values), default=0), 40)
+        lines = [f"{self.role} {self.directory}: {self.format}"]
+        for row, value in zip(self.fields, values, strict=True):
+            lines.append(f"  {row.field:<{width}}  {value:<{value_width}}  {row.source}")
+        lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  ignored: {name} ({why})" for name, why in self.ignored]
+        return "\n".join(lines)
+
+
+class Log:
+    """Collects resolved fields while a config is worked out."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Resolved] = {}
+        self.notes: list[str] = []
+
+    def add(self, field: str, value: object, source: str) -> None:
+        self.rows[field] = Resolved(field=field, value=value, source=source)
+
+    def note(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    return str(value)

@@ -1,0 +1,66 @@
+"""What tensors a config demands, by unfused name, with their shapes: the one statement of what a checkpoint must hold."""
+
+from weights.config import EagleConfig, LayerConfig, TargetConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def target_shapes(config: TargetConfig) -> Shapes:
+    layer, vocab = config.layer, (config.vocab_size, config.layer.hidden_size)
+    shapes: Shapes = {"embed_tokens.weight": vocab, "norm.weight": (layer.hidden_size,)}
+    for i in range(config.num_layers):
+        shapes |= layer_shapes(f"layers.{i}.", layer, layer.hidden_size)
+    return shapes if config.has_tied_head else shapes | {"lm_head.weight": vocab}
+
+
+def layer_shapes(prefix: str, layer: LayerConfig, entry_width: int, has_input_layernorm: bool = True) -> Shapes:
+    """One decoder layer whose attention reads `entry_width` channels (2D in the first layer of an EAGLE-3 draft)."""
+    D, I, C = layer.hidden_size, layer.intermediate_size, layer.head_dim  # noqa: E741
+    query, kv = layer.num_heads * C, layer.num_kv_heads * C
+    shapes: Shapes = {f"{prefix}post_attention_layernorm.weight": (D,)}
+    if has_input_layernorm:
+        shapes[f"{prefix}input_layernorm.weight"] = (D,)
+    if layer.qk_norm:
+        shapes |= {f"{prefix}self_attn.{name}_norm.weight": (C,) for name in "qk"}
+    products = {
+        "self_attn.q_proj": (query, entry_width, layer.qkv_bias),
+        "self_attn.k_proj": (kv, entry_width, layer.qkv_bias),
+        "self_attn.v_proj": (kv, entry_width, layer.qkv_bias),
+        "self_attn.o_proj": (D, query, layer.o_bias),
+        "mlp.gate_proj": (I, D, layer.mlp_bias),
+        "mlp.up_proj": (I, D, layer.mlp_bias),
+        "mlp.down_proj": (D, I, layer.mlp_bias),
+    }
+    for name, (rows, columns, bias) in products.items():
+        shapes[f"{prefix}{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{prefix}{name}.bias"] = (rows,)
+    return shapes
+
+
+def eagle_shapes(config: EagleConfig) -> Shapes:
+    layer, D = config.layer, config.layer.hidden_size
+    shapes: Shapes = {}
+    for i in range(config.num_layers):
+        width = 2 * D if config.entry == "qkv" and i == 0 else D
+        shapes |= layer_shapes(f"layers.{i}.", layer, width, config.has_input_layernorm or i > 0)
+    return shapes | _around(config)
+
+
+def _around(config: EagleConfig) -> Shapes:
+    """Everything of a draft that is not in a layer: (wanted, name, shape) rows."""
+    D, Dt, taps = config.layer.hidden_size, config.target_hidden_size, len(config.aux_boundaries)
+    features = max(taps, 1) * Dt
+    rows: list[tuple[bool, str, tuple[int, ...]]] = [
+        (config.has_own_embedding, "embed_tokens.weight", (config.vocab_size, D)),
+        (config.has_own_head, "lm_head.weight", (config.draft_vocab_size, D)),
+        (config.has_final_norm, "norm.weight", (D,)),
+        (config.entry == "qkv" and config.has_hidden_norm, "layers.0.hidden_norm.weight", (D,)),
+        (config.has_fc, "fc.weight", (D, D + Dt) if config.entry == "fc" else (D, features)),
+        (config.has_fc and config.fc_bias, "fc.bias", (D,)),
+        (config.norm_before_fc, "input_norm.weight", (features,)),
+        (config.has_embed_norm, "embed_norm.weight", (D,)),
+        (config.has_d2t, "d2t", (config.draft_vocab_size,)),
+        *((config.has_fc_norm, f"fc_norm.{i}.weight", (Dt,)) for i in range(taps)),
+    ]
+    return {name: shape for wanted, name, shape in rows if wanted}

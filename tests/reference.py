@@ -1,0 +1,185 @@
+"""Plain greedy decoding of a Llama-family target in float32: what every exactness test compares with.
+
+The formulas of Llama (arXiv 2302.13971) with what Mistral, Qwen2 and Qwen3 add: biases, per-head norms, head_dim, a
+tied head, scaled rope; read from config.json and from which tensors there are. Imports nothing of ours. A layer has the
+field names of weights/config.py, so that tests/naive_eagle.py can use these formulas with a config of either origin.
+
+T rows, S keys, D hidden, H query heads, G kv heads, C channels per head, V vocabulary, L layers.
+"""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+Cache = dict[str, tuple[Tensor, Tensor]]  # keys and values [S, G, C] by attention name
+
+
+class Outputs(NamedTuple):
+    logits_TV: Tensor
+    hidden_TD: Tensor  # behind the final norm
+    boundaries: list[Tensor]  # L + 1 of [T, D]: the stream entering layer i; boundary L is before the final norm
+
+
+class Reference:
+    """A target read from a directory of safetensors."""
+
+    def __init__(self, directory: str | Path) -> None:
+        config = json.loads((Path(directory) / "config.json").read_text())
+        self.weights = {name.removeprefix("model."): tensor for name, tensor in read_weights(directory).items()}
+        self.weights.setdefault("lm_head.weight", self.weights["embed_tokens.weight"])
+        self.layer = read_layer(config, self.weights)
+        self.num_layers = config["num_hidden_layers"]
+
+    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """The next num_tokens tokens, EOS or not."""
+        tokens, cache = list(prompt), Cache()
+        while len(tokens) < len(prompt) + num_tokens:
+            num_cached = len(tokens) - 1 if cache else 0
+            tokens.append(int(self.forward(tokens[num_cached:], cache).logits_TV[-1].argmax()))
+        return tokens[len(prompt) :]
+
+    @torch.no_grad()
+    def forward(self, tokens: list[int], cache: Cache | None = None) -> Outputs:
+        """All rows of `tokens`, which follow those that `cache` has seen."""
+        stream_TD = self.weights["embed_tokens.weight"][tokens]
+        boundaries = [stream_TD]
+        for i in range(self.num_layers):
+            name = f"layers.{i}"
+            x = self.norm(f"{name}.input_layernorm", stream_TD)
+            stream_TD = stream_TD + attention(self.layer, self.weights, f"{name}.self_attn", x, cache)
+            x = self.norm(f"{name}.post_attention_layernorm", stream_TD)
+            stream_TD = stream_TD + mlp(self.layer, self.weights, f"{name}.mlp", x)
+            boundaries.append(stream_TD)
+        hidden_TD = self.norm("norm", stream_TD)
+        return Outputs(linear(self.weights, "lm_head", hidden_TD), hidden_TD, boundaries)
+
+    def norm(self, name: str, x_TD: Tensor) -> Tensor:
+        return rms_norm(x_TD, self.weights[f"{name}.weight"], self.layer.rms_norm_eps)
+
+
+def attention(layer: Any, weights: Weights, name: str, x_TD: Tensor, cache: Cache | None = None) -> Tensor:
+    """Causal attention of G key heads under H query heads; position 0 is the first row that the cache has seen."""
+    q_THC, k_TGC, v_TGC = (
+        linear(weights, f"{name}.{role}_proj", x_TD, layer.qkv_bias).unflatten(-1, (-1, layer.head_dim))
+        for role in "qkv"
+    )
+    if layer.qk_norm:
+        q_THC = rms_norm(q_THC, weights[f"{name}.q_norm.weight"], layer.rms_norm_eps)
+        k_TGC = rms_norm(k_TGC, weights[f"{name}.k_norm.weight"], layer.rms_norm_eps)
+    cache = {} if cache is None else cache
+    past_k, past_v = cache.get(name, (k_TGC[:0], v_TGC[:0]))
+    T, S = len(x_TD), len(x_TD) + len(past_k)
+    cos_TC, sin_TC = rotary(layer.rope, layer.head_dim, torch.arange(S - T, S))
+    q_THC, k_TGC = rotate(q_THC, cos_TC, sin_TC), rotate(k_TGC, cos_TC, sin_TC)
+    cache[name] = k_SGC, v_SGC = torch.cat([past_k, k_TGC]), torch.cat([past_v, v_TGC])
+    group = layer.num_heads // layer.num_kv_heads
+    scores_HTS = torch.einsum("thc,shc->hts", q_THC, k_SGC.repeat_interleave(group, 1)) / math.sqrt(layer.head_dim)
+    is_future_TS = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
+    probs_HTS = scores_HTS.masked_fill(is_future_TS, -math.inf).softmax(-1)
+    out_THC = torch.einsum("hts,shc->thc", probs_HTS, v_SGC.repeat_interleave(group, 1))
+    return linear(weights, f"{name}.o_proj", out_THC.flatten(1), layer.o_bias)
+
+
+def mlp(layer: Any, weights: Weights, name: str, x_TD: Tensor) -> Tensor:
+    gate, up = (linear(weights, f"{name}.{role}_proj", x_TD, layer.mlp_bias) for role in ("gate", "up"))
+    return linear(weights, f"{name}.down_proj", F.silu(gate) * up, layer.mlp_bias)
+
+
+def linear(weights: Weights, name: str, x: Tensor, has_bias: bool = False) -> Tensor:
+    return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"] if has_bias else None)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x_THC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
+    """RoPE (arXiv 2104.09864) on the pairs (c, c + C / 2)."""
+    first, second = x_THC.chunk(2, -1)
+    return x_THC * cos_TC[:, None] + torch.cat([-second, first], -1) * sin_TC[:, None]
+
+
+def rotary(rope: Any, head_dim: int, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, C] of positions times frequencies, of which scaled kinds divide some by the factor."""
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2) / head_dim)
+    keep = kept_share(rope, head_dim, frequencies).clamp(0, 1)
+    angles_TC = torch.outer(positions_T.float(), frequencies * (keep + (1 - keep) / rope.factor)).repeat(1, 2)
+    scale = yarn_scale(rope) if rope.kind == "yarn" else 1.0
+    return scale * angles_TC.cos(), scale * angles_TC.sin()
+
+
+def kept_share(rope: Any, head_dim: int, frequencies: Tensor) -> Tensor:
+    """1 where a frequency stays, 0 where it is divided: llama3 as in Llama 3.1, yarn as in arXiv 2309.00071."""
+    if rope.kind in ("default", "linear"):
+        return torch.full_like(frequencies, float(rope.kind == "default"))
+    if rope.kind == "llama3":
+        turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
+        return (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    assert rope.kind == "yarn", rope.kind
+    # the channels that turn beta_fast and beta_slow times over the original context
+    wavelengths = [rope.original_max_position_embeddings / turns for turns in (rope.beta_fast, rope.beta_slow)]
+    low, high = (head_dim * math.log(w / (2 * math.pi)) / (2 * math.log(rope.theta)) for w in wavelengths)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return 1 - (torch.arange(head_dim // 2) - low) / (high - low or 0.001)
+
+
+def yarn_scale(rope: Any) -> float:
+    if rope.attention_factor is not None:
+        return float(rope.attention_factor)
+    growth = 0.1 * math.log(max(rope.factor, 1))
+    if rope.mscale and rope.mscale_all_dim:
+        return (rope.mscale * growth + 1) / (rope.mscale_all_dim * growth + 1)
+    return growth + 1
+
+
+def read_weights(directory: str | Path) -> Weights:
+    """Every tensor of every shard, floating ones in float32."""
+    shards = [load_file(path) for path in sorted(Path(directory).glob("*.safetensors"))]
+    return {name: t.float() if t.is_floating_point() else t for shard in shards for name, t in shard.items()}
+
+
+def read_layer(config: dict[str, Any], weights: Weights) -> SimpleNamespace:
+    num_heads = config["num_attention_heads"]
+    return SimpleNamespace(
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
+        rms_norm_eps=config["rms_norm_eps"],
+        rope=read_rope(config),
+        qkv_bias="layers.0.self_attn.q_proj.bias" in weights,
+        o_bias="layers.0.self_attn.o_proj.bias" in weights,
+        mlp_bias="layers.0.mlp.gate_proj.bias" in weights,
+        qk_norm="layers.0.self_attn.q_norm.weight" in weights,
+    )
+
+
+def read_rope(config: dict[str, Any]) -> SimpleNamespace:
+    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before)."""
+    rope = config.get("rope_parameters") or {**config, **(config.get("rope_scaling") or {})}
+    defaults = {
+        "factor": 1.0,
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "attention_factor": None,
+        "mscale": None,
+        "mscale_all_dim": None,
+        "truncate": True,
+    }
+    return SimpleNamespace(
+        theta=rope.get("rope_theta", 10000.0),
+        kind=rope.get("rope_type", rope.get("type", "default")),
+        **{key: default if rope.get(key) is None else rope[key] for key, default in defaults.items()},
+    )

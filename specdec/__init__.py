@@ -9,3 +9,21 @@ Shape letters, used in names (`hidden_TD`) all over the project:
     N cache blocks                   S slots per block                M blocks per request
     L layers
 """
+
+import importlib
+
+_PUBLIC = {
+    "LLM": "specdec.llm",
+    "SamplingParams": "specdec.sampling",
+    "SpeculativeConfig": "specdec.config",
+    "RequestOutput": "specdec.output",
+    "CompletionOutput": "specdec.output",
+}
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is asked for, so that `import specdec` itself costs nothing."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'specdec' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

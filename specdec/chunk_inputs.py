@@ -1,0 +1,80 @@
+"""The rows of a prefill chunk. The host knows them all, so it lays them out and copies them into the static buffers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.buffers import StepBuffers
+from specdec.kv_cache import BLOCK_SIZE
+from specdec.step import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPart:
+    """Consecutive prompt tokens of one request, at positions start..start + length - 1."""
+
+    row: int  # request row of the state
+    prompt: Sequence[int]  # the whole prompt
+    start: int
+    length: int
+    blocks: Sequence[int]  # the request's cache blocks
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether this part holds the last prompt token, so that the step samples the token behind it."""
+        return self.start + self.length == len(self.prompt)
+
+
+def chunk_step(parts: Sequence[PromptPart]) -> Step:
+    """The sizes of a chunk of these parts."""
+    lengths = tuple(part.length for part in parts)
+    return Step(
+        num_reqs=len(parts),
+        num_tokens=sum(lengths),
+        query_len=None,
+        query_lens=lengths,
+        max_seq_len=max(part.start + part.length for part in parts),
+        num_sampled=sum(part.ends_prompt for part in parts),
+    )
+
+
+def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int) -> None:
+    """Write the parts into the buffers, padded to `num_reqs` batch slots and `num_tokens` rows.
+
+    A draft row embeds the token behind its own: the next prompt token, also behind a chunk that does not end the
+    prompt, or the token that this step will sample (draft_sample_slots).
+    """
+    T = sum(part.length for part in parts)
+    ids, positions, next_ids = (np.zeros(num_tokens, np.int64) for _ in range(3))
+    slots, sample_slots = (np.full(num_tokens, -1, np.int64) for _ in range(2))
+    rows, sample_rows = (np.full(num_reqs, -1, np.int64) for _ in range(2))
+    last, starts = np.zeros(num_reqs, np.int64), np.full(num_reqs + 1, num_tokens, np.int64)
+    start = 0
+    for b, part in enumerate(parts):
+        here = slice(start, start + part.length)
+        position = np.arange(part.start, part.start + part.length)
+        ids[here], positions[here] = part.prompt[part.start : part.start + part.length], position
+        slots[here] = np.asarray(part.blocks)[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        following = part.prompt[part.start + 1 : part.start + part.length + 1]
+        next_ids[start : start + len(following)] = following
+        rows[b], starts[b], last[b] = part.row, start, start + part.length - 1
+        if part.ends_prompt:
+            sample_rows[b], sample_slots[last[b]] = part.row, b
+        start += part.length
+    starts[len(parts)] = T
+    _copy(buffers.input_ids, ids)
+    _copy(buffers.positions, positions)
+    _copy(buffers.slot_mapping, slots)
+    _copy(buffers.draft_input_ids, next_ids)
+    _copy(buffers.draft_sample_slots, sample_slots)
+    _copy(buffers.idx_mapping, rows)
+    _copy(buffers.sample_mapping, sample_rows)
+    _copy(buffers.last_token_indices, last)
+    _copy(buffers.query_start_loc, starts)
+
+
+def _copy(buffer: Tensor, values: np.ndarray) -> None:
+    buffer[: len(values)].copy_(torch.from_numpy(values), non_blocking=True)

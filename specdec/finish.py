@@ -1,0 +1,76 @@
+"""Where a request ends: one pure function over the tokens of a step.
+
+Tokens are scanned in order and the earliest position wins; at one position a stop string goes before a stop token or
+EOS, and both before the length. What lies behind that position is dropped: ids, text and counts.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRules:
+    """A request's limits. eos_token_ids is empty with ignore_eos; max_tokens already respects max_model_len."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    eos_token_ids: Collection[int] = ()
+    stop_token_ids: Collection[int] = ()
+    stop_strings: Sequence[str] = ()
+    include_stop_str_in_output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """reason: "stop" or "length". stop_reason: the string or token id that stopped, None for EOS and length."""
+
+    reason: str
+    num_tokens: int  # generated tokens that are kept
+    num_text_tokens: int  # those of them whose text is kept: a stop token's is not
+    num_chars: int | None = None  # where a stop string cuts the text
+    stop_reason: str | int | None = None
+
+
+def find_finish(
+    rules: FinishRules, tokens: Sequence[int], text: str, ends: Sequence[int], num_before: int
+) -> Finish | None:
+    """Find the end among tokens[num_before:].
+
+    tokens: all generated tokens so far. text: theirs. ends[i]: characters of text that tokens[: i + 1] completed.
+    """
+    for index in range(num_before, len(tokens)):
+        found = _finish_at(rules, tokens[index], text, ends, index)
+        if found is not None:
+            return found
+    return None
+
+
+def _finish_at(rules: FinishRules, token: int, text: str, ends: Sequence[int], index: int) -> Finish | None:
+    count = index + 1
+    if count > rules.min_tokens:
+        cut = _stop_string(rules, text, ends, index)
+        if cut is not None:
+            end, stop = cut
+            return Finish(reason="stop", num_tokens=count, num_text_tokens=count, num_chars=end, stop_reason=stop)
+        if token in rules.eos_token_ids or token in rules.stop_token_ids:
+            shown = count if rules.include_stop_str_in_output else index
+            stop_reason = None if token in rules.eos_token_ids else token
+            return Finish(reason="stop", num_tokens=count, num_text_tokens=shown, stop_reason=stop_reason)
+    if count >= rules.max_tokens:
+        return Finish(reason="length", num_tokens=count, num_text_tokens=count)
+    return None
+
+
+def _stop_string(rules: FinishRules, text: str, ends: Sequence[int], index: int) -> tuple[int, str] | None:
+    """Where the stop string that this token completed cuts the text; the earliest start wins, then the longest."""
+    floor = ends[rules.min_tokens - 1] if rules.min_tokens else 0
+    before = ends[index - 1] if index else 0
+    found = []
+    for stop in rules.stop_strings:
+        start = text.find(stop, max(floor, before - len(stop) + 1), ends[index])
+        if start >= 0:
+            found.append((start, -len(stop), stop))
+    if not found:
+        return None
+    start, _, stop = min(found)
+    return start + (len(stop) if rules.include_stop_str_in_output else 0), stop

@@ -1,0 +1,40 @@
+"""Arithmetic of the torch twins whose result for a row depends on nothing but the row.
+
+Element-wise +, -, *, / and sqrt are exact everywhere. Three things are not: exp (vector body and scalar tail differ),
+sums (their order follows the shape) and matrix products (likewise). Here each runs in blocks of one fixed shape.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS = 8  # rows of one product block
+LANES = 4096  # elements of one exp block: whole vectors, below the size at which torch splits work among threads
+ALIGN = 16  # product widths are padded to whole vectors: at odd widths a row's place in its block changes its result
+
+
+def blocked_exp(x: Tensor) -> Tensor:
+    """exp of a float32 tensor, every element computed inside a contiguous block of 4096."""
+    flat = F.pad(x.reshape(-1), (0, -x.numel() % LANES))
+    return torch.cat([block.exp() for block in flat.view(-1, LANES)])[: x.numel()].view(x.shape)
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """Sum over the last dimension as a balanced tree of additions over a power of two; keeps the dimension."""
+    width = 1 << (x.shape[-1] - 1).bit_length()
+    x = F.pad(x, (0, width - x.shape[-1]))
+    while width > 1:
+        width //= 2
+        x = x[..., :width] + x[..., width:]
+    return x
+
+
+def blocked_product(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+    """x times weight transposed in float32, in blocks of 8 rows. Returns [T, N] float32."""
+    T, K = x_TK.shape
+    N = weight_NK.shape[0]
+    x = F.pad(x_TK.float(), (0, -K % ALIGN, 0, -T % ROWS))
+    weight = F.pad(weight_NK.float(), (0, -K % ALIGN, 0, -N % ALIGN)) if K % ALIGN or N % ALIGN else weight_NK.float()
+    blocks = x.view(-1, ROWS, x.shape[1])
+    out = torch.bmm(blocks, weight.t().expand(len(blocks), -1, -1))
+    return out.view(-1, weight.shape[0])[:T, :N]

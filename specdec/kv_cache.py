@@ -1,0 +1,21 @@
+"""The paged KV cache of one model: one tensor for all layers, and one scratch block that padding may write."""
+
+import torch
+from torch import Tensor
+
+from weights.config import LayerConfig
+
+BLOCK_SIZE = 64  # tokens per block: one attention tile
+
+
+def allocate_kv_cache(
+    layer: LayerConfig, num_layers: int, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """[L, 2, N + 1, G, S, C]: keys and values of every layer; block N is scratch and belongs to no request."""
+    shape = (num_layers, 2, num_blocks + 1, layer.num_kv_heads, BLOCK_SIZE, layer.head_dim)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def bytes_per_block(layer: LayerConfig, num_layers: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers of one model, keys and values."""
+    return num_layers * 2 * layer.num_kv_heads * BLOCK_SIZE * layer.head_dim * dtype.itemsize

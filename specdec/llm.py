@@ -1,0 +1,182 @@
+"""The public class: load a target and perhaps a draft, generate text."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from specdec.arguments import refuse_unknown
+from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.engine import Engine
+from specdec.kv_cache import BLOCK_SIZE, bytes_per_block
+from specdec.locate import locate
+from specdec.output import RequestOutput
+from specdec.runner import Runner, RunnerSizes
+from specdec.sampling import SamplingParams
+from specdec.stats import SpeculationStats
+from specdec.tokenizer import Tokenizer
+from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
+
+Prompt = str | Sequence[int]
+
+logger = logging.getLogger("specdec")
+
+
+class LLM:
+    """Generates from a target, with the drafts of `speculative_config` if given; they never change the output.
+
+    model: a local directory, a hub id, or "demo", the bundled pair. The other arguments are those of EngineConfig.
+    ValueError for arguments that are unknown or do not fit; weights.CheckpointError for files that do not.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        speculative_config: SpeculativeConfig | Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
+        refuse_unknown("LLM", options, EngineConfig.__dataclass_fields__)
+        config = EngineConfig(**options)  # type: ignore[arg-type]
+        speculation = SpeculativeConfig.of(speculative_config)
+        device = _device(config.device)
+        dtype = _dtype(config.dtype, device)
+
+        directory = locate(model, "target")
+        target = load_target(directory, dtype=dtype, device=device)
+        eagle = None if speculation is None else _load_draft(speculation, target, device)
+        sizes = _sizes(config, speculation, target, eagle, device)
+        self.config, self.speculative_config, self.sizes = config, speculation, sizes
+        self.target_report, self.draft_report = target.report, None if eagle is None else eagle.report
+        self.tokenizer = Tokenizer(directory)
+        runner = Runner(target, eagle, sizes, device)
+        self.engine = Engine(runner, self.tokenizer, target.config.vocab_size, target.config.eos_token_ids)
+        logger.info("target: %s", target.report)
+        if eagle is not None:
+            logger.info("draft: %s", eagle.report)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt (text or token ids) or several; results in the order of the prompts.
+
+        sampling_params: one for all, or one per prompt. All requests are checked before any runs.
+        """
+        batch = _as_batch(prompts)
+        params = _as_params(sampling_params, len(batch))
+        requests = self.engine.add_requests(list(zip(batch, params, strict=True)))
+        outputs: dict[str, RequestOutput] = {}
+        with tqdm(total=len(requests), desc="generating", unit="request", disable=not use_tqdm) as bar:
+            while self.engine.scheduler.has_unfinished:
+                for output in self.engine.step():
+                    outputs[output.request_id] = output
+                    bar.update()
+        return [outputs[request.request_id] for request in requests]
+
+    @staticmethod
+    def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
+        """The rounds of all outputs as one run."""
+        return SpeculationStats.merged(output.stats for output in outputs)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}: torch sees no CUDA device here; give cpu or auto")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """None: as stored. On the CPU "auto" is float32."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else None
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype
+
+
+def _load_draft(speculation: SpeculativeConfig, target: LoadedTarget, device: torch.device) -> LoadedEagle:
+    eagle = load_eagle(locate(speculation.model, "draft"), target, device=device, aux_layers=speculation.aux_layers)
+    method = "eagle" if eagle.config.entry == "fc" else "eagle3"
+    if speculation.method not in ("auto", method):
+        raise ValueError(
+            f"method={speculation.method!r}, but {speculation.model} is an {method} draft (format "
+            f"{eagle.config.format}); give method='auto' or method={method!r}"
+        )
+    return eagle
+
+
+def _sizes(
+    config: EngineConfig,
+    speculation: SpeculativeConfig | None,
+    target: LoadedTarget,
+    eagle: LoadedEagle | None,
+    device: torch.device,
+) -> RunnerSizes:
+    max_model_len = config.max_model_len or target.config.max_position_embeddings
+    window = target.config.sliding_window
+    if max_model_len > target.config.max_position_embeddings:
+        raise ValueError(
+            f"max_model_len={max_model_len} exceeds the target's max_position_embeddings="
+            f"{target.config.max_position_embeddings}"
+        )
+    if window is not None and max_model_len > window:
+        raise ValueError(
+            f"the target attends over a sliding window of {window} tokens, which is not supported beyond it: "
+            f"give max_model_len={window} or less (max_model_len={max_model_len})"
+        )
+    blocks = -(-max_model_len // BLOCK_SIZE)
+    return RunnerSizes(
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_kv_blocks=config.num_kv_blocks or min(config.max_num_seqs * blocks, _affordable(target, eagle)),
+        num_speculative_tokens=speculation.num_speculative_tokens if speculation is not None else 0,
+    )
+
+
+def _affordable(target: LoadedTarget, eagle: LoadedEagle | None) -> int:
+    """Blocks of both caches in a quarter of the host's memory."""
+    dtype = target.tensors["embed_tokens.weight"].dtype
+    size = bytes_per_block(target.config.layer, target.config.num_layers, dtype)
+    if eagle is not None:
+        size += bytes_per_block(eagle.config.layer, eagle.config.num_layers, dtype)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(memory // 4 // size, 1)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [[item for item in items if isinstance(item, int)]]
+    batch: list[Prompt] = []
+    for index, item in enumerate(items):
+        if isinstance(item, int) or not isinstance(item, str | Sequence):
+            raise ValueError(f"prompts[{index}] is {item!r}: give text or a list of token ids")
+        batch.append(item)
+    return batch
+
+
+def _as_params(sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if sampling_params is None:
+        return [SamplingParams()] * count
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * count
+    params = list(sampling_params)
+    if len(params) != count:
+        raise ValueError(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
+    return params

@@ -1,0 +1,38 @@
+"""From a name to a directory on this machine: a path, "demo", or a hub id through the hub's cache."""
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from weights.demo import demo_directory
+
+_WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+DEMO_PARTS = {
+    "target": {"demo": "target", "demo/target": "target"},
+    "draft": {"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
+}
+
+
+def locate(name: str | Path, role: str) -> Path:
+    """The directory of a checkpoint. role: "target" or "draft", which decides what "demo" means.
+
+    Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError if there is no such thing.
+    """
+    if str(name) in DEMO_PARTS[role]:
+        return demo_directory(DEMO_PARTS[role][str(name)])
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ValueError(f"{role} {name}: a file; give the directory that holds config.json and *.safetensors")
+    if not _looks_like_hub_id(str(name)):
+        raise ValueError(f"{role} {name}: no such directory (allowed: a directory, a hub id owner/name, or demo)")
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=_WANTED))
+    except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ValueError(f"{role} {name}: no such directory, and not to be had from the hub: {error}") from error
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))

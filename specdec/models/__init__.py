@@ -1,0 +1,1 @@
+"""Models: one Llama-family target and one EAGLE draft, built of the same layers."""

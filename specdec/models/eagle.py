@@ -1,0 +1,89 @@
+"""Every EAGLE draft as one module; weights/config.py:EagleConfig has the formulas and says what differs.
+
+A row takes a token and a feature: of the target (through `features`) or the draft's own last stream (recycled).
+Letters: T rows, D draft hidden, E width of the target's features, W draft vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from specdec.kernels.linear import linear
+from specdec.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
+from weights.config import EagleConfig
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer; the first of an "qkv" draft reads concat(embedding, feature) beside its residual stream."""
+
+    def __init__(self, config: EagleConfig, index: int, rope: tuple[Tensor, Tensor]) -> None:
+        super().__init__()
+        D, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+        is_first = index == 0
+        self.is_wide = is_first and config.entry == "qkv"
+        self.norm_before_residual = config.norm_before_residual
+        has_input_norm = config.has_input_layernorm or not is_first
+        self.input_layernorm = RMSNorm(D, eps) if has_input_norm else None
+        self.hidden_norm = RMSNorm(D, eps) if self.is_wide and config.has_hidden_norm else None
+        self.self_attn = Attention(config.layer, index, rope, 2 * D if self.is_wide else D)
+        self.post_attention_layernorm = RMSNorm(D, eps)
+        self.mlp = MLP(config.layer)
+
+    def forward(
+        self, x_TD: Tensor, residual_TD: Tensor | None, embed_TD: Tensor, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The layer's output before its residual addition, and the residual stream to add it to."""
+        u_TD, residual_TD = self._enter(x_TD, residual_TD, embed_TD)
+        x_TD = self.self_attn(u_TD, positions_T)
+        x_TD, residual_TD = self.post_attention_layernorm(x_TD, residual_TD)
+        return self.mlp(x_TD), residual_TD
+
+    def _enter(self, x_TD: Tensor, residual_TD: Tensor | None, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.is_wide:
+            return (x_TD, x_TD) if self.input_layernorm is None else self.input_layernorm(x_TD, residual_TD)
+        embed_TD = embed_TD if self.input_layernorm is None else self.input_layernorm(embed_TD)[0]
+        g_TD = x_TD if self.hidden_norm is None else self.hidden_norm(x_TD)[0]
+        return torch.cat([embed_TD, g_TD], dim=-1), g_TD if self.norm_before_residual else x_TD
+
+
+class EagleModel(nn.Module):
+    def __init__(self, config: EagleConfig, rope: tuple[Tensor, Tensor]) -> None:
+        super().__init__()
+        D, Dt, eps = config.layer.hidden_size, config.target_hidden_size, config.layer.rms_norm_eps
+        taps = max(len(config.aux_boundaries), 1)
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, D)
+        self.embed_norm = RMSNorm(D, eps) if config.has_embed_norm else None
+        self.input_norm = RMSNorm(taps * Dt, eps) if config.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(RMSNorm(Dt, eps) for _ in range(taps)) if config.has_fc_norm else None
+        fc_in = D + Dt if config.entry == "fc" else taps * Dt
+        self.fc = Linear(fc_in, D, config.fc_bias) if config.has_fc else None
+        self.layers = nn.ModuleList(EagleLayer(config, i, rope) for i in range(config.num_layers))
+        self.norm = RMSNorm(D, eps) if config.has_final_norm else None
+        self.lm_head = Embedding(config.draft_vocab_size, D)  # never multiplied through forward: see head
+
+    def features(self, features_TE: Tensor) -> Tensor:
+        """The target's features as the draft's rows take them, [T, D]. Recycled states never pass here."""
+        if self.fc_norm is not None:
+            taps = features_TE.chunk(len(self.fc_norm), dim=-1)
+            features_TE = torch.cat([norm(tap)[0] for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
+        if self.input_norm is not None:
+            features_TE = self.input_norm(features_TE)[0]
+        return self.fc(features_TE) if self.config.entry == "qkv" and self.fc is not None else features_TE
+
+    def forward(self, input_ids_T: Tensor, g_TD: Tensor, positions_T: Tensor) -> Tensor:
+        """The residual stream behind the last layer [T, D], from tokens and features (or recycled streams)."""
+        embed_TD = self.embed_tokens(input_ids_T)
+        if self.embed_norm is not None:
+            embed_TD = self.embed_norm(embed_TD)[0]
+        x_TD, residual_TD = g_TD, None
+        if self.config.entry == "fc" and self.fc is not None:
+            x_TD = self.fc(torch.cat([embed_TD, g_TD], dim=-1))
+        for layer in self.layers:
+            x_TD, residual_TD = layer(x_TD, residual_TD, embed_TD, positions_T)
+        return x_TD if residual_TD is None else x_TD + residual_TD
+
+    def head(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
+        """Float32 logits over the draft vocabulary [X, W], and what the next row takes as its feature [X, D]."""
+        normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)[0]
+        logits_XW = linear(normed_XD, self.lm_head.weight, out_dtype=torch.float32)
+        return logits_XW, normed_XD if self.config.recycled == "post_norm" else stream_XD

@@ -1,0 +1,71 @@
+"""Tables of rotary cosines and sines for every position that an engine can reach.
+
+The formulas are those of transformers' modeling_rope_utils: "linear" divides positions, "llama3" (the Llama 3.1 model
+card) and "yarn" (arXiv 2309.00071) interpolate low frequencies and keep high ones.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from weights.config import RopeConfig
+
+
+def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [num_positions, head_dim / 2] float32, computed in float32 on the CPU and moved."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies, scale = _RULES[rope.kind](rope, 1.0 / rope.theta**exponents)
+    angles = torch.arange(num_positions).float()[:, None] * frequencies
+    return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
+
+
+def _default(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
+    return frequencies, 1.0
+
+
+def _linear(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
+    return frequencies / rope.factor, 1.0
+
+
+def _llama3(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
+    length = _original_length(rope)
+    wavelength = 2 * math.pi / frequencies
+    smooth = (length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    mixed = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    scaled = torch.where(wavelength > length / rope.low_freq_factor, frequencies / rope.factor, mixed)
+    return torch.where(wavelength < length / rope.high_freq_factor, frequencies, scaled), 1.0
+
+
+def _yarn(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
+    pairs = len(frequencies)
+
+    def pair_turning(rotations: float) -> float:
+        return pairs * math.log(_original_length(rope) / (rotations * 2 * math.pi)) / math.log(rope.theta)
+
+    low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    ramp = ((torch.arange(pairs).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    return frequencies / rope.factor * ramp + frequencies * (1 - ramp), _yarn_scale(rope)
+
+
+def _yarn_scale(rope: RopeConfig) -> float:
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
+    return magnitude(1.0)
+
+
+def _original_length(rope: RopeConfig) -> int:
+    if rope.original_max_position_embeddings is None:
+        raise ValueError(f"rope kind {rope.kind!r} needs original_max_position_embeddings in config.json")
+    return rope.original_max_position_embeddings
+
+
+_RULES = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}

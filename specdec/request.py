@@ -1,0 +1,68 @@
+"""A request on the host: its prompt, its tokens and text so far, and where it lives in the state and the cache."""
+
+from dataclasses import dataclass, field
+
+from specdec.finish import Finish, FinishRules, find_finish
+from specdec.output import CompletionOutput, RequestOutput
+from specdec.sampling import SamplingParams
+from specdec.stats import RequestStats, RoundRecord
+from specdec.tokenizer import Detokenizer
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    rules: FinishRules
+    detokenizer: Detokenizer
+    stats: RequestStats
+
+    row: int = -1  # of the state, -1 = none
+    blocks: list[int] = field(default_factory=list)
+    num_prefilled: int = 0  # prompt tokens computed
+    token_ids: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # ends[i]: characters of text that token_ids[: i + 1] completed
+    finish: Finish | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens; the last generated one is not computed yet."""
+        return len(self.prompt_token_ids) + len(self.token_ids)
+
+    def append(self, tokens: list[int], now: float) -> None:
+        """Take the tokens of a step, cut at the request's end; sets `finish` there. `now`: seconds, monotonic."""
+        num_before = len(self.token_ids)
+        for token in tokens:
+            self.token_ids.append(token)
+            self.detokenizer.push(token)
+            self.ends.append(len(self.detokenizer.text))
+        self.finish = find_finish(self.rules, self.token_ids, self.detokenizer.text, self.ends, num_before)
+        if self.finish is not None:
+            del self.token_ids[self.finish.num_tokens :]
+        if self.stats.first_token_time is None:
+            self.stats.first_token_time = now
+        self.stats.last_token_time = now
+        self.stats.num_generated_tokens = len(self.token_ids)
+
+    def record_round(self, record: RoundRecord) -> None:
+        """Count a round of this request; K is what it drafted."""
+        self.stats.record(len(record.draft_tokens), record.num_accepted)
+        self.stats.rounds.append(record)
+
+    def output(self) -> RequestOutput:
+        """A snapshot for the caller."""
+        completion = CompletionOutput(index=0, text=self._text(), token_ids=list(self.token_ids))
+        if self.finish is not None:
+            completion.finish_reason, completion.stop_reason = self.finish.reason, self.finish.stop_reason
+        ids, finished = list(self.prompt_token_ids), self.finish is not None
+        return RequestOutput(self.request_id, self.prompt, ids, [completion], finished, self.stats)
+
+    def _text(self) -> str:
+        """While it runs, what is certain; at the end the full decode, or the text up to a stop string."""
+        if self.finish is None:
+            return self.detokenizer.text
+        if self.finish.num_chars is not None:
+            return self.detokenizer.text[: self.finish.num_chars]
+        return self.detokenizer.decode_all(self.finish.num_text_tokens)

@@ -1,0 +1,53 @@
+"""What a request carries from one step to the next, one row per request on the device. Rows are never reordered.
+
+Every tensor has one scratch row behind the last, so that row -1 (padding) is a row that may be read and written.
+Letters: R request rows, K draft tokens, M blocks per request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.processors import MAX_STOP_IDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStart:
+    """What a request brings into its row."""
+
+    blocks: Sequence[int]
+    num_draft_tokens: int
+    min_position: int = 0  # tokens drawn for positions below it are none of stop_ids
+    stop_ids: Sequence[int] = ()
+
+
+class RequestState:
+    def __init__(
+        self, num_rows: int, num_draft_tokens: int, blocks_per_request: int, scratch_block: int, device: torch.device
+    ) -> None:
+        R = num_rows + 1
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self.last_sampled_tokens = zeros(R)  # [R + 1] sampled, not yet computed: the first row of the next verify
+        self.num_computed_tokens = zeros(R)  # [R + 1] tokens with target KV = position of last_sampled_tokens
+        self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K] proposed for the positions behind it
+        self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
+        self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
+        self.block_table.fill_(scratch_block)
+        self.min_positions = zeros(R)  # [R + 1] see processors.mask_stop_tokens
+        self.stop_ids = zeros(R, MAX_STOP_IDS)  # [R + 1, P] padded by repeating the first
+        self._scratch_block = scratch_block
+
+    def assign(self, row: int, start: RowStart) -> None:
+        """Start a request in a row."""
+        blocks = [*start.blocks, *[self._scratch_block] * (self.block_table.shape[1] - len(start.blocks))]
+        ids = [*start.stop_ids, *[start.stop_ids[0] if start.stop_ids else 0] * (MAX_STOP_IDS - len(start.stop_ids))]
+        self.block_table[row].copy_(torch.tensor(blocks, dtype=torch.int64))
+        self.stop_ids[row].copy_(torch.tensor(ids, dtype=torch.int64))
+        self.num_draft_tokens[row].fill_(start.num_draft_tokens)
+        self.min_positions[row].fill_(start.min_position if start.stop_ids else 0)
+        self.num_computed_tokens[row].zero_()

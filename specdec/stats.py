@@ -1,0 +1,151 @@
+"""Counts of speculation, in the field's definitions, for a request or for a run.
+
+D rounds, T drafted, A accepted tokens (bonus and recovered tokens are not counted). A round drafts the request's own K;
+the token that prefill samples belongs to no round. A rate over nothing is None.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One round of one request: what was drafted, how much of it held, and the target's token behind it."""
+
+    draft_tokens: tuple[int, ...]
+    num_accepted: int
+    sampled_token: int
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Rounds and their accepted counts; every figure is derived from them."""
+
+    num_drafted: list[int] = field(default_factory=list)  # per round
+    num_accepted: list[int] = field(default_factory=list)  # per round, before the last one is trimmed
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one round."""
+        self.num_drafted.append(num_drafted)
+        self.num_accepted.append(num_accepted)
+
+    @staticmethod
+    def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
+        """The rounds of several requests as one run."""
+        total = SpeculationStats()
+        for part in parts:
+            total.num_drafted += part.num_drafted
+            total.num_accepted += part.num_accepted
+        return total
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.num_accepted)
+
+    @property
+    def num_drafted_tokens(self) -> int:
+        return sum(self.num_drafted)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.num_accepted)
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + A / D: tokens per round, the target's own included."""
+        return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        """A / T."""
+        return self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else None
+
+    @property
+    def num_accepted_per_position(self) -> list[int]:
+        """Rounds that accepted at least i tokens, for i = 1..K."""
+        K = max(self.num_drafted, default=0)
+        return [sum(count >= i for count in self.num_accepted) for i in range(1, K + 1)]
+
+    @property
+    def acceptance_rate_per_position(self) -> list[float]:
+        """Rounds that accepted at least i tokens, over all rounds; the mean acceptance length is 1 + their sum."""
+        return [count / self.num_rounds for count in self.num_accepted_per_position]
+
+    @property
+    def conditional_acceptance_rates(self) -> list[float | None]:
+        """Rate at i over the rate at i - 1: how often a draft holds where the one before it did."""
+        counts = [self.num_rounds, *self.num_accepted_per_position]
+        return [here / before if before else None for before, here in itertools.pairwise(counts)]
+
+    @property
+    def acceptance_histogram(self) -> dict[int, int]:
+        """Rounds by the number of tokens they committed, 1..K + 1."""
+        return dict(sorted(Counter(count + 1 for count in self.num_accepted).items()))
+
+    def as_dict(self) -> dict[str, object]:
+        """All figures, for JSON."""
+        return {
+            "num_rounds": self.num_rounds,
+            "num_drafted_tokens": self.num_drafted_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "num_accepted_per_position": self.num_accepted_per_position,
+            "acceptance_rate_per_position": self.acceptance_rate_per_position,
+            "conditional_acceptance_rates": self.conditional_acceptance_rates,
+            "acceptance_histogram": self.acceptance_histogram,
+        }
+
+
+@dataclass(slots=True)
+class RequestStats(SpeculationStats):
+    """A request's rounds and times. Times are seconds of the host's monotonic clock."""
+
+    rounds: list[RoundRecord] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0  # emitted, after trimming
+    arrival_time: float = 0.0
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the token that prefill samples."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def decode_time(self) -> float | None:
+        """Seconds from the first to the last token."""
+        if self.first_token_time is None or self.last_token_time is None:
+            return None
+        return self.last_token_time - self.first_token_time
+
+    @property
+    def time_per_token(self) -> float | None:
+        """Seconds per token behind the first."""
+        if self.decode_time is None or self.num_generated_tokens < 2:
+            return None
+        return self.decode_time / (self.num_generated_tokens - 1)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens behind the first, per second."""
+        return 1 / self.time_per_token if self.time_per_token else None
+
+    @property
+    def round_ms(self) -> float | None:
+        """Milliseconds per round, waiting for other requests included."""
+        return 1e3 * self.decode_time / self.num_rounds if self.decode_time and self.num_rounds else None
+
+    def as_dict(self) -> dict[str, object]:
+        times = {
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_generated_tokens": self.num_generated_tokens,
+            "time_to_first_token": self.time_to_first_token,
+            "time_per_token": self.time_per_token,
+            "tokens_per_second": self.tokens_per_second,
+            "round_ms": self.round_ms,
+        }
+        return SpeculationStats.as_dict(self) | times

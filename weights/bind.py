@@ -1,43 +1,44 @@
 """Names that a config demands against names that the files hold: missing, unexpected and misshapen, all at once."""
 
+from collections.abc import Container, Mapping
+
 from weights.errors import Problems
 from weights.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 from weights.shapes import Shapes
 
 QUANTISED = (
-    "weight_packed",
-    "weight_scale",
-    "weight_zero_point",
-    "qweight",
-    "qzeros",
-    "scales",
-    "g_idx",
-    "input_scale",
+    *("weight_packed", "weight_scale", "weight_scale_2", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("qweight", "qzeros", "scales", "g_idx", "input_scale", "weight_scale_inv"),
 )
+# what is not a floating-point weight: allowed dtypes, and the words for them
+TABLES: dict[str, tuple[Container[str], str]] = {
+    "d2t": (INTEGER_DTYPES, "integers are needed"),
+    "t2d": ({"BOOL"}, "BOOL is needed"),
+}
+WEIGHT = (FLOAT_DTYPES, "packed, fp8 and integer weights are not supported")
 
 
-def check_binding(wanted: Shapes, held: dict[str, TensorEntry], directory_name: str, problems: Problems) -> None:
+def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Problems) -> None:
     """held: tensors by the names used here; each problem names the file and the key in it."""
+    files = ", ".join(sorted({entry.file.name for entry in held.values()}))
     for name, shape in wanted.items():
         if name not in held:
-            problems.add(f"{directory_name}: missing {name} {list(shape)}")
+            problems.add(f"{files}: missing {name} {list(shape)}")
         elif held[name].shape != shape:
             entry = held[name]
             problems.add(f"{entry.file.name}: {entry.name} is {list(entry.shape)}, {list(shape)} is needed")
     for name, entry in held.items():
-        if name not in wanted:
+        if name not in wanted and not _is_quantised(name):
             problems.add(f"{entry.file.name}: unexpected {entry.name} {list(entry.shape)}")
 
 
-def check_dtypes(held: dict[str, TensorEntry], problems: Problems) -> None:
-    """Weights must be plain floating point; d2t and t2d are the only tables of integers."""
+def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
+    """Weights must be plain floating point; d2t and t2d are the only other tensors."""
     for name, entry in held.items():
-        allowed = {"d2t": INTEGER_DTYPES, "t2d": {"BOOL"}}.get(name, FLOAT_DTYPES)
-        where = f"{entry.file.name}: {entry.name} is {entry.dtype}"
-        if name.rpartition(".")[2] in QUANTISED:
-            problems.add(f"{where}: quantised weights are not supported")
-        elif entry.dtype not in allowed:
-            kind = {"d2t": "integers are needed", "t2d": "BOOL is needed"}.get(
-                name, "packed, fp8 and integer weights are not supported"
-            )
-            problems.add(f"{where}: {kind}")
+        allowed, words = TABLES.get(name, WEIGHT)
+        if _is_quantised(name) or entry.dtype not in allowed:
+            problems.add(f"{entry.file.name}: {entry.name} is {entry.dtype}: {words}")
+
+
+def _is_quantised(name: str) -> bool:
+    return name.rpartition(".")[2] in QUANTISED

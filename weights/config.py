@@ -70,8 +70,8 @@ class EagleConfig:
     A row embeds token x_{t+1} and takes a feature g_t. The formulas (EAGLE-1: arXiv 2401.15077, EAGLE-3: 2503.01840):
 
     - features: `aux_boundaries` non-empty: the residual streams entering those layers of the target, concatenated
-      (Dt each; boundary L = after the last layer, before the final norm). Empty: the target's hidden after its final norm.
-      `norm_before_fc`: one RMSNorm over the concatenation; `has_fc_norm`: one RMSNorm per boundary; then `fc` if
+      (Dt each; boundary L = after the last layer, before the final norm). Empty: the target's hidden after its final
+      norm. `norm_before_fc`: one RMSNorm over the concatenation; `has_fc_norm`: one RMSNorm per boundary; then `fc` if
       `has_fc`. Neither norms nor fc are applied to recycled hidden states when entry is "qkv".
     - entry "fc": u = fc(concat(embed, g)) enters the first layer as its residual stream (EAGLE-1; fc is on every row).
       entry "qkv": the first layer's attention reads concat(input_layernorm(embed), hidden_norm(g)), 2D wide, and the

@@ -1,7 +1,6 @@
-"""The one error of this package. A checkpoint with three faults is reported once, with all three, and nothing is loaded.
+"""The one error of this package. A checkpoint with three faults is reported once, with all three; nothing is loaded.
 
-Checks collect what is wrong in a `Problems` and go on; `raise_if_any` ends a stage before the next one would stumble
-over the same fault.
+Checks collect what is wrong in a `Problems` and go on. A fatal problem ends its stage: what follows would only mislead.
 """
 
 from pathlib import Path
@@ -24,10 +23,16 @@ class Problems:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.lines: list[str] = []
+        self.is_fatal = False
 
-    def add(self, line: str) -> None:
+    def add(self, line: str, fatal: bool = False) -> None:
+        self.is_fatal = self.is_fatal or fatal
         if line not in self.lines:
             self.lines.append(line)
+
+    def raise_if_fatal(self) -> None:
+        if self.is_fatal:
+            self.raise_if_any()
 
     def raise_if_any(self) -> None:
         if self.lines:

@@ -1,7 +1,7 @@
-"""Numbers that both tensors and config.json tell: tensors decide, by majority, and config.json confirms.
+"""Numbers and switches that both tensors and config.json tell: tensors decide numbers, config.json confirms them.
 
-A head whose config disagrees with its own tensors is refused, except for numbers that published heads are known to state
-wrongly; those become a note. A single tensor that is outvoted stays outvoted and is reported as misshapen later.
+A head whose config disagrees with its own tensors is refused, except for numbers that published heads are known to
+state wrongly; those become a note. A single tensor that is outvoted stays outvoted and is reported as misshapen later.
 """
 
 from collections import Counter
@@ -30,6 +30,10 @@ class Witness:
         shape = self.held[name].shape if name in self.held else ()
         return shape[axis] if axis < len(shape) else None
 
+    def dims(self, axes: dict[str, int]) -> dict[str, int | None]:
+        """{tensor: axis} -> {tensor: length of that axis}."""
+        return {name: self.dim(name, axis) for name, axis in axes.items()}
+
     def number(
         self, field: str, key: str, places: dict[str, int | None], default: int | None = None, may_lie: bool = False
     ) -> int:
@@ -42,31 +46,31 @@ class Witness:
         written = self.fields.find(int, key)
         if not told and written is None:
             return self._silent(field, key, default)
-        ballots = ([written] if written is not None else []) + list(told.values())
+        ballots = ([] if written is None else [written]) + list(told.values())
         value = Counter(ballots).most_common(1)[0][0]
         witness = next((what for what, seen in told.items() if seen == value), None)
         self.log.add(field, value, f"shape of {witness}" if witness else self.fields.source(key))
         if written is not None and written != value:
-            self._disagree(f"{self.fields.source(key)} is {written}, {witness} says {value}", may_lie)
+            self._disagree(f"{self.fields.source(key)} is {written}, the shape of {witness} says {value}", may_lie)
         return value
 
-    def flag(self, field: str, key: str, names: tuple[str, ...], default: bool = False) -> bool:
-        """True if one of the tensors is there or config.json asks for it (a tensor it lacks is then listed as missing)."""
-        written = self.fields.find(bool, key)
-        if self.has(*names):
-            self.log.add(field, True, f"{names[0]} is there")
-            return True
-        value = default if written is None else written
-        self.log.add(
-            field,
-            value,
-            self.fields.source(key) if written is not None else f"{names[0]} is absent" if not value else "default",
-        )
+    def flag(self, field: str, key: str | None, name: str, default: bool | None = None) -> bool:
+        """A switch with a tensor: config.json decides, then `default`, then whether the tensor is there.
+
+        A tensor that the decision needs and lacks, or has and does not need, is reported with the names later.
+        """
+        found = self.has(name)
+        presence = f"{name} is {'there' if found else 'absent'}"
+        written = self.fields.find(bool, key) if key else None
+        decided = written if written is not None else default
+        value = found if decided is None else decided
+        source = presence if decided is None or found == value else "default"
+        self.log.add(field, value, source if written is None or key is None else self.fields.source(key))
         return value
 
     def _silent(self, field: str, key: str, default: int | None) -> int:
         if default is None:
-            self.problems.add(f"{self.fields.file}: missing {key}, and no tensor tells it")
+            self.problems.add(f"{self.fields.file}: missing {key}, and no tensor tells it", fatal=True)
         self.log.add(field, default, "default")
         return default or 0
 

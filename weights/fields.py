@@ -29,14 +29,14 @@ def read_json_object(file: Path, problems: Problems) -> dict[str, object]:
     try:
         values = json.loads(file.read_bytes())
     except FileNotFoundError:
-        problems.add(f"{file.name}: missing")
+        problems.add(f"{file.name}: missing", fatal=True)
         return {}
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        problems.add(f"{file.name}: not JSON ({error})")
+        problems.add(f"{file.name}: not JSON ({error})", fatal=True)
         return {}
     if isinstance(values, dict):
         return values
-    problems.add(f"{file.name}: a JSON {type(values).__name__}, not an object")
+    problems.add(f"{file.name}: a JSON {type(values).__name__}, not an object", fatal=True)
     return {}
 
 
@@ -61,7 +61,7 @@ class Fields:
             if isinstance(inner, dict):
                 self._open(inner, f"{path}{wrapper}.")
             elif inner is not None:
-                self.problems.add(f"{self.file}: {path}{wrapper} is {inner!r:.60}, an object is needed")
+                self.problems.add(f"{self.file}: {path}{wrapper} is {inner!r:.60}, an object is needed", fatal=True)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -78,7 +78,7 @@ class Fields:
         value = self.find(kind, *keys)
         if value is None:
             if not any(key in self.values for key in keys):
-                self.problems.add(f"{self.file}: missing {' or '.join(keys)} ({KINDS[kind][0]})")
+                self.problems.add(f"{self.file}: missing {' or '.join(keys)} ({KINDS[kind][0]})", fatal=True)
             return kind()
         return value
 
@@ -97,7 +97,7 @@ class Fields:
         words, types = KINDS[kind]
         if isinstance(value, types) and not (isinstance(value, bool) and kind is not bool):
             return kind(value)  # type: ignore[call-arg]
-        self.problems.add(f"{self.file}: {self._paths[key]} is {value!r:.60}, {words} is needed")
+        self.problems.add(f"{self.file}: {self._paths[key]} is {value!r:.60}, {words} is needed", fatal=True)
         return None
 
     def ints(self, key: str) -> tuple[int, ...] | None:
@@ -108,7 +108,7 @@ class Fields:
         items = value if isinstance(value, list) else [value]
         if all(type(item) is int for item in items):
             return tuple(items)
-        self.problems.add(f"{self.file}: {self._paths[key]} is {value!r:.60}, integers are needed")
+        self.problems.add(f"{self.file}: {self._paths[key]} is {value!r:.60}, integers are needed", fatal=True)
         return None
 
     def strings(self, key: str) -> tuple[str, ...]:

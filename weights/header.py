@@ -1,14 +1,16 @@
 """The header of one safetensors file, checked before a byte of data is touched.
 
 Layout (huggingface/safetensors, README "Format"): 8 bytes little-endian length N, N bytes of JSON
-{name: {dtype, shape, data_offsets: [begin, end]}}, then the data; offsets count from the end of the header. Tensors must
-lie inside the file, must not overlap and must have the size that dtype and shape say. A file is input from a stranger.
+{name: {dtype, shape, data_offsets: [begin, end]}}, then the data; offsets count from the end of the header. Tensors
+must lie inside the file, must not overlap and must have the size that dtype and shape say. A file comes from a
+stranger.
 """
 
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -131,7 +133,7 @@ def _is_inside(entry: TensorEntry, size: int, problems: Problems) -> bool:
 
 def _check_overlap(entries: list[TensorEntry], problems: Problems) -> None:
     ordered = sorted((entry for entry in entries if entry.num_bytes), key=lambda entry: (entry.start, entry.stop))
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in pairwise(ordered):
         if after.start < before.stop:
             problems.add(
                 f"{after.file.name}: {after.name} starts at byte {after.start}, inside {before.name} "

@@ -28,6 +28,7 @@ TARGET_ROWS = (*IGNORED, Row(r"^model\.", "", "transformers"))
 DRAFT_ROWS = (
     *IGNORED,
     Row(r"^(?:(?:model|draft_model|eagle|eagle_module)\.)+", "", "wrappers of trainers and of vLLM"),
+    Row(r"^verifier_(?:lm_head|norm)\.weight$", None, "the target's, kept by the speculators trainer"),
     Row(r"^midlayer\.", "layers.0.", "reference EAGLE-3, SpecForge, AngelSlim"),
     Row(r"^midlayers\.(\d+)\.", r"layers.\1.", "SGLang, several layers"),
     Row(r"^fusion_fc\.", "fc.", "speculators eagle"),

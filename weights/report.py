@@ -1,7 +1,10 @@
-"""What a load decided, field by field, each with where it came from: the answer to "is this head bound as it was trained?"."""
+"""What a load decided, field by field, each with where it came from: is this head bound as it was trained?"""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+
+from weights.config import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,4 +55,10 @@ class Log:
 def _show(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, RopeConfig):
+        told = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        plain = RopeConfig(theta=value.theta)
+        return ", ".join(
+            [value.kind, *(f"{key}={told[key]}" for key in told if key == "theta" or told[key] != getattr(plain, key))]
+        )
     return str(value)

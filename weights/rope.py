@@ -86,9 +86,9 @@ def _build(kind: Kind, theta: float, fields: Fields, rope: Fields, problems: Pro
         problems.add(f"{rope.file}: unknown key {', '.join(unknown)} for rope type {kind!r}")
     for key in needed:
         rope.need(TYPES.get(key, float), key)
-    found = {key: rope.find(TYPES.get(key, float), key) for key in (*needed, *optional) if key in rope}
+    values: dict[str, object] = {}
     if kind == "yarn":
-        # transformers: absent means that the config's own length is the original one
-        found.setdefault("original_max_position_embeddings", fields.find(int, "max_position_embeddings"))
-    values = {key: value for key, value in found.items() if value is not None}
+        # transformers: where absent, the config's own length is the original one
+        values["original_max_position_embeddings"] = fields.find(int, "max_position_embeddings")
+    values |= {key: rope.find(TYPES.get(key, float), key) for key in (*needed, *optional) if key in rope}
     return RopeConfig(theta=theta, kind=kind, **values)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What tensors a config demands, by unfused name, with their shapes: the one statement of what a checkpoint must hold."""
+"""What tensors a config demands, by unfused name, with their shapes: all that a checkpoint must hold, and no more."""
 
 from weights.config import EagleConfig, LayerConfig, TargetConfig
 
@@ -15,7 +15,7 @@ def target_shapes(config: TargetConfig) -> Shapes:
 
 def layer_shapes(prefix: str, layer: LayerConfig, entry_width: int, has_input_layernorm: bool = True) -> Shapes:
     """One decoder layer whose attention reads `entry_width` channels (2D in the first layer of an EAGLE-3 draft)."""
-    D, I, C = layer.hidden_size, layer.intermediate_size, layer.head_dim  # noqa: E741
+    D, I, C = layer.hidden_size, layer.intermediate_size, layer.head_dim
     query, kv = layer.num_heads * C, layer.num_kv_heads * C
     shapes: Shapes = {f"{prefix}post_attention_layernorm.weight": (D,)}
     if has_input_layernorm:

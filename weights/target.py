@@ -54,14 +54,13 @@ FAMILIES = {
 
 
 def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig:
-    """The target's config, checked; raises when config.json alone already rules the checkpoint out."""
+    """The target's config, checked; raises only where nothing more could be told."""
     raw = read_json_object(reader.directory / "config.json", problems)
-    problems.raise_if_any()
+    problems.raise_if_fatal()
     fields = Fields(raw, "config.json", problems)
     family = _family(fields, problems)
-    problems.raise_if_any()
-    if family is None:
-        raise AssertionError("an unknown family is a problem")
+    problems.raise_if_fatal()
+    assert family is not None, "an unknown family is fatal"
     config = TargetConfig(
         model_type=_model_type(fields),
         layer=_layer(fields, family, log, problems),
@@ -78,7 +77,7 @@ def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig
     for name in ("num_layers", "vocab_size", "max_position_embeddings", "has_tied_head", "bos_token_id"):
         log.add(name, getattr(config, name), fields.source(keys.get(name, name)))
     log.add("dtype", config.dtype, "embed_tokens.weight")
-    problems.raise_if_any()
+    problems.raise_if_fatal()
     return config
 
 
@@ -99,11 +98,13 @@ def _family(fields: Fields, problems: Problems) -> Family | None:
     model_type, known = _model_type(fields), ", ".join(FAMILIES)
     family = FAMILIES.get(model_type)
     if family is None:
-        problems.add(f"{fields.file}: model_type {model_type!r} is not supported, only {known}")
+        problems.add(f"{fields.file}: model_type {model_type!r} is not supported, only {known}", fatal=True)
         return None
     architectures = fields.strings("architectures")
     if architectures and family.architecture not in architectures:
-        problems.add(f"{fields.file}: architectures {list(architectures)}: only {family.architecture} is supported")
+        problems.add(
+            f"{fields.file}: architectures {list(architectures)}: only {family.architecture} is supported", fatal=True
+        )
     for key, needed in (("hidden_act", "silu"), ("quantization_config", None)):
         if key in fields and fields.values[key] != needed:
             problems.add(f"{fields.file}: {key} {fields.values[key]!r:.80} is not supported")

@@ -1,7 +1,7 @@
 """The draft's vocabulary: which target token each draft token is.
 
-Every public format stores d2t as OFFSETS: target id = draft id + d2t[draft id] (SafeAILab EAGLE-3, kept by all trainers).
-Here it becomes absolute ids, int64. t2d, a mask over the target's vocabulary used in training, is only checked.
+Every public format stores d2t as OFFSETS: target id = draft id + d2t[draft id] (SafeAILab EAGLE-3, kept by all others).
+Here it becomes absolute ids, int64. t2d, a training-time mask over the target's vocabulary, is only checked.
 """
 
 import torch
@@ -13,42 +13,56 @@ from weights.errors import Problems
 def absolute_ids(d2t: Tensor, vocab_size: int, where: str, problems: Problems) -> Tensor:
     """Target ids [W] of the draft's tokens; out of range, repeated or already absolute ids are problems.
 
-    d2t: [W] offsets as stored
+    d2t:   [W] offsets as stored
+    where: file and key, for the messages
     """
-    offsets = d2t.to(torch.int64)
+    offsets = d2t.flatten().to(torch.int64)
     ids = offsets + torch.arange(offsets.numel())
     outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if outside.numel() and _looks_absolute(offsets, vocab_size):
+    repeated = _repeated(ids)
+    if (outside.numel() or repeated.numel()) and _looks_absolute(offsets, vocab_size):
+        problems.add(f"{where} holds absolute target ids, offsets are needed: target id = draft id + d2t[draft id]")
+        return ids
+    if outside.numel():
+        first, last = int(outside[0]), vocab_size - 1
+        problems.add(f"{where} maps {outside.numel()} draft tokens outside 0..{last}, the first to {first}")
+    if repeated.numel():
         problems.add(
-            f"{where}: d2t holds absolute target ids, offsets are needed (target id = draft id + d2t[draft id])"
-        )
-    elif outside.numel():
-        problems.add(
-            f"{where}: d2t maps {outside.numel()} draft tokens outside 0..{vocab_size - 1}, first to {int(outside[0])}"
-        )
-    elif ids.unique().numel() != ids.numel():
-        values, counts = ids.unique(return_counts=True)
-        repeated = values[counts > 1]
-        problems.add(
-            f"{where}: d2t maps several draft tokens to the same target id, {repeated.numel()} such, first {int(repeated[0])}"
+            f"{where} maps several draft tokens to one target id, {repeated.numel()} times, {int(repeated[0])}"
         )
     return ids
 
 
 def check_mask(t2d: Tensor, ids: Tensor, vocab_size: int, where: str, problems: Problems) -> None:
-    """t2d: [V] bool must be set exactly where some draft token maps."""
+    """t2d, [V] bool, must be set exactly where some draft token maps; ids [W] are those of `absolute_ids`."""
     if t2d.shape != (vocab_size,):
-        problems.add(f"{where}: t2d is {list(t2d.shape)}, [{vocab_size}] is needed")
+        problems.add(f"{where} is {list(t2d.shape)}, [{vocab_size}] is needed")
         return
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
+    if bool(((ids < 0) | (ids >= vocab_size)).any()):
         return
-    expected = torch.zeros(vocab_size, dtype=torch.bool)
-    expected[ids] = True
-    differing = int((expected != t2d).sum())
-    if differing:
-        problems.add(f"{where}: t2d and d2t disagree about {differing} target tokens")
+    differing = int((_cover(ids, vocab_size) != t2d).sum())
+    offsets = ids - torch.arange(ids.numel())
+    if differing and _looks_absolute(offsets, vocab_size) and torch.equal(_cover(offsets, vocab_size), t2d):
+        problems.add(f"{where} covers exactly the values of d2t: they are absolute target ids, offsets are needed")
+    elif differing:
+        problems.add(f"{where} and d2t disagree about {differing} target tokens")
+
+
+def is_identity(ids: Tensor, vocab_size: int) -> bool:
+    """Full vocabulary in the target's order: some trainers save zero offsets where others save nothing."""
+    return ids.numel() == vocab_size and torch.equal(ids, torch.arange(vocab_size))
+
+
+def _cover(ids: Tensor, vocab_size: int) -> Tensor:
+    return torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+
+
+def _repeated(ids: Tensor) -> Tensor:
+    ordered = ids.sort().values
+    return ordered[1:][ordered[1:] == ordered[:-1]]
 
 
 def _looks_absolute(offsets: Tensor, vocab_size: int) -> bool:
+    """Distinct ids inside the vocabulary. Real offsets repeat: neighbours in the vocabulary share theirs."""
     inside = bool(((offsets >= 0) & (offsets < vocab_size)).all())
-    return inside and offsets.unique().numel() == offsets.numel()
+    return inside and offsets.numel() > 1 and not _repeated(offsets).numel()

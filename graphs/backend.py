@@ -1,61 +1,182 @@
-"""What captures and replays: the protocol of a backend, and CudaBackend on torch.cuda.CUDAGraph.
+"""CudaBackend: captures with torch.cuda.CUDAGraph, begun and ended by hand, since a break is in the middle of a call.
 
-A backend makes pools; a pool opens sessions, one for each forward that is captured; a session begins and ends graphs.
-All graphs of a pool share memory: a result of one lives until another replays.
+One side stream per backend: the allocator keeps free blocks per stream, so only captures of the same stream share
+memory. Captures watch this thread only ("thread_local"): a server's other threads may do what they like.
 """
 
-from collections.abc import Hashable
-from contextlib import AbstractContextManager
-from typing import Protocol
+import ctypes
+import gc
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+from graphs.protocol import GraphPool, GraphSession
 
 
-class Graph(Protocol):
-    """Work that was captured."""
+class CudaBackend:
+    """Captures on one CUDA device."""
 
-    def replay(self) -> None:
-        """Do the work again, on the same addresses."""
+    name = "cuda"
 
-    def reset(self) -> None:
-        """Drop the work and its hold on the pool."""
-
-
-class GraphSession(Protocol):
-    """One forward under capture."""
-
-    def begin(self) -> None:
-        """Work from here on is captured, not done."""
-
-    def end(self) -> Graph | None:
-        """The work since `begin`; None if there was none."""
-
-
-class GraphPool(Protocol):
-    """Memory that the graphs of one manager share."""
-
-    def session(
-        self, owner: Hashable, *, collect: bool = True, is_last: bool = True
-    ) -> AbstractContextManager[GraphSession]:
-        """Open the capture of one forward, or of one piece of it; an error inside drops the graph at hand.
-
-        owner:   captures of one owner may read each other's results
-        collect: first free what can be freed
-        is_last: no later piece of this owner is captured from the results of this one
-        """
-
-
-class GraphBackend(Protocol):
-    """How this machine captures."""
-
-    name: str
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def new_pool(self) -> GraphPool:
         """A pool without graphs."""
+        return CudaPool(self)
 
-    def side_stream(self) -> AbstractContextManager[None]:
-        """Run the body on the stream of captures, ordered after and before the work around it."""
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Run the body on the capture stream, ordered after and before the work of the stream around it."""
+        outer = torch.cuda.current_stream(self.device)
+        if outer == self._stream:
+            yield
+            return
+        self._stream.wait_stream(outer)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outer.wait_stream(self._stream)
 
     def free_memory(self) -> int:
-        """Bytes that the device can still give."""
+        """Bytes that the driver can still give, to anybody."""
+        return torch.cuda.mem_get_info(self.device)[0]
 
-    def release(self) -> None:
-        """Give back the memory that nothing holds."""
+    def release(self, collect: bool = True) -> None:
+        """Return cached blocks, and the pools that no graph holds, to the driver."""
+        if collect:
+            gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+
+
+class CudaPool:
+    """A private pool of torch's allocator.
+
+    The allocator forgets a pool when its last graph is reset and refuses its id from then on, and dropping an empty
+    first graph, or a failed one, would be just that. So an empty graph anchors the pool until `close`.
+    """
+
+    def __init__(self, backend: CudaBackend) -> None:
+        self._backend = backend
+        self._handle = torch.cuda.graph_pool_handle()
+        self._anchor: torch.cuda.CUDAGraph | None = None
+        self._broken: list[torch.cuda.CUDAGraph] = []
+
+    @contextmanager
+    def session(self, owner: Hashable, *, collect: bool = True, is_last: bool = True) -> Iterator[GraphSession]:
+        """Capture one forward, or one piece of it, on the side stream; see GraphPool.session."""
+        with self._backend.side_stream(), _no_automatic_gc():
+            if collect:
+                self._backend.release()
+            if self._anchor is None:
+                self._anchor = self.begin()
+                self.end(self._anchor)
+            session = CudaSession(self)
+            try:
+                yield session
+            except BaseException:
+                session.abort()
+                raise
+
+    def close(self) -> None:
+        """Let go of the memory; `release` of the backend returns it to the driver."""
+        if self._anchor is not None:
+            self._anchor.reset()
+            self._anchor = None
+        self._handle = torch.cuda.graph_pool_handle()
+
+    def begin(self) -> torch.cuda.CUDAGraph:
+        """Begin a graph on the current stream; the template is kept so that its nodes can be counted."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
+        return graph
+
+    def end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End it; torch's warning about empty graphs is for others."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            graph.capture_end()
+
+    def abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a graph that an error cut short, so that stream and allocator are as before it."""
+        try:
+            self.end(graph)
+        except RuntimeError:
+            # the capture was invalid already; torch 2.11 then leaves the allocator recording into the pool
+            self._stop_recording()
+            self._broken.append(graph)
+        else:
+            graph.reset()
+
+    def _stop_recording(self) -> None:
+        index = self._backend.device.index
+        try:
+            torch._C._cuda_endAllocateToPool(index, self._handle)
+        except RuntimeError:
+            return
+        torch._C._cuda_releasePool(index, self._handle)
+
+
+class CudaSession:
+    """Begins and ends graphs on the side stream."""
+
+    def __init__(self, pool: CudaPool) -> None:
+        self._pool = pool
+        self._open: torch.cuda.CUDAGraph | None = None
+
+    def begin(self) -> None:
+        """Capture from here on."""
+        assert self._open is None, "the last graph has not ended"
+        self._open = self._pool.begin()
+
+    def end(self) -> torch.cuda.CUDAGraph | None:
+        """The work since `begin`; None if no node was captured, so that no launch is spent on it."""
+        graph = self._open
+        assert graph is not None, "no graph has begun"
+        self._pool.end(graph)
+        self._open = None
+        if _num_nodes(graph) == 0:
+            graph.reset()
+            return None
+        graph.instantiate()
+        return graph
+
+    def abort(self) -> None:
+        """Drop the graph at hand."""
+        graph, self._open = self._open, None
+        if graph is not None:
+            self._pool.abandon(graph)
+
+
+@contextmanager
+def _no_automatic_gc() -> Iterator[None]:
+    """A collection in the middle of a capture could free a graph or an event, which the capture may not survive."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _num_nodes(graph: torch.cuda.CUDAGraph) -> int:
+    """Nodes of a graph that keeps its template."""
+    count = ctypes.c_size_t()
+    status = _graph_get_nodes()(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
+    if status != 0:
+        raise RuntimeError(f"cuGraphGetNodes failed with driver error {status}")
+    return count.value
+
+
+@cache
+def _graph_get_nodes() -> Callable[..., int]:
+    # torch does not count nodes; the driver is loaded wherever there is a GPU
+    return ctypes.CDLL("libcuda.so.1").cuGraphGetNodes

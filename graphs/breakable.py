@@ -14,11 +14,11 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from graphs.backend import Graph, GraphPool, GraphSession
 from graphs.capturing import exclusive_capture
 from graphs.context import get_forward_context, has_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
+from graphs.protocol import Graph, GraphPool, GraphSession
 from graphs.weak import tensors_in, weak_views
 
 P = ParamSpec("P")

@@ -1,0 +1,56 @@
+"""The check behind SPECDEC_DEBUG=1: a graph reads the addresses of its capture, whatever it is given at replay."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+from torch import Tensor
+
+from graphs.context import ForwardContext
+from graphs.errors import CaptureError
+
+
+def debug_enabled() -> bool:
+    """Whether SPECDEC_DEBUG=1 is set."""
+    return os.environ.get("SPECDEC_DEBUG") == "1"
+
+
+def addresses(args: tuple[object, ...], kwargs: dict[str, object], context: ForwardContext) -> dict[str, int]:
+    """The address of each tensor that a call reads: its arguments, and what its forward context holds."""
+    named = {f"args[{i}]": value for i, value in enumerate(args)}
+    named |= {f"{name}": value for name, value in kwargs.items()}
+    named |= {"slot_mapping": context.slot_mapping, "attn_metadata": context.attn_metadata}
+    return {path: tensor.data_ptr() for name, value in named.items() for path, tensor in _walk(name, value)}
+
+
+def check_addresses(captured: dict[str, int], now: dict[str, int]) -> None:
+    """CaptureError names every argument whose address is not that of the capture."""
+    changed = [
+        f"{name}: {_hex(captured.get(name))} at capture, {_hex(now.get(name))} now"
+        for name in sorted(captured.keys() | now.keys())
+        if captured.get(name) != now.get(name)
+    ]
+    if changed:
+        raise CaptureError("a graph replays the addresses of its capture, but " + "; ".join(changed))
+
+
+def _walk(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _walk(f"{path}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _walk(f"{path}[{i}]", item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _walk(f"{path}.{field.name}", getattr(value, field.name))
+    else:
+        for name, item in getattr(value, "__dict__", {}).items():
+            if isinstance(item, Tensor | list | tuple | dict):
+                yield from _walk(f"{path}.{name}", item)
+
+
+def _hex(address: int | None) -> str:
+    return "no tensor" if address is None else hex(address)

@@ -1,0 +1,211 @@
+"""CudaGraphManager: the graphs of one family of forwards, from the choice of sizes to replay.
+
+It captures all sizes at start, large before small, says for each batch which graph serves it, and replays. A FULL graph
+serves uniform batches (each request has the same number of rows) and is keyed by the number of requests; a PIECEWISE
+one serves any batch and is keyed by the number of tokens. Each manager has its own pool, sizes, counters, off switch.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+from tqdm import tqdm
+
+from graphs.capturing import validate_cudagraph_capturing_enabled
+from graphs.counters import CaptureRecord, GraphCounters
+from graphs.dispatch import Dispatch, Dispatcher
+from graphs.errors import CaptureError
+from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.piecewise import PiecewiseRunner
+from graphs.protocol import Graph, GraphBackend, GraphPool
+from graphs.sizes import CaptureSizes
+from graphs.wrapper import capture_graph
+
+R = TypeVar("R")
+
+
+class MakeForward(Protocol):
+    """Prepares static inputs for a descriptor, outside any graph, and returns the call that is run or captured."""
+
+    def __call__(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], object]:
+        """The call sets its own forward context: FULL where desc has a query_len, else PIECEWISE."""
+
+
+class CudaGraphManager:
+    """The graphs of one family.
+
+    name:      of the family, for progress bars and errors
+    sizes:     what is captured; see `capture_sizes`
+    query_len: rows of each request in a uniform batch
+    backend:   None runs everything eagerly
+    outputs:   static buffers [tokens, ...] that FULL graphs write; `run_fullgraph` returns their first rows
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sizes: CaptureSizes,
+        mode: CUDAGraphMode,
+        query_len: int,
+        backend: GraphBackend | None,
+        *,
+        outputs: tuple[Tensor, ...] = (),
+        use_breakable_cg: bool = True,
+    ) -> None:
+        self.name, self.sizes, self.use_breakable_cg = name, sizes, use_breakable_cg
+        self.mode = CUDAGraphMode.NONE if backend is None else mode
+        self.counters = GraphCounters()
+        self._backend, self._outputs = backend, outputs
+        self._pool: GraphPool | None = None if backend is None else backend.new_pool()
+        self._piecewise = PiecewiseRunner()
+        self._full: dict[BatchDescriptor, tuple[Graph | None, tuple[Tensor, ...]]] = {}
+        self._dispatcher = Dispatcher(query_len)
+
+    def needs_capture(self) -> bool:
+        """Whether `capture` has something to do."""
+        return any(not self._is_captured(mode, desc) for mode, desc in self.descriptors())
+
+    def descriptors(self) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
+        """What is captured, in order: PIECEWISE before FULL, large before small."""
+        tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
+        requests = self.sizes.requests if self.mode.decode_mode() is CUDAGraphMode.FULL else ()
+        pieces = [(CUDAGraphMode.PIECEWISE, BatchDescriptor(n)) for n in reversed(tokens)]
+        return pieces + [(CUDAGraphMode.FULL, self._dispatcher.uniform(n)) for n in reversed(requests)]
+
+    def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
+        """Build the breakable wrapper of `model` that `run_pw_graph` uses; once, before `capture`."""
+        if not self.use_breakable_cg:
+            raise ValueError(f"{self.name}: use_breakable_cg=False takes init_compiled_runner(model, split_ops)")
+        if self._pool is not None:
+            self._piecewise.use_breakable(model, self._pool)
+
+    def init_compiled_runner(self, model: Callable[..., object], split_ops: Sequence[str]) -> None:
+        """Build the compiled pieces of `model`, split at the ops of these names; once, before `capture`."""
+        if self.use_breakable_cg:
+            raise ValueError(f"{self.name}: use_breakable_cg=True takes init_breakable_cg_runner(model)")
+        if self._pool is not None:
+            self._piecewise.use_compiled(model, self._pool, split_ops)
+
+    def capture(self, make_forward: MakeForward, largest_only: bool = False) -> None:
+        """Warm up and capture every size, or the largest of each mode."""
+        if self._backend is None or not self.needs_capture():
+            return
+        validate_cudagraph_capturing_enabled(f"the {self.name} family")
+        with self._backend.side_stream(), _frozen_heap():
+            for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
+                wanted = [desc for of, desc in self.descriptors() if of is mode]
+                todo = [desc for desc in wanted[: 1 if largest_only else None] if not self._is_captured(mode, desc)]
+                self._capture_mode(self._backend, mode, todo, make_forward)
+        self._update_dispatcher()
+
+    def measure(self, make_forward: MakeForward) -> int:
+        """Bytes that the largest capture of each mode takes: about what the family will take; nothing is kept."""
+        self.capture(make_forward, largest_only=True)
+        num_bytes = self.counters.num_bytes
+        self.clear_graphs()
+        return num_bytes
+
+    def dispatch(self, num_reqs: int, num_tokens: int, query_len: int | None) -> Dispatch:
+        """The graph that serves a batch and its padded sizes; NONE and the true sizes if there is none.
+
+        query_len: rows of each request, None where they differ
+        """
+        chosen = self._dispatcher.dispatch(num_reqs, num_tokens, query_len)
+        self.counters.dispatches[chosen.mode] += 1
+        self.counters.padded_tokens += chosen.descriptor.num_tokens - num_tokens
+        return chosen
+
+    def run_fullgraph(self, desc: BatchDescriptor) -> tuple[Tensor, ...]:
+        """Replay a FULL graph; returns the first num_tokens rows of each output buffer."""
+        if desc not in self._full:
+            raise CaptureError(f"{self.name} has no full graph of {desc}: dispatch says which there are")
+        graph, outputs = self._full[desc]
+        if graph is not None:
+            graph.replay()
+        self.counters.replays[CUDAGraphMode.FULL] += 1
+        return outputs
+
+    def run_pw_graph(self, model: Callable[..., R], model_inputs: Mapping[str, object]) -> R:
+        """Run `model` as the forward context says: eagerly, or its captured pieces around eager breaks."""
+        replays = self._piecewise.will_replay()
+        result = self._piecewise.run(model, model_inputs)
+        if replays:
+            self.counters.replays[CUDAGraphMode.PIECEWISE] += 1
+        return result
+
+    def clear_graphs(self) -> None:
+        """Drop every graph and give the memory back; `capture` may be called again."""
+        for graph, _ in self._full.values():
+            if graph is not None:
+                graph.reset()
+        self._full.clear()
+        self._piecewise.clear_graphs()
+        self.counters.captures.clear()
+        self._update_dispatcher()
+        if self._backend is not None and self._pool is not None:
+            self._pool.close()
+            self._backend.release()
+
+    def _capture_mode(
+        self, backend: GraphBackend, mode: CUDAGraphMode, todo: Sequence[BatchDescriptor], make_forward: MakeForward
+    ) -> None:
+        # disable=None: no bar where nobody watches
+        bar = tqdm(todo, desc=f"{self.name} {mode.name}", unit="size", disable=None if todo else True)
+        for desc in bar:
+            began = time.perf_counter()
+            with self._piecewise.warming_up():
+                make_forward(desc, warmup=True)()
+            forward = make_forward(desc, warmup=False)
+            backend.release()
+            gc.freeze()  # spares the next collection what survived this one
+            free = backend.free_memory()
+            num_graphs = self._capture_full(desc, forward) if desc.query_len else self._capture_pieces(desc, forward)
+            backend.release(collect=False)
+            record = CaptureRecord(
+                mode=mode,
+                descriptor=desc,
+                num_graphs=num_graphs,
+                seconds=time.perf_counter() - began,
+                num_bytes=free - backend.free_memory(),
+            )
+            self.counters.captures.append(record)
+            bar.set_postfix_str(f"{backend.free_memory() / 2**30:.2f} GiB free")
+
+    def _capture_full(self, desc: BatchDescriptor, forward: Callable[[], object]) -> int:
+        assert self._pool is not None
+        graph, _ = capture_graph(self._pool, desc, forward, collect=False)
+        self._full[desc] = graph, tuple(output[: desc.num_tokens] for output in self._outputs)
+        return int(graph is not None)
+
+    def _capture_pieces(self, desc: BatchDescriptor, forward: Callable[[], object]) -> int:
+        forward()
+        if not self._piecewise.has_captured(desc):
+            raise CaptureError(
+                f"{self.name}: the forward of {desc} captured nothing: it must set a forward context with mode "
+                "PIECEWISE and this descriptor, and call run_pw_graph, whose runner was initialised before"
+            )
+        return self._piecewise.num_graphs(desc)
+
+    def _is_captured(self, mode: CUDAGraphMode, desc: BatchDescriptor) -> bool:
+        return desc in self._full if mode is CUDAGraphMode.FULL else self._piecewise.has_captured(desc)
+
+    def _update_dispatcher(self) -> None:
+        captured = [(mode, desc) for mode, desc in self.descriptors() if self._is_captured(mode, desc)]
+        self._dispatcher.set_captured(
+            requests=[desc.num_tokens // self._dispatcher.query_len for mode, desc in captured if desc.query_len],
+            tokens=[desc.num_tokens for mode, desc in captured if not desc.query_len],
+        )
+
+
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Let the body freeze what survives a collection, so that a capture's own does not walk the whole heap."""
+    was_frozen = gc.get_freeze_count() > 0
+    try:
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()

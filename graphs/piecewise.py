@@ -1,0 +1,75 @@
+"""The single entry for piecewise execution, over two implementations: breakable capture and compiled pieces."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from graphs.compiled import CompiledPieces
+from graphs.context import get_forward_context, has_forward_context, set_forward_context
+from graphs.errors import CaptureError
+from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.protocol import GraphPool
+from graphs.wrapper import BreakableCUDAGraphWrapper
+
+R = TypeVar("R")
+
+
+class PiecewiseRunner:
+    """Holds the one model of a manager in its captured form; without one it calls the model itself."""
+
+    def __init__(self) -> None:
+        self._runner: BreakableCUDAGraphWrapper | CompiledPieces | None = None
+        self._is_warming_up = False
+
+    def use_breakable(self, model: Callable[..., object], pool: GraphPool) -> None:
+        """Capture `model` in segments around its eager breaks."""
+        self._runner = BreakableCUDAGraphWrapper(model, pool)
+
+    def use_compiled(self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]) -> None:
+        """Capture `model` in the pieces that torch.compile makes of it."""
+        self._runner = CompiledPieces(model, pool, split_ops)
+
+    def run(self, model: Callable[..., R], model_inputs: Mapping[str, object]) -> R:
+        """One forward, as the forward context says: eager, captured now, or replayed."""
+        context = get_forward_context() if has_forward_context() else None
+        if self._runner is None or (context is not None and context.runtime_mode is CUDAGraphMode.FULL):
+            return model(**model_inputs)
+        if self._runner.unwrap() is not model:
+            raise CaptureError(f"run_pw_graph was built for {self._runner.unwrap()!r}, not for {model!r}")
+        if self._is_warming_up and context is not None:
+            with set_forward_context(replace(context, runtime_mode=CUDAGraphMode.NONE)):
+                return cast(R, self._runner(**model_inputs))
+        return cast(R, self._runner(**model_inputs))
+
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Every forward in the body is eager, whatever its context says."""
+        self._is_warming_up = True
+        try:
+            yield
+        finally:
+            self._is_warming_up = False
+
+    def will_replay(self) -> bool:
+        """Whether a forward in the present context would replay."""
+        if self._is_warming_up or not has_forward_context():
+            return False
+        context = get_forward_context()
+        descriptor = context.batch_descriptor
+        return (
+            context.runtime_mode is CUDAGraphMode.PIECEWISE and descriptor is not None and self.has_captured(descriptor)
+        )
+
+    def num_graphs(self, descriptor: BatchDescriptor) -> int:
+        """Graphs captured for a descriptor."""
+        return 0 if self._runner is None else self._runner.num_graphs(descriptor)
+
+    def has_captured(self, descriptor: BatchDescriptor) -> bool:
+        """Whether a forward with this descriptor would replay."""
+        return self._runner is not None and self._runner.has_captured(descriptor)
+
+    def clear_graphs(self) -> None:
+        """Drop every graph."""
+        if self._runner is not None:
+            self._runner.clear_graphs()

@@ -1,0 +1,64 @@
+"""What captures and replays: the protocol that CudaBackend (backend.py) and TapeBackend (tape.py) follow.
+
+A backend makes pools; a pool opens sessions, one for each forward that is captured; a session begins and ends graphs.
+All graphs of a pool share memory: a result of one lives until another replays.
+"""
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+
+class Graph(Protocol):
+    """Work that was captured."""
+
+    def replay(self) -> None:
+        """Do the work again, on the same addresses."""
+
+    def reset(self) -> None:
+        """Drop the work and its hold on the pool."""
+
+
+class GraphSession(Protocol):
+    """One forward under capture."""
+
+    def begin(self) -> None:
+        """Work from here on is captured, not done."""
+
+    def end(self) -> Graph | None:
+        """The work since `begin`; None if there was none."""
+
+
+class GraphPool(Protocol):
+    """Memory that the graphs of one manager share."""
+
+    def session(
+        self, owner: Hashable, *, collect: bool = True, is_last: bool = True
+    ) -> AbstractContextManager[GraphSession]:
+        """Open the capture of one forward, or of one piece of it; an error inside drops the graph at hand.
+
+        owner:   captures of one owner may read each other's results
+        collect: first free what can be freed
+        is_last: no later piece of this owner is captured from the results of this one
+        """
+
+    def close(self) -> None:
+        """Let go of the memory, once every graph was reset; the pool is as new."""
+
+
+class GraphBackend(Protocol):
+    """How this machine captures."""
+
+    name: str
+
+    def new_pool(self) -> GraphPool:
+        """A pool without graphs."""
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        """Run the body on the stream of captures, ordered after and before the work around it."""
+
+    def free_memory(self) -> int:
+        """Bytes that the device can still give."""
+
+    def release(self, collect: bool = True) -> None:
+        """Give back the memory that nothing holds; `collect` looks for garbage first."""

@@ -1,0 +1,50 @@
+"""Which sizes are captured, and which of them serves a batch.
+
+FULL graphs are keyed by request count, PIECEWISE graphs by token count. Neither list is derived from the other: a list
+of tokens divided by K+1 leaves some counts without a graph.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSizes:
+    """Ascending request counts for FULL and token counts for PIECEWISE."""
+
+    requests: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def capture_sizes(
+    max_num_reqs: int,
+    max_num_tokens: int,
+    requests: Sequence[int] | None = None,
+    tokens: Sequence[int] | None = None,
+) -> CaptureSizes:
+    """The default sizes up to both limits, or the given ones, checked.
+
+    requests: 1 to 8, then steps of 8 up to max_num_reqs
+    tokens:   powers of two and 1.5 times them up to max_num_tokens
+    """
+    if requests is None:
+        requests = [*range(1, min(8, max_num_reqs) + 1), *range(16, max_num_reqs, 8), max_num_reqs]
+    if tokens is None:
+        powers = [1 << i for i in range(max_num_tokens.bit_length())]
+        tokens = [n for p in powers for n in (p, p * 3 // 2) if n < max_num_tokens] + [max_num_tokens]
+    return CaptureSizes(
+        requests=_checked("cuda graph sizes", requests, max_num_reqs, "requests"),
+        tokens=_checked("cuda graph token sizes", tokens, max_num_tokens, "tokens"),
+    )
+
+
+def padding_map(sizes: Sequence[int]) -> list[int]:
+    """Entry n is the smallest size that holds n, for n from 0 to the largest size."""
+    return [sizes[bisect_left(sizes, n)] for n in range(sizes[-1] + 1)] if sizes else []
+
+
+def _checked(what: str, sizes: Sequence[int], largest: int, unit: str) -> tuple[int, ...]:
+    if any(not 1 <= size <= largest for size in sizes):
+        raise ValueError(f"{what}={list(sizes)}: each must lie between 1 and the limit of {largest} {unit}")
+    return tuple(sorted(set(sizes)))

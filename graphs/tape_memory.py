@@ -1,0 +1,86 @@
+"""The memory of captures on the tape: what a replay may read, and what it finds when it should not have.
+
+An owner is one forward, captured as one or several graphs. Its results live as long as its graphs. They are NaN (-1 for
+integers) until its first replay, and again once another owner of the same pool has replayed, as memory of a CUDA pool
+would hold someone else's numbers. What a capture wrote in place is put back at its end, since a capture does nothing.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphs.weak import weak_view
+
+
+@dataclass(slots=True)
+class Result:
+    """Memory that was made in a capture; the only strong reference to it is `storage`."""
+
+    storage: torch.UntypedStorage
+    flat: Tensor
+
+    def is_pinned(self) -> bool:
+        """Whether a tensor beside ours keeps the memory."""
+        return int(torch._C._storage_Use_Count(self.storage._cdata)) > 1
+
+
+@dataclass(slots=True)
+class OwnerMemory:
+    """Everything that the captures of one owner made or wrote."""
+
+    results: dict[int, Result] = field(default_factory=dict)
+    constants: list[torch.UntypedStorage] = field(default_factory=list)
+    saved: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    num_graphs: int = 0
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether `tensor` lies in a result."""
+        return tensor.untyped_storage()._cdata in self.results
+
+    def add_result(self, tensor: Tensor) -> None:
+        """Keep the memory of a tensor that an op of the capture made."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage._cdata not in self.results:
+            self.results[storage._cdata] = Result(storage, _flat(tensor, tensor.dtype))
+
+    def add_constant(self, tensor: Tensor) -> None:
+        """Keep a number that became a tensor on the way: it is part of the kernel's arguments on CUDA."""
+        self.constants.append(tensor.untyped_storage())
+
+    def save(self, tensor: Tensor) -> None:
+        """Remember the memory under `tensor` before its first in-place write."""
+        address = tensor.untyped_storage().data_ptr()
+        if not self.owns(tensor) and address not in self.saved:
+            flat = _flat(tensor, torch.uint8)
+            self.saved[address] = (flat, flat.clone())
+
+    def settle(self) -> None:
+        """The capture is over: as if nothing had run."""
+        with torch.inference_mode():
+            for flat, before in self.saved.values():
+                flat.copy_(before)
+        self.saved.clear()
+        self.spoil()
+
+    def spoil(self) -> None:
+        """Fill the results with what no reader takes for a number."""
+        with torch.inference_mode():
+            for result in self.results.values():
+                result.flat.fill_(float("nan") if result.flat.is_floating_point() else -1)
+
+    def num_bytes(self) -> int:
+        """Bytes of all results."""
+        return sum(result.storage.nbytes() for result in self.results.values())
+
+    def pinned_bytes(self) -> int:
+        """Bytes that somebody outside still refers to strongly."""
+        return sum(result.storage.nbytes() for result in self.results.values() if result.is_pinned())
+
+
+def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    storage = tensor.untyped_storage()
+    with torch.inference_mode(False):
+        alias = weak_view(tensor).untyped_storage()
+        flat = torch.empty(0, dtype=dtype, device=tensor.device)
+        return flat.set_(alias, 0, (storage.nbytes() // dtype.itemsize,), (1,))

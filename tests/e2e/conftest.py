@@ -1,0 +1,26 @@
+"""Engines over the bundled pair, built once per setting."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from specdec import LLM, SamplingParams
+
+
+@pytest.fixture(scope="session")
+def demo_llm() -> Callable[..., LLM]:
+    """demo_llm(draft, K, **options): an engine on the CPU, kept for the session."""
+
+    @cache
+    def build(draft: str | None, num_speculative_tokens: int = 0, **options: object) -> LLM:
+        speculation = {"model": draft, "num_speculative_tokens": num_speculative_tokens} if draft else None
+        return LLM("demo", speculation, **{"max_num_seqs": 24, "max_model_len": 512, "device": "cpu", **options})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def greedy() -> Callable[..., SamplingParams]:
+    """greedy(max_tokens): greedy sampling that no EOS ends."""
+    return lambda max_tokens, **more: SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **more)

@@ -1,0 +1,44 @@
+"""A dead draft keeps every token right, so the accepted counts are compared too, with two independent sources."""
+
+import pytest
+
+from tests import naive_eagle
+from tests.reference import Reference
+from weights.demo import demo_directory
+
+# rounds and accepted counts of the pair's README: a draft that would pass the 160th token is not accepted there
+FIGURES = [
+    ("demo/eagle3", 5, 1272, [884, 631, 458, 334, 256]),
+    ("demo/eagle3", 3, 1486, [1070, 750, 528]),
+    ("demo/eagle1", 3, 1273, [1038, 831, 692]),
+]
+
+
+def trimmed(stats, num_tokens):
+    """Accepted counts per round with the last round cut at the limit; the first token belongs to no round."""
+    counts, emitted = [], 1
+    for count in stats.num_accepted:
+        counts.append(min(count, num_tokens - emitted))
+        emitted += counts[-1] + 1
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft, k, num_rounds, accepted", FIGURES)
+def test_acceptance_equals_the_figures_of_the_pair(demo_llm, greedy, prompts, draft, k, num_rounds, accepted):
+    outputs = demo_llm(draft, k).generate(prompts[:24], greedy(160), use_tqdm=False)
+    counts = [count for output in outputs for count in trimmed(output.stats, 160)]
+    assert len(counts) == num_rounds
+    assert [sum(count >= i for count in counts) for i in range(1, k + 1)] == accepted
+
+
+@pytest.mark.parametrize("draft, k", [("eagle3", 5), ("eagle1", 3)])
+def test_every_round_equals_the_naive_draft(demo_llm, greedy, prompts, draft, k):
+    target = Reference(demo_directory("target"))
+    cfg, weights = naive_eagle.read_draft(demo_directory(draft), (2, 4, 5) if draft == "eagle3" else ())
+    weights = naive_eagle.borrow(cfg, weights, target.weights)
+    for prompt in prompts[1:3]:
+        naive = naive_eagle.generate(target, cfg, weights, prompt, 32, k)
+        [output] = demo_llm(f"demo/{draft}", k).generate([prompt], greedy(32), use_tqdm=False)
+        assert output.outputs[0].token_ids == naive.tokens
+        assert trimmed(output.stats, 32) == naive.num_accepted

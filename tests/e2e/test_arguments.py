@@ -1,0 +1,71 @@
+"""Bad input gets an error that names what was given and what to do; nothing half-done stays behind."""
+
+import pytest
+
+from specdec import LLM, SamplingParams, SpeculativeConfig
+
+
+@pytest.mark.parametrize(
+    "build, words",
+    [
+        (lambda: LLM("demo", gpu_memory=0.5), "LLM does not take gpu_memory"),
+        (lambda: LLM("demo", max_num_seq=3), "did you mean max_num_seqs"),
+        (lambda: LLM("demo", max_num_seqs=-1), "max_num_seqs=-1"),
+        (lambda: LLM("demo", max_model_len=0), "max_model_len=0"),
+        (lambda: LLM("demo", max_model_len=4096), "exceeds the target's max_position_embeddings=2048"),
+        (lambda: LLM("demo", device="tpu"), "give auto, cpu, cuda"),
+        (lambda: LLM("demo", dtype="int8"), "dtype='int8'"),
+        (lambda: LLM("no/such/place"), "no such directory"),
+        (lambda: LLM("demo", {"model": "demo", "k": 3}), "SpeculativeConfig does not take k"),
+        (lambda: LLM("demo", {"model": "demo", "method": "medusa"}), "method='medusa'"),
+        (lambda: LLM("demo", {"model": "demo/eagle1", "method": "eagle3"}), "is an eagle draft"),
+        (lambda: SpeculativeConfig("demo", num_speculative_tokens=-1), "num_speculative_tokens=-1"),
+        (lambda: SamplingParams(temperature=0.0, max_token=3), "did you mean max_tokens"),
+        (lambda: SamplingParams(temperature=0.0, max_tokens=-3), "max_tokens=-3"),
+        (lambda: SamplingParams(temperature=0.0, max_tokens=3, max_new_tokens=3), "another name of max_tokens"),
+        (lambda: SamplingParams(temperature=0.0, max_tokens=3, min_tokens=4), "min_tokens=4"),
+        (lambda: SamplingParams(temperature=0.0, stop=[""]), "non-empty"),
+    ],
+)
+def test_constructors_refuse_what_they_cannot_do(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
+
+
+@pytest.mark.parametrize(
+    "prompt, params, words",
+    [
+        ([], {}, "empty prompt"),
+        ([0] * 512, {}, "leaves no room"),
+        ([0, 4096], {}, "token id 4096 is outside"),
+        ([0, -1], {}, "token id -1 is outside"),
+        ([0], {"stop_token_ids": [9999]}, "token id 9999 is outside"),
+    ],
+)
+def test_prompts_that_cannot_run_are_refused(demo_llm, prompt, params, words):
+    llm = demo_llm("demo/eagle3", 3)
+    with pytest.raises(ValueError, match=words):
+        llm.generate([[0, 5], prompt], SamplingParams(temperature=0.0, **params), use_tqdm=False)
+    assert not llm.engine.scheduler.has_unfinished
+
+
+def test_a_cache_too_small_for_a_request_is_refused_before_anything_runs(demo_llm, greedy):
+    llm = demo_llm("demo/eagle3", 3, num_kv_blocks=2)
+    with pytest.raises(ValueError, match=r"need 4 blocks of 64 tokens, num_kv_blocks=2: raise num_kv_blocks"):
+        llm.generate([[0] * 10, [0] * 100], [greedy(5), greedy(120)], use_tqdm=False)
+    assert not llm.engine.scheduler.has_unfinished
+
+
+def test_requests_wait_for_rows_and_blocks(demo_llm, greedy, prompts, references):
+    llm = demo_llm("demo/eagle3", 3, max_num_seqs=2, num_kv_blocks=8)
+    outputs = llm.generate(prompts[:5], greedy(12), use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == [r[:12] for r in references[:5]]
+    assert llm.engine.scheduler.pool.num_free == 8
+
+
+def test_one_params_for_each_prompt_or_one_for_all(demo_llm, greedy, prompts):
+    llm = demo_llm("demo/eagle3", 3)
+    outputs = llm.generate(prompts[:2], [greedy(3), greedy(5)], use_tqdm=False)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [3, 5]
+    with pytest.raises(ValueError, match="1 sampling_params for 2 prompts"):
+        llm.generate(prompts[:2], [greedy(3)], use_tqdm=False)

@@ -1,0 +1,74 @@
+"""The first promise: tokens are those of plain decoding, whatever the draft, K and batch. And the drafts are alive."""
+
+import pytest
+
+SETTINGS = [
+    (None, 0),
+    ("demo/eagle3", 0),
+    ("demo/eagle3", 1),
+    ("demo/eagle3", 3),
+    ("demo/eagle3", 5),
+    ("demo/eagle3", 7),
+    ("demo/eagle1", 1),
+    ("demo/eagle1", 3),
+]
+
+
+def tokens_of(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def in_batches(llm, prompts, params, size):
+    return [
+        output
+        for start in range(0, len(prompts), size)
+        for output in llm.generate(prompts[start : start + size], params, use_tqdm=False)
+    ]
+
+
+@pytest.mark.parametrize("draft, k", SETTINGS)
+@pytest.mark.parametrize("batch", [1, 5, 8])
+def test_tokens_equal_transformers_greedy_float32(demo_llm, greedy, prompts, references, draft, k, batch):
+    outputs = in_batches(demo_llm(draft, k), prompts[:8], greedy(64 if batch > 1 else 24), batch)
+    length = 64 if batch > 1 else 24
+    assert tokens_of(outputs) == [reference[:length] for reference in references[:8]]
+    mean = demo_llm(draft, k).run_stats(outputs).mean_acceptance_length
+    assert mean == 1.0 if k == 0 else mean > 1.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft, k", SETTINGS)
+@pytest.mark.parametrize("batch", [1, 5, 24])
+def test_the_whole_matrix_is_exact(demo_llm, greedy, prompts, references, draft, k, batch):
+    outputs = in_batches(demo_llm(draft, k), prompts[:24], greedy(160), batch)
+    assert tokens_of(outputs) == references
+    stats = demo_llm(draft, k).run_stats(outputs)
+    print(f"{draft} K={k} batch={batch}: rounds {stats.num_rounds}, mean {stats.mean_acceptance_length:.3f}")
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_bfloat16_equals_its_own_plain_decoding(demo_llm, greedy, prompts, k):
+    plain = demo_llm(None, 0, dtype="bfloat16").generate(prompts[:3], greedy(40), use_tqdm=False)
+    llm = demo_llm("demo/eagle3", k, dtype="bfloat16")
+    together = llm.generate(prompts[:3], greedy(40), use_tqdm=False)
+    assert tokens_of(together) == tokens_of(plain)
+    assert llm.run_stats(together).mean_acceptance_length > 1.4
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 7])
+def test_a_request_holds_exactly_max_model_len_tokens(demo_llm, greedy, prompts, references, k):
+    prompt, limit = prompts[0], len(prompts[0]) + 40
+    llm = demo_llm("demo/eagle3", k, max_model_len=limit)
+    [output] = llm.generate([prompt], greedy(1000), use_tqdm=False)
+    assert output.outputs[0].token_ids == references[0][:40]
+    assert output.outputs[0].finish_reason == "length"
+    assert len(prompt) + len(output.outputs[0].token_ids) == limit
+
+
+def test_a_long_prompt_in_several_chunks_changes_nothing(demo_llm, greedy, prompts, references):
+    llm = demo_llm("demo/eagle3", 3, max_num_batched_tokens=7)
+    whole = demo_llm("demo/eagle3", 3)
+    chunked = llm.generate(prompts[:3], greedy(24), use_tqdm=False)
+    assert tokens_of(chunked) == [reference[:24] for reference in references[:3]]
+    expected = whole.generate(prompts[:3], greedy(24), use_tqdm=False)
+    assert [o.stats.rounds for o in chunked] == [o.stats.rounds for o in expected]

@@ -1,0 +1,90 @@
+"""Rounds allocate nothing that stays, move no buffer, and read nothing back before they end."""
+
+import gc
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from specdec import LLM
+from specdec.chunk_inputs import PromptPart
+from specdec.state import RowStart
+
+HOST_READS = {
+    torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.__bool__,
+    torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.nonzero, torch.nonzero,
+    torch.Tensor.__len__, torch.masked_select, torch.Tensor.masked_select, torch.unique, torch.Tensor.unique,
+} - {torch.Tensor.__len__}  # fmt: skip
+
+
+class ForbidHostReads(TorchFunctionMode):
+    """Raises where a value of a tensor would travel to the host."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in HOST_READS:
+            raise AssertionError(f"host read inside a round: {func}")
+        if func is torch.Tensor.__getitem__ and any(is_mask(index) for index in as_tuple(args[1])):
+            raise AssertionError("host read inside a round: boolean index")
+        return func(*args, **(kwargs or {}))
+
+
+def as_tuple(index):
+    return index if isinstance(index, tuple) else (index,)
+
+
+def is_mask(index):
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
+
+
+@pytest.fixture
+def runner(prompts):
+    """A runner with three requests past their prompts."""
+    llm = LLM("demo", {"model": "demo", "num_speculative_tokens": 3}, max_num_seqs=3, max_model_len=640, device="cpu")
+    runner, parts = llm.engine.runner, []
+    for row, prompt in enumerate(prompts[:3]):
+        blocks = range(row * 10, row * 10 + 10)
+        runner.start(row, RowStart(blocks=blocks, num_draft_tokens=3))
+        parts.append(PromptPart(row=row, prompt=prompt, start=0, length=len(prompt), blocks=blocks))
+    runner.run_chunk(parts)
+    return runner
+
+
+def test_rounds_read_nothing_back(runner):
+    with ForbidHostReads():
+        for _ in range(3):
+            runner.run_round([0, 1, 2], 400)
+    assert sum(runner.read(3).num_accepted) >= 0
+
+
+@pytest.mark.parametrize(
+    "read", [lambda t: t.item(), lambda t: t.tolist(), bool, lambda t: t[t > 0], lambda t: t.cpu()]
+)
+def test_the_guard_sees_host_reads(read):
+    with pytest.raises(AssertionError, match="host read"), ForbidHostReads():
+        read(torch.ones(1))
+
+
+def test_a_hundred_rounds_leave_memory_and_addresses_as_they_were(runner):
+    for _ in range(2):
+        runner.run_round([0, 1, 2], 600)
+    before = live_bytes(), addresses(runner)
+    for _ in range(100):
+        runner.run_round([0, 1, 2], 600)
+    assert (live_bytes(), addresses(runner)) == before
+    assert int(runner.state.num_computed_tokens[0]) > 100
+
+
+def live_bytes():
+    gc.collect()
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in gc.get_objects() if is_tensor(t)}
+    return sum(storages.values())
+
+
+def is_tensor(candidate):
+    return type(candidate) in (torch.Tensor, torch.nn.Parameter) and candidate.device.type == "cpu"
+
+
+def addresses(runner):
+    state = {name: value.data_ptr() for name, value in vars(runner.state).items() if isinstance(value, torch.Tensor)}
+    buffers = {name: value.data_ptr() for name, value in runner.buffers.tensors().items()}
+    return state, buffers, runner.target_cache.data_ptr(), runner.draft_cache.data_ptr()

@@ -56,7 +56,7 @@ class Layout:
     recycles_norm: bool = False
 
 
-MIDLAYER = r"(^|\.)midlayer\."
+MIDLAYER = r"(^|\.)midlayers?\."
 SPECFORGE_KEYS = ("eagle_aux_hidden_state_layer_ids", "fc_norm", "norm_output", "target_hidden_size", "rope_parameters")
 MODELOPT_KEYS = (
     "use_aux_hidden_state",

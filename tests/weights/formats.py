@@ -1,0 +1,408 @@
+"""The same draft written in every format that can say it: the loader's other direction, from the formats' own facts.
+
+`FORMATS[name]` has `can_express(config, target)` and `write(directory, config, tensors, target)`. `tensors` have the
+loader's names (fused, d2t absolute, borrowed tensors absent); `target` is a LoadedTarget whose tensors are copied where
+a format always saves embedding or head. Used here for round trips, and by tests/specdec for identical logits.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weights import EagleConfig, LayerConfig, LoadedTarget, RopeConfig
+
+Tensors = dict[str, Tensor]
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    can_express: Callable[[EagleConfig, LoadedTarget], bool]
+    write: Callable[[Path, EagleConfig, Tensors, LoadedTarget], None]
+
+
+# --- from canonical names to the pieces that files hold
+
+
+def unfuse(layer: LayerConfig, tensors: Tensors) -> Tensors:
+    """Split qkv_proj and gate_up_proj by rows; everything else as it is."""
+    query, kv, mlp = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim, layer.intermediate_size
+    parts = {
+        "qkv_proj": (("q_proj", query), ("k_proj", kv), ("v_proj", kv)),
+        "gate_up_proj": (("gate_proj", mlp), ("up_proj", mlp)),
+    }
+    pieces: Tensors = {}
+    for name, tensor in tensors.items():
+        whole = next((whole for whole in parts if f".{whole}." in name), None)
+        if whole is None:
+            pieces[name] = tensor.clone()
+            continue
+        rows = tensor.split([size for _, size in parts[whole]])
+        pieces |= {name.replace(whole, part): row.clone() for (part, _), row in zip(parts[whole], rows, strict=True)}
+    return pieces
+
+
+def with_offsets(pieces: Tensors, vocab_size: int, mask: bool = True) -> Tensors:
+    """d2t as the offsets that files hold, with t2d."""
+    if "d2t" not in pieces:
+        return pieces
+    ids = pieces["d2t"]
+    t2d = torch.zeros(vocab_size, dtype=torch.bool)
+    t2d[ids] = True
+    return pieces | {"d2t": ids - torch.arange(len(ids))} | ({"t2d": t2d} if mask else {})
+
+
+def with_copies(pieces: Tensors, target: LoadedTarget, embedding: bool, head: bool) -> Tensors:
+    """Copies of what the draft borrows, where the format saves it anyway."""
+    theirs = target.tensors
+    if embedding:
+        pieces = {"embed_tokens.weight": theirs["embed_tokens.weight"].clone()} | pieces
+    if head:
+        pieces = {"lm_head.weight": theirs.get("lm_head.weight", theirs["embed_tokens.weight"]).clone()} | pieces
+    return pieces
+
+
+def renamed(pieces: Tensors, **prefixes: str) -> Tensors:
+    """renamed(pieces, fc="fusion_fc") renames by first name; "layers.0." is `layers_0`."""
+    table = {("layers.0." if old == "layers_0" else f"{old}."): new for old, new in prefixes.items()}
+    return {
+        next(
+            (
+                new + name[len(old) :] if new.endswith(".") else f"{new}.{name[len(old) :]}"
+                for old, new in table.items()
+                if name.startswith(old)
+            ),
+            name,
+        ): tensor
+        for name, tensor in pieces.items()
+    }
+
+
+def midlayers(config: EagleConfig, pieces: Tensors) -> Tensors:
+    if config.num_layers == 1:
+        return renamed(pieces, layers_0="midlayer.")
+    return {name.replace("layers.", "midlayers.", 1): tensor for name, tensor in pieces.items()}
+
+
+# --- config.json
+
+
+def rope_keys(rope: RopeConfig, new: bool) -> Json:
+    """`rope_parameters` of transformers 5, or `rope_theta` with `rope_scaling`."""
+    keys = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+        "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+    }[rope.kind]
+    scaled = {"rope_type": rope.kind} | {key: getattr(rope, key) for key in keys}
+    if new:
+        return {"rope_parameters": scaled | {"rope_theta": rope.theta}}
+    return {"rope_theta": rope.theta, "rope_scaling": scaled if rope.kind != "default" else None}
+
+
+def layer_keys(config: EagleConfig, new_rope: bool = False) -> Json:
+    layer = config.layer
+    return {
+        "model_type": "llama",
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "rms_norm_eps": layer.rms_norm_eps,
+        "hidden_act": "silu",
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        **rope_keys(layer.rope, new_rope),
+    }
+
+
+def save(directory: Path, config: Json, pieces: Tensors) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in pieces.items()}, directory / "model.safetensors")
+
+
+def window_keys(config: EagleConfig) -> Json:
+    if config.sliding_window is None:
+        return {}
+    return {"sliding_window": config.sliding_window, "layer_types": ["sliding_attention"] * config.num_layers}
+
+
+# --- what formats cannot say
+
+
+def default_taps(target: LoadedTarget) -> tuple[int, ...]:
+    L = target.config.num_layers
+    return (2, L // 2, L - 3)
+
+
+def is_eagle1(config: EagleConfig) -> bool:
+    return config.entry == "fc" and not config.has_d2t and not is_fancy(config)
+
+
+def is_plain1(config: EagleConfig) -> bool:
+    norms = config.has_embed_norm or config.has_input_layernorm or config.has_final_norm
+    return is_eagle1(config) and not norms and config.recycled == "pre_norm"
+
+
+def is_fancy(config: EagleConfig) -> bool:
+    """What only the newest trainers write."""
+    return config.layer.o_bias or config.layer.mlp_bias or config.layer.qk_norm or config.sliding_window is not None
+
+
+def is_eagle3(config: EagleConfig) -> bool:
+    is_whole = config.has_fc and config.has_input_layernorm and config.has_final_norm and not config.fc_bias
+    return config.entry == "qkv" and is_whole and bool(config.aux_boundaries)
+
+
+def is_plain3(config: EagleConfig) -> bool:
+    """No flag of any kind, as of 2025."""
+    flags = config.norm_before_fc or config.has_fc_norm or config.norm_before_residual or config.recycled == "post_norm"
+    return is_eagle3(config) and not flags and not is_fancy(config) and not config.layer.qkv_bias
+
+
+def can_copy_head(config: EagleConfig) -> bool:
+    return config.has_own_head or not config.has_d2t
+
+
+# --- EAGLE-1
+
+
+def write_eagle1(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    pieces = with_copies(unfuse(config.layer, tensors), target, embedding=not config.has_own_embedding, head=False)
+    keys = {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
+    save(directory, layer_keys(config) | keys, pieces)
+
+
+def write_eagle1_vllm(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """vLLM V0's conversion: config wrapped, the target's head copied."""
+    pieces = unfuse(config.layer, tensors)
+    pieces = with_copies(pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head)
+    inner = layer_keys(config) | {"architectures": ["LlamaForCausalLM"]}
+    fc_bias = {"eagle_fc_bias": True} if config.fc_bias else {}
+    save(directory, {"model_type": "eagle", "model": inner | fc_bias}, pieces)
+
+
+def speculators_keys(kind: str, config: EagleConfig, inner: Json) -> Json:
+    """What vllm-project/speculators puts around every head."""
+    verifier = {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
+    method = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": "0.3.0",
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method],
+            "verifier": verifier,
+        },
+        "transformer_layer_config": inner,
+    }
+
+
+def write_speculators_eagle(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    pieces = with_copies(unfuse(config.layer, tensors), target, embedding=not config.has_own_embedding, head=False)
+    pieces = renamed(
+        pieces,
+        fc="fusion_fc",
+        layers_0="transformer.",
+        embed_norm="embedding_layernorm",
+        norm="pre_lm_head_layernorm",
+    )
+    flags = {"architectures": ["EagleSpeculator"], "fusion_bias": config.fc_bias, "layernorms": config.has_final_norm}
+    save(directory, speculators_keys("eagle", config, layer_keys(config)) | flags, pieces)
+
+
+def can_speculators_eagle(config: EagleConfig, target: LoadedTarget) -> bool:
+    norms = {config.has_embed_norm, config.has_input_layernorm, config.has_final_norm}
+    recycled = "post_norm" if config.has_final_norm else "pre_norm"
+    return is_eagle1(config) and len(norms) == 1 and config.recycled == recycled and config.num_layers == 1
+
+
+# --- EAGLE-3
+
+
+def write_eagle3(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """SafeAILab: the least that config.json can say."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
+    pieces = renamed(with_copies(pieces, target, embedding=False, head=not config.has_own_head), layers_0="midlayer.")
+    keys = layer_keys(config) | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": config.draft_vocab_size}
+    save(directory, keys | target_width(config), pieces)
+
+
+def target_width(config: EagleConfig) -> Json:
+    is_same = config.target_hidden_size == config.layer.hidden_size
+    return {} if is_same else {"target_hidden_size": config.target_hidden_size}
+
+
+def write_eagle3_vllm(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """As vLLM and TorchSpec's export have it: layers.{i}, boundaries, EAGLE 3.1 flags at the top."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
+    pieces = with_copies(pieces, target, embedding=False, head=not config.has_own_head)
+    keys = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "eagle_aux_hidden_state_layer_ids": list(config.aux_boundaries),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.has_fc_norm,
+        "norm_output": config.recycled == "post_norm",
+        "attention_bias": config.layer.qkv_bias,
+    }
+    save(directory, layer_keys(config) | keys | target_width(config) | window_keys(config), pieces)
+
+
+def write_specforge(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """Outputs of layers, inside eagle_config; norm_output says whether a norm precedes lm_head."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
+    pieces = midlayers(config, with_copies(pieces, target, embedding=False, head=not config.has_own_head))
+    keys = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [b - 1 for b in config.aux_boundaries]},
+        "fc_norm": config.has_fc_norm,
+        "norm_output": config.has_final_norm,
+    }
+    save(directory, layer_keys(config, new_rope=True) | keys, pieces)
+
+
+def can_specforge(config: EagleConfig, target: LoadedTarget) -> bool:
+    flags = config.norm_before_fc or config.norm_before_residual or config.recycled == "post_norm" or config.fc_bias
+    plain = config.has_fc and config.has_input_layernorm and not flags and not is_fancy(config)
+    taps = bool(config.aux_boundaries) and min(config.aux_boundaries) > 0
+    return config.entry == "qkv" and plain and taps and can_copy_head(config) and not config.layer.qkv_bias
+
+
+def write_speculators_eagle3(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """Embedding and head always saved; boundaries; transformers 5 rope inside transformer_layer_config."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
+    pieces = with_copies(pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head)
+    inner = layer_keys(config, new_rope=True) | {"attention_bias": config.layer.qkv_bias} | window_keys(config)
+    inner["model_type"] = "qwen3" if config.layer.qk_norm else "llama"
+    keys = {
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": config.draft_vocab_size,
+        "eagle_aux_hidden_state_layer_ids": list(config.aux_boundaries),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.has_fc_norm,
+        "norm_output": config.recycled == "post_norm",
+        "target_hidden_size": None if not target_width(config) else config.target_hidden_size,
+        "embed_requires_grad": False,
+    }
+    save(directory, speculators_keys("eagle3", config, inner) | keys, pieces)
+
+
+def write_modelopt(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """Switches in eagle_config; ids are outputs of layers unless one of them is the number of layers; no t2d."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
+    taps = config.aux_boundaries
+    ids = list(taps) if target.config.num_layers in taps else [boundary - 1 for boundary in taps]
+    switches = {
+        "use_aux_hidden_state": bool(taps),
+        "use_input_layernorm_in_first_layer": config.has_input_layernorm,
+        "use_last_layernorm": config.has_final_norm,
+        "use_mtp_layernorm": False,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+        "norm_before_fc": config.norm_before_fc,
+        "return_hidden_post_norm": config.recycled == "post_norm",
+    }
+    keys = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": config.draft_vocab_size if config.has_d2t else None,
+        "eagle_config": switches | ({"eagle_aux_hidden_state_layer_ids": ids} if taps else {}),
+    }
+    save(directory, layer_keys(config) | keys | target_width(config), pieces)
+
+
+def can_modelopt(config: EagleConfig, target: LoadedTarget) -> bool:
+    flags = config.has_fc_norm or config.norm_before_residual or config.fc_bias or config.layer.qkv_bias
+    taps = all(boundary > 0 for boundary in config.aux_boundaries) or target.config.num_layers in config.aux_boundaries
+    return config.entry == "qkv" and not flags and not is_fancy(config) and taps
+
+
+def write_angelslim(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """head_dim left at hidden_size / heads, as published: wrong wherever the head has its own."""
+    pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
+    pieces = renamed(with_copies(pieces, target, embedding=False, head=not config.has_own_head), layers_0="midlayer.")
+    keys = {
+        "architectures": ["Eagle3LlamaForCausalLM"],
+        "target_model_type": "qwen3",
+        "head_dim": config.layer.hidden_size // config.layer.num_heads,
+        "draft_vocab_size": config.draft_vocab_size,
+        "fc_norm": config.has_fc_norm,
+        "norm_output": config.recycled == "post_norm",
+    }
+    save(directory, layer_keys(config) | keys, pieces)
+
+
+def can_angelslim(config: EagleConfig, target: LoadedTarget) -> bool:
+    flags = config.norm_before_fc or config.norm_before_residual or config.layer.qkv_bias or bool(target_width(config))
+    bias = config.layer.o_bias or config.layer.mlp_bias or config.sliding_window is not None
+    is_whole = is_eagle3(config) and config.num_layers == 1 and can_copy_head(config)
+    return is_whole and not flags and not bias and config.aux_boundaries == default_taps(target)
+
+
+def write_deepspec(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+    """Qwen3-shaped, five outputs of layers, full vocabulary, the target's embedding and head copied in."""
+    pieces = unfuse(config.layer, tensors)
+    pieces = with_copies(pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head)
+    keys = {
+        "architectures": ["Qwen3Eagle3Model"],
+        "model_type": "qwen3",
+        "target_layer_ids": [boundary - 1 for boundary in config.aux_boundaries],
+    }
+    save(directory, layer_keys(config, new_rope=True) | keys, pieces)
+
+
+def can_deepspec(config: EagleConfig, target: LoadedTarget) -> bool:
+    flags = config.norm_before_fc or config.has_fc_norm or config.norm_before_residual or config.recycled == "post_norm"
+    layer = config.layer
+    bias = (
+        layer.qkv_bias
+        or layer.o_bias
+        or layer.mlp_bias
+        or config.sliding_window is not None
+        or bool(target_width(config))
+    )
+    taps = len(config.aux_boundaries) == 5 and min(config.aux_boundaries) > 0
+    return is_eagle3(config) and taps and layer.qk_norm and not flags and not bias and not config.has_d2t
+
+
+FORMATS: dict[str, Format] = {
+    "eagle-1": Format(
+        can_express=lambda config, target: is_plain1(config) and not config.has_own_head,
+        write=write_eagle1,
+    ),
+    "eagle-1-vllm": Format(can_express=lambda config, target: is_plain1(config), write=write_eagle1_vllm),
+    "speculators-eagle": Format(can_express=can_speculators_eagle, write=write_speculators_eagle),
+    "eagle-3": Format(
+        can_express=lambda config, target: (
+            is_plain3(config)
+            and config.num_layers == 1
+            and can_copy_head(config)
+            and config.aux_boundaries == default_taps(target)
+        ),
+        write=write_eagle3,
+    ),
+    "eagle-3-vllm": Format(
+        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config), write=write_eagle3_vllm
+    ),
+    "specforge": Format(can_express=can_specforge, write=write_specforge),
+    "speculators-eagle3": Format(
+        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config), write=write_speculators_eagle3
+    ),
+    "modelopt": Format(can_express=can_modelopt, write=write_modelopt),
+    "angelslim": Format(can_express=can_angelslim, write=write_angelslim),
+    "deepspec": Format(can_express=can_deepspec, write=write_deepspec),
+}

@@ -14,7 +14,7 @@ from weights.draft_layer import ATTENTION, resolve_layer
 from weights.draft_norms import resolve_norms
 from weights.errors import Problems
 from weights.evidence import Witness
-from weights.fields import Fields, read_json_object
+from weights.fields import Fields, layer_types, read_json_object
 from weights.header import TensorEntry
 from weights.layouts import Evidence, Layout, find_layout, refuse_values
 from weights.reader import Reader
@@ -145,13 +145,12 @@ def _features(
 ) -> tuple[bool, tuple[int, ...]]:
     """Whether there is an fc, and which boundaries it reads."""
     fields, log = witness.fields, witness.log
-    if entry == "fc":
-        log.add("aux_boundaries", (), "EAGLE-1 reads the target's hidden after its final norm")
-        return True, ()
-    if not fields.get(bool, "use_aux_hidden_state", True):
-        source = fields.source("use_aux_hidden_state")
+    if entry == "fc" or not fields.get(bool, "use_aux_hidden_state", True):
+        source = "EAGLE-1" if entry == "fc" else fields.source("use_aux_hidden_state")
         log.add("aux_boundaries", (), f"{source}: the target's hidden after its final norm")
-        return witness.has("fc.weight"), ()
+        if aux_layers is not None:
+            witness.problems.add(f"aux_layers {aux_layers}: this draft reads none ({source})")
+        return entry == "fc" or witness.has("fc.weight"), ()
     num_taps = _num_taps(witness, Dt)
     return True, resolve_taps(fields, layout, num_taps, target.num_layers if target else None, aux_layers, log)
 
@@ -182,7 +181,7 @@ def _owns(witness: Witness, field: str, name: str) -> bool:
 
 
 def _sliding_window(fields: Fields) -> int | None:
-    is_on = "sliding_attention" in fields.strings("layer_types") or fields.get(bool, "use_sliding_window", False)
+    is_on = "sliding_attention" in layer_types(fields) or fields.get(bool, "use_sliding_window", False)
     return fields.need(int, "sliding_window") if is_on else None
 
 

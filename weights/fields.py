@@ -114,3 +114,12 @@ class Fields:
     def strings(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key)
         return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def layer_types(fields: Fields) -> tuple[str, ...]:
+    """The kinds of attention that config.json lists; what is neither full nor a window is a problem."""
+    kinds = fields.strings("layer_types")
+    unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if unknown:
+        fields.problems.add(f"{fields.source('layer_types')} {', '.join(unknown)} is not supported")
+    return kinds

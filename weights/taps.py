@@ -57,5 +57,7 @@ def _check(boundaries: tuple[int, ...], num_taps: int | None, L: int | None, sou
             f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers {boundaries} come from "
             f"{source}: pass aux_layers"
         )
+    if len(set(boundaries)) < len(boundaries):
+        problems.add(f"boundaries {boundaries} from {source} name a layer more than once")
     if L is not None and not all(0 <= boundary <= L for boundary in boundaries):
         problems.add(f"boundaries {boundaries} from {source} must lie in 0..{L}, the target has {L} layers")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weights.config import LayerConfig, TargetConfig
 from weights.errors import Problems
-from weights.fields import Fields, read_json_object
+from weights.fields import Fields, layer_types, read_json_object
 from weights.reader import Reader
 from weights.report import Log
 from weights.rope import read_rope, rope_source
@@ -167,7 +167,7 @@ def _window_of_some_layer(fields: Fields, family: Family) -> int | None:
     is_on = family.sliding_window is not None
     if family.window_switch is not None:
         is_on = fields.get(bool, family.window_switch, False)
-    kinds = fields.strings("layer_types")
+    kinds = layer_types(fields)
     starts = fields.get(int, "max_window_layers", 0) if family.window_switch else 0
     if not is_on or (kinds and "sliding_attention" not in kinds):
         return None

@@ -1,0 +1,48 @@
+"""The bundled pair loads, and says what the pair's README says."""
+
+import pytest
+import torch
+
+from weights import demo_directory, demo_prompts, load_eagle, load_target
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(demo_directory("target"), progress=False)
+
+
+def test_the_target(target):
+    config = target.config
+    assert (config.model_type, config.num_layers, config.vocab_size, config.has_tied_head) == ("llama", 8, 4096, True)
+    assert config.dtype == "bfloat16"
+    assert config.eos_token_ids == (1,)
+    assert sum(tensor.numel() for tensor in target.tensors.values()) == 7344384
+
+
+def test_the_eagle3_draft(target):
+    draft = load_eagle(demo_directory("eagle3"), target, progress=False)
+    config = draft.config
+    assert (config.format, config.entry, config.aux_boundaries) == ("eagle-3", "qkv", (2, 4, 5))
+    assert (config.draft_vocab_size, config.has_d2t, config.has_own_head) == (1024, True, True)
+    assert not config.has_own_embedding
+    assert int(draft.tensors["d2t"].max()) < 4096
+
+
+def test_the_eagle1_draft_borrows_embedding_and_a_tied_head(target):
+    draft = load_eagle(demo_directory("eagle1"), target, progress=False)
+    config = draft.config
+    assert (config.format, config.entry, config.fc_bias, config.recycled) == ("eagle-1", "fc", True, "pre_norm")
+    flags = (config.has_own_embedding, config.has_own_head, config.has_input_layernorm, config.has_final_norm)
+    assert not any(flags)
+    assert draft.tensors["fc.bias"].dtype == torch.bfloat16
+
+
+def test_the_prompts():
+    prompts = demo_prompts()
+    assert len(prompts["prompts"]) == 48
+    assert [len(tokens) for tokens in prompts["greedy_float32"]] == [160] * 24
+
+
+def test_a_part_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="demo part 'eagle9': one of target, eagle3, eagle1"):
+        demo_directory("eagle9")

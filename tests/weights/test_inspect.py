@@ -1,0 +1,68 @@
+"""inspect_checkpoint: everything that headers and config.json tell, without the data, also of a broken checkpoint."""
+
+import pytest
+
+from tests.weights.formats import FORMATS
+from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target, write_target
+from weights import CheckpointError, EagleConfig, TargetConfig, inspect_checkpoint
+from weights.reader import Reader
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("inspecting reads no data")
+
+    monkeypatch.setattr(Reader, "read", refuse)
+
+
+def test_a_target_with_its_tensor_table(tmp_path):
+    target = tiny_target()
+    write_target(tmp_path, target, num_shards=2)
+    inspection = inspect_checkpoint(tmp_path)
+    assert inspection.report.role == "target"
+    assert isinstance(inspection.config, TargetConfig)
+    assert inspection.problems == ()
+    text = str(inspection)
+    for words in (
+        "num_layers",
+        "config.json: num_hidden_layers",
+        "model-00002-of-00002.safetensors",
+        "[96, 32]",
+        "12,288",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_draft_of_every_format_with_and_without_its_target(tmp_path, name):
+    target = tiny_target()
+    full = {"aux_boundaries": (2, 3, 5, 6, 7), "qk_norm": True, "has_d2t": False, "draft_vocab_size": 96}
+    candidates = [eagle1_config(target), eagle3_config(target), eagle3_config(target, **full)]
+    config = next(config for config in candidates if FORMATS[name].can_express(config, target))
+    FORMATS[name].write(tmp_path, config, draft_tensors(config), target)
+    for known in (None, target.config):
+        inspection = inspect_checkpoint(tmp_path, known)
+        assert inspection.report.role == "draft"
+        assert isinstance(inspection.config, EagleConfig)
+        assert inspection.config.entry == config.entry
+        assert inspection.problems == ()
+        assert ("without the target" in str(inspection)) is (known is None)
+
+
+def test_what_is_wrong_is_listed_beside_what_is_known(tmp_path):
+    target = tiny_target()
+    write_target(tmp_path, target, hidden_size=64)
+    inspection = inspect_checkpoint(tmp_path)
+    assert any("[96, 64] is needed" in problem for problem in inspection.problems)
+    assert "problem: " in str(inspection)
+    write_target(tmp_path, target, model_type="gemma3")
+    inspection = inspect_checkpoint(tmp_path)
+    assert inspection.config is None
+    assert inspection.report.format == "unknown"
+    assert len(inspection.tensors) > 0
+
+
+def test_headers_that_cannot_be_read_are_an_error(tmp_path):
+    with pytest.raises(CheckpointError):
+        inspect_checkpoint(tmp_path)

@@ -1,0 +1,146 @@
+"""Targets of four families: config to binding, and what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.weights.tiny import tiny_target, write_target
+from weights import CheckpointError, load_target
+from weights.fuse import FUSED
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+
+
+def refusal(directory) -> CheckpointError:
+    with pytest.raises(CheckpointError) as error:
+        load_target(directory, progress=False)
+    return error.value
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("has_tied_head", [False, True])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_target_comes_back_as_it_was_written(tmp_path, family, has_tied_head, num_shards):
+    target = tiny_target(family, has_tied_head=has_tied_head)
+    write_target(tmp_path, target, num_shards)
+    loaded = load_target(tmp_path, progress=False)
+    assert loaded.config == dataclasses.replace(target.config, eos_token_ids=(1, 2))
+    assert loaded.tensors.keys() == target.tensors.keys()
+    assert all(torch.equal(loaded.tensors[name], target.tensors[name]) for name in target.tensors)
+
+
+def test_products_are_fused_in_the_order_of_their_names(tmp_path):
+    target = tiny_target("qwen2")
+    write_target(tmp_path, target)
+    pieces, tensors = load_file(tmp_path / "model.safetensors"), load_target(tmp_path, progress=False).tensors
+    for whole, parts in FUSED.items():
+        expected = torch.cat([pieces[f"model.layers.3.{part}.weight"] for part in parts])
+        assert torch.equal(tensors[f"layers.3.{whole}.weight"], expected)
+
+
+def test_the_stored_dtype_is_kept_and_a_cast_is_told(tmp_path):
+    write_target(tmp_path, tiny_target(dtype="bfloat16"))
+    kept = load_target(tmp_path, progress=False)
+    assert {tensor.dtype for tensor in kept.tensors.values()} == {torch.bfloat16}
+    assert kept.config.dtype == "bfloat16"
+    assert kept.report.notes == ()
+    cast = load_target(tmp_path, dtype=torch.float32, progress=False)
+    assert {tensor.dtype for tensor in cast.tensors.values()} == {torch.float32}
+    assert cast.report.notes == ("75 tensors stored as BF16 are cast to float32",)
+    assert cast.config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "own, generation, expected", [(1, [1, 2], (1, 2)), ([3, 1], 7, (3, 1, 7)), (None, [5], (5,)), (4, None, (4,))]
+)
+def test_eos_ids_of_both_files_count(tmp_path, own, generation, expected):
+    write_target(tmp_path, tiny_target(), eos_token_id=own)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert load_target(tmp_path, progress=False).config.eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "family, keys, window",
+    [
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {"sliding_window": 64}, 64),
+        ("llama", {"sliding_window": 64}, None),
+        ("qwen2", {"sliding_window": 64}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 4}, 64),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 8}, None),
+        ("qwen3", {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"] * 8}, None),
+        ("qwen3", {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 8}, 64),
+    ],
+)
+def test_a_window_that_some_layer_uses_is_told(tmp_path, family, keys, window):
+    write_target(tmp_path, tiny_target(family), **keys)
+    assert load_target(tmp_path, progress=False).config.sliding_window == window
+
+
+def test_a_tied_target_may_carry_an_equal_head_and_no_other(tmp_path):
+    write_target(tmp_path, tiny_target(has_tied_head=True))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    assert "lm_head.weight" not in load_target(tmp_path, progress=False).tensors
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, file)
+    assert "lm_head.weight differs from the embedding" in str(refusal(tmp_path))
+
+
+def test_harmless_leftovers_are_ignored_and_listed(tmp_path):
+    write_target(tmp_path, tiny_target())
+    file = tmp_path / "model.safetensors"
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        "model.layers.0.self_attn.masked_bias": torch.ones(1),
+    }
+    save_file(load_file(file) | extra, file)
+    (tmp_path / "training_state.pt").write_bytes(b"not read")
+    report = load_target(tmp_path, progress=False).report
+    assert {name for name, _ in report.ignored} == {*extra, "training_state.pt"}
+    assert all(name in str(report) for name in extra)
+
+
+@pytest.mark.parametrize(
+    "keys, words",
+    [
+        ({"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"]}, "model_type 'gemma3' is not supported"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "only LlamaForCausalLM is supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"hidden_size": None}, "missing hidden_size (an integer)"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', an integer is needed"),
+    ],
+)
+def test_a_target_that_is_not_built_is_refused_by_name(tmp_path, keys, words):
+    write_target(tmp_path, tiny_target(), **keys)
+    assert words in str(refusal(tmp_path))
+
+
+def test_everything_wrong_comes_in_one_error(tmp_path):
+    write_target(tmp_path, tiny_target(), hidden_act="gelu")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"], tensors["model.layers.2.mlp.up_proj.weight"]
+    tensors["model.layers.1.self_attn.o_proj.weight"] = torch.zeros(32, 8)
+    tensors["model.layers.0.self_attn.q_proj.weight_packed"] = torch.zeros(4, dtype=torch.int32)
+    tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(32, 48).to(torch.float8_e4m3fn)
+    tensors["model.surprise"] = torch.zeros(1)
+    save_file(tensors, file)
+    error = refusal(tmp_path)
+    for words in (
+        "hidden_act 'gelu' is not supported",
+        "missing lm_head.weight [96, 32]",
+        "missing layers.2.mlp.up_proj.weight [48, 32]",
+        "model.layers.1.self_attn.o_proj.weight is [32, 8], [32, 64] is needed",
+        "model.layers.0.self_attn.q_proj.weight_packed is I32: packed, fp8 and integer weights are not supported",
+        "model.layers.0.mlp.down_proj.weight is F8_E4M3",
+        "unexpected model.surprise [1]",
+    ):
+        assert words in str(error), words
+    assert len(error.problems) == 7

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 
 from graphs.protocol import GraphPool, GraphSession
+from graphs.weak import map_tensors, weak_view
 
 
 class CudaBackend:
@@ -84,6 +85,10 @@ class CudaPool:
             except BaseException:
                 session.abort()
                 raise
+
+    def weaken(self, value: object) -> object:
+        """Weak views of every tensor on the device: which of them lie in the pool torch does not tell."""
+        return map_tensors(lambda tensor: weak_view(tensor) if tensor.is_cuda else tensor, value)
 
     def close(self) -> None:
         """Let go of the memory; `release` of the backend returns it to the driver."""

@@ -19,7 +19,7 @@ from graphs.context import get_forward_context, has_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
 from graphs.protocol import Graph, GraphPool, GraphSession
-from graphs.weak import tensors_in, weak_views
+from graphs.weak import tensors_in
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,16 +106,18 @@ class BreakableCUDAGraphCapture:
         _thread.active = None
         try:
             if error is None:
-                self._end()
+                with self._stack:
+                    self._end()
+            else:
+                self._stack.__exit__(kind, error, trace)
         except BaseException:
             self.reset()
             raise
         finally:
             self.is_recording = False
-            self._stack.__exit__(kind, error, trace)
             self._session = None
-            if error is not None:
-                self.reset()
+        if error is not None:
+            self.reset()
 
     def add_eager(self, fn: Callable[[], R]) -> R:
         """End the graph at hand, run `fn` eagerly, record it and begin the next graph; returns what `fn` returned.
@@ -126,7 +128,7 @@ class BreakableCUDAGraphCapture:
             return fn()
         self._end()
         result = fn()
-        self._steps.append(_without_strong_tensors(fn, result))
+        self._steps.append(_recorded(fn, result, self._pool))
         self._begin()
         return result
 
@@ -156,15 +158,16 @@ class BreakableCUDAGraphCapture:
             self._steps.append(graph.replay)
 
 
-def _without_strong_tensors(fn: Callable[[], R], result: R) -> Callable[[], object]:
+def _recorded(fn: Callable[[], R], result: R, pool: GraphPool) -> Callable[[], object]:
+    """`fn` as replay calls it, without strong references to its tensors."""
     if not isinstance(fn, functools.partial):
         return fn
     given = {tensor.untyped_storage().data_ptr() for tensor in tensors_in([fn.args, fn.keywords])}
     if any(tensor.untyped_storage().data_ptr() not in given for tensor in tensors_in(result)):
         name = getattr(fn.func, "__qualname__", repr(fn.func))
         raise CaptureError(f"{name} returned a tensor of its own from an eager break: write into an argument instead")
-    args, kwargs = weak_views(list(fn.args)), weak_views(fn.keywords)
-    assert isinstance(args, list)
+    args, kwargs = pool.weaken(fn.args), pool.weaken(fn.keywords)
+    assert isinstance(args, tuple)
     assert isinstance(kwargs, dict)
     return functools.partial(fn.func, *args, **kwargs)
 

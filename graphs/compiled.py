@@ -13,7 +13,7 @@ from torch.fx.passes.split_module import split_module
 
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphPool
-from graphs.weak import weak_views
+from graphs.weak import map_tensors, plain_view
 from graphs.wrapper import CUDAGraphOptions, CUDAGraphWrapper
 
 
@@ -29,8 +29,8 @@ class CompiledPieces:
     def __call__(self, *args: object, **kwargs: object) -> object:
         """The first call of a kind compiles: let it be a warm-up, with mode NONE in the forward context."""
         # slices would bring guards about their buffers, and with them a second version of the code for some sizes
-        inputs = [weak_views(value) for value in args]
-        return self._compiled(*inputs, **{name: weak_views(value) for name, value in kwargs.items()})
+        inputs = [map_tensors(plain_view, value) for value in args]
+        return self._compiled(*inputs, **{name: map_tensors(plain_view, value) for name, value in kwargs.items()})
 
     def unwrap(self) -> Callable[..., object]:
         """The model itself."""

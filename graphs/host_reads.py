@@ -15,7 +15,7 @@ from graphs.errors import CaptureError
 
 _READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose")
 _DATA_SHAPES = ("nonzero", "nonzero_numpy", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive")
-_CALLS = ("cpu", "numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__", "__complex__")
+_CALLS = ("cpu", "numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 
 
 def check_op(func: "OpOverload[..., object]", args: tuple[object, ...]) -> None:

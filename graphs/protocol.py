@@ -42,6 +42,9 @@ class GraphPool(Protocol):
         is_last: no later piece of this owner is captured from the results of this one
         """
 
+    def weaken(self, value: object) -> object:
+        """`value` with weak views in place of the tensors in it, so that it pins no memory of the pool."""
+
     def close(self) -> None:
         """Let go of the memory, once every graph was reset; the pool is as new."""
 

@@ -22,7 +22,7 @@ from graphs.errors import CaptureError
 from graphs.host_reads import ForbidHostReads, check_op
 from graphs.protocol import GraphPool, GraphSession
 from graphs.tape_memory import OwnerMemory
-from graphs.weak import tensors_in, weak_view, weak_views
+from graphs.weak import map_tensors, tensors_in, weak_view, weak_views
 
 # a string: torch before 2.13 has no type parameters here
 Op: TypeAlias = "OpOverload[..., Any]"
@@ -79,6 +79,10 @@ class TapePool:
         if is_last:
             memory.settle()
 
+    def weaken(self, value: object) -> object:
+        """Weak views of the tensors that lie in results; the pool keeps only those alive."""
+        return map_tensors(lambda tensor: weak_view(tensor) if self._owns(tensor) else tensor, value)
+
     def close(self) -> None:
         """Forget every owner; weak views of their results are dangling from here on."""
         self._owners.clear()
@@ -104,6 +108,9 @@ class TapePool:
     def pinned_bytes(self) -> int:
         """Bytes that could not be shared on CUDA, because a strong reference outside keeps them."""
         return sum(memory.pinned_bytes() for memory in self._owners.values())
+
+    def _owns(self, tensor: Tensor) -> bool:
+        return any(memory.owns(tensor) for memory in self._owners.values())
 
 
 class TapeSession:
@@ -177,9 +184,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Op, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         check_op(func, args)
-        inner = _inner_of(func)
-        if inner is not None:
-            return self._record_inside(func, inner, args, kwargs)
+        if _is_made_of_ops(func):
+            return self._record_inside(func, args, kwargs)
         self._note_inputs(func, args, kwargs)
         for tensor in _written(func, args, kwargs):
             self.memory.save(tensor)
@@ -187,12 +193,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record(func, args, kwargs, result)
         return result
 
-    def _record_inside(self, func: Op, inner: DispatchKey, args: Any, kwargs: Any) -> Any:
+    def _record_inside(self, func: Op, args: Any, kwargs: Any) -> Any:
         """Record the ops that `func` is made of: the Python inside it runs now and never again."""
         outer, self.inside = self.inside, func
         try:
             with self:
-                return func._op_dk(inner, *args, **kwargs)
+                if func.namespace in _TORCHS_OWN:
+                    return func.decompose(*args, **kwargs)
+                return func.redispatch(torch._C.DispatchKeySet(DispatchKey.CPU), *args, **kwargs)
         finally:
             self.inside = outer
 
@@ -224,6 +232,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.calls.append(partial(out_op._op, *_weak(args), **_weak(kwargs), **outs))
 
 
+_TORCHS_OWN = ("aten", "prims")
 _UNINITIALISED = (
     torch.ops.aten.empty,
     torch.ops.aten.empty_like,
@@ -233,17 +242,12 @@ _UNINITIALISED = (
 )
 
 
-def _inner_of(func: Op) -> DispatchKey | None:
-    """The kernel to look into: ops made of other ops, and everything that is not torch's own."""
-    if func.namespace not in ("aten", "prims"):
-        return DispatchKey.CPU
-    return DispatchKey.CompositeImplicitAutograd if _is_composite(func) else None
-
-
 @cache
-def _is_composite(func: Op) -> bool:
+def _is_made_of_ops(func: Op) -> bool:
+    """Whether to look inside: composite ops, and everything that is not torch's own."""
     name = func.name()  # type: ignore[no-untyped-call]
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, DispatchKey.CompositeImplicitAutograd))
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, DispatchKey.CompositeImplicitAutograd)
+    return bool(composite) or func.namespace not in _TORCHS_OWN
 
 
 def _written(func: Op, args: Any, kwargs: Any) -> Iterator[Tensor]:

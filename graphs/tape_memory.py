@@ -36,13 +36,13 @@ class OwnerMemory:
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether `tensor` lies in a result."""
-        return tensor.untyped_storage()._cdata in self.results
+        return tensor.untyped_storage().data_ptr() in self.results
 
     def add_result(self, tensor: Tensor) -> None:
         """Keep the memory of a tensor that an op of the capture made."""
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage._cdata not in self.results:
-            self.results[storage._cdata] = Result(storage, _flat(tensor, tensor.dtype))
+        if storage.nbytes() and storage.data_ptr() not in self.results:
+            self.results[storage.data_ptr()] = Result(storage, _flat(tensor, tensor.dtype))
 
     def add_constant(self, tensor: Tensor) -> None:
         """Keep a number that became a tensor on the way: it is part of the kernel's arguments on CUDA."""
@@ -79,8 +79,7 @@ class OwnerMemory:
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    storage = tensor.untyped_storage()
+    alias = weak_view(tensor).untyped_storage()
     with torch.inference_mode(False):
-        alias = weak_view(tensor).untyped_storage()
         flat = torch.empty(0, dtype=dtype, device=tensor.device)
-        return flat.set_(alias, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+        return flat.set_(alias, 0, (alias.nbytes() // dtype.itemsize,), (1,))

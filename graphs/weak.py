@@ -5,6 +5,7 @@ captured size. A weak view does not; whoever holds one promises that the graph, 
 """
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,8 +18,18 @@ def weak_view(tensor: Tensor) -> Tensor:
     """
     storage = tensor.untyped_storage()
     alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
-    view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return view.set_(alias, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return _over(cast(torch.UntypedStorage, alias), tensor)
+
+
+def plain_view(tensor: Tensor) -> Tensor:
+    """A tensor over the same memory that owns it, but is nobody's view: torch.compile puts no guard on a base."""
+    return _over(tensor.untyped_storage(), tensor)
+
+
+def _over(storage: torch.UntypedStorage, tensor: Tensor) -> Tensor:
+    with torch.inference_mode(False):  # a view that may be written in any mode
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def weak_views(value: object) -> object:

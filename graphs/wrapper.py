@@ -15,7 +15,6 @@ from graphs.context import ForwardContext, get_forward_context, has_forward_cont
 from graphs.log import logger
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import Graph, GraphPool
-from graphs.weak import weak_views
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ class CUDAGraphWrapper:
             collect=not options.gc_disable,
             is_last=options.weak_ref_output,
         )
-        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=graph, output=weak_views(output))
+        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=graph, output=self._pool.weaken(output))
         if self._debug:
             entry.input_addresses = addresses(args, kwargs, context)
         self.entries[descriptor] = entry
@@ -145,7 +144,7 @@ class BreakableCUDAGraphWrapper:
         descriptor = descriptor_of(context)
         with BreakableCUDAGraphCapture(self._pool, owner=descriptor) as capture:
             output = self.runnable(*args, **kwargs)
-        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=capture, output=weak_views(output))
+        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=capture, output=self._pool.weaken(output))
         if self._debug:
             entry.input_addresses = addresses(args, kwargs, context)
         self.entries[descriptor] = entry

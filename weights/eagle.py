@@ -1,4 +1,4 @@
-"""EAGLE drafts: from config.json and tensor shapes to one EagleConfig, whatever the format (EAGLE.md 3.2).
+"""EAGLE drafts: from config.json and tensor shapes to one EagleConfig, whatever the format.
 
 Everything is decided here and in the tables of layouts.py, rename.py and taps.py; nothing behind this package knows
 formats. The order: format, layer, vocabulary, features, norms, owners; each decision is logged with its source.
@@ -105,6 +105,8 @@ def _num_layers(witness: Witness) -> int:
     written = witness.fields.get(int, "num_hidden_layers", 1)
     source = "tensor names" if seen >= written else witness.fields.source("num_hidden_layers")
     witness.log.add("num_layers", max(written, seen), source)
+    if max(written, seen) > len(witness.held):
+        witness.problems.add(f"{source}: {max(written, seen)} layers, but only {len(witness.held)} tensors", fatal=True)
     return max(written, seen)
 
 

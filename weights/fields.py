@@ -31,7 +31,7 @@ def read_json_object(file: Path, problems: Problems) -> dict[str, object]:
     except FileNotFoundError:
         problems.add(f"{file.name}: missing", fatal=True)
         return {}
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         problems.add(f"{file.name}: not JSON ({error})", fatal=True)
         return {}
     if isinstance(values, dict):

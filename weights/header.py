@@ -78,7 +78,7 @@ def _read_json(file: Path, size: int, problems: Problems) -> tuple[Mapping[str, 
     repeated: list[str] = []
     try:
         values = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, repeated))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         problems.add(f"{file.name}: the header is not JSON ({error})")
         return {}, 8 + length
     for key in repeated:

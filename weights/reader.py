@@ -89,7 +89,7 @@ def _sharded(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
 def _weight_map(index: Path, problems: Problems) -> dict[str, str]:
     try:
         values = json.loads(index.read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         problems.add(f"{INDEX}: not JSON ({error})")
         return {}
     weight_map = values.get("weight_map") if isinstance(values, dict) else None

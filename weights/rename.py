@@ -1,7 +1,7 @@
 """Names in files -> names here, as rows of (pattern, replacement, whose name it is). Data, no code per format.
 
 Rows are applied in order, each once, to every name. `replacement` None means: harmless, drop it and say so.
-Sources of the names: the formats' own writers, EAGLE.md section 3.
+The names are those that the formats' own trainers and converters write.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Which hidden states of the target a draft reads, as boundaries: boundary i is the residual stream entering layer i.
 
 Files name them in two ways that look alike: as boundaries, or by the layer whose output it is (boundary - 1). The
-format decides (EAGLE.md 3.3); an id equal to the number of layers can only be a boundary. The report says what was
+format decides; an id equal to the number of layers can only be a boundary. The report says what was
 decided.
 """
 

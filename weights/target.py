@@ -77,6 +77,11 @@ def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig
     for name in ("num_layers", "vocab_size", "max_position_embeddings", "has_tied_head", "bos_token_id"):
         log.add(name, getattr(config, name), fields.source(keys.get(name, name)))
     log.add("dtype", config.dtype, "embed_tokens.weight")
+    if config.num_layers > len(reader.entries):
+        problems.add(
+            f"{fields.source('num_hidden_layers')}: {config.num_layers} layers, but only {len(reader.entries)} tensors",
+            fatal=True,
+        )
     problems.raise_if_fatal()
     return config
 

@@ -36,6 +36,7 @@ ATTACKS = {
     "no dtype": ({"a": {"shape": [2], "data_offsets": [0, 8]}}, DATA[:8], None, ["a: the header entry needs"]),
     "not an object": ([A], DATA[:8], None, ["the header is a JSON list"]),
     "not JSON": (b"{", DATA, None, ["the header is not JSON"]),
+    "a number of 5000 digits": (b'{"a": ' + b"9" * 5000 + b"}", DATA, None, ["the header is not JSON"]),
     "not text": (b"\xff\xfe{}", DATA, None, ["the header is not JSON"]),
     "deeply nested": (b"[" * 10**5, DATA, None, ["model.safetensors"]),
     "a key twice": (

@@ -112,6 +112,7 @@ CONFIGS = {
         "a draft for another hidden size: config.json: target_hidden_size says 64",
     ),
     "more layers": ({"num_hidden_layers": 2}, "missing layers.1.self_attn.q_proj.weight [32, 32]"),
+    "a million layers": ({"num_hidden_layers": 10**6}, "1000000 layers, but only"),
     "a norm that is not there": ({"norm_before_fc": True}, "missing input_norm.weight [96]"),
     "norms that are not there": ({"fc_norm": True}, "missing fc_norm.2.weight [32]"),
     "a norm that should not be there": ({"use_last_layernorm": False}, "unexpected norm.weight"),

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.weights.formats import rope_keys, unfuse
+from tests.weights.pieces import rope_keys, unfuse
 from weights import BindingReport, EagleConfig, LayerConfig, LoadedTarget, RopeConfig, TargetConfig
 from weights.fuse import fuse_plan
 from weights.shapes import Shapes, eagle_shapes, target_shapes

@@ -1,0 +1,124 @@
+"""Tiny random pairs whose every weight shows in the logits, run by the engine and by the naive draft.
+
+A tensor depends on its name and shape only, so configs that differ in one flag share all weights but those of the flag.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from specdec.chunk_inputs import PromptPart
+from specdec.runner import Runner, RunnerSizes
+from specdec.state import RowStart
+from tests.naive_eagle import borrow, draft_logits, target_features
+from tests.reference import Reference
+from tests.weights.formats import unfuse
+from tests.weights.tiny import tiny_target, write_target
+from weights import BindingReport, EagleConfig, LoadedEagle, LoadedTarget, TargetConfig, load_target
+from weights.fuse import fuse_plan
+from weights.shapes import Shapes, eagle_shapes, target_shapes
+
+NUM_DRAFTS = 3
+PROMPT = [7, 61, 13, 88, 2, 40, 40, 5, 19, 73, 31]
+ROW, BLOCK = 1, 2  # neither the first row nor the first block
+
+
+def lively(shapes: Shapes, seed: int = 0, scale: float = 0.15) -> dict[str, Tensor]:
+    """Fused random tensors, norms around 1."""
+    pieces = {name: scale * torch.randn(shape, generator=_generator(name, seed)) for name, shape in shapes.items()}
+    pieces |= {name: tensor + 1 for name, tensor in pieces.items() if "norm" in name}
+    return {name: torch.cat([pieces[part] for part in parts]) for name, parts in fuse_plan(list(shapes)).items()}
+
+
+def _generator(name: str, seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(crc32(name.encode()) + seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetPair:
+    """One target as the engine and as the reference read it."""
+
+    loaded: LoadedTarget
+    reference: Reference
+
+
+def on_disk(directory: Path, config: TargetConfig, seed: int = 0) -> TargetPair:
+    """A random target, written and read back."""
+    target = dataclasses.replace(
+        tiny_target(config.model_type), config=config, tensors=lively(target_shapes(config), seed)
+    )
+    write_target(directory, target)
+    return TargetPair(load_target(directory, progress=False), Reference(directory))
+
+
+def random_draft(config: EagleConfig) -> LoadedEagle:
+    """A draft that was never in a file."""
+    tensors = lively({name: shape for name, shape in eagle_shapes(config).items() if name != "d2t"}, seed=1)
+    if config.has_d2t:
+        order = torch.randperm(config.vocab_size, generator=_generator("d2t", 0))
+        tensors["d2t"] = order[: config.draft_vocab_size].sort().values
+    report = BindingReport(directory=Path(), role="draft", format="", fields=())
+    return LoadedEagle(config=config, tensors=tensors, report=report)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """The logits of a chain of drafts and the tokens that it stands behind."""
+
+    tokens: list[int]
+    logits_KW: Tensor
+
+
+def engine_chains(target: TargetPair, eagle: LoadedEagle, chunks: Sequence[int] = (len(PROMPT),)) -> list[Chain]:
+    """The chains behind PROMPT, prefilled in these chunks, and behind a round that accepts. Caches start as NaN."""
+    sizes = RunnerSizes(
+        max_model_len=64,
+        max_num_seqs=2,
+        max_num_batched_tokens=32,
+        num_kv_blocks=3,
+        num_speculative_tokens=NUM_DRAFTS,
+    )
+    runner = Runner(target.loaded, eagle, sizes, torch.device("cpu"))
+    runner.target_cache.fill_(torch.nan)
+    runner.draft_cache.fill_(torch.nan)
+    heard = record_logits(runner)
+    runner.start(ROW, RowStart(blocks=[BLOCK], num_draft_tokens=NUM_DRAFTS))
+    start = 0
+    for length in chunks:
+        heard.clear()
+        runner.run_chunk([PromptPart(row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])])
+        start += length
+    first = Chain([*PROMPT, *runner.read_sampled(1)], torch.cat(heard))
+    heard.clear()
+    runner.state.draft_tokens[ROW, :2] = torch.tensor(target.reference.greedy(first.tokens, 2))  # two drafts that hold
+    runner.run_round([ROW], len(PROMPT))
+    result = runner.read(1)
+    committed = result.sampled_tokens[0][: result.num_accepted[0] + 1]
+    assert len(committed) > 2, result
+    return [first, Chain(first.tokens + committed, torch.cat(heard))]
+
+
+def record_logits(runner: Runner) -> list[Tensor]:
+    """A list that receives the draft's logits, step by step."""
+    heard: list[Tensor] = []
+    head = runner.draft.model.head
+
+    def listening_head(stream_XD: Tensor) -> tuple[Tensor, Tensor]:
+        logits_XW, recycled_XD = head(stream_XD)
+        heard.append(logits_XW.clone())
+        return logits_XW, recycled_XD
+
+    runner.draft.model.head = listening_head
+    return heard
+
+
+def naive_chain(reference: Reference, eagle: LoadedEagle, tokens: list[int]) -> Tensor:
+    """What tests/naive_eagle.py says that the logits behind these tokens are."""
+    weights = borrow(eagle.config, unfuse(eagle.config.layer, eagle.tensors), reference.weights)
+    outputs = reference.forward(tokens[:-1])
+    features_TE = target_features(eagle.config, outputs.boundaries, outputs.hidden_TD)
+    return draft_logits(eagle.config, weights, tokens, features_TE, NUM_DRAFTS)

@@ -1,0 +1,134 @@
+"""The command `specdec`: what can be asked, with which options. What a command does is in the file of its name.
+
+A command imports its file when it is called: `specdec --help` should not wait for torch. Text and JSON go to stdout,
+everything else to stderr. SPECDEC_LOG sets the log level; SPECDEC_DEBUG=1 shows tracebacks.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Text from a target model with an EAGLE draft, equal to plain decoding bit for bit.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Target = Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run a command and leave the process. Exit codes: 0, 1 for a check that failed, 2 for what cannot be done."""
+    try:
+        _set_up_logging(os.environ.get("SPECDEC_LOG", "warning"))
+        app(args=None if args is None else list(args), prog_name="specdec")
+    except (ValueError, OSError) as error:
+        if os.environ.get("SPECDEC_DEBUG", "0") not in ("", "0"):
+            raise
+        print(f"specdec: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def generate(
+    target: Target,
+    prompt: Annotated[str | None, typer.Argument(help="default: --prompt-file, or standard input")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="a text; its last line break is dropped")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help='EAGLE draft: directory, hub id or "demo"; none: no drafts')] = None,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", "-k", min=0, show_default="3", help="tokens per round of the draft"),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="most tokens to generate")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy, the only value so far")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="a string that ends the text; may be repeated")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on behind an end-of-text token")] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="longest context; default: the target's")] = None,
+    json: Json = False,
+    show_drafts: Annotated[bool, typer.Option("--show-drafts", help="colour what was drafted; JSON: rounds")] = False,
+) -> None:
+    """Continue a prompt: the text on stdout, a line of statistics on stderr."""
+    from specdec.cli.generate import GenerateOptions, run_generate
+
+    run_generate(
+        GenerateOptions(
+            target=target,
+            prompt=prompt,
+            prompt_file=prompt_file,
+            draft=draft,
+            num_speculative_tokens=num_speculative_tokens,
+            sampling={
+                "temperature": temperature,
+                "max_tokens": max_tokens,
+                "stop": stop or (),
+                "ignore_eos": ignore_eos,
+            },
+            engine={"dtype": dtype, "device": device, "max_model_len": max_model_len, "max_num_seqs": 1},
+            json=json,
+            show_drafts=show_drafts,
+        )
+    )
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[
+        str, typer.Argument(help='directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"', show_default=False)
+    ],
+    target: Annotated[str | None, typer.Option(help="the target that a draft is meant for: checks more")] = None,
+    json: Json = False,
+) -> None:
+    """Say what a checkpoint is, every field with its source, without loading it."""
+    from specdec.cli.inspect import run_inspect
+
+    run_inspect(checkpoint, target, json)
+
+
+@app.command()
+def verify(
+    target: Target,
+    draft: Annotated[str, typer.Argument(help='EAGLE draft: directory, hub id or "demo"', show_default=False)],
+    num_speculative_tokens: Annotated[
+        int, typer.Option("--num-speculative-tokens", "-k", min=0, help="positions to check")
+    ] = 5,
+    max_tokens: Annotated[int, typer.Option(min=16, help="tokens of text per prompt")] = 64,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Load both, force the target's own text through the draft, and say whether the draft works."""
+    from specdec.cli.verify import VerifyOptions, run_verify
+
+    run_verify(
+        VerifyOptions(
+            target=target,
+            draft=draft,
+            num_speculative_tokens=num_speculative_tokens,
+            max_tokens=max_tokens,
+            engine={"dtype": dtype, "device": device},
+            json=json,
+        )
+    )
+
+
+def _set_up_logging(name: str) -> None:
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
+        raise ValueError(f"SPECDEC_LOG={name!r}: give debug, info, warning or error")
+    logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
+    for package in ("specdec", "graphs", "weights"):
+        logging.getLogger(package).setLevel(level)

@@ -1,0 +1,76 @@
+"""How often a draft proposes what the target says, at every position of a text that the target wrote.
+
+For each position t of the text a request is made of the prompt and the text up to t. Its prefill gives the draft true
+features and true tokens up to t, and its one round shows the K drafts behind them. Rounds of a normal run start only
+where the last one stopped, which counts hard positions more often; this counts every position once.
+
+The same prefills repeat the text: the target's token behind each prefix must be the token of the text, which plain
+decoding, verification and drafts together produced. So the check fails on a draft that changes the output too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.llm import LLM
+from specdec.output import RequestOutput
+from specdec.sampling import SamplingParams
+from specdec.stats import SpeculationStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """num_agreeing[i]: positions whose first i drafts all equal the text; [0] is the number of positions."""
+
+    num_agreeing: tuple[int, ...]
+    num_repeated: int  # positions at which the target repeats its own text
+    acceptance: SpeculationStats  # of the run that wrote the text
+
+    @property
+    def rates(self) -> list[float | None]:
+        """For i = 1..K: how often draft i agrees where all before it did."""
+        pairs = zip(self.num_agreeing, self.num_agreeing[1:], strict=False)
+        return [here / before if before else None for before, here in pairs]
+
+
+def measure_agreement(llm: LLM, prompts: Sequence[str | list[int]], max_tokens: int) -> Agreement:
+    """Let the target continue the prompts, then force its text through the draft. ValueError if it has too few."""
+    K = llm.sizes.num_speculative_tokens
+    texts = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens))
+    prefixes, behind = _cut_everywhere(texts, K)
+    if not prefixes:
+        raise ValueError(
+            f"the target ends its texts before {K + 1} tokens: nothing to check; lower the number of drafts"
+        )
+    one_round = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    outputs = llm.generate(prefixes, one_round)
+    counts = [
+        count_equal(output.stats.rounds[0].draft_tokens, true_tokens[1:])
+        for output, true_tokens in zip(outputs, behind, strict=True)
+    ]
+    repeated = [
+        output.outputs[0].token_ids[0] == true_tokens[0] for output, true_tokens in zip(outputs, behind, strict=True)
+    ]
+    return Agreement(
+        num_agreeing=tuple(sum(count >= i for count in counts) for i in range(K + 1)),
+        num_repeated=sum(repeated),
+        acceptance=LLM.run_stats(texts),
+    )
+
+
+def _cut_everywhere(texts: Sequence[RequestOutput], K: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Every prefix that has K + 1 tokens of text behind it, and those tokens."""
+    prefixes, behind = [], []
+    for text in texts:
+        token_ids = text.outputs[0].token_ids
+        for t in range(len(token_ids) - K):
+            prefixes.append([*text.prompt_token_ids, *token_ids[:t]])
+            behind.append(token_ids[t : t + K + 1])
+    return prefixes, behind
+
+
+def count_equal(draft_tokens: Sequence[int], true_tokens: Sequence[int]) -> int:
+    """Drafts that equal the text, up to the first that does not."""
+    for i, (draft_token, true_token) in enumerate(zip(draft_tokens, true_tokens, strict=False)):
+        if draft_token != true_token:
+            return i
+    return min(len(draft_tokens), len(true_tokens))

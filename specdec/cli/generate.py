@@ -1,0 +1,123 @@
+"""`specdec generate`: one prompt in, its continuation on stdout, statistics on stderr."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from specdec.cli.drafts_view import draft_spans, render_drafts
+from specdec.config import SpeculativeConfig
+from specdec.llm import LLM
+from specdec.output import RequestOutput
+from specdec.sampling import SamplingParams
+from specdec.stats import RequestStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """The command line as given. sampling and engine: arguments of SamplingParams and LLM."""
+
+    target: str
+    prompt: str | None
+    prompt_file: Path | None
+    draft: str | None
+    num_speculative_tokens: int | None
+    sampling: Mapping[str, object]
+    engine: Mapping[str, object]
+    json: bool
+    show_drafts: bool
+
+
+def run_generate(options: GenerateOptions) -> None:
+    """Load, generate, print."""
+    prompt = read_prompt(options)
+    params = SamplingParams(**options.sampling)
+    speculation = _speculation(options.draft, options.num_speculative_tokens)
+    llm = LLM(options.target, speculation, **options.engine)
+    print(headline(llm), file=sys.stderr)
+    output = llm.generate(prompt, params, use_tqdm=False)[0]
+    if options.json:
+        print(json.dumps(as_json(llm, output, options.show_drafts)))
+        return
+    _echo_prompt(prompt)
+    if options.show_drafts:
+        render_drafts(Console(highlight=False, soft_wrap=True), draft_spans(output, llm.tokenizer))
+    else:
+        print(output.outputs[0].text)
+    print(stats_line(output.stats), file=sys.stderr)
+
+
+def read_prompt(options: GenerateOptions) -> str:
+    """The prompt from the one place that has it; the line break that ends a file is not part of it."""
+    if options.prompt is not None and options.prompt_file is not None:
+        raise ValueError("a prompt and --prompt-file: give one of them")
+    if options.prompt is not None:
+        return options.prompt
+    if options.prompt_file is not None:
+        return options.prompt_file.read_text(encoding="utf-8").removesuffix("\n")
+    if sys.stdin.isatty():
+        raise ValueError("no prompt: give it as an argument, with --prompt-file, or on standard input")
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _speculation(draft: str | None, num_speculative_tokens: int | None) -> SpeculativeConfig | None:
+    if draft is None:
+        if num_speculative_tokens:
+            raise ValueError(f"--num-speculative-tokens {num_speculative_tokens} without a draft: give --draft too")
+        return None
+    if num_speculative_tokens is None:
+        return SpeculativeConfig(draft)
+    return SpeculativeConfig(draft, num_speculative_tokens)
+
+
+def headline(llm: LLM) -> str:
+    """What was loaded and how it runs, in one line."""
+    hidden = llm.engine.runner.buffers.hidden_states
+    target = f"target {llm.target_report.format}, {str(hidden.dtype).removeprefix('torch.')} on {hidden.device}"
+    if llm.draft_report is None:
+        return f"{target}; no draft"
+    return f"{target}; draft {llm.draft_report.format}, K = {llm.sizes.num_speculative_tokens}"
+
+
+def _echo_prompt(prompt: str) -> None:
+    """On a terminal the text reads on from its prompt; a pipe gets the text alone."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if console.is_terminal and sys.stdout.isatty():
+        console.print(Text(prompt, style="dim"), end="")
+
+
+def stats_line(stats: RequestStats) -> str:
+    """Tokens, acceptance, speed. "at least 1..K" are the rates per position of USE: rounds that accepted so many."""
+    parts = [f"{stats.num_generated_tokens} tokens in {stats.num_rounds} rounds"]
+    if stats.num_drafted_tokens:
+        rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_rate_per_position)
+        parts += [f"acceptance length {stats.mean_acceptance_length:.2f}", f"accepted per position {rates}"]
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+    if stats.time_to_first_token is not None:
+        parts.append(f"first token after {1e3 * stats.time_to_first_token:.0f} ms")
+    return " | ".join(parts)
+
+
+def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, object]:
+    """Everything that a program may want of one output."""
+    completion, hidden = output.outputs[0], llm.engine.runner.buffers.hidden_states
+    result: dict[str, object] = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "target": str(llm.target_report.directory),
+        "draft": None if llm.draft_report is None else str(llm.draft_report.directory),
+        "num_speculative_tokens": llm.sizes.num_speculative_tokens,
+        "dtype": str(hidden.dtype).removeprefix("torch."),
+        "device": str(hidden.device),
+        "stats": output.stats.as_dict(),
+    }
+    return result | ({"rounds": [asdict(record) for record in output.stats.rounds]} if has_rounds else {})

@@ -1,0 +1,59 @@
+"""`specdec inspect`: what a checkpoint says about itself, from config.json and headers alone."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from specdec.locate import DEMO_PARTS, locate
+from weights.config import TargetConfig
+from weights.inspect import Inspection, inspect_checkpoint
+
+
+def run_inspect(checkpoint: str, target: str | None, as_json: bool) -> None:
+    """Print the inspection; exit code 1 if it found problems."""
+    inspection = inspect_checkpoint(_directory(checkpoint), None if target is None else _target_config(target))
+    print(json.dumps(inspection_as_dict(inspection)) if as_json else inspection)
+    if inspection.problems:
+        raise SystemExit(1)
+
+
+def _directory(name: str) -> Path:
+    is_demo_draft = name in DEMO_PARTS["draft"] and name not in DEMO_PARTS["target"]
+    return locate(name, "draft" if is_demo_draft else "target")
+
+
+def _target_config(name: str) -> TargetConfig:
+    inspection = inspect_checkpoint(locate(name, "target"))
+    if not isinstance(inspection.config, TargetConfig):
+        raise ValueError(f"--target {name}: {inspection.report.role} of format {inspection.report.format}, no target")
+    return inspection.config
+
+
+def inspection_as_dict(inspection: Inspection) -> dict[str, object]:
+    """The inspection in plain types."""
+    report = inspection.report
+    return {
+        "directory": str(report.directory),
+        "role": report.role,
+        "format": report.format,
+        "fields": [{"field": row.field, "value": _plain(row.value), "source": row.source} for row in report.fields],
+        "notes": list(report.notes),
+        "ignored": [{"name": name, "reason": reason} for name, reason in report.ignored],
+        "problems": list(inspection.problems),
+        "tensors": [
+            {
+                "name": entry.name,
+                "dtype": entry.dtype,
+                "shape": list(entry.shape),
+                "num_bytes": entry.num_bytes,
+                "file": entry.file.name,
+            }
+            for entry in inspection.tensors
+        ],
+    }
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return list(value) if isinstance(value, tuple | frozenset) else value

@@ -1,0 +1,107 @@
+"""`specdec verify`: load both, force the target's text through the draft, print agreement beside healthy heads."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specdec.cli.agreement import Agreement, measure_agreement
+from specdec.cli.generate import headline
+from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
+from specdec.config import SpeculativeConfig
+from specdec.llm import LLM
+
+NUM_KV_BLOCKS = 256  # many short requests: no need for the memory of long ones
+
+CODE_STARTS = (
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
+    "import argparse\nimport json\nimport os\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "def read_config(path):\n    with open(path) as f:\n",
+    "for name, value in sorted(counts.items()):\n    if value > limit:\n",
+)
+QUESTIONS = (
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Explain in a few sentences why the sky is blue.",
+    "A train travels 120 km in 1.5 hours. What is its average speed? Explain step by step.",
+    "List five things to check before a long bicycle tour.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """The command line as given. engine: arguments of LLM."""
+
+    target: str
+    draft: str
+    num_speculative_tokens: int
+    max_tokens: int
+    engine: Mapping[str, object]
+    json: bool
+
+
+def run_verify(options: VerifyOptions) -> None:
+    """Load, check, print; exit code 1 if the draft does not work."""
+    if options.num_speculative_tokens < 1:
+        raise ValueError("--num-speculative-tokens 0: a draft that proposes nothing cannot be checked; give at least 1")
+    speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens)
+    llm = LLM(options.target, speculation, num_kv_blocks=NUM_KV_BLOCKS, **options.engine)
+    print(headline(llm), file=sys.stderr)
+    agreement = measure_agreement(llm, check_prompts(llm), options.max_tokens)
+    verdict = judge(agreement)
+    print(json.dumps(as_json(agreement, verdict)) if options.json else report(agreement, verdict))
+    if not verdict.works:
+        raise SystemExit(1)
+
+
+def check_prompts(llm: LLM) -> list[str | list[int]]:
+    """Questions in the chat template if there is one, since heads are trained on its answers; else code to continue."""
+    backend = llm.tokenizer.backend
+    if not getattr(backend, "chat_template", None):
+        return list(CODE_STARTS)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return [list(backend.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
+
+
+def report(agreement: Agreement, verdict: Verdict) -> str:
+    """Agreement per position, as aligned lines, and the verdict."""
+    lines = [
+        "How often draft i equals the target's text, where drafts 1 to i - 1 do:",
+        "",
+        f"position   this draft      of{''.join(f'{name:>16}' for name in HEALTHY)}",
+    ]
+    for i, rate in enumerate(agreement.rates):
+        healthy = "".join(f"{_percent(rates[i] if i < len(rates) else None):>16}" for rates in HEALTHY.values())
+        lines.append(f"{i + 1:>8}{_percent(rate):>13}{agreement.num_agreeing[i]:>8}{healthy}")
+    length = agreement.acceptance.mean_acceptance_length
+    warning = "" if verdict.works else "WARNING: "
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *SOURCES,
+            "",
+            f"acceptance length while the text was written: {'none' if length is None else format(length, '.2f')}",
+            f"the target repeats its own text at {agreement.num_repeated} of {agreement.num_agreeing[0]} positions",
+            f"{warning}{verdict.text}",
+            *(f"  - {cause}" for cause in verdict.causes),
+        ]
+    )
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.0%}"
+
+
+def as_json(agreement: Agreement, verdict: Verdict) -> dict[str, object]:
+    """The same figures for programs."""
+    return {
+        "works": verdict.works,
+        "verdict": verdict.text,
+        "likely_causes": list(verdict.causes),
+        "agreement": agreement.rates,
+        "num_agreeing": list(agreement.num_agreeing),
+        "num_repeated": agreement.num_repeated,
+        "healthy": {name: list(rates) for name, rates in HEALTHY.items()},
+        "acceptance": agreement.acceptance.as_dict(),
+    }

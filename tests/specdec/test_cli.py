@@ -1,0 +1,215 @@
+"""The command `specdec`, called as a user would: what goes to stdout, what to stderr, and the exit code."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specdec import LLM, SamplingParams
+from specdec.cli import main
+from weights.demo import demo_directory
+
+PROMPT = "def fibonacci(n):"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """run("generate", ...): the exit code, stdout and stderr of a command."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(args)
+        captured = capsys.readouterr()
+        return int(left.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """What the target writes without any draft."""
+    llm = LLM("demo", device="cpu", max_num_seqs=1)
+    return llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)[0].outputs[0].text
+
+
+@pytest.mark.parametrize("draft", [(), ("--draft", "demo"), ("--draft", "demo/eagle1", "-k", "2")])
+def test_generate_prints_the_text_of_plain_decoding(run, expected, draft):
+    code, out, err = run("generate", "demo", PROMPT, "--max-tokens", "40", *draft)
+
+    assert (code, out) == (0, expected + "\n")
+    assert "40 tokens in" in err
+    assert ("acceptance length" in err) == bool(draft)
+
+
+def test_json_is_one_object_with_text_ids_and_statistics(run, expected):
+    code, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "-k", "5", "--json")
+
+    result = json.loads(out)
+    assert (code, result["text"], len(result["token_ids"])) == (0, expected, 40)
+    assert result["finish_reason"] == "length"
+    assert result["num_speculative_tokens"] == 5
+    assert result["stats"]["mean_acceptance_length"] > 2
+    assert "rounds" not in result
+
+
+def test_json_with_show_drafts_holds_every_round(run):
+    _, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "20", "--draft", "demo", "--json", "--show-drafts")
+
+    result = json.loads(out)
+    assert len(result["rounds"]) == result["stats"]["num_rounds"]
+    assert set(result["rounds"][0]) == {"draft_tokens", "num_accepted", "sampled_token"}
+
+
+def test_show_drafts_marks_them_where_there_are_no_colors(run, expected):
+    _, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts")
+
+    legend, body = out.split("\n", 1)
+    assert "{+accepted draft+}" in legend
+    assert "[-rejected draft-]" in legend
+    assert "[-" in body
+    assert "{+" in body
+
+
+def test_show_drafts_colors_them_on_a_terminal(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    _, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts")
+
+    assert "\x1b[32maccepted draft" in out
+    assert "\x1b[2;9;31mrejected draft" in out
+    assert "{+" not in out
+
+
+def test_the_prompt_may_come_from_a_file_or_from_stdin(run, expected, tmp_path, monkeypatch):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n")
+    from_file = run("generate", "demo", "--prompt-file", str(file), "--max-tokens", "40")
+    monkeypatch.setattr(sys, "stdin", StringIO(PROMPT + "\n"))
+    from_stdin = run("generate", "demo", "--max-tokens", "40")
+
+    assert from_file[1] == from_stdin[1] == expected + "\n"
+
+
+def test_stop_cuts_the_text(run, expected):
+    _, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "40", "--stop", "def")
+
+    assert out == expected[: expected.index("def")] + "\n"
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (("generate", "demo", "x", "--temperature", "0.7"), "only greedy decoding"),
+        (("generate", "demo", "x", "-k", "3"), "give --draft too"),
+        (("generate", "./nowhere", "x"), "no such directory"),
+        (("generate", "demo", "x", "--draft", "./nowhere"), "no such directory"),
+        (("generate", "demo", "x", "--max-tokens", "0"), "max_tokens=0"),
+        (("generate", "demo", "x", "--dtype", "int8"), "allowed are auto, float32"),
+        (("generate", "demo", "x", "--prompt-file", __file__), "give one of them"),
+        (("inspect", "./nowhere"), "no such directory"),
+        (("verify", "demo", "demo", "-k", "0"), "cannot be checked"),
+    ],
+)
+def test_errors_are_one_message_and_exit_code_2(run, args, message):
+    code, out, err = run(*args)
+
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("specdec: error: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_checkpoint_error_is_a_message_too(run, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = run("generate", str(tmp_path), "x")
+
+    assert code == 2
+    assert "nothing loaded" in err
+
+
+def test_specdec_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("SPECDEC_DEBUG", "1")
+    with pytest.raises(ValueError, match="no such directory"):
+        main(["generate", "./nowhere", "x"])
+
+
+def test_specdec_log_refuses_unknown_levels(run, monkeypatch):
+    monkeypatch.setenv("SPECDEC_LOG", "loud")
+    code, _, err = run("inspect", "demo")
+
+    assert code == 2
+    assert "SPECDEC_LOG='loud'" in err
+
+
+@pytest.mark.parametrize(
+    "name, role, format, num_tensors",
+    [("demo", "target", "llama", 74), ("demo/eagle3", "draft", "eagle-3", 15), ("demo/eagle1", "draft", "eagle-1", 11)],
+)
+def test_inspect_names_format_fields_and_tensors(run, name, role, format, num_tensors):
+    code, text, _ = run("inspect", name)
+    result = json.loads(run("inspect", name, "--json")[1])
+
+    assert code == 0
+    assert (result["role"], result["format"], len(result["tensors"])) == (role, format, num_tensors)
+    assert all(row["source"] for row in result["fields"])
+    assert all(tensor["name"] in text for tensor in result["tensors"])
+
+
+def test_inspect_with_a_target_resolves_the_taps(run):
+    fields = json.loads(run("inspect", "demo/eagle3", "--target", "demo", "--json")[1])["fields"]
+
+    assert [row["value"] for row in fields if row["field"] == "aux_boundaries"] == [[2, 4, 5]]
+
+
+def test_verify_says_that_the_demo_drafts_work(run):
+    code, out, _ = run("verify", "demo", "demo", "--max-tokens", "24")
+
+    assert code == 0
+    assert "the draft works" in out
+    assert "public EAGLE-3" in out
+
+
+def test_verify_json_has_agreement_per_position(run):
+    result = json.loads(run("verify", "demo", "demo/eagle1", "-k", "3", "--max-tokens", "24", "--json")[1])
+
+    assert result["works"] is True
+    assert len(result["agreement"]) == 3
+    assert result["agreement"][0] > 0.5
+    assert result["num_repeated"] == result["num_agreeing"][0] > 50
+
+
+@pytest.mark.parametrize("name, break_tensor", [("lm_head.weight", "flip"), ("fc.weight", "zero_")])
+def test_verify_warns_of_a_broken_draft(run, tmp_path, name, break_tensor):
+    draft = _broken_draft(tmp_path, name, break_tensor)
+    code, out, _ = run("verify", "demo", str(draft), "--max-tokens", "24")
+
+    assert code == 1
+    assert "WARNING: the draft does not work" in out
+    assert "taps off by one" in out
+
+
+def _broken_draft(tmp_path: Path, name: str, break_tensor: str) -> Path:
+    """A copy of the demo head with one tensor flipped or zeroed: it loads, and never agrees."""
+    draft = tmp_path / "draft"
+    shutil.copytree(demo_directory("eagle3"), draft)
+    tensors = load_file(draft / "model.safetensors")
+    tensor = tensors[name]
+    tensors[name] = tensor.flip(0).contiguous() if break_tensor == "flip" else tensor.zero_()
+    save_file(tensors, draft / "model.safetensors")
+    return draft
+
+
+def test_verify_asks_questions_where_there_is_a_chat_template(run, tmp_path):
+    target = tmp_path / "target"
+    shutil.copytree(demo_directory("target"), target)
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for message in messages %}# {{ message['content'] }}\n{% endfor %}"
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    result = json.loads(run("verify", str(target), "demo", "--max-tokens", "24", "--json")[1])
+
+    assert result["works"] is True

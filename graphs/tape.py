@@ -6,26 +6,18 @@ are errors. It does not model streams, the reuse of memory inside a pool, or ker
 """
 
 import gc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache, partial
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey
-from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.errors import CaptureError
-from graphs.host_reads import ForbidHostReads, check_op
+from graphs.host_reads import ForbidHostReads
 from graphs.protocol import GraphPool, GraphSession
 from graphs.tape_memory import OwnerMemory
-from graphs.weak import map_tensors, tensors_in, weak_view, weak_views
-
-# a string: torch before 2.13 has no type parameters here
-Op: TypeAlias = "OpOverload[..., Any]"
+from graphs.tape_record import Recorder
+from graphs.weak import map_tensors, weak_view
 
 
 class TapeBackend:
@@ -119,12 +111,12 @@ class TapeSession:
     def __init__(self, pool: TapePool, memory: OwnerMemory) -> None:
         self._pool, self._memory = pool, memory
         self._stack = ExitStack()
-        self._recorder: _Recorder | None = None
+        self._recorder: Recorder | None = None
 
     def begin(self) -> None:
         """Record from here on."""
         assert self._recorder is None, "the last graph has not ended"
-        self._recorder = _Recorder(self._memory)
+        self._recorder = Recorder(self._memory)
         self._stack.enter_context(ForbidHostReads())
         self._stack.enter_context(self._recorder)
 
@@ -149,7 +141,7 @@ class TapeSession:
 class TapeGraph:
     """Recorded calls, in order, with the tensors that they were made on."""
 
-    def __init__(self, pool: TapePool, memory: OwnerMemory, recorder: "_Recorder") -> None:
+    def __init__(self, pool: TapePool, memory: OwnerMemory, recorder: Recorder) -> None:
         self._pool, self._memory = pool, memory
         self._calls, self._inputs = recorder.calls, list(recorder.inputs.values())
 
@@ -171,121 +163,3 @@ class TapeGraph:
             self._calls = []
             self._inputs = []
             self._pool.drop(self._memory)
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, memory: OwnerMemory) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.memory = memory
-        self.calls: list[Callable[[], object]] = []
-        self.inputs: dict[int, tuple[str, StorageWeakRef]] = {}
-        self.inside: Op | None = None
-
-    def __torch_dispatch__(self, func: Op, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        check_op(func, args)
-        if _is_made_of_ops(func):
-            return self._record_inside(func, args, kwargs)
-        self._note_inputs(func, args, kwargs)
-        for tensor in _written(func, args, kwargs):
-            self.memory.save(tensor)
-        result = func(*args, **kwargs)
-        self._record(func, args, kwargs, result)
-        return result
-
-    def _record_inside(self, func: Op, args: Any, kwargs: Any) -> Any:
-        """Record the ops that `func` is made of: the Python inside it runs now and never again."""
-        outer, self.inside = self.inside, func
-        try:
-            with self:
-                if func.namespace in _TORCHS_OWN:
-                    return func.decompose(*args, **kwargs)
-                return func.redispatch(torch._C.DispatchKeySet(DispatchKey.CPU), *args, **kwargs)
-        finally:
-            self.inside = outer
-
-    def _note_inputs(self, func: Op, args: Any, kwargs: Any) -> None:
-        for tensor in tensors_in([args, kwargs]):
-            storage = tensor.untyped_storage()
-            if func is torch.ops.aten.lift_fresh.default:
-                self.memory.add_constant(tensor)
-            elif storage._cdata not in self.inputs and not self.memory.owns(tensor):
-                weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-                self.inputs[storage._cdata] = (str(func), weak)
-
-    def _record(self, func: Op, args: Any, kwargs: Any, result: Any) -> None:
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_in([args, kwargs])}
-        made = [tensor for tensor in tensors_in(result) if tensor.untyped_storage()._cdata not in given]
-        for tensor in made:
-            self.memory.add_result(tensor)
-        if func.overloadpacket in _UNINITIALISED or not (made or func._schema.is_mutable):
-            return
-        call = partial(func._op, *_weak(args), **_weak(kwargs))
-        if not made:
-            self.calls.append(call)
-            return
-        out_op = _out_variant(func) if len(made) == len(func._schema.returns) else None
-        if out_op is None:
-            self.calls.append(partial(_run_and_copy, call, [(i, weak_view(t)) for i, t in _places(result, made)]))
-        else:
-            outs = {name: weak_view(tensor) for name, tensor in zip(_out_names(out_op), made, strict=True)}
-            self.calls.append(partial(out_op._op, *_weak(args), **_weak(kwargs), **outs))
-
-
-_TORCHS_OWN = ("aten", "prims")
-_UNINITIALISED = (
-    torch.ops.aten.empty,
-    torch.ops.aten.empty_like,
-    torch.ops.aten.empty_strided,
-    torch.ops.aten.new_empty,
-    torch.ops.aten.new_empty_strided,
-)
-
-
-@cache
-def _is_made_of_ops(func: Op) -> bool:
-    """Whether to look inside: composite ops, and everything that is not torch's own."""
-    name = func.name()  # type: ignore[no-untyped-call]
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, DispatchKey.CompositeImplicitAutograd)
-    return bool(composite) or func.namespace not in _TORCHS_OWN
-
-
-def _written(func: Op, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The tensors that the schema says are written in place."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(value)
-
-
-@cache
-def _out_variant(func: Op) -> "Op | None":
-    """The overload of `func` that takes the same arguments and writes into given tensors."""
-    wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
-    for name in func.overloadpacket.overloads():
-        op = getattr(func.overloadpacket, name)
-        given = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
-        if given == wanted and len(_out_names(op)) == len(func._schema.returns):
-            return op if all(str(a.type) == "Tensor" for a in op._schema.arguments if a.is_out) else None
-    return None
-
-
-def _out_names(op: Op) -> list[str]:
-    return [a.name for a in op._schema.arguments if a.is_out]
-
-
-def _places(result: Any, made: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Where in the flat result the made tensors are."""
-    for i, tensor in enumerate(tensors_in(result)):
-        if any(tensor is other for other in made):
-            yield i, tensor
-
-
-def _run_and_copy(call: Callable[[], object], outs: list[tuple[int, Tensor]]) -> None:
-    results = list(tensors_in(call()))
-    for i, out in outs:
-        out.copy_(results[i])
-
-
-def _weak(value: Any) -> Any:
-    return weak_views(value)

@@ -1,0 +1,249 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graphs.breakable import BreakableCUDAGraphCapture
+from graphs.capturing import set_cudagraph_capturing_enabled
+from graphs.context import ForwardContext, get_forward_context, set_forward_context
+from graphs.errors import CaptureError
+from graphs.manager import CudaGraphManager
+from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.sizes import CaptureSizes, capture_sizes
+
+FULL, PIECEWISE, NONE, BOTH = (CUDAGraphMode[m] for m in ("FULL", "PIECEWISE", "NONE", "FULL_AND_PIECEWISE"))
+MAX_TOKENS = 48
+
+
+class Family:
+    """A manager around the toy model, its static buffers and its make_forward, as an engine would have them."""
+
+    def __init__(self, model, backend, device, mode, sizes, query_len=2, use_breakable_cg=True):
+        self.model, self.num_prepared, self.num_runs = model, [], 0
+        self.x = torch.zeros(MAX_TOKENS + 3, 8, device=device)
+        self.out = torch.zeros(MAX_TOKENS + 3, 8, device=device)
+        self.scale = torch.ones(MAX_TOKENS + 3, 1, device=device)
+        self.manager = CudaGraphManager(
+            "toy", sizes, mode, query_len, backend, outputs=(self.out,), use_breakable_cg=use_breakable_cg
+        )
+        if use_breakable_cg:
+            self.manager.init_breakable_cg_runner(model)
+        else:
+            self.manager.init_compiled_runner(model, ["toy::scale_rows"])
+
+    def capture(self, **kwargs):
+        self.manager.capture(self.make_forward, **kwargs)
+
+    def make_forward(self, desc, warmup):
+        self.num_prepared.append((desc, warmup))
+        return lambda: self.forward(FULL if desc.query_len else PIECEWISE, desc)
+
+    def forward(self, mode, desc):
+        self.num_runs += 1
+        n = desc.num_tokens
+        metadata = {"scale": self.scale[:n]}
+        context = ForwardContext(
+            attn_metadata=metadata, slot_mapping=None, num_tokens=n, runtime_mode=mode, batch_descriptor=desc
+        )
+        with set_forward_context(context):
+            return self.manager.run_pw_graph(self.model, {"x_TD": self.x[:n], "out_TD": self.out[:n]})
+
+    def step(self, num_reqs, num_tokens, query_len=None):
+        """Run a batch on fresh inputs; padding holds NaN, so a row that reads it is seen."""
+        self.x[:num_tokens].normal_()
+        self.scale[:num_tokens].normal_()
+        for buffer in (self.x, self.scale):
+            buffer[num_tokens:] = float("nan")
+        self.out.fill_(float("nan"))
+        chosen = self.manager.dispatch(num_reqs, num_tokens, query_len)
+        if chosen.mode is FULL:
+            (rows,) = self.manager.run_fullgraph(chosen.descriptor)
+            assert rows.shape[0] == chosen.descriptor.num_tokens
+        else:
+            self.forward(chosen.mode, chosen.descriptor)
+        return chosen, self.out[:num_tokens].clone(), self.eager(num_tokens)
+
+    def eager(self, n):
+        expected = torch.zeros_like(self.out[:n])
+        context = ForwardContext(attn_metadata={"scale": self.scale[:n]}, slot_mapping=None, num_tokens=n)
+        with set_forward_context(context):
+            self.model(self.x[:n], expected)
+        return expected
+
+
+@pytest.fixture
+def family(toy, backend, device):
+    def make(mode, max_num_reqs=8, query_len=2, **kwargs):
+        sizes = capture_sizes(
+            max_num_reqs, MAX_TOKENS, **{k: kwargs.pop(k) for k in ("requests", "tokens") if k in kwargs}
+        )
+        return Family(toy, backend, device, mode, sizes, query_len, **kwargs)
+
+    return make
+
+
+@pytest.mark.parametrize("use_breakable_cg", [True, False])
+def test_replay_equals_eager_over_shrinking_and_growing_batches(family, use_breakable_cg):
+    toy = family(BOTH, max_num_reqs=24, use_breakable_cg=use_breakable_cg, tokens=[1, 2, 4, 16, 32, 48])
+    toy.capture()
+    for num_reqs in (24, 12, 23, 1, 17, 2):
+        for query_len in (2, None):
+            chosen, rows, expected = toy.step(num_reqs, num_reqs * 2, query_len)
+            assert chosen.mode is (FULL if query_len else PIECEWISE)
+            torch.testing.assert_close(rows, expected)
+    assert toy.manager.counters.replays == {FULL: 6, PIECEWISE: 6}
+
+
+def test_the_first_forward_of_a_size_is_eager_and_the_second_is_captured(family):
+    toy = family(BOTH, requests=[1, 2], tokens=[4, 8])
+    toy.capture()
+    full, pieces = [BatchDescriptor(n * 2, n, 2) for n in (2, 1)], [BatchDescriptor(8), BatchDescriptor(4)]
+    assert toy.num_prepared == [(desc, warmup) for desc in pieces + full for warmup in (True, False)]
+    assert toy.num_runs == 8
+    assert not toy.manager.needs_capture()
+    toy.capture()
+    assert toy.num_runs == 8
+
+
+def test_records_and_counters_tell_what_was_captured_and_run(family):
+    toy = family(BOTH, requests=[2], tokens=[8])
+    toy.capture()
+    counters = toy.manager.counters
+    assert [(r.mode, r.descriptor, r.num_graphs) for r in counters.captures] == [
+        (PIECEWISE, BatchDescriptor(8), 4),
+        (FULL, BatchDescriptor(4, 2, 2), 1),
+    ]
+    assert counters.num_graphs == 5
+    assert counters.seconds > 0
+    toy.step(1, 5)
+    toy.step(1, 2, 2)
+    toy.step(1, 40)
+    assert counters.dispatches == {PIECEWISE: 1, FULL: 1, NONE: 1}
+    assert counters.replays == {PIECEWISE: 1, FULL: 1}
+    assert counters.padded_tokens == 3 + 2
+
+
+def test_without_a_backend_or_a_mode_everything_is_eager(toy, device, backend):
+    for mode, given in ((BOTH, None), (NONE, backend)):
+        family = Family(toy, given, device, mode, capture_sizes(4, 8))
+        assert not family.manager.needs_capture()
+        family.capture()
+        chosen, rows, expected = family.step(2, 4, 2)
+        assert (chosen.mode, chosen.descriptor) == (NONE, BatchDescriptor(4, 2, 2))
+        torch.testing.assert_close(rows, expected)
+    assert family.num_runs == 1
+
+
+@pytest.mark.parametrize("mode, uniform, ragged", [(FULL, FULL, NONE), (PIECEWISE, PIECEWISE, PIECEWISE)])
+def test_a_family_runs_in_the_modes_that_it_was_given(family, mode, uniform, ragged):
+    toy = family(mode, requests=[1, 2], tokens=[2, 4])
+    toy.capture()
+    assert toy.step(2, 4, 2)[0].mode is uniform
+    assert toy.step(2, 3)[0].mode is ragged
+
+
+def test_cleared_graphs_are_not_dispatched_and_can_be_captured_again(family):
+    toy = family(BOTH, requests=[2], tokens=[8])
+    for _ in range(2):
+        toy.capture()
+        assert toy.step(2, 4, 2)[0].mode is FULL
+        toy.manager.clear_graphs()
+        assert toy.step(2, 4, 2)[0].mode is NONE
+        assert toy.manager.counters.num_graphs == 0
+
+
+def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(tape, toy):
+    family = Family(toy, tape, torch.device("cpu"), BOTH, capture_sizes(8, MAX_TOKENS))
+    free = tape.free_memory()
+    num_bytes = family.manager.measure(family.make_forward)
+    assert num_bytes > 0
+    assert tape.free_memory() == free
+    assert {desc for desc, _ in family.num_prepared} == {BatchDescriptor(48), BatchDescriptor(16, 8, 2)}
+    assert family.manager.needs_capture()
+
+
+def test_captures_pin_no_memory(tape, toy):
+    family = Family(toy, tape, torch.device("cpu"), BOTH, capture_sizes(8, MAX_TOKENS))
+    family.capture()
+    assert family.manager.counters.num_bytes > 0
+    assert family.manager._pool.pinned_bytes() == 0
+
+
+def test_a_full_graph_that_was_not_captured_is_an_error(family):
+    with pytest.raises(CaptureError, match="toy has no full graph of"):
+        family(FULL).manager.run_fullgraph(BatchDescriptor(2, 1, 2))
+
+
+def test_after_serving_began_nothing_is_captured(family):
+    set_cudagraph_capturing_enabled(False)
+    with pytest.raises(CaptureError, match="the toy family would be captured now"):
+        family(BOTH).capture()
+
+
+def test_a_forward_that_does_not_reach_the_runner_is_an_error(backend):
+    manager = CudaGraphManager("lost", capture_sizes(1, 4), PIECEWISE, 1, backend)
+    with pytest.raises(CaptureError, match=r"lost: the forward of .* captured nothing"):
+        manager.capture(lambda desc, warmup: lambda: None)
+
+
+def test_the_runner_serves_one_model(family):
+    toy = family(BOTH, tokens=[4], requests=[])
+    with pytest.raises(CaptureError, match="was built for"):
+        toy.manager.run_pw_graph(lambda: None, {})
+
+
+def test_each_implementation_has_its_own_constructor(toy, tape):
+    manager = CudaGraphManager("toy", CaptureSizes(requests=(), tokens=(4,)), BOTH, 1, tape, use_breakable_cg=False)
+    with pytest.raises(ValueError, match="init_compiled_runner"):
+        manager.init_breakable_cg_runner(toy)
+    manager.use_breakable_cg = True
+    with pytest.raises(ValueError, match="init_breakable_cg_runner"):
+        manager.init_compiled_runner(toy, [])
+
+
+@pytest.mark.parametrize("mode", [FULL, PIECEWISE])
+def test_an_error_in_a_capture_leaves_the_family_ready_for_another_try(family, mode):
+    toy = family(mode, requests=[1, 2], tokens=[4])
+    model = toy.model
+
+    def fail_when_captured(desc, warmup):
+        forward = toy.make_forward(desc, warmup)
+        model.layers[2].forward = type(model.layers[2]).forward.__get__(model.layers[2])
+        if not warmup:
+            model.layers[2].forward = _raise
+        return forward
+
+    with pytest.raises(KeyError, match="in the middle"):
+        toy.manager.capture(fail_when_captured)
+    del model.layers[2].forward
+    assert toy.step(2, 4, 2)[0].mode is NONE
+    assert not BreakableCUDAGraphCapture.is_active()
+    toy.capture()
+    chosen, rows, expected = toy.step(2, 4, 2)
+    assert chosen.mode is mode
+    torch.testing.assert_close(rows, expected)
+
+
+def _raise(*args):
+    raise KeyError("in the middle")
+
+
+def test_a_warm_up_is_eager_whatever_mode_its_context_has(family, monkeypatch):
+    toy = family(PIECEWISE, tokens=[4], requests=[])
+    seen = []
+    forward = toy.model.forward
+    monkeypatch.setattr(
+        toy.model, "forward", lambda **kw: (seen.append(get_forward_context().runtime_mode), forward(**kw))[1]
+    )
+    toy.capture()
+    assert seen == [NONE, PIECEWISE]
+
+
+def test_descriptors_are_pieces_before_full_and_large_before_small(tape):
+    manager = CudaGraphManager("order", CaptureSizes(requests=(1, 4), tokens=(2, 8)), BOTH, 3, tape)
+    assert [replace(desc) for _, desc in manager.descriptors()] == [
+        BatchDescriptor(8),
+        BatchDescriptor(2),
+        BatchDescriptor(12, 4, 3),
+        BatchDescriptor(3, 1, 3),
+    ]

@@ -10,10 +10,10 @@ import json
 import pytest
 import torch
 
-from tests.specdec.tiny_pair import PROMPT, engine_chains, naive_chain, on_disk, random_draft
+from tests.specdec.tiny_pair import PROMPT, changed, engine_chains, naive_chain, on_disk, random_draft
 from tests.weights.formats import FORMATS
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
-from weights import CheckpointError, LayerConfig, RopeConfig, load_eagle
+from weights import CheckpointError, RopeConfig, load_eagle
 
 LLAMA3 = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position_embeddings=16)
 YARN = RopeConfig(theta=5e5, kind="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=4.0)
@@ -160,7 +160,7 @@ def check_all_formats(target, config, directory):
 )
 def test_a_flag_flipped_moves_the_logits_and_the_naive_draft_with_them(target, make_config, flip):
     config = make_config(target.loaded, num_layers=2, has_final_norm=True)
-    flipped = random_draft(changed(config, flip))
+    flipped = random_draft(changed(config, **flip))
     [chain, _] = engine_chains(target, flipped)
     assert distance(chain, naive_chain(target.reference, flipped, chain.tokens)) < 1e-5
     assert distance(chain, naive_chain(target.reference, random_draft(config), chain.tokens)) > 1e-3
@@ -212,9 +212,3 @@ def test_an_eagle1_head_with_a_norm_before_fc_is_refused(target, tmp_path, name,
 
 def distance(chain, logits_KW):
     return (chain.logits_KW - logits_KW).abs().max().item()
-
-
-def changed(config, flip):
-    of_layer = {field.name for field in dataclasses.fields(LayerConfig)}
-    layer = dataclasses.replace(config.layer, **{key: value for key, value in flip.items() if key in of_layer})
-    return dataclasses.replace(config, layer=layer, **{k: v for k, v in flip.items() if k not in of_layer})

@@ -6,6 +6,7 @@ A tensor depends on its name and shape only, so configs that differ in one flag 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 from zlib import crc32
 
 import torch
@@ -18,9 +19,11 @@ from tests.naive_eagle import borrow, draft_logits, target_features
 from tests.reference import Reference
 from tests.weights.formats import unfuse
 from tests.weights.tiny import tiny_target, write_target
-from weights import BindingReport, EagleConfig, LoadedEagle, LoadedTarget, TargetConfig, load_target
+from weights import BindingReport, EagleConfig, LayerConfig, LoadedEagle, LoadedTarget, TargetConfig, load_target
 from weights.fuse import fuse_plan
 from weights.shapes import Shapes, eagle_shapes, target_shapes
+
+Config = TypeVar("Config", TargetConfig, EagleConfig)
 
 NUM_DRAFTS = 3
 PROMPT = [7, 61, 13, 88, 2, 40, 40, 5, 19, 73, 31]
@@ -46,13 +49,20 @@ class TargetPair:
     reference: Reference
 
 
-def on_disk(directory: Path, config: TargetConfig, seed: int = 0) -> TargetPair:
-    """A random target, written and read back."""
+def on_disk(directory: Path, config: TargetConfig, seed: int = 0, **keys: object) -> TargetPair:
+    """A random target, written with further keys of config.json and read back."""
     target = dataclasses.replace(
         tiny_target(config.model_type), config=config, tensors=lively(target_shapes(config), seed)
     )
-    write_target(directory, target)
+    write_target(directory, target, **keys)
     return TargetPair(load_target(directory, progress=False), Reference(directory))
+
+
+def changed(config: Config, **changes: object) -> Config:
+    """A target's or a draft's config with other values; keys of LayerConfig go to its layer."""
+    of_layer = {field.name for field in dataclasses.fields(LayerConfig)}
+    layer = dataclasses.replace(config.layer, **{key: value for key, value in changes.items() if key in of_layer})
+    return dataclasses.replace(config, layer=layer, **{k: v for k, v in changes.items() if k not in of_layer})
 
 
 def random_draft(config: EagleConfig) -> LoadedEagle:

@@ -1,0 +1,102 @@
+"""Tiny random targets of every family: the engine's tokens are those of tests/reference.py, drafts or not."""
+
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+
+from specdec import SamplingParams
+from specdec.engine import Engine
+from specdec.runner import Runner, RunnerSizes
+from tests.specdec.tiny_pair import changed, on_disk, random_draft
+from tests.weights.tiny import eagle3_config, tiny_target
+from weights import RopeConfig
+
+LLAMA3 = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position_embeddings=32)
+YARN = RopeConfig(theta=1e4, kind="yarn", factor=4.0, original_max_position_embeddings=32)
+BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+TARGETS = {
+    "llama": ("llama", {}),
+    "llama, llama3 rope": ("llama", {"rope": LLAMA3}),
+    "llama, yarn": ("llama", {"rope": YARN}),
+    "llama, linear rope": ("llama", {"rope": RopeConfig(theta=1e4, kind="linear", factor=4.0)}),
+    "llama, tied head": ("llama", {"has_tied_head": True}),
+    "llama, biases": ("llama", BIASES),
+    "llama, odd sizes": ("llama", {"hidden_size": 30, "intermediate_size": 37, "num_heads": 3, "num_kv_heads": 1}),
+    "mistral": ("mistral", {"rope": RopeConfig(theta=1e6)}),
+    "qwen2": ("qwen2", {"has_tied_head": True}),
+    "qwen2, yarn": ("qwen2", {"rope": YARN}),
+    "qwen3": ("qwen3", {"head_dim": 24}),
+    "qwen3, tied head, yarn": ("qwen3", {"has_tied_head": True, "rope": YARN}),
+}
+KEYS = {"llama, biases": {"mlp_bias": True}}
+PROMPTS = [[50], [7, 61, 13, 88, 2, 40, 40, 5, 19, 73, 31], [(37 * i + 11) % 96 for i in range(70)]]
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """target(name): a target, its tokens behind PROMPTS by the reference, and the least margin of their choices."""
+
+    @cache
+    def build(name):
+        model_type, changes = TARGETS[name]
+        pair = on_disk(
+            tmp_path_factory.mktemp("target"),
+            changed(tiny_target(model_type).config, num_layers=5, **changes),
+            seed=2,
+            **KEYS.get(name, {}),
+        )
+        expected = [pair.reference.greedy(prompt, NUM_TOKENS) for prompt in PROMPTS]
+        return pair.loaded, expected, min(map(margin, [pair.reference] * 3, PROMPTS, expected))
+
+    return build
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("num_drafts, chunk", [(0, 512), (3, 512), (3, 7)])
+def test_tokens_equal_the_reference(target, name, num_drafts, chunk):
+    loaded, expected, least_margin = target(name)
+    assert least_margin > 1e-4, "a near tie: choose another seed"
+    eagle = random_draft(eagle3_config(loaded, aux_boundaries=(1, 2, 4), head_dim=8)) if num_drafts else None
+    assert engine_tokens(loaded, eagle, num_drafts, chunk) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, (_, changes) in TARGETS.items() if "rope" in changes])
+def test_a_rope_that_is_lost_changes_the_tokens(target, name):
+    loaded, expected, _ = target(name)
+    config = changed(loaded.config, rope=RopeConfig(theta=500.0))
+    assert engine_tokens(dataclasses.replace(loaded, config=config), None, 0, 512) != expected
+
+
+def engine_tokens(target, eagle, num_drafts, chunk):
+    """Tokens behind PROMPTS; two run at once, the third waits."""
+    sizes = RunnerSizes(
+        max_model_len=128,
+        max_num_seqs=2,
+        max_num_batched_tokens=chunk,
+        num_kv_blocks=4,
+        num_speculative_tokens=num_drafts,
+    )
+    runner = Runner(target, eagle, sizes, torch.device("cpu"))
+    engine = Engine(runner, SilentTokenizer(), target.config.vocab_size, target.config.eos_token_ids)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    requests = engine.add_requests([(prompt, params) for prompt in PROMPTS])
+    while engine.scheduler.has_unfinished:
+        engine.step()
+    return [request.token_ids for request in requests]
+
+
+class SilentTokenizer:
+    """Random targets have no text."""
+
+    def decode(self, token_ids, skip_special_tokens=True):
+        return ""
+
+
+def margin(reference, prompt, tokens):
+    """How far the target is from choosing otherwise, at worst."""
+    logits_TV = reference.forward(prompt + tokens[:-1]).logits_TV[len(prompt) - 1 :]
+    best_T2 = logits_TV.topk(2).values
+    return float((best_T2[:, 0] - best_T2[:, 1]).min())

@@ -8,6 +8,7 @@ are errors. It does not model streams, the reuse of memory inside a pool, or ker
 import gc
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ class TapeBackend:
 
     def __init__(self, capacity: int = 1 << 34) -> None:
         self._capacity = capacity
-        self._pools: list[TapePool] = []
+        self._pools: WeakSet[TapePool] = WeakSet()
 
     def new_pool(self) -> GraphPool:
         """A pool without graphs."""
-        self._pools.append(TapePool())
-        return self._pools[-1]
+        pool = TapePool()
+        self._pools.add(pool)
+        return pool
 
     def side_stream(self) -> AbstractContextManager[None]:
         """Nothing: a CPU has one stream."""
@@ -67,6 +69,7 @@ class TapePool:
         except BaseException:
             session.abort()
             memory.settle()
+            self._drop_unused(memory)
             raise
         if is_last:
             memory.settle()
@@ -89,6 +92,9 @@ class TapePool:
     def drop(self, memory: OwnerMemory) -> None:
         """A graph of this owner was reset; with the last one the results go."""
         memory.num_graphs -= 1
+        self._drop_unused(memory)
+
+    def _drop_unused(self, memory: OwnerMemory) -> None:
         if memory.num_graphs == 0:
             self._owners = {key: kept for key, kept in self._owners.items() if kept is not memory}
             self._last = None if self._last is memory else self._last

@@ -220,3 +220,10 @@ def _best_of(fn, tries=20, calls=5):
         return time.perf_counter() - began
 
     return min(once() for _ in range(tries))
+
+
+def test_a_failed_capture_keeps_no_memory(tape, record):
+    free, x = tape.free_memory(), torch.ones(1024)
+    with pytest.raises(CaptureError):
+        record(lambda: (x + 1).tolist())
+    assert tape.free_memory() == free

@@ -63,11 +63,10 @@ def _finish_at(rules: FinishRules, token: int, text: str, ends: Sequence[int], i
 
 def _stop_string(rules: FinishRules, text: str, ends: Sequence[int], index: int) -> tuple[int, str] | None:
     """Where the stop string that this token completed cuts the text; the earliest start wins, then the longest."""
-    floor = ends[rules.min_tokens - 1] if rules.min_tokens else 0
     before = ends[index - 1] if index else 0
     found = []
     for stop in rules.stop_strings:
-        start = text.find(stop, max(floor, before - len(stop) + 1), ends[index])
+        start = text.find(stop, max(before - len(stop) + 1, 0), ends[index])
         if start >= 0:
             found.append((start, -len(stop), stop))
     if not found:

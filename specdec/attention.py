@@ -4,15 +4,16 @@ Both find the cache, the slots and the lengths in the forward context. `attend` 
 so that a graph replayed in pieces finds the result where it was at capture.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from graphs.breakable import eager_break_during_capture
 from graphs.context import get_forward_context
-from specdec.kernels.paged_attention import TilePlan, paged_attention_ref
-from specdec.kernels.store_kv import store_kv as write_cache
+from specdec.kernels.linear import Sums
+from specdec.kernels.paged_attention import QueryRows, TilePlan, paged_attention
+from specdec.kernels.rotate_and_store import HeadNorms, rotate_and_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +25,30 @@ class AttentionMetadata:
     idx_mapping: Tensor  # [B] request row per batch slot, -1 = padding
     positions: Tensor  # [T] position per row, 0 for padding
     slot_mapping: Tensor  # [T] cache slot per row, -1 = padding
-    tiles: TilePlan  # the twin's query tiles
+    query_start_loc: Tensor | None = None  # [B + 1] first row per batch slot; None: all have max_query_len rows
+    max_query_len: int = 1  # rows of the longest batch slot
     max_seq_len: int  # host-side bound on the longest context of the step
+    tiles: TilePlan | None = None  # the twin's query tiles
+    query_rows: QueryRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = QueryRows(
+            block_table=self.block_table,
+            idx_mapping=self.idx_mapping,
+            positions=self.positions,
+            query_start_loc=self.query_start_loc,
+            max_query_len=self.max_query_len,
+            max_seq_len=self.max_seq_len,
+            tiles=self.tiles,
+        )
+        object.__setattr__(self, "query_rows", rows)
 
 
-def store_kv(k_TGC: Tensor, v_TGC: Tensor, layer: int) -> None:
-    """Write this step's keys and values of one layer into the cache of the forward context."""
+def store_kv(qkv: Sums, rope: tuple[Tensor, Tensor], norms: HeadNorms | None, layer: int) -> Tensor:
+    """Rotate queries and keys, write one layer's keys and values to the cache; returns the queries [T, H, C]."""
     metadata = _metadata()
-    write_cache(k_TGC, v_TGC, metadata.kv_cache[layer], metadata.slot_mapping)
+    cache, slots = metadata.kv_cache[layer], metadata.slot_mapping
+    return rotate_and_store(qkv, rope, norms, metadata.positions, slots, cache)
 
 
 def attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
@@ -45,16 +62,7 @@ def attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
 @eager_break_during_capture
 def _attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
     metadata = _metadata()
-    block_table_BM = metadata.block_table[metadata.idx_mapping]
-    paged_attention_ref(
-        q_THC,
-        out_THC,
-        metadata.kv_cache[layer],
-        block_table_BM,
-        metadata.positions,
-        metadata.tiles,
-        metadata.max_seq_len,
-    )
+    paged_attention(q_THC, out_THC, metadata.kv_cache[layer], metadata.query_rows)
 
 
 @torch.library.custom_op("specdec::attend", mutates_args=("out",))

@@ -4,7 +4,6 @@ Row t of the prefill pairs the target's feature at position t with token t + 1, 
 round it covers all K + 1 rows: those behind the accepted ones are garbage that the next round overwrites.
 """
 
-import torch
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
@@ -43,7 +42,7 @@ class Draft:
         buffers, T, B = self.buffers, step.num_tokens, step.num_reqs
         with set_forward_context(step_context(step, self.kv_cache, buffers, self.state)):
             g_TD = self.model.features(self.source_TE[:T])
-            buffers.draft_streams[:T] = self.model(buffers.draft_input_ids[:T], g_TD, buffers.positions[:T])
+            buffers.draft_streams[:T] = self.model(buffers.draft_input_ids[:T], g_TD)
         self._propose(buffers.draft_streams[buffers.last_token_indices[:B]], B, 0)
 
     def decode(self, step: Step) -> None:
@@ -53,9 +52,7 @@ class Draft:
         for i in range(1, K):
             fill_draft_step(buffers, self.state, B, i, self.max_model_len)
             with set_forward_context(self._decode_context(step)):
-                stream_BD = self.model(
-                    buffers.draft_last_tokens[:B], buffers.draft_hidden[:B], buffers.draft_positions[:B]
-                )
+                stream_BD = self.model(buffers.draft_last_tokens[:B], buffers.draft_hidden[:B])
             self._propose(stream_BD, B, i)
         self.state.draft_tokens[buffers.sample_mapping[:B]] = buffers.draft_tokens[:B]
 
@@ -73,7 +70,8 @@ class Draft:
             idx_mapping=buffers.sample_mapping[:B],
             positions=buffers.draft_positions[:B],
             slot_mapping=buffers.draft_slots[:B],
-            tiles=plan_tiles((1,) * B, B, torch.device("cpu")),
+            max_query_len=1,
             max_seq_len=min(step.max_seq_len + buffers.draft_tokens.shape[1], self.max_model_len),
+            tiles=None if buffers.positions.is_cuda else plan_tiles((1,) * B, B, buffers.positions.device),
         )
         return ForwardContext(attn_metadata=metadata, slot_mapping=metadata.slot_mapping, num_tokens=B)

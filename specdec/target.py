@@ -1,6 +1,5 @@
 """The target's three passes: prefill a chunk, sample behind the prompts that ended, verify a round."""
 
-import torch
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
@@ -46,7 +45,7 @@ class Target:
         buffers, T = self.buffers, step.num_tokens
         aux_TE = buffers.aux_hidden_states[:T]
         with set_forward_context(self._context(step)):
-            hidden_TD = self.model(buffers.input_ids[:T], buffers.positions[:T], aux_TE)
+            hidden_TD = self.model(buffers.input_ids[:T], aux_TE)
         buffers.hidden_states[:T] = hidden_TD
 
     def _context(self, step: Step) -> ForwardContext:
@@ -63,7 +62,9 @@ def step_context(step: Step, kv_cache: Tensor, buffers: StepBuffers, state: Requ
         idx_mapping=buffers.idx_mapping[:B],
         positions=buffers.positions[:T],
         slot_mapping=buffers.slot_mapping[:T],
-        tiles=plan_tiles(lengths, T, torch.device("cpu")),
+        query_start_loc=None if step.query_len is not None else buffers.query_start_loc[: B + 1],
+        max_query_len=max(lengths),
         max_seq_len=step.max_seq_len,
+        tiles=None if buffers.positions.is_cuda else plan_tiles(lengths, T, buffers.positions.device),
     )
     return ForwardContext(attn_metadata=metadata, slot_mapping=metadata.slot_mapping, num_tokens=T)

@@ -1,5 +1,38 @@
 """Kernels: one file each, with its public function, its Triton kernel and its torch twin.
 
-Here is the project's one device check: Triton is imported where it can run (a CUDA device, or its interpreter), and
-`use_triton(tensor)` says whether a call goes to the kernel or to the twin.
+Here is the project's one device check. Triton is imported where it can run: beside a CUDA device, or in its interpreter
+(TRITON_INTERPRET=1, for tests). Elsewhere `jit` leaves the kernels as they stand and `use_triton` is never true.
 """
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["HAS_TRITON", "INTERPRET", "jit", "next_power_of_2", "tl", "triton", "use_triton"]
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_TRITON = INTERPRET or torch.cuda.is_available()
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    jit = triton.jit
+else:
+    triton = tl = None
+
+    def jit(kernel: Callable[..., object]) -> Callable[..., object]:
+        """Leave the kernel as it is; nobody launches it."""
+        return kernel
+
+
+def use_triton(tensor: Tensor) -> bool:
+    """Whether a call on this tensor goes to the Triton kernel; else to the torch twin."""
+    return tensor.is_cuda
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

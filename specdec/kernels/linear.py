@@ -1,26 +1,175 @@
-"""y = x W^T + b, with one order of the reduction over K for every number of rows.
+"""y = x W^T, with one order of the reduction over K for every number of rows.
 
-A row's result depends on the row and the weight only. The product accumulates in float32, the bias is added there,
-and the sum is rounded once, to `out_dtype`.
+A row's result depends on the row and the weight only. K is cut into splits and each split into blocks, both by (N, K,
+dtype, GPU); a split's blocks are added one after another in a float32 accumulator, the splits in order. W lies on the
+wide side of the tensor cores' product for every M, so that a row is always a column of the same instruction.
+
+`linear` gives the finished product; `split_linear` leaves the splits to its reader, which adds them as it loads
+(add_rms_norm, rotate_and_store): a second pass over a small tensor that someone reads anyway.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from specdec.kernels import jit, tl, use_triton
 from specdec.kernels.invariant import blocked_product
+from specdec.kernels.tiles import Tiles, choose_tiles, gpu_name, row_class
+
+
+class Sums(NamedTuple):
+    """An unfinished product: the reader adds the splits in order, then the bias, and rounds once to its own dtype."""
+
+    parts_STN: Tensor  # [splits, T, N] float32
+    bias_N: Tensor | None
+
+    def finish(self, dtype: torch.dtype) -> Tensor:
+        """The twin of what every reader does."""
+        total_TN = self.parts_STN[0]
+        for part_TN in self.parts_STN[1:]:
+            total_TN = total_TN + part_TN
+        return (total_TN if self.bias_N is None else total_TN + self.bias_N.float()).to(dtype)
 
 
 def linear(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The row-invariant product. Returns [T, N] in `out_dtype` (default: x's dtype)."""
+    """The finished product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators themselves."""
+    if use_triton(x_TK):
+        return launch_linear(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
     return linear_ref(x_TK, weight_NK, bias_N, out_dtype)
+
+
+def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Sums:
+    """The product as float32 split sums."""
+    if use_triton(x_TK):
+        return launch_split_linear(x_TK, weight_NK, bias_N)
+    return Sums(blocked_product(x_TK, weight_NK)[None], bias_N)
+
+
+def launch_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    T, K = x_TK.shape
+    N = len(weight_NK)
+    tiles = choose_tiles(row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device), may_split=False)
+    out_TN = torch.empty(T, N, dtype=out_dtype, device=x_TK.device)
+    _launch(out_TN, x_TK, weight_NK, bias_N, tiles)
+    return out_TN
+
+
+def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
+    T, K = x_TK.shape
+    N = len(weight_NK)
+    tiles = choose_tiles(row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device), may_split=True)
+    parts = 1 if tiles.is_serial else tiles.splits
+    parts_STN = torch.empty(parts, T, N, dtype=torch.float32, device=x_TK.device)
+    _launch(parts_STN, x_TK, weight_NK, None, tiles)
+    return Sums(parts_STN, bias_N)
+
+
+def _launch(out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles) -> None:
+    assert x_TK.stride(1) == 1, x_TK.stride()
+    assert weight_NK.is_contiguous(), weight_NK.stride()
+    T, K = x_TK.shape
+    N = len(weight_NK)
+    grid = (-(-N // tiles.block_n), -(-T // tiles.block_m), 1 if tiles.is_serial else tiles.splits)
+    _linear_kernel[grid](
+        out,
+        x_TK,
+        weight_NK,
+        weight_NK if bias_N is None else bias_N,
+        x_TK.stride(0),
+        T,
+        N,
+        K,
+        HAS_BIAS=bias_N is not None,
+        BLOCK_N=tiles.block_n,
+        BLOCK_M=tiles.block_m,
+        BLOCK_K=tiles.block_k,
+        SPLITS=tiles.splits,
+        IS_SERIAL=tiles.is_serial,
+        IS_EVEN=N % tiles.block_n == 0 and K % (tiles.block_k * tiles.splits) == 0,
+        PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
+        num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps,
+    )
+
+
+@jit
+def _linear_kernel(
+    out_ptr,  # [T, N], or [SPLITS, T, N] float32
+    x_ptr,  # [T, K]
+    w_ptr,  # [N, K]
+    bias_ptr,  # [N]
+    stride_x,
+    T,
+    N,
+    K,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_SERIAL: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    split = tl.program_id(2)
+    total = split_sum(
+        x_ptr, w_ptr, n, m, split, stride_x, T, N, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, IS_EVEN, PRECISION
+    )
+    if IS_SERIAL:
+        for i in tl.static_range(1, SPLITS):
+            total += split_sum(
+                x_ptr, w_ptr, n, m, i, stride_x, T, N, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, IS_EVEN, PRECISION
+            )
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    out = out_ptr + split.to(tl.int64) * T * N + m[None, :] * N + n[:, None]
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
+
+
+@jit
+def split_sum(
+    x_ptr,  # [T, K]
+    w_ptr,  # [N, K]
+    n,  # [BLOCK_N] rows of W
+    m,  # [BLOCK_M] rows of x
+    split,
+    stride_x,
+    T,
+    N,
+    K,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
+    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
+    k = split * blocks * BLOCK_K + tl.arange(0, BLOCK_K)
+    w = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+    x = x_ptr + m[None, :] * stride_x + k[:, None]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for i in range(blocks):
+        if IS_EVEN:
+            w_tile = tl.load(w)
+            x_tile = tl.load(x, mask=(m < T)[None, :], other=0.0)
+        else:
+            inside = k + i * BLOCK_K < K
+            w_tile = tl.load(w, mask=(n < N)[:, None] & inside[None, :], other=0.0)
+            x_tile = tl.load(x, mask=(m < T)[None, :] & inside[:, None], other=0.0)
+        acc = tl.dot(w_tile, x_tile, acc, input_precision=PRECISION)
+        w += BLOCK_K
+        x += BLOCK_K
+    return acc
 
 
 def linear_ref(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    out_TN = blocked_product(x_TK, weight_NK)
-    if bias_N is not None:
-        out_TN = out_TN + bias_N.float()
-    return out_TN.to(out_dtype or x_TK.dtype)
+    return Sums(blocked_product(x_TK, weight_NK)[None], bias_N).finish(out_dtype or x_TK.dtype)

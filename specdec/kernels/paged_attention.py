@@ -1,11 +1,14 @@
-"""Causal attention of query rows over a paged cache, reduced in tiles of 64 keys at absolute positions.
+"""Causal attention of query rows over a paged cache, reduced in tiles and splits whose borders are absolute positions.
 
-A row at position p reads keys 0..p of its request, tile by tile, with the running maximum and denominator of online
-softmax (arXiv 2112.05682). Tile borders do not depend on who else is in the step, so neither does the row's result: a
-tile beyond a row's position multiplies by 1 and adds 0. Values of keys beyond a tile's last row are read as 0,
-because 0 x NaN is NaN and nobody promises what unwritten slots hold.
+A row at position p reads keys 0..p of its request: tiles of 64 keys inside a split by online softmax (arXiv
+2112.05682), then the splits one after another by the same rule. Borders do not depend on who else is in the step, so
+neither does the row's result: a tile beyond a row's position multiplies by 1 and adds 0. Values of keys beyond a tile's
+last row are read as 0, because 0 x NaN is NaN and nobody promises what unwritten slots hold.
 
-The twin works on tiles of 8 query rows of one request, laid out by a `TilePlan`.
+Splits are 128 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread over the GPU, long
+ones do not drown in partial results. In a round each split is a program of its own and a second kernel adds them up; in
+a prefill chunk one program walks them all. Both use the same query tiles of 32 rows and the same functions for a split
+and for adding one, so a row gets the same bits from either.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.kernels import jit, next_power_of_2, tl, use_triton
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
+
+QUERY_ROWS = 32  # rows (tokens x heads of a group) of the kernel's query tile
+MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request splits are programs of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +47,258 @@ def plan_tiles(query_lens: Sequence[int], num_rows: int, device: torch.device) -
     return TilePlan(torch.tensor(rows, device=device), torch.tensor(reqs, device=device), num_rows)
 
 
-def paged_attention_ref(
-    q_THC: Tensor,
-    out_THC: Tensor,
-    cache: Tensor,
-    block_table_BM: Tensor,
-    positions_T: Tensor,
-    tiles: TilePlan,
-    max_seq_len: int,
-) -> None:
-    """out_THC of every planned row is overwritten; other rows become 0. cache: [2, N + 1, G, S, C] of one layer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryRows:
+    """Where the query rows of a step stand. Padding: idx_mapping -1, position 0.
 
-    block_table_BM: blocks of each batch slot. max_seq_len: a host-side bound on positions + 1 in this step.
+    max_query_len and max_seq_len are host-side bounds on rows per request and on positions + 1.
     """
+
+    block_table: Tensor  # [R + 1, M] blocks of every request row; the last row is scratch
+    idx_mapping: Tensor  # [B] request row per batch slot
+    positions: Tensor  # [T]
+    query_start_loc: Tensor | None  # [B + 1] first row of each batch slot; None: all have max_query_len rows
+    max_query_len: int
+    max_seq_len: int
+    tiles: TilePlan | None = None  # the twin's
+
+
+def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    """Overwrite out_THC with the attention of every row. cache: [2, N + 1, G, S, C] of one layer."""
+    if use_triton(q_THC):
+        launch_paged_attention(q_THC, out_THC, cache, rows)
+    else:
+        paged_attention_ref(q_THC, out_THC, cache, rows)
+
+
+def num_splits(num_keys: int) -> int:
+    """How many splits cover this many keys; the inverse of `split_start`."""
+    low, middle, high = min(num_keys, 1024), min(max(num_keys - 1024, 0), 7168), max(num_keys - 8192, 0)
+    return -(-low // 128) + -(-middle // 512) + -(-high // 2048)
+
+
+def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    T, H, C = q_THC.shape
+    _, _, G, S, _ = cache.shape
+    group = H // G
+    tokens = max(QUERY_ROWS // next_power_of_2(group), 1)
+    tiles = -(-rows.max_query_len // tokens)
+    is_split = rows.max_query_len <= MAX_SPLIT_TOKENS
+    NS = num_splits(rows.max_seq_len) if is_split else 1
+    device = q_THC.device
+    acc = torch.empty((T, H, NS, C) if is_split else (1,), dtype=torch.float32, device=device)
+    stats = torch.empty((T, H, NS, 2) if is_split else (1,), dtype=torch.float32, device=device)
+    scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
+    _paged_attention_kernel[(len(rows.idx_mapping) * tiles, G, NS)](
+        out_THC,
+        acc,
+        stats,
+        q_THC,
+        cache[0],
+        cache[1],
+        rows.block_table,
+        rows.idx_mapping,
+        rows.positions,
+        rows.positions if rows.query_start_loc is None else rows.query_start_loc,
+        tiles,
+        rows.max_query_len,
+        rows.block_table.shape[0] - 1,
+        rows.block_table.shape[1],
+        NS,
+        scale,
+        H=H,
+        G=G,
+        S=S,
+        C=C,
+        GROUP=next_power_of_2(group),
+        TOKENS=tokens,
+        IS_SPLIT=is_split,
+        IS_UNIFORM=rows.query_start_loc is None,
+        PRECISION="ieee" if q_THC.dtype == torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=2,
+    )
+    if is_split:
+        _combine_kernel[(T, H)](out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1)
+
+
+@jit
+def split_start(split):
+    """First key of a split; any number of splits."""
+    middle = 1024 + (split - 8) * 512
+    high = 8192 + (split - 22) * 2048
+    return tl.where(split < 8, split * 128, tl.where(split < 22, middle, high))
+
+
+@jit
+def _paged_attention_kernel(
+    out_ptr,  # [T, H, C]
+    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT
+    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT: peak, total
+    q_ptr,  # [T, H, C]
+    k_ptr,  # [N + 1, G, S, C]
+    v_ptr,  # [N + 1, G, S, C]
+    block_table_ptr,  # [R + 1, M]
+    idx_ptr,  # [B]
+    positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    tiles,
+    query_len,
+    R,
+    M,
+    NS,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    g, split = tl.program_id(1), tl.program_id(2)
+    if IS_UNIFORM:
+        first, end = b * query_len + tile * TOKENS, (b + 1) * query_len
+    else:
+        first, end = tl.load(starts_ptr + b) + tile * TOKENS, tl.load(starts_ptr + b + 1)
+    if first >= end:
+        return
+    i = tl.arange(0, TOKENS * GROUP)
+    t, head = first + i // GROUP, g * (H // G) + i % GROUP
+    inside = (t < end) & (i % GROUP < H // G)
+    position = tl.load(positions_ptr + t, mask=inside, other=-1)
+    last = tl.max(position, axis=0)
+    if IS_SPLIT and split_start(split) > last:
+        return
+    c = tl.arange(0, C)
+    q_at = (t * H + head)[:, None] * C + c[None, :]
+    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
+    row = tl.load(idx_ptr + b)
+    blocks_ptr = block_table_ptr + tl.where(row < 0, R, row) * M
+    if IS_SPLIT:
+        peak, total, acc = attend_split(
+            q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
+        )
+        at = (t * H + head) * NS + split
+        tl.store(stats_ptr + at * 2, peak, mask=inside)
+        tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
+        tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside[:, None])
+    else:
+        peak = tl.full((TOKENS * GROUP,), float("-inf"), tl.float32)
+        total = tl.zeros((TOKENS * GROUP,), tl.float32)
+        acc = tl.zeros((TOKENS * GROUP, C), tl.float32)
+        split = 0
+        while split_start(split) <= last:
+            part_peak, part_total, part_acc = attend_split(
+                q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
+            )
+            decay, weight, peak = weigh(peak, part_peak)
+            total = tl.fma(total, decay, part_total * weight)
+            acc = tl.fma(acc, tl.broadcast_to(decay[:, None], acc.shape), part_acc * weight[:, None])
+            split += 1
+        tl.store(out_ptr + q_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@jit
+def attend_split(
+    q,  # [rows, C]
+    k_ptr,
+    v_ptr,
+    blocks_ptr,  # [M] of the request
+    position,  # [rows], -1 = no row
+    last,
+    split,
+    scale,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Peak and total [rows] of the powers of 2 over one split's keys, and the weighted values [rows, C]; float32."""
+    c, s = tl.arange(0, C), tl.arange(0, S)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, C), tl.float32)
+    ones = tl.full((S, 16), 1.0, q.dtype)
+    for start in range(split_start(split), tl.minimum(split_start(split + 1), last + 1), S):
+        key = start + s
+        at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
+        k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+        decay, _, peak_now = weigh(peak, tl.max(scores, axis=1))
+        peak = peak_now
+        weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
+        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
+        # the total through the tensor cores too: their order of summation does not depend on the tile's layout
+        summed = tl.dot(weights, ones, input_precision=PRECISION)
+        total = total * decay + tl.max(summed, axis=1)
+        acc = tl.dot(weights, v, acc * decay[:, None], input_precision=PRECISION)
+    return peak, total, acc
+
+
+@jit
+def finite(peak):
+    """A peak to subtract: 0 where a row has seen no key."""
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@jit
+def weigh(peak, other):
+    """Factors that bring two partial results to their common peak, and that peak."""
+    both = tl.maximum(peak, other)
+    return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both
+
+
+@jit
+def _combine_kernel(
+    out_ptr,  # [T, H, C]
+    acc_ptr,  # [T, H, NS, C] float32
+    stats_ptr,  # [T, H, NS, 2] float32
+    positions_ptr,  # [T]
+    NS,
+    H: tl.constexpr,
+    C: tl.constexpr,
+):
+    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.arange(0, C)
+    position = tl.load(positions_ptr + t)
+    at = (t * H + head) * NS
+    peak = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    acc = tl.zeros((C,), tl.float32)
+    split = 0
+    while split_start(split) <= position:
+        part_peak, part_total = tl.load(stats_ptr + (at + split) * 2), tl.load(stats_ptr + (at + split) * 2 + 1)
+        decay, weight, peak = weigh(peak, part_peak)
+        total = tl.fma(total, decay, part_total * weight)
+        part_acc = tl.load(acc_ptr + (at + split) * C + c)
+        acc = tl.fma(acc, tl.broadcast_to(decay, acc.shape), part_acc * weight)
+        split += 1
+    tl.store(out_ptr + (t * H + head) * C + c, (acc / total).to(out_ptr.dtype.element_ty))
+
+
+def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    """Tiles of 8 query rows of one request, laid out by rows.tiles; one split. Rows in no tile become 0."""
+    tiles = rows.tiles
+    assert tiles is not None, "the twin needs a tile plan"
     _, _, G, S, C = cache.shape
     H, NT = q_THC.shape[1], len(tiles.reqs)
     q = F.pad(q_THC.float() * C**-0.5, (0, 0, 0, 0, 0, 1))[tiles.rows].view(NT, ROWS, G, H // G, C)
     q = q.permute(0, 2, 3, 1, 4).reshape(NT * G, H // G * ROWS, C)
-    position = F.pad(positions_T, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)
+    position = F.pad(rows.positions, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)
     last = position.amax(dim=3, keepdim=True)
     peak = q.new_full((NT, G, H // G, ROWS, 1), -torch.inf)
     total, acc = torch.zeros_like(peak), q.new_zeros(NT, G, H // G, ROWS, C)
-    for tile in range(-(-max_seq_len // S)):
+    block_table_NM = rows.block_table[rows.idx_mapping[tiles.reqs]]
+    for tile in range(-(-rows.max_seq_len // S)):
         key = torch.arange(tile * S, (tile + 1) * S, device=q.device)
-        k, v = cache[:, block_table_BM[tiles.reqs, tile]].float().unbind(0)  # [NT, G, S, C] each
+        k, v = cache[:, block_table_NM[:, tile]].float().unbind(0)  # [NT, G, S, C] each
         scores = torch.bmm(q, k.view(NT * G, S, C).transpose(1, 2)).view(NT, G, H // G, ROWS, S)
         scores = torch.where(key <= position, scores, -torch.inf)
         previous, peak = peak, torch.maximum(peak, scores.amax(-1, keepdim=True))
@@ -71,7 +306,7 @@ def paged_attention_ref(
         v = torch.where((key <= last).view(NT, 1, S, 1), v, 0.0)
         product = torch.bmm(weights.view(NT * G, H // G * ROWS, S), v.view(NT * G, S, C))
         total, acc = total * decay + tree_sum(weights), acc * decay + product.view(acc.shape)
-    rows = (acc / total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C).to(out_THC.dtype)
+    finished = (acc / total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C).to(out_THC.dtype)
     padded = out_THC.new_zeros(tiles.num_rows + 1, H, C)
-    padded[tiles.rows] = rows
+    padded[tiles.rows] = finished
     out_THC.copy_(padded[:-1])

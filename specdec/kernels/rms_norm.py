@@ -1,24 +1,51 @@
-"""y = x / sqrt(mean(x^2) + eps) * w, after an optional residual addition; float32 inside, rounded once.
-
-The residual stream is rounded when it is written (x + residual), and the norm reads the rounded stream, so that the
-fused and the separate form give the same bits.
-"""
+"""y = x / sqrt(mean(x^2) + eps) * w over the last dimension; float32 inside, rounded once."""
 
 import torch
 from torch import Tensor
 
+from specdec.kernels import jit, next_power_of_2, tl, use_triton
 from specdec.kernels.invariant import tree_sum
 
 
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, residual_TD: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """RMSNorm over the last dimension. Returns the norm of (x + residual), and that sum, both in x's dtype."""
-    return rms_norm_ref(x_TD, weight_D, eps, residual_TD)
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Returns [T, D] in x's dtype."""
+    if use_triton(x_TD):
+        return launch_rms_norm(x_TD, weight_D, eps)
+    return rms_norm_ref(x_TD, weight_D, eps)
 
 
-def rms_norm_ref(
-    x_TD: Tensor, weight_D: Tensor, eps: float, residual_TD: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    stream_TD = x_TD if residual_TD is None else x_TD + residual_TD
-    wide_TD = stream_TD.float()
+def launch_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    assert x_TD.stride(1) == 1, x_TD.stride()
+    T, D = x_TD.shape
+    out_TD = torch.empty(T, D, dtype=x_TD.dtype, device=x_TD.device)
+    _rms_norm_kernel[(T,)](out_TD, x_TD, weight_D, x_TD.stride(0), D, eps, BLOCK_D=next_power_of_2(D), num_warps=4)
+    return out_TD
+
+
+@jit
+def _rms_norm_kernel(
+    out_ptr,  # [T, D]
+    x_ptr,  # [T, D]
+    w_ptr,  # [D]
+    stride_x,
+    D,
+    eps,
+    BLOCK_D: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    x = tl.load(x_ptr + t * stride_x + d, mask=d < D, other=0.0).to(tl.float32)
+    w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    tl.store(out_ptr + t * D + d, normed(x, w, D, eps).to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@jit
+def normed(x, w, D, eps):
+    """The norm of one row, zeros behind its D elements; all float32."""
+    return x * (1.0 / tl.sqrt(tl.sum(x * x, axis=0) / D + eps)) * w
+
+
+def rms_norm_ref(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    wide_TD = x_TD.float()
     mean_T1 = tree_sum(wide_TD * wide_TD) / wide_TD.shape[-1]
-    return (wide_TD * (1.0 / torch.sqrt(mean_T1 + eps)) * weight_D.float()).to(x_TD.dtype), stream_TD
+    return (wide_TD * (1.0 / torch.sqrt(mean_T1 + eps)) * weight_D.float()).to(x_TD.dtype)

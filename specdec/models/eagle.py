@@ -7,7 +7,7 @@ Letters: T rows, D draft hidden, E width of the target's features, W draft vocab
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.linear import linear
+from specdec.kernels.linear import Sums, linear
 from specdec.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
 from weights.config import EagleConfig
 
@@ -28,21 +28,22 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(D, eps)
         self.mlp = MLP(config.layer)
 
-    def forward(
-        self, x_TD: Tensor, residual_TD: Tensor | None, embed_TD: Tensor, positions_T: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The layer's output before its residual addition, and the residual stream to add it to."""
-        u_TD, residual_TD = self._enter(x_TD, residual_TD, embed_TD)
-        x_TD = self.self_attn(u_TD, positions_T)
-        x_TD, residual_TD = self.post_attention_layernorm(x_TD, residual_TD)
-        return self.mlp(x_TD), residual_TD
+    def forward(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Sums, Tensor]:
+        """From what enters (the first layer: features; later ones: the last product and the stream) to the same."""
+        u_TD, stream_TD = self._enter(x, stream_TD, embed_TD)
+        normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(u_TD), stream_TD)
+        return self.mlp(normed_TD), stream_TD
 
-    def _enter(self, x_TD: Tensor, residual_TD: Tensor | None, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def _enter(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads, and the stream beside it."""
+        if isinstance(x, Sums):
+            assert self.input_layernorm is not None, "only a first layer may lack it"
+            return self.input_layernorm.add(x, stream_TD)
         if not self.is_wide:
-            return (x_TD, x_TD) if self.input_layernorm is None else self.input_layernorm(x_TD, residual_TD)
-        embed_TD = embed_TD if self.input_layernorm is None else self.input_layernorm(embed_TD)[0]
-        g_TD = x_TD if self.hidden_norm is None else self.hidden_norm(x_TD)[0]
-        return torch.cat([embed_TD, g_TD], dim=-1), g_TD if self.norm_before_residual else x_TD
+            return x if self.input_layernorm is None else self.input_layernorm(x), x
+        embed_TD = embed_TD if self.input_layernorm is None else self.input_layernorm(embed_TD)
+        g_TD = x if self.hidden_norm is None else self.hidden_norm(x)
+        return torch.cat([embed_TD, g_TD], dim=-1), g_TD if self.norm_before_residual else x
 
 
 class EagleModel(nn.Module):
@@ -65,25 +66,27 @@ class EagleModel(nn.Module):
         """The target's features as the draft's rows take them, [T, D]. Recycled states never pass here."""
         if self.fc_norm is not None:
             taps = features_TE.chunk(len(self.fc_norm), dim=-1)
-            features_TE = torch.cat([norm(tap)[0] for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
+            features_TE = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
         if self.input_norm is not None:
-            features_TE = self.input_norm(features_TE)[0]
+            features_TE = self.input_norm(features_TE)
         return self.fc(features_TE) if self.config.entry == "qkv" and self.fc is not None else features_TE
 
-    def forward(self, input_ids_T: Tensor, g_TD: Tensor, positions_T: Tensor) -> Tensor:
+    def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> Tensor:
         """The residual stream behind the last layer [T, D], from tokens and features (or recycled streams)."""
         embed_TD = self.embed_tokens(input_ids_T)
         if self.embed_norm is not None:
-            embed_TD = self.embed_norm(embed_TD)[0]
-        x_TD, residual_TD = g_TD, None
+            embed_TD = self.embed_norm(embed_TD)
+        x: Tensor | Sums = g_TD
         if self.config.entry == "fc" and self.fc is not None:
-            x_TD = self.fc(torch.cat([embed_TD, g_TD], dim=-1))
+            x = self.fc(torch.cat([embed_TD, g_TD], dim=-1))
+        stream_TD = g_TD
         for layer in self.layers:
-            x_TD, residual_TD = layer(x_TD, residual_TD, embed_TD, positions_T)
-        return x_TD if residual_TD is None else x_TD + residual_TD
+            x, stream_TD = layer(x, stream_TD, embed_TD)
+        assert isinstance(x, Sums)
+        return x.finish(stream_TD.dtype) + stream_TD
 
     def head(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
         """Float32 logits over the draft vocabulary [X, W], and what the next row takes as its feature [X, D]."""
-        normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)[0]
+        normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)
         logits_XW = linear(normed_XD, self.lm_head.weight, out_dtype=torch.float32)
         return logits_XW, normed_XD if self.config.recycled == "post_norm" else stream_XD

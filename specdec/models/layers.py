@@ -8,23 +8,28 @@ import torch
 from torch import Tensor, nn
 
 from specdec.attention import attend, store_kv
-from specdec.kernels.linear import linear
+from specdec.kernels.add_rms_norm import add_rms_norm
+from specdec.kernels.gate_up import gate_up
+from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.rms_norm import rms_norm
-from specdec.kernels.rotary import rotary
-from specdec.kernels.silu_mul import silu_mul
+from specdec.kernels.rotate_and_store import HeadNorms
 from weights.config import LayerConfig
 
 
 class Linear(nn.Module):
-    """A row-invariant product with an optional bias."""
+    """A row-invariant product with an optional bias: finished, or as the sums that the next kernel finishes."""
 
     def __init__(self, num_in: int, num_out: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_out, num_in), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(num_out), requires_grad=False) if bias else None
 
-    def forward(self, x_TD: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        return linear(x_TD, self.weight, self.bias, out_dtype)
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return linear(x_TD, self.weight, self.bias)
+
+    def sums(self, x_TD: Tensor) -> Sums:
+        """The unfinished product."""
+        return split_linear(x_TD, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
@@ -39,15 +44,19 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Norm of x, or of x + residual; returns the norm and the stream it read."""
+    """`forward(x)` norms x; `add(sums, residual)` norms their sum, which it returns too: the residual stream."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width), requires_grad=False)
         self.eps = eps
 
-    def forward(self, x_TD: Tensor, residual_TD: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return rms_norm(x_TD, self.weight, self.eps, residual_TD)
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return rms_norm(x_TD, self.weight, self.eps)
+
+    def add(self, x: Sums, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Norm of x + residual, and x + residual."""
+        return add_rms_norm(x, residual_TD, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -56,24 +65,20 @@ class Attention(nn.Module):
     def __init__(self, config: LayerConfig, index: int, rope: tuple[Tensor, Tensor], num_in: int) -> None:
         super().__init__()
         H, G, C = config.num_heads, config.num_kv_heads, config.head_dim
-        self.index, self.rope, self.heads = index, rope, (H, G, G)
-        self.head_dim = C
+        self.index, self.rope = index, rope
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias)
         self.o_proj = Linear(H * C, config.hidden_size, config.o_bias)
         self.q_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
-        T = len(x_TD)
-        q, k, v = self.qkv_proj(x_TD).view(T, -1, self.head_dim).split(self.heads, dim=1)
+    def forward(self, x_TD: Tensor) -> Sums:
+        norms = None
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q)[0], self.k_norm(k)[0]
-        q, k = rotary(q, positions_T, *self.rope), rotary(k, positions_T, *self.rope)
-        store_kv(k, v, self.index)
-        out = torch.empty_like(q)
-        attend(q, out, self.index)
-        projected_TD: Tensor = self.o_proj(out.view(T, -1))
-        return projected_TD
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        q_THC = store_kv(self.qkv_proj.sums(x_TD), self.rope, norms, self.index)
+        out_THC = torch.empty_like(q_THC)
+        attend(q_THC, out_THC, self.index)
+        return self.o_proj.sums(out_THC.flatten(1))
 
 
 class MLP(nn.Module):
@@ -84,6 +89,5 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        down_TD: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x_TD)))
-        return down_TD
+    def forward(self, x_TD: Tensor) -> Sums:
+        return self.down_proj.sums(gate_up(x_TD, self.gate_up_proj.weight, self.gate_up_proj.bias))

@@ -1,7 +1,7 @@
 """The target: Llama, Mistral, Qwen2 and Qwen3 by the fields of LayerConfig (biases, qk-norm, head_dim).
 
-The residual stream travels beside the hidden state and is added inside the next norm. `tap` writes the stream that
-enters a layer into a column block of the buffer that an EAGLE-3 draft reads.
+A layer leaves its last product unfinished; the norm behind it finishes the product and adds it to the residual stream.
+`tap` writes the stream that enters a layer into a column block of the buffer that an EAGLE-3 draft reads.
 Letters: T rows, D hidden, E = taps x D, V vocabulary.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.linear import linear
+from specdec.kernels.linear import Sums, linear
 from specdec.models.layers import MLP, Attention, Embedding, RMSNorm
 from weights.config import LayerConfig, TargetConfig
 
@@ -23,12 +23,10 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x_TD: Tensor, residual_TD: Tensor | None, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's output before its residual addition, and the residual stream to add it to."""
-        x_TD, residual_TD = self.input_layernorm(x_TD, residual_TD)
-        x_TD = self.self_attn(x_TD, positions_T)
-        x_TD, residual_TD = self.post_attention_layernorm(x_TD, residual_TD)
-        return self.mlp(x_TD), residual_TD
+    def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
+        """From the entering stream and its norm (by input_layernorm): the last product, and the stream to add it to."""
+        normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(normed_TD), stream_TD)
+        return self.mlp(normed_TD), stream_TD
 
 
 class LlamaModel(nn.Module):
@@ -39,27 +37,29 @@ class LlamaModel(nn.Module):
         self.columns = {boundary: i for i, boundary in enumerate(aux_boundaries)}
         D = config.layer.hidden_size
         self.embed_tokens = Embedding(config.vocab_size, D)
-        self.layers = nn.ModuleList(DecoderLayer(config.layer, i, rope) for i in range(config.num_layers))
+        layers = [DecoderLayer(config.layer, i, rope) for i in range(config.num_layers)]
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(D, config.layer.rms_norm_eps)
+        self._path = list(zip(layers, [*(layer.input_layernorm for layer in layers[1:]), self.norm], strict=True))
+        self._first_norm = (layers[0].input_layernorm,)  # in a tuple: a part of its layer, not one more module
         self.lm_head = Embedding(config.vocab_size, D)  # never multiplied through forward: see logits
 
-    def forward(self, input_ids_T: Tensor, positions_T: Tensor, aux_out_TE: Tensor | None = None) -> Tensor:
+    def forward(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> Tensor:
         """Hidden states behind the final norm [T, D]; aux_out_TE is filled column block by column block."""
-        hidden_TD, residual_TD = self.embed_tokens(input_ids_T), None
-        for i, layer in enumerate(self.layers):
-            self.tap(i, hidden_TD, residual_TD, aux_out_TE)
-            hidden_TD, residual_TD = layer(hidden_TD, residual_TD, positions_T)
-        self.tap(len(self.layers), hidden_TD, residual_TD, aux_out_TE)
-        normed_TD: Tensor = self.norm(hidden_TD, residual_TD)[0]
+        stream_TD: Tensor = self.embed_tokens(input_ids_T)
+        normed_TD: Tensor = self._first_norm[0](stream_TD)
+        self.tap(0, stream_TD, aux_out_TE)
+        for i, (layer, norm) in enumerate(self._path):
+            sums, stream_TD = layer(normed_TD, stream_TD)
+            normed_TD, stream_TD = norm.add(sums, stream_TD)
+            self.tap(i + 1, stream_TD, aux_out_TE)
         return normed_TD
 
-    def tap(self, boundary: int, hidden_TD: Tensor, residual_TD: Tensor | None, aux_out_TE: Tensor | None) -> None:
+    def tap(self, boundary: int, stream_TD: Tensor, aux_out_TE: Tensor) -> None:
         """Write the stream at `boundary` into its columns, if the draft reads it."""
-        if aux_out_TE is None or boundary not in self.columns:
-            return
-        D = hidden_TD.shape[1]
-        columns = aux_out_TE[:, self.columns[boundary] * D :][:, :D]
-        columns.copy_(hidden_TD if residual_TD is None else hidden_TD + residual_TD)
+        if boundary in self.columns:
+            D = stream_TD.shape[1]
+            aux_out_TE[:, self.columns[boundary] * D :][:, :D].copy_(stream_TD)
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
         """Float32 accumulators of the last product, [X, V], never rounded."""

@@ -1,0 +1,79 @@
+"""Finish a product, add it to the residual stream, and norm the sum: stream = x + residual, y = rms_norm(stream) * w.
+
+x is rounded when it is finished, the stream when it is written, and the norm reads the rounded stream.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, next_power_of_2, tl, use_triton
+from specdec.kernels.linear import Sums
+from specdec.kernels.rms_norm import normed, rms_norm_ref
+
+
+def add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x: an unfinished product [T, D]. Returns the norm and the stream, both [T, D] in the residual's dtype."""
+    if use_triton(residual_TD):
+        return launch_add_rms_norm(x, residual_TD, weight_D, eps)
+    return add_rms_norm_ref(x, residual_TD, weight_D, eps)
+
+
+def launch_add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    assert residual_TD.stride(1) == 1, residual_TD.stride()
+    assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
+    S, T, D = x.parts_STN.shape
+    out_TD, stream_TD = (torch.empty(T, D, dtype=residual_TD.dtype, device=residual_TD.device) for _ in range(2))
+    _add_rms_norm_kernel[(T,)](
+        out_TD,
+        stream_TD,
+        x.parts_STN,
+        weight_D if x.bias_N is None else x.bias_N,
+        residual_TD,
+        weight_D,
+        residual_TD.stride(0),
+        T,
+        D,
+        eps,
+        HAS_BIAS=x.bias_N is not None,
+        SPLITS=S,
+        BLOCK_D=next_power_of_2(D),
+        num_warps=8,
+    )
+    return out_TD, stream_TD
+
+
+@jit
+def _add_rms_norm_kernel(
+    out_ptr,  # [T, D]
+    stream_ptr,  # [T, D]
+    parts_ptr,  # [SPLITS, T, D] float32
+    bias_ptr,  # [D]
+    residual_ptr,  # [T, D]
+    w_ptr,  # [D]
+    stride_residual,
+    T,
+    D,
+    eps,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    inside = d < D
+    dtype = out_ptr.dtype.element_ty
+    x = tl.load(parts_ptr + t * D + d, mask=inside, other=0.0)
+    for i in tl.static_range(1, SPLITS):
+        x += tl.load(parts_ptr + (i * T + t) * D + d, mask=inside, other=0.0)
+    if HAS_BIAS:
+        x += tl.load(bias_ptr + d, mask=inside, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0)
+    stream = (x.to(dtype).to(tl.float32) + residual.to(tl.float32)).to(dtype)
+    tl.store(stream_ptr + t * D + d, stream, mask=inside)
+    w = tl.load(w_ptr + d, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), mask=inside)
+
+
+def add_rms_norm_ref(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    stream_TD = x.finish(residual_TD.dtype) + residual_TD
+    return rms_norm_ref(stream_TD, weight_D, eps), stream_TD

@@ -1,0 +1,169 @@
+"""From the qkv product to attention: finish it, norm the heads (qk-norm), rotate q and k, write k and v to the cache.
+
+Rotation in the half-split layout, pair i = (x[i], x[i + C/2]). Each step rounds once, where the separate steps would.
+Slot -1 (padding) writes nothing that anyone reads: the kernel skips it, the twin sends it to the scratch block.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, tl, use_triton
+from specdec.kernels.linear import Sums
+from specdec.kernels.rms_norm import rms_norm_ref
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [C] of the norms over each query and key head (Qwen3)."""
+
+    q_C: Tensor
+    k_C: Tensor
+    eps: float
+
+
+def rotate_and_store(
+    qkv: Sums,
+    rope: tuple[Tensor, Tensor],
+    norms: HeadNorms | None,
+    positions_T: Tensor,
+    slot_mapping_T: Tensor,
+    cache: Tensor,
+) -> Tensor:
+    """qkv: unfinished [T, (H + 2G) C]. rope: cos and sin [positions, C/2] float32.
+
+    cache: [2, N + 1, G, S, C] of one layer, written in place. Returns the rotated queries [T, H, C], in its dtype.
+    """
+    if use_triton(cache):
+        return launch_rotate_and_store(qkv, rope, norms, positions_T, slot_mapping_T, cache)
+    return rotate_and_store_ref(qkv, rope, norms, positions_T, slot_mapping_T, cache)
+
+
+def launch_rotate_and_store(
+    qkv: Sums,
+    rope: tuple[Tensor, Tensor],
+    norms: HeadNorms | None,
+    positions_T: Tensor,
+    slot_mapping_T: Tensor,
+    cache: Tensor,
+) -> Tensor:
+    splits, T, X = qkv.parts_STN.shape
+    _, _, G, S, C = cache.shape
+    H = X // C - 2 * G
+    q_THC = torch.empty(T, H, C, dtype=cache.dtype, device=cache.device)
+    cos, sin = rope
+    _rotate_and_store_kernel[(T, H + 2 * G)](
+        q_THC,
+        cache[0],
+        cache[1],
+        qkv.parts_STN,
+        cos if qkv.bias_N is None else qkv.bias_N,
+        cos,
+        sin,
+        cos if norms is None else norms.q_C,
+        cos if norms is None else norms.k_C,
+        positions_T,
+        slot_mapping_T,
+        T,
+        norms.eps if norms is not None else 0.0,
+        H=H,
+        G=G,
+        S=S,
+        C=C,
+        SPLITS=splits,
+        HAS_BIAS=qkv.bias_N is not None,
+        HAS_NORMS=norms is not None,
+        num_warps=1,
+    )
+    return q_THC
+
+
+@jit
+def _rotate_and_store_kernel(
+    q_ptr,  # [T, H, C]
+    k_cache_ptr,  # [N + 1, G, S, C]
+    v_cache_ptr,  # [N + 1, G, S, C]
+    parts_ptr,  # [SPLITS, T, (H + 2G) C] float32
+    bias_ptr,  # [(H + 2G) C]
+    cos_ptr,  # [positions, C/2]
+    sin_ptr,  # [positions, C/2]
+    q_norm_ptr,  # [C]
+    k_norm_ptr,  # [C]
+    positions_ptr,  # [T]
+    slots_ptr,  # [T]
+    T,
+    eps,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+):
+    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots_ptr + t)
+    if (head >= H) & (slot < 0):
+        return
+    X: tl.constexpr = (H + 2 * G) * C
+    half: tl.constexpr = C // 2
+    c = tl.arange(0, half)
+    dtype = q_ptr.dtype.element_ty
+    low_at = t * X + head * C + c
+    low, high = tl.load(parts_ptr + low_at), tl.load(parts_ptr + low_at + half)
+    for i in tl.static_range(1, SPLITS):
+        low += tl.load(parts_ptr + i * T.to(tl.int64) * X + low_at)
+        high += tl.load(parts_ptr + i * T.to(tl.int64) * X + low_at + half)
+    if HAS_BIAS:
+        low += tl.load(bias_ptr + head * C + c).to(tl.float32)
+        high += tl.load(bias_ptr + head * C + c + half).to(tl.float32)
+    low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+    if head < H + G:
+        if HAS_NORMS:
+            q_low, q_high = tl.load(q_norm_ptr + c).to(tl.float32), tl.load(q_norm_ptr + c + half).to(tl.float32)
+            k_low, k_high = tl.load(k_norm_ptr + c).to(tl.float32), tl.load(k_norm_ptr + c + half).to(tl.float32)
+            scale = 1.0 / tl.sqrt((tl.sum(low * low, axis=0) + tl.sum(high * high, axis=0)) / C + eps)
+            low = (low * scale * tl.where(head < H, q_low, k_low)).to(dtype).to(tl.float32)
+            high = (high * scale * tl.where(head < H, q_high, k_high)).to(dtype).to(tl.float32)
+        position = tl.load(positions_ptr + t)
+        cos, sin = tl.load(cos_ptr + position * half + c), tl.load(sin_ptr + position * half + c)
+        low, high = low * cos - high * sin, high * cos + low * sin
+    if head < H:
+        at = (t * H + head) * C + c
+        tl.store(q_ptr + at, low.to(dtype))
+        tl.store(q_ptr + at + half, high.to(dtype))
+    else:
+        at = ((slot // S * G + (head - H) % G) * S + slot % S) * C + c
+        if head < H + G:
+            tl.store(k_cache_ptr + at, low.to(dtype))
+            tl.store(k_cache_ptr + at + half, high.to(dtype))
+        else:
+            tl.store(v_cache_ptr + at, low.to(dtype))
+            tl.store(v_cache_ptr + at + half, high.to(dtype))
+
+
+def rotate_and_store_ref(
+    qkv: Sums,
+    rope: tuple[Tensor, Tensor],
+    norms: HeadNorms | None,
+    positions_T: Tensor,
+    slot_mapping_T: Tensor,
+    cache: Tensor,
+) -> Tensor:
+    _, N, G, S, C = cache.shape
+    heads = qkv.finish(cache.dtype).unflatten(1, (-1, C))
+    q, k, v = heads.split([heads.shape[1] - 2 * G, G, G], dim=1)
+    if norms is not None:
+        q, k = rms_norm_ref(q, norms.q_C, norms.eps), rms_norm_ref(k, norms.k_C, norms.eps)
+    q, k = rotary_ref(q, positions_T, *rope), rotary_ref(k, positions_T, *rope)
+    slot_T = torch.where(slot_mapping_T < 0, (N - 1) * S, slot_mapping_T)
+    cache[0].transpose(1, 2)[slot_T // S, slot_T % S] = k
+    cache[1].transpose(1, 2)[slot_T // S, slot_T % S] = v
+    return q
+
+
+def rotary_ref(x_THC: Tensor, positions_T: Tensor, cos_PC: Tensor, sin_PC: Tensor) -> Tensor:
+    cos, sin = cos_PC[positions_T].unsqueeze(1), sin_PC[positions_T].unsqueeze(1)
+    first, second = x_THC.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_THC.dtype)

@@ -1,0 +1,81 @@
+"""Tile shapes of the matrix products, by rule and by table.
+
+What decides the order of a sum, BLOCK_K and the number of splits, is a function of (N, K, dtype, GPU) only; the number
+of rows M chooses the rest. tuned.json holds measured entries:
+{"GPU": {"N,K,dtype": {"block_k", "splits", "rows": {"16": {"block_n", "num_stages", "num_warps"}, "32": ...}}}}.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TypedDict
+
+import torch
+
+
+class Shape(TypedDict, total=False):
+    """Measured best for one class of row counts."""
+
+    block_n: int
+    num_stages: int
+    num_warps: int
+
+
+class Entry(TypedDict, total=False):
+    """Measured for one weight shape; `rows` by row class, "16", "32", "64"."""
+
+    block_k: int
+    splits: int
+    rows: dict[str, Shape]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How one product is cut. splits: parts of K that are summed apart and added in order."""
+
+    block_n: int
+    block_m: int
+    block_k: int
+    splits: int
+    num_stages: int
+    num_warps: int
+    is_serial: bool  # one program walks all splits itself, as for many rows
+
+
+@cache
+def choose_tiles(num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, may_split: bool) -> Tiles:
+    """The tiles of a product of `num_rows` rows (rounded up to 16, 32, 64 or 128 by the caller) with W [N, K]."""
+    entry = _table().get(gpu, {}).get(f"{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
+    is_wide = dtype == torch.float32
+    block_k = entry.get("block_k", 32 if is_wide else (128 if K % 128 == 0 else 64))
+    splits = entry.get("splits", _default_splits(N, K)) if may_split else 1
+    if num_rows > 64:
+        size = 64 if is_wide else 128
+        return Tiles(size, size, block_k, splits, 3, 4 if is_wide else 8, is_serial=True)
+    small = entry.get("rows", {}).get(str(num_rows), Shape())
+    stages = small.get("num_stages", 3 if is_wide else 4)
+    return Tiles(
+        small.get("block_n", 64), num_rows, block_k, splits, stages, small.get("num_warps", 4), is_serial=False
+    )
+
+
+def row_class(M: int) -> int:
+    """16, 32, 64 or 128 (more): the row tile that M rows use."""
+    return next((size for size in (16, 32, 64) if size >= M), 128)
+
+
+def gpu_name(device: torch.device) -> str:
+    """The GPU's name as the table has it; "cpu" in the interpreter."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _default_splits(N: int, K: int) -> int:
+    """Enough programs to keep every multiprocessor reading, with at least 1,024 of K in each."""
+    return max(splits for splits in (1, 2, 4) if splits == 1 or (K // splits >= 1024 and N // 64 * splits <= 264))
+
+
+@cache
+def _table() -> dict[str, dict[str, Entry]]:
+    table: dict[str, dict[str, Entry]] = json.loads((files("specdec.kernels") / "tuned.json").read_text())
+    return table

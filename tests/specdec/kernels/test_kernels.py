@@ -1,0 +1,158 @@
+"""kernel == twin, through Triton's interpreter on the CPU and for real on a GPU."""
+
+import pytest
+import torch
+
+from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
+from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
+from specdec.kernels.linear import Sums, launch_linear, launch_split_linear, linear_ref
+from specdec.kernels.paged_attention import (
+    QueryRows,
+    launch_paged_attention,
+    num_splits,
+    paged_attention_ref,
+    plan_tiles,
+)
+from specdec.kernels.rms_norm import launch_rms_norm, rms_norm_ref
+from specdec.kernels.rotate_and_store import HeadNorms, launch_rotate_and_store, rotate_and_store_ref
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.float16]
+ROW_COUNTS = [1, 3, 17, 70]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    torch.manual_seed(0)
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return request.param
+
+
+def close(actual, expected, dtype):
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROW_COUNTS)
+@pytest.mark.parametrize("n, k, bias", [(64, 64, False), (100, 96, True), (130, 33, False)])
+def test_linear(device, dtype, rows, n, k, bias):
+    x, w, b = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
+    bias_n = b if bias else None
+    close(launch_linear(x, w, bias_n, dtype), linear_ref(x, w, bias_n), dtype)
+
+
+@pytest.mark.parametrize("rows", ROW_COUNTS)
+def test_split_linear(device, rows):
+    x, w = torch.randn(rows, 2048, device=device), torch.randn(64, 2048, device=device)
+    sums = launch_split_linear(x, w, None)
+    assert len(sums.parts_STN) == (1 if rows > 64 else 2)
+    torch.testing.assert_close(sums.finish(torch.float32), x @ w.T, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROW_COUNTS)
+@pytest.mark.parametrize("i, d, bias", [(64, 64, False), (40, 48, True)])
+def test_gate_up(device, dtype, rows, i, d, bias):
+    x, w, b = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((rows, d), (2 * i, d), (2 * i,)))
+    close(launch_gate_up(x, w, b if bias else None), gate_up_ref(x, w, b if bias else None), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, d", [(1, 64), (3, 100), (17, 33)])
+def test_norms(device, dtype, rows, d):
+    x, residual = (torch.randn(rows, d, device=device, dtype=dtype) for _ in range(2))
+    w, b = (torch.randn(d, device=device, dtype=dtype) for _ in range(2))
+    close(launch_rms_norm(x, w, 1e-5), rms_norm_ref(x, w, 1e-5), dtype)
+    for parts, bias in ((1, None), (3, b)):
+        sums = Sums(torch.randn(parts, rows, d, device=device), bias)
+        for actual, expected in zip(
+            launch_add_rms_norm(sums, residual, w, 1e-5), add_rms_norm_ref(sums, residual, w, 1e-5), strict=True
+        ):
+            close(actual, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias, has_norms", [(False, False), (True, True)])
+def test_rotate_and_store(device, dtype, has_bias, has_norms):
+    T, H, G, C, S, N = 7, 4, 2, 16, 64, 3
+    norms = HeadNorms(*(torch.randn(C, device=device, dtype=dtype) for _ in range(2)), 1e-5) if has_norms else None
+    bias = torch.randn((H + 2 * G) * C, device=device, dtype=dtype) if has_bias else None
+    qkv = Sums(torch.randn(2, T, (H + 2 * G) * C, device=device), bias)
+    rope = torch.randn(300, C // 2, device=device).cos(), torch.randn(300, C // 2, device=device).sin()
+    positions = torch.tensor([0, 5, 63, 64, 199, 0, 0], device=device)
+    slots = torch.tensor([0, 5, 63, 64, 130, -1, -1], device=device)
+    caches = [torch.full((2, N + 1, G, S, C), torch.nan, dtype=dtype, device=device) for _ in range(2)]
+    actual = launch_rotate_and_store(qkv, rope, norms, positions, slots, caches[0])
+    expected = rotate_and_store_ref(qkv, rope, norms, positions, slots, caches[1])
+    close(actual, expected, dtype)
+    torch.testing.assert_close(caches[0][:, :N], caches[1][:, :N], rtol=2e-2, atol=2e-2, equal_nan=True)
+    assert caches[0][:, N].isnan().all()  # padding writes nothing at all
+
+
+def attention_case(lengths, query_lens, H, G, C, device, dtype):
+    """Requests of these context lengths whose last query_lens rows are asked; unwritten slots are NaN."""
+    S, M = 64, -(-max(lengths) // 64)
+    cache = torch.full((2, len(lengths) * M + 1, G, S, C), torch.nan, dtype=dtype, device=device)
+    table = torch.randperm(len(lengths) * M, device=device).view(len(lengths), M)
+    table = torch.cat([table, torch.full((1, M), len(lengths) * M, device=device)])
+    for b, length in enumerate(lengths):
+        position = torch.arange(length, device=device)
+        cache.transpose(2, 3)[:, table[b, position // S], position % S] = torch.randn(
+            2, length, G, C, device=device, dtype=dtype
+        )
+    positions = torch.cat([torch.arange(n - q, n, device=device) for n, q in zip(lengths, query_lens, strict=True)])
+    starts = torch.tensor([0, *torch.tensor(query_lens).cumsum(0)], device=device)
+    rows = QueryRows(
+        block_table=table,
+        idx_mapping=torch.arange(len(lengths), device=device),
+        positions=positions,
+        query_start_loc=None if len(set(query_lens)) == 1 else starts,
+        max_query_len=max(query_lens),
+        max_seq_len=max(lengths),
+        tiles=plan_tiles(query_lens, len(positions), torch.device(device)),
+    )
+    q = torch.randn(len(positions), H, C, device=device, dtype=dtype)
+    return q, cache, rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "lengths, query_lens",
+    [((1,), (1,)), ((63, 100), (6, 6)), ((129, 3, 64), (1, 1, 1)), ((90, 20, 41), (90, 7, 33)), ((1100,), (4,))],
+)
+@pytest.mark.parametrize("H, G", [(4, 2), (7, 1)])
+def test_paged_attention(device, dtype, lengths, query_lens, H, G):
+    q, cache, rows = attention_case(lengths, query_lens, H, G, 16, device, dtype)
+    actual, expected = torch.full_like(q, torch.nan), torch.full_like(q, torch.nan)
+    launch_paged_attention(q, actual, cache, rows)
+    paged_attention_ref(q, expected, cache, rows)
+    close(actual, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_round_and_a_chunk_give_a_row_the_same_bits(device, dtype):
+    q, cache, rows = attention_case((300,), (300,), 4, 2, 16, device, dtype)
+    chunk = torch.full_like(q, torch.nan)
+    launch_paged_attention(q, chunk, cache, rows)
+    for first, length in ((299, 1), (127, 3), (128, 1), (250, 6)):
+        here = slice(first, first + length)
+        few = QueryRows(
+            block_table=rows.block_table,
+            idx_mapping=rows.idx_mapping,
+            positions=rows.positions[here],
+            query_start_loc=None,
+            max_query_len=length,
+            max_seq_len=1000,
+        )
+        out = torch.full_like(q[here], torch.nan)
+        launch_paged_attention(q[here].contiguous(), out, cache, few)
+        close(out, chunk[here], dtype)
+        # the interpreter multiplies with numpy, where a row's place in the tile shows
+        assert device == "cpu" or torch.equal(out, chunk[here])
+
+
+@pytest.mark.parametrize("keys, count", [(1, 1), (128, 1), (129, 2), (1024, 8), (1025, 9), (8192, 22), (8193, 23)])
+def test_splits_cover_the_context(keys, count):
+    assert num_splits(keys) == count

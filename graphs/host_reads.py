@@ -25,7 +25,11 @@ def check_op(func: "OpOverload[..., object]", args: tuple[object, ...]) -> None:
         raise _host_read(str(func))
     if name in _DATA_SHAPES or (name == "repeat_interleave" and isinstance(args[0], Tensor) and len(args) == 1):
         raise CaptureError(f"{func} makes a shape out of data: use torch.where, or an index of fixed size")
-    if name in ("index", "index_put", "index_put_", "_index_put_impl_") and _masks(args) and not _is_masked_fill(args):
+    if (
+        name in ("index", "index_put", "index_put_", "_index_put_impl_")
+        and has_masks(args)
+        and not _is_masked_fill(args)
+    ):
         raise CaptureError(f"{func} with a boolean mask makes a shape out of data: use torch.where")
     if torch.Tag.nondeterministic_seeded in func.tags:
         raise CaptureError(f"{func} draws from torch's generator: use a counter-based one with its state in a buffer")
@@ -53,7 +57,8 @@ def _host_read(name: str) -> CaptureError:
     return CaptureError(f"{name} reads the device from the host: nothing inside a captured region may")
 
 
-def _masks(args: tuple[object, ...]) -> bool:
+def has_masks(args: tuple[object, ...]) -> bool:
+    """Whether an index op is given a boolean mask."""
     indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
     return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
 

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphs.host_reads import check_op
+from graphs.host_reads import check_op, has_masks
 from graphs.tape_memory import OwnerMemory
 from graphs.weak import tensors_in, weak_view, weak_views
 
@@ -41,8 +41,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_made_of_ops(func):
             return self._record_inside(func, args, kwargs)
         self._note_inputs(func, args, kwargs)
-        for tensor in _written(func, args, kwargs):
-            self.memory.save(tensor)
+        self._save_written(func, args, kwargs)
         result = func(*args, **kwargs)
         self._record(func, args, kwargs, result)
         return result
@@ -57,6 +56,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func.redispatch(torch._C.DispatchKeySet(DispatchKey.CPU), *args, **kwargs)
         finally:
             self.inside = outer
+
+    def _save_written(self, func: Op, args: Args, kwargs: Kwargs) -> None:
+        if func is torch.ops.aten.index_put_.default and not has_masks(args):
+            cache, indices = args[:2]
+            assert isinstance(cache, Tensor)
+            assert isinstance(indices, list | tuple)
+            self.memory.save_rows(cache, indices)
+            return
+        for tensor in _written(func, args, kwargs):
+            self.memory.save(tensor)
 
     def _note_inputs(self, func: Op, args: Args, kwargs: Kwargs) -> None:
         for tensor in tensors_in([args, kwargs]):

@@ -109,6 +109,23 @@ def test_a_capture_leaves_every_buffer_as_it_was(record):
     assert (x.tolist(), cache.tolist()) == ([1, 1, 1], [0, 1, 2, 3, 4, 5])
 
 
+def test_rows_written_twice_over_whole_buffers_are_put_back(record):
+    x, slots, cache = torch.ones(2, 2), torch.tensor([3, 1]), torch.arange(10.0).view(5, 2)
+
+    def forward():
+        cache.index_put_((slots,), x)
+        slots.add_(1)
+        cache[:, 1:].mul_(2)
+        cache[slots] = x * 7
+        cache[slots, :1] += 1
+
+    before, graph = cache.clone(), record(forward)[0]
+    assert torch.equal(cache, before)
+    assert slots.tolist() == [3, 1]
+    graph.replay()
+    assert cache.tolist() == [[0, 2], [1, 2], [8, 7], [1, 2], [8, 7]]
+
+
 def test_results_are_garbage_until_the_first_replay(record):
     x = torch.ones(3)
     graph, (floats, ints) = record(lambda: (x * 2, x.long() + 4))

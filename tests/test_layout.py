@@ -1,0 +1,89 @@
+"""The packages import in one direction, at the top of their files, and `import specdec` itself costs nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.layout import LATE_IMPORTS, LAYERS, violations
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_all_imports_follow_the_layout():
+    assert violations(ROOT) == []
+
+
+def test_the_lists_of_the_layout_name_files_that_exist():
+    modules = {path.stem for path in (ROOT / "specdec").iterdir()}
+    planned = {"server"}
+
+    assert {name for layer in LAYERS for name in layer} - modules <= planned
+    assert [path for path in LATE_IMPORTS if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "path, source, problem",
+    [
+        ("graphs/a.py", "import weights", "graphs may not import weights"),
+        ("graphs/a.py", "from specdec.llm import LLM", "graphs may not import specdec"),
+        ("graphs/a.py", "import transformers", "graphs may not import transformers"),
+        ("weights/a.py", "from graphs.modes import X", "weights may not import graphs"),
+        ("weights/a.py", "import numpy as np", "weights may not import numpy"),
+        ("specdec/engine.py", "import fastapi", "specdec may not import fastapi"),
+        ("specdec/engine.py", "from .llm import LLM", "relative import"),
+        ("specdec/kernels/a.py", "from specdec.attention import attend", "may not import specdec.attention"),
+        ("specdec/kernels/a.py", "from specdec.models.llama import X", "may not import specdec.models"),
+        ("specdec/models/a.py", "from specdec.target import Target", "may not import specdec.target"),
+        ("specdec/target.py", "from specdec.round import run_round", "may not import specdec.round"),
+        ("specdec/round.py", "import specdec.runner", "may not import specdec.runner"),
+        ("specdec/runner.py", "from specdec import engine", "may not import specdec.engine"),
+        ("specdec/engine.py", "from specdec.cli.generate import X", "may not import specdec.cli"),
+        ("specdec/utils.py", "from specdec.stats import X", "no place in LAYERS"),
+        ("specdec/engine.py", "def f():\n    import json", "import inside a function"),
+        ("specdec/engine.py", "from typing import TYPE_CHECKING", "TYPE_CHECKING"),
+        ("specdec/engine.py", "import importlib\nimportlib.import_module('x')", "import_module"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path, path, source, problem):
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+
+    found = violations(tmp_path)
+    assert found
+    assert all(line.startswith(path) and problem in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "path, source",
+    [
+        ("graphs/a.py", "import torch\nfrom graphs.modes import X"),
+        ("weights/a.py", "import json\nfrom torch import Tensor\nfrom weights.config import X"),
+        ("specdec/kernels/a.py", "from specdec.buffers import X\nfrom specdec.kernels.b import Y"),
+        ("specdec/llm.py", "from specdec.engine import Engine\nfrom weights.load import load_target"),
+        ("specdec/cli/__init__.py", "def f():\n    from specdec.cli.verify import run_verify"),
+    ],
+)
+def test_what_the_layout_allows_passes(tmp_path, path, source):
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+
+    assert violations(tmp_path) == []
+
+
+def test_import_specdec_loads_nothing_heavy():
+    code = "import sys, specdec; print(*{'triton', 'fastapi', 'ray', 'matplotlib', 'torch'} & set(sys.modules))"
+    assert _python(code) == ""
+
+
+def test_the_engine_loads_no_optional_package():
+    code = "import sys; from specdec import LLM; print(*{'fastapi', 'ray', 'matplotlib'} & set(sys.modules))"
+    assert _python(code) == ""
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,53 @@
+"""Parameters are checked when they are made; what does not exist yet is refused by name."""
+
+import pytest
+
+from specdec import SamplingParams
+
+
+def test_names_and_defaults_are_those_of_vllm():
+    params = SamplingParams(temperature=0.0)
+    assert (params.max_tokens, params.min_tokens, params.stop, params.stop_token_ids) == (256, 0, (), ())
+    assert (params.ignore_eos, params.skip_special_tokens, params.include_stop_str_in_output) == (False, True, False)
+    assert SamplingParams(temperature=0.0, max_new_tokens=7).max_tokens == 7
+
+
+@pytest.mark.parametrize("stop, strings", [("END", ("END",)), (["a", "b"], ("a", "b")), ((), ())])
+def test_stop_is_a_string_or_several(stop, strings):
+    assert SamplingParams(temperature=0.0, stop=stop).stop_strings == strings
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"temperature": 0.7}, "temperature=0.7: only greedy"),
+        ({}, r"temperature=1\.0"),
+        ({"max_tokens": 0}, "max_tokens=0: give an integer of at least 1"),
+        ({"max_tokens": 2.0}, "max_tokens=2.0"),
+        ({"max_tokens": True}, "max_tokens=True"),
+        ({"max_tokens": 4, "min_tokens": 5}, "min_tokens=5: give an integer from 0 to max_tokens=4"),
+        ({"min_tokens": -1}, "min_tokens=-1"),
+        ({"stop": ["a", ""]}, "give non-empty strings"),
+        ({"stop": [3]}, "give non-empty strings"),
+        ({"stop_token_ids": [-1]}, "give token ids"),
+        ({"stop_token_ids": ["1"]}, "give token ids"),
+        ({"top_p": 0.9}, "top_p is not supported yet"),
+        ({"logit_bias": {1: 2.0}}, "logit_bias is not supported yet"),
+        ({"n": 2}, "n is not supported yet"),
+        ({"top_n": 2}, "SamplingParams does not take top_n"),
+        ({"stop_tokens": [1]}, "did you mean stop_token_ids"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(values, words):
+    with pytest.raises(ValueError, match=words):
+        SamplingParams(**({"temperature": 0.0} | values if values else {}))
+
+
+@pytest.mark.parametrize("values", [{"top_p": 1.0}, {"top_k": -1}, {"n": 1}, {"seed": None}, {"repetition_penalty": 1}])
+def test_values_that_change_nothing_are_taken(values):
+    assert SamplingParams(temperature=0.0, **values) == SamplingParams(temperature=0.0)
+
+
+def test_params_do_not_change():
+    with pytest.raises(AttributeError):
+        SamplingParams(temperature=0.0).max_tokens = 3

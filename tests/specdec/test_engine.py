@@ -1,0 +1,137 @@
+"""Ends of a text through the whole engine: the same for every K, wherever in a round they fall, and nothing behind.
+
+Prompt 3 of the bundled pair continues with 24 tokens of which drafts of K = 3 and 5 hold long spans.
+"""
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+from tests.reference import Cache, Reference
+from weights.demo import demo_directory
+
+NUM_TOKENS, PROMPT_INDEX = 24, 3
+
+
+@pytest.fixture(scope="module", params=[0, 3, 5])
+def llm(request):
+    speculation = {"model": "demo", "num_speculative_tokens": request.param}
+    return LLM("demo", speculation, max_num_seqs=32, max_model_len=256, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def written(references):
+    """What the target writes behind the prompt."""
+    return references[PROMPT_INDEX][:NUM_TOKENS]
+
+
+@pytest.fixture
+def run(llm, prompts):
+    """run([parameters]): completions of the prompt, one for each, all in one batch."""
+
+    def generate(batch):
+        params = [SamplingParams(temperature=0.0, **{"max_tokens": NUM_TOKENS} | values) for values in batch]
+        outputs = llm.generate([prompts[PROMPT_INDEX]] * len(batch), params, use_tqdm=False)
+        return [output.outputs[0] for output in outputs]
+
+    return generate
+
+
+def firsts(tokens):
+    """Every token with the place where it is written first."""
+    return sorted((tokens.index(token), token) for token in set(tokens))
+
+
+def test_a_limit_at_every_position_cuts_there(llm, run, written):
+    completions = run([{"max_tokens": n} for n in range(1, NUM_TOKENS + 1)])
+    for n, completion in enumerate(completions, start=1):
+        assert completion.token_ids == written[:n]
+        assert completion.text == llm.tokenizer.decode(written[:n])
+        assert (completion.finish_reason, completion.stop_reason) == ("length", None)
+
+
+def test_a_stop_token_at_every_position_cuts_there(llm, run, written):
+    completions = run([{"stop_token_ids": [token]} for _, token in firsts(written)])
+    for (index, token), completion in zip(firsts(written), completions, strict=True):
+        assert completion.token_ids == written[: index + 1]
+        assert completion.text == llm.tokenizer.decode(written[:index])
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", token)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 3, 6, 8])
+def test_an_eos_cuts_ids_and_text_and_an_ignored_one_does_not(llm, run, written, monkeypatch, index):
+    monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset({written[index]}))
+    ended, ignored, too_late = run([{}, {"ignore_eos": True}, {"max_tokens": max(index, 1)}])
+    assert (ended.token_ids, ended.text) == (written[: index + 1], llm.tokenizer.decode(written[:index]))
+    assert (ended.finish_reason, ended.stop_reason) == ("stop", None)
+    assert (ignored.token_ids, ignored.finish_reason) == (written, "length")
+    assert too_late.finish_reason == ("length" if index else "stop")
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_stop_strings_end_the_text_wherever_rounds_and_tokens_part_them(llm, run, written, is_kept):
+    text = llm.tokenizer.decode(written)
+    starts = [0, 1, 7, 20, 33, len(text) - 12]
+    stops = [text[start : start + length] for start in starts for length in (1, 5, 12)]
+    completions = run([{"stop": stop, "include_stop_str_in_output": is_kept} for stop in stops])
+    for stop, completion in zip(stops, completions, strict=True):
+        num_tokens = next(n for n in range(NUM_TOKENS + 1) if stop in llm.tokenizer.decode(written[:n]))
+        assert completion.token_ids == written[:num_tokens]
+        assert completion.text == text[: text.index(stop) + is_kept * len(stop)]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+
+
+def test_the_first_of_several_ends_wins(run, written, llm):
+    pieces = [llm.tokenizer.decode([token]) for token in written]
+    both = {"stop": [pieces[5]], "stop_token_ids": [written[4]]}
+    at_once = {"stop": [pieces[4]], "stop_token_ids": [written[4]], "max_tokens": 5}
+    reasons = [completion.stop_reason for completion in run([both, at_once, {**both, "max_tokens": 4}])]
+    assert reasons == [written[4], pieces[4], None]
+
+
+@pytest.mark.parametrize("min_tokens", [3, 9, 24])
+def test_min_tokens_masks_what_would_end_the_text(run, llm, prompts, written, min_tokens, monkeypatch):
+    monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset({written[1]}))
+    stops = [written[2], written[5], written[7]]
+    expected = masked_greedy(prompts[PROMPT_INDEX], {written[1], *stops}, min_tokens)
+    [completion] = run([{"stop_token_ids": stops, "min_tokens": min_tokens}])
+    assert completion.token_ids == expected
+    assert len(expected) >= min_tokens
+    assert expected[:2] != written[:2]
+
+
+def masked_greedy(prompt, stops, min_tokens):
+    """The reference's tokens where stops are forbidden up to min_tokens and end the text behind it."""
+    reference, cache, tokens, fed = Reference(demo_directory("target")), Cache(), [], prompt
+    while len(tokens) < NUM_TOKENS:
+        logits_V = reference.forward(fed, cache).logits_TV[-1]
+        if len(tokens) < min_tokens:
+            logits_V[torch.tensor(sorted(stops))] = -torch.inf
+        fed = [int(logits_V.argmax())]
+        tokens += fed
+        if len(tokens) > min_tokens and fed[0] in stops:
+            break
+    return tokens
+
+
+def test_min_tokens_holds_stop_strings_off(run, llm, written):
+    piece = llm.tokenizer.decode([written[2]])
+    early, late = run([{"stop": piece, "min_tokens": 2}, {"stop": piece, "min_tokens": 3}])
+    assert (early.token_ids, early.stop_reason) == (written[:3], piece)
+    assert len(late.token_ids) > 3
+
+
+def test_rounds_count_what_they_accepted_before_the_cut(llm, prompts, written):
+    K = llm.sizes.num_speculative_tokens
+    params = SamplingParams(temperature=0.0, stop_token_ids=[written[1]])
+    [output] = llm.generate([prompts[PROMPT_INDEX]], params, use_tqdm=False)
+    assert (output.stats.num_rounds, output.stats.num_generated_tokens) == (1, 2)
+    assert output.stats.num_accepted == [K]  # drafts held behind the stop token, too
+    assert output.stats.num_drafted == [K]
+
+
+def test_nothing_of_an_ended_request_reaches_the_next(llm, run, written):
+    run([{"stop_token_ids": [token], "min_tokens": 1} for _, token in firsts(written)])
+    [completion] = run([{}])
+    assert completion.token_ids == written
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks

@@ -1,10 +1,12 @@
 """The packages import in one direction, at the top of their files, and `import specdec` itself costs nothing."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.layout import LATE_IMPORTS, LAYERS, violations
 
@@ -84,6 +86,14 @@ def test_the_engine_loads_no_optional_package():
     assert _python(code) == ""
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is imported beside a CUDA device")
+def test_without_a_gpu_the_engine_loads_without_triton():
+    assert _python("import sys; from specdec import LLM; print(*{'triton'} & set(sys.modules))") == ""
+
+
 def _python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    """What `code` prints in a process of its own, as a user starts it: without the tests' TRITON_INTERPRET."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -6,6 +6,7 @@ Here is the project's one device check. Triton is imported where it can run: bes
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ if HAS_TRITON:
 
     jit = triton.jit
 else:
-    triton = tl = None
+    triton, tl = None, SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
 
     def jit(kernel: Callable[..., object]) -> Callable[..., object]:
         """Leave the kernel as it is; nobody launches it."""

@@ -68,7 +68,7 @@ class CudaPool:
         self._backend = backend
         self._handle = torch.cuda.graph_pool_handle()
         self._anchor: torch.cuda.CUDAGraph | None = None
-        self._broken: list[torch.cuda.CUDAGraph] = []
+        self._broken: list[tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph | None]] = []
 
     @contextmanager
     def session(self, owner: Hashable, *, collect: bool = True, is_last: bool = True) -> Iterator[GraphSession]:
@@ -114,19 +114,12 @@ class CudaPool:
         try:
             self.end(graph)
         except RuntimeError:
-            # the capture was invalid already; torch 2.11 then leaves the allocator recording into the pool
-            self._stop_recording()
-            self._broken.append(graph)
+            # the capture was invalid already, and torch goes on recording into this id for as long as the graph lives:
+            # it stays, and what is captured from now on gets an id of its own
+            self._broken.append((graph, self._anchor))
+            self._anchor, self._handle = None, torch.cuda.graph_pool_handle()
         else:
             graph.reset()
-
-    def _stop_recording(self) -> None:
-        index = self._backend.device.index
-        try:
-            torch._C._cuda_endAllocateToPool(index, self._handle)
-        except RuntimeError:
-            return
-        torch._C._cuda_releasePool(index, self._handle)
 
 
 class CudaSession:

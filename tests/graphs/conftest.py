@@ -111,6 +111,12 @@ def toy(device):
 
 
 @pytest.fixture
+def cpu_toy():
+    torch.manual_seed(0)
+    return Toy()
+
+
+@pytest.fixture
 def warm(backend):
     """warm(fn) runs it once where captures run, as every capture needs on CUDA."""
 

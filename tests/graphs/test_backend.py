@@ -48,7 +48,7 @@ def test_smaller_captures_reuse_the_memory_of_larger_ones(cuda, x):
         x * 2
     pool, graphs = cuda.new_pool(), []
     before = _reserved()
-    for n in (MIB, MIB // 2, MIB // 4):
+    for n in (MIB, MIB // 2, MIB // 3):
         graph, output = capture_graph(pool, BatchDescriptor(n), lambda n=n: x[:n] * 2)
         del output
         graphs.append(graph)

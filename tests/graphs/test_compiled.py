@@ -39,8 +39,8 @@ def test_pieces_around_the_split_op_are_captured_and_the_op_stays_live(backend, 
     torch.testing.assert_close(out, expected)
 
 
-def test_one_trace_serves_all_sizes_above_one(tape, toy, in_context):
-    compiled = CompiledPieces(toy, tape.new_pool(), ["toy::scale_rows"])
+def test_one_trace_serves_all_sizes_above_one(tape, cpu_toy, in_context):
+    compiled = CompiledPieces(cpu_toy, tape.new_pool(), ["toy::scale_rows"])
     x, out = torch.zeros(8, 8), torch.zeros(8, 8)
     for n in (8, 6, 2):
         with in_context(CUDAGraphMode.NONE, n, scale=torch.ones(())):
@@ -48,8 +48,8 @@ def test_one_trace_serves_all_sizes_above_one(tape, toy, in_context):
     assert len(compiled.pieces) == 4
 
 
-def test_cleared_pieces_are_captured_again(tape, toy, in_context):
-    compiled = CompiledPieces(toy, tape.new_pool(), ["toy::scale_rows"])
+def test_cleared_pieces_are_captured_again(tape, cpu_toy, in_context):
+    compiled = CompiledPieces(cpu_toy, tape.new_pool(), ["toy::scale_rows"])
     x, out = torch.zeros(8, 8), torch.zeros(8, 8)
     with in_context(PIECEWISE, 8, scale=torch.ones(())):
         compiled(x_TD=x, out_TD=out)
@@ -58,4 +58,4 @@ def test_cleared_pieces_are_captured_again(tape, toy, in_context):
         assert not compiled.has_captured(BatchDescriptor(8))
         compiled(x_TD=x, out_TD=out)
     assert compiled.num_graphs(BatchDescriptor(8)) == 4
-    assert compiled.unwrap() is toy
+    assert compiled.unwrap() is cpu_toy

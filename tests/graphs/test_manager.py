@@ -152,8 +152,8 @@ def test_cleared_graphs_are_not_dispatched_and_can_be_captured_again(family):
         assert toy.manager.counters.num_graphs == 0
 
 
-def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(tape, toy):
-    family = Family(toy, tape, torch.device("cpu"), BOTH, capture_sizes(8, MAX_TOKENS))
+def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(tape, cpu_toy):
+    family = Family(cpu_toy, tape, torch.device("cpu"), BOTH, capture_sizes(8, MAX_TOKENS))
     free = tape.free_memory()
     num_bytes = family.manager.measure(family.make_forward)
     assert num_bytes > 0
@@ -162,8 +162,8 @@ def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(
     assert family.manager.needs_capture()
 
 
-def test_captures_pin_no_memory(tape, toy):
-    family = Family(toy, tape, torch.device("cpu"), BOTH, capture_sizes(8, MAX_TOKENS))
+def test_captures_pin_no_memory(tape, cpu_toy):
+    family = Family(cpu_toy, tape, torch.device("cpu"), BOTH, capture_sizes(8, MAX_TOKENS))
     family.capture()
     assert family.manager.counters.num_bytes > 0
     assert family.manager._pool.pinned_bytes() == 0

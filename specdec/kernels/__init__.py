@@ -6,12 +6,23 @@ Here is the project's one device check. Triton is imported where it can run: bes
 
 import os
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-__all__ = ["HAS_TRITON", "INTERPRET", "jit", "next_power_of_2", "tl", "triton", "use_triton"]
+__all__ = [
+    "HAS_TRITON",
+    "INTERPRET",
+    "TensorDescriptor",
+    "jit",
+    "launch_options",
+    "next_power_of_2",
+    "tl",
+    "triton",
+    "use_triton",
+]
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_TRITON = INTERPRET or torch.cuda.is_available()
@@ -19,10 +30,12 @@ HAS_TRITON = INTERPRET or torch.cuda.is_available()
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     jit = triton.jit
 else:
-    triton, tl = None, SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
+    triton, TensorDescriptor = None, None
+    tl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
 
     def jit(kernel: Callable[..., object]) -> Callable[..., object]:
         """Leave the kernel as it is; nobody launches it."""
@@ -32,6 +45,19 @@ else:
 def use_triton(tensor: Tensor) -> bool:
     """Whether a call on this tensor goes to the Triton kernel; else to the torch twin."""
     return tensor.is_cuda
+
+
+def launch_options(tensor: Tensor) -> dict[str, bool]:
+    """Whether kernels on this tensor's device overlap their starts (see overlap.py): Hopper GPUs and later."""
+    if not tensor.is_cuda:
+        return {"PDL": False}
+    has_pdl = _capability(tensor.device.index or 0)[0] >= 9
+    return {"PDL": has_pdl, "launch_pdl": has_pdl}
+
+
+@cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
 
 
 def next_power_of_2(n: int) -> int:

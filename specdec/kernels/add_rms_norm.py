@@ -6,9 +6,10 @@ x is rounded when it is finished, the stream when it is written, and the norm re
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.linear import Sums
-from specdec.kernels.rms_norm import normed, rms_norm_ref
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 
 
 def add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -37,7 +38,8 @@ def launch_add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: flo
         HAS_BIAS=x.bias_N is not None,
         SPLITS=S,
         BLOCK_D=next_power_of_2(D),
-        num_warps=8,
+        num_warps=NORM_WARPS,
+        **launch_options(residual_TD),
     )
     return out_TD, stream_TD
 
@@ -57,7 +59,9 @@ def _add_rms_norm_kernel(
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     inside = d < D
@@ -70,6 +74,7 @@ def _add_rms_norm_kernel(
     residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0)
     stream = (x.to(dtype).to(tl.float32) + residual.to(tl.float32)).to(dtype)
     tl.store(stream_ptr + t * D + d, stream, mask=inside)
+    let_the_next_start(PDL)
     w = tl.load(w_ptr + d, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), mask=inside)
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, tl, use_triton
+from specdec.kernels import TensorDescriptor, jit, launch_options, tl, use_triton
 from specdec.kernels.invariant import blocked_product
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.tiles import Tiles, choose_tiles, gpu_name, row_class
 
 
@@ -68,17 +69,14 @@ def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) 
 
 
 def _launch(out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles) -> None:
-    assert x_TK.stride(1) == 1, x_TK.stride()
-    assert weight_NK.is_contiguous(), weight_NK.stride()
     T, K = x_TK.shape
     N = len(weight_NK)
     grid = (-(-N // tiles.block_n), -(-T // tiles.block_m), 1 if tiles.is_serial else tiles.splits)
     _linear_kernel[grid](
         out,
-        x_TK,
-        weight_NK,
+        describe(x_TK, tiles.block_m, tiles.block_k),
+        describe(weight_NK, tiles.block_n, tiles.block_k),
         weight_NK if bias_N is None else bias_N,
-        x_TK.stride(0),
         T,
         N,
         K,
@@ -88,20 +86,30 @@ def _launch(out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None,
         BLOCK_K=tiles.block_k,
         SPLITS=tiles.splits,
         IS_SERIAL=tiles.is_serial,
-        IS_EVEN=N % tiles.block_n == 0 and K % (tiles.block_k * tiles.splits) == 0,
         PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
+        **launch_options(x_TK),
     )
+
+
+def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix as the copy engine reads it, tile by tile; what lies outside reads as 0."""
+    row_bytes = matrix.stride(0) * matrix.element_size()
+    if matrix.stride(1) != 1 or row_bytes % 16 != 0 or matrix.data_ptr() % 16 != 0:
+        raise ValueError(
+            f"matrix of shape {tuple(matrix.shape)}, strides {matrix.stride()}, {matrix.dtype}: the kernels need rows "
+            "that begin at multiples of 16 bytes"
+        )
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
 @jit
 def _linear_kernel(
     out_ptr,  # [T, N], or [SPLITS, T, N] float32
-    x_ptr,  # [T, K]
-    w_ptr,  # [N, K]
+    x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
+    w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
     bias_ptr,  # [N]
-    stride_x,
     T,
     N,
     K,
@@ -111,61 +119,44 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     IS_SERIAL: tl.constexpr,
-    IS_EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    split = tl.program_id(2)
-    total = split_sum(
-        x_ptr, w_ptr, n, m, split, stride_x, T, N, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, IS_EVEN, PRECISION
-    )
+    n0, m0, split = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_M, tl.program_id(2)
+    wait_for_inputs(PDL)
+    total = split_sum(x_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
     if IS_SERIAL:
         for i in tl.static_range(1, SPLITS):
-            total += split_sum(
-                x_ptr, w_ptr, n, m, i, stride_x, T, N, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, IS_EVEN, PRECISION
-            )
+            total += split_sum(x_desc, w_desc, n0, m0, i, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
+    let_the_next_start(PDL)
+    n, m = n0 + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
     if HAS_BIAS:
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out = out_ptr + split.to(tl.int64) * T * N + m[None, :] * N + n[:, None]
+    out = out_ptr + split.to(tl.int64) * T * N + m.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
 
 
 @jit
 def split_sum(
-    x_ptr,  # [T, K]
-    w_ptr,  # [N, K]
-    n,  # [BLOCK_N] rows of W
-    m,  # [BLOCK_M] rows of x
+    x_desc,
+    w_desc,
+    n0,
+    m0,
     split,
-    stride_x,
-    T,
-    N,
     K,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
-    IS_EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
     blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
-    k = split * blocks * BLOCK_K + tl.arange(0, BLOCK_K)
-    w = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
-    x = x_ptr + m[None, :] * stride_x + k[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for i in range(blocks):
-        if IS_EVEN:
-            w_tile = tl.load(w)
-            x_tile = tl.load(x, mask=(m < T)[None, :], other=0.0)
-        else:
-            inside = k + i * BLOCK_K < K
-            w_tile = tl.load(w, mask=(n < N)[:, None] & inside[None, :], other=0.0)
-            x_tile = tl.load(x, mask=(m < T)[None, :] & inside[:, None], other=0.0)
-        acc = tl.dot(w_tile, x_tile, acc, input_precision=PRECISION)
-        w += BLOCK_K
-        x += BLOCK_K
+        k = (split * blocks + i) * BLOCK_K
+        w, x = w_desc.load([n0, k]), x_desc.load([m0, k])
+        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
 
 

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import jit, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
 QUERY_ROWS = 32  # rows (tokens x heads of a group) of the kernel's query tile
 MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request splits are programs of their own
@@ -117,9 +118,10 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         PRECISION="ieee" if q_THC.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=2,
+        **launch_options(q_THC),
     )
     if is_split:
-        _combine_kernel[(T, H)](out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1)
+        _combine_kernel[(T, H)](out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1, **launch_options(q_THC))
 
 
 @jit
@@ -157,7 +159,9 @@ def _paged_attention_kernel(
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g, split = tl.program_id(1), tl.program_id(2)
     if IS_UNIFORM:
@@ -182,6 +186,7 @@ def _paged_attention_kernel(
         peak, total, acc = attend_split(
             q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
         )
+        let_the_next_start(PDL)
         at = (t * H + head) * NS + split
         tl.store(stats_ptr + at * 2, peak, mask=inside)
         tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
@@ -264,7 +269,9 @@ def _combine_kernel(
     NS,
     H: tl.constexpr,
     C: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, C)
     position = tl.load(positions_ptr + t)
@@ -280,6 +287,7 @@ def _combine_kernel(
         part_acc = tl.load(acc_ptr + (at + split) * C + c)
         acc = tl.fma(acc, tl.broadcast_to(decay, acc.shape), part_acc * weight)
         split += 1
+    let_the_next_start(PDL)
     tl.store(out_ptr + (t * H + head) * C + c, (acc / total).to(out_ptr.dtype.element_ty))
 
 

@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.invariant import tree_sum
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+
+NORM_WARPS = 8  # one number for all norms: it decides the order of their sums
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -18,7 +21,17 @@ def launch_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     assert x_TD.stride(1) == 1, x_TD.stride()
     T, D = x_TD.shape
     out_TD = torch.empty(T, D, dtype=x_TD.dtype, device=x_TD.device)
-    _rms_norm_kernel[(T,)](out_TD, x_TD, weight_D, x_TD.stride(0), D, eps, BLOCK_D=next_power_of_2(D), num_warps=4)
+    _rms_norm_kernel[(T,)](
+        out_TD,
+        x_TD,
+        weight_D,
+        x_TD.stride(0),
+        D,
+        eps,
+        BLOCK_D=next_power_of_2(D),
+        num_warps=NORM_WARPS,
+        **launch_options(x_TD),
+    )
     return out_TD
 
 
@@ -31,11 +44,14 @@ def _rms_norm_kernel(
     D,
     eps,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     x = tl.load(x_ptr + t * stride_x + d, mask=d < D, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
+    let_the_next_start(PDL)
     tl.store(out_ptr + t * D + d, normed(x, w, D, eps).to(out_ptr.dtype.element_ty), mask=d < D)
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, tl, use_triton
+from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.linear import Sums
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.rms_norm import rms_norm_ref
 
 
@@ -75,6 +76,7 @@ def launch_rotate_and_store(
         HAS_BIAS=qkv.bias_N is not None,
         HAS_NORMS=norms is not None,
         num_warps=1,
+        **launch_options(cache),
     )
     return q_THC
 
@@ -101,7 +103,9 @@ def _rotate_and_store_kernel(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + t)
     if (head >= H) & (slot < 0):
@@ -119,6 +123,7 @@ def _rotate_and_store_kernel(
         low += tl.load(bias_ptr + head * C + c).to(tl.float32)
         high += tl.load(bias_ptr + head * C + c + half).to(tl.float32)
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+    let_the_next_start(PDL)
     if head < H + G:
         if HAS_NORMS:
             q_low, q_high = tl.load(q_norm_ptr + c).to(tl.float32), tl.load(q_norm_ptr + c + half).to(tl.float32)

@@ -15,15 +15,16 @@ import torch
 
 
 class Shape(TypedDict, total=False):
-    """Measured best for one class of row counts."""
+    """Measured best for one class of row counts; block_m is that of the class, but for "128"."""
 
     block_n: int
+    block_m: int
     num_stages: int
     num_warps: int
 
 
 class Entry(TypedDict, total=False):
-    """Measured for one weight shape; `rows` by row class, "16", "32", "64"."""
+    """Measured for one weight shape; `rows` by row class, "16", "32", "64", "128"."""
 
     block_k: int
     splits: int
@@ -50,13 +51,17 @@ def choose_tiles(num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, ma
     is_wide = dtype == torch.float32
     block_k = entry.get("block_k", 32 if is_wide else (128 if K % 128 == 0 else 64))
     splits = entry.get("splits", _default_splits(N, K)) if may_split else 1
-    if num_rows > 64:
-        size = 64 if is_wide else 128
-        return Tiles(size, size, block_k, splits, 3, 4 if is_wide else 8, is_serial=True)
-    small = entry.get("rows", {}).get(str(num_rows), Shape())
-    stages = small.get("num_stages", 3 if is_wide else 4)
+    shape = entry.get("rows", {}).get(str(num_rows), Shape())
+    is_serial = num_rows > 64
+    block = 64 if is_wide or not is_serial else 128
     return Tiles(
-        small.get("block_n", 64), num_rows, block_k, splits, stages, small.get("num_warps", 4), is_serial=False
+        block_n=shape.get("block_n", block),
+        block_m=shape.get("block_m", block) if is_serial else num_rows,
+        block_k=block_k,
+        splits=splits,
+        num_stages=shape.get("num_stages", 3 if is_wide or is_serial else 4),
+        num_warps=shape.get("num_warps", 8 if block == 128 else 4),
+        is_serial=is_serial,
     )
 
 

@@ -1,0 +1,141 @@
+"""Which tiles read the weights of a model fastest? Writes specdec/kernels/tuned.json for the GPU it runs on.
+
+    python -m scripts.tune_products                                  # the Llama 8B target and its EAGLE-3 draft
+    python -m scripts.tune_products --shapes split:5120x4096,whole:152064x2560
+
+BLOCK_K and the number of splits are chosen at 8 rows and then hold for every number of rows, since they decide the
+order of the sums; tile sizes, stages and warps are chosen for each class of row counts.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+from tqdm import tqdm
+
+from specdec.kernels import gate_up, linear
+from specdec.kernels.tiles import Tiles
+
+LLAMA_8B = (
+    "split:6144x4096,split:4096x4096,gate:28672x4096,split:4096x14336,whole:128256x4096,"
+    "split:6144x8192,whole:4096x12288,whole:32000x4096"
+)
+SHARED_MEMORY = 227 * 1024
+L2 = 64 << 20
+
+
+@dataclass(frozen=True)
+class Product:
+    kind: str  # split: sums for a reader; whole: finished; gate: SwiGLU
+    N: int
+    K: int
+
+
+def candidates(product: Product, rows: int, fixed: tuple[int, int] | None) -> list[Tiles]:
+    """Every cut that fits into shared memory; fixed: (BLOCK_K, splits) already decided."""
+    is_serial, halves = rows > 64, 2 if product.kind == "gate" else 1
+    found = []
+    for block_n, block_m, block_k, splits, stages, warps in itertools.product(
+        (64, 128), (64, 128, 256) if is_serial else (rows,), (64, 128, 256), (1, 2, 4, 8), (3, 4, 5, 6, 8), (4, 8)
+    ):
+        size = (block_n * halves + block_m) * block_k * 2 * stages
+        accumulators = block_n * block_m * halves * (2 if is_serial and splits > 1 else 1) // (32 * warps)
+        if (product.kind != "split" and splits > 1) or (fixed is not None and (block_k, splits) != fixed):
+            continue
+        if size > SHARED_MEMORY or accumulators > 160 or (warps == 8 and block_n * block_m < 8192):
+            continue
+        if (not is_serial and size < 48 * 1024) or (is_serial and stages > 4):
+            continue
+        found.append(Tiles(block_n, block_m, block_k, splits, stages, warps, is_serial))
+    return found
+
+
+def launch(product: Product, x: torch.Tensor, weight: torch.Tensor, tiles: Tiles) -> None:
+    module = gate_up if product.kind == "gate" else linear
+    module.choose_tiles = lambda *_, **__: tiles
+    if product.kind == "gate":
+        gate_up.launch_gate_up(x, weight, None)
+    elif product.kind == "split":
+        linear.launch_split_linear(x, weight, None)
+    else:
+        linear.launch_linear(x, weight, None, torch.float32)
+
+
+def tensors(product: Product, rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Rows, and enough copies of the weight that none is in the L2 cache when its turn comes."""
+    copies = max(2, -(-3 * L2 // (product.N * product.K * 2)))
+    x = torch.randn(rows, product.K, device="cuda").bfloat16()
+    return x, [torch.randn(product.N, product.K, device="cuda").bfloat16() for _ in range(copies)]
+
+
+def compile_all(jobs: list[tuple[Product, int, Tiles]]) -> None:
+    """Run each once, so that its binary lies in Triton's cache; what does not compile is met again when it is timed."""
+    for product, rows, tiles in jobs:
+        x, weight = torch.zeros(rows, product.K, device="cuda").bfloat16(), torch.zeros(0, device="cuda")
+        weight = torch.empty(product.N, product.K, device="cuda", dtype=torch.bfloat16)
+        try:
+            launch(product, x, weight, tiles)
+        except (RuntimeError, triton.runtime.errors.OutOfResources):
+            continue
+
+
+def microseconds(product: Product, x: torch.Tensor, weights: list[torch.Tensor], tiles: Tiles) -> float:
+    """Median time of one product in a graph of one launch per copy; infinite if it does not compile."""
+    try:
+        launch(product, x, weights[0], tiles)
+    except (RuntimeError, triton.runtime.errors.OutOfResources):
+        return float("inf")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            launch(product, x, weight, tiles)
+    return float(triton.testing.do_bench(graph.replay, warmup=3, rep=12, return_mode="median")) * 1e3 / len(weights)
+
+
+def tune(product: Product, classes: dict[int, int]) -> dict[str, object]:
+    """The table's entry for one weight."""
+    fixed, rows_table = None, {}
+    for row_class, rows in classes.items():
+        x, weights = tensors(product, rows)
+        timed = [(microseconds(product, x, weights, t), t) for t in candidates(product, row_class, fixed)]
+        best, tiles = min(timed, key=lambda pair: pair[0])
+        fixed = fixed or (tiles.block_k, tiles.splits)
+        rate = product.N * product.K * 2 / best / 1e3
+        print(
+            f"{product.kind} {product.N}x{product.K} rows {rows}: {best:.1f} us, {rate:.0f} GB/s, {tiles}", flush=True
+        )
+        row = {name: asdict(tiles)[name] for name in ("block_n", "block_m", "num_stages", "num_warps")}
+        rows_table[str(row_class)] = row
+    assert fixed is not None
+    return {"block_k": fixed[0], "splits": fixed[1], "rows": rows_table}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default=LLAMA_8B, help="KIND:NxK, ...; KIND is split, whole or gate")
+    parser.add_argument("--out", type=Path, default=Path("specdec/kernels/tuned.json"))
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    args = parser.parse_args()
+    products = [
+        Product(kind, *map(int, shape.split("x"))) for kind, shape in (s.split(":") for s in args.shapes.split(","))
+    ]
+    classes = {16: 8, 32: 32, 64: 64, 128: 2048}
+    unique = {(p.kind, c, t): (p, classes[c], t) for p in products for c in classes for t in candidates(p, c, None)}
+    jobs = list(unique.values())
+    with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
+        parts = [jobs[i :: 4 * args.workers] for i in range(4 * args.workers)]
+        list(tqdm(pool.imap_unordered(compile_all, parts), total=len(parts), desc=f"compiling {len(jobs)}"))
+    table = json.loads(args.out.read_text()) if args.out.exists() else {}
+    entries = table.setdefault(torch.cuda.get_device_name(), {})
+    for product in products:
+        entries[f"{product.N},{product.K},bfloat16"] = tune(product, classes)
+    args.out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

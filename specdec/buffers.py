@@ -3,10 +3,14 @@
 Letters: T rows of the largest step, B batch slots, Q = K + 1, D target hidden, E width of the aux hidden states.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from specdec.upload import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +50,11 @@ class StepBuffers:
         self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] behind the final norm
         self.aux_hidden_states = floats(T, sizes.aux_width)  # [T, E]
         self.target_tokens = integers(T)  # [T] a round's choices, one per row
-        self.sampled_tokens = integers(B, K + 1)  # [B, Q] accepted drafts and the token after them
-        self.num_accepted = integers(B)  # [B] 0..K
+        # one tensor, so that one copy brings a step's results to the host
+        self.results = integers(B, 2 * K + 2)  # [B, 2K + 2]
+        self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] accepted drafts and the token after them
+        self.num_accepted = self.results[:, K + 1]  # [B] 0..K
+        self.verified_tokens = self.results[:, K + 2 :]  # [B, K] the drafts that a round verified
 
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
@@ -57,7 +64,26 @@ class StepBuffers:
         self.draft_last_tokens = integers(B)  # [B] what the next draft row embeds
         self.draft_positions = integers(B)  # [B] of the next draft row, 0 = padding
         self.draft_slots = integers(B)  # [B] its cache slot, -1 = padding
-        self.draft_tokens = integers(B, K)  # [B, K] proposed in this step
+        self.draft_tokens = integers(B, K)  # [B, K] proposed in this step; 0 = padding
+
+    def fill_padding(self, query_lens: Sequence[int]) -> None:
+        """Make every row padding, laid out as batch slots of these lengths: what graphs are captured with."""
+        for buffer in (self.input_ids, self.positions, self.num_valid, self.last_token_indices, self.draft_input_ids):
+            buffer.zero_()
+        for buffer in (self.draft_last_tokens, self.draft_positions, self.draft_tokens):
+            buffer.zero_()
+        for buffer in (self.idx_mapping, self.sample_mapping, self.slot_mapping, self.draft_slots):
+            buffer.fill_(-1)
+        self.draft_sample_slots.fill_(-1)
+        starts = np.cumsum([0, *query_lens])
+        upload(self.query_start_loc, starts)
+
+    def pad_rows(self, start: int, end: int) -> None:
+        """Make rows start..end - 1 padding, where a pass is padded to more rows than the step's batch slots have."""
+        if start < end:
+            for buffer in (self.input_ids, self.positions, self.draft_input_ids):
+                buffer[start:end].zero_()
+            self.slot_mapping[start:end].fill_(-1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every buffer by name."""

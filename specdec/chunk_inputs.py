@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from specdec.buffers import StepBuffers
 from specdec.kv_cache import BLOCK_SIZE
-from specdec.step import Step
+from specdec.upload import upload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +24,6 @@ class PromptPart:
     def ends_prompt(self) -> bool:
         """Whether this part holds the last prompt token, so that the step samples the token behind it."""
         return self.start + self.length == len(self.prompt)
-
-
-def chunk_step(parts: Sequence[PromptPart]) -> Step:
-    """The sizes of a chunk of these parts."""
-    lengths = tuple(part.length for part in parts)
-    return Step(
-        num_reqs=len(parts),
-        num_tokens=sum(lengths),
-        query_len=None,
-        query_lens=lengths,
-        max_seq_len=max(part.start + part.length for part in parts),
-        num_sampled=sum(part.ends_prompt for part in parts),
-    )
 
 
 def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int) -> None:
@@ -65,16 +50,12 @@ def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int,
             sample_rows[b], sample_slots[last[b]] = part.row, b
         start += part.length
     starts[len(parts)] = T
-    _copy(buffers.input_ids, ids)
-    _copy(buffers.positions, positions)
-    _copy(buffers.slot_mapping, slots)
-    _copy(buffers.draft_input_ids, next_ids)
-    _copy(buffers.draft_sample_slots, sample_slots)
-    _copy(buffers.idx_mapping, rows)
-    _copy(buffers.sample_mapping, sample_rows)
-    _copy(buffers.last_token_indices, last)
-    _copy(buffers.query_start_loc, starts)
-
-
-def _copy(buffer: Tensor, values: np.ndarray) -> None:
-    buffer[: len(values)].copy_(torch.from_numpy(values), non_blocking=True)
+    upload(buffers.input_ids, ids)
+    upload(buffers.positions, positions)
+    upload(buffers.slot_mapping, slots)
+    upload(buffers.draft_input_ids, next_ids)
+    upload(buffers.draft_sample_slots, sample_slots)
+    upload(buffers.idx_mapping, rows)
+    upload(buffers.sample_mapping, sample_rows)
+    upload(buffers.last_token_indices, last)
+    upload(buffers.query_start_loc, starts)

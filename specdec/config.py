@@ -1,14 +1,22 @@
 """What a user chooses, checked once. Values that mean "auto" are resolved elsewhere and never written back."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdec.arguments import from_mapping
+from graphs.modes import CUDAGraphMode
+from specdec.arguments import from_mapping, refuse_unknown
 
 ACCEPTANCE_RULES = ("exact",)
 METHODS = ("auto", "eagle", "eagle3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+# what the graphs of each family may be; the last one is the default
+GRAPH_MODES = {
+    "target_prefill": ("NONE", "PIECEWISE"),
+    "target_decode": ("NONE", "FULL"),
+    "draft_prefill": ("NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
+    "draft_decode": ("NONE", "FULL"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +49,47 @@ class SpeculativeConfig:
         return from_mapping(SpeculativeConfig, value)
 
 
+def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraphMode]:
+    """The mode of each graph family: the default, or the one given by name."""
+    refuse_unknown("cuda_graph_modes", changed or {}, GRAPH_MODES)
+    names = {family: allowed[-1] for family, allowed in GRAPH_MODES.items()} | dict(changed or {})
+    for family, name in names.items():
+        _check_choice(f"cuda_graph_modes[{family!r}]", name, GRAPH_MODES[family])
+    return {family: CUDAGraphMode[name] for family, name in names.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphConfig:
+    """What is captured. Sizes None: the default ones."""
+
+    modes: Mapping[str, CUDAGraphMode] = field(default_factory=graph_modes)  # of every family
+    request_sizes: tuple[int, ...] | None = None  # of full graphs
+    token_sizes: tuple[int, ...] | None = None  # of graphs in pieces
+    compile_piecewise: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens."""
+    """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens.
+
+    gpu_memory_utilization: the part of a GPU's memory that may be used in all; num_kv_blocks overrides it.
+    enforce_eager: capture no graphs. cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes:
+    row counts to capture prompt chunks for. compile_piecewise: split chunks by torch.compile, not by breakable capture.
+    cuda_graph_modes: {family: mode} to change one of GRAPH_MODES, {"draft_prefill": "PIECEWISE"}.
+    """
 
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
+    gpu_memory_utilization: float = 0.9
     num_kv_blocks: int | None = None
+    enforce_eager: bool = False
+    cuda_graph_sizes: Sequence[int] | None = None
+    cuda_graph_token_sizes: Sequence[int] | None = None
+    compile_piecewise: bool = False
+    cuda_graph_modes: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -60,6 +99,46 @@ class EngineConfig:
             _check_int("max_model_len", self.max_model_len, 2, 1 << 24)
         if self.num_kv_blocks is not None:
             _check_int("num_kv_blocks", self.num_kv_blocks, 1, 1 << 30)
+        _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
+        _check_choice("enforce_eager", self.enforce_eager, (False, True))
+        _check_choice("compile_piecewise", self.compile_piecewise, (False, True))
+        _check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
+        _check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, self.max_num_batched_tokens)
+        graph_modes(self.cuda_graph_modes)
+        if self.enforce_eager:
+            self.refuse_graph_options("enforce_eager=True captures nothing")
+
+    @property
+    def graphs(self) -> GraphConfig:
+        """The options about graphs, resolved."""
+        requests, tokens = self.cuda_graph_sizes, self.cuda_graph_token_sizes
+        return GraphConfig(
+            modes=graph_modes(self.cuda_graph_modes),
+            request_sizes=None if requests is None else tuple(requests),
+            token_sizes=None if tokens is None else tuple(tokens),
+            compile_piecewise=self.compile_piecewise,
+        )
+
+    def refuse_graph_options(self, reason: str) -> None:
+        """ValueError if an option about graphs is given where none is captured, for a reason to be named."""
+        for name in ("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"):
+            if getattr(self, name) not in (None, False):
+                raise ValueError(f"{name}={getattr(self, name)!r}, but {reason}: leave it out")
+
+
+def _check_fraction(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r}: give a number above 0 and at most 1")
+
+
+def _check_sizes(name: str, values: Sequence[int] | None, largest: int) -> None:
+    if values is None:
+        return
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise ValueError(f"{name}={values!r}: give a list of integers")
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+            raise ValueError(f"{name}={list(values)}: {value!r} is not an integer from 1 to {largest}")
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
@@ -67,6 +146,6 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
         raise ValueError(f"{name}={value!r}: give an integer from {low} to {high}")
 
 
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name}={value!r}: allowed are {', '.join(allowed)}")
+        raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(str, allowed))}")

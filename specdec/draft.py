@@ -4,74 +4,119 @@ Row t of the prefill pairs the target's feature at position t with token t + 1, 
 round it covers all K + 1 rows: those behind the accepted ones are garbage that the next round overwrites.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
-from specdec.attention import AttentionMetadata
+from graphs.manager import CudaGraphManager
+from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.buffers import StepBuffers
+from specdec.contexts import PassContexts
+from specdec.graph_families import init_piecewise
 from specdec.kernels.draft_inputs import fill_draft_step
-from specdec.kernels.paged_attention import plan_tiles
 from specdec.models.eagle import EagleModel
 from specdec.state import RequestState
 from specdec.step import Step
-from specdec.target import step_context
 
 
 class Draft:
     """Reads and writes the step buffers; its proposals end in the state rows.
 
     d2t: [W] target id of every draft id, or None where the vocabularies are one.
+    prefill_graphs: pieces of the model's forward for ragged rows; the whole of `prefill` for those of a round.
+    decode_graphs: the whole of `decode`, K - 1 rows per request and the write of their tokens.
     """
 
     def __init__(
         self,
         model: EagleModel,
         d2t: Tensor | None,
-        kv_cache: Tensor,
+        contexts: PassContexts,
         buffers: StepBuffers,
         state: RequestState,
-        max_model_len: int,
+        prefill_graphs: CudaGraphManager,
+        decode_graphs: CudaGraphManager,
     ) -> None:
-        self.model, self.d2t, self.kv_cache = model, d2t, kv_cache
-        self.buffers, self.state, self.max_model_len = buffers, state, max_model_len
+        self.model, self.d2t, self.contexts = model, d2t, contexts
+        self.buffers, self.state = buffers, state
+        self.prefill_graphs, self.decode_graphs = prefill_graphs, decode_graphs
         has_taps = len(model.config.aux_boundaries) > 0
         self.source_TE = buffers.aux_hidden_states if has_taps else buffers.hidden_states
+        self._forward = into_buffers(model)
+        init_piecewise(prefill_graphs, self._forward)
 
     def prefill(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows and propose the first token from each seed row."""
-        buffers, T, B = self.buffers, step.num_tokens, step.num_reqs
-        with set_forward_context(step_context(step, self.kv_cache, buffers, self.state)):
-            g_TD = self.model.features(self.source_TE[:T])
-            buffers.draft_streams[:T] = self.model(buffers.draft_input_ids[:T], g_TD)
-        self._propose(buffers.draft_streams[buffers.last_token_indices[:B]], B, 0)
+        how = step.passes.draft_prefill
+        assert how is not None, step
+        if how.mode is CUDAGraphMode.FULL:
+            self.prefill_graphs.run_fullgraph(how.descriptor)
+        else:
+            self._extend(self.contexts.rows(step, how))
+            self._propose_first(step.num_reqs)
 
     def decode(self, step: Step) -> None:
         """Propose tokens 2..K, one row per request each, and write all K to the state."""
-        buffers, B = self.buffers, step.num_reqs
-        K = buffers.draft_tokens.shape[1]
-        for i in range(1, K):
-            fill_draft_step(buffers, self.state, B, i, self.max_model_len)
-            with set_forward_context(self._decode_context(step)):
-                stream_BD = self.model(buffers.draft_last_tokens[:B], buffers.draft_hidden[:B])
-            self._propose(stream_BD, B, i)
-        self.state.draft_tokens[buffers.sample_mapping[:B]] = buffers.draft_tokens[:B]
+        how, K = step.passes.draft_decode, self.buffers.draft_tokens.shape[1]
+        assert how is not None, step
+        if how.mode is CUDAGraphMode.FULL:
+            self.decode_graphs.run_fullgraph(how.descriptor)
+        else:
+            self._decode(self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how))
 
-    def _propose(self, stream_BD: Tensor, num_reqs: int, i: int) -> None:
+    def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        """A prefill of padding, to warm up and capture: pieces, or the uniform rows after a round as a whole."""
+        if desc.num_reqs is None:
+            return partial(self._extend, self.contexts.dummy_rows(desc))
+        return partial(self._prefill_round, self.contexts.dummy_round(desc), desc.num_reqs)
+
+    def make_decode(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        """A decode of padding, to warm up and capture."""
+        return partial(self._decode, self.contexts.dummy_draft_rows(desc))
+
+    def _extend(self, context: ForwardContext) -> None:
+        with set_forward_context(context):
+            self.prefill_graphs.run_pw_graph(self._forward, self._inputs(context.num_tokens))
+
+    def _prefill_round(self, context: ForwardContext, num_reqs: int) -> None:
+        with set_forward_context(context):
+            self._forward(**self._inputs(context.num_tokens))
+        self._propose_first(num_reqs)
+
+    def _propose_first(self, num_reqs: int) -> None:
+        buffers = self.buffers
+        self._propose(buffers.draft_streams[buffers.last_token_indices[:num_reqs]], 0)
+
+    def _decode(self, context: ForwardContext) -> None:
+        buffers, state, B, K = self.buffers, self.state, context.num_tokens, self.buffers.draft_tokens.shape[1]
+        with set_forward_context(context):
+            for i in range(1, K):
+                fill_draft_step(buffers, state, B, i, self.contexts.max_model_len)
+                stream_BD = self.model(buffers.draft_last_tokens[:B], buffers.draft_hidden[:B])
+                self._propose(stream_BD, i)
+        state.draft_tokens[buffers.sample_mapping[:B]] = buffers.draft_tokens[:B]
+
+    def _propose(self, stream_BD: Tensor, i: int) -> None:
         logits_BW, recycled_BD = self.model.head(stream_BD)
         token_B = logits_BW.argmax(dim=-1)
-        self.buffers.draft_tokens[:num_reqs, i] = token_B if self.d2t is None else self.d2t[token_B]
-        self.buffers.draft_hidden[:num_reqs] = recycled_BD
+        self.buffers.draft_tokens[: len(token_B), i] = token_B if self.d2t is None else self.d2t[token_B]
+        self.buffers.draft_hidden[: len(token_B)] = recycled_BD
 
-    def _decode_context(self, step: Step) -> ForwardContext:
-        buffers, B = self.buffers, step.num_reqs
-        metadata = AttentionMetadata(
-            kv_cache=self.kv_cache,
-            block_table=self.state.block_table,
-            idx_mapping=buffers.sample_mapping[:B],
-            positions=buffers.draft_positions[:B],
-            slot_mapping=buffers.draft_slots[:B],
-            max_query_len=1,
-            max_seq_len=min(step.max_seq_len + buffers.draft_tokens.shape[1], self.max_model_len),
-            tiles=None if buffers.positions.is_cuda else plan_tiles((1,) * B, B, buffers.positions.device),
-        )
-        return ForwardContext(attn_metadata=metadata, slot_mapping=metadata.slot_mapping, num_tokens=B)
+    def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
+        buffers, T = self.buffers, num_tokens
+        return {
+            "input_ids_T": buffers.draft_input_ids[:T],
+            "features_TE": self.source_TE[:T],
+            "streams_out_TD": buffers.draft_streams[:T],
+        }
+
+
+def into_buffers(model: EagleModel) -> Callable[..., None]:
+    """The model's forward as a graph takes it: results go to tensors that it is given."""
+
+    def forward(input_ids_T: Tensor, features_TE: Tensor, streams_out_TD: Tensor) -> None:
+        streams_out_TD.copy_(model(input_ids_T, model.features(features_TE)))
+
+    return forward

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from graphs.backend import CudaBackend
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
@@ -51,7 +52,9 @@ class LLM:
         self.config, self.speculative_config, self.sizes = config, speculation, sizes
         self.target_report, self.draft_report = target.report, None if eagle is None else eagle.report
         self.tokenizer = Tokenizer(directory)
-        runner = Runner(target, eagle, sizes, device)
+        backend = _backend(config, device)
+        runner = Runner(target, eagle, sizes, device, graph_config=config.graphs, backend=backend)
+        runner.capture()
         self.engine = Engine(runner, self.tokenizer, target.config.vocab_size, target.config.eos_token_ids)
         logger.info("target: %s", target.report)
         if eagle is not None:
@@ -105,6 +108,14 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
+
+
+def _backend(config: EngineConfig, device: torch.device) -> CudaBackend | None:
+    """None: everything runs eagerly, as it always does on the CPU."""
+    if device.type != "cuda":
+        config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
+        return None
+    return None if config.enforce_eager else CudaBackend(device)
 
 
 def _load_draft(speculation: SpeculativeConfig, target: LoadedTarget, device: torch.device) -> LoadedEagle:

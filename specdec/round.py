@@ -7,27 +7,34 @@ op is decided behind these calls.
 from specdec.buffers import StepBuffers
 from specdec.commit import accept_round, commit_chunk, commit_round
 from specdec.draft import Draft
+from specdec.results import Results
 from specdec.state import RequestState
 from specdec.step import Step
 from specdec.target import Target
 
 
-def run_chunk(step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState) -> None:
+def run_chunk(
+    step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState, results: Results
+) -> None:
     """Prompt rows through the target and the draft; where a prompt ends, its first token and its first drafts."""
     target.prefill(step)
     target.sample(step)
-    commit_chunk(buffers, state, step.num_reqs, step.num_tokens)
+    commit_chunk(buffers, state, step.num_padded_reqs, step.num_tokens)
+    results.send(step.num_reqs)
     if draft is not None:
         draft.prefill(step)
         if step.num_sampled > 0:
             draft.decode(step)
 
 
-def run_round(step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState) -> None:
+def run_round(
+    step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState, results: Results
+) -> None:
     """Verify K drafts of every request, commit what holds, propose the next K."""
     target.verify(step)
-    accept_round(buffers, step.num_reqs)
-    commit_round(buffers, state, step.num_reqs)
+    accept_round(buffers, step.num_padded_reqs)
+    commit_round(buffers, state, step.num_padded_reqs)
+    results.send(step.num_reqs)
     if draft is not None:
         draft.prefill(step)
         draft.decode(step)

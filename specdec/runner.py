@@ -3,21 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from graphs.manager import MakeForward
+from graphs.protocol import GraphBackend
 from specdec.buffers import BufferSizes, StepBuffers
-from specdec.chunk_inputs import PromptPart, chunk_step, fill_chunk
+from specdec.chunk_inputs import PromptPart, fill_chunk
+from specdec.config import GraphConfig
+from specdec.contexts import PassContexts
 from specdec.draft import Draft
+from specdec.graph_families import GraphFamilies
 from specdec.kernels.target_inputs import fill_round
 from specdec.kv_cache import BLOCK_SIZE, allocate_kv_cache
 from specdec.models.eagle import EagleModel
 from specdec.models.llama import LlamaModel
 from specdec.models.rope import rope_tables
+from specdec.results import Results, RoundResult
 from specdec.round import run_chunk, run_round
 from specdec.state import RequestState, RowStart
 from specdec.step import Step
 from specdec.target import Target
+from specdec.upload import upload
 from weights.load import LoadedEagle, LoadedTarget
 
 
@@ -42,23 +50,22 @@ class RunnerSizes:
         return -(-self.max_model_len // BLOCK_SIZE)
 
 
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """What a step decided, on the host. Lists are per batch slot of the step."""
-
-    sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
-    num_accepted: list[int]
-    draft_tokens: list[list[int]]  # what was verified
-
-
 class Runner:
+    """backend: captures the graphs of `graph_config` when `capture` is called; None runs everything eagerly."""
+
     def __init__(
-        self, target: LoadedTarget, eagle: LoadedEagle | None, sizes: RunnerSizes, device: torch.device
+        self,
+        target: LoadedTarget,
+        eagle: LoadedEagle | None,
+        sizes: RunnerSizes,
+        device: torch.device,
+        *,
+        graph_config: GraphConfig | None = None,
+        backend: GraphBackend | None = None,
     ) -> None:
         self.sizes, self.device = sizes, device
         dtype = target.tensors["embed_tokens.weight"].dtype
-        has_draft = eagle is not None and sizes.num_speculative_tokens > 0
-        taps = eagle.config.aux_boundaries if eagle is not None and has_draft else ()
+        eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.state = RequestState(
             sizes.max_num_seqs,
             sizes.num_speculative_tokens,
@@ -66,25 +73,42 @@ class Runner:
             scratch_block=sizes.num_kv_blocks,
             device=device,
         )
-        self.buffers = StepBuffers(_buffer_sizes(target, eagle if has_draft else None, sizes), dtype, device)
-
+        self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), dtype, device)
+        self.results = Results(self.buffers)
+        self.graphs = GraphFamilies(
+            graph_config or GraphConfig(),
+            backend,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            query_len=sizes.query_len,
+            has_draft=eagle is not None,
+        )
+        taps = eagle.config.aux_boundaries if eagle is not None else ()
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = allocate_kv_cache(
             target.config.layer, target.config.num_layers, sizes.num_kv_blocks, dtype, device
         )
-        self.target = Target(model, self.target_cache, self.buffers, self.state)
+        self.target = Target(
+            model,
+            self._contexts(self.target_cache),
+            self.buffers,
+            self.state,
+            self.graphs.target_prefill,
+            self.graphs.target_decode,
+        )
         self.draft: Draft | None = None
-        if eagle is not None and has_draft:
+        if eagle is not None:
             self.draft_cache = allocate_kv_cache(
                 eagle.config.layer, eagle.config.num_layers, sizes.num_kv_blocks, dtype, device
             )
             self.draft = Draft(
                 build_draft(eagle, model, sizes.max_model_len, device),
                 eagle.tensors.get("d2t"),
-                self.draft_cache,
+                self._contexts(self.draft_cache),
                 self.buffers,
                 self.state,
-                sizes.max_model_len,
+                self.graphs.by_name["draft_prefill"],
+                self.graphs.by_name["draft_decode"],
             )
 
     def start(self, row: int, start: RowStart) -> None:
@@ -93,38 +117,80 @@ class Runner:
 
     def run_chunk(self, parts: Sequence[PromptPart]) -> None:
         """Run a prefill chunk."""
-        step = chunk_step(parts)
-        fill_chunk(self.buffers, parts, step.num_reqs, step.num_tokens)
+        step = self._chunk_step(parts)
         with torch.inference_mode():
-            run_chunk(step, self.target, self.draft, self.buffers, self.state)
+            fill_chunk(self.buffers, parts, step.num_padded_reqs, step.num_padded_tokens)
+            run_chunk(step, self.target, self.draft, self.buffers, self.state, self.results)
 
     def run_round(self, rows: Sequence[int], max_num_computed: int) -> None:
         """Run a round of these request rows; max_num_computed bounds their computed tokens."""
-        B, Q = len(rows), self.sizes.query_len
-        step = Step(
-            num_reqs=B,
-            num_tokens=B * Q,
-            query_len=Q,
-            max_seq_len=min(max_num_computed + Q, self.sizes.max_model_len),
-            num_sampled=B,
-        )
-        self.buffers.idx_mapping[:B].copy_(torch.tensor(rows, dtype=torch.int64), non_blocking=True)
+        step = self._round_step(len(rows), max_num_computed)
+        padded = np.full(step.num_padded_reqs, -1)
+        padded[: len(rows)] = rows
         with torch.inference_mode():
-            fill_round(self.buffers, self.state, B, self.sizes.max_model_len)
-            run_round(step, self.target, self.draft, self.buffers, self.state)
+            upload(self.buffers.idx_mapping, padded)
+            fill_round(self.buffers, self.state, len(padded), self.sizes.max_model_len)
+            self.buffers.pad_rows(len(padded) * self.sizes.query_len, step.num_padded_tokens)
+            run_round(step, self.target, self.draft, self.buffers, self.state, self.results)
 
     def read(self, num_reqs: int) -> RoundResult:
-        """Bring a round's result to the host; waits for the device."""
-        B, Q = num_reqs, self.sizes.query_len
-        ids_BQ = self.buffers.input_ids[: B * Q].view(B, Q)
-        return RoundResult(
-            self.buffers.sampled_tokens[:B].tolist(), self.buffers.num_accepted[:B].tolist(), ids_BQ[:, 1:].tolist()
-        )
+        """A round's result on the host; waits for the target, not for the draft behind it."""
+        return self.results.read(num_reqs)
 
     def read_sampled(self, num_reqs: int) -> list[int]:
-        """Bring the tokens that a chunk sampled to the host, one per batch slot; waits for the device."""
-        tokens: list[int] = self.buffers.sampled_tokens[:num_reqs, 0].tolist()
-        return tokens
+        """The tokens that a chunk sampled, one per batch slot; waits for the target."""
+        return [tokens[0] for tokens in self.results.read(num_reqs).sampled_tokens]
+
+    def capture(self) -> None:
+        """Capture the graphs of every family; until then, and without a backend, everything runs eagerly."""
+        with torch.inference_mode():
+            self.graphs.capture(self._makers())
+
+    def measure(self) -> dict[str, int]:
+        """Bytes that the graphs of each family will take, from their largest ones, which are not kept."""
+        with torch.inference_mode():
+            return self.graphs.measure(self._makers())
+
+    def clear_graphs(self) -> None:
+        """Drop all graphs and go on eagerly."""
+        self.graphs.clear()
+
+    def _makers(self) -> dict[str, MakeForward]:
+        makers: dict[str, MakeForward] = {
+            "target_prefill": self.target.make_prefill,
+            "target_decode": self.target.make_verify,
+        }
+        if self.draft is not None:
+            makers |= {"draft_prefill": self.draft.make_prefill, "draft_decode": self.draft.make_decode}
+        return makers
+
+    def _contexts(self, kv_cache: Tensor) -> PassContexts:
+        return PassContexts(kv_cache, self.buffers, self.state, self.sizes.max_model_len)
+
+    def _chunk_step(self, parts: Sequence[PromptPart]) -> Step:
+        lengths = tuple(part.length for part in parts)
+        num_sampled = sum(part.ends_prompt for part in parts)
+        return Step(
+            num_reqs=len(parts),
+            num_tokens=sum(lengths),
+            query_len=None,
+            query_lens=lengths,
+            max_seq_len=max(part.start + part.length for part in parts),
+            num_sampled=num_sampled,
+            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_sampled),
+        )
+
+    def _round_step(self, num_reqs: int, max_num_computed: int) -> Step:
+        Q = self.sizes.query_len
+        return Step(
+            num_reqs=num_reqs,
+            num_tokens=num_reqs * Q,
+            query_len=Q,
+            query_lens=(Q,) * num_reqs,
+            max_seq_len=min(max_num_computed + Q, self.sizes.max_model_len),
+            num_sampled=num_reqs,
+            passes=self.graphs.dispatch_round(num_reqs),
+        )
 
 
 def build_target(target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device) -> LlamaModel:

@@ -1,11 +1,16 @@
 """The target's three passes: prefill a chunk, sample behind the prompts that ended, verify a round."""
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
-from specdec.attention import AttentionMetadata
+from graphs.manager import CudaGraphManager
+from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.buffers import StepBuffers
-from specdec.kernels.paged_attention import plan_tiles
+from specdec.contexts import PassContexts
+from specdec.graph_families import init_piecewise
 from specdec.models.llama import LlamaModel
 from specdec.processors import mask_stop_tokens
 from specdec.state import RequestState
@@ -13,14 +18,28 @@ from specdec.step import Step
 
 
 class Target:
-    """Reads and writes the step buffers; returns nothing."""
+    """Reads and writes the step buffers; returns nothing.
 
-    def __init__(self, model: LlamaModel, kv_cache: Tensor, buffers: StepBuffers, state: RequestState) -> None:
-        self.model, self.kv_cache, self.buffers, self.state = model, kv_cache, buffers, state
+    prefill_graphs: pieces around attention of the model's forward. decode_graphs: the whole of `verify`.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        contexts: PassContexts,
+        buffers: StepBuffers,
+        state: RequestState,
+        prefill_graphs: CudaGraphManager,
+        decode_graphs: CudaGraphManager,
+    ) -> None:
+        self.model, self.contexts, self.buffers, self.state = model, contexts, buffers, state
+        self.prefill_graphs, self.decode_graphs = prefill_graphs, decode_graphs
+        self._forward = into_buffers(model)
+        init_piecewise(prefill_graphs, self._forward)
 
     def prefill(self, step: Step) -> None:
         """Hidden states, aux hidden states and KV of the chunk's rows."""
-        self._forward(step)
+        self._prefill(self.contexts.rows(step, step.passes.target))
 
     def sample(self, step: Step) -> None:
         """The target's choice behind each batch slot's last row."""
@@ -30,10 +49,39 @@ class Target:
 
     def verify(self, step: Step) -> None:
         """The target's choice behind every row of the round, its features and its KV."""
-        self._forward(step)
-        buffers, T, Q = self.buffers, step.num_tokens, step.num_tokens // step.num_reqs
-        row_T = buffers.idx_mapping[: step.num_reqs, None].expand(-1, Q).reshape(T)
+        how = step.passes.target
+        if how.mode is CUDAGraphMode.FULL:
+            self.decode_graphs.run_fullgraph(how.descriptor)
+        else:
+            self._verify(self.contexts.rows(step, how), step.num_reqs)
+
+    def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        """A forward of padding, to warm up and capture."""
+        return partial(self._prefill, self.contexts.dummy_rows(desc))
+
+    def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        """A round of padding, to warm up and capture."""
+        assert desc.num_reqs is not None, desc
+        return partial(self._verify, self.contexts.dummy_round(desc), desc.num_reqs)
+
+    def _prefill(self, context: ForwardContext) -> None:
+        with set_forward_context(context):
+            self.prefill_graphs.run_pw_graph(self._forward, self._inputs(context.num_tokens))
+
+    def _verify(self, context: ForwardContext, num_reqs: int) -> None:
+        buffers, T = self.buffers, context.num_tokens
+        with set_forward_context(context):
+            self._forward(**self._inputs(T))
+        row_T = buffers.idx_mapping[:num_reqs, None].expand(-1, T // num_reqs).reshape(T)
         buffers.target_tokens[:T] = self._choose(buffers.hidden_states[:T], buffers.positions[:T], row_T)
+
+    def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
+        buffers, T = self.buffers, num_tokens
+        return {
+            "input_ids_T": buffers.input_ids[:T],
+            "hidden_out_TD": buffers.hidden_states[:T],
+            "aux_out_TE": buffers.aux_hidden_states[:T],
+        }
 
     def _choose(self, hidden_XD: Tensor, positions_X: Tensor, row_X: Tensor) -> Tensor:
         """The best token behind each row, the lowest id among equals."""
@@ -41,30 +89,11 @@ class Target:
         mask_stop_tokens(logits_XV, positions_X, self.state.min_positions[row_X], self.state.stop_ids[row_X])
         return logits_XV.argmax(dim=-1)
 
-    def _forward(self, step: Step) -> None:
-        buffers, T = self.buffers, step.num_tokens
-        aux_TE = buffers.aux_hidden_states[:T]
-        with set_forward_context(self._context(step)):
-            hidden_TD = self.model(buffers.input_ids[:T], aux_TE)
-        buffers.hidden_states[:T] = hidden_TD
 
-    def _context(self, step: Step) -> ForwardContext:
-        return step_context(step, self.kv_cache, self.buffers, self.state)
+def into_buffers(model: LlamaModel) -> Callable[..., None]:
+    """The model's forward as a graph takes it: results go to tensors that it is given."""
 
+    def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
+        hidden_out_TD.copy_(model(input_ids_T, aux_out_TE))
 
-def step_context(step: Step, kv_cache: Tensor, buffers: StepBuffers, state: RequestState) -> ForwardContext:
-    """The forward context of a pass over all rows of a step, the target's or the draft's."""
-    T, B = step.num_tokens, step.num_reqs
-    lengths = step.query_lens if step.query_len is None else (step.query_len,) * B
-    metadata = AttentionMetadata(
-        kv_cache=kv_cache,
-        block_table=state.block_table,
-        idx_mapping=buffers.idx_mapping[:B],
-        positions=buffers.positions[:T],
-        slot_mapping=buffers.slot_mapping[:T],
-        query_start_loc=None if step.query_len is not None else buffers.query_start_loc[: B + 1],
-        max_query_len=max(lengths),
-        max_seq_len=step.max_seq_len,
-        tiles=None if buffers.positions.is_cuda else plan_tiles(lengths, T, buffers.positions.device),
-    )
-    return ForwardContext(attn_metadata=metadata, slot_mapping=metadata.slot_mapping, num_tokens=T)
+    return forward

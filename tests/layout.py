@@ -23,12 +23,13 @@ LAYERS = (
     # plain data and the host's rules over it
     (
         *("arguments", "accept", "block_pool", "buffers", "chunk_inputs", "config", "finish", "kv_cache", "locate"),
-        *("output", "processors", "request", "sampling", "state", "stats", "step", "tokenizer"),
+        *("output", "processors", "request", "sampling", "state", "stats", "step", "tokenizer", "upload"),
     ),
     ("kernels",),
     ("attention",),
     ("models",),
-    ("target", "draft", "commit"),
+    ("tile_plans", "contexts", "graph_families"),
+    ("target", "draft", "commit", "results"),
     ("round",),
     ("runner",),
     ("scheduler", "engine"),

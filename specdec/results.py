@@ -1,0 +1,39 @@
+"""What the last step decided, on its way to the host: one copy behind `commit`, while the draft still runs."""
+
+from dataclasses import dataclass
+
+import torch
+
+from specdec.buffers import StepBuffers
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a step decided, on the host. Lists are per batch slot of the step."""
+
+    sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
+    num_accepted: list[int]
+    draft_tokens: list[list[int]]  # what was verified
+
+
+class Results:
+    """The buffers' packed results, in pinned memory on CUDA."""
+
+    def __init__(self, buffers: StepBuffers) -> None:
+        results, self._query_len = buffers.results, buffers.sampled_tokens.shape[1]
+        self._results = results
+        self._results_cpu = torch.zeros(results.shape, dtype=results.dtype, pin_memory=results.is_cuda)
+        self._sent = torch.cuda.Event() if results.is_cuda else None  # type: ignore[no-untyped-call]
+
+    def send(self, num_reqs: int) -> None:
+        """Start the copy; nothing waits for it."""
+        self._results_cpu[:num_reqs].copy_(self._results[:num_reqs], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+    def read(self, num_reqs: int) -> RoundResult:
+        """Wait for the copy, and for no pass behind it."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        rows, Q = self._results_cpu[:num_reqs].tolist(), self._query_len
+        return RoundResult([row[:Q] for row in rows], [row[Q] for row in rows], [row[Q + 1 :] for row in rows])

@@ -61,6 +61,7 @@ def _add_rms_norm_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    let_the_next_start(PDL)
     wait_for_inputs(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
@@ -74,7 +75,6 @@ def _add_rms_norm_kernel(
     residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0)
     stream = (x.to(dtype).to(tl.float32) + residual.to(tl.float32)).to(dtype)
     tl.store(stream_ptr + t * D + d, stream, mask=inside)
-    let_the_next_start(PDL)
     w = tl.load(w_ptr + d, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), mask=inside)
 

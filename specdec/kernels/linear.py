@@ -151,13 +151,19 @@ def split_sum(
     PRECISION: tl.constexpr,
 ):
     """One split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
-    blocks = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
+    blocks = split_blocks(K, BLOCK_K, SPLITS)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for i in range(blocks):
         k = (split * blocks + i) * BLOCK_K
         w, x = w_desc.load([n0, k]), x_desc.load([m0, k])
         acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
+
+
+@jit
+def split_blocks(K, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr):
+    """Blocks of K in each split."""
+    return tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
 
 
 def linear_ref(

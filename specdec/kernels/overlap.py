@@ -1,7 +1,10 @@
-"""Programmatic dependent launch: a kernel is put on the GPU while the one before it drains, and waits for its end.
+"""Programmatic dependent launch: a kernel is put on the GPU while the one before it runs, and waits there for its end.
 
 Every kernel calls `wait_for_inputs` before it touches memory, reads and writes alike, so that what runs ahead is its
-start alone. PDL comes from `launch_options`: a Hopper GPU or later.
+start alone. Small kernels let the next one start at once; products do so when their loop is over, since programs that
+wait would take the places of those that read. PDL comes from `launch_options`: a Hopper GPU or later.
+
+Tried and dropped: asking for the first weights (prefetch.global.L2) before the wait costs 1 to 3 % of a decode pass.
 """
 
 from specdec.kernels import jit, tl

@@ -161,6 +161,7 @@ def _paged_attention_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    let_the_next_start(PDL)
     wait_for_inputs(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g, split = tl.program_id(1), tl.program_id(2)
@@ -186,7 +187,6 @@ def _paged_attention_kernel(
         peak, total, acc = attend_split(
             q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
         )
-        let_the_next_start(PDL)
         at = (t * H + head) * NS + split
         tl.store(stats_ptr + at * 2, peak, mask=inside)
         tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
@@ -271,6 +271,7 @@ def _combine_kernel(
     C: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    let_the_next_start(PDL)
     wait_for_inputs(PDL)
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, C)
@@ -287,7 +288,6 @@ def _combine_kernel(
         part_acc = tl.load(acc_ptr + (at + split) * C + c)
         acc = tl.fma(acc, tl.broadcast_to(decay, acc.shape), part_acc * weight)
         split += 1
-    let_the_next_start(PDL)
     tl.store(out_ptr + (t * H + head) * C + c, (acc / total).to(out_ptr.dtype.element_ty))
 
 

@@ -46,12 +46,12 @@ def _rms_norm_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    let_the_next_start(PDL)
     wait_for_inputs(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     x = tl.load(x_ptr + t * stride_x + d, mask=d < D, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
-    let_the_next_start(PDL)
     tl.store(out_ptr + t * D + d, normed(x, w, D, eps).to(out_ptr.dtype.element_ty), mask=d < D)
 
 

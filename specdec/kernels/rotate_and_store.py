@@ -105,6 +105,7 @@ def _rotate_and_store_kernel(
     HAS_NORMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    let_the_next_start(PDL)
     wait_for_inputs(PDL)
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + t)
@@ -117,13 +118,12 @@ def _rotate_and_store_kernel(
     low_at = t * X + head * C + c
     low, high = tl.load(parts_ptr + low_at), tl.load(parts_ptr + low_at + half)
     for i in tl.static_range(1, SPLITS):
-        low += tl.load(parts_ptr + i * T.to(tl.int64) * X + low_at)
-        high += tl.load(parts_ptr + i * T.to(tl.int64) * X + low_at + half)
+        low += tl.load(parts_ptr + (t + i * T) * X + head * C + c)
+        high += tl.load(parts_ptr + (t + i * T) * X + head * C + c + half)
     if HAS_BIAS:
         low += tl.load(bias_ptr + head * C + c).to(tl.float32)
         high += tl.load(bias_ptr + head * C + c + half).to(tl.float32)
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
-    let_the_next_start(PDL)
     if head < H + G:
         if HAS_NORMS:
             q_low, q_high = tl.load(q_norm_ptr + c).to(tl.float32), tl.load(q_norm_ptr + c + half).to(tl.float32)

@@ -45,8 +45,13 @@ class Tiles:
 
 
 @cache
-def choose_tiles(num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, may_split: bool) -> Tiles:
-    """The tiles of a product of `num_rows` rows (rounded up to 16, 32, 64 or 128 by the caller) with W [N, K]."""
+def choose_tiles(
+    num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, may_split: bool, num_weights: int = 1
+) -> Tiles:
+    """The tiles of a product of `num_rows` rows (rounded up to 16, 32, 64 or 128 by the caller) with W [N, K].
+
+    num_weights: how many tiles of W a program holds at a time.
+    """
     entry = _table().get(gpu, {}).get(f"{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
     is_wide = dtype == torch.float32
     block_k = entry.get("block_k", 32 if is_wide else (128 if K % 128 == 0 else 64))
@@ -55,7 +60,7 @@ def choose_tiles(num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, ma
     is_serial = num_rows > 64
     block = 64 if is_wide or not is_serial else 128
     return Tiles(
-        block_n=shape.get("block_n", block),
+        block_n=shape.get("block_n", max(block // num_weights, 64)),
         block_m=shape.get("block_m", block) if is_serial else num_rows,
         block_k=block_k,
         splits=splits,

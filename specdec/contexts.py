@@ -29,7 +29,7 @@ class PassContexts:
 
     def rows(self, step: Step, how: Dispatch) -> ForwardContext:
         """All rows of a step, eagerly or in pieces."""
-        return self._rows(step.query_lens, step.query_len is not None, step.max_seq_len, how)
+        return self._rows(step.query_lens, step.max_seq_len, how)
 
     def dummy_rows(self, desc: BatchDescriptor) -> ForwardContext:
         """The rows of a chunk, cut into as many requests as there may be."""
@@ -37,7 +37,7 @@ class PassContexts:
         B = min(T, self.buffers.sizes.max_reqs)
         lengths = [T // B + (b < T % B) for b in range(B)]
         self.buffers.fill_padding(lengths)
-        return self._rows(lengths, False, 1, Dispatch(CUDAGraphMode.PIECEWISE, desc))
+        return self._rows(lengths, 1, Dispatch(CUDAGraphMode.PIECEWISE, desc))
 
     def dummy_round(self, desc: BatchDescriptor) -> ForwardContext:
         """The rows of a round, for a full graph."""
@@ -77,7 +77,7 @@ class PassContexts:
         self.buffers.fill_padding([1] * desc.num_tokens)
         return self.draft_rows(desc.num_tokens, self.max_model_len, Dispatch(CUDAGraphMode.FULL, desc))
 
-    def _rows(self, query_lens: Sequence[int], is_uniform: bool, max_seq_len: int, how: Dispatch) -> ForwardContext:
+    def _rows(self, query_lens: Sequence[int], max_seq_len: int, how: Dispatch) -> ForwardContext:
         B, T = len(query_lens), how.descriptor.num_tokens
         metadata = AttentionMetadata(
             kv_cache=self.kv_cache,
@@ -85,7 +85,7 @@ class PassContexts:
             idx_mapping=self.buffers.idx_mapping[:B],
             positions=self.buffers.positions[:T],
             slot_mapping=self.buffers.slot_mapping[:T],
-            query_start_loc=None if is_uniform else self.buffers.query_start_loc[: B + 1],
+            query_start_loc=self.buffers.query_start_loc[: B + 1],
             max_query_len=max(query_lens),
             max_seq_len=max_seq_len,
             tiles=None if self._plans is None else self._plans.ragged(query_lens, T),

@@ -9,6 +9,8 @@ draft_decode    FULL       K - 1 rows per request, one after another
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
+
 from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.counters import GraphCounters
 from graphs.manager import CudaGraphManager, MakeForward
@@ -69,7 +71,7 @@ class GraphFamilies:
 
     def capture(self, makers: Mapping[str, MakeForward]) -> None:
         """Capture every size of every family; afterwards nothing is captured until this is called again."""
-        if not any(manager.needs_capture() for manager in self.by_name.values()):
+        if not self._needs_capture():
             return
         with _capturing_allowed():
             for name, manager in self.by_name.items():
@@ -77,6 +79,8 @@ class GraphFamilies:
 
     def measure(self, makers: Mapping[str, MakeForward]) -> dict[str, int]:
         """Bytes that each family's pool will take, by its largest graphs; none is kept."""
+        if not self._needs_capture():
+            return dict.fromkeys(self.by_name, 0)
         with _capturing_allowed():
             return {name: manager.measure(makers[name]) for name, manager in self.by_name.items()}
 
@@ -88,6 +92,9 @@ class GraphFamilies:
         """Drop every graph and give the memory back; from here on everything runs eagerly."""
         for manager in self.by_name.values():
             manager.clear_graphs()
+
+    def _needs_capture(self) -> bool:
+        return any(manager.needs_capture() for manager in self.by_name.values())
 
 
 def init_piecewise(manager: CudaGraphManager, model: Callable[..., object]) -> None:
@@ -103,6 +110,8 @@ def _capturing_allowed() -> Iterator[None]:
     """Captures happen in the body and nowhere else in this process, so never between two requests."""
     set_cudagraph_capturing_enabled(True)
     try:
-        yield
+        # a compiler may not make an input of the eps of a norm: it would be read back inside a piece
+        with torch._dynamo.config.patch(specialize_float=True):
+            yield
     finally:
         set_cudagraph_capturing_enabled(False)

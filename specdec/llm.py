@@ -1,19 +1,22 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from graphs.backend import CudaBackend
+from graphs.protocol import GraphBackend
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.kv_cache import BLOCK_SIZE, bytes_per_block
 from specdec.locate import locate
+from specdec.memory import blocks_in_host_memory, measure_needs, plan_memory
 from specdec.output import RequestOutput
 from specdec.runner import Runner, RunnerSizes
 from specdec.sampling import SamplingParams
@@ -43,18 +46,17 @@ class LLM:
         config = EngineConfig(**options)  # type: ignore[arg-type]
         speculation = SpeculativeConfig.of(speculative_config)
         device = _device(config.device)
+        backend = _backend(config, device)
         dtype = _dtype(config.dtype, device)
 
         directory = locate(model, "target")
         target = load_target(directory, dtype=dtype, device=device)
         eagle = None if speculation is None else _load_draft(speculation, target, device)
-        sizes = _sizes(config, speculation, target, eagle, device)
-        self.config, self.speculative_config, self.sizes = config, speculation, sizes
+        self.config, self.speculative_config = config, speculation
         self.target_report, self.draft_report = target.report, None if eagle is None else eagle.report
         self.tokenizer = Tokenizer(directory)
-        backend = _backend(config, device)
-        runner = Runner(target, eagle, sizes, device, graph_config=config.graphs, backend=backend)
-        runner.capture()
+        runner = _runner(config, speculation, target, eagle, device, backend)
+        self.sizes = runner.sizes
         self.engine = Engine(runner, self.tokenizer, target.config.vocab_size, target.config.eos_token_ids)
         logger.info("target: %s", target.report)
         if eagle is not None:
@@ -98,6 +100,8 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"device={name!r}: torch sees no CUDA device here; give cpu or auto")
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
     return device
 
 
@@ -110,11 +114,13 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
     return dtype
 
 
-def _backend(config: EngineConfig, device: torch.device) -> CudaBackend | None:
+def _backend(config: EngineConfig, device: torch.device) -> GraphBackend | None:
     """None: everything runs eagerly, as it always does on the CPU."""
     if device.type != "cuda":
         config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
         return None
+    if device.index is not None:
+        torch.cuda.set_device(device)  # kernels are launched on the current one
     return None if config.enforce_eager else CudaBackend(device)
 
 
@@ -129,13 +135,38 @@ def _load_draft(speculation: SpeculativeConfig, target: LoadedTarget, device: to
     return eagle
 
 
-def _sizes(
+def _runner(
     config: EngineConfig,
     speculation: SpeculativeConfig | None,
     target: LoadedTarget,
     eagle: LoadedEagle | None,
     device: torch.device,
-) -> RunnerSizes:
+    backend: GraphBackend | None,
+) -> Runner:
+    """The runner with a cache that fits, its graphs captured."""
+    most = _sizes(config, speculation, target)
+    build = partial(Runner, target, eagle, device=device, graph_config=config.graphs, backend=backend)
+    models: list[LoadedTarget | LoadedEagle] = [target] if eagle is None else [target, eagle]
+    dtype = target.tensors["embed_tokens.weight"].dtype
+    cached = models if most.num_speculative_tokens > 0 else [target]
+    block = sum(bytes_per_block(model.config.layer, model.config.num_layers, dtype) for model in cached)
+    if config.num_kv_blocks is None and device.type == "cuda":
+        tensors = [tensor for model in models for tensor in model.tensors.values()]
+        needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
+        plan = plan_memory(needs, config.gpu_memory_utilization, most)
+        logger.info("memory:\n%s", plan.table())
+        runner = build(replace(most, num_kv_blocks=plan.num_kv_blocks))
+        runner.capture()
+        plan.report_pools(runner.graphs.counters())
+        return runner
+    blocks = config.num_kv_blocks or min(most.num_kv_blocks, blocks_in_host_memory(block))
+    runner = build(replace(most, num_kv_blocks=blocks))
+    runner.capture()
+    return runner
+
+
+def _sizes(config: EngineConfig, speculation: SpeculativeConfig | None, target: LoadedTarget) -> RunnerSizes:
+    """Sizes with as many cache blocks as all rows together can hold."""
     max_model_len = config.max_model_len or target.config.max_position_embeddings
     window = target.config.sliding_window
     if max_model_len > target.config.max_position_embeddings:
@@ -148,24 +179,13 @@ def _sizes(
             f"the target attends over a sliding window of {window} tokens, which is not supported beyond it: "
             f"give max_model_len={window} or less (max_model_len={max_model_len})"
         )
-    blocks = -(-max_model_len // BLOCK_SIZE)
     return RunnerSizes(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        num_kv_blocks=config.num_kv_blocks or min(config.max_num_seqs * blocks, _affordable(target, eagle)),
+        num_kv_blocks=config.max_num_seqs * -(-max_model_len // BLOCK_SIZE),
         num_speculative_tokens=speculation.num_speculative_tokens if speculation is not None else 0,
     )
-
-
-def _affordable(target: LoadedTarget, eagle: LoadedEagle | None) -> int:
-    """Blocks of both caches in a quarter of the host's memory."""
-    dtype = target.tensors["embed_tokens.weight"].dtype
-    size = bytes_per_block(target.config.layer, target.config.num_layers, dtype)
-    if eagle is not None:
-        size += bytes_per_block(eagle.config.layer, eagle.config.num_layers, dtype)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(memory // 4 // size, 1)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

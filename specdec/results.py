@@ -29,7 +29,7 @@ class Results:
         """Start the copy; nothing waits for it."""
         self._results_cpu[:num_reqs].copy_(self._results[:num_reqs], non_blocking=True)
         if self._sent is not None:
-            self._sent.record()
+            self._sent.record(torch.cuda.current_stream(self._results.device))
 
     def read(self, num_reqs: int) -> RoundResult:
         """Wait for the copy, and for no pass behind it."""

@@ -31,7 +31,7 @@ LAYERS = (
     ("tile_plans", "contexts", "graph_families"),
     ("target", "draft", "commit", "results"),
     ("round",),
-    ("runner",),
+    ("runner", "memory"),
     ("scheduler", "engine"),
     ("llm",),
     ("cli", "server", "__main__"),

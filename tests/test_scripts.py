@@ -1,0 +1,49 @@
+"""The scripts run on the bundled pair as their docstrings say. bin_to_safetensors has tests of its own."""
+
+import json
+import runpy
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """run("scripts.generate", ...): what a script prints."""
+
+    def call(module: str, *args: str) -> str:
+        monkeypatch.setattr(sys, "argv", [module, *args])
+        runpy.run_module(module, run_name="__main__")
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_load_checkpoint_prints_both_bindings_and_times(run):
+    out = run("scripts.load_checkpoint", "demo", "demo/eagle1")
+
+    assert ": llama" in out
+    assert ": eagle-1" in out
+    assert out.count("  loaded: ") == 2
+
+
+def test_load_checkpoint_ends_with_the_error(run, tmp_path):
+    with pytest.raises(SystemExit, match="nothing loaded"):
+        run("scripts.load_checkpoint", str(tmp_path))
+
+
+def test_generate_prints_texts_and_ends_with_json(run):
+    out = run("scripts.generate", "def f(", "import os", "--max-tokens", "8")
+
+    assert out.count("--- acceptance length") == 2
+    assert json.loads(out.splitlines()[-1])["num_rounds"] > 0
+
+
+def test_bench_measures_every_k_beside_plain_decoding(run):
+    out = run(
+        "scripts.bench", "-k", "2", "--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--device", "cpu"
+    )
+
+    results = json.loads(out.splitlines()[-1])["results"]
+    assert [row["num_speculative_tokens"] for row in results] == [0, 2]
+    assert all(row["tokens_per_second"] > 0 for row in results)

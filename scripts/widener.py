@@ -1,0 +1,168 @@
+"""The tensors of a small Llama and its EAGLE-3 draft at larger sizes, with the same behaviour.
+
+Streams keep their channels and gain some that stay 0; what would read those is noise. RMSNorm weights times sqrt(h/H)
+and eps times h/H undo the larger mean. Rotary pair i of a head goes to the pair of the same frequency. Small layers
+stand where the streams at the draft's boundaries come out the same; layers between them add nothing.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes under the names of config.json."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Where each stretch of layers ends that must end with the same stream: EAGLE-3 reads it there."""
+        L = self.num_hidden_layers
+        return 2, L // 2, L - 3, L
+
+
+NAMES = tuple(field.name for field in fields(Shape))
+
+
+class Widener:
+    """Tensors of the small shape in, tensors of the big one out. Added channels of every stream stay 0."""
+
+    def __init__(self, small: Shape, big: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.small, self.big, self.dtype, self.device = small, big, dtype, device
+        self.generator = torch.Generator(device).manual_seed(0)
+        ratio = big.head_dim // small.head_dim
+        pairs = torch.arange(small.head_dim // 2, device=device) * ratio  # rotary pair i -> ratio x i: one frequency
+        self.rotary = torch.cat([pairs, pairs + big.head_dim // 2])
+        self.plain = torch.arange(small.head_dim, device=device)
+        groups = [s.num_attention_heads // s.num_key_value_heads for s in (small, big)]
+        self.kv_heads = torch.arange(small.num_key_value_heads, device=device)
+        self.q_heads = (self.kv_heads[:, None] * groups[1] + torch.arange(groups[0], device=device)).flatten()
+
+    def noise(self, *shape: int) -> Tensor:
+        return (torch.randn(shape, generator=self.generator, device=self.device) * 0.02).to(self.dtype)
+
+    def norm(self, weight: Tensor) -> Tensor:
+        """A mean over more channels, the added ones 0, is smaller: so must the weight (and eps) be."""
+        out = torch.ones(self.big.hidden_size, dtype=self.dtype, device=self.device)
+        out[: len(weight)] = weight * math.sqrt(self.small.hidden_size / self.big.hidden_size)
+        return out
+
+    def inputs(self, weight: Tensor, num_rows: int | None = None) -> Tensor:
+        """Columns that read streams, one or several beside each other; what reads an added channel is noise."""
+        h, H = self.small.hidden_size, self.big.hidden_size
+        blocks = weight.shape[1] // h
+        out = self.noise(num_rows or len(weight), blocks * H).view(-1, blocks, H)
+        out[: len(weight), :, :h] = weight.view(-1, blocks, h).to(self.dtype)
+        return out.flatten(1)
+
+    def outputs(self, weight: Tensor, num_columns: int) -> Tensor:
+        """Rows that write a stream: nothing to added channels, nothing from added columns."""
+        out = torch.zeros(self.big.hidden_size, num_columns, dtype=self.dtype, device=self.device)
+        out[: len(weight), : weight.shape[1]] = weight.to(self.dtype)
+        return out
+
+    def heads(self, weight: Tensor, num_heads: int, at: Tensor, channels: Tensor, is_query: bool = False) -> Tensor:
+        """A projection to heads. A query's added channels are 0, so that a key's, which are noise, add nothing."""
+        scale = math.sqrt(self.big.head_dim / self.small.head_dim) if is_query else 1.0  # scores are over sqrt(C)
+        wide = self.inputs(weight.float() * scale).view(len(at), self.small.head_dim, -1)
+        out = self.noise(num_heads * self.big.head_dim, wide.shape[-1]).view(num_heads, self.big.head_dim, -1)
+        if is_query:
+            out[at] = 0
+        out[at[:, None], channels] = wide
+        return out.flatten(0, 1)
+
+    def attention_output(self, weight: Tensor) -> Tensor:
+        """From heads to the stream."""
+        C, big_heads = self.small.head_dim, self.big.num_attention_heads
+        out = torch.zeros(len(weight), big_heads, self.big.head_dim, dtype=self.dtype, device=self.device)
+        out[:, self.q_heads, :C] = weight.view(len(weight), -1, C).to(self.dtype)
+        return self.outputs(out.flatten(1), big_heads * self.big.head_dim)
+
+    def layer(self, small: Tensors, prefix: str) -> Tensors:
+        """Every tensor of `small` that a decoder layer has, under its own name."""
+        big, out = self.big, {}
+        heads, kv_heads = big.num_attention_heads, big.num_key_value_heads
+        rules: dict[str, Callable[[Tensor], Tensor]] = {
+            "q_proj": lambda w: self.heads(w, heads, self.q_heads, self.rotary, is_query=True),
+            "k_proj": lambda w: self.heads(w, kv_heads, self.kv_heads, self.rotary),
+            "v_proj": lambda w: self.heads(w, kv_heads, self.kv_heads, self.plain),
+            "o_proj": self.attention_output,
+            "gate_proj": lambda w: self.inputs(w, big.intermediate_size),
+            "up_proj": lambda w: self.inputs(w, big.intermediate_size),
+            "down_proj": lambda w: self.outputs(w, big.intermediate_size),
+        }
+        for name in (name for name in small if name.startswith(prefix)):
+            kind = name.split(".")[-2]
+            out[name] = rules.get(kind, self.norm)(small[name])
+        return out
+
+    def identity(self, layer: Tensors) -> Tensors:
+        """A layer that adds nothing to the stream and costs as much as any: noise in front of zeros."""
+        zeros = [name for name in layer if name.split(".")[-2] in ("o_proj", "down_proj")]
+        noise = {name: self.noise(*w.shape) if w.ndim == 2 else torch.ones_like(w) for name, w in layer.items()}
+        return noise | {name: torch.zeros_like(layer[name]) for name in zeros}
+
+    def embedding(self, weight: Tensor) -> Tensor:
+        out = torch.zeros(self.big.vocab_size, self.big.hidden_size, dtype=self.dtype, device=self.device)
+        out[:, : weight.shape[1]] = self.noise(len(out), weight.shape[1])
+        out[: len(weight), : weight.shape[1]] = weight.to(self.dtype)
+        return out
+
+    def head(self, weight: Tensor, num_rows: int) -> Tensor:
+        """Added rows copy row 0: its logit, and a higher id, so that they are never chosen."""
+        return self.inputs(torch.cat([weight, weight[:1].expand(num_rows - len(weight), -1)]))
+
+
+def place_layers(small: Shape, big: Shape) -> dict[int, int]:
+    """Big layer -> small layer; the others are identities. Both have the same stream at their boundaries."""
+    stretches = zip((0, *small.boundaries), small.boundaries, (0, *big.boundaries), big.boundaries, strict=False)
+    return {begin + i: low + i for low, high, begin, _ in stretches for i in range(high - low)}
+
+
+def target_shards(widener: Widener, weights: Tensors) -> Iterator[Tensors]:
+    """The target file by file: what lies around the layers, then each layer."""
+    small, big, embedding = widener.small, widener.big, weights["model.embed_tokens.weight"]
+    head = weights.get("lm_head.weight", embedding)
+    yield {
+        "model.embed_tokens.weight": widener.embedding(embedding),
+        "model.norm.weight": widener.norm(weights["model.norm.weight"]),
+        "lm_head.weight": widener.head(head, big.vocab_size),
+    }
+    placed = place_layers(small, big)
+    for i in range(big.num_hidden_layers):
+        source = f"model.layers.{placed.get(i, 0)}."
+        layer = widener.layer(weights, source)
+        layer = layer if i in placed else widener.identity(layer)
+        yield {f"model.layers.{i}.{name.removeprefix(source)}": w for name, w in layer.items()}
+
+
+def draft_tensors(widener: Widener, weights: Tensors) -> Tensors:
+    """The draft. Its added rows stand for added rows of the target."""
+    small, big = widener.small, widener.big
+    offset = small.vocab_size - small.draft_vocab_size  # draft id -> target id, as d2t stores it
+    added = torch.full((big.draft_vocab_size - small.draft_vocab_size,), offset, device=widener.device)
+    d2t = torch.cat([weights["d2t"], added])
+    t2d = torch.zeros(big.vocab_size, dtype=torch.bool, device=widener.device)
+    t2d[d2t + torch.arange(len(d2t), device=widener.device)] = True
+    return {
+        **widener.layer(weights, "midlayer."),
+        "fc.weight": widener.outputs(widener.inputs(weights["fc.weight"]), 3 * big.hidden_size),
+        "norm.weight": widener.norm(weights["norm.weight"]),
+        "lm_head.weight": widener.head(weights["lm_head.weight"], big.draft_vocab_size),
+        "d2t": d2t,
+        "t2d": t2d,
+    }

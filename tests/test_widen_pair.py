@@ -1,0 +1,68 @@
+"""The widened pair behaves like the small one: its tokens and its drafts' acceptance, at other shapes everywhere."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts.widener import Shape, Widener, place_layers
+from specdec import LLM, SamplingParams
+
+ROOT = Path(__file__).parent.parent
+NUM_TOKENS = 32
+SIZES = {"max_num_seqs": 2, "max_model_len": 256}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    out = tmp_path_factory.mktemp("tiny")
+    command = [sys.executable, "-m", "scripts.widen_pair", str(out), "--shape", "tiny", "--dtype", "float32"]
+    subprocess.run([*command, "--device", "cpu"], cwd=ROOT, check=True, capture_output=True)
+    return out
+
+
+def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references):
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    small = LLM("demo", {"model": "demo", "num_speculative_tokens": 3}, device="cpu", **SIZES)
+    draft = {"model": pair / "eagle3", "num_speculative_tokens": 3}
+    wide = LLM(pair / "target", draft, device="cpu", **SIZES)
+
+    expected, outputs = [llm.generate(prompts[1:3], params, use_tqdm=False) for llm in (small, wide)]
+
+    # float32 weights are those of the small pair but for sqrt(2); the best token leads by far more than that moves it
+    assert [output.outputs[0].token_ids for output in outputs] == [tokens[:NUM_TOKENS] for tokens in references[1:3]]
+    accepted = [LLM.run_stats(each).num_accepted_tokens for each in (expected, outputs)]
+    assert accepted[0] > NUM_TOKENS / 2
+    assert abs(accepted[0] - accepted[1]) <= 2
+
+
+def test_layers_stand_so_that_tapped_streams_are_the_same():
+    small, big = sized(num_hidden_layers=8), sized(num_hidden_layers=32)
+    assert big.boundaries == (2, 16, 29, 32)
+    assert place_layers(small, big) == {0: 0, 1: 1, 2: 2, 3: 3, 16: 4, 29: 5, 30: 6, 31: 7}
+
+
+def test_added_layers_are_noise_in_front_of_zeros():
+    widener = Widener(sized(), sized(hidden_size=32), torch.float32, torch.device("cpu"))
+    layer = {"x.self_attn.o_proj.weight": torch.ones(32, 16), "x.mlp.up_proj.weight": torch.ones(8, 32)}
+
+    added = widener.identity(layer)
+
+    assert not added["x.self_attn.o_proj.weight"].any()
+    assert added["x.mlp.up_proj.weight"].all()
+
+
+def sized(**changes):
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "draft_vocab_size": 16,
+    }
+    return Shape(**sizes | changes)

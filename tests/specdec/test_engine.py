@@ -1,6 +1,6 @@
 """Ends of a text through the whole engine: the same for every K, wherever in a round they fall, and nothing behind.
 
-Prompt 3 of the bundled pair continues with 24 tokens of which drafts of K = 3 and 5 hold long spans.
+Prompt 3 of the bundled pair continues with 16 tokens of which drafts of K = 3 and 5 hold long spans.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from specdec import LLM, SamplingParams
 from tests.reference import Cache, Reference
 from weights.demo import demo_directory
 
-NUM_TOKENS, PROMPT_INDEX = 24, 3
+NUM_TOKENS, PROMPT_INDEX = 16, 3
 
 
 @pytest.fixture(scope="module", params=[0, 3, 5])
@@ -89,7 +89,7 @@ def test_the_first_of_several_ends_wins(run, written, llm):
     assert reasons == [written[4], pieces[4], None]
 
 
-@pytest.mark.parametrize("min_tokens", [3, 9, 24])
+@pytest.mark.parametrize("min_tokens", [3, 9, 16])
 def test_min_tokens_masks_what_would_end_the_text(run, llm, prompts, written, min_tokens, monkeypatch):
     monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset({written[1]}))
     stops = [written[2], written[5], written[7]]
@@ -114,6 +114,15 @@ def masked_greedy(prompt, stops, min_tokens):
     return tokens
 
 
+def test_a_stop_token_at_every_position_ends_the_text_just_behind_min_tokens_and_not_before(run, written):
+    behind = run([{"stop_token_ids": [token], "min_tokens": index} for index, token in firsts(written)])
+    before = run([{"stop_token_ids": [token], "min_tokens": index + 1} for index, token in firsts(written)])
+    for (index, token), ended, masked in zip(firsts(written), behind, before, strict=True):
+        assert (ended.token_ids, ended.stop_reason) == (written[: index + 1], token)
+        assert masked.token_ids[:index] == written[:index]
+        assert masked.token_ids[index] != token
+
+
 def test_min_tokens_holds_stop_strings_off(run, llm, written):
     piece = llm.tokenizer.decode([written[2]])
     early, late = run([{"stop": piece, "min_tokens": 2}, {"stop": piece, "min_tokens": 3}])
@@ -131,7 +140,7 @@ def test_rounds_count_what_they_accepted_before_the_cut(llm, prompts, written):
 
 
 def test_nothing_of_an_ended_request_reaches_the_next(llm, run, written):
-    run([{"stop_token_ids": [token], "min_tokens": 1} for _, token in firsts(written)])
+    run([{"stop_token_ids": [token], "min_tokens": 1} for token in written[:6]])
     [completion] = run([{}])
     assert completion.token_ids == written
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks

@@ -14,21 +14,13 @@ from specdec.state import RowStart
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 
-NUM_ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 64, 200]
-WIDTHS = [(1, 1), (7, 5), (16, 32), (37, 30), (96, 33), (129, 64), (256, 100)]
+NUM_ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 200]
+WIDTHS = [(1, 1), (7, 5), (16, 32), (37, 2), (37, 30), (96, 33), (100, 1), (129, 3), (129, 64), (256, 100)]
 WHERE = [0, 1, 7, 100, 199]  # rows of 200 that are compared
 
 
 def rows(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def num_threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def windows(num_rows):
@@ -41,7 +33,7 @@ def windows(num_rows):
 
 @pytest.mark.parametrize("num_in, num_out", WIDTHS)
 @pytest.mark.parametrize("product", [blocked_product, linear])
-def test_a_product_gives_a_row_the_same_bits_among_any_rows(num_threads, product, num_in, num_out):
+def test_a_product_gives_a_row_the_same_bits_among_any_rows(product, num_in, num_out):
     x_TK, weight_NK = rows(200, num_in), rows(num_out, num_in, seed=1)
     alone = {row: product(x_TK[row : row + 1], weight_NK)[0] for row in WHERE}
     for num_rows in NUM_ROWS:
@@ -68,12 +60,31 @@ def test_other_rows_may_hold_anything(row):
 
 @pytest.mark.parametrize("width", [1, 5, 37, 64, 300, 5000])
 @pytest.mark.parametrize("function", [blocked_exp, tree_sum])
-def test_exp_and_sum_give_a_row_the_same_bits_among_any_rows(num_threads, function, width):
+def test_exp_and_sum_give_a_row_the_same_bits_among_any_rows(function, width):
     x_TD = rows(200, width)
     alone = {row: function(x_TD[row : row + 1])[0] for row in WHERE}
     for num_rows in NUM_ROWS:
         for row, place, window in windows(num_rows):
             assert torch.equal(function(x_TD[window])[place], alone[row]), (num_rows, row, place)
+
+
+@pytest.mark.parametrize("width", [37, 300])
+@pytest.mark.parametrize("function", [blocked_exp, tree_sum])
+def test_where_a_row_lies_in_memory_does_not_matter(function, width):
+    x_TD = rows(200, width)
+    strided_TD, apart_TD = x_TD.t().contiguous().t(), x_TD.repeat_interleave(2, 1)[:, ::2]
+    assert torch.equal(function(strided_TD), function(x_TD))
+    assert torch.equal(function(apart_TD), function(x_TD))
+
+
+def test_two_threads_give_the_bits_of_one():
+    x_TK, weight_NK, wide_TD = rows(200, 129), rows(100, 129, seed=1), rows(3, 70000)
+    results, before = [], torch.get_num_threads()
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        results.append([linear(x_TK, weight_NK), tree_sum(wide_TD), tree_sum(wide_TD[:1]), blocked_exp(wide_TD)])
+    torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def test_the_blocks_compute_what_torch_computes():
@@ -146,7 +157,7 @@ def cached(runner, row, num_tokens):
     ],
     ids=["together", "in another order", "in groups", "in pieces"],
 )
-def test_a_prefill_leaves_the_same_bits_in_any_company(pair, num_threads, chunks):
+def test_a_prefill_leaves_the_same_bits_in_any_company(pair, chunks):
     runner, alone = start(pair, 2), start(pair, 2)
     for parts in chunks:
         runner.run_chunk(parts)
@@ -172,7 +183,7 @@ def greedy(pair):
 
 
 @pytest.mark.parametrize("K", [0, 1, 3, 8])
-def test_rounds_leave_the_bits_that_a_prefill_of_their_tokens_leaves(pair, num_threads, greedy, K):
+def test_rounds_leave_the_bits_that_a_prefill_of_their_tokens_leaves(pair, greedy, K):
     runner, alone = start(pair, K), start(pair, K)
     runner.run_chunk([part(row) for row in range(8)])
     num_written = [1] * 8

@@ -15,7 +15,8 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.buffers import StepBuffers
 from specdec.contexts import PassContexts
 from specdec.graph_families import init_piecewise
-from specdec.kernels.draft_inputs import fill_draft_step
+from specdec.kernels.add import add
+from specdec.kernels.propose import propose
 from specdec.models.eagle import EagleModel
 from specdec.state import RequestState
 from specdec.step import Step
@@ -26,7 +27,7 @@ class Draft:
 
     d2t: [W] target id of every draft id, or None where the vocabularies are one.
     prefill_graphs: pieces of the model's forward for ragged rows; the whole of `prefill` for those of a round.
-    decode_graphs: the whole of `decode`, K - 1 rows per request and the write of their tokens.
+    decode_graphs: the whole of `decode`, K - 1 rows per request.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Draft:
             self._propose_first(step.num_reqs)
 
     def decode(self, step: Step) -> None:
-        """Propose tokens 2..K, one row per request each, and write all K to the state."""
+        """Propose tokens 2..K, one row per request each; the last one takes all K to the state."""
         how, K = step.passes.draft_decode, self.buffers.draft_tokens.shape[1]
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
@@ -87,22 +88,21 @@ class Draft:
 
     def _propose_first(self, num_reqs: int) -> None:
         buffers = self.buffers
-        self._propose(buffers.draft_streams[buffers.last_token_indices[:num_reqs]], 0)
+        seed_BD = buffers.draft_streams[buffers.last_token_indices[:num_reqs]]
+        normed_BD, buffers.draft_hidden[:num_reqs] = self.model.head_input(seed_BD)
+        self._propose(normed_BD, 0)
 
     def _decode(self, context: ForwardContext) -> None:
-        buffers, state, B, K = self.buffers, self.state, context.num_tokens, self.buffers.draft_tokens.shape[1]
+        buffers, B, K = self.buffers, context.num_tokens, self.buffers.draft_tokens.shape[1]
         with set_forward_context(context):
+            recycled_BD = buffers.draft_hidden[:B]
             for i in range(1, K):
-                fill_draft_step(buffers, state, B, i, self.contexts.max_model_len)
-                stream_BD = self.model(buffers.draft_last_tokens[:B], buffers.draft_hidden[:B])
-                self._propose(stream_BD, i)
-        state.draft_tokens[buffers.sample_mapping[:B]] = buffers.draft_tokens[:B]
+                normed_BD, recycled_BD = self.model.step(buffers.draft_last_tokens[:B], recycled_BD)
+                self._propose(normed_BD, i)
 
-    def _propose(self, stream_BD: Tensor, i: int) -> None:
-        logits_BW, recycled_BD = self.model.head(stream_BD)
-        token_B = logits_BW.argmax(dim=-1)
-        self.buffers.draft_tokens[: len(token_B), i] = token_B if self.d2t is None else self.d2t[token_B]
-        self.buffers.draft_hidden[: len(token_B)] = recycled_BD
+    def _propose(self, normed_BD: Tensor, i: int) -> None:
+        weight, buffers, state = self.model.lm_head.weight, self.buffers, self.state
+        propose(normed_BD, weight, self.d2t, buffers, state, i, self.contexts.max_model_len)
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
         buffers, T = self.buffers, num_tokens
@@ -117,6 +117,7 @@ def into_buffers(model: EagleModel) -> Callable[..., None]:
     """The model's forward as a graph takes it: results go to tensors that it is given."""
 
     def forward(input_ids_T: Tensor, features_TE: Tensor, streams_out_TD: Tensor) -> None:
-        streams_out_TD.copy_(model(input_ids_T, model.features(features_TE)))
+        x, residual_TD = model(input_ids_T, model.features(features_TE))
+        add(x, residual_TD, streams_out_TD)
 
     return forward

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from specdec.block_pool import BlockPool
 from specdec.finish import FinishRules
 from specdec.output import RequestOutput
-from specdec.processors import MAX_STOP_IDS
 from specdec.request import Request
 from specdec.runner import Runner
 from specdec.sampling import SamplingParams
 from specdec.scheduler import Scheduler
-from specdec.state import RowStart
+from specdec.state import MAX_STOP_IDS, RowStart
 from specdec.stats import RequestStats, RoundRecord
 from specdec.tokenizer import Detokenizer, Tokenizer
 

@@ -5,8 +5,9 @@ op is decided behind these calls.
 """
 
 from specdec.buffers import StepBuffers
-from specdec.commit import accept_round, commit_chunk, commit_round
+from specdec.commit import commit_chunk
 from specdec.draft import Draft
+from specdec.kernels.accept_commit import accept_and_commit
 from specdec.results import Results
 from specdec.state import RequestState
 from specdec.step import Step
@@ -32,8 +33,7 @@ def run_round(
 ) -> None:
     """Verify K drafts of every request, commit what holds, propose the next K."""
     target.verify(step)
-    accept_round(buffers, step.num_padded_reqs)
-    commit_round(buffers, state, step.num_padded_reqs)
+    accept_and_commit(buffers, state, step.num_padded_reqs)
     results.send(step.num_reqs)
     if draft is not None:
         draft.prefill(step)

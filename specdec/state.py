@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.processors import MAX_STOP_IDS
+MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RequestState:
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
-        self.min_positions = zeros(R)  # [R + 1] see processors.mask_stop_tokens
+        self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py
         self.stop_ids = zeros(R, MAX_STOP_IDS)  # [R + 1, P] padded by repeating the first
         self._scratch_block = scratch_block
 

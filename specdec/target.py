@@ -11,8 +11,8 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.buffers import StepBuffers
 from specdec.contexts import PassContexts
 from specdec.graph_families import init_piecewise
+from specdec.kernels.best_token import StopMask, best_token
 from specdec.models.llama import LlamaModel
-from specdec.processors import mask_stop_tokens
 from specdec.state import RequestState
 from specdec.step import Step
 
@@ -44,8 +44,9 @@ class Target:
     def sample(self, step: Step) -> None:
         """The target's choice behind each batch slot's last row."""
         buffers, B = self.buffers, step.num_reqs
-        row_B, last_B = buffers.sample_mapping[:B], buffers.last_token_indices[:B]
-        buffers.sampled_tokens[:B, 0] = self._choose(buffers.hidden_states[last_B], buffers.positions[last_B], row_B)
+        last_B = buffers.last_token_indices[:B]
+        mask = self._stop_mask(buffers.positions[last_B], buffers.sample_mapping[:B])
+        best_token(buffers.hidden_states[last_B], self.model.lm_head.weight, buffers.sampled_tokens[:B, 0], mask)
 
     def verify(self, step: Step) -> None:
         """The target's choice behind every row of the round, its features and its KV."""
@@ -72,8 +73,8 @@ class Target:
         buffers, T = self.buffers, context.num_tokens
         with set_forward_context(context):
             self._forward(**self._inputs(T))
-        row_T = buffers.idx_mapping[:num_reqs, None].expand(-1, T // num_reqs).reshape(T)
-        buffers.target_tokens[:T] = self._choose(buffers.hidden_states[:T], buffers.positions[:T], row_T)
+        mask = self._stop_mask(buffers.positions[:T], buffers.idx_mapping[:num_reqs])
+        best_token(buffers.hidden_states[:T], self.model.lm_head.weight, buffers.target_tokens[:T], mask)
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
         buffers, T = self.buffers, num_tokens
@@ -83,11 +84,14 @@ class Target:
             "aux_out_TE": buffers.aux_hidden_states[:T],
         }
 
-    def _choose(self, hidden_XD: Tensor, positions_X: Tensor, row_X: Tensor) -> Tensor:
-        """The best token behind each row, the lowest id among equals."""
-        logits_XV = self.model.logits(hidden_XD)
-        mask_stop_tokens(logits_XV, positions_X, self.state.min_positions[row_X], self.state.stop_ids[row_X])
-        return logits_XV.argmax(dim=-1)
+    def _stop_mask(self, positions: Tensor, idx_mapping: Tensor) -> StopMask:
+        state = self.state
+        return StopMask(
+            positions=positions,
+            idx_mapping=idx_mapping,
+            min_positions=state.min_positions,
+            stop_ids=state.stop_ids,
+        )
 
 
 def into_buffers(model: LlamaModel) -> Callable[..., None]:

@@ -7,19 +7,27 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.add import finished
 from specdec.kernels.linear import Sums
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 
 
-def add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x: an unfinished product [T, D]. Returns the norm and the stream, both [T, D] in the residual's dtype."""
+def add_rms_norm(
+    x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x: an unfinished product [T, D]. Returns the norm and the stream, both [T, D] in the residual's dtype.
+
+    tap_TD: receives the stream too (columns of a wider buffer).
+    """
     if use_triton(residual_TD):
-        return launch_add_rms_norm(x, residual_TD, weight_D, eps)
-    return add_rms_norm_ref(x, residual_TD, weight_D, eps)
+        return launch_add_rms_norm(x, residual_TD, weight_D, eps, tap_TD)
+    return add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
 
 
-def launch_add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def launch_add_rms_norm(
+    x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     assert residual_TD.stride(1) == 1, residual_TD.stride()
     assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
     S, T, D = x.parts_STN.shape
@@ -27,15 +35,18 @@ def launch_add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: flo
     _add_rms_norm_kernel[(T,)](
         out_TD,
         stream_TD,
+        stream_TD if tap_TD is None else tap_TD,
         x.parts_STN,
         weight_D if x.bias_N is None else x.bias_N,
         residual_TD,
         weight_D,
         residual_TD.stride(0),
+        0 if tap_TD is None else tap_TD.stride(0),
         T,
         D,
         eps,
         HAS_BIAS=x.bias_N is not None,
+        HAS_TAP=tap_TD is not None,
         SPLITS=S,
         BLOCK_D=next_power_of_2(D),
         num_warps=NORM_WARPS,
@@ -48,15 +59,18 @@ def launch_add_rms_norm(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: flo
 def _add_rms_norm_kernel(
     out_ptr,  # [T, D]
     stream_ptr,  # [T, D]
+    tap_ptr,  # [T, D], with HAS_TAP
     parts_ptr,  # [SPLITS, T, D] float32
     bias_ptr,  # [D]
     residual_ptr,  # [T, D]
     w_ptr,  # [D]
     stride_residual,
+    stride_tap,
     T,
     D,
     eps,
     HAS_BIAS: tl.constexpr,
+    HAS_TAP: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
@@ -67,18 +81,20 @@ def _add_rms_norm_kernel(
     d = tl.arange(0, BLOCK_D)
     inside = d < D
     dtype = out_ptr.dtype.element_ty
-    x = tl.load(parts_ptr + t * D + d, mask=inside, other=0.0)
-    for i in tl.static_range(1, SPLITS):
-        x += tl.load(parts_ptr + (i * T + t) * D + d, mask=inside, other=0.0)
-    if HAS_BIAS:
-        x += tl.load(bias_ptr + d, mask=inside, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0)
-    stream = (x.to(dtype).to(tl.float32) + residual.to(tl.float32)).to(dtype)
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
+    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0).to(tl.float32)
+    stream = (x + residual).to(dtype)
     tl.store(stream_ptr + t * D + d, stream, mask=inside)
+    if HAS_TAP:
+        tl.store(tap_ptr + t * stride_tap + d, stream, mask=inside)
     w = tl.load(w_ptr + d, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), mask=inside)
 
 
-def add_rms_norm_ref(x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm_ref(
+    x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     stream_TD = x.finish(residual_TD.dtype) + residual_TD
+    if tap_TD is not None:
+        tap_TD.copy_(stream_TD)
     return rms_norm_ref(stream_TD, weight_D, eps), stream_TD

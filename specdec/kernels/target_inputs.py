@@ -7,6 +7,8 @@ is padding, where i exceeds the request's own number of drafts, and at positions
 import torch
 
 from specdec.buffers import StepBuffers
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.slot_mapping import slot_mapping_ref
 from specdec.kv_cache import BLOCK_SIZE
 from specdec.state import RequestState
@@ -14,7 +16,79 @@ from specdec.state import RequestState
 
 def fill_round(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:
     """Gather the inputs of `num_reqs` batch slots (padding included) from the state by buffers.idx_mapping."""
-    fill_round_ref(buffers, state, num_reqs, max_model_len)
+    if use_triton(buffers.idx_mapping):
+        launch_fill_round(buffers, state, num_reqs, max_model_len)
+    else:
+        fill_round_ref(buffers, state, num_reqs, max_model_len)
+
+
+def launch_fill_round(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:
+    Q = buffers.sampled_tokens.shape[1]
+    _fill_round_kernel[(num_reqs,)](
+        buffers.input_ids,
+        buffers.positions,
+        buffers.slot_mapping,
+        buffers.num_valid,
+        buffers.query_start_loc,
+        buffers.sample_mapping,
+        buffers.idx_mapping,
+        state.last_sampled_tokens,
+        state.draft_tokens,
+        state.num_computed_tokens,
+        state.num_draft_tokens,
+        state.block_table,
+        state.block_table.shape[0] - 1,
+        state.block_table.shape[1],
+        max_model_len,
+        Q=Q,
+        Q_PADDED=next_power_of_2(Q),
+        S=BLOCK_SIZE,
+        num_warps=1,
+        **launch_options(buffers.idx_mapping),
+    )
+
+
+@jit
+def _fill_round_kernel(
+    input_ids_ptr,  # [T]
+    positions_ptr,  # [T]
+    slots_ptr,  # [T]
+    num_valid_ptr,  # [B]
+    starts_ptr,  # [B + 1]
+    sample_ptr,  # [B]
+    idx_ptr,  # [B]
+    last_sampled_ptr,  # [R + 1]
+    drafts_ptr,  # [R + 1, K]
+    num_computed_ptr,  # [R + 1]
+    num_drafts_ptr,  # [R + 1]
+    block_table_ptr,  # [R + 1, M]
+    R,
+    M,
+    max_model_len,
+    Q: tl.constexpr,
+    Q_PADDED: tl.constexpr,
+    S: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    b = tl.program_id(0)
+    idx = tl.load(idx_ptr + b)
+    row = tl.where(idx < 0, R, idx)
+    i = tl.arange(0, Q_PADDED)
+    position = tl.load(num_computed_ptr + row) + i
+    is_valid = (idx >= 0) & (i <= tl.load(num_drafts_ptr + row)) & (position < max_model_len) & (i < Q)
+    draft = tl.load(drafts_ptr + row * (Q - 1) + i - 1, mask=(i > 0) & is_valid, other=0)
+    token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
+    block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
+    at, inside = b * Q + i, i < Q
+    tl.store(input_ids_ptr + at, tl.where(is_valid, token, 0), mask=inside)
+    tl.store(positions_ptr + at, tl.where(is_valid, position, 0), mask=inside)
+    tl.store(slots_ptr + at, tl.where(is_valid, block * S + position % S, -1), mask=inside)
+    tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
+    tl.store(sample_ptr + b, idx)
+    tl.store(starts_ptr + b + 1, (b + 1) * Q)
+    tl.store(starts_ptr, 0, mask=b == 0)
 
 
 def fill_round_ref(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:

@@ -7,7 +7,8 @@ Letters: T rows, D draft hidden, E width of the target's features, W draft vocab
 import torch
 from torch import Tensor, nn
 
-from specdec.kernels.linear import Sums, linear
+from specdec.kernels.add import add
+from specdec.kernels.linear import Sums
 from specdec.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
 from weights.config import EagleConfig
 
@@ -60,7 +61,7 @@ class EagleModel(nn.Module):
         self.fc = Linear(fc_in, D, config.fc_bias) if config.has_fc else None
         self.layers = nn.ModuleList(EagleLayer(config, i, rope) for i in range(config.num_layers))
         self.norm = RMSNorm(D, eps) if config.has_final_norm else None
-        self.lm_head = Embedding(config.draft_vocab_size, D)  # never multiplied through forward: see head
+        self.lm_head = Embedding(config.draft_vocab_size, D)  # multiplied in kernels/propose.py
 
     def features(self, features_TE: Tensor) -> Tensor:
         """The target's features as the draft's rows take them, [T, D]. Recycled states never pass here."""
@@ -71,8 +72,8 @@ class EagleModel(nn.Module):
             features_TE = self.input_norm(features_TE)
         return self.fc(features_TE) if self.config.entry == "qkv" and self.fc is not None else features_TE
 
-    def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> Tensor:
-        """The residual stream behind the last layer [T, D], from tokens and features (or recycled streams)."""
+    def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Sums, Tensor]:
+        """From tokens and features (or recycled streams): the last product, and the stream to add it to, [T, D]."""
         embed_TD = self.embed_tokens(input_ids_T)
         if self.embed_norm is not None:
             embed_TD = self.embed_norm(embed_TD)
@@ -83,10 +84,19 @@ class EagleModel(nn.Module):
         for layer in self.layers:
             x, stream_TD = layer(x, stream_TD, embed_TD)
         assert isinstance(x, Sums)
-        return x.finish(stream_TD.dtype) + stream_TD
+        return x, stream_TD
 
-    def head(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
-        """Float32 logits over the draft vocabulary [X, W], and what the next row takes as its feature [X, D]."""
+    def head_input(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head multiplies, and what the next row takes as its feature, from finished streams; [X, D] each."""
         normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)
-        logits_XW = linear(normed_XD, self.lm_head.weight, out_dtype=torch.float32)
-        return logits_XW, normed_XD if self.config.recycled == "post_norm" else stream_XD
+        return normed_XD, normed_XD if self.config.recycled == "post_norm" else stream_XD
+
+    def step(self, input_ids_B: Tensor, g_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """One row per request on the draft's own streams; returns the same two as `head_input`."""
+        x, stream_BD = self(input_ids_B, g_BD)
+        if self.norm is None:
+            out_BD = torch.empty_like(stream_BD)
+            add(x, stream_BD, out_BD)
+            return out_BD, out_BD
+        normed_BD, stream_BD = self.norm.add(x, stream_BD)
+        return normed_BD, normed_BD if self.config.recycled == "post_norm" else stream_BD

@@ -54,9 +54,9 @@ class RMSNorm(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         return rms_norm(x_TD, self.weight, self.eps)
 
-    def add(self, x: Sums, residual_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm of x + residual, and x + residual."""
-        return add_rms_norm(x, residual_TD, self.weight, self.eps)
+    def add(self, x: Sums, residual_TD: Tensor, tap_TD: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Norm of x + residual, and x + residual, which also goes to `tap_TD`."""
+        return add_rms_norm(x, residual_TD, self.weight, self.eps, tap_TD)
 
 
 class Attention(nn.Module):

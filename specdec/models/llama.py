@@ -48,18 +48,20 @@ class LlamaModel(nn.Module):
         """Hidden states behind the final norm [T, D]; aux_out_TE is filled column block by column block."""
         stream_TD: Tensor = self.embed_tokens(input_ids_T)
         normed_TD: Tensor = self._first_norm[0](stream_TD)
-        self.tap(0, stream_TD, aux_out_TE)
+        embedding_tap_TD = self.tap(0, aux_out_TE)
+        if embedding_tap_TD is not None:
+            embedding_tap_TD.copy_(stream_TD)
         for i, (layer, norm) in enumerate(self._path):
             sums, stream_TD = layer(normed_TD, stream_TD)
-            normed_TD, stream_TD = norm.add(sums, stream_TD)
-            self.tap(i + 1, stream_TD, aux_out_TE)
+            normed_TD, stream_TD = norm.add(sums, stream_TD, self.tap(i + 1, aux_out_TE))
         return normed_TD
 
-    def tap(self, boundary: int, stream_TD: Tensor, aux_out_TE: Tensor) -> None:
-        """Write the stream at `boundary` into its columns, if the draft reads it."""
-        if boundary in self.columns:
-            D = stream_TD.shape[1]
-            aux_out_TE[:, self.columns[boundary] * D :][:, :D].copy_(stream_TD)
+    def tap(self, boundary: int, aux_out_TE: Tensor) -> Tensor | None:
+        """The columns that take the stream at `boundary`, if the draft reads it."""
+        if boundary not in self.columns:
+            return None
+        D = self.norm.weight.shape[0]
+        return aux_out_TE[:, self.columns[boundary] * D :][:, :D]
 
     def logits(self, hidden_XD: Tensor) -> Tensor:
         """Float32 accumulators of the last product, [X, V], never rounded."""

@@ -4,7 +4,7 @@ A tensor depends on its name and shape only, so configs that differ in one flag 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.chunk_inputs import PromptPart
+from specdec.kernels.linear import linear
 from specdec.runner import Runner, RunnerSizes
 from specdec.state import RowStart
 from tests.naive_eagle import borrow, draft_logits, target_features
@@ -115,15 +116,19 @@ def engine_chains(target: TargetPair, eagle: LoadedEagle, chunks: Sequence[int] 
 def record_logits(runner: Runner) -> list[Tensor]:
     """A list that receives the draft's logits, step by step."""
     heard: list[Tensor] = []
-    head = runner.draft.model.head
-
-    def listening_head(stream_XD: Tensor) -> tuple[Tensor, Tensor]:
-        logits_XW, recycled_XD = head(stream_XD)
-        heard.append(logits_XW.clone())
-        return logits_XW, recycled_XD
-
-    runner.draft.model.head = listening_head
+    model = runner.draft.model
+    for name in ("head_input", "step"):
+        setattr(model, name, _listening(getattr(model, name), model.lm_head.weight, heard))
     return heard
+
+
+def _listening(head_of: Callable[..., tuple[Tensor, Tensor]], weight: Tensor, heard: list[Tensor]):
+    def listen(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        normed_XD, recycled_XD = head_of(*inputs)
+        heard.append(linear(normed_XD, weight, out_dtype=torch.float32))
+        return normed_XD, recycled_XD
+
+    return listen
 
 
 def naive_chain(reference: Reference, eagle: LoadedEagle, tokens: list[int]) -> Tensor:

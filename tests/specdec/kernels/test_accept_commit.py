@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from specdec.accept import greedy_accept
+from specdec.kernels.accept_commit import greedy_accept
 
 
 @pytest.mark.parametrize(

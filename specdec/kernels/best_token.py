@@ -1,0 +1,168 @@
+"""The best token behind each row, by logits = x W^T in float32: the greatest, and the lowest id among equals.
+
+The logits are never written: each program reduces its tile to a maximum and an id, a second kernel reduces the tiles.
+The product is the one of `linear`, so the same logits decide as where they are written out.
+
+min_tokens: where the drawn token would stand before the row's own min_position, its stop ids are out of the question.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.linear import describe, linear_ref, split_sum
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.tiles import choose_tiles, gpu_name, row_class
+
+NO_ID = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMask:
+    """Which ids a row may not take; rows of the step in consecutive runs, one per batch slot."""
+
+    positions: Tensor  # [T] of the rows; a drawn token stands one behind
+    idx_mapping: Tensor  # [B] request row per batch slot, -1 = padding
+    min_positions: Tensor  # [R + 1] of request rows
+    stop_ids: Tensor  # [R + 1, P] padded by repeating an id
+
+
+def best_token(x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None) -> None:
+    """Write the best id behind every row to out_T (int64, may be strided). weight_VD: [V, D]."""
+    if use_triton(x_TD):
+        best, ids = launch_tile_maxima(x_TD, weight_VD, mask)
+        _reduce_kernel[(len(x_TD),)](
+            out_T,
+            best,
+            ids,
+            out_T.stride(0),
+            len(best),
+            x_TD.shape[0],
+            BLOCK=next_power_of_2(len(best)),
+            num_warps=4,
+            **launch_options(x_TD),
+        )
+    else:
+        out_T.copy_(best_token_ref(x_TD, weight_VD, mask))
+
+
+def launch_tile_maxima(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> tuple[Tensor, Tensor]:
+    """The maximum of each tile of the vocabulary [tiles, T] float32 and its lowest id [tiles, T] int32."""
+    T, D = x_TD.shape
+    V = len(weight_VD)
+    tiles = choose_tiles(row_class(T), V, D, x_TD.dtype, gpu_name(x_TD.device), may_split=False)
+    grid = (-(-V // tiles.block_n), -(-T // tiles.block_m))
+    best = torch.empty(grid[0], T, dtype=torch.float32, device=x_TD.device)
+    ids = torch.empty(grid[0], T, dtype=torch.int32, device=x_TD.device)
+    _tile_maxima_kernel[grid](
+        best,
+        ids,
+        describe(x_TD, tiles.block_m, tiles.block_k),
+        describe(weight_VD, tiles.block_n, tiles.block_k),
+        ids if mask is None else mask.positions,
+        ids if mask is None else mask.idx_mapping,
+        ids if mask is None else mask.min_positions,
+        ids if mask is None else mask.stop_ids,
+        1 if mask is None else T // len(mask.idx_mapping),
+        0 if mask is None else len(mask.min_positions) - 1,
+        T,
+        V,
+        D,
+        HAS_MASK=mask is not None,
+        STOP_IDS=0 if mask is None else mask.stop_ids.shape[1],
+        NO_ID=NO_ID,
+        BLOCK_N=tiles.block_n,
+        BLOCK_M=tiles.block_m,
+        BLOCK_K=tiles.block_k,
+        PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
+        num_stages=tiles.num_stages,
+        num_warps=tiles.num_warps,
+        **launch_options(x_TD),
+    )
+    return best, ids
+
+
+@jit
+def _tile_maxima_kernel(
+    best_ptr,  # [tiles, T] float32
+    ids_ptr,  # [tiles, T] int32
+    x_desc,  # [T, D] in tiles [BLOCK_M, BLOCK_K]
+    w_desc,  # [V, D] in tiles [BLOCK_N, BLOCK_K]
+    positions_ptr,  # [T]
+    idx_ptr,  # [B]
+    min_positions_ptr,  # [R + 1]
+    stop_ids_ptr,  # [R + 1, STOP_IDS]
+    rows_per_slot,
+    R,
+    T,
+    V,
+    D,
+    HAS_MASK: tl.constexpr,
+    STOP_IDS: tl.constexpr,
+    NO_ID: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile, m0 = tl.program_id(0), tl.program_id(1) * BLOCK_M
+    wait_for_inputs(PDL)
+    logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, BLOCK_N, BLOCK_M, BLOCK_K, 1, PRECISION)
+    let_the_next_start(PDL)
+    n, m = tile * BLOCK_N + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
+    logits = tl.where((n < V)[:, None], logits, float("-inf"))
+    if HAS_MASK:
+        idx = tl.load(idx_ptr + m // rows_per_slot, mask=m < T, other=-1)
+        row = tl.where(idx < 0, R, idx)
+        is_early = (tl.load(positions_ptr + m, mask=m < T, other=0) + 1 < tl.load(min_positions_ptr + row)) & (m < T)
+        if tl.max(is_early.to(tl.int32), axis=0) > 0:
+            for p in range(STOP_IDS):
+                stop_id = tl.load(stop_ids_ptr + row * STOP_IDS + p)
+                is_out = (n[:, None] == stop_id[None, :]) & is_early[None, :]
+                logits = tl.where(is_out, float("-inf"), logits)
+    best = tl.max(logits, axis=0)
+    lowest = tl.min(tl.where(logits == best[None, :], n[:, None], NO_ID), axis=0)
+    at = tile * T + m
+    tl.store(best_ptr + at, best, mask=m < T)
+    tl.store(ids_ptr + at, lowest, mask=m < T)
+
+
+@jit
+def _reduce_kernel(
+    out_ptr,  # [T]
+    best_ptr,  # [tiles, T]
+    ids_ptr,  # [tiles, T]
+    stride_out,
+    tiles,
+    T,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    t = tl.program_id(0)
+    tl.store(out_ptr + t * stride_out, lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK).to(tl.int64))
+
+
+@jit
+def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
+    """The lowest id among the greatest of one row's tiles."""
+    i = tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + i * T + t, mask=i < tiles, other=float("-inf"))
+    ids = tl.load(ids_ptr + i * T + t, mask=i < tiles, other=1 << 30)
+    return tl.min(tl.where(best == tl.max(best, axis=0), ids, 1 << 30), axis=0)
+
+
+def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> Tensor:
+    logits_TV = linear_ref(x_TD, weight_VD, out_dtype=torch.float32)
+    if mask is not None:
+        T, B = len(x_TD), len(mask.idx_mapping)
+        row_T = mask.idx_mapping[:, None].expand(B, T // B).reshape(T)
+        stop_TP = mask.stop_ids[row_T]
+        is_early_T1 = (mask.positions + 1 < mask.min_positions[row_T])[:, None]
+        kept_TP = logits_TV.gather(1, stop_TP)
+        logits_TV.scatter_(1, stop_TP, torch.where(is_early_T1, -torch.inf, kept_TP))
+    return logits_TV.argmax(dim=-1)

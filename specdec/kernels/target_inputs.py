@@ -77,7 +77,8 @@ def _fill_round_kernel(
     row = tl.where(idx < 0, R, idx)
     i = tl.arange(0, Q_PADDED)
     position = tl.load(num_computed_ptr + row) + i
-    is_valid = (idx >= 0) & (i <= tl.load(num_drafts_ptr + row)) & (position < max_model_len) & (i < Q)
+    last = tl.where(idx < 0, -1, tl.minimum(tl.load(num_drafts_ptr + row), Q - 1))
+    is_valid = (i <= last) & (position < max_model_len)
     draft = tl.load(drafts_ptr + row * (Q - 1) + i - 1, mask=(i > 0) & is_valid, other=0)
     token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
     block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
@@ -88,7 +89,8 @@ def _fill_round_kernel(
     tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
     tl.store(sample_ptr + b, idx)
     tl.store(starts_ptr + b + 1, (b + 1) * Q)
-    tl.store(starts_ptr, 0, mask=b == 0)
+    if b == 0:
+        tl.store(starts_ptr, 0)
 
 
 def fill_round_ref(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:

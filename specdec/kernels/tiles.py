@@ -13,9 +13,12 @@ from typing import TypedDict
 
 import torch
 
+ROW_CLASSES = (16, 32, 64, 128, 256, 512, 4096)
+MANY_ROWS = ROW_CLASSES[-1]  # so many that every program walks all splits itself
+
 
 class Shape(TypedDict, total=False):
-    """Measured best for one class of row counts; block_m is that of the class, but for "128"."""
+    """Measured best for one class of row counts."""
 
     block_n: int
     block_m: int
@@ -24,7 +27,7 @@ class Shape(TypedDict, total=False):
 
 
 class Entry(TypedDict, total=False):
-    """Measured for one weight shape; `rows` by row class, "16", "32", "64", "128"."""
+    """Measured for one weight shape; `rows` by row class, "16" to "4096"."""
 
     block_k: int
     splits: int
@@ -48,7 +51,7 @@ class Tiles:
 def choose_tiles(
     num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, may_split: bool, num_weights: int = 1
 ) -> Tiles:
-    """The tiles of a product of `num_rows` rows (rounded up to 16, 32, 64 or 128 by the caller) with W [N, K].
+    """The tiles of a product of `num_rows` rows (a `row_class`) with W [N, K].
 
     num_weights: how many tiles of W a program holds at a time.
     """
@@ -57,22 +60,21 @@ def choose_tiles(
     block_k = entry.get("block_k", 32 if is_wide else (128 if K % 128 == 0 else 64))
     splits = entry.get("splits", _default_splits(N, K)) if may_split else 1
     shape = entry.get("rows", {}).get(str(num_rows), Shape())
-    is_serial = num_rows > 64
-    block = 64 if is_wide or not is_serial else 128
+    block = 64 if is_wide or num_rows <= 64 else 128
     return Tiles(
         block_n=shape.get("block_n", max(block // num_weights, 64)),
-        block_m=shape.get("block_m", block) if is_serial else num_rows,
+        block_m=shape.get("block_m", min(block, num_rows)),
         block_k=block_k,
         splits=splits,
-        num_stages=shape.get("num_stages", 3 if is_wide or is_serial else 4),
+        num_stages=shape.get("num_stages", 3 if is_wide or num_rows > 64 else 4),
         num_warps=shape.get("num_warps", 8 if block == 128 else 4),
-        is_serial=is_serial,
+        is_serial=num_rows == MANY_ROWS,
     )
 
 
 def row_class(M: int) -> int:
-    """16, 32, 64 or 128 (more): the row tile that M rows use."""
-    return next((size for size in (16, 32, 64) if size >= M), 128)
+    """The row counts that share tiles: up to 16, 32, 64, 128, 256, 512, and more."""
+    return next((size for size in ROW_CLASSES if size >= M), MANY_ROWS)
 
 
 def gpu_name(device: torch.device) -> str:

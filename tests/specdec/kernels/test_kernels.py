@@ -43,11 +43,11 @@ def test_linear(device, dtype, rows, n, k, bias):
     close(launch_linear(x, w, bias_n, dtype), linear_ref(x, w, bias_n), dtype)
 
 
-@pytest.mark.parametrize("rows", ROW_COUNTS)
+@pytest.mark.parametrize("rows", [1, 17, 70, 513])
 def test_split_linear(device, rows):
     x, w = torch.randn(rows, 2048, device=device), torch.randn(64, 2048, device=device)
     sums = launch_split_linear(x, w, None)
-    assert len(sums.parts_STN) == (1 if rows > 64 else 2)
+    assert len(sums.parts_STN) == (1 if rows > 512 else 2)
     torch.testing.assert_close(sums.finish(torch.float32), x @ w.T, rtol=1e-3, atol=1e-3)
 
 

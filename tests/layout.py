@@ -14,6 +14,7 @@ PACKAGES = {
     "weights": {"torch", "safetensors", "tqdm"},
     "specdec": {
         *("torch", "triton", "numpy", "transformers", "huggingface_hub", "tqdm", "typer", "rich"),
+        "matplotlib",
         *("graphs", "weights"),
     },
 }
@@ -34,11 +35,13 @@ LAYERS = (
     ("runner", "memory"),
     ("scheduler", "engine"),
     ("llm",),
+    ("bench",),
     ("cli", "server", "__main__"),
 )
 
 # files that may import inside functions or under conditions, and why
 LATE_IMPORTS = {
+    "specdec/bench/charts.py": "matplotlib is an extra",
     "specdec/__init__.py": "public names are imported when they are asked for",
     "specdec/cli/__init__.py": "a command imports its file when it is called, so that --help does not wait for torch",
     "specdec/kernels/__init__.py": "Triton, behind one device check",

@@ -24,6 +24,7 @@ app = typer.Typer(
 Target = Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+CONTEXTS = "256,1024,4096,8192,16384,32768"
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")]
 
 
@@ -121,6 +122,61 @@ def verify(
             max_tokens=max_tokens,
             engine={"dtype": dtype, "device": device},
             json=json,
+        )
+    )
+
+
+@app.command()
+def bench(
+    target: Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair')] = "demo",
+    draft: Annotated[str | None, typer.Option(help='EAGLE draft; default: "demo" for "demo", else none')] = None,
+    suite: Annotated[str, typer.Option(help="what to measure, comma-separated, or all; see the README")] = "protocol",
+    num_speculative_tokens: Annotated[
+        str, typer.Option("--num-speculative-tokens", "-k", help="values of K; 0, plain decoding, is always one")
+    ] = "0,3,5",
+    batch: Annotated[
+        str | None, typer.Option(help="requests at a time", show_default="1,8,32 on a GPU, 1 on a CPU")
+    ] = None,
+    contexts: Annotated[str, typer.Option(help="prompt lengths of the suite context")] = CONTEXTS,
+    num_prompts: Annotated[int, typer.Option(min=1, help="prompts at the small batches")] = 8,
+    prompts: Annotated[Path | None, typer.Option(exists=True, help="default: prompts.json beside the target")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="tokens of each answer")] = 160,
+    max_model_len: Annotated[int, typer.Option(help="longest context, but for the suite context")] = 4096,
+    repeats: Annotated[int, typer.Option(min=1, help="whole runs, the best of which counts")] = 2,
+    num_rounds: Annotated[int, typer.Option(min=1, help="rounds timed by the device's clock")] = 30,
+    rounds_of_memory: Annotated[int, typer.Option(min=1, help="rounds of the suite memory")] = 1000,
+    max_seconds: Annotated[float | None, typer.Option(help="begin nothing more behind so many seconds")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    json: Annotated[Path | None, typer.Option(help="write the last line's JSON to a file too")] = None,
+    charts: Annotated[Path | None, typer.Option(help="directory for PNG charts (needs matplotlib)")] = None,
+) -> None:
+    """Measure speed beside plain decoding in the same process; refuse figures where outputs differ."""
+    from specdec.bench.suites import BenchOptions
+    from specdec.cli.bench import BenchCommand, default_batches, integers, run_bench
+
+    run_bench(
+        BenchCommand(
+            target=target,
+            draft=draft or ("demo" if target == "demo" else None),
+            suites=tuple(suite.split(",")),
+            options=BenchOptions(
+                ks=integers("--num-speculative-tokens", num_speculative_tokens),
+                batches=integers("--batch", batch or default_batches(device)),
+                contexts=integers("--contexts", contexts),
+                num_prompts=num_prompts,
+                max_tokens=max_tokens,
+                max_model_len=max_model_len,
+                repeats=repeats,
+                num_rounds=num_rounds,
+                rounds_of_memory=rounds_of_memory,
+                max_seconds=max_seconds,
+            ),
+            prompts=prompts,
+            dtype=dtype,
+            device=device,
+            json=json,
+            charts=charts,
         )
     )
 

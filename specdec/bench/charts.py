@@ -1,0 +1,84 @@
+"""Four charts of a run's figures as PNG files, those for which it has the rows.
+
+matplotlib, which ships no types, comes with the extra `bench`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec.bench.rounds import PHASES
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def draw_charts(suites: Mapping[str, Rows], directory: Path) -> list[Path]:
+    """Write them and return their paths."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawings = {
+        "anatomy.png": (_anatomy, suites.get("rounds", [])),
+        "batch.png": (_per_user, [*suites.get("protocol", []), *suites.get("batch", [])]),
+        "k.png": (_round_over_k, suites.get("k", [])),
+        "products.png": (_bandwidth_over_rows, suites.get("products", [])),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, (draw, rows) in drawings.items():
+        usable = [row for row in rows if "refused" not in row]
+        if usable:
+            figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+            draw(axes, usable)
+            axes.legend(fontsize=8)
+            figure.savefig(directory / name, dpi=120)
+            pyplot.close(figure)
+            written.append(directory / name)
+    return written
+
+
+def _anatomy(axes: Any, rows: Rows) -> None:
+    """Stacked phases of each round, and the floor as a line over its bar."""
+    names = [f"K = {row['num_speculative_tokens']}\nbatch {row['batch']}" for row in rows]
+    left = [0.0] * len(rows)
+    for phase in PHASES:
+        values = [row.get(phase) or 0.0 for row in rows]
+        axes.bar(names, values, bottom=left, label=phase)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    for i, row in enumerate(rows):
+        axes.hlines(
+            row["floor_ms"],
+            i - 0.45,
+            i + 0.45,
+            color="black",
+            label="floor: weights at reading speed" if i == 0 else None,
+        )
+    axes.set(ylabel="ms of a round on the device", title="Where a round's time goes")
+
+
+def _per_user(axes: Any, rows: Rows) -> None:
+    for K in sorted({row["num_speculative_tokens"] for row in rows}):
+        points = sorted({(row["batch"], row["per_user"]) for row in rows if row["num_speculative_tokens"] == K})
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"K = {K}")
+    axes.set(xscale="log", xlabel="batch", ylabel="tokens per second and user", title="Speed per user")
+    axes.set_xscale("log", base=2)
+
+
+def _round_over_k(axes: Any, rows: Rows) -> None:
+    ks = [row["num_speculative_tokens"] for row in rows]
+    for key, label in (("round_ms", "served"), ("device_round_ms", "on the device"), ("floor_ms", "floor")):
+        axes.plot(ks, [row[key] for row in rows], marker="o", label=label)
+    axes.set(xlabel="K", ylabel="ms of a round, batch 1", ylim=(0, None), title="A round by the number of drafts")
+
+
+def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
+    for index, name in enumerate(dict.fromkeys(row["weight"] for row in rows)):
+        points = [row for row in rows if row["weight"] == name]
+        for key, style in (("of_bandwidth", "-"), ("cublas_of_bandwidth", ":")):
+            values = [100 * row[key] for row in points]
+            label = name if style == "-" else None
+            axes.plot([row["M"] for row in points], values, style, color=f"C{index}", marker=".", label=label)
+    axes.set(xlabel="rows M", ylabel="% of the reading speed", ylim=(0, None), title="Products; dotted: cuBLAS")
+    axes.set_xscale("log", base=2)

@@ -1,0 +1,72 @@
+"""From the start of a process to its first token, phase by phase; `python -m specdec.bench.cold` is that process."""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from specdec import llm as loading
+from specdec.runner import Runner
+from specdec.sampling import SamplingParams
+from weights.demo import demo_prompts
+
+TIMED = {"load_target": "target weights", "load_eagle": "draft weights", "Tokenizer": "tokenizer"}
+TIMED |= {"measure_needs": "memory plan"}
+Row = dict[str, object]
+
+
+def cold_rows(target: str, draft: str | None, K: int, device: torch.device, starts: int = 2) -> list[Row]:
+    """One row per start, seconds per phase. On a GPU no other engine should hold memory meanwhile."""
+    command = [sys.executable, "-m", "specdec.bench.cold", target, str(draft), str(K), str(device)]
+    rows: list[Row] = []
+    for i in range(starts):
+        began = time.time()
+        done = subprocess.run([*command, str(began)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"the fresh process failed:\n{done.stderr[-2000:]}")
+        rows.append({"start": i + 1} | json.loads(done.stdout.splitlines()[-1]))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, kind in (("target", str), ("draft", str), ("k", int), ("device", str), ("began", float)):
+        parser.add_argument(name, type=kind)
+    args = parser.parse_args()
+    seconds: dict[str, float] = {"python and imports": time.time() - args.began}
+    if args.device.startswith("cuda"):
+        _timed(torch.cuda.init, "CUDA", seconds)()
+    for name, phase in TIMED.items():
+        if hasattr(loading, name):
+            setattr(loading, name, _timed(getattr(loading, name), phase, seconds))
+    setattr(Runner, "capture", _timed(Runner.capture, "capture", seconds))  # noqa: B010
+    speculation = None if args.draft == "None" else {"model": args.draft, "num_speculative_tokens": args.k}
+    start = time.perf_counter()
+    llm = loading.LLM(args.target, speculation, device=args.device)
+    seconds["the rest of LLM()"] = time.perf_counter() - start
+    prompts = demo_prompts()["prompts"]
+    assert isinstance(prompts, list)
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    _timed(llm.generate, "first token", seconds)(prompts[0], params, use_tqdm=False)
+    inside = sum(seconds.get(phase, 0.0) for phase in (*TIMED.values(), "capture"))
+    seconds["the rest of LLM()"] -= inside
+    print(json.dumps(seconds | {"total": time.time() - args.began}))
+
+
+def _timed(call: Callable[..., object], phase: str, seconds: dict[str, float]) -> Callable[..., object]:
+    def wrapped(*args: object, **options: object) -> object:
+        start = time.perf_counter()
+        try:
+            return call(*args, **options)
+        finally:
+            seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What exactness costs: the round with the shipped kernels over the fastest round that does not keep it.
+
+The others take their products from cuBLAS, whose sums change with the number of rows, or let attention choose between
+splits and one program per tile by how many programs there are. Each of the three places is exchanged by itself and
+together with the others; the fastest of all rounds is the yardstick. Everything is captured, in one process.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.bench.pair import EngineSpec, Pair
+from specdec.bench.rounds import WARMUP, time_rounds, tokens_needed
+from specdec.bench.silu_mul import silu_mul
+from specdec.kernels import best_token, gate_up, linear, paged_attention, propose
+from specdec.kernels.linear import Sums
+
+Row = dict[str, object]
+Replacement = tuple[object, str, object]  # module, name, what to use instead
+
+
+def cublas_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    if out_dtype == x_TK.dtype:
+        return F.linear(x_TK, weight_NK, bias_N)
+    out_TN = torch.mm(x_TK, weight_NK.t(), out_dtype=out_dtype)
+    return out_TN if bias_N is None else out_TN + bias_N
+
+
+def cublas_sums(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
+    return Sums(torch.mm(x_TK, weight_NK.t(), out_dtype=torch.float32)[None], bias_N)
+
+
+def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
+    return silu_mul(F.linear(x_TD, weight_XD, bias_X))
+
+
+def cublas_tile_maxima(x_TD: Tensor, weight_VD: Tensor, mask: object = None) -> tuple[Tensor, Tensor]:
+    """The head's logits, and the best of each part of the vocabulary as best_token.py's second kernel takes them."""
+    logits_TV = torch.mm(x_TD, weight_VD.t(), out_dtype=torch.float32)
+    parts = math.gcd(len(weight_VD), 256)
+    best_TP, ids_TP = logits_TV.view(len(x_TD), parts, -1).max(dim=-1)
+    first_P = torch.arange(parts, device=x_TD.device) * (len(weight_VD) // parts)
+    return best_TP.t().contiguous(), (ids_TP + first_P).t().to(torch.int32).contiguous()
+
+
+EXCHANGES: dict[str, list[Replacement]] = {
+    "layers": [
+        (linear, "launch_linear", cublas_linear),
+        (linear, "launch_split_linear", cublas_sums),
+        (gate_up, "launch_gate_up", cublas_gate_up),
+    ],
+    "heads": [
+        (best_token, "launch_tile_maxima", cublas_tile_maxima),
+        (propose, "launch_tile_maxima", cublas_tile_maxima),
+    ],
+    "attention": [(paged_attention, "MAX_SPLIT_TOKENS", 0)],
+}
+
+
+def exactness_rows(
+    pair: Pair,
+    K: int,
+    batches: Sequence[int],
+    num_rounds: int,
+    max_model_len: int,
+    has_time: Callable[[str], bool],
+) -> list[Row]:
+    """For each batch: every combination, and the price against the fastest. On a GPU only."""
+    rows: list[Row] = []
+    if pair.device.type != "cuda":
+        return rows
+    pair.drop()
+    for batch in batches:
+        if not has_time(f"exactness: batch {batch}"):
+            continue
+        times = {names: _round_ms(pair, K, batch, names, num_rounds, max_model_len) for names in combinations()}
+        shipped, fastest = times[()], min(times.values())
+        rows += [
+            {
+                "num_speculative_tokens": K,
+                "batch": batch,
+                "exchanged": " + ".join(names) or "nothing (shipped)",
+                "device_round_ms": milliseconds,
+                "price": shipped / milliseconds - 1,
+                "is_yardstick": milliseconds == fastest,
+            }
+            for names, milliseconds in times.items()
+        ]
+    return rows
+
+
+def combinations() -> list[tuple[str, ...]]:
+    """Nothing exchanged, each place, each two, all three."""
+    return [names for count in range(len(EXCHANGES) + 1) for names in itertools.combinations(EXCHANGES, count)]
+
+
+def _round_ms(pair: Pair, K: int, batch: int, names: Sequence[str], num_rounds: int, max_model_len: int) -> float:
+    """The median of a captured round with these places exchanged."""
+    prompts = [pair.prompts[i % len(pair.prompts)] for i in range(batch)]
+    spec = EngineSpec(
+        num_speculative_tokens=K,
+        max_num_seqs=batch,
+        max_tokens=max(map(len, prompts)) + tokens_needed(num_rounds + WARMUP, K),
+        max_model_len=max_model_len,
+        request_sizes=(batch,),
+    )
+    with exchanged(names):
+        median = time_rounds(pair.engine(spec), prompts, num_rounds).median
+        pair.drop()
+    return median
+
+
+@contextmanager
+def exchanged(names: Sequence[str]) -> Iterator[None]:
+    """The kernels' launchers of these places replaced in the body."""
+    replacements = [each for name in names for each in EXCHANGES[name]]
+    originals = [getattr(module, name) for module, name, _ in replacements]
+    for module, name, value in replacements:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), original in zip(replacements, originals, strict=True):
+            setattr(module, name, original)

@@ -1,0 +1,115 @@
+"""A target and a draft, loaded once, and as many engines over the same tensors as the figures need."""
+
+import gc
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from graphs.backend import CudaBackend
+from specdec.config import GraphConfig, graph_modes
+from specdec.engine import Engine
+from specdec.kv_cache import BLOCK_SIZE
+from specdec.locate import locate
+from specdec.runner import Runner, RunnerSizes
+from specdec.tokenizer import Tokenizer
+from weights.demo import demo_prompts
+from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
+
+NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """What an engine is built for. Without a draft K is 0.
+
+    max_tokens: the longest request, prompt and answer. request_sizes: of full graphs, None for the default ones.
+    has_prefill_graphs: off, because nothing here times a prompt and capturing takes its time too.
+    """
+
+    num_speculative_tokens: int
+    max_num_seqs: int
+    max_tokens: int
+    max_model_len: int
+    has_draft: bool = True
+    request_sizes: tuple[int, ...] | None = None
+    has_prefill_graphs: bool = False
+    compile_piecewise: bool = False
+    enforce_eager: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Pair:
+    """eagle: None where only plain decoding is measured."""
+
+    target: LoadedTarget
+    eagle: LoadedEagle | None
+    tokenizer: Tokenizer
+    prompts: list[list[int]]
+    device: torch.device
+    _engines: dict[EngineSpec, Engine] = field(default_factory=dict)
+
+    def engine(self, spec: EngineSpec, keep: int = 2) -> Engine:
+        """An engine, the one from before if it is still there. The `keep` that were asked for last stay beside it."""
+        engine = self._engines.pop(spec, None)
+        while len(self._engines) > keep:
+            self.drop(next(iter(self._engines)))
+        self._engines[spec] = engine = engine or build_engine(self, spec)
+        return engine
+
+    def drop(self, spec: EngineSpec | None = None) -> None:
+        """Give the memory of one engine back, or of all."""
+        for each in [spec] if spec else list(self._engines):
+            self._engines.pop(each).runner.clear_graphs()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def load_pair(target: str, draft: str | None, device: str, dtype: str, prompts: Path | None = None) -> Pair:
+    """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like the bundled pair's prompts.json."""
+    where = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
+    as_stored = torch.float32 if where.type == "cpu" else None
+    directory = locate(target, "target")
+    loaded = load_target(directory, dtype=as_stored if dtype == "auto" else getattr(torch, dtype), device=where)
+    eagle = None if draft is None else load_eagle(locate(draft, "draft"), loaded, device=where)
+    return Pair(loaded, eagle, Tokenizer(directory), read_prompts(directory, prompts), where)
+
+
+def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
+    """Token ids: from the file, from prompts.json beside the target, or those of the bundled pair."""
+    beside = target.parent / "prompts.json"
+    file = file or (beside if beside.is_file() else None)
+    prompts = (json.loads(file.read_text()) if file else demo_prompts())["prompts"]
+    assert isinstance(prompts, list), type(prompts)
+    return prompts
+
+
+def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
+    """Its graphs are captured."""
+    sizes = RunnerSizes(
+        max_model_len=spec.max_model_len,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=max(8192, spec.max_num_seqs * (spec.num_speculative_tokens + 1)),
+        num_kv_blocks=spec.max_num_seqs * -(-(spec.max_tokens + spec.num_speculative_tokens + 1) // BLOCK_SIZE),
+        num_speculative_tokens=spec.num_speculative_tokens,
+    )
+    graphs = GraphConfig(
+        modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),
+        request_sizes=spec.request_sizes,
+        compile_piecewise=spec.compile_piecewise,
+    )
+    is_captured = pair.device.type == "cuda" and not spec.enforce_eager
+    eagle = pair.eagle if spec.has_draft else None
+    backend = CudaBackend(pair.device) if is_captured else None
+    runner = Runner(pair.target, eagle, sizes, pair.device, graph_config=graphs, backend=backend)
+    runner.capture()
+    return Engine(runner, pair.tokenizer, pair.target.config.vocab_size, pair.target.config.eos_token_ids)
+
+
+def joined(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
+    """One prompt of exactly `length` tokens: the prompts one after another, again and again."""
+    tokens = [token for prompt in prompts for token in prompt]
+    return (tokens * -(-length // len(tokens)))[:length]

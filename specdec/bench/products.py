@@ -1,0 +1,114 @@
+"""Products of few rows: ours and cuBLAS's, over the weights of the models themselves, against the memory's speed.
+
+All layers' weights of one shape take turns, so that none is still in a cache when it is read again.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.bench.pair import Pair
+from specdec.bench.timing import Clock
+from specdec.kernels.gate_up import gate_up
+from specdec.kernels.linear import linear, split_linear
+
+ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 384)
+CACHES = 256 << 20  # bytes that a GPU's caches do not hold
+Product = Callable[[Tensor, Tensor], object]
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """Weights of one role and shape."""
+
+    name: str
+    tensors: list[Tensor]
+    ours: Product
+    cublas: Product
+
+
+def weights_of(pair: Pair) -> list[Weight]:
+    """The matrices of both models by role; what a role's reader wants of the product is what is timed."""
+    found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    parts = {"target": pair.target.tensors} | ({} if pair.eagle is None else {"draft": pair.eagle.tensors})
+    for owner, tensors in parts.items():
+        for name, tensor in tensors.items():
+            if tensor.ndim == 2 and "embed_tokens" not in name:
+                found[owner, name.split(".")[-2]].append(tensor)
+    if "lm_head.weight" not in pair.target.tensors:
+        found["target", "lm_head"].append(pair.target.tensors["embed_tokens.weight"])
+    return [
+        Weight(name=f"{owner} {role}", tensors=tensors, ours=_ours(role), cublas=_cublas(role))
+        for (owner, role), tensors in found.items()
+    ]
+
+
+def _ours(role: str) -> Product:
+    if role == "gate_up_proj":
+        return gate_up
+    if role == "lm_head":
+        return lambda x, w: linear(x, w, out_dtype=torch.float32)
+    return linear if role == "fc" else split_linear
+
+
+def _cublas(role: str) -> Product:
+    def in_float32(x: Tensor, w: Tensor) -> Tensor:
+        if x.is_cuda and x.dtype != torch.float32:
+            return torch.mm(x, w.t(), out_dtype=torch.float32)
+        return F.linear(x, w).float()
+
+    return in_float32 if role == "lm_head" else F.linear
+
+
+def product_rows(pair: Pair, bandwidth: float, has_time: Callable[[str], bool]) -> list[Row]:
+    """One row per weight and number of rows."""
+    rows: list[Row] = []
+    for weight in weights_of(pair):
+        if not has_time(f"products: {weight.name}"):
+            continue
+        first = weight.tensors[0]
+        size = first.numel() * first.element_size()
+        copies = max(1, -(-CACHES // (size * len(weight.tensors)))) if first.is_cuda else 1
+        tensors = weight.tensors + [tensor.clone() for tensor in weight.tensors * (copies - 1)]
+        for M in ROWS:
+            x = torch.randn(M, first.shape[1], device=first.device).to(first.dtype)
+            ours, cublas = (_seconds(product, x, tensors) for product in (weight.ours, weight.cublas))
+            rows.append(
+                {
+                    "weight": weight.name,
+                    "N": first.shape[0],
+                    "K": first.shape[1],
+                    "M": M,
+                    "us": 1e6 * ours,
+                    "cublas_us": 1e6 * cublas,
+                    "gb_per_s": size / ours / 1e9,
+                    "cublas_gb_per_s": size / cublas / 1e9,
+                    "of_bandwidth": size / ours / bandwidth,
+                    "cublas_of_bandwidth": size / cublas / bandwidth,
+                }
+            )
+    return rows
+
+
+def _seconds(product: Product, x: Tensor, weights: list[Tensor]) -> float:
+    """Of one product, all weights in turn, as a graph on a GPU."""
+
+    def chain() -> None:
+        for weight in weights:
+            product(x, weight)
+
+    clock = Clock(x.device)
+    with torch.inference_mode():
+        if not x.is_cuda:
+            return clock.repeat(chain, 3, 1).median / 1e3 / len(weights)
+        chain()
+        torch.cuda.synchronize(x.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain()
+        return clock.repeat(graph.replay, 10).median / 1e3 / len(weights)

@@ -1,0 +1,182 @@
+"""`specdec bench` measures on the CPU what it measures on a GPU, so that the code does not rot; and it refuses."""
+
+import json
+
+import pytest
+
+from specdec.bench import serving, suites
+from specdec.bench.card import Bandwidth, Bytes, bytes_of
+from specdec.bench.exactness import EXCHANGES, combinations, exchanged
+from specdec.bench.pair import joined, load_pair
+from specdec.bench.report import table
+from specdec.bench.rounds import PHASES, around_phases, steady
+from specdec.bench.serving import first_difference
+from specdec.bench.suites import Bench, BenchOptions
+from specdec.bench.timing import Spread
+from specdec.cli import main
+
+TINY = ["--device", "cpu", "-k", "2", "--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--num-rounds", "2"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("demo", "demo", "cpu", "auto")
+
+
+@pytest.fixture
+def bench(pair):
+    options = BenchOptions(
+        ks=(2,),
+        batches=(1, 2),
+        contexts=(70,),
+        num_prompts=2,
+        max_tokens=8,
+        max_model_len=512,
+        repeats=1,
+        num_rounds=2,
+        rounds_of_memory=10,
+    )
+    yield Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    pair.drop()
+
+
+def test_the_command_prints_card_tables_and_one_line_of_json(capsys, tmp_path):
+    run(["bench", "--suite", "protocol,rounds", "--json", str(tmp_path / "run.json"), *TINY])
+
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert json.loads((tmp_path / "run.json").read_text()) == result
+    assert lines[0].startswith("device")
+    assert [row["num_speculative_tokens"] for row in result["results"]] == [0, 2]
+    assert all(row["tokens_per_second"] > 0 for row in result["results"])
+    assert result["card"]["reading_gb_per_s"] > 0
+
+
+def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
+    def serve_wrong(engine, prompts, batch, max_tokens):
+        served = serving_serve(engine, prompts, batch, max_tokens)
+        if engine.runner.sizes.num_speculative_tokens:
+            served.token_ids[-1][3] += 1
+        return served
+
+    serving_serve = serving.serve
+    monkeypatch.setattr(serving, "serve", serve_wrong)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", *TINY])
+
+    out = capsys.readouterr().out
+    assert exit_info.value.code == 1
+    assert "REFUSED: K = 2, batch 1: prompt 1 differs from plain decoding at token 3" in out
+    [row] = [row for row in json.loads(out.splitlines()[-1])["results"] if row["num_speculative_tokens"] == 2]
+    assert "tokens_per_second" not in row
+
+
+def test_phases_of_a_round_add_up_to_it(bench):
+    [plain, _, one, _] = suites.rounds(bench)
+
+    assert plain["draft decode"] is None
+    assert all(one[name] > 0 for name in PHASES)
+    assert 0 < one["of_floor"] < 1
+    assert sum(one[name] for name in PHASES) == pytest.approx(one["device_round_ms"], rel=1.0)
+
+
+def test_every_other_suite_runs(bench):
+    assert [row["batch"] for row in suites.zero(bench)] == [1, 2]
+    assert [row["context"] for row in suites.context_scaling(bench)] == [70, 70]
+    assert [row["batch"] for row in suites.batch_scaling(bench)] == [1, 2, 1, 2]
+    assert [row["when"] for row in suites.memory(bench)][-1] == "after clear_graphs"
+    assert suites.capture(bench) == suites.exactness(bench) == []
+
+
+def test_a_budget_that_is_spent_leaves_the_rest_out(bench):
+    bench.options = BenchOptions(ks=(2,), batches=(1,), num_prompts=1, max_seconds=0.0)
+
+    assert suites.protocol(bench) == []
+    assert bench.skipped == ["K = 0, batch 1", "K = 2, batch 1"]
+
+
+def test_products_are_measured_over_every_weight(pair, monkeypatch):
+    monkeypatch.setattr("specdec.bench.products.ROWS", (1, 3))
+    rows = suites.product_rows(pair, 1e9, lambda _: True)
+
+    assert {"target qkv_proj", "target lm_head", "draft fc", "draft lm_head"} <= {row["weight"] for row in rows}
+    assert all(row["us"] > 0 and row["cublas_us"] > 0 for row in rows)
+
+
+def test_a_fresh_process_reports_its_phases(pair):
+    [row] = suites.cold_rows(str(pair.target.report.directory), "demo", 2, pair.device, starts=1)
+
+    assert row["total"] == pytest.approx(sum(v for k, v in row.items() if k not in ("start", "total")), rel=0.2)
+    assert {"python and imports", "target weights", "draft weights", "capture", "first token"} <= set(row)
+
+
+def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
+    pytest.importorskip("matplotlib")
+    from specdec.bench.charts import draw_charts
+
+    found = {"protocol": suites.protocol(bench), "rounds": suites.rounds(bench)}
+    assert [path.name for path in draw_charts(found, tmp_path)] == ["anatomy.png", "batch.png"]
+
+
+def test_wrapped_phases_are_unwrapped(bench, pair):
+    engine, seen = bench.engine(2, 1), []
+
+    class Noted:
+        def __init__(self, name):
+            seen.append(name)
+
+        def __enter__(self):
+            return None
+
+        def __exit__(self, *_):
+            return None
+
+    with steady(engine, pair.prompts[:1], 4) as rounds:
+        with around_phases(engine.runner, Noted):
+            rounds.run()
+        count = len(seen)
+        rounds.run()
+    assert {"verify", "draft prefill", "draft decode"} < set(seen)
+    assert len(seen) == count
+    assert not engine.scheduler.has_unfinished
+
+
+def test_places_that_exactness_exchanges_exist():
+    names = combinations()[-1]
+    originals = [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each]
+    with exchanged(names):
+        assert all(getattr(module, name) == value for each in EXCHANGES.values() for module, name, value in each)
+    assert [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each] == originals
+
+
+def test_bytes_and_floor_follow_the_loaded_tensors(pair):
+    sizes = bytes_of(pair)
+    assert sizes.target == sum(t.nbytes for t in pair.target.tensors.values())  # tied: the table is the head
+    assert Bytes(target=100, draft_step=10, draft_entry=5).of_round(3) == 135
+    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(0, 1000) == 100
+
+
+def test_first_difference_names_prompt_and_token():
+    assert first_difference([[1, 2], [3, 4]], [[1, 2], [3, 4]]) is None
+    assert first_difference([[1, 2], [3, 5]], [[1, 2], [3, 4]]) == "prompt 1 differs from plain decoding at token 1"
+    assert first_difference([[1]], [[1, 2]]) == "prompt 0 differs from plain decoding at token 1"
+
+
+def test_small_pieces():
+    assert joined([[1, 2], [3]], 5) == [1, 2, 3, 1, 2]
+    assert Spread.of([3, 1, 2]) == Spread(2, 1, 3)
+    assert table([{"batch": 1, "price": 0.031}, {"batch": 32}]).splitlines()[1].split() == ["1", "3.1%"]
+
+
+def test_an_unknown_suite_is_refused(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--suite", "speed"])
+    assert exit_info.value.code == 2
+    assert "allowed are all, protocol" in capsys.readouterr().err
+
+
+def run(args):
+    """A command that ends well."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(args)
+    assert exit_info.value.code in (0, None)

@@ -3,8 +3,8 @@
     python -m scripts.tune_products                                  # the Llama 8B target and its EAGLE-3 draft
     python -m scripts.tune_products --shapes split:5120x4096,whole:152064x2560
 
-BLOCK_K and the number of splits are chosen at 8 rows and then hold for every number of rows, since they decide the
-order of the sums; tile sizes, stages and warps are chosen for each class of row counts.
+The number of splits decides the order of the sums, so one holds for every number of rows: the one with the least sum of
+times, each over the best for its row count, few rows counting double. The rest is chosen for each class of row counts.
 """
 
 import argparse
@@ -36,17 +36,15 @@ class Product:
     K: int
 
 
-def candidates(product: Product, rows: int, fixed: tuple[int, int] | None) -> list[Tiles]:
-    """Every cut that fits into shared memory; fixed: (BLOCK_K, splits) already decided."""
+def candidates(product: Product, rows: int, splits: int) -> list[Tiles]:
+    """Every cut into this many splits that fits into shared memory."""
     is_serial, halves = rows == MANY_ROWS, 2 if product.kind == "gate" else 1
     found = []
-    for block_n, block_m, block_k, splits, stages, warps in itertools.product(
-        (64, 128), (rows,) if rows <= 64 else (64, 128, 256), (64, 128, 256), (1, 2, 4, 8), (3, 4, 5, 6), (4, 8)
+    for block_n, block_m, block_k, stages, warps in itertools.product(
+        (64, 128), (rows,) if rows <= 64 else (64, 128, 256), (64, 128, 256), (3, 4, 5, 6), (4, 8)
     ):
         size = (block_n * halves + block_m) * block_k * 2 * stages
         accumulators = block_n * block_m * halves * (2 if is_serial and splits > 1 else 1) // (32 * warps)
-        if (product.kind != "split" and splits > 1) or (fixed is not None and (block_k, splits) != fixed):
-            continue
         if block_m > rows or size > SHARED_MEMORY or accumulators > 160 or (warps == 8 and block_n * block_m < 8192):
             continue
         if size < 48 * 1024 or (rows > 64 and stages > 4):
@@ -101,20 +99,33 @@ def microseconds(product: Product, x: torch.Tensor, weights: list[torch.Tensor],
 
 def tune(product: Product, classes: dict[int, int]) -> dict[str, object]:
     """The table's entry for one weight."""
-    fixed, rows_table = None, {}
+    best: dict[int, dict[int, tuple[float, Tiles]]] = {}  # by row class, by splits
     for row_class, rows in classes.items():
         x, weights = tensors(product, rows)
-        timed = [(microseconds(product, x, weights, t), t) for t in candidates(product, row_class, fixed)]
-        best, tiles = min(timed, key=lambda pair: pair[0])
-        fixed = fixed or (tiles.block_k, tiles.splits)
-        rate = product.N * product.K * 2 / best / 1e3
-        print(
-            f"{product.kind} {product.N}x{product.K} rows {rows}: {best:.1f} us, {rate:.0f} GB/s, {tiles}", flush=True
+        best[row_class] = {}
+        for splits in split_counts(product):
+            timed = [(microseconds(product, x, weights, t), t) for t in candidates(product, row_class, splits)]
+            best[row_class][splits] = min(timed, key=lambda pair: pair[0])
+
+    def cost(splits: int) -> float:
+        return sum(
+            (2 if c == 16 else 1) * found[splits][0] / min(us for us, _ in found.values()) for c, found in best.items()
         )
-        row = {name: asdict(tiles)[name] for name in ("block_n", "block_m", "num_stages", "num_warps")}
-        rows_table[str(row_class)] = row
-    assert fixed is not None
-    return {"block_k": fixed[0], "splits": fixed[1], "rows": rows_table}
+
+    splits = min(split_counts(product), key=cost)
+    rows_table = {}
+    for row_class, rows in classes.items():
+        us, tiles = best[row_class][splits]
+        rate = product.N * product.K * 2 / us / 1e3
+        print(f"{product.kind} {product.N}x{product.K} rows {rows}: {us:.1f} us, {rate:.0f} GB/s, {tiles}", flush=True)
+        names = ("block_n", "block_m", "block_k", "num_stages", "num_warps")
+        rows_table[str(row_class)] = {name: asdict(tiles)[name] for name in names}
+    return {"splits": splits, "rows": rows_table}
+
+
+def split_counts(product: Product) -> tuple[int, ...]:
+    """Numbers of splits to try."""
+    return (1, 2, 4) if product.kind == "split" else (1,)
 
 
 def main() -> None:
@@ -127,7 +138,13 @@ def main() -> None:
         Product(kind, *map(int, shape.split("x"))) for kind, shape in (s.split(":") for s in args.shapes.split(","))
     ]
     classes = {16: 8, 32: 32, 64: 64, 128: 128, 256: 192, 512: 384, MANY_ROWS: 2048}
-    unique = {(p.kind, c, t): (p, classes[c], t) for p in products for c in classes for t in candidates(p, c, None)}
+    unique = {
+        (p.kind, c, t): (p, classes[c], t)
+        for p in products
+        for c in classes
+        for splits in split_counts(p)
+        for t in candidates(p, c, splits)
+    }
     jobs = list(unique.values())
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
         parts = [jobs[i :: 4 * args.workers] for i in range(4 * args.workers)]

@@ -1,8 +1,9 @@
 """y = x W^T, with one order of the reduction over K for every number of rows.
 
-A row's result depends on the row and the weight only. K is cut into splits and each split into blocks, both by (N, K,
-dtype, GPU); a split's blocks are added one after another in a float32 accumulator, the splits in order. W lies on the
-wide side of the tensor cores' product for every M, so that a row is always a column of the same instruction.
+A row's result depends on the row and the weight only. K is cut into splits by (N, K, dtype, GPU); inside a split the
+tensor cores add steps of 16 one after another to one float32 accumulator, whatever the tile, and the splits are added
+in order. W lies on the wide side of the tensor cores' product for every M, so that a row is always a column of the same
+instruction.
 
 `linear` gives the finished product; `split_linear` leaves the splits to its reader, which adds them as it loads
 (add_rms_norm, rotate_and_store): a second pass over a small tensor that someone reads anyway.
@@ -162,8 +163,8 @@ def split_sum(
 
 @jit
 def split_blocks(K, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr):
-    """Blocks of K in each split."""
-    return tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS)
+    """Blocks of K in each split, whose length is a multiple of 256 for every BLOCK_K."""
+    return tl.cdiv(tl.cdiv(K, 256), SPLITS) * (256 // BLOCK_K) if SPLITS > 1 else tl.cdiv(K, BLOCK_K)
 
 
 def linear_ref(

@@ -5,10 +5,10 @@ A row at position p reads keys 0..p of its request: tiles of 64 keys inside a sp
 neither does the row's result: a tile beyond a row's position multiplies by 1 and adds 0. Values of keys beyond a tile's
 last row are read as 0, because 0 x NaN is NaN and nobody promises what unwritten slots hold.
 
-Splits are 128 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread over the GPU, long
-ones do not drown in partial results. In a round each split is a program of its own and a second kernel adds them up; in
-a prefill chunk one program walks them all. Both use the same query tiles of 32 rows and the same functions for a split
-and for adding one, so a row gets the same bits from either.
+Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread over the GPU, long
+ones do not drown in partial results. In a round programs share the splits of a query tile and a second kernel adds them
+up; in a prefill chunk one program walks them all. Both use the same query tiles of 32 rows and the same functions for a
+split and for adding one, so a row gets the same bits from either.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
 QUERY_ROWS = 32  # rows (tokens x heads of a group) of the kernel's query tile
-MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request splits are programs of their own
+MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request several programs share a query tile's splits
+PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRo
 def num_splits(num_keys: int) -> int:
     """How many splits cover this many keys; the inverse of `split_start`."""
     low, middle, high = min(num_keys, 1024), min(max(num_keys - 1024, 0), 7168), max(num_keys - 8192, 0)
-    return -(-low // 128) + -(-middle // 512) + -(-high // 2048)
+    return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -90,7 +91,9 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     acc = torch.empty((T, H, NS, C) if is_split else (1,), dtype=torch.float32, device=device)
     stats = torch.empty((T, H, NS, 2) if is_split else (1,), dtype=torch.float32, device=device)
     scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
-    _paged_attention_kernel[(len(rows.idx_mapping) * tiles, G, NS)](
+    query_tiles = len(rows.idx_mapping) * tiles
+    sharers = min(NS, -(-PROGRAMS // (query_tiles * G)))
+    _paged_attention_kernel[(query_tiles, G, sharers)](
         out_THC,
         acc,
         stats,
@@ -127,9 +130,9 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
 @jit
 def split_start(split):
     """First key of a split; any number of splits."""
-    middle = 1024 + (split - 8) * 512
-    high = 8192 + (split - 22) * 2048
-    return tl.where(split < 8, split * 128, tl.where(split < 22, middle, high))
+    middle = 1024 + (split - 16) * 512
+    high = 8192 + (split - 30) * 2048
+    return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
 
 
 @jit
@@ -164,7 +167,7 @@ def _paged_attention_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    g, split = tl.program_id(1), tl.program_id(2)
+    g, split, sharers = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     if IS_UNIFORM:
         first, end = b * query_len + tile * TOKENS, (b + 1) * query_len
     else:
@@ -184,13 +187,15 @@ def _paged_attention_kernel(
     row = tl.load(idx_ptr + b)
     blocks_ptr = block_table_ptr + tl.where(row < 0, R, row) * M
     if IS_SPLIT:
-        peak, total, acc = attend_split(
-            q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
-        )
-        at = (t * H + head) * NS + split
-        tl.store(stats_ptr + at * 2, peak, mask=inside)
-        tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
-        tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside[:, None])
+        while split_start(split) <= last:
+            peak, total, acc = attend_split(
+                q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
+            )
+            at = (t * H + head).to(tl.int64) * NS + split
+            tl.store(stats_ptr + at * 2, peak, mask=inside)
+            tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
+            tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside[:, None])
+            split += sharers
     else:
         peak = tl.full((TOKENS * GROUP,), float("-inf"), tl.float32)
         total = tl.zeros((TOKENS * GROUP,), tl.float32)
@@ -234,12 +239,12 @@ def attend_split(
         key = start + s
         at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
         k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
+        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)  # on its way while the scores are made
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
         decay, _, peak_now = weigh(peak, tl.max(scores, axis=1))
         peak = peak_now
         weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
-        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
         # the total through the tensor cores too: their order of summation does not depend on the tile's layout
         summed = tl.dot(weights, ones, input_precision=PRECISION)
         total = total * decay + tl.max(summed, axis=1)

@@ -4,6 +4,7 @@ Rotation in the half-split layout, pair i = (x[i], x[i + C/2]). Each step rounds
 Slot -1 (padding) writes nothing that anyone reads: the kernel skips it, the twin sends it to the scratch block.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +55,8 @@ def launch_rotate_and_store(
     H = X // C - 2 * G
     q_THC = torch.empty(T, H, C, dtype=cache.dtype, device=cache.device)
     cos, sin = rope
-    _rotate_and_store_kernel[(T, H + 2 * G)](
+    heads = math.gcd(math.gcd(H, G), 8)
+    _rotate_and_store_kernel[(T, (H + 2 * G) // heads)](
         q_THC,
         cache[0],
         cache[1],
@@ -72,10 +74,11 @@ def launch_rotate_and_store(
         G=G,
         S=S,
         C=C,
+        HEADS=heads,
         SPLITS=splits,
         HAS_BIAS=qkv.bias_N is not None,
         HAS_NORMS=norms is not None,
-        num_warps=1,
+        num_warps=2,
         **launch_options(cache),
     )
     return q_THC
@@ -100,6 +103,7 @@ def _rotate_and_store_kernel(
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
+    HEADS: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
@@ -107,40 +111,43 @@ def _rotate_and_store_kernel(
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
-    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    # all heads of a program are queries, or keys, or values: HEADS divides H and G
+    t, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     slot = tl.load(slots_ptr + t)
-    if (head >= H) & (slot < 0):
+    if (first >= H) & (slot < 0):
         return
     X: tl.constexpr = (H + 2 * G) * C
     half: tl.constexpr = C // 2
-    c = tl.arange(0, half)
+    head, c = first + tl.arange(0, HEADS), tl.arange(0, half)
     dtype = q_ptr.dtype.element_ty
-    low_at = t * X + head * C + c
-    low, high = tl.load(parts_ptr + low_at), tl.load(parts_ptr + low_at + half)
+    column = head[:, None] * C + c[None, :]
+    low, high = tl.load(parts_ptr + t * X + column), tl.load(parts_ptr + t * X + column + half)
     for i in tl.static_range(1, SPLITS):
-        low += tl.load(parts_ptr + (t + i * T) * X + head * C + c)
-        high += tl.load(parts_ptr + (t + i * T) * X + head * C + c + half)
+        low += tl.load(parts_ptr + (t + i * T) * X + column)
+        high += tl.load(parts_ptr + (t + i * T) * X + column + half)
     if HAS_BIAS:
-        low += tl.load(bias_ptr + head * C + c).to(tl.float32)
-        high += tl.load(bias_ptr + head * C + c + half).to(tl.float32)
+        low += tl.load(bias_ptr + column).to(tl.float32)
+        high += tl.load(bias_ptr + column + half).to(tl.float32)
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
-    if head < H + G:
+    if first < H + G:
         if HAS_NORMS:
             q_low, q_high = tl.load(q_norm_ptr + c).to(tl.float32), tl.load(q_norm_ptr + c + half).to(tl.float32)
             k_low, k_high = tl.load(k_norm_ptr + c).to(tl.float32), tl.load(k_norm_ptr + c + half).to(tl.float32)
-            scale = 1.0 / tl.sqrt((tl.sum(low * low, axis=0) + tl.sum(high * high, axis=0)) / C + eps)
-            low = (low * scale * tl.where(head < H, q_low, k_low)).to(dtype).to(tl.float32)
-            high = (high * scale * tl.where(head < H, q_high, k_high)).to(dtype).to(tl.float32)
+            squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
+            scale = (1.0 / tl.sqrt(squares / C + eps))[:, None]
+            low = (low * scale * tl.where(first < H, q_low, k_low)[None, :]).to(dtype).to(tl.float32)
+            high = (high * scale * tl.where(first < H, q_high, k_high)[None, :]).to(dtype).to(tl.float32)
         position = tl.load(positions_ptr + t)
-        cos, sin = tl.load(cos_ptr + position * half + c), tl.load(sin_ptr + position * half + c)
+        cos, sin = tl.load(cos_ptr + position * half + c)[None, :], tl.load(sin_ptr + position * half + c)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
-    if head < H:
-        at = (t * H + head) * C + c
+    if first < H:
+        at = (t * H + head)[:, None] * C + c[None, :]
         tl.store(q_ptr + at, low.to(dtype))
         tl.store(q_ptr + at + half, high.to(dtype))
     else:
-        at = ((slot // S * G + (head - H) % G) * S + slot % S) * C + c
-        if head < H + G:
+        g = (head - H) % G
+        at = ((slot // S * G + g) * S + slot % S)[:, None] * C + c[None, :]
+        if first < H + G:
             tl.store(k_cache_ptr + at, low.to(dtype))
             tl.store(k_cache_ptr + at + half, high.to(dtype))
         else:

@@ -1,8 +1,8 @@
 """Tile shapes of the matrix products, by rule and by table.
 
-What decides the order of a sum, BLOCK_K and the number of splits, is a function of (N, K, dtype, GPU) only; the number
-of rows M chooses the rest. tuned.json holds measured entries:
-{"GPU": {"N,K,dtype": {"block_k", "splits", "rows": {"16": {"block_n", "num_stages", "num_warps"}, "32": ...}}}}.
+What decides the order of a sum, the number of splits, is a function of (N, K, dtype, GPU) only; the number of rows M
+chooses the rest (BLOCK_K too: the order of the steps inside a split does not depend on it). tuned.json holds measured
+entries, {"GPU": {"N,K,dtype": {"splits", "rows": {"16": {"block_n", "block_k", ...}, "32": ...}}}}.
 """
 
 import json
@@ -22,6 +22,7 @@ class Shape(TypedDict, total=False):
 
     block_n: int
     block_m: int
+    block_k: int
     num_stages: int
     num_warps: int
 
@@ -29,7 +30,6 @@ class Shape(TypedDict, total=False):
 class Entry(TypedDict, total=False):
     """Measured for one weight shape; `rows` by row class, "16" to "4096"."""
 
-    block_k: int
     splits: int
     rows: dict[str, Shape]
 
@@ -57,14 +57,13 @@ def choose_tiles(
     """
     entry = _table().get(gpu, {}).get(f"{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
     is_wide = dtype == torch.float32
-    block_k = entry.get("block_k", 32 if is_wide else (128 if K % 128 == 0 else 64))
     splits = entry.get("splits", _default_splits(N, K)) if may_split else 1
     shape = entry.get("rows", {}).get(str(num_rows), Shape())
     block = 64 if is_wide or num_rows <= 64 else 128
     return Tiles(
         block_n=shape.get("block_n", max(block // num_weights, 64)),
         block_m=shape.get("block_m", min(block, num_rows)),
-        block_k=block_k,
+        block_k=shape.get("block_k", 32 if is_wide else (128 if K % 128 == 0 else 64)),
         splits=splits,
         num_stages=shape.get("num_stages", 3 if is_wide or num_rows > 64 else 4),
         num_warps=shape.get("num_warps", 8 if block == 128 else 4),

@@ -153,6 +153,6 @@ def test_a_round_and_a_chunk_give_a_row_the_same_bits(device, dtype):
         assert device == "cpu" or torch.equal(out, chunk[here])
 
 
-@pytest.mark.parametrize("keys, count", [(1, 1), (128, 1), (129, 2), (1024, 8), (1025, 9), (8192, 22), (8193, 23)])
+@pytest.mark.parametrize("keys, count", [(1, 1), (64, 1), (65, 2), (1024, 16), (1025, 17), (8192, 30), (8193, 31)])
 def test_splits_cover_the_context(keys, count):
     assert num_splits(keys) == count

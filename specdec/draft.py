@@ -56,7 +56,8 @@ class Draft:
             self.prefill_graphs.run_fullgraph(how.descriptor)
         else:
             self._extend(self.contexts.rows(step, how))
-            self._propose_first(step.num_reqs)
+            # padding too: `decode` may be padded, and finds its first row where the proposal leaves it
+            self._propose_first(step.num_padded_reqs)
 
     def decode(self, step: Step) -> None:
         """Propose tokens 2..K, one row per request each; the last one takes all K to the state."""

@@ -1,0 +1,111 @@
+"""The bundled pair in graphs: the same tokens and the same accepted counts as op by op, round for round."""
+
+import gc
+
+import pytest
+import torch
+
+from graphs.backend import CudaBackend
+from graphs.capturing import set_cudagraph_capturing_enabled
+from graphs.modes import CUDAGraphMode
+from graphs.tape import TapeBackend
+from specdec.config import GraphConfig, graph_modes
+from specdec.engine import Engine
+from specdec.runner import Runner, RunnerSizes
+from specdec.tokenizer import Tokenizer
+from weights.demo import demo_directory
+from weights.load import load_eagle, load_target
+
+FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
+NUM_TOKENS = 20
+BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
+SETTINGS = [
+    ("eagle3", 0),
+    ("eagle3", 3),
+    ("eagle3", 5),
+    pytest.param("eagle3", 7, marks=pytest.mark.slow),
+    ("eagle1", 3),
+]
+
+
+@pytest.fixture(autouse=True)
+def _capturing_is_allowed():
+    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
+    yield
+    gc.unfreeze()
+    set_cudagraph_capturing_enabled(True)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """pair(device, draft): the loaded pair, in float32."""
+    known = {}
+
+    def load(device, draft):
+        if device not in known:
+            known[device] = load_target(demo_directory("target"), dtype=torch.float32, device=device, progress=False)
+        key = device, draft
+        if key not in known:
+            known[key] = load_eagle(demo_directory(draft), known[device], device=device, progress=False)
+        return known[device], known[key]
+
+    return load
+
+
+def run(pair, draft, k, backend, requests, max_model_len=192, is_eager=False, **config):
+    """Outputs of an engine of 4 rows and chunks of 48, and its counters."""
+    device = torch.device("cpu" if backend == "tape" else "cuda")
+    captures = None if is_eager else TapeBackend() if backend == "tape" else CudaBackend(device)
+    target, eagle = pair(device, draft)
+    sizes = RunnerSizes(
+        max_model_len=max_model_len,
+        max_num_seqs=4,
+        max_num_batched_tokens=48,
+        num_kv_blocks=12,
+        num_speculative_tokens=k,
+    )
+    graphs = GraphConfig(**{"request_sizes": (1, 2, 4), "token_sizes": (32, 48), **config})
+    runner = Runner(target, eagle, sizes, device, graph_config=graphs, backend=captures)
+    runner.capture()
+    engine = Engine(runner, Tokenizer(demo_directory("target")), target.config.vocab_size, ())
+    added, outputs = engine.add_requests(requests), {}
+    while engine.scheduler.has_unfinished:
+        outputs |= {output.request_id: output for output in engine.step()}
+    return [outputs[request.request_id] for request in added], runner.graphs.counters()
+
+
+def rounds(outputs):
+    return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("draft, k", SETTINGS)
+def test_graphs_change_no_token_and_no_accepted_count(pair, greedy, prompts, references, backend, draft, k):
+    requests = [(prompt, greedy(NUM_TOKENS - i)) for i, prompt in enumerate(prompts[:5])]
+    captured, counters = run(pair, draft, k, backend, requests)
+    eager, _ = run(pair, draft, k, backend, requests, is_eager=True)
+    assert rounds(captured) == rounds(eager)
+    assert [o.outputs[0].token_ids for o in captured] == [r[: NUM_TOKENS - i] for i, r in enumerate(references[:5])]
+    assert counters["target_decode"].replays.keys() == {FULL}
+    assert counters["target_prefill"].replays.keys() == {PIECEWISE}
+    assert set(counters) == {"target_prefill", "target_decode"} | ({"draft_prefill", "draft_decode"} if k else set())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(pair, greedy, prompts, backend):
+    requests = [(prompt, greedy(NUM_TOKENS)) for prompt in prompts[:3]]
+    whole, by_whole = run(pair, "eagle3", 3, backend, requests)
+    modes = graph_modes({"draft_prefill": "PIECEWISE"})
+    pieces, by_pieces = run(pair, "eagle3", 3, backend, requests, modes=modes)
+    assert rounds(pieces) == rounds(whole)
+    num_rounds, num_chunks = by_whole["target_decode"].replays[FULL], by_whole["target_prefill"].replays[PIECEWISE]
+    assert by_whole["draft_prefill"].replays == {FULL: num_rounds, PIECEWISE: num_chunks}
+    assert by_pieces["draft_prefill"].replays == {PIECEWISE: num_rounds + num_chunks}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_request_fills_the_context_to_its_end_in_graphs(pair, greedy, prompts, references, backend):
+    limit = len(prompts[0]) + 30
+    [output], counters = run(pair, "eagle3", 5, backend, [(prompts[0], greedy(1000))], limit)
+    assert output.outputs[0].token_ids == references[0][:30]
+    assert counters["target_decode"].replays.keys() == {FULL}

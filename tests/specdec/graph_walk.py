@@ -1,0 +1,217 @@
+"""A tiny pair, runners over it on any backend, and walks over batches with everything poisoned before each step."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import specdec.runner
+from graphs.backend import CudaBackend
+from graphs.protocol import GraphBackend
+from graphs.tape import TapeBackend
+from specdec.chunk_inputs import PromptPart
+from specdec.config import GraphConfig
+from specdec.runner import Runner, RunnerSizes
+from specdec.state import RowStart
+from tests.specdec.tiny_pair import changed, lively, random_draft
+from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
+from weights import LoadedEagle, LoadedTarget
+from weights.shapes import target_shapes
+
+NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
+BAD = 10**6  # no token, slot, position or row
+POISONED_STATE = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens")
+
+
+@dataclass(frozen=True)
+class Pair:
+    target: LoadedTarget
+    eagle: LoadedEagle | None
+    device: torch.device
+
+
+def make_backend(name: str) -> tuple[GraphBackend | None, torch.device]:
+    """eager, tape or cuda."""
+    if name == "cuda":
+        return CudaBackend(torch.device("cuda")), torch.device("cuda")
+    return (TapeBackend() if name == "tape" else None), torch.device("cpu")
+
+
+def tiny(draft: str | None, device: torch.device) -> Pair:
+    """Two layers of 64 channels; "eagle3", "eagle1" or no draft."""
+    plain = tiny_target()
+    config = changed(
+        plain.config, num_layers=2, hidden_size=64, intermediate_size=96, num_heads=2, num_kv_heads=1, head_dim=32
+    )
+    target = dataclasses.replace(plain, config=config, tensors=_on(device, lively(target_shapes(config))))
+    if draft is None:
+        return Pair(target, None, device)
+    make = eagle3_config if draft == "eagle3" else eagle1_config
+    changes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
+    taps = {"aux_boundaries": (0, 1, 2)} if draft == "eagle3" else {}
+    eagle = random_draft(make(target, **changes, **taps))
+    return Pair(target, dataclasses.replace(eagle, tensors=_on(device, eagle.tensors)), device)
+
+
+def _on(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def tiny_runner(pair: Pair, k: int, config: GraphConfig | None = None, backend: GraphBackend | None = None) -> Runner:
+    """A captured runner of 36 rows and chunks of 48 tokens, whose caches start as NaN."""
+    sizes = RunnerSizes(
+        max_model_len=100,
+        max_num_seqs=NUM_ROWS,
+        max_num_batched_tokens=48,
+        num_kv_blocks=2 * NUM_ROWS,
+        num_speculative_tokens=k,
+    )
+    runner = Runner(pair.target, pair.eagle, sizes, pair.device, graph_config=config, backend=backend)
+    runner.capture()
+    for cache in caches(runner):
+        cache[:, :, :-1] = torch.nan
+    return runner
+
+
+def caches(runner: Runner) -> list[Tensor]:
+    return [runner.target_cache] if runner.draft is None else [runner.target_cache, runner.draft_cache]
+
+
+@dataclass
+class Walk:
+    """One runner on its way; `trace` is everything that it computed for real requests, step by step."""
+
+    runner: Runner
+    is_poisoned: bool
+
+    def __post_init__(self) -> None:
+        self.trace: list[list[Tensor]] = []
+
+    def prefill(self) -> None:
+        """The prompts of 32 requests, 3 to 11 tokens, in chunks of up to 48, cut where the budget ends."""
+        runner, chunk, room = self.runner, [], 48
+        for row in range(NUM_REQS):
+            prompt, blocks, start = prompt_of(row), [2 * row, 2 * row + 1], 0
+            runner.start(row, RowStart(blocks=blocks, num_draft_tokens=runner.sizes.num_speculative_tokens))
+            while start < len(prompt):
+                length = min(len(prompt) - start, room)
+                chunk.append(PromptPart(row=row, prompt=prompt, start=start, length=length, blocks=blocks))
+                start, room = start + length, room - length
+                if room == 0:
+                    self._chunk(chunk)
+                    chunk, room = [], 48
+        self._chunk(chunk)
+
+    def round(self, rows: Sequence[int]) -> None:
+        """A round of these rows; a third of them verifies drafts of which two hold."""
+        K = self.runner.sizes.num_speculative_tokens
+        for row in rows[:: 3 if K else 1000]:
+            state = self.runner.state
+            held = held_tokens(self.runner, row)[:K]
+            state.draft_tokens[row, : len(held)] = torch.tensor(held, device=state.draft_tokens.device)
+        with self._poison(rows):
+            self.runner.run_round(rows, 90)
+        result = self.runner.read(len(rows))
+        numbers = [result.sampled_tokens, result.num_accepted, result.draft_tokens]
+        self._record(rows, len(rows) * (K + 1), [torch.tensor(number) for number in numbers])
+
+    def _chunk(self, parts: Sequence[PromptPart]) -> None:
+        rows = [part.row for part in parts]
+        with self._poison(rows):
+            self.runner.run_chunk(parts)
+        sampled = self.runner.read_sampled(len(parts))
+        ended = [token for part, token in zip(parts, sampled, strict=True) if part.ends_prompt]
+        self._record(rows, sum(part.length for part in parts), [torch.tensor(ended)])
+
+    def _record(self, rows: Sequence[int], num_tokens: int, results: list[Tensor]) -> None:
+        runner, T = self.runner, num_tokens
+        state = [getattr(runner.state, name)[list(rows)] for name in POISONED_STATE]
+        buffers = [runner.buffers.hidden_states[:T], runner.buffers.aux_hidden_states[:T]]
+        buffers += [runner.buffers.draft_streams[:T]]
+        assert all(buffer.isfinite().all() for buffer in buffers)
+        kept = [cache[:, :, : 2 * NUM_REQS] for cache in caches(runner)]
+        self.trace.append([*results, *(tensor.cpu().clone() for tensor in [*state, *buffers, *kept])])
+
+    @contextmanager
+    def _poison(self, rows: Sequence[int]) -> Iterator[None]:
+        """Before `fill` all that no step may count on, and the float buffers again behind it."""
+        if self.is_poisoned:
+            poison(self.runner)
+        real = specdec.runner.run_chunk, specdec.runner.run_round
+        specdec.runner.run_chunk, specdec.runner.run_round = map(self._poisoned_floats, real)
+        try:
+            yield
+        finally:
+            specdec.runner.run_chunk, specdec.runner.run_round = real
+
+    def _poisoned_floats(self, run):
+        def poisoned(*args):
+            if self.is_poisoned:
+                poison_floats(self.runner)
+            run(*args)
+
+        return poisoned
+
+
+def poison(runner: Runner) -> None:
+    """Buffers, free rows, the scratch row where steps write it, scratch blocks, and the memory of tile plans."""
+    for name, buffer in runner.buffers.tensors().items():
+        if not buffer.is_floating_point() and name != "results":
+            buffer.fill_(BAD)
+    poison_floats(runner)
+    for name in POISONED_STATE:
+        getattr(runner.state, name)[NUM_REQS:] = BAD
+    runner.state.block_table[NUM_REQS:-1] = BAD
+    for cache in caches(runner):
+        # on CUDA nobody writes the scratch block, so it stays what it was
+        cache[:, :, -1] = 0.0 if cache.is_cuda else torch.nan
+    for forward in (runner.target, runner.draft):
+        plans = None if forward is None else forward.contexts._plans
+        if plans is not None:
+            plans._rows.fill_(BAD)
+            plans._reqs.fill_(BAD)
+
+
+def poison_floats(runner: Runner) -> None:
+    for buffer in runner.buffers.tensors().values():
+        if buffer.is_floating_point():
+            buffer.fill_(torch.nan)
+
+
+def prompt_of(row: int) -> list[int]:
+    return [(7 * row + 3 * i * i + 5) % 96 for i in range(3 + row % 9)]
+
+
+def held_tokens(runner: Runner, row: int) -> list[int]:
+    """What the target says behind the row's context, twice: the second is its own choice behind the first."""
+    return runner.oracle[row][int(runner.state.num_computed_tokens[row]) + 1 :][:2]
+
+
+def give_oracle(runner: Runner, pair: Pair) -> None:
+    """Plain decoding of every request, for `held_tokens`."""
+    plain = Walk(tiny_runner(Pair(pair.target, None, pair.device), 0), is_poisoned=False)
+    plain.prefill()
+    texts = [[*prompt_of(row)] for row in range(NUM_REQS)]
+    first = plain.runner.state.last_sampled_tokens[:NUM_REQS].tolist()
+    for row in range(NUM_REQS):
+        texts[row].append(first[row])
+    for _ in range(40):
+        plain.runner.run_round(list(range(NUM_REQS)), 90)
+        for row, tokens in enumerate(plain.runner.read(NUM_REQS).sampled_tokens):
+            texts[row].append(tokens[0])
+    runner.oracle = texts
+
+
+def assert_same(trace: list[list[Tensor]], expected: list[list[Tensor]]) -> None:
+    """Bit for bit, NaN included."""
+    assert len(trace) == len(expected)
+    for step, (here, there) in enumerate(zip(trace, expected, strict=True)):
+        for i, (a, b) in enumerate(zip(here, there, strict=True)):
+            assert torch.equal(bits(a), bits(b)), f"step {step}, tensor {i}"
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int32) if tensor.is_floating_point() else tensor

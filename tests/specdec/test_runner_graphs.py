@@ -1,0 +1,223 @@
+"""Replay equals eager, draft for draft and bit for bit, over batches of all sizes, with all padding poisoned."""
+
+import gc
+
+import pytest
+import torch
+
+from graphs.capturing import set_cudagraph_capturing_enabled
+from graphs.context import ForwardContext, set_forward_context
+from graphs.errors import CaptureError
+from graphs.modes import CUDAGraphMode
+from specdec.config import GraphConfig, graph_modes
+from specdec.graph_families import GraphFamilies, init_piecewise
+from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
+
+FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
+BATCHES = [32, 12, 31, 1, 17]
+REQUESTS, TOKENS = (1, 4, 16, 32), (5, 24, 48)
+SIZES = {"request_sizes": REQUESTS, "token_sizes": TOKENS}
+
+graphs = pytest.mark.parametrize("backend", ["tape", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@pytest.fixture(autouse=True)
+def _capturing_is_allowed():
+    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
+    yield
+    gc.unfreeze()
+    set_cudagraph_capturing_enabled(True)
+
+
+def walked(runner, oracle, is_poisoned, batches=BATCHES):
+    runner.oracle = oracle
+    walk = Walk(runner, is_poisoned)
+    walk.prefill()
+    for step, size in enumerate(batches):
+        walk.round([(7 * b + 5 * step) % 32 for b in range(size)])
+    return walk
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """expected(draft, k, device): pair, plain decoding and the trace of a clean eager walk."""
+    known = {}
+
+    def walk(draft, k, device):
+        key = draft, k, device.type
+        if key not in known:
+            pair = tiny(draft, device)
+            runner = tiny_runner(pair, k)
+            give_oracle(runner, pair)
+            known[key] = pair, runner.oracle, walked(runner, runner.oracle, is_poisoned=False).trace
+        return known[key]
+
+    return walk
+
+
+@pytest.mark.parametrize("backend", ["eager", "tape", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("draft, k", [(None, 0), ("eagle3", 1), ("eagle3", 3), ("eagle1", 2)])
+def test_a_poisoned_walk_equals_the_clean_eager_one(expected, backend, draft, k):
+    captures, device = make_backend(backend)
+    pair, oracle, trace = expected(draft, k, device)
+    walk = walked(tiny_runner(pair, k, GraphConfig(**SIZES), captures), oracle, is_poisoned=True)
+    assert_same(walk.trace, trace)
+    if k > 1:
+        assert {0, 2} <= set(torch.cat([step[1] for step in trace[-5:]]).tolist())
+
+
+@graphs
+@pytest.mark.parametrize(
+    "modes",
+    [
+        {"draft_prefill": "PIECEWISE"},
+        {"draft_prefill": "FULL_DECODE_ONLY"},
+        {"target_decode": "NONE"},
+        {"target_decode": "NONE", "draft_prefill": "NONE"},
+        {"target_decode": "NONE", "draft_prefill": "PIECEWISE", "draft_decode": "NONE"},
+        {"target_prefill": "NONE", "draft_decode": "NONE"},
+    ],
+)
+def test_families_may_be_off_or_in_pieces_with_the_same_drafts(expected, backend, modes):
+    captures, device = make_backend(backend)
+    pair, oracle, trace = expected("eagle3", 3, device)
+    config = GraphConfig(request_sizes=REQUESTS, modes=graph_modes(modes))
+    walk = walked(tiny_runner(pair, 3, config, captures), oracle, is_poisoned=True)
+    assert_same(walk.trace, trace)
+    counters = walk.runner.graphs.counters()
+    for family, mode in modes.items():
+        assert counters[family].replays[FULL] == (5 if mode == "FULL_DECODE_ONLY" else 0)
+    if modes == {"draft_prefill": "PIECEWISE"}:
+        assert counters["draft_prefill"].replays == {PIECEWISE: 5 + counters["target_prefill"].replays[PIECEWISE]}
+
+
+@graphs
+def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
+    captures, device = make_backend(backend)
+    pair, oracle, _ = expected("eagle3", 3, device)
+    walk = walked(tiny_runner(pair, 3, GraphConfig(**SIZES), captures), oracle, is_poisoned=False)
+    counters, num_chunks = walk.runner.graphs.counters(), len(walk.trace) - len(BATCHES)
+    assert {name: dict(counter.replays) for name, counter in counters.items()} == {
+        "target_prefill": {PIECEWISE: num_chunks},
+        "target_decode": {FULL: len(BATCHES)},
+        "draft_prefill": {PIECEWISE: num_chunks, FULL: len(BATCHES)},
+        "draft_decode": {FULL: len(BATCHES) + num_chunks},
+    }
+    assert all(NONE not in counter.dispatches for counter in counters.values())
+    assert counters["target_decode"].padded_tokens == 4 * ((16 - 12) + (32 - 31) + (32 - 17))
+    assert all(counter.num_graphs and counter.seconds and counter.num_bytes for counter in counters.values())
+
+
+def test_compiled_pieces_give_the_same_drafts(expected):
+    captures, device = make_backend("tape")
+    pair, oracle, trace = expected("eagle3", 3, device)
+    config = GraphConfig(request_sizes=(32,), token_sizes=(48,), compile_piecewise=True)
+    walk = walked(tiny_runner(pair, 3, config, captures), oracle, is_poisoned=True, batches=BATCHES[:1])
+    assert_same(walk.trace, trace[: len(walk.trace)])
+    assert walk.runner.graphs.target_prefill.counters.replays[PIECEWISE] == len(walk.trace) - 1
+
+
+@pytest.mark.parametrize("k", range(9))
+def test_every_count_up_to_the_largest_has_a_graph(k):
+    captures, _ = make_backend("tape")
+    limits = {"max_num_seqs": 20, "max_num_batched_tokens": 70, "query_len": k + 1, "has_draft": True}
+    families = GraphFamilies(GraphConfig(), captures, **limits)
+    x = torch.zeros(1)
+
+    def maker(manager):
+        def model(x):
+            x.add_(1)
+
+        def make(desc, warmup):
+            return lambda: model(x) if desc.query_len else run_pieces(manager, model, desc, x)
+
+        init_piecewise(manager, model)
+        return make
+
+    families.capture({name: maker(manager) for name, manager in families.by_name.items()})
+    for num_reqs in range(1, 21):
+        passes = families.dispatch_round(num_reqs)
+        assert {passes.target.mode, passes.draft_prefill.mode, passes.draft_decode.mode} == {FULL}
+        assert num_reqs <= passes.num_reqs <= 20
+    for num_tokens in range(1, 71):
+        passes = families.dispatch_chunk(min(num_tokens, 20), num_tokens, 1)
+        assert (passes.target.mode, passes.draft_prefill.mode) == (PIECEWISE, PIECEWISE)
+        assert passes.num_tokens >= num_tokens
+
+
+def run_pieces(manager, model, desc, x):
+    context = ForwardContext(
+        attn_metadata=None, slot_mapping=None, num_tokens=1, runtime_mode=PIECEWISE, batch_descriptor=desc
+    )
+    with set_forward_context(context):
+        manager.run_pw_graph(model, {"x": x})
+
+
+@graphs
+def test_cleared_graphs_give_the_memory_back_and_eager_goes_on(expected, backend):
+    captures, device = make_backend(backend)
+    pair, oracle, trace = expected("eagle3", 3, device)
+    runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(32,), token_sizes=(48,)), captures)
+    runner.clear_graphs()
+    free = captures.free_memory()
+    runner.capture()
+    assert captures.free_memory() < free
+    runner.clear_graphs()
+    assert abs(captures.free_memory() - free) <= slack(backend)
+    assert_same(walked(runner, oracle, is_poisoned=True).trace, trace)
+    assert all(not counter.replays for counter in runner.graphs.counters().values())
+
+
+@graphs
+def test_measuring_keeps_no_graph(expected, backend):
+    captures, device = make_backend(backend)
+    pair, _, _ = expected("eagle3", 3, device)
+    runner = tiny_runner(pair, 3, GraphConfig(modes=graph_modes(dict.fromkeys(graph_modes(), "NONE"))), captures)
+    assert set(runner.measure().values()) == {0}
+    runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(8,), token_sizes=(16,)), captures)
+    runner.clear_graphs()
+    free = captures.free_memory()
+    assert all(size > 0 for size in runner.measure().values())
+    assert abs(captures.free_memory() - free) <= slack(backend)
+
+
+def slack(backend):
+    """Others may use a GPU meanwhile."""
+    return 0 if backend == "tape" else 16 << 20
+
+
+@graphs
+def test_nothing_is_captured_once_serving_began(expected, backend):
+    captures, device = make_backend(backend)
+    pair, _, _ = expected("eagle3", 3, device)
+    runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(2,), token_sizes=(16,)), captures)
+    runner.graphs.target_decode.clear_graphs()
+    with pytest.raises(CaptureError, match="capture ended when serving began"), torch.inference_mode():
+        runner.graphs.target_decode.capture(runner.target.make_verify)
+
+
+@graphs
+@pytest.mark.parametrize("name, words", [("input_ids", "input_ids_T"), ("slot_mapping", "slot_mapping")])
+def test_a_moved_buffer_is_named(monkeypatch, expected, backend, name, words):
+    monkeypatch.setenv("SPECDEC_DEBUG", "1")
+    captures, device = make_backend(backend)
+    pair, oracle, trace = expected("eagle3", 3, device)
+    runner = tiny_runner(pair, 3, GraphConfig(**SIZES, modes=graph_modes({"draft_prefill": "PIECEWISE"})), captures)
+    assert_same(walked(runner, oracle, is_poisoned=True).trace, trace)
+    setattr(runner.buffers, name, getattr(runner.buffers, name).clone())
+    with pytest.raises(CaptureError, match=words):
+        Walk(runner, is_poisoned=False).prefill()
+
+
+@graphs
+def test_stale_padding_is_caught_by_the_walk(monkeypatch, expected, backend):
+    captures, device = make_backend(backend)
+    pair, oracle, trace = expected("eagle3", 3, device)
+    runner = tiny_runner(pair, 3, GraphConfig(**SIZES), captures)
+    monkeypatch.setattr("specdec.runner.upload", lambda buffer, values: buffer[: sum(values >= 0)].copy_(rows(values)))
+    with pytest.raises(AssertionError, match="step"):
+        assert_same(walked(runner, oracle, is_poisoned=False).trace, trace)
+
+
+def rows(values):
+    return torch.from_numpy(values[values >= 0])

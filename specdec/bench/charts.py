@@ -40,21 +40,16 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path) -> list[Path]:
 
 
 def _anatomy(axes: Any, rows: Rows) -> None:
-    """Stacked phases of each round, and the floor as a line over its bar."""
-    names = [f"K = {row['num_speculative_tokens']}\nbatch {row['batch']}" for row in rows]
-    left = [0.0] * len(rows)
+    """Stacked phases of each round, and its floor beside them."""
+    places, bottom = range(len(rows)), [0.0] * len(rows)
     for phase in PHASES:
         values = [row.get(phase) or 0.0 for row in rows]
-        axes.bar(names, values, bottom=left, label=phase)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    for i, row in enumerate(rows):
-        axes.hlines(
-            row["floor_ms"],
-            i - 0.45,
-            i + 0.45,
-            color="black",
-            label="floor: weights at reading speed" if i == 0 else None,
-        )
+        axes.bar([i - 0.15 for i in places], values, 0.5, bottom=bottom, label=phase)
+        bottom = [a + b for a, b in zip(bottom, values, strict=True)]
+    floors = [row["floor_ms"] for row in rows]
+    axes.bar([i + 0.25 for i in places], floors, 0.25, color="lightgrey", label="floor: weights at reading speed")
+    names = [f"K = {row['num_speculative_tokens']}\nbatch {row['batch']}" for row in rows]
+    axes.set_xticks(list(places), names)
     axes.set(ylabel="ms of a round on the device", title="Where a round's time goes")
 
 
@@ -62,8 +57,8 @@ def _per_user(axes: Any, rows: Rows) -> None:
     for K in sorted({row["num_speculative_tokens"] for row in rows}):
         points = sorted({(row["batch"], row["per_user"]) for row in rows if row["num_speculative_tokens"] == K})
         axes.plot(*zip(*points, strict=True), marker="o", label=f"K = {K}")
-    axes.set(xscale="log", xlabel="batch", ylabel="tokens per second and user", title="Speed per user")
-    axes.set_xscale("log", base=2)
+    axes.set(xlabel="batch", ylabel="tokens per second and user", ylim=(0, None), title="Speed per user")
+    _powers_of_two(axes, [row["batch"] for row in rows])
 
 
 def _round_over_k(axes: Any, rows: Rows) -> None:
@@ -81,4 +76,10 @@ def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
             label = name if style == "-" else None
             axes.plot([row["M"] for row in points], values, style, color=f"C{index}", marker=".", label=label)
     axes.set(xlabel="rows M", ylabel="% of the reading speed", ylim=(0, None), title="Products; dotted: cuBLAS")
+    _powers_of_two(axes, [row["M"] for row in rows])
+
+
+def _powers_of_two(axes: Any, values: Sequence[int]) -> None:
+    ticks = sorted({value for value in values if value & (value - 1) == 0})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])

@@ -10,7 +10,16 @@ HEADINGS = {
     "gb_per_s": "GB/s",
     "cublas_gb_per_s": "cuBLAS GB/s",
 }
-SHARES = ("difference", "device_difference", "price", "of_floor", "of_bandwidth", "cublas_of_bandwidth", "gap_share")
+SHARES = (
+    "difference",
+    "device_difference",
+    "price",
+    "of_floor",
+    "of_bandwidth",
+    "cublas_of_bandwidth",
+    "gap_share",
+    "share",
+)
 
 
 def card_lines(card: Mapping[str, object]) -> str:

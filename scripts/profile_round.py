@@ -1,0 +1,57 @@
+"""Which kernels does a round run, how long, in which phase, and how much of the time does none run?
+
+python -m scripts.profile_round [TARGET] [--draft DIR] [-k 5] [--batch 1] [--rounds 10]
+
+python -m scripts.profile_round /tmp/8b/target --draft /tmp/8b/eagle3 -k 5
+nsys profile python -m scripts.profile_round ...      # the phases are NVTX ranges too
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+
+from specdec.bench.pair import EngineSpec, load_pair
+from specdec.bench.profile import profile_rounds
+from specdec.bench.report import table
+from specdec.bench.rounds import WARMUP, tokens_needed
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", nargs="?", default="demo")
+    parser.add_argument("--draft", default=None, help='default: "demo" for the target "demo"')
+    parser.add_argument("-k", "--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--top", type=int, default=60, help="lines of the table; the JSON has all")
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--enforce-eager", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    draft = args.draft or ("demo" if args.target == "demo" else None)
+    pair = load_pair(args.target, draft, args.device, args.dtype)
+    K = args.num_speculative_tokens if draft else 0
+    prompts = [pair.prompts[i % len(pair.prompts)] for i in range(args.batch)]
+    spec = EngineSpec(
+        num_speculative_tokens=K,
+        max_num_seqs=args.batch,
+        max_tokens=max(map(len, prompts)) + tokens_needed(2 * args.rounds + WARMUP, K),
+        max_model_len=args.max_model_len,
+        request_sizes=(args.batch,) if pair.device.type == "cuda" else None,
+        enforce_eager=args.enforce_eager,
+    )
+    found = profile_rounds(pair.engine(spec), prompts, args.rounds)
+    print(f"K = {K}, batch {args.batch}, per round:")
+    print(table(found.kernels[: args.top]))
+    print(f"kernels {found.num_kernels:.1f}; launches {sum(found.launches.values()):.1f}: {found.launches}")
+    print(f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; nothing runs for {found.gap_share:.1%}")
+    print(json.dumps({"num_speculative_tokens": K, "batch": args.batch} | asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

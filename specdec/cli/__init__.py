@@ -25,6 +25,9 @@ Target = Annotated[str, typer.Argument(help='directory, hub id, or "demo", the b
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 CONTEXTS = "256,1024,4096,8192,16384,32768"
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="capture no CUDA graphs")]
+GraphSizes = Annotated[str | None, typer.Option(help="request counts to capture rounds for: 1,2,4")]
+GraphTokenSizes = Annotated[str | None, typer.Option(help="row counts to capture prompt chunks for: 256,1024")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")]
 
 
@@ -59,6 +62,9 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="longest context; default: the target's")] = None,
+    enforce_eager: EnforceEager = False,
+    cuda_graph_sizes: GraphSizes = None,
+    cuda_graph_token_sizes: GraphTokenSizes = None,
     json: Json = False,
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="colour what was drafted; JSON: rounds")] = False,
 ) -> None:
@@ -78,7 +84,15 @@ def generate(
                 "stop": stop or (),
                 "ignore_eos": ignore_eos,
             },
-            engine={"dtype": dtype, "device": device, "max_model_len": max_model_len, "max_num_seqs": 1},
+            engine={
+                "dtype": dtype,
+                "device": device,
+                "max_model_len": max_model_len,
+                "max_num_seqs": 1,
+                "enforce_eager": enforce_eager,
+                "cuda_graph_sizes": _sizes("--cuda-graph-sizes", cuda_graph_sizes),
+                "cuda_graph_token_sizes": _sizes("--cuda-graph-token-sizes", cuda_graph_token_sizes),
+            },
             json=json,
             show_drafts=show_drafts,
         )
@@ -109,6 +123,9 @@ def verify(
     max_tokens: Annotated[int, typer.Option(min=16, help="tokens of text per prompt")] = 64,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    enforce_eager: EnforceEager = False,
+    cuda_graph_sizes: GraphSizes = None,
+    cuda_graph_token_sizes: GraphTokenSizes = None,
     json: Json = False,
 ) -> None:
     """Load both, force the target's own text through the draft, and say whether the draft works."""
@@ -120,7 +137,13 @@ def verify(
             draft=draft,
             num_speculative_tokens=num_speculative_tokens,
             max_tokens=max_tokens,
-            engine={"dtype": dtype, "device": device},
+            engine={
+                "dtype": dtype,
+                "device": device,
+                "enforce_eager": enforce_eager,
+                "cuda_graph_sizes": _sizes("--cuda-graph-sizes", cuda_graph_sizes),
+                "cuda_graph_token_sizes": _sizes("--cuda-graph-token-sizes", cuda_graph_token_sizes),
+            },
             json=json,
         )
     )
@@ -179,6 +202,15 @@ def bench(
             charts=charts,
         )
     )
+
+
+def _sizes(option: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option} {text}: give integers with commas between them") from None
 
 
 def _set_up_logging(name: str) -> None:

@@ -132,6 +132,29 @@ def test_a_checkpoint_error_is_a_message_too(run, tmp_path):
     assert "nothing loaded" in err
 
 
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--cuda-graph-sizes", "1;2"], "--cuda-graph-sizes 1;2: give integers with commas between them"),
+        (["--cuda-graph-sizes", "1,2"], "cuda_graph_sizes=[1, 2]: 2 is not an integer from 1 to 1"),
+        (["--cuda-graph-token-sizes", "64"], "cuda_graph_token_sizes=[64], but graphs are captured on a GPU only"),
+        (["--enforce-eager", "--cuda-graph-sizes", "1"], "enforce_eager=True captures nothing"),
+    ],
+)
+def test_graph_options_are_refused_by_name(run, options, words):
+    code, _, err = run("generate", "demo", "x", "--device", "cpu", *options)
+
+    assert code == 2
+    assert words in err
+
+
+def test_enforce_eager_is_what_a_cpu_does_anyway(run):
+    code, out, _ = run("generate", "demo", "def", "--device", "cpu", "--max-tokens", "4", "--enforce-eager")
+
+    assert code == 0
+    assert out
+
+
 def test_specdec_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("SPECDEC_DEBUG", "1")
     with pytest.raises(ValueError, match="no such directory"):

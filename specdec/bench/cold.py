@@ -39,7 +39,7 @@ def main() -> None:
     args = parser.parse_args()
     seconds: dict[str, float] = {"python and imports": time.time() - args.began}
     if args.device.startswith("cuda"):
-        _timed(torch.cuda.init, "CUDA", seconds)()
+        _timed(torch.zeros, "CUDA", seconds)(1, device=args.device)
     for name, phase in TIMED.items():
         if hasattr(loading, name):
             setattr(loading, name, _timed(getattr(loading, name), phase, seconds))

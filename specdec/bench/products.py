@@ -1,6 +1,7 @@
 """Products of few rows: ours and cuBLAS's, over the weights of the models themselves, against the memory's speed.
 
-All layers' weights of one shape take turns, so that none is still in a cache when it is read again.
+All layers' weights of one shape take turns, so that none is still in a cache when it is read again. Ours of
+gate_up_proj includes SwiGLU, cuBLAS's does not.
 """
 
 from collections import defaultdict

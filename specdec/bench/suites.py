@@ -1,132 +1,17 @@
-"""What `specdec bench` can measure. A suite is a function from a Bench to rows of a table; SUITES names them.
+"""What `specdec bench` can measure: a suite is a function from a Bench to rows of a table. SUITES names them."""
 
-Plain decoding of the same prompts in the same process is what every output is compared with. A row whose output
-differs carries the difference instead of figures.
-"""
-
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+from specdec.bench.bench import Bench, Row, refused
 from specdec.bench.capture import capture_rows, memory_rows
-from specdec.bench.card import Bandwidth, bytes_of
+from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
 from specdec.bench.exactness import exactness_rows
-from specdec.bench.pair import EngineSpec, Pair, joined
+from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.products import product_rows
 from specdec.bench.rounds import PHASES, WARMUP, time_phases, time_rounds, tokens_needed
-from specdec.bench.serving import Served, best_of, first_difference, serve
+from specdec.bench.serving import Served, first_difference, serve
 from specdec.bench.timing import Spread
-from specdec.engine import Engine
-
-Row = dict[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """ks: values of K for most suites. repeats: whole runs; num_rounds: timed rounds."""
-
-    ks: tuple[int, ...] = (0, 3, 5)
-    batches: tuple[int, ...] = (1, 8, 32)
-    contexts: tuple[int, ...] = (256, 1024, 4096, 8192, 16384, 32768)
-    num_prompts: int = 8
-    max_tokens: int = 160
-    max_model_len: int = 4096
-    repeats: int = 2
-    num_rounds: int = 30
-    rounds_of_memory: int = 1000
-    max_seconds: float | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Bench:
-    """What suites share: the pair, the options, plain decoding's outputs, and the runs that were made already."""
-
-    pair: Pair
-    bandwidth: Bandwidth
-    options: BenchOptions
-    plain_ids: dict[int, list[int]] = field(default_factory=dict)  # by prompt
-    runs: dict[tuple[int, int], Row] = field(default_factory=dict)  # by K and batch
-    began: float = field(default_factory=time.monotonic)
-    skipped: list[str] = field(default_factory=list)
-
-    @property
-    def ks(self) -> tuple[int, ...]:
-        """K = 0 first: the others are compared with it."""
-        has_draft = self.pair.eagle is not None
-        return (0, *(K for K in self.options.ks if K > 0 and has_draft))
-
-    def has_time(self, what: str) -> bool:
-        """Whether the budget lasts; else what is left out."""
-        limit = self.options.max_seconds
-        if limit is None or time.monotonic() - self.began < limit:
-            return True
-        self.skipped.append(what)
-        return False
-
-    def prompts(self, batch: int) -> list[list[int]]:
-        """At least `num_prompts`, in order and over again where a batch takes more than there are."""
-        prompts = self.pair.prompts
-        return [prompts[i % len(prompts)] for i in range(max(self.options.num_prompts, batch))]
-
-    def engine(self, K: int, batch: int, has_draft: bool | None = None) -> Engine:
-        """An engine with graphs up to the largest batch that is asked for; for an odd K alone, a small one.
-
-        has_draft: default, for K > 0 only: K = 0 is plain decoding
-        """
-        has_draft = K > 0 if has_draft is None else has_draft
-        largest = max(self.options.batches, default=1)
-        size = max(batch, largest) if K in self.ks or batch > 1 else batch
-        longest = max(map(len, self.pair.prompts)) + max(
-            self.options.max_tokens, tokens_needed(self.options.num_rounds + WARMUP, K)
-        )
-        return self.pair.engine(
-            EngineSpec(
-                num_speculative_tokens=K,
-                max_num_seqs=size,
-                max_tokens=longest,
-                max_model_len=self.options.max_model_len,
-                has_draft=has_draft and self.pair.eagle is not None,
-            )
-        )
-
-    def run(self, K: int, batch: int) -> Row:
-        """The protocol at one setting, once; plain decoding of the same batch first."""
-        if K > 0 and (0, batch) not in self.runs:
-            self.run(0, batch)
-        if (K, batch) not in self.runs:
-            prompts = self.prompts(batch)
-            best, runs = best_of(self.engine(K, batch), prompts, batch, self.options.max_tokens, self.options.repeats)
-            difference = self.difference(runs)
-            self.runs[K, batch] = self._row(K, best) if difference is None else refused(K, batch, difference)
-        return self.runs[K, batch]
-
-    def difference(self, runs: Sequence[Served]) -> str | None:
-        """Where any run differs from plain decoding, which the first run of K = 0 stands for."""
-        num_prompts = len(self.pair.prompts)
-        for run in runs:
-            plain = [self.plain_ids.setdefault(i % num_prompts, ids) for i, ids in enumerate(run.token_ids)]
-            difference = first_difference(run.token_ids, plain)
-            if difference is not None:
-                return difference
-        return None
-
-    def _row(self, K: int, run: Served) -> Row:
-        plain = self.runs.get((0, run.batch), {}).get("tokens_per_second")
-        return {
-            "num_speculative_tokens": K,
-            "batch": run.batch,
-            "tokens_per_second": run.tokens_per_second,
-            "against_plain": run.tokens_per_second / plain if isinstance(plain, float) else 1.0,
-            "round_ms": run.round_ms,
-            "mean_acceptance_length": run.stats.mean_acceptance_length,
-            "per_user": run.tokens_per_second / run.batch,
-        }
-
-
-def refused(K: int, batch: int, difference: str) -> Row:
-    """No figures for a wrong engine."""
-    return {"num_speculative_tokens": K, "batch": batch, "refused": difference}
 
 
 def protocol(bench: Bench) -> list[Row]:
@@ -146,7 +31,8 @@ def k_scaling(bench: Bench) -> list[Row]:
     rows = []
     for K in range(9 if bench.pair.eagle is not None else 1):
         if bench.has_time(f"k: K = {K}"):
-            rows.append(bench.run(K, 1) | round_row(bench, K, 1))
+            row = bench.run(K, 1)
+            rows.append(row if "refused" in row else row | round_row(bench, K, 1))
     return rows
 
 
@@ -159,7 +45,9 @@ def rounds(bench: Bench) -> list[Row]:
     rows = []
     for K in bench.ks:
         for batch in bench.options.batches:
-            if bench.has_time(f"rounds: K = {K}, batch {batch}"):
+            if "refused" in bench.runs.get((K, batch), {}):
+                rows.append(bench.runs[K, batch])
+            elif bench.has_time(f"rounds: K = {K}, batch {batch}"):
                 phases = time_phases(bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds)
                 rows.append(round_row(bench, K, batch) | {name: _median(phases.get(name)) for name in PHASES})
     return rows
@@ -190,15 +78,21 @@ def zero(bench: Bench) -> list[Row]:
     for batch in bench.options.batches:
         if not bench.has_time(f"zero: batch {batch}"):
             continue
-        prompts, repeats = bench.prompts(batch), bench.options.repeats
+        prompts = bench.prompts(batch)
         engines = {has_draft: bench.engine(0, batch, has_draft) for has_draft in (False, True)}
         best: dict[bool, float] = {}
         device: dict[bool, list[float]] = {False: [], True: []}
-        for has_draft in [False, True, True, False] * repeats:
+        runs: list[Served] = []
+        for has_draft in [False, True, True, False] * -(-bench.options.repeats // 2):
             run = serve(engines[has_draft], prompts, batch, bench.options.max_tokens)
+            runs.append(run)
             best[has_draft] = min(best.get(has_draft, float("inf")), run.round_ms)
             timed = time_rounds(engines[has_draft], prompts[:batch], bench.options.num_rounds)
             device[has_draft].append(timed.median)
+        difference = bench.difference(runs)
+        if difference is not None:
+            rows.append(refused(0, batch, difference))
+            continue
         medians = {has_draft: Spread.of(values).median for has_draft, values in device.items()}
         rows.append(
             {
@@ -261,7 +155,8 @@ def products(bench: Bench) -> list[Row]:
 
 def capture(bench: Bench) -> list[Row]:
     """Seconds and memory of each family's graphs."""
-    return capture_rows(bench.pair, max(bench.ks), max(bench.options.batches), bench.options.max_model_len)
+    largest = max(64, *bench.options.batches)
+    return capture_rows(bench.pair, max(bench.ks), largest, bench.options.max_model_len)
 
 
 def memory(bench: Bench) -> list[Row]:
@@ -274,6 +169,7 @@ def memory(bench: Bench) -> list[Row]:
 
 def cold(bench: Bench) -> list[Row]:
     """From the start of a process to its first token; the second start finds the page cache warm."""
+    bench.pair.drop()
     draft = None if bench.pair.eagle is None else str(bench.pair.eagle.report.directory)
     return cold_rows(str(bench.pair.target.report.directory), draft, max(bench.ks), bench.pair.device)
 

@@ -175,7 +175,7 @@ def bench(
     charts: Annotated[Path | None, typer.Option(help="directory for PNG charts (needs matplotlib)")] = None,
 ) -> None:
     """Measure speed beside plain decoding in the same process; refuse figures where outputs differ."""
-    from specdec.bench.suites import BenchOptions
+    from specdec.bench.bench import BenchOptions
     from specdec.cli.bench import BenchCommand, default_batches, integers, run_bench
 
     run_bench(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import card, measure_bandwidth
 from specdec.bench.charts import draw_charts
 from specdec.bench.pair import load_pair
 from specdec.bench.report import card_lines, table
-from specdec.bench.suites import SUITES, Bench, BenchOptions
+from specdec.bench.suites import SUITES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,8 @@ def _finish(command: BenchCommand, bench: Bench, result: Mapping[str, object]) -
     whole = {**result, "results": list(bench.runs.values()), "skipped": bench.skipped}
     if command.json is not None:
         command.json.write_text(json.dumps(rounded(whole), indent=1) + "\n")
-    refused = [row for row in [*bench.runs.values(), *suites.get("context", [])] if "refused" in row]
+    others = [*suites.get("context", []), *suites.get("zero", [])]
+    refused = [row for row in [*bench.runs.values(), *others] if "refused" in row]
     for row in refused:
         print(f"REFUSED: K = {row['num_speculative_tokens']}, batch {row['batch']}: {row['refused']}")
     print(json.dumps(rounded(whole)))

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from specdec.bench import serving, suites
+from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
 from specdec.bench.exactness import EXCHANGES, combinations, exchanged
 from specdec.bench.pair import joined, load_pair
 from specdec.bench.report import table
 from specdec.bench.rounds import PHASES, around_phases, steady
 from specdec.bench.serving import first_difference
-from specdec.bench.suites import Bench, BenchOptions
 from specdec.bench.timing import Spread
 from specdec.cli import main
 

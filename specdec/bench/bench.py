@@ -1,0 +1,125 @@
+"""What all suites share: the pair, plain decoding's outputs, the runs that were made already, and the time left.
+
+Every output is compared with plain decoding of the same prompts in the same process. A row whose output differs carries
+the difference instead of figures.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec.bench.card import Bandwidth
+from specdec.bench.pair import EngineSpec, Pair
+from specdec.bench.rounds import WARMUP, tokens_needed
+from specdec.bench.serving import Served, best_of, first_difference
+from specdec.engine import Engine
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """ks: values of K for most suites. repeats: whole runs; num_rounds: timed rounds."""
+
+    ks: tuple[int, ...] = (0, 3, 5)
+    batches: tuple[int, ...] = (1, 8, 32)
+    contexts: tuple[int, ...] = (256, 1024, 4096, 8192, 16384, 32768)
+    num_prompts: int = 8
+    max_tokens: int = 160
+    max_model_len: int = 4096
+    repeats: int = 2
+    num_rounds: int = 30
+    rounds_of_memory: int = 1000
+    max_seconds: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Bench:
+    """plain_ids: by prompt. runs: by K and batch."""
+
+    pair: Pair
+    bandwidth: Bandwidth
+    options: BenchOptions
+    plain_ids: dict[int, list[int]] = field(default_factory=dict)
+    runs: dict[tuple[int, int], Row] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """K = 0 first: the others are compared with it."""
+        has_draft = self.pair.eagle is not None
+        return (0, *(K for K in self.options.ks if K > 0 and has_draft))
+
+    def has_time(self, what: str) -> bool:
+        """Whether the budget lasts; else what is left out."""
+        limit = self.options.max_seconds
+        if limit is None or time.monotonic() - self.began < limit:
+            return True
+        self.skipped.append(what)
+        return False
+
+    def prompts(self, batch: int) -> list[list[int]]:
+        """At least `num_prompts`, in order and over again where a batch takes more than there are."""
+        prompts = self.pair.prompts
+        return [prompts[i % len(prompts)] for i in range(max(self.options.num_prompts, batch))]
+
+    def engine(self, K: int, batch: int, has_draft: bool | None = None) -> Engine:
+        """An engine with graphs up to the largest batch that is asked for; for an odd K alone, a small one.
+
+        has_draft: default, for K > 0 only: K = 0 is plain decoding
+        """
+        has_draft = K > 0 if has_draft is None else has_draft
+        largest = max(self.options.batches, default=1)
+        size = max(batch, largest) if K in self.ks or batch > 1 else batch
+        longest = max(map(len, self.pair.prompts)) + max(
+            self.options.max_tokens, tokens_needed(self.options.num_rounds + WARMUP, K)
+        )
+        return self.pair.engine(
+            EngineSpec(
+                num_speculative_tokens=K,
+                max_num_seqs=size,
+                max_tokens=longest,
+                max_model_len=self.options.max_model_len,
+                has_draft=has_draft and self.pair.eagle is not None,
+            )
+        )
+
+    def run(self, K: int, batch: int) -> Row:
+        """The protocol at one setting, once; plain decoding of the same batch first."""
+        if K > 0 and (0, batch) not in self.runs:
+            self.run(0, batch)
+        if (K, batch) not in self.runs:
+            prompts = self.prompts(batch)
+            best, runs = best_of(self.engine(K, batch), prompts, batch, self.options.max_tokens, self.options.repeats)
+            difference = self.difference(runs)
+            self.runs[K, batch] = self._row(K, best) if difference is None else refused(K, batch, difference)
+        return self.runs[K, batch]
+
+    def difference(self, runs: Sequence[Served]) -> str | None:
+        """Where any run differs from plain decoding, which the first run of K = 0 stands for."""
+        num_prompts = len(self.pair.prompts)
+        for run in runs:
+            plain = [self.plain_ids.setdefault(i % num_prompts, ids) for i, ids in enumerate(run.token_ids)]
+            difference = first_difference(run.token_ids, plain)
+            if difference is not None:
+                return difference
+        return None
+
+    def _row(self, K: int, run: Served) -> Row:
+        plain = self.runs.get((0, run.batch), {}).get("tokens_per_second")
+        return {
+            "num_speculative_tokens": K,
+            "batch": run.batch,
+            "tokens_per_second": run.tokens_per_second,
+            "against_plain": run.tokens_per_second / plain if isinstance(plain, float) else 1.0,
+            "round_ms": run.round_ms,
+            "mean_acceptance_length": run.stats.mean_acceptance_length,
+            "per_user": run.tokens_per_second / run.batch,
+            "accepted_per_position": " ".join(f"{rate:.3f}" for rate in run.stats.acceptance_rate_per_position),
+        }
+
+
+def refused(K: int, batch: int, difference: str) -> Row:
+    """No figures for a wrong engine."""
+    return {"num_speculative_tokens": K, "batch": batch, "refused": difference}

@@ -1,0 +1,158 @@
+"""Gumbel noise by place: a function of (seed, position of the drawn token, token id, stream) and of nothing else.
+
+r = Philox4x32-10 with key = seed (64 bits), counter = (token_id >> 2, position, stream, epoch), lane token_id & 3
+e = -log1p(-(r + 0.5) / 2^32) for r < 2^31, else -log((2^32 - 0.5 - r) / 2^32);    g = -log(e)
+
+All in float32 from additions, products and one division, each rounded once, so that twin, interpreter and GPU give the
+same bits; a library's log differs between them, on a CPU even between the body of a vector and its tail. Kernels that
+call `gumbel_noise` are launched with enable_fp_fusion=False: a fused multiply-add would round once less.
+"""
+
+import struct
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, tl
+
+# streams: what a number is drawn for
+TARGET, DRAFT, COIN, RESIDUAL, BONUS = range(5)
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+
+
+def _float32(value: float) -> float:
+    """The nearest float32, so that twin and kernel begin with the same number."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+# log(1 + m) = m - m^2 / 2 + m^3 P(m) for m in [sqrt(1/2) - 1, sqrt(2) - 1], and ln 2 in two parts (Cephes, logf)
+SQRT_HALF = _float32(0.707106781186547524)
+LOG_P = [
+    _float32(value)
+    for value in (
+        *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
+        *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
+    )
+]
+LN2_LOW, LN2_HIGH = _float32(-2.12194440e-4), 0.693359375
+
+
+def gumbel_ref(
+    seeds_X2: Tensor, positions_X: Tensor, token_ids_XN: Tensor, stream: int, epochs_X: Tensor | None = None
+) -> Tensor:
+    """The noise [X, N] of these tokens. seeds_X2: low and high 32 bits; token_ids_XN may be [1, N]."""
+    words = _words(seeds_X2, positions_X, token_ids_XN >> 2, stream, epochs_X)
+    lane_XN = (token_ids_XN & 3).expand_as(words[0])
+    draws_XN = torch.stack(words, dim=-1).gather(-1, lane_XN[..., None])[..., 0]
+    return noise_of_bits_ref(draws_XN)
+
+
+def gumbel_of_all_ref(seeds_X2: Tensor, positions_X: Tensor, num_tokens: int, stream: int, epochs_X: Tensor) -> Tensor:
+    """The noise [X, N] of tokens 0..N - 1; four of them share a block of Philox."""
+    blocks_1N = torch.arange(-(-num_tokens // 4), device=seeds_X2.device)[None]
+    words = _words(seeds_X2, positions_X, blocks_1N, stream, epochs_X)
+    return noise_of_bits_ref(torch.stack(words, dim=-1).flatten(1)[:, :num_tokens])
+
+
+def uniform_ref(seeds_X2: Tensor, positions_X: Tensor, stream: int, epochs_X: Tensor | None = None) -> Tensor:
+    """One number strictly between 0 and 1 per place, [X] float64, from lane 0 of block 0: (r + 0.5) / 2^32, exact."""
+    block_11 = torch.zeros(1, 1, dtype=torch.int64, device=seeds_X2.device)
+    draws_X = _words(seeds_X2, positions_X, block_11, stream, epochs_X)[0][:, 0]
+    return (draws_X.double() + 0.5) / 2.0**32
+
+
+def _words(
+    seeds_X2: Tensor, positions_X: Tensor, blocks_XN: Tensor, stream: int, epochs_X: Tensor | None
+) -> tuple[Tensor, ...]:
+    epochs_X = torch.zeros_like(positions_X) if epochs_X is None else epochs_X
+    shape = (len(seeds_X2), blocks_XN.shape[1])
+    counter = (blocks_XN.expand(shape), positions_X[:, None], torch.full_like(positions_X, stream)[:, None])
+    return philox_ref((seeds_X2[:, :1], seeds_X2[:, 1:]), (*counter, epochs_X[:, None]))
+
+
+def philox_ref(key: tuple[Tensor, Tensor], counter: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Philox4x32-10 in int64; every number is one of 32 bits, shapes broadcast."""
+    k0, k1 = key
+    a, b, c, d = counter
+    for _ in range(10):
+        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # bits beyond 63 wrap, and stay the right ones
+        a, c = (second >> 32 & MASK) ^ b ^ k0, (first >> 32 & MASK) ^ d ^ k1
+        b, d = second & MASK, first & MASK
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    a, b, c, d = torch.broadcast_tensors(a, b, c, d)
+    return a, b, c, d
+
+
+def noise_of_bits_ref(draws: Tensor) -> Tensor:
+    """g of 32-bit draws (int64), float32."""
+    is_low = draws < 1 << 31
+    x = (torch.where(is_low, draws, MASK - draws).float() + 0.5) * 2.0**-32
+    u = torch.where(is_low, 1 - x, x)
+    log_u = log_ref(u)
+    # what 1 - x lost in rounding
+    log_u = torch.where(is_low, log_u + ((1 - u) - x) / u, log_u)
+    return -log_ref(-log_u)
+
+
+def log_ref(x: Tensor) -> Tensor:
+    """The natural logarithm of normal positive float32 numbers, within two units of the last place."""
+    bits = x.contiguous().view(torch.int32)
+    exponent, half = (bits >> 23) - 126, ((bits & 0x7FFFFF) | 0x3F000000).view(torch.float32)
+    is_small = half < SQRT_HALF
+    k = (exponent - is_small.int()).float()
+    m = torch.where(is_small, half + half, half) - 1
+    p = torch.full_like(m, LOG_P[0])
+    for coefficient in LOG_P[1:]:
+        p = p * m + coefficient
+    square = m * m
+    y = p * m * square + k * LN2_LOW
+    y = y - square * 0.5
+    return (m + y) + k * LN2_HIGH
+
+
+@jit
+def philox(k0, k1, a, b, c, d):
+    """Philox4x32-10 over uint32 tensors of one shape."""
+    for _ in tl.static_range(10):
+        first_high, first_low = tl.umulhi(a, 0xD2511F53), a * 0xD2511F53
+        second_high, second_low = tl.umulhi(c, 0xCD9E8D57), c * 0xCD9E8D57
+        a, b = second_high ^ b ^ k0, second_low
+        c, d = first_high ^ d ^ k1, first_low
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return a, b, c, d
+
+
+@jit
+def gumbel_noise(r):
+    """g of uint32 draws."""
+    is_low = r < 0x80000000
+    x = (tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    u = tl.where(is_low, 1.0 - x, x)
+    log_u = natural_log(u)
+    log_u = tl.where(is_low, log_u + tl.div_rn((1.0 - u) - x, u), log_u)
+    return -natural_log(-log_u)
+
+
+@jit
+def natural_log(x):
+    """log_ref."""
+    bits = x.to(tl.int32, bitcast=True)
+    half = ((bits & 0x7FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)
+    is_small = half < 0.7071067690849304
+    k = ((bits >> 23) - 126 - is_small.to(tl.int32)).to(tl.float32)
+    m = tl.where(is_small, half + half, half) - 1.0
+    p = m * 0.07037683576345444 + -0.11514610052108765
+    p = p * m + 0.11676998436450958
+    p = p * m + -0.12420140951871872
+    p = p * m + 0.14249323308467865
+    p = p * m + -0.16668057441711426
+    p = p * m + 0.2000071406364441
+    p = p * m + -0.24999994039535522
+    p = p * m + 0.3333333134651184
+    square = m * m
+    y = p * m * square + k * -0.00021219444170128554
+    y = y - square * 0.5
+    return (m + y) + k * 0.693359375

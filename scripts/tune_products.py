@@ -152,7 +152,7 @@ def main() -> None:
     table = json.loads(args.out.read_text()) if args.out.exists() else {}
     entries = table.setdefault(torch.cuda.get_device_name(), {})
     for product in products:
-        entries[f"{product.N},{product.K},bfloat16"] = tune(product, classes)
+        entries[f"{product.kind},{product.N},{product.K},bfloat16"] = tune(product, classes)
     args.out.write_text(json.dumps(table, indent=1) + "\n")
 
 

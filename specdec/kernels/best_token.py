@@ -52,7 +52,7 @@ def launch_tile_maxima(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = 
     """The maximum of each tile of the vocabulary [tiles, T] float32 and its lowest id [tiles, T] int32."""
     T, D = x_TD.shape
     V = len(weight_VD)
-    tiles = choose_tiles(row_class(T), V, D, x_TD.dtype, gpu_name(x_TD.device), may_split=False)
+    tiles = choose_tiles("whole", row_class(T), V, D, x_TD.dtype, gpu_name(x_TD.device))
     grid = (-(-V // tiles.block_n), -(-T // tiles.block_m))
     best = torch.empty(grid[0], T, dtype=torch.float32, device=x_TD.device)
     ids = torch.empty(grid[0], T, dtype=torch.int32, device=x_TD.device)
@@ -149,11 +149,12 @@ def _reduce_kernel(
 
 @jit
 def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
-    """The lowest id among the greatest of one row's tiles."""
+    """The lowest id among the greatest of one row's tiles; 0 for a row of NaN, so that it stays an id."""
     i = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + i * T + t, mask=i < tiles, other=float("-inf"))
     ids = tl.load(ids_ptr + i * T + t, mask=i < tiles, other=1 << 30)
-    return tl.min(tl.where(best == tl.max(best, axis=0), ids, 1 << 30), axis=0)
+    lowest = tl.min(tl.where(best == tl.max(best, axis=0), ids, 1 << 30), axis=0)
+    return tl.where(lowest == 1 << 30, 0, lowest)
 
 
 def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> Tensor:

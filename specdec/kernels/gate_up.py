@@ -23,7 +23,7 @@ def gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None = None) -> Te
 def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
     T, K = x_TD.shape
     N = len(weight_XD) // 2
-    tiles = choose_tiles(row_class(T), 2 * N, K, x_TD.dtype, gpu_name(x_TD.device), may_split=False, num_weights=2)
+    tiles = choose_tiles("gate", row_class(T), 2 * N, K, x_TD.dtype, gpu_name(x_TD.device))
     out_TN = torch.empty(T, N, dtype=x_TD.dtype, device=x_TD.device)
     _gate_up_kernel[(-(-N // tiles.block_n), -(-T // tiles.block_m))](
         out_TN,

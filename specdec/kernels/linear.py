@@ -53,7 +53,7 @@ def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) 
 def launch_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     T, K = x_TK.shape
     N = len(weight_NK)
-    tiles = choose_tiles(row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device), may_split=False)
+    tiles = choose_tiles("whole", row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device))
     out_TN = torch.empty(T, N, dtype=out_dtype, device=x_TK.device)
     _launch(out_TN, x_TK, weight_NK, bias_N, tiles)
     return out_TN
@@ -62,7 +62,7 @@ def launch_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dt
 def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
     T, K = x_TK.shape
     N = len(weight_NK)
-    tiles = choose_tiles(row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device), may_split=True)
+    tiles = choose_tiles("split", row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device))
     parts = 1 if tiles.is_serial else tiles.splits
     parts_STN = torch.empty(parts, T, N, dtype=torch.float32, device=x_TK.device)
     _launch(parts_STN, x_TK, weight_NK, None, tiles)

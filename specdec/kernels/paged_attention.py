@@ -24,6 +24,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
 QUERY_ROWS = 32  # rows (tokens x heads of a group) of the kernel's query tile
 MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request several programs share a query tile's splits
+NUM_WARPS, NUM_STAGES = 4, 2
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
 
 
@@ -119,8 +120,8 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         IS_SPLIT=is_split,
         IS_UNIFORM=rows.query_start_loc is None,
         PRECISION="ieee" if q_THC.dtype == torch.float32 else "tf32",
-        num_warps=4,
-        num_stages=2,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
         **launch_options(q_THC),
     )
     if is_split:

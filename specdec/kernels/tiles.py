@@ -2,17 +2,18 @@
 
 What decides the order of a sum, the number of splits, is a function of (N, K, dtype, GPU) only; the number of rows M
 chooses the rest (BLOCK_K too: the order of the steps inside a split does not depend on it). tuned.json holds measured
-entries, {"GPU": {"N,K,dtype": {"splits", "rows": {"16": {"block_n", "block_k", ...}, "32": ...}}}}.
+entries, {"GPU": {"kind,N,K,dtype": {"splits", "rows": {"16": {"block_n", "block_k", ...}, "32": ...}}}}.
 """
 
 import json
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import torch
 
+Kind = Literal["split", "whole", "gate"]
 ROW_CLASSES = (16, 32, 64, 128, 256, 512, 4096)
 MANY_ROWS = ROW_CLASSES[-1]  # so many that every program walks all splits itself
 
@@ -48,20 +49,18 @@ class Tiles:
 
 
 @cache
-def choose_tiles(
-    num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str, may_split: bool, num_weights: int = 1
-) -> Tiles:
+def choose_tiles(kind: Kind, num_rows: int, N: int, K: int, dtype: torch.dtype, gpu: str) -> Tiles:
     """The tiles of a product of `num_rows` rows (a `row_class`) with W [N, K].
 
-    num_weights: how many tiles of W a program holds at a time.
+    kind: "split", sums for a reader; "whole", finished; "gate", two tiles of W at a time.
     """
-    entry = _table().get(gpu, {}).get(f"{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
+    entry = _table().get(gpu, {}).get(f"{kind},{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
     is_wide = dtype == torch.float32
-    splits = entry.get("splits", _default_splits(N, K)) if may_split else 1
+    splits = entry.get("splits", _default_splits(N, K)) if kind == "split" else 1
     shape = entry.get("rows", {}).get(str(num_rows), Shape())
     block = 64 if is_wide or num_rows <= 64 else 128
     return Tiles(
-        block_n=shape.get("block_n", max(block // num_weights, 64)),
+        block_n=shape.get("block_n", 64 if kind == "gate" else block),
         block_m=shape.get("block_m", min(block, num_rows)),
         block_k=shape.get("block_k", 32 if is_wide else (128 if K % 128 == 0 else 64)),
         splits=splits,

@@ -1,4 +1,4 @@
-"""A row's bits do not depend on how many rows there are, over every entry of the tuned table; and the interpreter's."""
+"""A row's bits do not depend on how many rows there are, over every entry of the tuned table."""
 
 import json
 from importlib.resources import files
@@ -10,40 +10,40 @@ from specdec.kernels.gate_up import launch_gate_up
 from specdec.kernels.linear import launch_linear, launch_split_linear
 
 ENTRIES = json.loads((files("specdec.kernels") / "tuned.json").read_text())
-SHAPES = sorted({tuple(map(int, key.split(",")[:2])) for table in ENTRIES.values() for key in table})
+SHAPES = sorted({tuple(key.split(",")[:3]) for table in ENTRIES.values() for key in table})
 ROW_COUNTS = (1, 6, 17, 64, 65, 128, 192, 384, 1000, 8192)
-
-
-def kinds(x, weight):
-    """Each product of these rows, finished."""
-    yield launch_split_linear(x, weight, None).finish(torch.float32)
-    yield launch_linear(x, weight, None, torch.float32)
-    if len(weight) % 2 == 0:
-        yield launch_gate_up(x, weight, None)
+PRODUCTS = {
+    "split": lambda x, weight: launch_split_linear(x, weight, None).finish(torch.float32),
+    "whole": lambda x, weight: launch_linear(x, weight, None, torch.float32),
+    "gate": lambda x, weight: launch_gate_up(x, weight, None),
+}
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("N, K", SHAPES)
-def test_rows_are_bit_identical_for_every_number_of_rows(N, K):
+@pytest.mark.parametrize("kind, N, K", SHAPES)
+def test_rows_are_bit_identical_for_every_number_of_rows(kind, N, K):
     torch.manual_seed(0)
+    product, N, K = PRODUCTS[kind], int(N), int(K)
     most = max(ROW_COUNTS) if N < 100_000 else 1000
     x = torch.randn(most, K, device="cuda").bfloat16()
     weight = (torch.randn(N, K, device="cuda") * 0.02).bfloat16()
-    whole = list(kinds(x, weight))
-    torch.testing.assert_close(whole[1][:64], x[:64].float() @ weight.float().T, rtol=1e-3, atol=2e-3)
+    whole = product(x, weight)
+    if kind != "gate":
+        torch.testing.assert_close(whole[:64], x[:64].float() @ weight.float().T, rtol=1e-3, atol=2e-3)
     for rows in (count for count in ROW_COUNTS if count <= most):
         for first in {0, min(5, most - rows)}:
-            some = kinds(x[first : first + rows].contiguous(), weight)
-            for part, full in zip(some, whole, strict=True):
-                assert torch.equal(part, full[first : first + rows]), (rows, first)
+            part = product(x[first : first + rows].contiguous(), weight)
+            assert torch.equal(part, whole[first : first + rows]), (rows, first)
 
 
+@pytest.mark.parametrize("kind", PRODUCTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_are_bit_identical_in_the_interpreter(dtype):
+def test_rows_are_alike_in_the_interpreter(kind, dtype):
     if torch.cuda.is_available():
         pytest.skip("the interpreter is for machines without a GPU")
     torch.manual_seed(0)
     x, weight = torch.randn(70, 64).to(dtype), torch.randn(64, 64).to(dtype)
+    whole = PRODUCTS[kind](x, weight)
     for rows in (1, 17, 64):
-        for part, full in zip(kinds(x[:rows], weight), kinds(x, weight), strict=True):
-            torch.testing.assert_close(part.float(), full[:rows].float(), rtol=1e-5, atol=1e-5)
+        # numpy multiplies here, so a row's bits do depend on its tile
+        torch.testing.assert_close(PRODUCTS[kind](x[:rows], weight), whole[:rows], rtol=2e-3, atol=2e-3)

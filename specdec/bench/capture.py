@@ -50,13 +50,11 @@ def capture_rows(pair: Pair, K: int, max_num_seqs: int, max_model_len: int) -> l
 def memory_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, num_rounds: int) -> list[Row]:
     """GiB in use after a first batch, after so many rounds, and after clear_graphs."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    done, rows = 0, []
-    while True:
+    done, rows = 0, list[Row]()
+    while done < num_rounds:
         outputs = generate(engine, prompts, params)
-        rows += [memory_row(engine, f"after {done} rounds")] if not done else []
         done += max(output.stats.num_rounds for output in outputs)
-        if done >= num_rounds:
-            break
+        rows = rows or [memory_row(engine, f"after {done} rounds")]
     rows.append(memory_row(engine, f"after {done} rounds"))
     engine.runner.clear_graphs()
     return [*rows, memory_row(engine, "after clear_graphs")]

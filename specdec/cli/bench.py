@@ -3,8 +3,9 @@
 import json
 import platform
 import time
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -32,24 +33,45 @@ class BenchCommand:
     charts: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run has brought so far. Rows, seconds and errors are by suite."""
+
+    card: dict[str, object]
+    suites: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
 def run_bench(command: BenchCommand) -> None:
-    """Measure, print, write. Exit code 1 if an output differed from plain decoding."""
+    """Measure, print, write. Exit code 1 if an output differed from plain decoding, or a suite failed."""
     names = chosen(command.suites)
     pair = load_pair(command.target, command.draft, command.device, command.dtype, command.prompts)
     bandwidth = measure_bandwidth(pair.device)
     bench = Bench(pair, bandwidth, command.options)
-    facts = card(pair, bandwidth, host=platform.machine(), date=time.strftime("%Y-%m-%d"), **_settings(command.options))
-    print(card_lines(facts), flush=True)
-    suites: dict[str, list[dict[str, object]]] = {}
-    seconds: dict[str, float] = {}
+    settings = {**asdict(command.options), "host": platform.machine(), "date": time.strftime("%Y-%m-%d")}
+    found = Found(card(pair, bandwidth, **settings))
+    print(card_lines(found.card), flush=True)
     for name in names:
-        if not bench.has_time(name):
-            continue
-        start = time.monotonic()
-        suites[name] = SUITES[name](bench)
-        seconds[name] = time.monotonic() - start
-        print(f"\n{name} ({seconds[name]:.0f} s): {SUITES[name].__doc__}\n{table(suites[name])}", flush=True)
-    _finish(command, bench, {"card": facts, "suites": suites, "seconds": seconds})
+        if bench.has_time(name):
+            _run_suite(name, bench, found)
+        if command.json is not None:  # now, because whoever waits may not wait for the rest
+            command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
+    _finish(command, bench, found)
+
+
+def _run_suite(name: str, bench: Bench, found: Found) -> None:
+    """A suite that fails is said to have failed; the others still run."""
+    start = time.monotonic()
+    try:
+        found.suites[name] = SUITES[name](bench)
+    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
+        traceback.print_exc()
+        found.failed[name] = f"{type(error).__name__}: {error}"
+        return
+    found.seconds[name] = time.monotonic() - start
+    text = table(found.suites[name]) if found.suites[name] else "nothing to measure on this device"
+    print(f"\n{name} ({found.seconds[name]:.0f} s): {SUITES[name].__doc__}\n{text}", flush=True)
 
 
 def chosen(names: tuple[str, ...]) -> list[str]:
@@ -85,27 +107,23 @@ def integers(option: str, text: str) -> tuple[int, ...]:
     return values
 
 
-def _settings(options: BenchOptions) -> dict[str, object]:
-    return {
-        name: getattr(options, name) for name in ("num_prompts", "max_tokens", "max_model_len", "repeats", "num_rounds")
-    }
+def _whole(bench: Bench, found: Found) -> object:
+    """What goes to JSON."""
+    return rounded({**asdict(found), "results": list(bench.runs.values()), "skipped": bench.skipped})
 
 
-def _finish(command: BenchCommand, bench: Bench, result: Mapping[str, object]) -> None:
-    """Charts, files, the line of JSON, the exit code."""
-    suites = result["suites"]
-    assert isinstance(suites, dict)
+def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
+    """Charts, what went wrong, the line of JSON, the exit code."""
     if command.charts is not None:
-        print(*(f"chart: {path}" for path in draw_charts(suites, command.charts)), sep="\n")
+        print(*(f"chart: {path}" for path in draw_charts(found.suites, command.charts)), sep="\n")
     if bench.skipped:
         print(f"\nleft out, --max-seconds {command.options.max_seconds}: {'; '.join(bench.skipped)}")
-    whole = {**result, "results": list(bench.runs.values()), "skipped": bench.skipped}
-    if command.json is not None:
-        command.json.write_text(json.dumps(rounded(whole), indent=1) + "\n")
-    others = [*suites.get("context", []), *suites.get("zero", [])]
+    others = [row for name in ("context", "zero") for row in found.suites.get(name, [])]
     refused = [row for row in [*bench.runs.values(), *others] if "refused" in row]
     for row in refused:
         print(f"REFUSED: K = {row['num_speculative_tokens']}, batch {row['batch']}: {row['refused']}")
-    print(json.dumps(rounded(whole)))
-    if refused:
+    for name, error in found.failed.items():
+        print(f"FAILED: {name}: {error}")
+    print(json.dumps(_whole(bench, found)))
+    if refused or found.failed:
         raise SystemExit(1)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from specdec.bench import serving, suites
 from specdec.bench.bench import Bench, BenchOptions
@@ -12,8 +13,10 @@ from specdec.bench.pair import joined, load_pair
 from specdec.bench.report import table
 from specdec.bench.rounds import PHASES, around_phases, steady
 from specdec.bench.serving import first_difference
+from specdec.bench.silu_mul import silu_mul
 from specdec.bench.timing import Spread
 from specdec.cli import main
+from specdec.kernels import HAS_TRITON
 
 TINY = ["--device", "cpu", "-k", "2", "--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--num-rounds", "2"]
 
@@ -69,6 +72,20 @@ def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
     assert "REFUSED: K = 2, batch 1: prompt 1 differs from plain decoding at token 3" in out
     [row] = [row for row in json.loads(out.splitlines()[-1])["results"] if row["num_speculative_tokens"] == 2]
     assert "tokens_per_second" not in row
+
+
+def test_a_suite_that_fails_does_not_cost_the_others(capsys, monkeypatch):
+    def fail(_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(suites.SUITES, "zero", fail)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--suite", "protocol,zero", *TINY])
+
+    out = capsys.readouterr().out
+    assert exit_info.value.code == 1
+    assert "FAILED: zero: RuntimeError: out of memory" in out
+    assert "protocol" in json.loads(out.splitlines()[-1])["suites"]
 
 
 def test_phases_of_a_round_add_up_to_it(bench):
@@ -147,6 +164,13 @@ def test_places_that_exactness_exchanges_exist():
     with exchanged(names):
         assert all(getattr(module, name) == value for each in EXCHANGES.values() for module, name, value in each)
     assert [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each] == originals
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton or its interpreter")
+def test_silu_mul_is_the_second_half_of_swiglu():
+    x = torch.randn(3, 2 * 1500)
+    gate, up = x.chunk(2, dim=-1)
+    torch.testing.assert_close(silu_mul(x), torch.nn.functional.silu(gate) * up)
 
 
 def test_bytes_and_floor_follow_the_loaded_tensors(pair):

@@ -107,12 +107,12 @@ class Bench:
         return None
 
     def _row(self, K: int, run: Served) -> Row:
-        plain = self.runs.get((0, run.batch), {}).get("tokens_per_second")
+        plain = run.tokens_per_second if K == 0 else self.runs[0, run.batch].get("tokens_per_second")
         return {
             "num_speculative_tokens": K,
             "batch": run.batch,
             "tokens_per_second": run.tokens_per_second,
-            "against_plain": run.tokens_per_second / plain if isinstance(plain, float) else 1.0,
+            "against_plain": run.tokens_per_second / plain if isinstance(plain, float) else None,
             "round_ms": run.round_ms,
             "mean_acceptance_length": run.stats.mean_acceptance_length,
             "per_user": run.tokens_per_second / run.batch,

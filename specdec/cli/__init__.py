@@ -24,6 +24,7 @@ app = typer.Typer(
 Target = Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+SUITES = "protocol, rounds, zero, exactness, k, batch, context, products, capture, memory, cold; with commas; or all"
 CONTEXTS = "256,1024,4096,8192,16384,32768"
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="capture no CUDA graphs")]
 GraphSizes = Annotated[str | None, typer.Option(help="request counts to capture rounds for: 1,2,4")]
@@ -153,7 +154,7 @@ def verify(
 def bench(
     target: Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair')] = "demo",
     draft: Annotated[str | None, typer.Option(help='EAGLE draft; default: "demo" for "demo", else none')] = None,
-    suite: Annotated[str, typer.Option(help="what to measure, comma-separated, or all; see the README")] = "protocol",
+    suite: Annotated[str, typer.Option(help=SUITES)] = "protocol",
     num_speculative_tokens: Annotated[
         str, typer.Option("--num-speculative-tokens", "-k", help="values of K; 0, plain decoding, is always one")
     ] = "0,3,5",

@@ -7,8 +7,9 @@ last row are read as 0, because 0 x NaN is NaN and nobody promises what unwritte
 
 Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread over the GPU, long
 ones do not drown in partial results. In a round programs share the splits of a query tile and a second kernel adds them
-up; in a prefill chunk one program walks them all. Both use the same query tiles of 32 rows and the same functions for a
-split and for adding one, so a row gets the same bits from either.
+up; in a prefill chunk one program walks them all. Both use the same functions for a split and for adding one, on tiles
+of 16 or 32 query rows: too few for wgmma, whose sums are its own. Maxima are exact and totals come from the tensor
+cores like the values, so nothing depends on how a tile lies across threads: a row gets the same bits from all of them.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,7 @@ from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
-QUERY_ROWS = 32  # rows (tokens x heads of a group) of the kernel's query tile
 MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request several programs share a query tile's splits
-NUM_WARPS, NUM_STAGES = 4, 2
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
 
 
@@ -84,7 +83,9 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     T, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
     group = H // G
-    tokens = max(QUERY_ROWS // next_power_of_2(group), 1)
+    is_wide = rows.max_query_len * group > 16
+    # rows of a query tile: tokens x heads of a group, which stand at powers of 2
+    tokens = max((32 if is_wide else 16) // next_power_of_2(group), 1)
     tiles = -(-rows.max_query_len // tokens)
     is_split = rows.max_query_len <= MAX_SPLIT_TOKENS
     NS = num_splits(rows.max_seq_len) if is_split else 1
@@ -120,8 +121,8 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         IS_SPLIT=is_split,
         IS_UNIFORM=rows.query_start_loc is None,
         PRECISION="ieee" if q_THC.dtype == torch.float32 else "tf32",
-        num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
+        num_warps=4 if is_wide else 2,
+        num_stages=2,
         **launch_options(q_THC),
     )
     if is_split:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
-from specdec.kernels.linear import describe, linear_ref, split_sum
+from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of, split_sum
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.tiles import choose_tiles, gpu_name, row_class
 
@@ -53,10 +53,10 @@ def launch_tile_maxima(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = 
     T, D = x_TD.shape
     V = len(weight_VD)
     tiles = choose_tiles("whole", row_class(T), V, D, x_TD.dtype, gpu_name(x_TD.device))
-    grid = (-(-V // tiles.block_n), -(-T // tiles.block_m))
-    best = torch.empty(grid[0], T, dtype=torch.float32, device=x_TD.device)
-    ids = torch.empty(grid[0], T, dtype=torch.int32, device=x_TD.device)
-    _tile_maxima_kernel[grid](
+    n_tiles = -(-V // tiles.block_n)
+    best = torch.empty(n_tiles, T, dtype=torch.float32, device=x_TD.device)
+    ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
+    _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
         best,
         ids,
         describe(x_TD, tiles.block_m, tiles.block_k),
@@ -108,7 +108,8 @@ def _tile_maxima_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    tile, m0 = tl.program_id(0), tl.program_id(1) * BLOCK_M
+    tile, m_tile = place_of(tl.program_id(0), tl.cdiv(V, BLOCK_N), tl.cdiv(T, BLOCK_M))
+    m0 = m_tile * BLOCK_M
     wait_for_inputs(PDL)
     logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, BLOCK_N, BLOCK_M, BLOCK_K, 1, PRECISION)
     let_the_next_start(PDL)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.invariant import blocked_exp
-from specdec.kernels.linear import describe, linear_ref
+from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.tiles import choose_tiles, gpu_name, row_class
 
@@ -25,7 +25,7 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     N = len(weight_XD) // 2
     tiles = choose_tiles("gate", row_class(T), 2 * N, K, x_TD.dtype, gpu_name(x_TD.device))
     out_TN = torch.empty(T, N, dtype=x_TD.dtype, device=x_TD.device)
-    _gate_up_kernel[(-(-N // tiles.block_n), -(-T // tiles.block_m))](
+    _gate_up_kernel[(num_tiles(N, T, tiles),)](
         out_TN,
         describe(x_TD, tiles.block_m, tiles.block_k),
         describe(weight_XD[:N], tiles.block_n, tiles.block_k),
@@ -63,7 +63,8 @@ def _gate_up_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    n0, m0 = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_M
+    n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M))
+    n0, m0 = n_tile * BLOCK_N, m_tile * BLOCK_M
     gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     wait_for_inputs(PDL)

@@ -72,7 +72,7 @@ def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) 
 def _launch(out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles) -> None:
     T, K = x_TK.shape
     N = len(weight_NK)
-    grid = (-(-N // tiles.block_n), -(-T // tiles.block_m), 1 if tiles.is_serial else tiles.splits)
+    grid = (num_tiles(N, T, tiles), 1 if tiles.is_serial else tiles.splits)
     _linear_kernel[grid](
         out,
         describe(x_TK, tiles.block_m, tiles.block_k),
@@ -123,7 +123,8 @@ def _linear_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    n0, m0, split = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_M, tl.program_id(2)
+    n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M))
+    n0, m0, split = n_tile * BLOCK_N, m_tile * BLOCK_M, tl.program_id(1)
     wait_for_inputs(PDL)
     total = split_sum(x_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
     if IS_SERIAL:
@@ -135,6 +136,20 @@ def _linear_kernel(
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     out = out_ptr + split.to(tl.int64) * T * N + m.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
+
+
+def num_tiles(N: int, T: int, tiles: Tiles) -> int:
+    """Output tiles of a product; `place_of` numbers them."""
+    return -(-N // tiles.block_n) * -(-T // tiles.block_m)
+
+
+@jit
+def place_of(tile, n_tiles, m_tiles):
+    """Tiles in bands of 8 along the rows, rows first: the programs that share a tile of W run at the same time."""
+    band = tile // (8 * n_tiles)
+    height = tl.minimum(m_tiles - band * 8, 8)
+    inside = tile % (8 * n_tiles)
+    return inside // height, band * 8 + inside % height
 
 
 @jit

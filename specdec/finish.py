@@ -63,6 +63,8 @@ def _finish_at(rules: FinishRules, token: int, text: str, ends: Sequence[int], i
 
 def _stop_string(rules: FinishRules, text: str, ends: Sequence[int], index: int) -> tuple[int, str] | None:
     """Where the stop string that this token completed cuts the text; the earliest start wins, then the longest."""
+    if not rules.stop_strings:
+        return None
     before = ends[index - 1] if index else 0
     found = []
     for stop in rules.stop_strings:

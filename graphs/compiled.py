@@ -5,16 +5,18 @@ There is no Inductor behind it, only the split: the kernels are those of eager m
 capture is the trace, the guards that every call evaluates, and that the model must be traceable.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.passes.split_module import split_module
 
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphPool
 from graphs.weak import map_tensors, plain_view
-from graphs.wrapper import CUDAGraphOptions, CUDAGraphWrapper
+from graphs.wrapper import CUDAGraphOptions, CUDAGraphWrapper, captured_context, descriptor_of
 
 
 class CompiledPieces:
@@ -30,7 +32,11 @@ class CompiledPieces:
         """The first call of a kind compiles: let it be a warm-up, with mode NONE in the forward context."""
         # slices would bring guards about their buffers, and with them a second version of the code for some sizes
         inputs = [map_tensors(plain_view, value) for value in args]
-        return self._compiled(*inputs, **{name: map_tensors(plain_view, value) for name, value in kwargs.items()})
+        named = {name: map_tensors(plain_view, value) for name, value in kwargs.items()}
+        context = captured_context(CUDAGraphMode.PIECEWISE)
+        is_replay = context is not None and self.has_captured(descriptor_of(context))
+        with nullcontext() if is_replay else _one_trace_for_all_sizes():
+            return self._compiled(*inputs, **named)
 
     def unwrap(self) -> Callable[..., object]:
         """The model itself."""
@@ -68,6 +74,17 @@ class CompiledPieces:
 
     def _has_split_op(self, part: torch.nn.Module) -> bool:
         return isinstance(part, GraphModule) and any(self._is_split_op(node) for node in part.graph.nodes)
+
+
+@contextmanager
+def _one_trace_for_all_sizes() -> Iterator[None]:
+    """A trace made in the body is right for every number of rows above one."""
+    # a number that became an input of the graph, such as a norm's eps, would be read back inside a piece
+    numbers = torch._dynamo.config.patch(specialize_float=True)
+    # as many rows as there are channels is no reason to tie the two
+    sizes = symbolic_shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+    with numbers, sizes:
+        yield
 
 
 def split_at(module: GraphModule, is_split_op: Callable[[Node], bool]) -> GraphModule:

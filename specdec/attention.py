@@ -1,17 +1,18 @@
 """The two effects of a decoder layer beside its arithmetic: `store_kv`, captured, and `attend`, the only break.
 
 Both find the cache, the slots and the lengths in the forward context. `attend` writes into a tensor that it is given,
-so that a graph replayed in pieces finds the result where it was at capture.
+so that a graph replayed in pieces finds the result where it was at capture. torch.compile sees two ops, in the order in
+which the queries bind them.
 """
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from graphs.breakable import eager_break_during_capture
 from graphs.context import get_forward_context
 from specdec.kernels.linear import Sums
+from specdec.kernels.opaque import opaque
 from specdec.kernels.paged_attention import QueryRows, TilePlan, paged_attention
 from specdec.kernels.rotate_and_store import HeadNorms, rotate_and_store
 
@@ -44,6 +45,7 @@ class AttentionMetadata:
         object.__setattr__(self, "query_rows", rows)
 
 
+@opaque(lambda qkv, rope, norms, layer: _empty_queries(qkv))
 def store_kv(qkv: Sums, rope: tuple[Tensor, Tensor], norms: HeadNorms | None, layer: int) -> Tensor:
     """Rotate queries and keys, write one layer's keys and values to the cache; returns the queries [T, H, C]."""
     metadata = _metadata()
@@ -51,23 +53,20 @@ def store_kv(qkv: Sums, rope: tuple[Tensor, Tensor], norms: HeadNorms | None, la
     return rotate_and_store(qkv, rope, norms, metadata.positions, slots, cache)
 
 
+@opaque(writes="out_THC")
+@eager_break_during_capture
 def attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
     """Causal attention of every row over its request's cached keys; `out_THC` is overwritten."""
-    if torch.compiler.is_compiling():
-        torch.ops.specdec.attend(q_THC, out_THC, layer)
-    else:
-        _attend(q_THC, out_THC, layer)
-
-
-@eager_break_during_capture
-def _attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
     metadata = _metadata()
     paged_attention(q_THC, out_THC, metadata.kv_cache[layer], metadata.query_rows)
 
 
-@torch.library.custom_op("specdec::attend", mutates_args=("out",))
-def _attend_op(q: Tensor, out: Tensor, layer: int) -> None:
-    _attend(q, out, layer)
+def _empty_queries(qkv: Sums) -> Tensor:
+    """Like the result of `store_kv`."""
+    cache = _metadata().kv_cache
+    _, T, X = qkv.parts_STN.shape
+    G, C = cache.shape[3], cache.shape[5]
+    return qkv.parts_STN.new_empty(T, X // C - 2 * G, C, dtype=cache.dtype)
 
 
 def _metadata() -> AttentionMetadata:

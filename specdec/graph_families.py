@@ -9,8 +9,6 @@ draft_decode    FULL       K - 1 rows per request, one after another
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
-
 from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.counters import GraphCounters
 from graphs.manager import CudaGraphManager, MakeForward
@@ -110,8 +108,6 @@ def _capturing_allowed() -> Iterator[None]:
     """Captures happen in the body and nowhere else in this process, so never between two requests."""
     set_cudagraph_capturing_enabled(True)
     try:
-        # a compiler may not make an input of the eps of a norm: it would be read back inside a piece
-        with torch._dynamo.config.patch(specialize_float=True):
-            yield
+        yield
     finally:
         set_cudagraph_capturing_enabled(False)

@@ -4,9 +4,11 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.linear import Sums
+from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
 
+@opaque(writes="out_TD")
 def add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
     """x: an unfinished product [T, D]; out_TD is overwritten and has the residual's dtype."""
     if use_triton(residual_TD):

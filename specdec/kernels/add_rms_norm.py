@@ -9,10 +9,12 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.add import finished
 from specdec.kernels.linear import Sums
+from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 
 
+@opaque(lambda x, residual, *_: (residual.new_empty(residual.shape), residual.new_empty(residual.shape)), "tap_TD")
 def add_rms_norm(
     x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from specdec.kernels import TensorDescriptor, jit, launch_options, tl, use_triton
 from specdec.kernels.invariant import blocked_product
+from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import Tiles, choose_tiles, gpu_name, row_class
+from specdec.kernels.tiles import MANY_ROWS, ROW_CLASSES, Tiles, choose_tiles, gpu_name, row_class
 
 
 class Sums(NamedTuple):
@@ -34,6 +35,7 @@ class Sums(NamedTuple):
         return (total_TN if self.bias_N is None else total_TN + self.bias_N.float()).to(dtype)
 
 
+@opaque(lambda x, weight, bias, dtype: x.new_empty(x.shape[0], weight.shape[0], dtype=dtype or x.dtype))
 def linear(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -45,9 +47,22 @@ def linear(
 
 def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Sums:
     """The product as float32 split sums."""
+    return Sums(_split_sums(x_TK, weight_NK), bias_N)
+
+
+@opaque(lambda x, weight: x.new_empty(num_parts(x, weight), x.shape[0], weight.shape[0], dtype=torch.float32))
+def _split_sums(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     if use_triton(x_TK):
-        return launch_split_linear(x_TK, weight_NK, bias_N)
-    return Sums(blocked_product(x_TK, weight_NK)[None], bias_N)
+        return launch_split_linear(x_TK, weight_NK, None).parts_STN
+    return blocked_product(x_TK, weight_NK)[None]
+
+
+def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
+    """How many split sums `split_linear` leaves; of the number of rows it asks one thing only, for symbolic ones."""
+    if not use_triton(x_TK):
+        return 1
+    splits = choose_tiles("split", MANY_ROWS, *weight_NK.shape, x_TK.dtype, gpu_name(x_TK.device)).splits
+    return 1 if splits == 1 or x_TK.shape[0] > ROW_CLASSES[-2] else splits
 
 
 def launch_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,7 @@ Slot -1 (padding) writes nothing that anyone reads: the kernel skips it, the twi
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.rms_norm import rms_norm_ref
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
+class HeadNorms(NamedTuple):
     """Weights [C] of the norms over each query and key head (Qwen3)."""
 
     q_C: Tensor

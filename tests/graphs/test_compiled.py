@@ -48,6 +48,30 @@ def test_one_trace_serves_all_sizes_above_one(tape, cpu_toy, in_context):
     assert len(compiled.pieces) == 4
 
 
+def test_as_many_rows_as_channels_are_not_tied_to_them(tape, in_context):
+    compiled = CompiledPieces(lambda x_TD, out_TD: out_TD.copy_(x_TD), tape.new_pool(), [])
+    x, out = torch.rand(8, 8), torch.zeros(8, 8)
+    for n in (8, 6):
+        with in_context(CUDAGraphMode.NONE, n):
+            compiled(x_TD=x[:n], out_TD=out[:n])
+    assert len(compiled.pieces) == 1
+
+
+def test_a_number_of_the_model_is_no_input_of_the_graph(tape, in_context):
+    class Shift(torch.nn.Module):
+        eps = 0.5
+
+        def forward(self, x_TD, out_TD):
+            out_TD.copy_(x_TD + self.eps)
+
+    compiled = CompiledPieces(Shift(), tape.new_pool(), [])
+    x, out = torch.rand(8, 8), torch.zeros(8, 8)
+    with in_context(PIECEWISE, 8):
+        compiled(x_TD=x, out_TD=out)
+        compiled(x_TD=x, out_TD=out)
+    assert torch.equal(out, x + 0.5)
+
+
 def test_cleared_pieces_are_captured_again(tape, cpu_toy, in_context):
     compiled = CompiledPieces(cpu_toy, tape.new_pool(), ["toy::scale_rows"])
     x, out = torch.zeros(8, 8), torch.zeros(8, 8)

@@ -108,11 +108,13 @@ def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
     assert all(counter.num_graphs and counter.seconds and counter.num_bytes for counter in counters.values())
 
 
-def test_compiled_pieces_give_the_same_drafts(expected):
-    captures, device = make_backend("tape")
-    pair, oracle, trace = expected("eagle3", 3, device)
+@graphs
+@pytest.mark.parametrize("draft, k", [("eagle3", 3), ("eagle1", 2)])
+def test_compiled_pieces_give_the_same_drafts(expected, backend, draft, k):
+    captures, device = make_backend(backend)
+    pair, oracle, trace = expected(draft, k, device)
     config = GraphConfig(request_sizes=(32,), token_sizes=(48,), compile_piecewise=True)
-    walk = walked(tiny_runner(pair, 3, config, captures), oracle, is_poisoned=True, batches=BATCHES[:1])
+    walk = walked(tiny_runner(pair, k, config, captures), oracle, is_poisoned=True, batches=BATCHES[:1])
     assert_same(walk.trace, trace[: len(walk.trace)])
     assert walk.runner.graphs.target_prefill.counters.replays[PIECEWISE] == len(walk.trace) - 1
 

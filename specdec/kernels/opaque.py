@@ -1,0 +1,116 @@
+"""Functions that torch.compile takes as they stand: a call is one op of its graph, and nothing inside is traced.
+
+Eager code calls the function itself. An op takes tensors and numbers only, so a tuple's fields are arguments of their
+own, and where the tuple may be None each of them may.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Join = Callable[[Sequence[object]], object]
+
+_TYPES: dict[object, str] = {Tensor: "Tensor", int: "int", float: "float", torch.dtype: "ScalarType"}
+_RESULTS: dict[object, str] = {Tensor: "Tensor", tuple[Tensor, Tensor]: "(Tensor, Tensor)", type(None): "()"}
+
+
+def opaque(
+    fake: Callable[..., object] | None = None, writes: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make the function the op specdec::<its name> where torch.compile meets it.
+
+    fake:   from the same arguments, empty tensors like the results; None: there are none
+    writes: the parameter that is written in place
+    """
+
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        hints = get_type_hints(fn)
+        parameters = [
+            _parameter(p.name, hints[p.name], p.default, p.name == writes)
+            for p in inspect.signature(fn).parameters.values()
+        ]
+        arguments = ", ".join(argument for parameter in parameters for argument in parameter.arguments)
+        op = torch.library.custom_op(
+            f"specdec::{fn.__name__.lstrip('_')}",
+            lambda *flat: cast(Callable[..., R], fn)(*_joined(parameters, flat)),
+            mutates_args=() if writes is None else (writes,),
+            schema=f"({arguments}) -> {_RESULTS[hints['return']]}",
+        )
+        if fake is not None:
+            op.register_fake(lambda *flat: fake(*_joined(parameters, flat)))
+
+        @functools.wraps(fn)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            if torch.compiler.is_compiling():
+                return cast(R, op(*_spread(parameters, args, kwargs)))
+            return fn(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parameter:
+    """A parameter of the function, and what it is to the op."""
+
+    name: str
+    default: object
+    arguments: tuple[str, ...]  # of the op, as in its schema: "Tensor? x_bias_N"
+    join: Join | None  # makes the tuple of their values; None: it is no tuple
+
+
+def _parameter(name: str, hint: object, default: object, is_written: bool) -> _Parameter:
+    kind, is_optional = _without_none(hint)
+    join: Join | None = None
+    if kind in _TYPES:
+        fields = {name: kind}
+    elif get_origin(kind) is tuple:
+        fields, join = {f"{name}_{i}": item for i, item in enumerate(get_args(kind))}, tuple
+    else:
+        named = cast(type[NamedTuple], kind)
+        fields, join = {f"{name}_{field}": item for field, item in get_type_hints(named).items()}, named._make
+    arguments = tuple(_argument(field, item, is_optional, is_written) for field, item in fields.items())
+    return _Parameter(name=name, default=default, arguments=arguments, join=join)
+
+
+def _argument(name: str, hint: object, is_optional: bool, is_written: bool) -> str:
+    kind, may_be_none = _without_none(hint)
+    return f"{_TYPES[kind]}{'(a!)' * is_written}{'?' * (is_optional or may_be_none)} {name}"
+
+
+def _without_none(hint: object) -> tuple[object, bool]:
+    """X, and whether `hint` is X | None."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return (kinds[0], True) if type(None) in get_args(hint) else (hint, False)
+
+
+def _spread(parameters: Sequence[_Parameter], args: Sequence[object], kwargs: dict[str, object]) -> list[object]:
+    """The op's arguments from the function's."""
+    flat: list[object] = []
+    for i, parameter in enumerate(parameters):
+        value = args[i] if i < len(args) else kwargs.get(parameter.name, parameter.default)
+        if isinstance(value, tuple):
+            flat.extend(value)
+        else:
+            flat.extend([value] * (len(parameter.arguments) if value is None else 1))
+    return flat
+
+
+def _joined(parameters: Sequence[_Parameter], flat: Sequence[object]) -> Iterator[object]:
+    """The function's arguments from the op's."""
+    start = 0
+    for parameter in parameters:
+        values = flat[start : start + len(parameter.arguments)]
+        start += len(values)
+        if parameter.join is None:
+            yield values[0]
+        else:
+            yield None if values[0] is None else parameter.join(values)

@@ -1,0 +1,86 @@
+"""What torch.compile sees of the kernels: one op each, with true shapes, and nothing of what is inside."""
+
+import pytest
+import torch
+
+from graphs.context import ForwardContext, set_forward_context
+from specdec.attention import AttentionMetadata
+from specdec.config import GraphConfig
+from specdec.kernels import linear
+from specdec.kernels.tiles import choose_tiles, row_class
+from tests.specdec.graph_walk import make_backend, tiny, tiny_runner
+
+KERNELS = ("linear", "split_sums", "gate_up", "rms_norm", "add_rms_norm", "add", "store_kv")
+MOVES = {"getitem", "cat", "empty_like", "flatten", "copy_"}
+
+
+@pytest.mark.parametrize("draft", ["eagle3", "eagle1"])
+def test_a_traced_model_is_kernels_and_what_moves_tensors(draft):
+    captures, device = make_backend("tape")
+    config = GraphConfig(request_sizes=(2,), token_sizes=(48, 24, 16, 3, 2), compile_piecewise=True)
+    runner = tiny_runner(tiny(draft, device), 2, config, captures)
+    for forward, num_layers in ((runner.target, 2), (runner.draft, 1)):
+        pieces = forward.prefill_graphs._piecewise._runner.pieces
+        assert len(pieces) == num_layers + 1, "one trace for all sizes"
+        nodes = [node for piece in pieces for node in piece.runnable.graph.nodes if node.op.startswith("call_")]
+        names = [name_of(node.target) for node in nodes]
+        assert set(names) <= MOVES | {f"specdec.{kernel}.default" for kernel in KERNELS}
+        assert names.count("specdec.store_kv.default") == num_layers
+
+
+def name_of(target):
+    is_op = isinstance(target, str | torch._ops.OpOverload)
+    return str(target) if is_op else target.__name__
+
+
+@pytest.mark.parametrize("T", [1, 3, 600])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
+    D, N = 2048, 96
+    x, y = torch.rand(T, D, device=device), torch.rand(T, N, device=device)
+    w, w_down, norm = torch.rand(N, D, device=device), torch.rand(D, N, device=device), torch.rand(D, device=device)
+    parts, out = torch.rand(2, T, D, device=device), torch.empty(T, D, device=device)
+    check("linear", x, w, None, torch.float32)
+    check("linear", y, w_down, norm, None)
+    check("split_sums", x, w)
+    check("gate_up", x, w, None)
+    check("rms_norm", x, norm, 1e-5)
+    check("add_rms_norm", parts, norm, x, norm, 1e-5, out)
+    check("add_rms_norm", parts, None, x, norm, 1e-5, None)
+    check("add", parts, None, x, out)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_the_shape_of_the_queries_is_told_by_the_cache(device, has_norms):
+    T, H, G, S, C = 3, 4, 2, 16, 32
+    positions = torch.arange(T, device=device)
+    metadata = AttentionMetadata(
+        kv_cache=torch.zeros(1, 2, 2, G, S, C, device=device),
+        block_table=torch.zeros(1, 1, dtype=torch.int32, device=device),
+        idx_mapping=torch.zeros(1, dtype=torch.int32, device=device),
+        positions=positions,
+        slot_mapping=positions,
+        max_seq_len=T,
+    )
+    norms = (*torch.rand(2, C, device=device), 1e-5) if has_norms else (None, None, None)
+    parts, rope = torch.rand(1, T, (H + 2 * G) * C, device=device), torch.rand(2, 8, C // 2, device=device)
+    context = ForwardContext(attn_metadata=metadata, slot_mapping=positions, num_tokens=T)
+    with set_forward_context(context):
+        check("store_kv", parts, None, *rope, *norms, 0)
+
+
+def check(name, *args):
+    utils = ("test_schema", "test_faketensor")
+    torch.library.opcheck(getattr(torch.ops.specdec, name).default, args, test_utils=utils)
+
+
+def test_the_number_of_split_sums_asks_one_thing_of_the_number_of_rows(monkeypatch):
+    monkeypatch.setattr(linear, "use_triton", lambda x: True)
+    for N, K in ((96, 2048), (96, 512), (4096, 14336)):
+        weight = torch.empty(N, K, device="meta")
+        for T in (1, 16, 17, 512, 513, 5000):
+            tiles = choose_tiles("split", row_class(T), N, K, weight.dtype, "cpu")
+            assert linear.num_parts(torch.empty(T, K, device="meta"), weight) == (
+                1 if tiles.is_serial else tiles.splits
+            )

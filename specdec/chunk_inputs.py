@@ -19,6 +19,7 @@ class PromptPart:
     start: int
     length: int
     blocks: Sequence[int]  # the request's cache blocks
+    num_logprobs: int | None = None  # alternatives beside each prompt token, None = no logprobs
 
     @property
     def ends_prompt(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from graphs.modes import CUDAGraphMode
 from specdec.arguments import from_mapping, refuse_unknown
 
-ACCEPTANCE_RULES = ("exact",)
+ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # what the graphs of each family may be; the last one is the default
@@ -24,8 +24,9 @@ class SpeculativeConfig:
     """An EAGLE draft and how many tokens it proposes per round.
 
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and "eagle3" insist on it.
-    acceptance: "exact", the output is that of plain decoding. aux_layers: the target's boundaries that the draft reads
-    (b = the stream entering layer b), instead of what its checkpoint says.
+    acceptance: "exact", the output is that of plain decoding, sampled or not; "rejection" and "block" keep the law of
+    sampled tokens but not the tokens, and accept more of them (greedy output is exact under each). aux_layers: the
+    target's boundaries that the draft reads (b = the stream entering layer b), instead of what its checkpoint says.
     """
 
     model: str | Path
@@ -75,6 +76,7 @@ class EngineConfig:
     gpu_memory_utilization: the part of a GPU's memory that may be used in all; num_kv_blocks overrides it.
     enforce_eager: capture no graphs. cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes:
     row counts to capture prompt chunks for. compile_piecewise: split chunks by torch.compile, not by breakable capture.
+    seed: from which the seeds of requests without one are drawn, in the order of the requests; None: by chance.
     cuda_graph_modes: {family: mode} to change one of GRAPH_MODES, {"draft_prefill": "PIECEWISE"}.
     """
 
@@ -90,6 +92,7 @@ class EngineConfig:
     cuda_graph_token_sizes: Sequence[int] | None = None
     compile_piecewise: bool = False
     cuda_graph_modes: Mapping[str, str] | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -99,6 +102,8 @@ class EngineConfig:
             _check_int("max_model_len", self.max_model_len, 2, 1 << 24)
         if self.num_kv_blocks is not None:
             _check_int("num_kv_blocks", self.num_kv_blocks, 1, 1 << 30)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, (1 << 64) - 1)
         _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         _check_choice("enforce_eager", self.enforce_eager, (False, True))
         _check_choice("compile_piecewise", self.compile_piecewise, (False, True))

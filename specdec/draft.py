@@ -7,16 +7,21 @@ round it covers all K + 1 rows: those behind the accepted ones are garbage that 
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
-from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.buffers import StepBuffers
+from specdec.choice import limits_of, scaled_in_support
 from specdec.contexts import PassContexts
-from specdec.graph_families import init_piecewise
+from specdec.graph_families import DraftGraphs, init_piecewise
 from specdec.kernels.add import add
-from specdec.kernels.propose import propose
+from specdec.kernels.choose_token import Places
+from specdec.kernels.gumbel import DRAFT, TARGET
+from specdec.kernels.linear import linear
+from specdec.kernels.propose import propose, propose_sampled
+from specdec.kernels.support_floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.state import RequestState
 from specdec.step import Step
@@ -26,8 +31,8 @@ class Draft:
     """Reads and writes the step buffers; its proposals end in the state rows.
 
     d2t: [W] target id of every draft id, or None where the vocabularies are one.
-    prefill_graphs: pieces of the model's forward for ragged rows; the whole of `prefill` for those of a round.
-    decode_graphs: the whole of `decode`, K - 1 rows per request.
+    graphs: of steps whose requests are all greedy, and of those with a sampled one, whose drafts are drawn with noise:
+    for "exact" acceptance that of the target, so that they agree; else the draft's own, and the state keeps the scores.
     """
 
     def __init__(
@@ -37,73 +42,89 @@ class Draft:
         contexts: PassContexts,
         buffers: StepBuffers,
         state: RequestState,
-        prefill_graphs: CudaGraphManager,
-        decode_graphs: CudaGraphManager,
+        graphs: DraftGraphs,
+        rule: str,
     ) -> None:
         self.model, self.d2t, self.contexts = model, d2t, contexts
-        self.buffers, self.state = buffers, state
-        self.prefill_graphs, self.decode_graphs = prefill_graphs, decode_graphs
+        self.buffers, self.state, self.graphs, self.rule = buffers, state, graphs, rule
         has_taps = len(model.config.aux_boundaries) > 0
         self.source_TE = buffers.aux_hidden_states if has_taps else buffers.hidden_states
         self._forward = into_buffers(model)
-        init_piecewise(prefill_graphs, self._forward)
+        init_piecewise(graphs.prefill, self._forward)
 
     def prefill(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows and propose the first token from each seed row."""
         how = step.passes.draft_prefill
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
-            self.prefill_graphs.run_fullgraph(how.descriptor)
+            self.graphs.of(step).prefill.run_fullgraph(how.descriptor)
         else:
             self._extend(self.contexts.rows(step, how))
             # padding too: `decode` may be padded, and finds its first row where the proposal leaves it
-            self._propose_first(step.num_padded_reqs)
+            self._propose_first(step.num_padded_reqs, step.needs.noise)
 
     def decode(self, step: Step) -> None:
         """Propose tokens 2..K, one row per request each; the last one takes all K to the state."""
         how, K = step.passes.draft_decode, self.buffers.draft_tokens.shape[1]
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
-            self.decode_graphs.run_fullgraph(how.descriptor)
+            self.graphs.of(step).decode.run_fullgraph(how.descriptor)
         else:
-            self._decode(self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how))
+            self._decode(self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how), step.needs.noise)
 
-    def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+    def make_prefill(self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False) -> Callable[[], None]:
         """A prefill of padding, to warm up and capture: pieces, or the uniform rows after a round as a whole."""
         if desc.num_reqs is None:
             return partial(self._extend, self.contexts.dummy_rows(desc))
-        return partial(self._prefill_round, self.contexts.dummy_round(desc), desc.num_reqs)
+        return partial(self._prefill_round, self.contexts.dummy_round(desc), desc.num_reqs, is_sampled)
 
-    def make_decode(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+    def make_decode(self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False) -> Callable[[], None]:
         """A decode of padding, to warm up and capture."""
-        return partial(self._decode, self.contexts.dummy_draft_rows(desc))
+        return partial(self._decode, self.contexts.dummy_draft_rows(desc), is_sampled)
 
     def _extend(self, context: ForwardContext) -> None:
         with set_forward_context(context):
-            self.prefill_graphs.run_pw_graph(self._forward, self._inputs(context.num_tokens))
+            self.graphs.prefill.run_pw_graph(self._forward, self._inputs(context.num_tokens))
 
-    def _prefill_round(self, context: ForwardContext, num_reqs: int) -> None:
+    def _prefill_round(self, context: ForwardContext, num_reqs: int, is_sampled: bool) -> None:
         with set_forward_context(context):
             self._forward(**self._inputs(context.num_tokens))
-        self._propose_first(num_reqs)
+        self._propose_first(num_reqs, is_sampled)
 
-    def _propose_first(self, num_reqs: int) -> None:
+    def _propose_first(self, num_reqs: int, is_sampled: bool) -> None:
         buffers = self.buffers
         seed_BD = buffers.draft_streams[buffers.last_token_indices[:num_reqs]]
         normed_BD, buffers.draft_hidden[:num_reqs] = self.model.head_input(seed_BD)
-        self._propose(normed_BD, 0)
+        self._propose(normed_BD, 0, is_sampled)
 
-    def _decode(self, context: ForwardContext) -> None:
+    def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers, B, K = self.buffers, context.num_tokens, self.buffers.draft_tokens.shape[1]
         with set_forward_context(context):
             recycled_BD = buffers.draft_hidden[:B]
             for i in range(1, K):
                 normed_BD, recycled_BD = self.model.step(buffers.draft_last_tokens[:B], recycled_BD)
-                self._propose(normed_BD, i)
+                self._propose(normed_BD, i, is_sampled)
 
-    def _propose(self, normed_BD: Tensor, i: int) -> None:
+    def _propose(self, normed_BD: Tensor, i: int, is_sampled: bool) -> None:
         weight, buffers, state = self.model.lm_head.weight, self.buffers, self.state
-        propose(normed_BD, weight, self.d2t, buffers, state, i, self.contexts.max_model_len)
+        if not is_sampled:
+            propose(normed_BD, weight, self.d2t, buffers, state, i, self.contexts.max_model_len)
+            return
+        rows, row_B = state.sampling, buffers.sample_mapping[: len(normed_BD)]
+        logits_BW = linear(normed_BD, weight, out_dtype=torch.float32)
+        floor_B = support_floor(logits_BW, limits_of(state, row_B))
+        base_B, is_exact = state.num_computed_tokens[row_B], self.rule == "exact"
+        places = Places(
+            temperatures=rows.temperature[row_B],
+            seeds=rows.seeds[row_B],
+            positions=base_B + 1 + i,
+            epochs=torch.zeros_like(base_B) if is_exact else base_B,
+            stream=TARGET if is_exact else DRAFT,
+            token_ids=self.d2t,
+        )
+        if not is_exact:
+            state.draft_scores[row_B, i] = scaled_in_support(logits_BW, places.temperatures, floor_B)
+        propose_sampled(logits_BW, floor_B, places, buffers, state, i, self.contexts.max_model_len)
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
         buffers, T = self.buffers, num_tokens

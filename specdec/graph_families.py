@@ -4,18 +4,45 @@ target_prefill  PIECEWISE  prompt chunks
 target_decode   FULL       rounds: K + 1 rows per request
 draft_prefill   both       behind a chunk in pieces, behind a round whole
 draft_decode    FULL       K - 1 rows per request, one after another
+
+Rounds with a request that is not greedy, or asks for logits otherwise, have full graphs of their own (`_sampled`), so
+that greedy ones keep theirs as they are: the target's ends at the hidden states, the draft's draw with noise.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.counters import GraphCounters
 from graphs.manager import CudaGraphManager, MakeForward
+from graphs.modes import CUDAGraphMode
 from graphs.protocol import GraphBackend
 from graphs.sizes import capture_sizes
 from specdec.config import GraphConfig
-from specdec.step import Passes
+from specdec.needs import GREEDY, Needs
+from specdec.step import Passes, Step
+
+SAMPLED = "_sampled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPair:
+    """The draft's two families."""
+
+    prefill: CudaGraphManager
+    decode: CudaGraphManager
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftGraphs(DraftPair):
+    """Those of greedy steps, whose pieces serve all steps, and those of sampled ones."""
+
+    sampled: DraftPair
+
+    def of(self, step: Step) -> DraftPair:
+        """The families whose full graphs a step runs."""
+        return self.sampled if step.needs.noise else self
 
 
 class GraphFamilies:
@@ -33,38 +60,54 @@ class GraphFamilies:
     ) -> None:
         self.query_len = query_len
 
+        self.by_name: dict[str, CudaGraphManager] = {}
+
         def family(name: str, query_len: int, max_tokens: int) -> CudaGraphManager:
+            """A family, and its `_sampled` one where its rounds are full graphs."""
             sizes = capture_sizes(max_num_seqs, max_tokens, config.request_sizes, config.token_sizes)
-            is_breakable = not config.compile_piecewise
-            return CudaGraphManager(name, sizes, config.modes[name], query_len, backend, use_breakable_cg=is_breakable)
+            is_breakable, mode = not config.compile_piecewise, config.modes[name]
+            manager = CudaGraphManager(name, sizes, mode, query_len, backend, use_breakable_cg=is_breakable)
+            self.by_name[name] = manager
+            if name != "target_prefill":
+                full = CUDAGraphMode.FULL if mode.decode_mode() is CUDAGraphMode.FULL else CUDAGraphMode.NONE
+                self.by_name[name + SAMPLED] = CudaGraphManager(name + SAMPLED, sizes, full, query_len, backend)
+            return manager
 
         self.target_prefill = family("target_prefill", query_len, max_num_batched_tokens)
         self.target_decode = family("target_decode", query_len, max_num_batched_tokens)
-        self.by_name = {"target_prefill": self.target_prefill, "target_decode": self.target_decode}
+        self.draft: DraftGraphs | None = None
         if has_draft:
             # rounds may run in pieces too
-            self.by_name["draft_prefill"] = family(
-                "draft_prefill", query_len, max(max_num_batched_tokens, query_len * max_num_seqs)
+            prefill = family("draft_prefill", query_len, max(max_num_batched_tokens, query_len * max_num_seqs))
+            decode = family("draft_decode", 1, max_num_batched_tokens)
+            sampled = DraftPair(
+                prefill=self.by_name["draft_prefill" + SAMPLED], decode=self.by_name["draft_decode" + SAMPLED]
             )
-            self.by_name["draft_decode"] = family("draft_decode", 1, max_num_batched_tokens)
+            self.draft = DraftGraphs(prefill=prefill, decode=decode, sampled=sampled)
 
-    def dispatch_chunk(self, num_reqs: int, num_tokens: int, num_sampled: int) -> Passes:
+    def dispatch_chunk(self, num_reqs: int, num_tokens: int, num_sampled: int, needs: Needs = GREEDY) -> Passes:
         """The graphs of a prefill chunk; the draft proposes where a prompt ends."""
         target = self.target_prefill.dispatch(num_reqs, num_tokens, None)
-        if "draft_prefill" not in self.by_name:
+        if self.draft is None:
             return Passes(target=target)
-        prefill = self.by_name["draft_prefill"].dispatch(num_reqs, num_tokens, None)
-        decode = self.by_name["draft_decode"].dispatch(num_reqs, num_reqs, 1) if num_sampled else None
+        prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
+        draft = self.draft.sampled if needs.noise else self.draft
+        decode = draft.decode.dispatch(num_reqs, num_reqs, 1) if num_sampled else None
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
-    def dispatch_round(self, num_reqs: int) -> Passes:
+    def dispatch_round(self, num_reqs: int, needs: Needs = GREEDY) -> Passes:
         """The graphs of a round."""
         num_tokens = num_reqs * self.query_len
-        target = self.target_decode.dispatch(num_reqs, num_tokens, self.query_len)
-        if "draft_prefill" not in self.by_name:
+        family = self.by_name["target_decode" + SAMPLED] if needs.logits else self.target_decode
+        target = family.dispatch(num_reqs, num_tokens, self.query_len)
+        if self.draft is None:
             return Passes(target=target)
-        prefill = self.by_name["draft_prefill"].dispatch(num_reqs, num_tokens, self.query_len)
-        decode = self.by_name["draft_decode"].dispatch(num_reqs, num_reqs, 1)
+        draft = self.draft.sampled if needs.noise else self.draft
+        prefill = draft.prefill.dispatch(num_reqs, num_tokens, self.query_len)
+        if needs.noise and prefill.mode is CUDAGraphMode.NONE:
+            # the pieces of the greedy family end where a token is chosen
+            prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
+        decode = draft.decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
     def capture(self, makers: Mapping[str, MakeForward]) -> None:

@@ -57,7 +57,7 @@ class LLM:
         self.tokenizer = Tokenizer(directory)
         runner = _runner(config, speculation, target, eagle, device, backend)
         self.sizes = runner.sizes
-        self.engine = Engine(runner, self.tokenizer, target.config.vocab_size, target.config.eos_token_ids)
+        self.engine = Engine(runner, self.tokenizer, target.config.vocab_size, target.config.eos_token_ids, config.seed)
         logger.info("target: %s", target.report)
         if eagle is not None:
             logger.info("draft: %s", eagle.report)
@@ -146,6 +146,8 @@ def _runner(
     """The runner with a cache that fits, its graphs captured."""
     most = _sizes(config, speculation, target)
     build = partial(Runner, target, eagle, device=device, graph_config=config.graphs, backend=backend)
+    if speculation is not None:
+        build = partial(build, acceptance=speculation.acceptance)
     models: list[LoadedTarget | LoadedEagle] = [target] if eagle is None else [target, eagle]
     dtype = target.tensors["embed_tokens.weight"].dtype
     cached = models if most.num_speculative_tokens > 0 else [target]

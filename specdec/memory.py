@@ -16,6 +16,7 @@ from torch import Tensor
 from graphs.counters import GraphCounters
 from specdec.chunk_inputs import PromptPart
 from specdec.kv_cache import BLOCK_SIZE
+from specdec.needs import EVERYTHING, GREEDY
 from specdec.runner import Runner, RunnerSizes
 
 logger = logging.getLogger("specdec")
@@ -135,9 +136,10 @@ def run_largest_steps(runner: Runner) -> None:
         blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
         parts.append(PromptPart(row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks))
         budget -= length
-    runner.run_chunk(parts)
-    runner.run_round([-1] * sizes.max_num_seqs, sizes.max_model_len)
-    runner.read(sizes.max_num_seqs)
+    for needs in (GREEDY, EVERYTHING):
+        runner.run_chunk(parts, needs)
+        runner.run_round([-1] * sizes.max_num_seqs, sizes.max_model_len, needs)
+        runner.read(sizes.max_num_seqs)
 
 
 def blocks_in_host_memory(block: int) -> int:

@@ -2,25 +2,33 @@
 
 from dataclasses import dataclass, field
 
+from specdec.logprobs import Logprob
 from specdec.stats import RequestStats
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One generated sequence. finish_reason: stop | length | abort | error, None while it runs."""
+    """One generated sequence. finish_reason: stop | length | abort | error, None while it runs.
+
+    stop_reason: the string or token id that stopped it; what went wrong behind an error. logprobs: for each token, it
+    and the best others by the target's own logits, before any processor.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    logprobs: list[object] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and what came of it. `prompt` is None where token ids were given."""
+    """A request and what came of it. `prompt` is None where token ids were given.
+
+    seed: of outputs[0], given or drawn; output i has seed + i. prompt_logprobs: None for the first token of the prompt.
+    """
 
     request_id: str
     prompt: str | None
@@ -28,3 +36,5 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     stats: RequestStats = field(default_factory=RequestStats)
+    seed: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

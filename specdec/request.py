@@ -3,14 +3,18 @@
 from dataclasses import dataclass, field
 
 from specdec.finish import Finish, FinishRules, find_finish
+from specdec.logprobs import Logprob
 from specdec.output import CompletionOutput, RequestOutput
 from specdec.sampling import SamplingParams
+from specdec.sampling_rows import SamplingStart
 from specdec.stats import RequestStats, RoundRecord
 from specdec.tokenizer import Detokenizer
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
+    """One sample. `samples`: all of the caller's request, itself included; number `index` has seed + index."""
+
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
@@ -18,6 +22,9 @@ class Request:
     rules: FinishRules
     detokenizer: Detokenizer
     stats: RequestStats
+    sampling: SamplingStart = field(default_factory=SamplingStart)
+    index: int = 0
+    samples: "list[Request]" = field(default_factory=list)
 
     row: int = -1  # of the state, -1 = none
     blocks: list[int] = field(default_factory=list)
@@ -26,6 +33,8 @@ class Request:
     ends: list[int] = field(default_factory=list)  # ends[i]: characters of text that token_ids[: i + 1] completed;
     # shorter than token_ids until somebody needs the text
     finish: Finish | None = None
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # of token_ids, if asked for
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +50,7 @@ class Request:
         self.finish = find_finish(self.rules, self.token_ids, self.detokenizer.text, self.ends, num_before)
         if self.finish is not None:
             del self.token_ids[self.finish.num_tokens :]
+            del self.logprobs[self.finish.num_tokens :]
         if self.stats.first_token_time is None:
             self.stats.first_token_time = now
         self.stats.last_token_time = now
@@ -52,6 +62,14 @@ class Request:
             self.detokenizer.push(token)
             self.ends.append(len(self.detokenizer.text))
 
+    def fail(self) -> None:
+        """End where no token is left to be drawn, and say which parameters forbade them all."""
+        params, count = self.params, len(self.token_ids)
+        names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
+        names += ["min_tokens"] if count < params.min_tokens else []
+        message = f"no token is left at position {count} of the output: forbidden by {', '.join(names)}"
+        self.finish = Finish(reason="error", num_tokens=count, num_text_tokens=count, stop_reason=message)
+
     def record_round(self, record: RoundRecord) -> None:
         """Count a round of this request; K is what it drafted."""
         self.stats.record(len(record.draft_tokens), record.num_accepted)
@@ -59,11 +77,33 @@ class Request:
 
     def output(self) -> RequestOutput:
         """A snapshot for the caller."""
-        completion = CompletionOutput(index=0, text=self._text(), token_ids=list(self.token_ids))
+        samples = self.samples or [self]
+        first = samples[0]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.prompt_token_ids),
+            outputs=[sample._completion() for sample in samples],
+            finished=self.is_finished,
+            stats=RequestStats.of_samples([sample.stats for sample in samples]),
+            seed=first.sampling.seed if self.params.temperature > 0 else self.params.seed,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else list(first.prompt_logprobs),
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sample has ended."""
+        return all(sample.finish is not None for sample in self.samples or [self])
+
+    def _completion(self) -> CompletionOutput:
+        completion = CompletionOutput(index=self.index, text=self._text(), token_ids=list(self.token_ids))
         if self.finish is not None:
             completion.finish_reason, completion.stop_reason = self.finish.reason, self.finish.stop_reason
-        ids, finished = list(self.prompt_token_ids), self.finish is not None
-        return RequestOutput(self.request_id, self.prompt, ids, [completion], finished, self.stats)
+        if self.params.logprobs is not None:
+            completion.logprobs = list(self.logprobs)
+            pairs = zip(self.token_ids, self.logprobs, strict=True)
+            completion.cumulative_logprob = sum(found[token].logprob for token, found in pairs)
+        return completion
 
     def _text(self) -> str:
         """While it runs, what is certain; at the end the full decode, or the text up to a stop string."""

@@ -21,7 +21,7 @@ def run_chunk(
     target.prefill(step)
     target.sample(step)
     commit_chunk(buffers, state, step.num_padded_reqs, step.num_tokens)
-    results.send(step.num_reqs)
+    results.send(step.num_reqs, target.record(step))
     if draft is not None:
         draft.prefill(step)
         if step.num_sampled > 0:
@@ -33,8 +33,8 @@ def run_round(
 ) -> None:
     """Verify K drafts of every request, commit what holds, propose the next K."""
     target.verify(step)
-    accept_and_commit(buffers, state, step.num_padded_reqs)
-    results.send(step.num_reqs)
+    accept_and_commit(buffers, state, step.num_padded_reqs, step.is_decided)
+    results.send(step.num_reqs, target.record(step))
     if draft is not None:
         draft.prefill(step)
         draft.decode(step)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,16 +11,19 @@ from torch import Tensor
 from graphs.manager import MakeForward
 from graphs.protocol import GraphBackend
 from specdec.buffers import BufferSizes, StepBuffers
+from specdec.choice import Choice
 from specdec.chunk_inputs import PromptPart, fill_chunk
 from specdec.config import GraphConfig
 from specdec.contexts import PassContexts
 from specdec.draft import Draft
-from specdec.graph_families import GraphFamilies
+from specdec.graph_families import SAMPLED, GraphFamilies
 from specdec.kernels.target_inputs import fill_round
 from specdec.kv_cache import BLOCK_SIZE, allocate_kv_cache
+from specdec.logprobs import ROWS_AT_ONCE, StepLogprobs, joined, logprobs_of
 from specdec.models.eagle import EagleModel
 from specdec.models.llama import LlamaModel
 from specdec.models.rope import rope_tables
+from specdec.needs import GREEDY, Needs
 from specdec.results import Results, RoundResult
 from specdec.round import run_chunk, run_round
 from specdec.state import RequestState, RowStart
@@ -51,7 +55,10 @@ class RunnerSizes:
 
 
 class Runner:
-    """backend: captures the graphs of `graph_config` when `capture` is called; None runs everything eagerly."""
+    """backend: captures the graphs of `graph_config` when `capture` is called; None runs everything eagerly.
+
+    acceptance: the rule for requests that are not greedy. `needs`: see needs.py; the default is that all are greedy.
+    """
 
     def __init__(
         self,
@@ -62,19 +69,24 @@ class Runner:
         *,
         graph_config: GraphConfig | None = None,
         backend: GraphBackend | None = None,
+        acceptance: str = "exact",
     ) -> None:
-        self.sizes, self.device = sizes, device
+        self.sizes, self.device, self.acceptance = sizes, device, acceptance
         dtype = target.tensors["embed_tokens.weight"].dtype
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
+        has_scores = eagle is not None and acceptance != "exact"
         self.state = RequestState(
             sizes.max_num_seqs,
             sizes.num_speculative_tokens,
             sizes.blocks_per_request,
             scratch_block=sizes.num_kv_blocks,
             device=device,
+            vocab_size=target.config.vocab_size,
+            draft_vocab_size=eagle.config.draft_vocab_size if eagle is not None and has_scores else 0,
         )
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), dtype, device)
         self.results = Results(self.buffers)
+        self._prompt_logprobs: list[StepLogprobs | None] = []
         self.graphs = GraphFamilies(
             graph_config or GraphConfig(),
             backend,
@@ -95,9 +107,11 @@ class Runner:
             self.state,
             self.graphs.target_prefill,
             self.graphs.target_decode,
+            self.graphs.by_name["target_decode" + SAMPLED],
+            Choice(model, self.buffers, self.state, acceptance, None if eagle is None else eagle.tensors.get("d2t")),
         )
         self.draft: Draft | None = None
-        if eagle is not None:
+        if eagle is not None and self.graphs.draft is not None:
             self.draft_cache = allocate_kv_cache(
                 eagle.config.layer, eagle.config.num_layers, sizes.num_kv_blocks, dtype, device
             )
@@ -107,24 +121,25 @@ class Runner:
                 self._contexts(self.draft_cache),
                 self.buffers,
                 self.state,
-                self.graphs.by_name["draft_prefill"],
-                self.graphs.by_name["draft_decode"],
+                self.graphs.draft,
+                acceptance,
             )
 
     def start(self, row: int, start: RowStart) -> None:
         """Give a request its state row."""
         self.state.assign(row, start)
 
-    def run_chunk(self, parts: Sequence[PromptPart]) -> None:
-        """Run a prefill chunk."""
-        step = self._chunk_step(parts)
+    def run_chunk(self, parts: Sequence[PromptPart], needs: Needs = GREEDY) -> None:
+        """Run a prefill chunk; `needs` of the requests whose prompt ends in it."""
+        step = self._chunk_step(parts, needs)
         with torch.inference_mode():
             fill_chunk(self.buffers, parts, step.num_padded_reqs, step.num_padded_tokens)
             run_chunk(step, self.target, self.draft, self.buffers, self.state, self.results)
+            self._prompt_logprobs = self._logprobs_of(parts)
 
-    def run_round(self, rows: Sequence[int], max_num_computed: int) -> None:
+    def run_round(self, rows: Sequence[int], max_num_computed: int, needs: Needs = GREEDY) -> None:
         """Run a round of these request rows; max_num_computed bounds their computed tokens."""
-        step = self._round_step(len(rows), max_num_computed)
+        step = self._round_step(len(rows), max_num_computed, needs)
         padded = np.full(step.num_padded_reqs, -1)
         padded[: len(rows)] = rows
         with torch.inference_mode():
@@ -141,6 +156,10 @@ class Runner:
         """The tokens that a chunk sampled, one per batch slot; waits for the target."""
         return [tokens[0] for tokens in self.results.read(num_reqs).sampled_tokens]
 
+    def read_prompt_logprobs(self) -> list[StepLogprobs | None]:
+        """Of the last chunk, one per part: of the prompt tokens behind its rows. Waits for the stream."""
+        return [None if found is None else found.to_host() for found in self._prompt_logprobs]
+
     def capture(self) -> None:
         """Capture the graphs of every family; until then, and without a backend, everything runs eagerly."""
         with torch.inference_mode():
@@ -155,19 +174,37 @@ class Runner:
         """Drop all graphs and go on eagerly."""
         self.graphs.clear()
 
+    def _logprobs_of(self, parts: Sequence[PromptPart]) -> list[StepLogprobs | None]:
+        """Logprobs of prompt tokens, from the hidden states that the chunk left, some rows at a time."""
+        found: list[StepLogprobs | None] = []
+        row = 0
+        for part in parts:
+            following = part.prompt[part.start + 1 : part.start + part.length + 1]
+            pieces = []
+            for start in range(0, len(following) if part.num_logprobs is not None else 0, ROWS_AT_ONCE):
+                tokens = torch.tensor(following[start : start + ROWS_AT_ONCE], device=self.device)
+                hidden = self.buffers.hidden_states[row + start : row + start + len(tokens)]
+                pieces.append(logprobs_of(self.target.model.logits(hidden), tokens, part.num_logprobs or 0))
+            found.append(joined(pieces) if pieces else None)
+            row += part.length
+        return found
+
     def _makers(self) -> dict[str, MakeForward]:
         makers: dict[str, MakeForward] = {
             "target_prefill": self.target.make_prefill,
             "target_decode": self.target.make_verify,
+            "target_decode" + SAMPLED: self.target.make_forward,
         }
         if self.draft is not None:
             makers |= {"draft_prefill": self.draft.make_prefill, "draft_decode": self.draft.make_decode}
+            makers["draft_prefill" + SAMPLED] = partial(self.draft.make_prefill, is_sampled=True)
+            makers["draft_decode" + SAMPLED] = partial(self.draft.make_decode, is_sampled=True)
         return makers
 
     def _contexts(self, kv_cache: Tensor) -> PassContexts:
         return PassContexts(kv_cache, self.buffers, self.state, self.sizes.max_model_len)
 
-    def _chunk_step(self, parts: Sequence[PromptPart]) -> Step:
+    def _chunk_step(self, parts: Sequence[PromptPart], needs: Needs) -> Step:
         lengths = tuple(part.length for part in parts)
         num_sampled = sum(part.ends_prompt for part in parts)
         return Step(
@@ -177,10 +214,11 @@ class Runner:
             query_lens=lengths,
             max_seq_len=max(part.start + part.length for part in parts),
             num_sampled=num_sampled,
-            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_sampled),
+            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_sampled, needs),
+            needs=needs,
         )
 
-    def _round_step(self, num_reqs: int, max_num_computed: int) -> Step:
+    def _round_step(self, num_reqs: int, max_num_computed: int, needs: Needs) -> Step:
         Q = self.sizes.query_len
         return Step(
             num_reqs=num_reqs,
@@ -189,7 +227,9 @@ class Runner:
             query_lens=(Q,) * num_reqs,
             max_seq_len=min(max_num_computed + Q, self.sizes.max_model_len),
             num_sampled=num_reqs,
-            passes=self.graphs.dispatch_round(num_reqs),
+            passes=self.graphs.dispatch_round(num_reqs, needs),
+            needs=needs,
+            is_decided=needs.logits and self.acceptance != "exact",
         )
 
 

@@ -65,6 +65,7 @@ class Scheduler:
                 start=request.num_prefilled,
                 length=length,
                 blocks=request.blocks,
+                num_logprobs=request.params.prompt_logprobs,
             )
             parts.append((request, part))
         return parts

@@ -5,10 +5,13 @@ Letters: R request rows, K draft tokens, M blocks per request.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from specdec.kv_cache import BLOCK_SIZE
+from specdec.sampling_rows import SamplingRows, SamplingStart
 
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 
@@ -21,11 +24,22 @@ class RowStart:
     num_draft_tokens: int
     min_position: int = 0  # tokens drawn for positions below it are none of stop_ids
     stop_ids: Sequence[int] = ()
+    sampling: SamplingStart = field(default_factory=SamplingStart)
 
 
 class RequestState:
+    """draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0."""
+
     def __init__(
-        self, num_rows: int, num_draft_tokens: int, blocks_per_request: int, scratch_block: int, device: torch.device
+        self,
+        num_rows: int,
+        num_draft_tokens: int,
+        blocks_per_request: int,
+        scratch_block: int,
+        device: torch.device,
+        *,
+        vocab_size: int = 0,
+        draft_vocab_size: int = 0,
     ) -> None:
         R = num_rows + 1
 
@@ -40,6 +54,9 @@ class RequestState:
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py
         self.stop_ids = zeros(R, MAX_STOP_IDS)  # [R + 1, P] padded by repeating the first
+        self.sampling = SamplingRows(num_rows, vocab_size, blocks_per_request * BLOCK_SIZE, device)
+        scores = torch.zeros(R, num_draft_tokens, draft_vocab_size, device=device)
+        self.draft_scores = scores  # [R + 1, K, W] logits / temperature that the drafts were drawn from, -inf = out
         self._scratch_block = scratch_block
 
     def assign(self, row: int, start: RowStart) -> None:
@@ -51,3 +68,4 @@ class RequestState:
         self.num_draft_tokens[row].fill_(start.num_draft_tokens)
         self.min_positions[row].fill_(start.min_position if start.stop_ids else 0)
         self.num_computed_tokens[row].zero_()
+        self.sampling.assign(row, start.sampling)

@@ -6,7 +6,7 @@ the token that prefill samples belongs to no round. A rate over nothing is None.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -109,6 +109,25 @@ class RequestStats(SpeculationStats):
     arrival_time: float = 0.0
     first_token_time: float | None = None
     last_token_time: float | None = None
+
+    @staticmethod
+    def of_samples(parts: "Sequence[RequestStats]") -> "RequestStats":
+        """Those of a request's only sample, or its samples together: the rounds of one behind those of another."""
+        if len(parts) == 1:
+            return parts[0]
+        firsts = [part.first_token_time for part in parts if part.first_token_time is not None]
+        lasts = [part.last_token_time for part in parts if part.last_token_time is not None]
+        together = SpeculationStats.merged(parts)
+        return RequestStats(
+            num_drafted=together.num_drafted,
+            num_accepted=together.num_accepted,
+            rounds=[record for part in parts for record in part.rounds],
+            num_prompt_tokens=parts[0].num_prompt_tokens,
+            num_generated_tokens=sum(part.num_generated_tokens for part in parts),
+            arrival_time=parts[0].arrival_time,
+            first_token_time=min(firsts, default=None),
+            last_token_time=max(lasts, default=None),
+        )
 
     @property
     def time_to_first_token(self) -> float | None:

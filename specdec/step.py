@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from graphs.dispatch import Dispatch
+from specdec.needs import GREEDY, Needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class Step:
     max_seq_len: int  # a bound on positions + 1 over all rows
     num_sampled: int  # batch slots that sample: all of a round, those whose prompt ends in a chunk
     passes: Passes
+    needs: Needs = GREEDY  # of all its requests together
+    is_decided: bool = False  # p/q says how many drafts hold
 
     @property
     def num_padded_reqs(self) -> int:

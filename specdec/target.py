@@ -9,9 +9,11 @@ from graphs.context import ForwardContext, set_forward_context
 from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.buffers import StepBuffers
+from specdec.choice import Choice
 from specdec.contexts import PassContexts
 from specdec.graph_families import init_piecewise
 from specdec.kernels.best_token import StopMask, best_token
+from specdec.logprobs import StepLogprobs
 from specdec.models.llama import LlamaModel
 from specdec.state import RequestState
 from specdec.step import Step
@@ -20,7 +22,8 @@ from specdec.step import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    prefill_graphs: pieces around attention of the model's forward. decode_graphs: the whole of `verify`.
+    prefill_graphs: pieces around attention of the model's forward. decode_graphs: the whole of `verify`, where every
+    request is greedy and asks for nothing else. forward_graphs: its forward alone, where `choice` does what follows.
     """
 
     def __init__(
@@ -31,9 +34,12 @@ class Target:
         state: RequestState,
         prefill_graphs: CudaGraphManager,
         decode_graphs: CudaGraphManager,
+        forward_graphs: CudaGraphManager,
+        choice: Choice,
     ) -> None:
         self.model, self.contexts, self.buffers, self.state = model, contexts, buffers, state
         self.prefill_graphs, self.decode_graphs = prefill_graphs, decode_graphs
+        self.forward_graphs, self.choice = forward_graphs, choice
         self._forward = into_buffers(model)
         init_piecewise(prefill_graphs, self._forward)
 
@@ -43,6 +49,9 @@ class Target:
 
     def sample(self, step: Step) -> None:
         """The target's choice behind each batch slot's last row."""
+        if step.needs.logits:
+            self.choice.choose_first(step)
+            return
         buffers, B = self.buffers, step.num_reqs
         last_B = buffers.last_token_indices[:B]
         mask = self._stop_mask(buffers.positions[last_B], buffers.sample_mapping[:B])
@@ -51,10 +60,21 @@ class Target:
     def verify(self, step: Step) -> None:
         """The target's choice behind every row of the round, its features and its KV."""
         how = step.passes.target
+        if step.needs.logits:
+            if how.mode is CUDAGraphMode.FULL:
+                self.forward_graphs.run_fullgraph(how.descriptor)
+            else:
+                self._run_forward(self.contexts.rows(step, how))
+            self.choice.choose_round(step)
+            return
         if how.mode is CUDAGraphMode.FULL:
             self.decode_graphs.run_fullgraph(how.descriptor)
         else:
             self._verify(self.contexts.rows(step, how), step.num_reqs)
+
+    def record(self, step: Step) -> StepLogprobs | None:
+        """Behind the commit: what the state keeps of the step's tokens, and their logprobs if asked for."""
+        return self.choice.record(step, step.num_reqs) if step.needs.logits else None
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """A forward of padding, to warm up and capture."""
@@ -65,16 +85,23 @@ class Target:
         assert desc.num_reqs is not None, desc
         return partial(self._verify, self.contexts.dummy_round(desc), desc.num_reqs)
 
+    def make_forward(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        """The forward of a round of padding, to warm up and capture."""
+        return partial(self._run_forward, self.contexts.dummy_round(desc))
+
     def _prefill(self, context: ForwardContext) -> None:
         with set_forward_context(context):
             self.prefill_graphs.run_pw_graph(self._forward, self._inputs(context.num_tokens))
 
     def _verify(self, context: ForwardContext, num_reqs: int) -> None:
         buffers, T = self.buffers, context.num_tokens
-        with set_forward_context(context):
-            self._forward(**self._inputs(T))
+        self._run_forward(context)
         mask = self._stop_mask(buffers.positions[:T], buffers.idx_mapping[:num_reqs])
         best_token(buffers.hidden_states[:T], self.model.lm_head.weight, buffers.target_tokens[:T], mask)
+
+    def _run_forward(self, context: ForwardContext) -> None:
+        with set_forward_context(context):
+            self._forward(**self._inputs(context.num_tokens))
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
         buffers, T = self.buffers, num_tokens

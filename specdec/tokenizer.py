@@ -17,6 +17,10 @@ class Tokenizer:
         """Token ids of a prompt, special tokens added as the checkpoint's tokenizer does."""
         return list(self.backend.encode(text))
 
+    def encode_word(self, text: str) -> list[int]:
+        """Token ids of a piece of text, no special tokens."""
+        return list(self.backend.encode(text, add_special_tokens=False))
+
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, nothing cleaned up."""
         text: str = self.backend.decode(

@@ -28,6 +28,7 @@ class GenerateOptions:
     num_speculative_tokens: int | None
     sampling: Mapping[str, object]
     engine: Mapping[str, object]
+    acceptance: str
     json: bool
     show_drafts: bool
 
@@ -36,7 +37,9 @@ def run_generate(options: GenerateOptions) -> None:
     """Load, generate, print."""
     prompt = read_prompt(options)
     params = SamplingParams(**options.sampling)
-    speculation = _speculation(options.draft, options.num_speculative_tokens)
+    if options.show_drafts and params.n > 1:
+        raise ValueError(f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one of them out")
+    speculation = _speculation(options)
     llm = LLM(options.target, speculation, **options.engine)
     print(headline(llm), file=sys.stderr)
     output = llm.generate(prompt, params, use_tqdm=False)[0]
@@ -47,7 +50,12 @@ def run_generate(options: GenerateOptions) -> None:
     if options.show_drafts:
         render_drafts(Console(highlight=False, soft_wrap=True), draft_spans(output, llm.tokenizer))
     else:
-        print(output.outputs[0].text)
+        print("\n".join(completion.text for completion in output.outputs))
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            print(f"specdec: error: {completion.stop_reason}", file=sys.stderr)
+    if output.seed is not None:
+        print(f"seed {output.seed}", file=sys.stderr)
     print(stats_line(output.stats), file=sys.stderr)
 
 
@@ -64,14 +72,17 @@ def read_prompt(options: GenerateOptions) -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _speculation(draft: str | None, num_speculative_tokens: int | None) -> SpeculativeConfig | None:
+def _speculation(options: GenerateOptions) -> SpeculativeConfig | None:
+    draft, num_speculative_tokens = options.draft, options.num_speculative_tokens
     if draft is None:
         if num_speculative_tokens:
             raise ValueError(f"--num-speculative-tokens {num_speculative_tokens} without a draft: give --draft too")
+        if options.acceptance != "exact":
+            raise ValueError(f"--acceptance {options.acceptance} without a draft: give --draft too")
         return None
     if num_speculative_tokens is None:
-        return SpeculativeConfig(draft)
-    return SpeculativeConfig(draft, num_speculative_tokens)
+        return SpeculativeConfig(draft, acceptance=options.acceptance)
+    return SpeculativeConfig(draft, num_speculative_tokens, acceptance=options.acceptance)
 
 
 def headline(llm: LLM) -> str:
@@ -116,8 +127,15 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
         "target": str(llm.target_report.directory),
         "draft": None if llm.draft_report is None else str(llm.draft_report.directory),
         "num_speculative_tokens": llm.sizes.num_speculative_tokens,
+        "acceptance": llm.engine.runner.acceptance,
+        "seed": output.seed,
         "dtype": str(hidden.dtype).removeprefix("torch."),
         "device": str(hidden.device),
         "stats": output.stats.as_dict(),
     }
+    if completion.logprobs is not None:
+        tokens = [{str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs]
+        result |= {"logprobs": tokens, "cumulative_logprob": completion.cumulative_logprob}
+    if len(output.outputs) > 1:
+        result["samples"] = [{"text": sample.text, "token_ids": sample.token_ids} for sample in output.outputs]
     return result | ({"rounds": [asdict(record) for record in output.stats.rounds]} if has_rounds else {})

@@ -1,8 +1,9 @@
 """The end of a verify in one kernel: which drafts hold, and the state rows behind them.
 
 A draft token is accepted if and only if it is the target's own choice at its position, so the tokens of a round are the
-target's choices up to the first draft that differs, whatever the draft proposed. The row advances by num_accepted + 1;
-the draft's rows embed the target's choices, and its seed is row num_accepted. Padding writes the scratch row.
+target's choices up to the first draft that differs, whatever the draft proposed; where p/q has decided, its count holds
+instead. The row advances by num_accepted + 1; the draft's rows embed the target's choices, and its seed is row
+num_accepted. Padding writes the scratch row.
 """
 
 import torch
@@ -14,15 +15,20 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.state import RequestState
 
 
-def accept_and_commit(buffers: StepBuffers, state: RequestState, num_reqs: int) -> None:
-    """Decide a round of `num_reqs` batch slots, padding included; results and state are written in place."""
+def accept_and_commit(buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False) -> None:
+    """Decide a round of `num_reqs` batch slots, padding included; results and state are written in place.
+
+    is_decided: buffers.decided says how many drafts hold, not their equality with the target's tokens.
+    """
     if use_triton(buffers.results):
-        launch_accept_and_commit(buffers, state, num_reqs)
+        launch_accept_and_commit(buffers, state, num_reqs, is_decided)
     else:
-        accept_and_commit_ref(buffers, state, num_reqs)
+        accept_and_commit_ref(buffers, state, num_reqs, is_decided)
 
 
-def launch_accept_and_commit(buffers: StepBuffers, state: RequestState, num_reqs: int) -> None:
+def launch_accept_and_commit(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False
+) -> None:
     Q = buffers.sampled_tokens.shape[1]
     _accept_and_commit_kernel[(num_reqs,)](
         buffers.results,
@@ -35,9 +41,11 @@ def launch_accept_and_commit(buffers: StepBuffers, state: RequestState, num_reqs
         buffers.input_ids,
         buffers.num_valid,
         buffers.sample_mapping,
+        buffers.decided,
         len(state.num_computed_tokens) - 1,
         Q=Q,
         Q_PADDED=next_power_of_2(Q),
+        IS_DECIDED=is_decided,
         num_warps=1,
         **launch_options(buffers.results),
     )
@@ -55,9 +63,11 @@ def _accept_and_commit_kernel(
     input_ids_ptr,  # [T]
     num_valid_ptr,  # [B]
     sample_ptr,  # [B]
+    decided_ptr,  # [B]
     R,
     Q: tl.constexpr,
     Q_PADDED: tl.constexpr,
+    IS_DECIDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_the_next_start(PDL)
@@ -70,8 +80,11 @@ def _accept_and_commit_kernel(
     target = tl.load(target_ptr + b * Q + i, mask=inside, other=0)
     following = i + 1 < tl.minimum(tl.load(num_valid_ptr + b), Q)
     draft = tl.load(input_ids_ptr + b * Q + i + 1, mask=i + 1 < Q, other=0)
-    # the first row whose draft does not hold
-    num_accepted = tl.min(tl.where(following & (target == draft), Q_PADDED, i), axis=0)
+    if IS_DECIDED:
+        num_accepted = tl.load(decided_ptr + b).to(tl.int32)
+    else:
+        # the first row whose draft does not hold
+        num_accepted = tl.min(tl.where(following & (target == draft), Q_PADDED, i), axis=0)
     out = results_ptr + b * 2 * Q
     tl.store(out + i, target, mask=inside)
     tl.store(out + Q, num_accepted.to(tl.int64))
@@ -83,13 +96,13 @@ def _accept_and_commit_kernel(
     tl.store(last_sampled_ptr + row, tl.sum(tl.where(i == num_accepted, target, 0), axis=0))
 
 
-def accept_and_commit_ref(buffers: StepBuffers, state: RequestState, num_reqs: int) -> None:
+def accept_and_commit_ref(buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False) -> None:
     B, Q = num_reqs, buffers.sampled_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
     is_real_B1 = (row_B >= 0)[:, None]
     target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
     draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
-    accepted_B = greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
+    accepted_B = buffers.decided[:B] if is_decided else greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
     buffers.sampled_tokens[:B] = target_BQ
     buffers.num_accepted[:B] = accepted_B
     buffers.verified_tokens[:B] = draft_BK

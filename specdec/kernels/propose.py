@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.buffers import StepBuffers
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowest_best
+from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.slot_mapping import slot_mapping_ref
 from specdec.kv_cache import BLOCK_SIZE
@@ -35,6 +36,24 @@ def propose(
         propose_ref(normed_BD, weight_WD, d2t_W, buffers, state, step, max_model_len)
 
 
+def propose_sampled(
+    logits_BW: Tensor,
+    floor_B: Tensor,
+    places: Places,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
+) -> None:
+    """The same for a token that is chosen from logits with noise; places.token_ids are d2t."""
+    if use_triton(logits_BW):
+        maxima = launch_choices(logits_BW, floor_B, places)
+        launch_place(*maxima, places.token_ids, buffers, state, step, max_model_len)
+    else:
+        id_B = choose_token_ref(logits_BW, floor_B, places)
+        place_ref(id_B, places.token_ids, buffers, state, step, max_model_len)
+
+
 def launch_propose(
     normed_BD: Tensor,
     weight_WD: Tensor,
@@ -44,9 +63,21 @@ def launch_propose(
     step: int,
     max_model_len: int,
 ) -> None:
-    best, ids = launch_tile_maxima(normed_BD, weight_WD)
+    launch_place(*launch_tile_maxima(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len)
+
+
+def launch_place(
+    best: Tensor,
+    ids: Tensor,
+    d2t_W: Tensor | None,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
+) -> None:
+    """Reduce the maxima of tiles [tiles, B] to tokens, and write what follows from them."""
     K = buffers.draft_tokens.shape[1]
-    _propose_kernel[(len(normed_BD),)](
+    _propose_kernel[(best.shape[1],)](
         buffers.draft_tokens,
         buffers.draft_last_tokens,
         buffers.draft_positions,
@@ -59,7 +90,7 @@ def launch_propose(
         state.num_computed_tokens,
         state.block_table,
         len(best),
-        len(normed_BD),
+        best.shape[1],
         state.block_table.shape[0] - 1,
         state.block_table.shape[1],
         max_model_len,
@@ -70,7 +101,7 @@ def launch_propose(
         S=BLOCK_SIZE,
         BLOCK=next_power_of_2(len(best)),
         num_warps=4,
-        **launch_options(normed_BD),
+        **launch_options(best),
     )
 
 
@@ -131,10 +162,15 @@ def propose_ref(
     step: int,
     max_model_len: int,
 ) -> None:
-    B, K = len(normed_BD), buffers.draft_tokens.shape[1]
+    place_ref(best_token_ref(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len)
+
+
+def place_ref(
+    id_B: Tensor, d2t_W: Tensor | None, buffers: StepBuffers, state: RequestState, step: int, max_model_len: int
+) -> None:
+    B, K = len(id_B), buffers.draft_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
-    token_B = best_token_ref(normed_BD, weight_WD)
-    token_B = token_B if d2t_W is None else d2t_W[token_B]
+    token_B = id_B if d2t_W is None else d2t_W[id_B]
     buffers.draft_tokens[:B, step] = token_B
     if step + 1 == K:
         state.draft_tokens[row_B] = buffers.draft_tokens[:B]

@@ -1,7 +1,7 @@
 """The least logit / temperature that min-p, top-k and top-p, in this order, leave in a row; -inf where none is set.
 
 min_p keeps what has at least min_p times the greatest probability. top_k keeps the k-th greatest and all above it.
-top_p keeps a token if those strictly above it, of all that the first two kept, have less than top_p of their mass: equals
+top_p keeps a token if those strictly above it, of what the first two kept, have less than top_p of the mass: equals
 stay or go together, so no order decides. Masses are whole numbers (2^40 at the maximum): their sum has no order either.
 """
 

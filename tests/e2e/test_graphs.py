@@ -88,7 +88,8 @@ def test_graphs_change_no_token_and_no_accepted_count(pair, greedy, prompts, ref
     assert [o.outputs[0].token_ids for o in captured] == [r[: NUM_TOKENS - i] for i, r in enumerate(references[:5])]
     assert counters["target_decode"].replays.keys() == {FULL}
     assert counters["target_prefill"].replays.keys() == {PIECEWISE}
-    assert set(counters) == {"target_prefill", "target_decode"} | ({"draft_prefill", "draft_decode"} if k else set())
+    families = {"target_prefill", "target_decode"} | ({"draft_prefill", "draft_decode"} if k else set())
+    assert {name for name in counters if not name.endswith("_sampled")} == families
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

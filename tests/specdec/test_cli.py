@@ -101,10 +101,34 @@ def test_stop_cuts_the_text(run, expected):
     assert out == expected[: expected.index("def")] + "\n"
 
 
+def test_a_drawn_seed_is_reported_and_repeats_the_text(run):
+    sampled = ("generate", "demo", PROMPT, "--max-tokens", "24", "--temperature", "0.9", "--top-p", "0.95")
+    first = json.loads(run(*sampled, "--json")[1])
+    again = run(*sampled, "--seed", str(first["seed"]), "--draft", "demo", "-k", "2")
+    other = run(*sampled, "--seed", str((first["seed"] + 1) % 2**64))
+
+    assert again[1] == first["text"] + "\n"
+    assert f"seed {first['seed']}" in again[2]
+    assert other[1] != again[1]
+
+
+def test_samples_logprobs_and_the_rule_are_in_the_json(run):
+    args = ("--temperature", "1", "--seed", "5", "-n", "3", "--logprobs", "1", "--acceptance", "block", "--json")
+    result = json.loads(run("generate", "demo", PROMPT, "--max-tokens", "6", "--draft", "demo", *args)[1])
+
+    assert (len(result["samples"]), result["seed"], result["acceptance"]) == (3, 5, "block")
+    assert len(result["logprobs"]) == len(result["token_ids"]) == 6
+    assert result["cumulative_logprob"] < 0
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
-        (("generate", "demo", "x", "--temperature", "0.7"), "only greedy decoding"),
+        (("generate", "demo", "x", "--temperature", "-1"), "temperature=-1"),
+        (("generate", "demo", "x", "--top-p", "0"), "top_p=0"),
+        (("generate", "demo", "x", "-n", "2"), "n=2 with temperature=0"),
+        (("generate", "demo", "x", "--acceptance", "block"), "give --draft too"),
+        (("generate", "demo", "x", "--draft", "demo", "--acceptance", "typical"), "acceptance='typical'"),
         (("generate", "demo", "x", "-k", "3"), "give --draft too"),
         (("generate", "./nowhere", "x"), "no such directory"),
         (("generate", "demo", "x", "--draft", "./nowhere"), "no such directory"),

@@ -1,0 +1,168 @@
+"""How tokens are chosen where a step writes its logits out: processors, floor, noise, and the rule of acceptance.
+
+exact: the target's choice at every row, with the noise of its place; a draft holds if it equals it. rejection, block:
+the drafts' own probabilities decide (accept.py). All of it runs behind the target's graph, kernel by kernel, and only
+the parts that the requests of the step need.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.accept import RULES, Decision, Drafted
+from specdec.buffers import StepBuffers
+from specdec.kernels.choose_token import Places, choose_token
+from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
+from specdec.kernels.support_floor import Limits, support_floor
+from specdec.logprobs import StepLogprobs, logprobs_of
+from specdec.models.llama import LlamaModel
+from specdec.needs import Needs
+from specdec.processors import Block, count_sampled, process
+from specdec.state import RequestState
+from specdec.step import Step
+
+
+class Choice:
+    """rule: "exact", "rejection" or "block". d2t: target ids of the draft's, None where they are the same."""
+
+    def __init__(
+        self, model: LlamaModel, buffers: StepBuffers, state: RequestState, rule: str, d2t: Tensor | None
+    ) -> None:
+        self.model, self.buffers, self.state, self.rule, self.d2t = model, buffers, state, rule, d2t
+        self._raw_TV: Tensor | None = None  # of the step, where logprobs are asked for
+
+    def choose_first(self, step: Step) -> None:
+        """The token behind each batch slot's last row of a chunk."""
+        buffers, B = self.buffers, step.num_reqs
+        last_B, row_B = buffers.last_token_indices[:B], buffers.sample_mapping[:B]
+        block = Block(
+            row_B=row_B,
+            token_BQ=buffers.input_ids[last_B][:, None],
+            position_BQ=buffers.positions[last_B][:, None],
+            is_valid_BQ=(row_B >= 0)[:, None],
+        )
+        logits_BV = self._logits(buffers.hidden_states[last_B], block, step.needs)
+        floor_B = self._floor(logits_BV, block.row_T, step.needs)
+        stream = TARGET if self.rule == "exact" else BONUS
+        choose_token(logits_BV, floor_B, self._places(block, stream), buffers.sampled_tokens[:B, 0])
+
+    def choose_round(self, step: Step) -> None:
+        """The target's tokens of a round, and for p/q how many drafts hold."""
+        buffers, B, Q = self.buffers, step.num_reqs, self.buffers.sampled_tokens.shape[1]
+        T = B * Q
+        row_B = buffers.idx_mapping[:B]
+        block = Block(
+            row_B=row_B,
+            token_BQ=buffers.input_ids[:T].view(B, Q),
+            position_BQ=buffers.positions[:T].view(B, Q),
+            is_valid_BQ=torch.arange(Q, device=row_B.device) < buffers.num_valid[:B, None],
+        )
+        logits_TV = self._logits(buffers.hidden_states[:T], block, step.needs)
+        floor_T = self._floor(logits_TV, block.row_T, step.needs)
+        if self.rule == "exact":
+            choose_token(logits_TV, floor_T, self._places(block, TARGET), buffers.target_tokens[:T])
+        else:
+            self._decide(logits_TV, floor_T, block)
+
+    def record(self, step: Step, num_reqs: int) -> StepLogprobs | None:
+        """Behind the commit: count what was generated; logprobs of the rows of sampled_tokens, if asked for."""
+        buffers, B = self.buffers, num_reqs
+        tokens_BQ = buffers.sampled_tokens[:B] if step.query_len is not None else buffers.sampled_tokens[:B, :1]
+        if step.needs.penalties:
+            accepted_B = buffers.num_accepted[:B] if step.query_len is not None else torch.zeros_like(tokens_BQ[:, 0])
+            count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B + 1)
+        if self._raw_TV is None:
+            return None
+        raw_TV, self._raw_TV = self._raw_TV, None
+        return logprobs_of(raw_TV, tokens_BQ.flatten(), step.needs.logprobs)
+
+    def _logits(self, hidden_TD: Tensor, block: Block, needs: Needs) -> Tensor:
+        logits_TV = self.model.logits(hidden_TD)
+        self._raw_TV = logits_TV.clone() if needs.logprobs >= 0 else None
+        process(logits_TV, block, self.state, needs)
+        return logits_TV
+
+    def _floor(self, logits_TV: Tensor, row_T: Tensor, needs: Needs) -> Tensor:
+        if not needs.floor:
+            return torch.full_like(logits_TV[:, 0], -torch.inf)
+        return support_floor(logits_TV, limits_of(self.state, row_T))
+
+    def _places(self, block: Block, stream: int) -> Places:
+        rows, row_T, position_T = self.state.sampling, block.row_T, block.position_T
+        # p/q: a round's own numbers, since block verification looks at coins and drafts behind the end of what it takes
+        epoch_BQ = torch.zeros_like(block.position_BQ) if self.rule == "exact" else block.position_BQ[:, :1]
+        return Places(
+            temperatures=rows.temperature[row_T],
+            seeds=rows.seeds[row_T],
+            positions=position_T + 1,
+            epochs=epoch_BQ.expand_as(block.position_BQ).flatten(),
+            stream=stream,
+        )
+
+    def _decide(self, logits_TV: Tensor, floor_T: Tensor, block: Block) -> None:
+        buffers, (B, Q) = self.buffers, block.token_BQ.shape
+        drafted = self._drafted(logits_TV, floor_T, block)
+        coins = self._places(block, COIN)
+        coins_BQ = uniform_ref(coins.seeds, coins.positions, COIN, coins.epochs).view(B, Q)
+        decision = RULES[self.rule](drafted, coins_BQ[:, : Q - 1])
+        token_B = self._draw(decision, block)
+        buffers.decided[:B] = decision.num_accepted_B
+        draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
+        is_accepted_BQ = torch.arange(Q, device=token_B.device) < decision.num_accepted_B[:, None]
+        buffers.target_tokens[: B * Q] = torch.where(is_accepted_BQ, draft_BQ, token_B[:, None]).flatten()
+
+    def _drafted(self, logits_TV: Tensor, floor_T: Tensor, block: Block) -> Drafted:
+        rows, (B, Q), V = self.state.sampling, block.token_BQ.shape, logits_TV.shape[1]
+        is_greedy_B11 = (rows.temperature[block.row_B] == 0)[:, None, None]
+        draft_BK = block.token_BQ[:, 1:]
+        target_TV = probabilities(scaled_in_support(logits_TV, rows.temperature[block.row_T], floor_T))
+        best_TV = torch.zeros_like(target_TV).scatter_(1, logits_TV.argmax(dim=-1, keepdim=True), 1)
+        best_TV = torch.where((logits_TV == -torch.inf).all(dim=-1, keepdim=True), 0, best_TV)
+        draft_BKW = probabilities(self.state.draft_scores[block.row_B])
+        draft_BKV = draft_BKW
+        if self.d2t is not None:
+            draft_BKV = torch.zeros(B, Q - 1, V, device=logits_TV.device).index_copy_(2, self.d2t, draft_BKW)
+        point_BKV = torch.zeros_like(draft_BKV).scatter_(2, draft_BK[..., None], 1)
+        return Drafted(
+            target_probs_BQV=torch.where(is_greedy_B11, best_TV.view(B, Q, V), target_TV.view(B, Q, V)),
+            draft_probs_BKV=torch.where(is_greedy_B11, point_BKV, draft_BKV),
+            draft_tokens_BK=draft_BK,
+            num_drafts_B=(block.is_valid_BQ.sum(dim=1) - 1).clamp(min=0),
+        )
+
+    def _draw(self, decision: Decision, block: Block) -> Tensor:
+        """A token from the weights, by noise of the stream that says what it is."""
+        rows, row_B = self.state.sampling, block.row_B
+        log_weights_BV = decision.weights_BV.log()
+        token_B, bonus_B = torch.empty_like(row_B), torch.empty_like(row_B)
+        for stream, out_B in ((RESIDUAL, token_B), (BONUS, bonus_B)):
+            places = Places(
+                temperatures=torch.ones_like(log_weights_BV[:, 0]),
+                seeds=rows.seeds[row_B],
+                positions=block.position_BQ[:, 0] + decision.num_accepted_B + 1,
+                epochs=block.position_BQ[:, 0],
+                stream=stream,
+            )
+            choose_token(log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), places, out_B)
+        return torch.where(decision.is_bonus_B, bonus_B, token_B)
+
+
+def limits_of(state: RequestState, row_T: Tensor) -> Limits:
+    """The limits of these request rows."""
+    rows = state.sampling
+    return Limits(
+        temperatures=rows.temperature[row_T],
+        log_min_p=rows.log_min_p[row_T],
+        top_k=rows.top_k[row_T],
+        top_p=rows.top_p[row_T],
+    )
+
+
+def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor) -> Tensor:
+    """logits / temperature, -inf below the floor; greedy rows as they are."""
+    scaled_TV = logits_TV / torch.where(temperature_T == 0, 1, temperature_T)[:, None]
+    return torch.where(scaled_TV < floor_T[:, None], -torch.inf, scaled_TV)
+
+
+def probabilities(scaled_XV: Tensor) -> Tensor:
+    """Softmax; zeros where no token is left."""
+    return scaled_XV.softmax(dim=-1).nan_to_num(0.0)

@@ -30,6 +30,7 @@ def resolve_norms(witness: Witness, layout: Layout, entry: str) -> Norms:
 def _entry_fc(witness: Witness, layout: Layout) -> Norms:
     """EAGLE-1 has none; speculators' `layernorms` switches three on together."""
     has_final_norm = witness.flag("has_final_norm", "layernorms", "norm.weight")
+    witness.ignore("an EAGLE-1 draft has no such norm", "norm_before_fc", "fc_norm", "norm_before_residual")
     return Norms(
         norm_before_fc=False,
         has_fc_norm=False,
@@ -69,7 +70,10 @@ def _recycled(witness: Witness, layout: Layout, has_final_norm: bool) -> Literal
         return "post_norm"
     if "norm_output" in fields and "norm_output" not in layout.recycled_keys:
         log.note(f"norm_output in a {layout.name} head: a norm before lm_head; the hidden is recycled pre_norm")
-    key = next((key for key in layout.recycled_keys if fields.find(bool, key)), None)
+    if not has_final_norm:
+        witness.ignore("this draft has no norm behind its layers", *layout.recycled_keys)
+    asked = (key for key in layout.recycled_keys if fields.find(bool, key))
+    key = next(asked, None) if has_final_norm else None
     source = fields.source(key or next((key for key in layout.recycled_keys if key in fields), ""))
     log.add("recycled", "post_norm" if key else "pre_norm", source)
     return "post_norm" if key else "pre_norm"

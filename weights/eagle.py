@@ -20,7 +20,7 @@ from weights.layouts import Evidence, Layout, find_layout, refuse_values
 from weights.reader import Reader
 from weights.rename import DRAFT_ROWS, rename
 from weights.report import Log
-from weights.taps import resolve_taps
+from weights.taps import KEYS, resolve_taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +152,7 @@ def _features(
         log.add("aux_boundaries", (), f"{source}: the target's hidden after its final norm")
         if aux_layers is not None:
             witness.problems.add(f"aux_layers {aux_layers}: this draft reads none ({source})")
+        witness.ignore("this draft reads the target's hidden after its final norm", *KEYS)
         return entry == "fc" or witness.has("fc.weight"), ()
     num_taps = _num_taps(witness, Dt)
     return True, resolve_taps(fields, layout, num_taps, target.num_layers if target else None, aux_layers, log)
@@ -194,5 +195,10 @@ def _check_borrowing(witness: Witness, config: EagleConfig) -> None:
         witness.problems.add(f"missing embed_tokens.weight [{V}, {D}]: the target's, of width {Dt}, does not fit")
     if not config.has_own_head and (Dt != D or W != V):
         witness.problems.add(f"missing lm_head.weight [{W}, {D}]: the target's, [{V}, {Dt}], does not fit")
+    if config.entry == "fc" and Dt != D:
+        witness.problems.add(
+            f"an EAGLE-1 draft of hidden size {D} for a target of {Dt}: fc reads the target's hidden behind its tokens "
+            "and the draft's own behind drafted ones, so both must have one size"
+        )
     if not config.has_fc and Dt != D:
         witness.problems.add(f"no fc: a draft of hidden size {D} cannot read the target's hidden of {Dt}")

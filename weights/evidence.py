@@ -68,6 +68,12 @@ class Witness:
         self.log.add(field, value, source if written is None or key is None else self.fields.source(key))
         return value
 
+    def ignore(self, why: str, *keys: str) -> None:
+        """A note for each key that asks for what this draft has not."""
+        for key in keys:
+            if self.fields.values.get(key):
+                self.log.note(f"{self.fields.source(key)} is ignored: {why}")
+
     def _silent(self, field: str, key: str, default: int | None) -> int:
         if default is None:
             self.problems.add(f"{self.fields.file}: missing {key}, and no tensor tells it", fatal=True)

@@ -205,6 +205,22 @@ def test_a_draft_for_another_target_is_refused(tmp_path, format, width, vocab_si
     assert f"a draft for another {words}" in text
 
 
+def test_an_eagle1_draft_of_another_width_than_its_target_is_refused(tmp_path):
+    config = eagle1_config(TARGET, hidden_size=48, has_own_embedding=True, has_own_head=True)
+    eagle1 = Head(tmp_path, "eagle-1", config)
+    eagle1.keys["target_hidden_size"] = 32
+    assert "an EAGLE-1 draft of hidden size 48 for a target of 32" in eagle1.refusal()
+
+
+def test_what_an_eagle1_config_asks_for_in_vain_is_told(eagle1):
+    asked = {"norm_before_fc": True, "fc_norm": True, "norm_before_residual": True, "norm_output": True}
+    eagle1.keys |= {**asked, "eagle_aux_hidden_state_layer_ids": [1, 3, 4], "return_hidden_post_norm": False}
+    loaded = eagle1.load()
+    assert (loaded.config.recycled, loaded.config.aux_boundaries) == ("pre_norm", ())
+    told = [note.split(" is ignored: ")[0] for note in loaded.report.notes if " is ignored: " in note]
+    assert set(told) == {f"config.json: {key}" for key in (*asked, "eagle_aux_hidden_state_layer_ids")}
+
+
 def test_a_bin_only_draft_is_told_the_command(head):
     (head.directory / "model.safetensors").rename(head.directory / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"python -m scripts\.bin_to_safetensors"):

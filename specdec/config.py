@@ -78,6 +78,7 @@ class EngineConfig:
     row counts to capture prompt chunks for. compile_piecewise: split chunks by torch.compile, not by breakable capture.
     seed: from which the seeds of requests without one are drawn, in the order of the requests; None: by chance.
     cuda_graph_modes: {family: mode} to change one of GRAPH_MODES, {"draft_prefill": "PIECEWISE"}.
+    use_tqdm_on_load: show on a terminal how far the weights are read.
     """
 
     dtype: str = "auto"
@@ -93,6 +94,7 @@ class EngineConfig:
     compile_piecewise: bool = False
     cuda_graph_modes: Mapping[str, str] | None = None
     seed: int | None = None
+    use_tqdm_on_load: bool = True
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
@@ -106,6 +108,7 @@ class EngineConfig:
             _check_int("seed", self.seed, 0, (1 << 64) - 1)
         _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         _check_choice("enforce_eager", self.enforce_eager, (False, True))
+        _check_choice("use_tqdm_on_load", self.use_tqdm_on_load, (False, True))
         _check_choice("compile_piecewise", self.compile_piecewise, (False, True))
         _check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
         _check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, self.max_num_batched_tokens)

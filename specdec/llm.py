@@ -50,8 +50,11 @@ class LLM:
         dtype = _dtype(config.dtype, device)
 
         directory = locate(model, "target")
-        target = load_target(directory, dtype=dtype, device=device)
-        eagle = None if speculation is None else _load_draft(speculation, target, device)
+        draft_directory = None if speculation is None else locate(speculation.model, "draft")
+        target = load_target(directory, dtype=dtype, device=device, progress=config.use_tqdm_on_load)
+        eagle = None
+        if speculation is not None and draft_directory is not None:
+            eagle = _load_draft(draft_directory, speculation, target, device, config.use_tqdm_on_load)
         self.config, self.speculative_config = config, speculation
         self.target_report, self.draft_report = target.report, None if eagle is None else eagle.report
         self.tokenizer = Tokenizer(directory)
@@ -124,8 +127,10 @@ def _backend(config: EngineConfig, device: torch.device) -> GraphBackend | None:
     return None if config.enforce_eager else CudaBackend(device)
 
 
-def _load_draft(speculation: SpeculativeConfig, target: LoadedTarget, device: torch.device) -> LoadedEagle:
-    eagle = load_eagle(locate(speculation.model, "draft"), target, device=device, aux_layers=speculation.aux_layers)
+def _load_draft(
+    directory: Path, speculation: SpeculativeConfig, target: LoadedTarget, device: torch.device, progress: bool
+) -> LoadedEagle:
+    eagle = load_eagle(directory, target, device=device, aux_layers=speculation.aux_layers, progress=progress)
     method = "eagle" if eagle.config.entry == "fc" else "eagle3"
     if speculation.method not in ("auto", method):
         raise ValueError(
@@ -144,7 +149,7 @@ def _runner(
     backend: GraphBackend | None,
 ) -> Runner:
     """The runner with a cache that fits, its graphs captured."""
-    most = _sizes(config, speculation, target)
+    most = _sizes(config, speculation, target, eagle)
     build = partial(Runner, target, eagle, device=device, graph_config=config.graphs, backend=backend)
     if speculation is not None:
         build = partial(build, acceptance=speculation.acceptance)
@@ -167,27 +172,35 @@ def _runner(
     return runner
 
 
-def _sizes(config: EngineConfig, speculation: SpeculativeConfig | None, target: LoadedTarget) -> RunnerSizes:
+def _sizes(
+    config: EngineConfig, speculation: SpeculativeConfig | None, target: LoadedTarget, eagle: LoadedEagle | None
+) -> RunnerSizes:
     """Sizes with as many cache blocks as all rows together can hold."""
     max_model_len = config.max_model_len or target.config.max_position_embeddings
-    window = target.config.sliding_window
+    num_speculative_tokens = speculation.num_speculative_tokens if speculation is not None else 0
     if max_model_len > target.config.max_position_embeddings:
         raise ValueError(
             f"max_model_len={max_model_len} exceeds the target's max_position_embeddings="
             f"{target.config.max_position_embeddings}"
         )
-    if window is not None and max_model_len > window:
-        raise ValueError(
-            f"the target attends over a sliding window of {window} tokens, which is not supported beyond it: "
-            f"give max_model_len={window} or less (max_model_len={max_model_len})"
-        )
+    _check_window("target", target.config.sliding_window, max_model_len)
+    if eagle is not None and num_speculative_tokens > 0:
+        _check_window("draft", eagle.config.sliding_window, max_model_len)
     return RunnerSizes(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_kv_blocks=config.max_num_seqs * -(-max_model_len // BLOCK_SIZE),
-        num_speculative_tokens=speculation.num_speculative_tokens if speculation is not None else 0,
+        num_speculative_tokens=num_speculative_tokens,
     )
+
+
+def _check_window(role: str, window: int | None, max_model_len: int) -> None:
+    if window is not None and max_model_len > window:
+        raise ValueError(
+            f"the {role} attends over a sliding window of {window} tokens, which is not supported beyond it: "
+            f"give max_model_len={window} or less (max_model_len={max_model_len})"
+        )
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -16,7 +16,7 @@ from weights.shapes import Shapes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where tensors go and whether a bar shows it."""
+    """Where tensors go and whether a bar shows it, on a terminal only."""
 
     dtype: torch.dtype
     device: torch.device | str
@@ -29,9 +29,9 @@ def read_tensors(
     """Everything in `wanted` under the fused names; casts are noted in `log`."""
     total = sum(held[name].num_bytes for name in wanted)
     tensors: dict[str, Tensor] = {}
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc=reader.directory.name, disable=not placement.progress
-    ) as bar:
+    # disable=None: no bar where nobody watches
+    disable = None if placement.progress else True
+    with tqdm(total=total, unit="B", unit_scale=True, desc=reader.directory.name, disable=disable) as bar:
         for name, pieces in fuse_plan(list(wanted)).items():
             parts = []
             for piece in pieces:

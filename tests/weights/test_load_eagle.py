@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import pytest
 import torch
@@ -345,7 +346,10 @@ def test_wrapping_prefixes_are_stripped(head, prefix):
     assert all(torch.equal(wrapped.tensors[name], plain.tensors[name]) for name in plain.tensors)
 
 
-def test_a_progress_bar_counts_the_bytes(head, capfd):
+def test_a_progress_bar_counts_the_bytes_on_a_terminal(head, capfd, monkeypatch):
+    load_eagle(head.directory, TARGET)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     load_eagle(head.directory, TARGET)
     assert "B/s" in capfd.readouterr().err
     load_eagle(head.directory, TARGET, progress=False)

@@ -45,6 +45,18 @@ def find_finish(
     return None
 
 
+def num_certain_chars(rules: FinishRules, text: str) -> int:
+    """Characters of a running request's text that no stop string can take back any more."""
+    if rules.include_stop_str_in_output:
+        return len(text)
+    longest = max((len(stop) for stop in rules.stop_strings), default=1)
+    for start in range(max(len(text) - longest + 1, 0), len(text)):
+        tail = text[start:]
+        if any(stop.startswith(tail) and stop != tail for stop in rules.stop_strings):
+            return start
+    return len(text)
+
+
 def _finish_at(rules: FinishRules, token: int, text: str, ends: Sequence[int], index: int) -> Finish | None:
     count = index + 1
     if count > rules.min_tokens:

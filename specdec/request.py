@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from specdec.finish import Finish, FinishRules, find_finish
+from specdec.finish import Finish, FinishRules, find_finish, num_certain_chars
 from specdec.logprobs import Logprob
 from specdec.output import CompletionOutput, RequestOutput
 from specdec.sampling import SamplingParams
@@ -109,7 +109,7 @@ class Request:
         """While it runs, what is certain; at the end the full decode, or the text up to a stop string."""
         self._complete_text()
         if self.finish is None:
-            return self.detokenizer.text
+            return self.detokenizer.text[: num_certain_chars(self.rules, self.detokenizer.text)]
         if self.finish.num_chars is not None:
             return self.detokenizer.text[: self.finish.num_chars]
         return self.detokenizer.decode_all(self.finish.num_text_tokens)

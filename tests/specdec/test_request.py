@@ -46,6 +46,29 @@ def test_a_running_request_shows_what_it_has():
 
 
 @pytest.mark.parametrize(
+    "rules, steps, shown",
+    [
+        ({"stop_strings": ["yzq"]}, ["x", "y", "z", "y", "y", "a"], ["x", "x", "x", "xyz", "xyzy", "xyzyya"]),
+        ({"stop_strings": ["zz", "yzzy"]}, ["xy", "z", "a"], ["x", "x", "xyza"]),
+        ({"stop_strings": ["yz"], "min_tokens": 3}, ["xyz", "a"], ["xyz", "xyza"]),
+        ({"stop_strings": ["yz"], "include_stop_str_in_output": True}, ["xy"], ["xy"]),
+        ({}, ["xy"], ["xy"]),
+    ],
+)
+def test_what_could_begin_a_stop_string_is_held_back(rules, steps, shown):
+    made = request(**rules)
+    assert [after(made, step).outputs[0].text for step in steps] == shown
+
+
+def test_what_a_running_request_shows_stays_shown():
+    made, seen = request(stop_strings=["abab!", "ba?"]), [""]
+    for character in "aababababcbaababab!":
+        seen.append(after(made, character).outputs[0].text)
+        assert seen[-1].startswith(seen[-2])
+    assert (seen[-1], made.finish.stop_reason) == ("aababababcbaab", "abab!")
+
+
+@pytest.mark.parametrize(
     "rules, steps, text, ids, reason, stop_reason",
     [
         ({}, ["x", "y.zz"], "xy", "xy.", "stop", None),

@@ -7,6 +7,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._is_held = bytearray(num_blocks)
 
     @property
     def num_free(self) -> int:
@@ -16,9 +17,14 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks. The caller has checked that they are there."""
         assert count <= len(self._free), f"asked for {count} blocks, {len(self._free)} are free"
-        return [self._free.pop() for _ in range(count)]
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._is_held[block] = True
+        return blocks
 
     def free(self, blocks: list[int]) -> None:
         """Give blocks back."""
-        self._free.extend(reversed(blocks))
-        assert len(self._free) <= self.num_blocks, "a block was freed twice"
+        for block in reversed(blocks):
+            assert self._is_held[block], f"block {block} is freed twice"
+            self._is_held[block] = False
+            self._free.append(block)

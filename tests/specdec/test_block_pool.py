@@ -29,10 +29,12 @@ def test_more_than_is_free_is_a_bug_of_ours():
 
 def test_a_block_freed_twice_is_a_bug_of_ours():
     pool = BlockPool(2)
-    blocks = pool.allocate(1)
-    pool.free(blocks)
-    with pytest.raises(AssertionError, match="freed twice"):
-        pool.free(blocks)
+    [block], _ = pool.allocate(1), pool.allocate(1)
+    pool.free([block])
+    with pytest.raises(AssertionError, match="block 0 is freed twice"):
+        pool.free([block])
+    with pytest.raises(AssertionError, match="block 1 is freed twice"):
+        pool.free([1, 1])
 
 
 def test_no_block_has_two_holders():

@@ -75,6 +75,7 @@ def run(engine: Engine, prompts: list[list[int]], batch: int, max_tokens: int) -
             tokens.append(outputs[request.request_id].outputs[0].token_ids)
             hashes.append(listener.by_request[request.request_id][: len(tokens[-1])])
             stats.append(outputs[request.request_id].stats)
+    assert len({value for row in hashes for value in row}) > len(tokens), "the hashes tell nothing apart"
     rounds = sum(s.num_rounds for s in stats)
     return tokens, hashes, 1 + sum(s.num_accepted_tokens for s in stats) / max(rounds, 1)
 

@@ -12,6 +12,7 @@ from graphs.tape import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.engine import Engine
 from specdec.runner import Runner, RunnerSizes
+from specdec.sampling import SamplingParams
 from specdec.tokenizer import Tokenizer
 from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
@@ -110,3 +111,24 @@ def test_a_request_fills_the_context_to_its_end_in_graphs(pair, greedy, prompts,
     [output], counters = run(pair, "eagle3", 5, backend, [(prompts[0], greedy(1000))], limit)
     assert output.outputs[0].token_ids == references[0][:30]
     assert counters["target_decode"].replays.keys() == {FULL}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("draft, k", [("eagle3", 0), ("eagle3", 3)])
+def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(pair, greedy, prompts, backend, draft, k):
+    sampled = {"temperature": 0.9, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    params = [
+        SamplingParams(seed=1, top_p=0.9, **sampled),
+        greedy(NUM_TOKENS - 5),
+        SamplingParams(seed=2, repetition_penalty=1.3, **sampled),
+        greedy(NUM_TOKENS, frequency_penalty=0.5),
+        SamplingParams(seed=3, top_k=9, logprobs=2, **sampled),
+    ]
+    requests = list(zip(prompts[:5], params, strict=True))
+    captured, counters = run(pair, draft, k, backend, requests)
+    eager, _ = run(pair, draft, k, backend, requests, is_eager=True)
+    assert rounds(captured) == rounds(eager)
+    assert counters["target_decode_sampled"].replays.keys() == {FULL}
+    if k:
+        assert counters["draft_prefill_sampled"].replays.keys() == {FULL}
+        assert counters["draft_decode_sampled"].replays.keys() == {FULL}

@@ -48,7 +48,7 @@ def plain(demo_llm, prompts):
     return sampled(demo_llm(None), prompts, 24)
 
 
-@pytest.mark.parametrize("draft, k", [("demo/eagle3", 1), ("demo/eagle3", 3), ("demo/eagle3", 5), ("demo/eagle1", 3)])
+@pytest.mark.parametrize("draft, k", [("demo/eagle3", 1), ("demo/eagle3", 5), ("demo/eagle1", 3)])
 def test_the_same_seeds_give_the_same_tokens_for_every_k(demo_llm, prompts, plain, draft, k):
     assert sampled(demo_llm(draft, k), prompts, 24) == plain
 

@@ -214,7 +214,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_variants_are_seen(name):
-    assert max(distance(law_of(WRONG[name], pair)[0], pair) for pair in PAIRS[:4]) > 1e-3
+    assert max(distance(law_of(WRONG[name], pair)[0], pair) for pair in PAIRS[:2]) > 1e-3
 
 
 @pytest.mark.parametrize("rule", RULES)

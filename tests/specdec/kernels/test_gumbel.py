@@ -137,12 +137,12 @@ def make_rows(device, T, V):
     logits[:, 1::7] = -torch.inf
     temperatures = torch.rand(T, device=device) + 0.2
     temperatures[::2] = 0
-    places = dict(
-        temperatures=temperatures,
-        seeds=torch.randint(0, 2**32, (T, 2), device=device),
-        positions=torch.randint(0, 2**20, (T,), device=device),
-        epochs=torch.randint(0, 2**20, (T,), device=device),
-    )
+    places = {
+        "temperatures": temperatures,
+        "seeds": torch.randint(0, 2**32, (T, 2), device=device),
+        "positions": torch.randint(0, 2**20, (T,), device=device),
+        "epochs": torch.randint(0, 2**20, (T,), device=device),
+    }
     return logits, places
 
 

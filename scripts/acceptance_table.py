@@ -1,0 +1,65 @@
+"""How many tokens does a round give at temperature 0.7 and 1.0, by the rule of acceptance?
+
+    python -m scripts.acceptance_table
+    python -m scripts.acceptance_table --num-prompts 16 -k 3 --max-tokens 64
+
+The bundled pair over its own prompts, on the CPU in float32. "argmax draft": drafts are the draft's best tokens and are
+accepted by the target's probability alone (p/q where q is one-hot), as vLLM does unless told otherwise; here greedy
+drafts under the exact rule, whose acceptance has the same law. Prints a table and one line of JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from specdec import LLM, SamplingParams
+from weights.demo import demo_prompts
+
+RULES = ("exact", "rejection", "block", "argmax draft")
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-prompts", type=int, default=48, help="the first so many of 48")
+    parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--temperatures", default="0.7,1.0")
+    return parser.parse_args(args)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    given = parse_args(args)
+    temperatures = [float(value) for value in given.temperatures.split(",")]
+    prompts = demo_prompts()["prompts"][: given.num_prompts]
+    lengths = {rule: [mean_length(rule, t, prompts, given) for t in temperatures] for rule in RULES}
+    print(f"{'mean acceptance length':<24}" + "".join(f"{f'temperature {t:g}':>18}" for t in temperatures))
+    for rule, row in lengths.items():
+        print(f"{rule:<24}" + "".join(f"{length:>18.3f}" for length in row))
+    print(json.dumps({**vars(given), "num_prompts": len(prompts), "mean_acceptance_length": lengths}))
+
+
+def mean_length(rule: str, temperature: float, prompts: Sequence[list[int]], given: argparse.Namespace) -> float:
+    """Over all rounds of all prompts; request i has seed i."""
+    is_argmax = rule == "argmax draft"
+    speculation = {"model": "demo", "num_speculative_tokens": given.num_speculative_tokens}
+    speculation["acceptance"] = "exact" if is_argmax else rule
+    llm = LLM("demo", speculation, device="cpu", max_num_seqs=24, max_model_len=512)
+    if is_argmax:
+        draft_greedily(llm)
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=given.max_tokens, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+    return llm.run_stats(llm.generate(prompts, params, use_tqdm=False)).mean_acceptance_length or 0.0
+
+
+def draft_greedily(llm: LLM) -> None:
+    """Let the draft propose its best tokens, without noise."""
+    draft = llm.engine.runner.draft
+    assert draft is not None
+    propose = draft._propose
+    draft._propose = lambda normed_BD, i, is_sampled: propose(normed_BD, i, False)  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The law of what is generated, by the whole path: three tokens of a tiny pair, drawn for many seeds, under each rule.
+
+Chi-square at a false-alarm rate of 1e-9 against the reference's probabilities; controls that must fail stand beside.
+"""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.chunk_inputs import PromptPart
+from specdec.needs import Needs
+from specdec.runner import Runner, RunnerSizes
+from specdec.sampling_rows import SamplingStart
+from specdec.state import RowStart
+from tests.specdec.tiny_pair import changed, on_disk, random_draft
+from tests.weights.tiny import eagle3_config, tiny_target
+
+K, V, ROWS, LENGTH = 2, 8, 256, 3
+PROMPT = [5, 2]
+TEMPERATURE, TOP_K, TOP_P = 1.4, 6, 0.9
+NEEDS = Needs(noise=True, floor=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    target = on_disk(tmp_path_factory.mktemp("target"), changed(tiny_target("llama").config, vocab_size=V))
+    return target, random_draft(eagle3_config(target.loaded, draft_vocab_size=V - 1))
+
+
+@pytest.fixture(scope="module")
+def law(pair):
+    """The probability of every text of three tokens, in float64."""
+    found = {}
+    stack = [((), 1.0)]
+    while stack:
+        tokens, probability = stack.pop()
+        if len(tokens) == LENGTH:
+            found[tokens] = probability
+            continue
+        stack += [((*tokens, t), probability * p) for t, p in next_law(pair[0].reference, [*PROMPT, *tokens]).items()]
+    return found
+
+
+def next_law(reference, tokens):
+    x = reference.forward(tokens).logits_TV[-1].double().numpy() / TEMPERATURE
+    kept = np.argsort(-x)[:TOP_K]
+    probs = np.exp(x[kept] - x[kept[0]])
+    probs /= probs.sum()
+    num = int((np.cumsum(probs) - probs < TOP_P).sum())
+    return dict(zip(kept[:num].tolist(), probs[:num] / probs[:num].sum(), strict=True))
+
+
+def draw(pair, rule, num_draws, temperature=TEMPERATURE, spoil=lambda runner: None):
+    """How often each text was drawn, for seeds 0..num_draws - 1, and the drafts that held per round."""
+    sizes = RunnerSizes(
+        max_model_len=64,
+        max_num_seqs=ROWS,
+        max_num_batched_tokens=ROWS * len(PROMPT),
+        num_kv_blocks=ROWS,
+        num_speculative_tokens=K,
+    )
+    runner = Runner(pair[0].loaded, pair[1], sizes, torch.device("cpu"), acceptance=rule)
+    counts, accepted = Counter(), []
+    for first in range(0, num_draws, ROWS):
+        texts = [[] for _ in range(ROWS)]
+        for row in range(ROWS):
+            start = SamplingStart(
+                temperature=temperature, top_k=TOP_K, top_p=TOP_P, seed=(first + row) * 0x9E3779B97F4A7C15 % 2**64
+            )
+            runner.start(row, RowStart(blocks=[row], num_draft_tokens=K, sampling=start))
+        parts = [PromptPart(row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r]) for r in range(ROWS)]
+        runner.run_chunk(parts, NEEDS)
+        for row, token in enumerate(runner.read_sampled(ROWS)):
+            texts[row].append(token)
+        while min(map(len, texts)) < LENGTH:
+            spoil(runner)
+            runner.run_round(list(range(ROWS)), 32, NEEDS)
+            result = runner.read(ROWS)
+            for row, (tokens, count) in enumerate(zip(result.sampled_tokens, result.num_accepted, strict=True)):
+                texts[row] += tokens[: count + 1]
+            accepted += result.num_accepted
+        counts.update(tuple(text[:LENGTH]) for text in texts)
+    return counts, sum(accepted) / len(accepted)
+
+
+def excess(counts, law):
+    """Chi-square over its quantile of 1 - 1e-9 (Wilson and Hilferty); cells of less than 5 are one."""
+    total = sum(counts.values())
+    if set(counts) - set(law):
+        return math.inf
+    large = [text for text, p in law.items() if p * total >= 5]
+    rest = 1 - sum(law[text] for text in large)
+    terms = [(counts[text] - law[text] * total) ** 2 / (law[text] * total) for text in large]
+    if rest * total >= 1:
+        others = total - sum(counts[text] for text in large)
+        terms.append((others - rest * total) ** 2 / (rest * total))
+    df = len(terms) - 1
+    return sum(terms) / (df * (1 - 2 / (9 * df) + 5.998 * math.sqrt(2 / (9 * df))) ** 3)
+
+
+def shift(runner):
+    """Tell the rule that every draft token had the probability of its neighbour."""
+    runner.state.draft_scores.copy_(runner.state.draft_scores.roll(1, -1))
+
+
+RULES = ["exact", "rejection", "block"]
+DRAWS = [6 * ROWS, pytest.param(100_096, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("num_draws", DRAWS)
+@pytest.mark.parametrize("rule", RULES)
+def test_three_tokens_have_the_targets_law(pair, law, rule, num_draws):
+    counts, num_accepted = draw(pair, rule, num_draws)
+    assert len(law) > 20
+    assert excess(counts, law) < 1
+    assert num_accepted > 0.1
+
+
+@pytest.mark.parametrize("rule", ["exact", *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:])])
+def test_another_temperature_is_seen(pair, law, rule):
+    counts, _ = draw(pair, rule, 6 * ROWS, temperature=TEMPERATURE * 0.6)
+    assert excess(counts, law) > 1
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_a_false_law_of_the_drafts_is_seen(pair, law, rule):
+    counts, _ = draw(pair, rule, 6 * ROWS, spoil=shift)
+    assert excess(counts, law) > 1

@@ -30,6 +30,7 @@ class AttentionMetadata:
     max_query_len: int = 1  # rows of the longest batch slot
     max_seq_len: int  # host-side bound on the longest context of the step
     tiles: TilePlan | None = None  # the twin's query tiles
+    workspace: Tensor | None = None  # float32, one for all passes
     query_rows: QueryRows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,6 +42,7 @@ class AttentionMetadata:
             max_query_len=self.max_query_len,
             max_seq_len=self.max_seq_len,
             tiles=self.tiles,
+            workspace=self.workspace,
         )
         object.__setattr__(self, "query_rows", rows)
 

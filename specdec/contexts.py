@@ -21,8 +21,16 @@ from specdec.tile_plans import TilePlans
 class PassContexts:
     """The `dummy_` ones fill the buffers with padding, to warm up and capture."""
 
-    def __init__(self, kv_cache: Tensor, buffers: StepBuffers, state: RequestState, max_model_len: int) -> None:
+    def __init__(
+        self,
+        kv_cache: Tensor,
+        buffers: StepBuffers,
+        state: RequestState,
+        max_model_len: int,
+        workspace: Tensor | None = None,
+    ) -> None:
         self.kv_cache, self.buffers, self.state, self.max_model_len = kv_cache, buffers, state, max_model_len
+        self.workspace = workspace
         # the kernels need no tiles
         sizes = None if kv_cache.is_cuda else buffers.sizes
         self._plans = None if sizes is None else TilePlans(sizes.max_tokens, sizes.max_reqs)
@@ -47,6 +55,7 @@ class PassContexts:
         self.buffers.fill_padding([Q] * B)
         metadata = AttentionMetadata(
             kv_cache=self.kv_cache,
+            workspace=self.workspace,
             block_table=self.state.block_table,
             idx_mapping=self.buffers.idx_mapping[:B],
             positions=self.buffers.positions[:T],
@@ -62,6 +71,7 @@ class PassContexts:
         B = num_reqs
         metadata = AttentionMetadata(
             kv_cache=self.kv_cache,
+            workspace=self.workspace,
             block_table=self.state.block_table,
             idx_mapping=self.buffers.sample_mapping[:B],
             positions=self.buffers.draft_positions[:B],
@@ -81,6 +91,7 @@ class PassContexts:
         B, T = len(query_lens), how.descriptor.num_tokens
         metadata = AttentionMetadata(
             kv_cache=self.kv_cache,
+            workspace=self.workspace,
             block_table=self.state.block_table,
             idx_mapping=self.buffers.idx_mapping[:B],
             positions=self.buffers.positions[:T],

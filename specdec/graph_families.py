@@ -26,6 +26,11 @@ from specdec.step import Passes, Step
 SAMPLED = "_sampled"
 
 
+# Rows of the largest chunk that is captured by default. A larger one computes for 40 ms and more on an 8B target, so
+# that launching it op by op costs no time, while its graphs would take 0.6 GiB in each of two families.
+LARGEST_CHUNK = 2048
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPair:
     """The draft's two families."""
@@ -64,6 +69,8 @@ class GraphFamilies:
 
         def family(name: str, query_len: int, max_tokens: int) -> CudaGraphManager:
             """A family, and its `_sampled` one where its rounds are full graphs."""
+            if config.token_sizes is None:
+                max_tokens = min(max_tokens, max(LARGEST_CHUNK, query_len * max_num_seqs))
             sizes = capture_sizes(max_num_seqs, max_tokens, config.request_sizes, config.token_sizes)
             is_breakable, mode = not config.compile_piecewise, config.modes[name]
             manager = CudaGraphManager(name, sizes, mode, query_len, backend, use_breakable_cg=is_breakable)

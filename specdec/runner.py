@@ -17,6 +17,7 @@ from specdec.config import GraphConfig
 from specdec.contexts import PassContexts
 from specdec.draft import Draft
 from specdec.graph_families import SAMPLED, GraphFamilies
+from specdec.kernels.paged_attention import workspace_size
 from specdec.kernels.target_inputs import fill_round
 from specdec.kv_cache import BLOCK_SIZE, allocate_kv_cache
 from specdec.logprobs import ROWS_AT_ONCE, StepLogprobs, joined, logprobs_of
@@ -95,6 +96,7 @@ class Runner:
             query_len=sizes.query_len,
             has_draft=eagle is not None,
         )
+        self._workspace = _workspace(target, eagle, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = allocate_kv_cache(
@@ -202,7 +204,7 @@ class Runner:
         return makers
 
     def _contexts(self, kv_cache: Tensor) -> PassContexts:
-        return PassContexts(kv_cache, self.buffers, self.state, self.sizes.max_model_len)
+        return PassContexts(kv_cache, self.buffers, self.state, self.sizes.max_model_len, self._workspace)
 
     def _chunk_step(self, parts: Sequence[PromptPart], needs: Needs) -> Step:
         lengths = tuple(part.length for part in parts)
@@ -255,6 +257,18 @@ def build_draft(eagle: LoadedEagle, target: LlamaModel, max_model_len: int, devi
     tensors = {name: tensor for name, tensor in (borrowed | eagle.tensors).items() if name != "d2t"}
     model.load_state_dict(tensors, strict=True, assign=True)
     return model
+
+
+def _workspace(
+    target: LoadedTarget, eagle: LoadedEagle | None, sizes: RunnerSizes, device: torch.device
+) -> Tensor | None:
+    """Where attention keeps its partial results, outside of all graph pools: passes run one after another."""
+    if device.type != "cuda":
+        return None
+    num_rows = sizes.max_num_seqs * sizes.query_len
+    layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
+    wanted = [workspace_size(num_rows, layer.num_heads, layer.head_dim, sizes.max_model_len) for layer in layers]
+    return torch.empty(max(wanted), dtype=torch.float32, device=device)
 
 
 def _buffer_sizes(target: LoadedTarget, eagle: LoadedEagle | None, sizes: RunnerSizes) -> BufferSizes:

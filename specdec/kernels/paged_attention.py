@@ -63,6 +63,7 @@ class QueryRows:
     max_query_len: int
     max_seq_len: int
     tiles: TilePlan | None = None  # the twin's
+    workspace: Tensor | None = None  # float32, for the partial results of a round: see workspace_size
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -79,6 +80,11 @@ def num_splits(num_keys: int) -> int:
     return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
 
 
+def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: int) -> int:
+    """Elements that a round of this many rows needs: weighted values, peak and total of each split of each head."""
+    return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
+
+
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     T, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
@@ -90,8 +96,10 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     is_split = rows.max_query_len <= MAX_SPLIT_TOKENS
     NS = num_splits(rows.max_seq_len) if is_split else 1
     device = q_THC.device
-    acc = torch.empty((T, H, NS, C) if is_split else (1,), dtype=torch.float32, device=device)
-    stats = torch.empty((T, H, NS, 2) if is_split else (1,), dtype=torch.float32, device=device)
+    space = rows.workspace
+    if space is None or space.numel() < T * H * NS * (C + 2):
+        space = torch.empty(T * H * NS * (C + 2) if is_split else 1, dtype=torch.float32, device=device)
+    acc, stats = space, space[T * H * NS * C :]
     scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
     query_tiles = len(rows.idx_mapping) * tiles
     sharers = min(NS, -(-PROGRAMS // (query_tiles * G)))

@@ -47,7 +47,7 @@ class Choice:
 
     def choose_round(self, step: Step) -> None:
         """The target's tokens of a round, and for p/q how many drafts hold."""
-        buffers, B, Q = self.buffers, step.num_reqs, self.buffers.sampled_tokens.shape[1]
+        buffers, B, Q = self.buffers, step.num_reqs, _rows_per_slot(step)
         T = B * Q
         row_B = buffers.idx_mapping[:B]
         block = Block(
@@ -66,7 +66,7 @@ class Choice:
     def record(self, step: Step, num_reqs: int) -> StepLogprobs | None:
         """Behind the commit: count what was generated; logprobs of the rows of sampled_tokens, if asked for."""
         buffers, B = self.buffers, num_reqs
-        tokens_BQ = buffers.sampled_tokens[:B] if step.query_len is not None else buffers.sampled_tokens[:B, :1]
+        tokens_BQ = buffers.sampled_tokens[:B, : _rows_per_slot(step)]
         if step.needs.penalties:
             accepted_B = buffers.num_accepted[:B] if step.query_len is not None else torch.zeros_like(tokens_BQ[:, 0])
             count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B + 1)
@@ -117,7 +117,7 @@ class Choice:
         target_TV = probabilities(scaled_in_support(logits_TV, rows.temperature[block.row_T], floor_T))
         best_TV = torch.zeros_like(target_TV).scatter_(1, logits_TV.argmax(dim=-1, keepdim=True), 1)
         best_TV = torch.where((logits_TV == -torch.inf).all(dim=-1, keepdim=True), 0, best_TV)
-        draft_BKW = probabilities(self.state.draft_scores[block.row_B])
+        draft_BKW = probabilities(self.state.draft_scores[block.row_B, : Q - 1])
         draft_BKV = draft_BKW
         if self.d2t is not None:
             draft_BKV = torch.zeros(B, Q - 1, V, device=logits_TV.device).index_copy_(2, self.d2t, draft_BKW)
@@ -144,6 +144,11 @@ class Choice:
             )
             choose_token(log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), places, out_B)
         return torch.where(decision.is_bonus_B, bonus_B, token_B)
+
+
+def _rows_per_slot(step: Step) -> int:
+    """Rows of each batch slot that are decided: all of a round, the last one of a chunk."""
+    return 1 if step.query_len is None else step.query_len
 
 
 def limits_of(state: RequestState, row_T: Tensor) -> Limits:

@@ -15,21 +15,25 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.state import RequestState
 
 
-def accept_and_commit(buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False) -> None:
+def accept_and_commit(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False, query_len: int | None = None
+) -> None:
     """Decide a round of `num_reqs` batch slots, padding included; results and state are written in place.
 
     is_decided: buffers.decided says how many drafts hold, not their equality with the target's tokens.
+    query_len:  rows of each slot in this round, 1..K + 1; None is K + 1. Results keep their width, 0 behind the rows.
     """
+    Q = buffers.sampled_tokens.shape[1] if query_len is None else query_len
     if use_triton(buffers.results):
-        launch_accept_and_commit(buffers, state, num_reqs, is_decided)
+        launch_accept_and_commit(buffers, state, num_reqs, is_decided, Q)
     else:
-        accept_and_commit_ref(buffers, state, num_reqs, is_decided)
+        accept_and_commit_ref(buffers, state, num_reqs, is_decided, Q)
 
 
 def launch_accept_and_commit(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool, query_len: int
 ) -> None:
-    Q = buffers.sampled_tokens.shape[1]
+    N = buffers.sampled_tokens.shape[1]
     _accept_and_commit_kernel[(num_reqs,)](
         buffers.results,
         buffers.draft_input_ids,
@@ -43,8 +47,9 @@ def launch_accept_and_commit(
         buffers.sample_mapping,
         buffers.decided,
         len(state.num_computed_tokens) - 1,
-        Q=Q,
-        Q_PADDED=next_power_of_2(Q),
+        Q=query_len,
+        N=N,
+        N_PADDED=next_power_of_2(N),
         IS_DECIDED=is_decided,
         num_warps=1,
         **launch_options(buffers.results),
@@ -53,10 +58,10 @@ def launch_accept_and_commit(
 
 @jit
 def _accept_and_commit_kernel(
-    results_ptr,  # [B, 2Q]: sampled tokens [Q], number accepted, verified drafts [Q - 1]
+    results_ptr,  # [B, 2N]: sampled tokens [N], number accepted, verified drafts [N - 1]; N = K + 1
     draft_ids_ptr,  # [T]
     seeds_ptr,  # [B]
-    draft_tokens_ptr,  # [B, Q - 1]
+    draft_tokens_ptr,  # [B, N - 1]
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     target_ptr,  # [T]
@@ -66,7 +71,8 @@ def _accept_and_commit_kernel(
     decided_ptr,  # [B]
     R,
     Q: tl.constexpr,
-    Q_PADDED: tl.constexpr,
+    N: tl.constexpr,
+    N_PADDED: tl.constexpr,
     IS_DECIDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -75,7 +81,7 @@ def _accept_and_commit_kernel(
     b = tl.program_id(0)
     idx = tl.load(sample_ptr + b)
     is_real, row = idx >= 0, tl.where(idx < 0, R, idx)
-    i = tl.arange(0, Q_PADDED)
+    i = tl.arange(0, N_PADDED)
     inside = i < Q
     target = tl.load(target_ptr + b * Q + i, mask=inside, other=0)
     following = i + 1 < tl.minimum(tl.load(num_valid_ptr + b), Q)
@@ -84,28 +90,31 @@ def _accept_and_commit_kernel(
         num_accepted = tl.load(decided_ptr + b).to(tl.int32)
     else:
         # the first row whose draft does not hold
-        num_accepted = tl.min(tl.where(following & (target == draft), Q_PADDED, i), axis=0)
-    out = results_ptr + b * 2 * Q
-    tl.store(out + i, target, mask=inside)
-    tl.store(out + Q, num_accepted.to(tl.int64))
-    tl.store(out + Q + 1 + i, draft, mask=i + 1 < Q)
-    tl.store(draft_tokens_ptr + b * (Q - 1) + i, tl.zeros_like(draft), mask=i + 1 < Q)
+        num_accepted = tl.min(tl.where(following & (target == draft), N_PADDED, i), axis=0)
+    out = results_ptr + b * 2 * N
+    tl.store(out + i, target, mask=i < N)
+    tl.store(out + N, num_accepted.to(tl.int64))
+    tl.store(out + N + 1 + i, draft, mask=i + 1 < N)
+    tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
     tl.store(draft_ids_ptr + b * Q + i, tl.where(is_real, target, 0), mask=inside)
     tl.store(seeds_ptr + b, tl.where(is_real, b * Q + num_accepted, 0).to(tl.int64))
     tl.store(num_computed_ptr + row, tl.load(num_computed_ptr + row) + num_accepted + 1)
     tl.store(last_sampled_ptr + row, tl.sum(tl.where(i == num_accepted, target, 0), axis=0))
 
 
-def accept_and_commit_ref(buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False) -> None:
-    B, Q = num_reqs, buffers.sampled_tokens.shape[1]
+def accept_and_commit_ref(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool, query_len: int
+) -> None:
+    B, Q = num_reqs, query_len
     row_B = buffers.sample_mapping[:B]
     is_real_B1 = (row_B >= 0)[:, None]
     target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
     draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
     accepted_B = buffers.decided[:B] if is_decided else greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
-    buffers.sampled_tokens[:B] = target_BQ
+    buffers.results[:B] = 0
+    buffers.sampled_tokens[:B, :Q] = target_BQ
     buffers.num_accepted[:B] = accepted_B
-    buffers.verified_tokens[:B] = draft_BK
+    buffers.verified_tokens[:B, : Q - 1] = draft_BK
     buffers.draft_tokens[:B] = 0
     buffers.draft_input_ids[: B * Q] = torch.where(is_real_B1, target_BQ, 0).view(-1)
     seed_B1 = torch.arange(B, device=row_B.device)[:, None] * Q + accepted_B[:, None]

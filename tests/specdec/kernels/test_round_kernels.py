@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.buffers import BufferSizes, StepBuffers
-from specdec.kernels.accept_commit import accept_and_commit_ref, launch_accept_and_commit
+from specdec.kernels.accept_commit import accept_and_commit, accept_and_commit_ref, launch_accept_and_commit
 from specdec.kernels.add import launch_add
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
 from specdec.kernels.linear import Sums
@@ -62,17 +62,49 @@ def test_fill_round(device, K):
     assert (ours[0].slot_mapping[: 5 * (K + 1)] != -999).all()
 
 
-@pytest.mark.parametrize("K", [0, 1, 3, 5])
-def test_accept_and_commit(device, K):
-    ours = make(device, K)
-    fill_round_ref(*ours, 5, MAX_LEN)
-    ours[0].target_tokens[: 5 * (K + 1)] = torch.randint(0, 4, (5 * (K + 1),), device=device)
-    drafts = ours[0].input_ids[: 5 * (K + 1)].view(5, K + 1)
-    ours[0].target_tokens[: K + 1] = torch.cat([drafts[0, 1:], drafts[0, :1]])  # one request accepts all it may
+def decided_case(device, K, Q):
+    """Rows of a round and the target's choices in front of the commit, Q rows per batch slot."""
+    buffers, state = make(device, K)
+    fill_round_ref(buffers, state, 5, MAX_LEN)
+    ids = buffers.input_ids[: 5 * (K + 1)].view(5, K + 1)[:, :Q].clone()
+    buffers.input_ids[: 5 * Q] = ids.view(-1)
+    buffers.input_ids[5 * Q :], buffers.target_tokens[5 * Q :] = -999, -999
+    buffers.num_valid[:5].clamp_(max=Q)
+    buffers.target_tokens[: 5 * Q] = torch.randint(0, 4, (5 * Q,), device=device)
+    buffers.target_tokens[:Q] = torch.cat([ids[0, 1:], ids[0, :1]])  # one request accepts all it may
+    buffers.decided[:5] = (torch.arange(5, device=device) * 2).clamp(max=Q - 1)
+    return buffers, state
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("K, Q", [(0, 1), (1, 2), (3, 4), (5, 6), (5, 1), (5, 3), (1, 1)])
+def test_accept_and_commit(device, K, Q, is_decided):
+    ours = decided_case(device, K, Q)
     theirs = copy.deepcopy(ours)
-    launch_accept_and_commit(*ours, 5)
-    accept_and_commit_ref(*theirs, 5)
+    before = ours[1].num_computed_tokens.clone()
+    launch_accept_and_commit(*ours, 5, is_decided, Q)
+    accept_and_commit_ref(*theirs, 5, is_decided, Q)
     same(ours, theirs, 5, K)
+    buffers, state = ours
+    assert (buffers.sampled_tokens[:5, Q:] == 0).all()
+    assert (buffers.verified_tokens[:5, Q - 1 :] == 0).all()
+    assert (buffers.draft_input_ids[5 * Q :] == -999).all()
+    for b, row in enumerate([4, 0, 2, -1, 3]):
+        count = int(buffers.num_accepted[b])
+        assert not is_decided or count == min(2 * b, Q - 1)
+        if row >= 0:
+            assert state.num_computed_tokens[row] == before[row] + count + 1
+            assert state.last_sampled_tokens[row] == buffers.target_tokens[b * Q + count]
+            assert buffers.last_token_indices[b] == b * Q + count
+
+
+def test_seed_rows_follow_the_rows_of_the_round(device):
+    for (buffers, state), query_len in ((decided_case(device, 5, 6), None), (decided_case(device, 5, 1), 1)):
+        buffers.target_tokens[:30] = 50  # no draft holds
+        accept_and_commit(buffers, state, 5, query_len=query_len)
+        Q = query_len or 6
+        assert buffers.last_token_indices[:5].tolist() == [0, Q, 2 * Q, 0, 4 * Q]
+        assert not buffers.num_accepted[:5].any()
 
 
 @pytest.mark.parametrize("K, step", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])

@@ -6,9 +6,10 @@ neither does the row's result: a tile beyond a row's position multiplies by 1 an
 last row are read as 0, because 0 x NaN is NaN and nobody promises what unwritten slots hold.
 
 Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread over the GPU, long
-ones do not drown in partial results. In a round programs share the splits of a query tile and a second kernel adds them
-up; in a prefill chunk one program walks them all. Both use the same functions for a split and for adding one, on tiles
-of 16 or 32 query rows: too few for wgmma, whose sums are its own. Maxima are exact and totals come from the tensor
+ones do not drown in partial results. In a round of few requests programs share the splits of a query tile and a second
+kernel adds them up; in a prefill chunk, and where the query tiles alone fill the GPU, one program walks them all: no
+partial result is written. Both use the same functions for a split and for adding one, on tiles of 16 or 32 query rows:
+too few for wgmma, whose sums are its own. Maxima are exact and totals come from the tensor
 cores like the values, so nothing depends on how a tile lies across threads: a row gets the same bits from all of them.
 """
 
@@ -25,6 +26,8 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
 MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request several programs share a query tile's splits
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
+# so many warps fill it without sharing; measured on an H200 over 16 to 128 requests, 1 to 6 rows, 300 and 2,048 keys
+MANY_WARPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     # rows of a query tile: tokens x heads of a group, which stand at powers of 2
     tokens = max((32 if is_wide else 16) // next_power_of_2(group), 1)
     tiles = -(-rows.max_query_len // tokens)
-    is_split = rows.max_query_len <= MAX_SPLIT_TOKENS
+    query_tiles, num_warps = len(rows.idx_mapping) * tiles, 4 if is_wide else 2
+    is_split = rows.max_query_len <= MAX_SPLIT_TOKENS and query_tiles * G * num_warps < MANY_WARPS
     NS = num_splits(rows.max_seq_len) if is_split else 1
     device = q_THC.device
     space = rows.workspace
@@ -101,7 +105,6 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         space = torch.empty(T * H * NS * (C + 2) if is_split else 1, dtype=torch.float32, device=device)
     acc, stats = space, space[T * H * NS * C :]
     scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
-    query_tiles = len(rows.idx_mapping) * tiles
     sharers = min(NS, -(-PROGRAMS // (query_tiles * G)))
     _paged_attention_kernel[(query_tiles, G, sharers)](
         out_THC,
@@ -129,7 +132,7 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         IS_SPLIT=is_split,
         IS_UNIFORM=rows.query_start_loc is None,
         PRECISION="ieee" if q_THC.dtype == torch.float32 else "tf32",
-        num_warps=4 if is_wide else 2,
+        num_warps=num_warps,
         num_stages=2,
         **launch_options(q_THC),
     )

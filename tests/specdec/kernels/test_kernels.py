@@ -1,8 +1,11 @@
 """kernel == twin, through Triton's interpreter on the CPU and for real on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from specdec.kernels import paged_attention as attention
 from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.linear import Sums, launch_linear, launch_split_linear, linear_ref
@@ -12,6 +15,7 @@ from specdec.kernels.paged_attention import (
     num_splits,
     paged_attention_ref,
     plan_tiles,
+    workspace_size,
 )
 from specdec.kernels.rms_norm import launch_rms_norm, rms_norm_ref
 from specdec.kernels.rotate_and_store import HeadNorms, launch_rotate_and_store, rotate_and_store_ref
@@ -154,6 +158,23 @@ def test_a_round_and_a_chunk_give_a_row_the_same_bits(device, dtype, H, G, C):
         close(out, chunk[here], dtype)
         # the interpreter multiplies with numpy, where a row's place in the tile shows
         assert device == "cpu" or torch.equal(out, chunk[here])
+
+
+@pytest.mark.parametrize("query_len", [1, 6])
+def test_enough_requests_share_no_splits_and_keep_their_bits(device, query_len, monkeypatch):
+    dtype = torch.float16 if device == "cpu" else BF16
+    q, cache, rows = attention_case((300, 64, 1100), (query_len,) * 3, 8, 2, 32, device, dtype)
+    outs, spaces = [], []
+    for many_warps in (1 << 30, 1):
+        monkeypatch.setattr(attention, "MANY_WARPS", many_warps)
+        space = torch.full((workspace_size(len(q), 8, 32, 1100),), torch.nan, device=device)
+        outs.append(torch.full_like(q, torch.nan))
+        launch_paged_attention(q, outs[-1], cache, replace(rows, workspace=space))
+        spaces.append(space)
+    assert not spaces[0].isnan().all()
+    assert spaces[1].isnan().all()  # one program keeps what it has seen to itself
+    close(*outs, dtype)
+    assert device == "cpu" or torch.equal(*outs)
 
 
 @pytest.mark.parametrize("keys, count", [(1, 1), (64, 1), (65, 2), (1024, 16), (1025, 17), (8192, 30), (8193, 31)])

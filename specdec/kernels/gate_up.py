@@ -11,7 +11,7 @@ from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import choose_tiles, gpu_name, row_class
+from specdec.kernels.tiles import choose_tiles, gpu_name, row_class, row_pieces
 
 
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))
@@ -26,10 +26,12 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     T, K = x_TD.shape
     N = len(weight_XD) // 2
     tiles = choose_tiles("gate", row_class(T), 2 * N, K, x_TD.dtype, gpu_name(x_TD.device))
+    block_m, tail = row_pieces(tiles.block_m)
     out_TN = torch.empty(T, N, dtype=x_TD.dtype, device=x_TD.device)
     _gate_up_kernel[(num_tiles(N, T, tiles),)](
         out_TN,
-        describe(x_TD, tiles.block_m, tiles.block_k),
+        describe(x_TD, block_m, tiles.block_k),
+        describe(x_TD, tail or block_m, tiles.block_k),
         describe(weight_XD[:N], tiles.block_n, tiles.block_k),
         describe(weight_XD[N:], tiles.block_n, tiles.block_k),
         weight_XD if bias_X is None else bias_X,
@@ -38,7 +40,8 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
         K,
         HAS_BIAS=bias_X is not None,
         BLOCK_N=tiles.block_n,
-        BLOCK_M=tiles.block_m,
+        BLOCK_M=block_m,
+        TAIL=tail,
         BLOCK_K=tiles.block_k,
         PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
         num_stages=tiles.num_stages,
@@ -52,6 +55,7 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
 def _gate_up_kernel(
     out_ptr,  # [T, N]
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
+    tail_desc,  # [T, K] in tiles [TAIL, BLOCK_K]
     gate_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
     up_desc,  # the same
     bias_ptr,  # [2N]
@@ -61,20 +65,43 @@ def _gate_up_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    TAIL: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M))
-    n0, m0 = n_tile * BLOCK_N, m_tile * BLOCK_M
+    n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
+    n0, m0 = n_tile * BLOCK_N, m_tile * (BLOCK_M + TAIL)
     gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     wait_for_inputs(PDL)
-    for i in range(tl.cdiv(K, BLOCK_K)):
-        x = tl.trans(x_desc.load([m0, i * BLOCK_K]))
-        gate = tl.dot(gate_desc.load([n0, i * BLOCK_K]), x, gate, input_precision=PRECISION)
-        up = tl.dot(up_desc.load([n0, i * BLOCK_K]), x, up, input_precision=PRECISION)
-    let_the_next_start(PDL)
+    if TAIL > 0:
+        gate_rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
+        up_rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
+        for i in range(tl.cdiv(K, BLOCK_K)):
+            w_gate, w_up = gate_desc.load([n0, i * BLOCK_K]), up_desc.load([n0, i * BLOCK_K])
+            x = tl.trans(x_desc.load([m0, i * BLOCK_K]))
+            x_rest = tl.trans(tail_desc.load([m0 + BLOCK_M, i * BLOCK_K]))
+            gate = tl.dot(w_gate, x, gate, input_precision=PRECISION)
+            up = tl.dot(w_up, x, up, input_precision=PRECISION)
+            gate_rest = tl.dot(w_gate, x_rest, gate_rest, input_precision=PRECISION)
+            up_rest = tl.dot(w_up, x_rest, up_rest, input_precision=PRECISION)
+        let_the_next_start(PDL)
+        store_gated(out_ptr, bias_ptr, gate_rest, up_rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS, BLOCK_N, TAIL)
+    else:
+        for i in range(tl.cdiv(K, BLOCK_K)):
+            x = tl.trans(x_desc.load([m0, i * BLOCK_K]))
+            gate = tl.dot(gate_desc.load([n0, i * BLOCK_K]), x, gate, input_precision=PRECISION)
+            up = tl.dot(up_desc.load([n0, i * BLOCK_K]), x, up, input_precision=PRECISION)
+        let_the_next_start(PDL)
+    store_gated(out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS, BLOCK_N, BLOCK_M)
+
+
+@jit
+def store_gated(
+    out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Biases, silu, the one rounding, and out."""
     n, m = n0 + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
     if HAS_BIAS:
         gate += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]

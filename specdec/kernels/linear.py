@@ -18,7 +18,7 @@ from specdec.kernels import TensorDescriptor, jit, launch_options, tl, use_trito
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import MANY_ROWS, ROW_CLASSES, Tiles, choose_tiles, gpu_name, row_class
+from specdec.kernels.tiles import MANY_ROWS, ROW_CLASSES, Tiles, choose_tiles, gpu_name, row_class, row_pieces
 
 
 class Sums(NamedTuple):
@@ -88,9 +88,11 @@ def _launch(out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None,
     T, K = x_TK.shape
     N = len(weight_NK)
     grid = (num_tiles(N, T, tiles), 1 if tiles.is_serial else tiles.splits)
+    block_m, tail = row_pieces(tiles.block_m)
     _linear_kernel[grid](
         out,
-        describe(x_TK, tiles.block_m, tiles.block_k),
+        describe(x_TK, block_m, tiles.block_k),
+        describe(x_TK, tail or block_m, tiles.block_k),
         describe(weight_NK, tiles.block_n, tiles.block_k),
         weight_NK if bias_N is None else bias_N,
         T,
@@ -98,7 +100,8 @@ def _launch(out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None,
         K,
         HAS_BIAS=bias_N is not None,
         BLOCK_N=tiles.block_n,
-        BLOCK_M=tiles.block_m,
+        BLOCK_M=block_m,
+        TAIL=tail,
         BLOCK_K=tiles.block_k,
         SPLITS=tiles.splits,
         IS_SERIAL=tiles.is_serial,
@@ -124,6 +127,7 @@ def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def _linear_kernel(
     out_ptr,  # [T, N], or [SPLITS, T, N] float32
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
+    tail_desc,  # [T, K] in tiles [TAIL, BLOCK_K]
     w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
     bias_ptr,  # [N]
     T,
@@ -132,24 +136,41 @@ def _linear_kernel(
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    TAIL: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     IS_SERIAL: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M))
-    n0, m0, split = n_tile * BLOCK_N, m_tile * BLOCK_M, tl.program_id(1)
+    n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
+    n0, m0, split = n_tile * BLOCK_N, m_tile * (BLOCK_M + TAIL), tl.program_id(1)
+    out_ptr += split.to(tl.int64) * T * N
     wait_for_inputs(PDL)
-    total = split_sum(x_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
-    if IS_SERIAL:
-        for i in tl.static_range(1, SPLITS):
-            total += split_sum(x_desc, w_desc, n0, m0, i, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
-    let_the_next_start(PDL)
+    if TAIL > 0:
+        total, rest = split_sum_and_tail(
+            x_desc, tail_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, TAIL, BLOCK_K, SPLITS, PRECISION
+        )
+        let_the_next_start(PDL)
+        store_tile(out_ptr, bias_ptr, rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS, BLOCK_N, TAIL)
+    else:
+        total = split_sum(x_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
+        if IS_SERIAL:
+            for i in tl.static_range(1, SPLITS):
+                total += split_sum(x_desc, w_desc, n0, m0, i, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
+        let_the_next_start(PDL)
+    store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS, BLOCK_N, BLOCK_M)
+
+
+@jit
+def store_tile(
+    out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """The bias, the one rounding, and out."""
     n, m = n0 + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
     if HAS_BIAS:
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    out = out_ptr + split.to(tl.int64) * T * N + m.to(tl.int64)[None, :] * N + n[:, None]
+    out = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
 
 
@@ -189,6 +210,34 @@ def split_sum(
         w, x = w_desc.load([n0, k]), x_desc.load([m0, k])
         acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
+
+
+@jit
+def split_sum_and_tail(
+    x_desc,
+    tail_desc,
+    w_desc,
+    n0,
+    m0,
+    split,
+    K,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The same for BLOCK_M + TAIL rows in two tiles that share each tile of W."""
+    blocks = split_blocks(K, BLOCK_K, SPLITS)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
+    for i in range(blocks):
+        k = (split * blocks + i) * BLOCK_K
+        w = w_desc.load([n0, k])
+        acc = tl.dot(w, tl.trans(x_desc.load([m0, k])), acc, input_precision=PRECISION)
+        rest = tl.dot(w, tl.trans(tail_desc.load([m0 + BLOCK_M, k])), rest, input_precision=PRECISION)
+    return acc, rest
 
 
 @jit

@@ -14,7 +14,7 @@ from typing import Literal, TypedDict
 import torch
 
 Kind = Literal["split", "whole", "gate"]
-ROW_CLASSES = (16, 32, 64, 128, 256, 512, 4096)
+ROW_CLASSES = (16, 32, 64, 128, 192, 256, 384, 512, 4096)
 MANY_ROWS = ROW_CLASSES[-1]  # so many that every program walks all splits itself
 
 
@@ -37,7 +37,10 @@ class Entry(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How one product is cut. splits: parts of K that are summed apart and added in order."""
+    """How one product is cut. splits: parts of K that are summed apart and added in order.
+
+    block_m: a power of two, or one and a half times that (not of heads): 192 and 384 rows leave no tile half empty
+    """
 
     block_n: int
     block_m: int
@@ -71,8 +74,14 @@ def choose_tiles(kind: Kind, num_rows: int, N: int, K: int, dtype: torch.dtype, 
 
 
 def row_class(M: int) -> int:
-    """The row counts that share tiles: up to 16, 32, 64, 128, 256, 512, and more."""
+    """The row counts that share tiles: up to the first of ROW_CLASSES that is no smaller, and more."""
     return next((size for size in ROW_CLASSES if size >= M), MANY_ROWS)
+
+
+def row_pieces(block_m: int) -> tuple[int, int]:
+    """A tile's rows as the kernels take them, in powers of two: 192 are 128 and 64, 128 are 128 and none."""
+    whole = 1 << (block_m.bit_length() - 1)
+    return whole, block_m - whole
 
 
 def gpu_name(device: torch.device) -> str:

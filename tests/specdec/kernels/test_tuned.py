@@ -6,12 +6,14 @@ from importlib.resources import files
 import pytest
 import torch
 
-from specdec.kernels.gate_up import launch_gate_up
-from specdec.kernels.linear import launch_linear, launch_split_linear
+from specdec.kernels import gate_up, linear
+from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
+from specdec.kernels.linear import launch_linear, launch_split_linear, linear_ref
+from specdec.kernels.tiles import Tiles, row_pieces
 
 ENTRIES = json.loads((files("specdec.kernels") / "tuned.json").read_text())
 SHAPES = sorted({tuple(key.split(",")[:3]) for table in ENTRIES.values() for key in table})
-ROW_COUNTS = (1, 6, 17, 64, 65, 128, 192, 384, 1000, 8192)
+ROW_COUNTS = (1, 6, 17, 64, 65, 128, 192, 200, 256, 384, 512, 1000, 8192)
 PRODUCTS = {
     "split": lambda x, weight: launch_split_linear(x, weight, None).finish(torch.float32),
     "whole": lambda x, weight: launch_linear(x, weight, None, torch.float32),
@@ -47,3 +49,22 @@ def test_rows_are_alike_in_the_interpreter(kind, dtype):
     for rows in (1, 17, 64):
         # numpy multiplies here, so a row's bits do depend on its tile
         torch.testing.assert_close(PRODUCTS[kind](x[:rows], weight), whole[:rows], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 70, 97])
+def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    torch.manual_seed(0)
+    tiles = Tiles(32, 48, 64, 2 if kind == "split" else 1, 2, 4, is_serial=False)
+    for module in (gate_up, linear):
+        monkeypatch.setattr(module, "choose_tiles", lambda *_: tiles)
+    x, weight = torch.randn(rows, 512), torch.randn(80, 512)
+    expected = gate_up_ref(x, weight) if kind == "gate" else linear_ref(x, weight)
+    torch.testing.assert_close(PRODUCTS[kind](x, weight), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("block_m, pieces", [(16, (16, 0)), (96, (64, 32)), (128, (128, 0)), (192, (128, 64))])
+def test_rows_of_a_tile_are_powers_of_two(block_m, pieces):
+    assert row_pieces(block_m) == pieces

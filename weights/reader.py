@@ -1,9 +1,11 @@
 """A checkpoint directory as a table of tensors: one safetensors file, or shards with an index.
 
-Everything the headers and the index say is checked first; `read` then copies one tensor at a time out of a memory map,
-straight to a device. It keeps no state beside the maps, so several threads may read different tensors.
+Everything the headers and the index say is checked first; `read` and `read_into` then copy one tensor at a time out of
+a memory map, straight to a device; `freight` is for staging.py, which is faster to a GPU. It keeps no state beside the
+open files and their maps, so several threads may read different tensors.
 """
 
+import ctypes
 import json
 import mmap
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from weights.errors import CheckpointError, Problems
 from weights.header import TORCH_DTYPES, TensorEntry, read_header
+from weights.staging import Freight, read_exactly
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,24 +29,49 @@ class Reader:
         self.directory = directory
         self.entries = _entries(directory, problems)
         problems.raise_if_any()
-        self._maps = {entry.file: _map(entry.file) for entry in self.entries.values() if entry.num_bytes}
+        files = {entry.file for entry in self.entries.values() if entry.num_bytes}
+        self._files = {file: file.open("rb") for file in files}
+        # private maps: torch wants a writable buffer, the files are never written
+        self._maps = {name: mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) for name, f in self._files.items()}
 
     def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
         """One tensor with the dtype and shape of its header, in memory of its own."""
+        out = torch.empty(self.entries[name].shape, dtype=self.dtype(name), device=device)
+        self.read_into(name, out)
+        return out
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Overwrite a contiguous tensor of the header's shape, cast on its device to its dtype."""
+        entry, dtype = self.entries[name], self.dtype(name)
+        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
+        if not entry.num_bytes:
+            return
+        raw = torch.frombuffer(self._maps[entry.file], dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
+        if out.dtype == dtype:
+            out.view(-1).view(torch.uint8).copy_(raw)  # as bytes: a file may hold tensors at odd addresses
+        else:
+            out.copy_(raw.to(out.device, copy=True).view(dtype).reshape(entry.shape))
+
+    def freight(self, name: str, out: Tensor) -> Freight:
+        """The bytes of a tensor on their way to a contiguous one of its shape and dtype."""
+        entry = self.entries[name]
+        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
+
+        def read(room: ctypes.Array[ctypes.c_char], start: int) -> None:
+            if not read_exactly(self._files[entry.file].fileno(), room, start):
+                raise CheckpointError(
+                    self.directory, (f"{entry.file.name}: {name} has lost its end since it was opened",)
+                )
+
+        return Freight(read, entry.start, out.view(-1).view(torch.uint8))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """As torch calls it."""
         entry = self.entries[name]
         dtype = TORCH_DTYPES.get(entry.dtype)
         if dtype is None:
             raise CheckpointError(self.directory, (f"{entry.file.name}: {name} is {entry.dtype}, not supported",))
-        if not entry.num_bytes:
-            return torch.empty(entry.shape, dtype=dtype, device=device)
-        raw = torch.frombuffer(self._maps[entry.file], dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
-        return raw.to(device, copy=True).view(dtype).reshape(entry.shape)
-
-
-def _map(file: Path) -> mmap.mmap:
-    with file.open("rb") as stream:
-        # a private map: torch wants a writable buffer, the file is never written
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        return dtype
 
 
 def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:

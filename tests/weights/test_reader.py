@@ -115,3 +115,13 @@ def test_an_fp8_tensor_is_refused_by_name_when_read(tmp_path):
     save_file({"x": torch.ones(2).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="x is F8_E4M3, not supported"):
         Reader(tmp_path).read("x")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_read_into_fills_its_place_and_nothing_else_and_casts(tmp_path, dtype):
+    wanted = torch.randn(3, 5)
+    save_file({"odd": torch.ones(3, dtype=torch.uint8), "x": wanted}, tmp_path / "model.safetensors")
+    out = torch.full((5, 5), -9.0, dtype=dtype)
+    Reader(tmp_path).read_into("x", out[1:4])
+    assert torch.equal(out[1:4], wanted.to(dtype))
+    assert (out[[0, 4]] == -9).all()

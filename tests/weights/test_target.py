@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.weights.tiny import tiny_target, write_target
 from weights import CheckpointError, load_target
 from weights.fuse import FUSED
+from weights.reader import Reader
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 
@@ -145,3 +146,15 @@ def test_everything_wrong_comes_in_one_error(tmp_path):
     ):
         assert words in str(error), words
     assert len(error.problems) == 7
+
+
+def test_what_goes_wrong_in_a_reading_thread_reaches_the_caller(tmp_path, monkeypatch):
+    write_target(tmp_path, tiny_target())
+
+    def fail(reader, name, out):
+        if name.endswith("layers.1.mlp.up_proj.weight"):
+            raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Reader, "read_into", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        load_target(tmp_path, progress=False)

@@ -1,0 +1,81 @@
+"""How far below the maximum does each emitted token lie, when transformers in float32 reads the same text?
+
+    python -m scripts.teacher_forced                      # the bundled pair; float32 on a CPU, bfloat16 on a GPU
+    python -m scripts.teacher_forced --num-prompts 4 -k 3 --max-tokens 32 --device cpu
+
+The engine generates greedily with drafts; then transformers gives logits behind every prefix of its output in float32,
+and a token's gap is the maximum there less the token's own logit: 0 where both agree. Prints the largest gap, how many
+tokens are not the maximum, and one line of JSON; exit code 1 if a gap is over the margin.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+import torch
+import transformers
+
+from specdec import LLM, SamplingParams
+from specdec.locate import locate
+from weights.demo import demo_prompts
+
+# logits of the bundled pair reach 30, where one rounding to bfloat16 is up to 0.06
+MARGINS = {"float32": 1e-3, "bfloat16": 0.5}
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", nargs="?", default="demo")
+    parser.add_argument("--draft", default="demo")
+    parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
+    parser.add_argument("--num-prompts", type=int, default=48, help="the first so many of 48")
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default=None, help="default: bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument("--margin", type=float, default=None, help=f"default by dtype: {MARGINS}")
+    return parser.parse_args(args)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    given = parse_args(args)
+    is_gpu = given.device.startswith("cuda") or (given.device == "auto" and torch.cuda.is_available())
+    dtype = given.dtype or ("bfloat16" if is_gpu else "float32")
+    margin = MARGINS[dtype] if given.margin is None else given.margin
+    prompts = demo_prompts()["prompts"][: given.num_prompts]
+    gaps = torch.cat(forced_gaps(given.target, prompts, emitted(given, prompts, dtype)))
+    found = {
+        "num_tokens": len(gaps),
+        "num_below_maximum": int((gaps > 0).sum()),
+        "largest_gap": float(gaps.max()),
+        "margin": margin,
+    }
+    print(f"{given.target} in {dtype}, K = {given.num_speculative_tokens}, {len(prompts)} prompts")
+    for name, value in found.items():
+        print(f"{name.replace('_', ' '):<20}{value:g}")
+    print(json.dumps({**vars(given), "dtype": dtype, **found}))
+    sys.exit(1 if found["largest_gap"] > margin else 0)
+
+
+def emitted(given: argparse.Namespace, prompts: Sequence[list[int]], dtype: str) -> list[list[int]]:
+    """What the engine writes behind each prompt."""
+    speculation = {"model": given.draft, "num_speculative_tokens": given.num_speculative_tokens}
+    llm = LLM(given.target, speculation, device=given.device, dtype=dtype, max_num_seqs=24, max_model_len=512)
+    params = SamplingParams(temperature=0.0, max_tokens=given.max_tokens, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@torch.inference_mode()
+def forced_gaps(target: str, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> list[torch.Tensor]:
+    """For each output [tokens]: the maximum logit less that of the token, by transformers in float32 on the CPU."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(locate(target, "target"), dtype=torch.float32)
+    gaps = []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = torch.tensor([[*prompt, *output]])
+        logits_TV = model(tokens).logits[0, len(prompt) - 1 : -1]
+        gaps.append(logits_TV.amax(dim=-1) - logits_TV.gather(-1, torch.tensor(output)[:, None])[:, 0])
+    return gaps
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,6 @@
 """What graphs cost: seconds and memory of each family, and whether serving lets memory grow."""
 
+import resource
 from collections.abc import Sequence
 
 import torch
@@ -48,27 +49,27 @@ def capture_rows(pair: Pair, K: int, max_num_seqs: int, max_model_len: int) -> l
 
 
 def memory_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, num_rounds: int) -> list[Row]:
-    """GiB in use after a first batch, after so many rounds, and after clear_graphs."""
+    """GiB in use after a first batch, at four places on the way to so many rounds, and after clear_graphs."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     done, rows = 0, list[Row]()
     while done < num_rounds:
         outputs = generate(engine, prompts, params)
         done += max(output.stats.num_rounds for output in outputs)
-        rows = rows or [memory_row(engine, f"after {done} rounds")]
-    rows.append(memory_row(engine, f"after {done} rounds"))
+        if done >= len(rows) * num_rounds / 4:
+            rows.append(memory_row(engine, f"after {done} rounds"))
     engine.runner.clear_graphs()
     return [*rows, memory_row(engine, "after clear_graphs")]
 
 
 def memory_row(engine: Engine, when: str) -> Row:
-    """allocated: tensors; reserved: what torch holds; used: what the driver gave, to anybody."""
+    """allocated: tensors; reserved: what torch holds; used: what the driver gave, to anybody; host: our own peak."""
     device = engine.runner.device
+    host: Row = {"when": when, "host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB}
     if device.type != "cuda":
-        return {"when": when, "allocated_gib": None, "reserved_gib": None, "used_gib": None, "peak_gib": None}
+        return host
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
-    return {
-        "when": when,
+    return host | {
         "allocated_gib": torch.cuda.memory_allocated(device) / GIB,
         "reserved_gib": torch.cuda.memory_reserved(device) / GIB,
         "used_gib": (total - free) / GIB,

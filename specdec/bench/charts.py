@@ -12,8 +12,8 @@ from specdec.bench.rounds import PHASES
 Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_charts(suites: Mapping[str, Rows], directory: Path) -> list[Path]:
-    """Write them and return their paths."""
+def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -> list[Path]:
+    """Write them, `prefix` before each file name, and return their paths."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -33,9 +33,9 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path) -> list[Path]:
             figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
             draw(axes, usable)
             axes.legend(fontsize=8)
-            figure.savefig(directory / name, dpi=120)
+            written.append(directory / f"{prefix}{name}")
+            figure.savefig(written[-1], dpi=100)
             pyplot.close(figure)
-            written.append(directory / name)
     return written
 
 
@@ -55,10 +55,16 @@ def _anatomy(axes: Any, rows: Rows) -> None:
 
 def _per_user(axes: Any, rows: Rows) -> None:
     for K in sorted({row["num_speculative_tokens"] for row in rows}):
-        points = sorted({(row["batch"], row["per_user"]) for row in rows if row["num_speculative_tokens"] == K})
-        axes.plot(*zip(*points, strict=True), marker="o", label=f"K = {K}")
+        points = per_user(rows, K)
+        axes.plot(list(points), list(points.values()), marker="o", label=f"K = {K}")
     axes.set(xlabel="batch", ylabel="tokens per second and user", ylim=(0, None), title="Speed per user")
     _powers_of_two(axes, [row["batch"] for row in rows])
+
+
+def per_user(rows: Rows, K: int) -> dict[int, float]:
+    """By batch, in its order; where two suites measured one, the later row counts."""
+    found = {row["batch"]: row["per_user"] for row in rows if row["num_speculative_tokens"] == K}
+    return dict(sorted(found.items()))
 
 
 def _round_over_k(axes: Any, rows: Rows) -> None:
@@ -80,6 +86,7 @@ def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
 
 
 def _powers_of_two(axes: Any, values: Sequence[int]) -> None:
-    ticks = sorted({value for value in values if value & (value - 1) == 0})
+    """Ticks at those, and at the greatest value."""
+    ticks = sorted({value for value in values if value & (value - 1) == 0 or value == max(values)})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

@@ -76,7 +76,7 @@ def exactness_rows(
         return rows
     pair.drop()
     for batch in batches:
-        if not has_time(f"exactness: batch {batch}"):
+        if not has_time(f"exactness: K = {K}, batch {batch}"):
             continue
         times = {names: _round_ms(pair, K, batch, names, num_rounds, max_model_len) for names in combinations()}
         shipped, fastest = times[()], min(times.values())

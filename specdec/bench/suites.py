@@ -143,9 +143,10 @@ def context_scaling(bench: Bench) -> list[Row]:
 def exactness(bench: Bench) -> list[Row]:
     """What it costs that rows do not depend on their neighbours."""
     pair, options = bench.pair, bench.options
-    return exactness_rows(
-        pair, max(bench.ks), options.batches, options.num_rounds, options.max_model_len, bench.has_time
-    )
+    rows: list[Row] = []
+    for K in bench.ks:
+        rows += exactness_rows(pair, K, options.batches, options.num_rounds, options.max_model_len, bench.has_time)
+    return rows
 
 
 def products(bench: Bench) -> list[Row]:
@@ -160,7 +161,7 @@ def capture(bench: Bench) -> list[Row]:
 
 
 def memory(bench: Bench) -> list[Row]:
-    """Memory before and behind many rounds, and when the graphs are gone."""
+    """Memory behind a first batch, along many rounds, and when the graphs are gone."""
     engine = bench.engine(max(bench.ks), max(bench.options.batches))
     rows = memory_rows(engine, bench.prompts(8)[:8], bench.options.max_tokens, bench.options.rounds_of_memory)
     bench.pair.drop()

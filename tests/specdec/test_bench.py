@@ -1,6 +1,7 @@
 """`specdec bench` measures on the CPU what it measures on a GPU, so that the code does not rot; and it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from specdec.bench import serving, suites
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
+from specdec.bench.charts import per_user
 from specdec.bench.exactness import EXCHANGES, combinations, exchanged
 from specdec.bench.pair import joined, load_pair
 from specdec.bench.report import table
@@ -132,7 +134,32 @@ def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
     from specdec.bench.charts import draw_charts
 
     found = {"protocol": suites.protocol(bench), "rounds": suites.rounds(bench)}
-    assert [path.name for path in draw_charts(found, tmp_path)] == ["anatomy.png", "batch.png"]
+    assert [path.name for path in draw_charts(found, tmp_path, "now-")] == ["now-anatomy.png", "now-batch.png"]
+
+
+def test_a_batch_that_two_suites_measured_is_one_point():
+    rows = [
+        {"num_speculative_tokens": K, "batch": B, "per_user": K + v} for K, B, v in ((3, 8, 1), (3, 1, 2), (0, 8, 3))
+    ]
+    rows.append({"num_speculative_tokens": 3, "batch": 8, "per_user": 50})
+    assert per_user(rows, 3) == {1: 5, 8: 50}
+    assert list(per_user(rows, 3)) == [1, 8]
+
+
+def test_memory_is_read_along_the_way(bench):
+    bench.options = replace(bench.options, rounds_of_memory=40)
+    rows = suites.memory(bench)
+
+    rounds = [int(row["when"].split()[1]) for row in rows[:-1]]
+    assert len(rounds) == 5
+    assert rounds == sorted(rounds)
+    assert rounds[-1] >= 40
+    assert all(row["host_peak_gib"] > 0 for row in rows)
+
+
+def test_exactness_is_measured_for_every_k(bench, monkeypatch):
+    monkeypatch.setattr(suites, "exactness_rows", lambda pair, K, *_: [{"num_speculative_tokens": K}])
+    assert [row["num_speculative_tokens"] for row in suites.exactness(bench)] == [0, 2]
 
 
 def test_wrapped_phases_are_unwrapped(bench, pair):

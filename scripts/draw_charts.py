@@ -1,0 +1,33 @@
+"""The charts of `specdec bench` from its JSON files, for runs whose suites lie in several.
+
+    python -m scripts.draw_charts benchmarks/2026-11-21-h200-*.json --out benchmarks
+    python -m scripts.draw_charts run.json --out /tmp/charts --prefix 2026-11-21-h200-
+
+Suites are taken from all files; of a suite that several have, the last one's rows count. Needs matplotlib.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec.bench.charts import draw_charts
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="directory of the PNG files")
+    parser.add_argument("--prefix", default="", help="before each file name, like 2026-11-21-h200-")
+    return parser.parse_args(args)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    given = parse_args(args)
+    suites = {name: rows for file in given.files for name, rows in json.loads(file.read_text())["suites"].items()}
+    for path in draw_charts(suites, given.out, given.prefix):
+        print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
+
+
+if __name__ == "__main__":
+    main()

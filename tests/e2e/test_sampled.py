@@ -4,6 +4,8 @@ import random
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from specdec import LLM, SamplingParams
 from tests.reference import Reference
@@ -146,6 +148,41 @@ def test_where_no_token_is_left_the_request_ends_with_the_names_of_those_who_did
     assert (completion.finish_reason, completion.token_ids) == ("error", [])
     assert "allowed_token_ids, min_tokens" in completion.stop_reason
     assert sound.outputs[0].finish_reason == "length"
+
+
+def test_a_draft_of_the_round_flips_decisions_behind_it(demo_llm, prompts):
+    params = SamplingParams(temperature=0.0, frequency_penalty=2.0, max_tokens=48, ignore_eos=True)
+    reference, flipped = Reference(demo_directory("target")), 0
+    for output in demo_llm("demo/eagle3", 5).generate(prompts[:8], params, use_tqdm=False):
+        tokens, num_prompt = output.outputs[0].token_ids, len(output.prompt_token_ids)
+        behind = reference.forward([*output.prompt_token_ids, *tokens]).logits_TV.double().numpy()[num_prompt - 1 :]
+        start = 1
+        for record in output.stats.rounds:
+            end = min(start + record.num_accepted + 1, len(tokens))
+            for i in range(start, end):  # row i decides token i
+                before_round, before_row = (np.bincount(tokens[:n], minlength=behind.shape[1]) for n in (start, i))
+                assert np.argmax(behind[i] - 2 * before_row) == tokens[i]
+                flipped += np.argmax(behind[i] - 2 * before_round) != tokens[i]
+            start = end
+        assert start == len(tokens)
+    assert flipped > 0
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5, "top_p": 0.9, "repetition_penalty": 1.2}])
+def test_logprobs_are_those_of_transformers(demo_llm, prompts, params):
+    model = AutoModelForCausalLM.from_pretrained(demo_directory("target"), dtype=torch.float32).eval()
+    params = SamplingParams(max_tokens=24, logprobs=3, ignore_eos=True, **params)
+    outputs = demo_llm("demo/eagle3", 3).generate(prompts[:3], params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=False):
+        completion = output.outputs[0]
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+        truth = logits.log_softmax(dim=-1)
+        assert len(completion.logprobs) == len(completion.token_ids) == 24
+        for row_V, token, found in zip(truth, completion.token_ids, completion.logprobs, strict=True):
+            assert abs(found[token].logprob - row_V[token]) < 1e-4
+            assert all(abs(entry.logprob - row_V[other]) < 1e-4 for other, entry in found.items())
+            assert next(iter(found.values())).logprob == found[token].logprob
 
 
 @pytest.mark.parametrize("k", [0, 3])

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from specdec.accept import RULES, Decision, Drafted
 from specdec.buffers import StepBuffers
+from specdec.kernels.best_token import NOT_FINITE
 from specdec.kernels.choose_token import Places, choose_token
+from specdec.kernels.count_sampled import count_sampled
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
+from specdec.kernels.process_logits import process_logits
+from specdec.kernels.row_parameters import row_parameters
 from specdec.kernels.support_floor import Limits, support_floor
 from specdec.logprobs import StepLogprobs, logprobs_of
 from specdec.models.llama import LlamaModel
 from specdec.needs import Needs
-from specdec.processors import Block, count_sampled, process
+from specdec.processors import Block
 from specdec.state import RequestState
 from specdec.step import Step
 
@@ -38,12 +42,11 @@ class Choice:
             row_B=row_B,
             token_BQ=buffers.input_ids[last_B][:, None],
             position_BQ=buffers.positions[last_B][:, None],
-            is_valid_BQ=(row_B >= 0)[:, None],
+            num_valid_B=(row_B >= 0).long(),
         )
         logits_BV = self._logits(buffers.hidden_states[last_B], block, step.needs)
-        floor_B = self._floor(logits_BV, block.row_T, step.needs)
-        stream = TARGET if self.rule == "exact" else BONUS
-        choose_token(logits_BV, floor_B, self._places(block, stream), buffers.sampled_tokens[:B, 0])
+        limits, places = self._parameters(block, TARGET if self.rule == "exact" else BONUS)
+        choose_token(logits_BV, _floor(logits_BV, limits, step.needs), places, buffers.sampled_tokens[:B, 0])
 
     def choose_round(self, step: Step) -> None:
         """The target's tokens of a round, and for p/q how many drafts hold."""
@@ -54,14 +57,15 @@ class Choice:
             row_B=row_B,
             token_BQ=buffers.input_ids[:T].view(B, Q),
             position_BQ=buffers.positions[:T].view(B, Q),
-            is_valid_BQ=torch.arange(Q, device=row_B.device) < buffers.num_valid[:B, None],
+            num_valid_B=buffers.num_valid[:B],
         )
         logits_TV = self._logits(buffers.hidden_states[:T], block, step.needs)
-        floor_T = self._floor(logits_TV, block.row_T, step.needs)
+        limits, places = self._parameters(block, TARGET)
+        floor_T = _floor(logits_TV, limits, step.needs)
         if self.rule == "exact":
-            choose_token(logits_TV, floor_T, self._places(block, TARGET), buffers.target_tokens[:T])
+            choose_token(logits_TV, floor_T, places, buffers.target_tokens[:T])
         else:
-            self._decide(logits_TV, floor_T, block)
+            self._decide(logits_TV, floor_T, block, places)
 
     def record(self, step: Step, num_reqs: int) -> StepLogprobs | None:
         """Behind the commit: count what was generated; logprobs of the rows of sampled_tokens, if asked for."""
@@ -69,7 +73,7 @@ class Choice:
         tokens_BQ = buffers.sampled_tokens[:B, : _rows_per_slot(step)]
         if step.needs.penalties:
             accepted_B = buffers.num_accepted[:B] if step.query_len is not None else torch.zeros_like(tokens_BQ[:, 0])
-            count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B + 1)
+            count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B)
         if self._raw_TV is None:
             return None
         raw_TV, self._raw_TV = self._raw_TV, None
@@ -78,53 +82,45 @@ class Choice:
     def _logits(self, hidden_TD: Tensor, block: Block, needs: Needs) -> Tensor:
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if needs.logprobs >= 0 else None
-        process(logits_TV, block, self.state, needs)
+        process_logits(logits_TV, block, self.state, needs)
         return logits_TV
 
-    def _floor(self, logits_TV: Tensor, row_T: Tensor, needs: Needs) -> Tensor:
-        if not needs.floor:
-            return torch.full_like(logits_TV[:, 0], -torch.inf)
-        return support_floor(logits_TV, limits_of(self.state, row_T))
+    def _parameters(self, block: Block, stream: int) -> tuple[Limits, Places]:
+        # padding within a slot draws too, and nobody reads it
+        is_exact = self.rule == "exact"
+        return row_parameters(self.state, block.row_B, block.position_BQ, 1, stream, has_epoch=not is_exact)
 
-    def _places(self, block: Block, stream: int) -> Places:
-        rows, row_T, position_T = self.state.sampling, block.row_T, block.position_T
-        # p/q: a round's own numbers, since block verification looks at coins and drafts behind the end of what it takes
-        epoch_BQ = torch.zeros_like(block.position_BQ) if self.rule == "exact" else block.position_BQ[:, :1]
-        return Places(
-            temperatures=rows.temperature[row_T],
-            seeds=rows.seeds[row_T],
-            positions=position_T + 1,
-            epochs=epoch_BQ.expand_as(block.position_BQ).flatten(),
-            stream=stream,
-        )
-
-    def _decide(self, logits_TV: Tensor, floor_T: Tensor, block: Block) -> None:
+    def _decide(self, logits_TV: Tensor, floor_T: Tensor, block: Block, places: Places) -> None:
         buffers, (B, Q) = self.buffers, block.token_BQ.shape
-        drafted = self._drafted(logits_TV, floor_T, block)
-        coins = self._places(block, COIN)
-        coins_BQ = uniform_ref(coins.seeds, coins.positions, COIN, coins.epochs).view(B, Q)
+        drafted = self._drafted(logits_TV, floor_T, block, places.temperatures)
+        coins_BQ = uniform_ref(places.seeds, places.positions, COIN, places.epochs).view(B, Q)
         decision = RULES[self.rule](drafted, coins_BQ[:, : Q - 1])
-        token_B = self._draw(decision, block)
+        # a row that is not finite has no mass, so that no draft holds there and the round ends in it
+        is_finite_BQ = (logits_TV.amax(dim=-1) < torch.inf).view(B, Q)
+        is_sound_B = is_finite_BQ.gather(1, decision.num_accepted_B[:, None])[:, 0]
+        token_B = torch.where(is_sound_B, self._draw(decision, block), NOT_FINITE)
         buffers.decided[:B] = decision.num_accepted_B
         draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
         is_accepted_BQ = torch.arange(Q, device=token_B.device) < decision.num_accepted_B[:, None]
         buffers.target_tokens[: B * Q] = torch.where(is_accepted_BQ, draft_BQ, token_B[:, None]).flatten()
 
-    def _drafted(self, logits_TV: Tensor, floor_T: Tensor, block: Block) -> Drafted:
+    def _drafted(self, logits_TV: Tensor, floor_T: Tensor, block: Block, temperature_T: Tensor) -> Drafted:
         rows, (B, Q), V = self.state.sampling, block.token_BQ.shape, logits_TV.shape[1]
         is_greedy_B11 = (rows.temperature[block.row_B] == 0)[:, None, None]
         draft_BK = block.token_BQ[:, 1:]
-        target_TV = probabilities(scaled_in_support(logits_TV, rows.temperature[block.row_T], floor_T))
+        target_TV = probabilities(scaled_in_support(logits_TV, temperature_T, floor_T))
         best_TV = torch.zeros_like(target_TV).scatter_(1, logits_TV.argmax(dim=-1, keepdim=True), 1)
-        best_TV = torch.where((logits_TV == -torch.inf).all(dim=-1, keepdim=True), 0, best_TV)
+        best_TV = torch.where(logits_TV.amax(dim=-1, keepdim=True).isfinite(), best_TV, 0)
         draft_BKW = probabilities(self.state.draft_scores[block.row_B, : Q - 1])
         draft_BKV = draft_BKW
         if self.d2t is not None:
             draft_BKV = torch.zeros(B, Q - 1, V, device=logits_TV.device).index_copy_(2, self.d2t, draft_BKW)
         point_BKV = torch.zeros_like(draft_BKV).scatter_(2, draft_BK[..., None], 1)
+        # a draft without a choice is no draw: its token was certain
+        is_point_BK1 = is_greedy_B11 | (draft_BKW.sum(dim=-1, keepdim=True) == 0)
         return Drafted(
             target_probs_BQV=torch.where(is_greedy_B11, best_TV.view(B, Q, V), target_TV.view(B, Q, V)),
-            draft_probs_BKV=torch.where(is_greedy_B11, point_BKV, draft_BKV),
+            draft_probs_BKV=torch.where(is_point_BK1, point_BKV, draft_BKV),
             draft_tokens_BK=draft_BK,
             num_drafts_B=(block.is_valid_BQ.sum(dim=1) - 1).clamp(min=0),
         )
@@ -144,6 +140,10 @@ class Choice:
             )
             choose_token(log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), places, out_B)
         return torch.where(decision.is_bonus_B, bonus_B, token_B)
+
+
+def _floor(logits_TV: Tensor, limits: Limits, needs: Needs) -> Tensor:
+    return support_floor(logits_TV, limits) if needs.floor else torch.full_like(logits_TV[:, 0], -torch.inf)
 
 
 def _rows_per_slot(step: Step) -> int:

@@ -22,7 +22,12 @@ class Block:
     row_B: Tensor  # request row per batch slot, -1 = padding
     token_BQ: Tensor  # of the rows themselves; a row's column 0 is already counted as generated
     position_BQ: Tensor  # of the rows; the drawn token stands one behind
-    is_valid_BQ: Tensor
+    num_valid_B: Tensor  # rows of each slot that are not padding, 0..Q
+
+    @property
+    def is_valid_BQ(self) -> Tensor:
+        """Which rows are not padding."""
+        return torch.arange(self.token_BQ.shape[1], device=self.row_B.device) < self.num_valid_B[:, None]
 
     @property
     def row_T(self) -> Tensor:

@@ -3,7 +3,8 @@
 A draft token is accepted if and only if it is the target's own choice at its position, so the tokens of a round are the
 target's choices up to the first draft that differs, whatever the draft proposed; where p/q has decided, its count holds
 instead. The row advances by num_accepted + 1; the draft's rows embed the target's choices, and its seed is row
-num_accepted. Padding writes the scratch row.
+num_accepted. Padding writes the scratch row. Results keep the markers of rows without a choice (best_token.py); what is
+embedded later is token 0 there.
 """
 
 import torch
@@ -96,10 +97,11 @@ def _accept_and_commit_kernel(
     tl.store(out + N, num_accepted.to(tl.int64))
     tl.store(out + N + 1 + i, draft, mask=i + 1 < N)
     tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
-    tl.store(draft_ids_ptr + b * Q + i, tl.where(is_real, target, 0), mask=inside)
+    tl.store(draft_ids_ptr + b * Q + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
     tl.store(seeds_ptr + b, tl.where(is_real, b * Q + num_accepted, 0).to(tl.int64))
     tl.store(num_computed_ptr + row, tl.load(num_computed_ptr + row) + num_accepted + 1)
-    tl.store(last_sampled_ptr + row, tl.sum(tl.where(i == num_accepted, target, 0), axis=0))
+    last = tl.sum(tl.where(i == num_accepted, target, 0), axis=0)
+    tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
 
 
 def accept_and_commit_ref(
@@ -116,11 +118,11 @@ def accept_and_commit_ref(
     buffers.num_accepted[:B] = accepted_B
     buffers.verified_tokens[:B, : Q - 1] = draft_BK
     buffers.draft_tokens[:B] = 0
-    buffers.draft_input_ids[: B * Q] = torch.where(is_real_B1, target_BQ, 0).view(-1)
+    buffers.draft_input_ids[: B * Q] = torch.where(is_real_B1, target_BQ.clamp(min=0), 0).view(-1)
     seed_B1 = torch.arange(B, device=row_B.device)[:, None] * Q + accepted_B[:, None]
     buffers.last_token_indices[:B] = torch.where(is_real_B1, seed_B1, 0)[:, 0]
     state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
-    state.last_sampled_tokens[row_B] = target_BQ.gather(1, accepted_B[:, None])[:, 0]
+    state.last_sampled_tokens[row_B] = target_BQ.gather(1, accepted_B[:, None])[:, 0].clamp(min=0)
 
 
 def greedy_accept(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """The best token behind each row, by logits = x W^T in float32: the greatest, and the lowest id among equals.
 
+A row without a choice gives a marker, which is no id: NO_TOKEN where all logits are -inf, NOT_FINITE where one is NaN
+or +inf. NaN counts as +inf, so the maximum tells all three cases apart.
+
 The logits are never written: each program reduces its tile to a maximum and an id, a second kernel reduces the tiles.
 The product is the one of `linear`, so the same logits decide as where they are written out.
 
@@ -17,6 +20,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.tiles import choose_tiles, gpu_name, row_class
 
 NO_ID = 1 << 30
+NO_TOKEN, NOT_FINITE = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +36,29 @@ class StopMask:
 def best_token(x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None) -> None:
     """Write the best id behind every row to out_T (int64, may be strided). weight_VD: [V, D]."""
     if use_triton(x_TD):
-        best, ids = launch_tile_maxima(x_TD, weight_VD, mask)
-        _reduce_kernel[(len(x_TD),)](
-            out_T,
-            best,
-            ids,
-            out_T.stride(0),
-            len(best),
-            x_TD.shape[0],
-            BLOCK=next_power_of_2(len(best)),
-            num_warps=4,
-            **launch_options(x_TD),
-        )
+        launch_best_token(x_TD, weight_VD, out_T, mask)
     else:
         out_T.copy_(best_token_ref(x_TD, weight_VD, mask))
+
+
+def launch_best_token(x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None) -> None:
+    launch_write(*launch_tile_maxima(x_TD, weight_VD, mask), out_T)
+
+
+def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
+    """Reduce the maxima of tiles [tiles, T] to ids and markers."""
+    tiles, T = best.shape
+    _write_kernel[(T,)](
+        out_T,
+        best,
+        ids,
+        out_T.stride(0),
+        tiles,
+        T,
+        BLOCK=next_power_of_2(tiles),
+        num_warps=4,
+        **launch_options(best),
+    )
 
 
 def launch_tile_maxima(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> tuple[Tensor, Tensor]:
@@ -124,6 +137,7 @@ def _tile_maxima_kernel(
                 stop_id = tl.load(stop_ids_ptr + row * STOP_IDS + p)
                 is_out = (n[:, None] == stop_id[None, :]) & is_early[None, :]
                 logits = tl.where(is_out, float("-inf"), logits)
+    logits = tl.where(logits == logits, logits, float("inf"))
     best = tl.max(logits, axis=0)
     lowest = tl.min(tl.where(logits == best[None, :], n[:, None], NO_ID), axis=0)
     at = tile * T + m
@@ -132,7 +146,7 @@ def _tile_maxima_kernel(
 
 
 @jit
-def _reduce_kernel(
+def _write_kernel(
     out_ptr,  # [T]
     best_ptr,  # [tiles, T]
     ids_ptr,  # [tiles, T]
@@ -150,12 +164,18 @@ def _reduce_kernel(
 
 @jit
 def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
-    """The lowest id among the greatest of one row's tiles; 0 for a row of NaN, so that it stays an id."""
+    """The lowest id among the greatest of one row's tiles, or a marker."""
     i = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + i * T + t, mask=i < tiles, other=float("-inf"))
     ids = tl.load(ids_ptr + i * T + t, mask=i < tiles, other=1 << 30)
-    lowest = tl.min(tl.where(best == tl.max(best, axis=0), ids, 1 << 30), axis=0)
-    return tl.where(lowest == 1 << 30, 0, lowest)
+    return id_or_marker(tl.max(best, axis=0), best, ids)
+
+
+@jit
+def id_or_marker(top, best, ids):
+    """The lowest of the ids whose score is the greatest."""
+    lowest = tl.min(tl.where(best == top, ids, 1 << 30), axis=0)
+    return tl.where(top == float("inf"), -2, tl.where(top == float("-inf"), -1, lowest))
 
 
 def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> Tensor:
@@ -167,4 +187,12 @@ def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None
         is_early_T1 = (mask.positions + 1 < mask.min_positions[row_T])[:, None]
         kept_TP = logits_TV.gather(1, stop_TP)
         logits_TV.scatter_(1, stop_TP, torch.where(is_early_T1, -torch.inf, kept_TP))
-    return logits_TV.argmax(dim=-1)
+    return id_or_marker_ref(logits_TV)
+
+
+def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
+    """The lowest column of the greatest score of each row, or a marker."""
+    counted_TV = torch.where(scores_TV.isnan(), torch.inf, scores_TV)
+    id_T = counted_TV.argmax(dim=-1)
+    best_T = counted_TV.gather(1, id_T[:, None])[:, 0]
+    return torch.where(best_T == torch.inf, NOT_FINITE, torch.where(best_T == -torch.inf, NO_TOKEN, id_T))

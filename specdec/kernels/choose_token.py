@@ -1,8 +1,11 @@
-"""A token per row of float32 logits: the greatest score, and the lowest id among equals; -1 where no token is left.
+"""A token per row of float32 logits: the greatest score, and the lowest id among equals; markers as in best_token.py.
 
 score = logit / temperature + g for tokens at or above the row's floor (support_floor.py), with the noise g of gumbel.py
 at the place of the drawn token. Temperature 0 is the case without noise and floor. The rows of the kernel leave a
 maximum and an id per tile, as those of best_token do, so that the same readers follow.
+
+The exact noise costs as much as all else together, so a tile estimates it first and computes it exactly for what lies
+within the error of the estimate below the tile's greatest: nearly always one token. The result is the exact one.
 """
 
 from dataclasses import dataclass
@@ -10,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
-from specdec.kernels.best_token import lowest_best
-from specdec.kernels.gumbel import gumbel_noise, gumbel_of_all_ref, gumbel_ref, philox
+from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels.best_token import NO_ID, NO_TOKEN, NOT_FINITE, id_or_marker_ref, launch_write
+from specdec.kernels.gumbel import gumbel_estimate, gumbel_noise, gumbel_of_all_ref, gumbel_ref, philox
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
-BLOCK = 1024
-NO_TOKEN = -1
+__all__ = ["NOT_FINITE", "NO_TOKEN", "Places", "choose_token", "choose_token_ref", "launch_choices"]
+
+FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +38,7 @@ class Places:
 def choose_token(logits_TV: Tensor, floor_T: Tensor, places: Places, out_T: Tensor) -> None:
     """Write the chosen column of every row to out_T (int64, may be strided). floor_T: least logit / temperature."""
     if use_triton(logits_TV):
-        best, ids = launch_choices(logits_TV, floor_T, places)
-        _write_kernel[(len(logits_TV),)](
-            out_T,
-            best,
-            ids,
-            out_T.stride(0),
-            len(best),
-            len(logits_TV),
-            BLOCK=next_power_of_2(len(best)),
-            num_warps=4,
-            **launch_options(logits_TV),
-        )
+        launch_write(*launch_choices(logits_TV, floor_T, places), out_T)
     else:
         out_T.copy_(choose_token_ref(logits_TV, floor_T, places))
 
@@ -53,7 +46,8 @@ def choose_token(logits_TV: Tensor, floor_T: Tensor, places: Places, out_T: Tens
 def launch_choices(logits_TV: Tensor, floor_T: Tensor, places: Places) -> tuple[Tensor, Tensor]:
     """The greatest score of each tile of columns [tiles, T] float32 and its lowest column [tiles, T] int32."""
     T, V = logits_TV.shape
-    tiles = -(-V // BLOCK)
+    block = 1024 if T <= FEW_ROWS else 4096
+    tiles = -(-V // block)
     best = torch.empty(tiles, T, dtype=torch.float32, device=logits_TV.device)
     ids = torch.empty(tiles, T, dtype=torch.int32, device=logits_TV.device)
     _choose_kernel[(tiles, T)](
@@ -71,7 +65,9 @@ def launch_choices(logits_TV: Tensor, floor_T: Tensor, places: Places) -> tuple[
         V,
         STREAM=places.stream,
         HAS_IDS=places.token_ids is not None,
-        QUARTER=BLOCK // 4,
+        NO_ID=NO_ID,
+        BLOCK=block,
+        IS_GPU=logits_TV.is_cuda,
         num_warps=4,
         enable_fp_fusion=False,
         **launch_options(logits_TV),
@@ -95,72 +91,79 @@ def _choose_kernel(
     V,
     STREAM: tl.constexpr,
     HAS_IDS: tl.constexpr,
-    QUARTER: tl.constexpr,
+    NO_ID: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_GPU: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     tile, t = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
-    is_greedy = temperature == 0.0
-    divisor = tl.where(is_greedy, 1.0, temperature)
-    floor = tl.where(is_greedy, float("-inf"), tl.load(floor_ptr + t))
-    zero = tl.zeros((QUARTER,), tl.uint32)
-    k0 = zero + tl.load(seeds_ptr + t * 2).to(tl.uint32)
-    k1 = zero + tl.load(seeds_ptr + t * 2 + 1).to(tl.uint32)
-    b = zero + tl.load(positions_ptr + t).to(tl.uint32)
-    d = zero + tl.load(epochs_ptr + t).to(tl.uint32)
-    stream = zero + STREAM
-    first = tile * QUARTER * 4 + tl.arange(0, QUARTER) * 4
-    if not HAS_IDS:
-        r0, r1, r2, r3 = philox(k0, k1, (first >> 2).to(tl.uint32), b, stream, d)
-    best, lowest = tl.full((QUARTER,), float("-inf"), tl.float32), first
-    for lane in tl.static_range(4):
-        column = first + lane
-        inside = column < V
-        x = tl.load(logits_ptr + t.to(tl.int64) * stride_logits + column, mask=inside, other=float("-inf"))
-        score = tl.div_rn(x, zero.to(tl.float32) + divisor)
-        if HAS_IDS:
-            token = tl.load(token_ids_ptr + column, mask=inside, other=0)
-            r0, r1, r2, r3 = philox(k0, k1, (token >> 2).to(tl.uint32), b, stream, d)
-            which = token & 3
-            r = tl.where(which == 0, r0, tl.where(which == 1, r1, tl.where(which == 2, r2, r3)))
-        elif lane == 0:
-            r = r0
-        elif lane == 1:
-            r = r1
-        elif lane == 2:
-            r = r2
-        else:
-            r = r3
-        noise = tl.where(is_greedy, 0.0, gumbel_noise(r))
-        score = tl.where(inside & (score >= floor), score + noise, float("-inf"))
-        lowest = tl.where(score > best, column, lowest)
-        best = tl.maximum(best, score)
-    top = tl.max(best, axis=0)
-    id = tl.min(tl.where(best == top, lowest, 1 << 30), axis=0)
+    floor = tl.load(floor_ptr + t)
+    column = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = column < V
+    x = tl.load(logits_ptr + t.to(tl.int64) * stride_logits + column, mask=inside, other=float("-inf"))
+    # NaN is not below +inf
+    is_finite = tl.max(tl.where(x < float("inf"), 0, 1), axis=0) == 0
+    top = tl.where(is_finite, tl.max(x, axis=0), float("inf"))
+    id = tl.min(tl.where(x == top, column, NO_ID), axis=0)
+    if (temperature > 0.0) & (tl.abs(top) < float("inf")):
+        scaled = tl.div_rn(x, tl.zeros((BLOCK,), tl.float32) + temperature)
+        scaled = tl.where(inside & (scaled >= floor), scaled, float("-inf"))
+        top = tl.max(scaled, axis=0)
+        if top > float("-inf"):
+            r = _draws(
+                tile, t, column, inside, seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr, STREAM, HAS_IDS, BLOCK
+            )
+            guess = scaled + gumbel_estimate(r, IS_GPU)
+            most = tl.max(guess, axis=0)
+            # twice what an estimate and the sum's rounding may be off
+            is_near = guess >= most - (5e-4 + (tl.abs(most) + 32.0) * 9.5367431640625e-07)
+            if tl.sum(is_near.to(tl.int32), axis=0) == 1:
+                id = tl.min(tl.where(is_near, column, NO_ID), axis=0)
+                only = tl.sum(tl.where(is_near, r, 0).to(tl.int32), axis=0).to(tl.uint32)
+                top = tl.sum(tl.where(is_near, scaled, 0.0), axis=0) + gumbel_noise(only)
+            else:
+                score = tl.where(is_near, scaled + gumbel_noise(r), float("-inf"))
+                top = tl.max(score, axis=0)
+                id = tl.min(tl.where(score == top, column, NO_ID), axis=0)
     tl.store(best_ptr + tile * T + t, top)
     tl.store(ids_ptr + tile * T + t, id)
 
 
 @jit
-def _write_kernel(
-    out_ptr,  # [T]
-    best_ptr,  # [tiles, T]
-    ids_ptr,  # [tiles, T]
-    stride_out,
-    tiles,
-    T,
+def _draws(
+    tile,
+    t,
+    column,
+    inside,
+    seeds_ptr,
+    positions_ptr,
+    epochs_ptr,
+    token_ids_ptr,
+    STREAM: tl.constexpr,
+    HAS_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
-    t = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    top = tl.max(tl.load(best_ptr + i * T + t, mask=i < tiles, other=float("-inf")), axis=0)
-    id = lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK)
-    tl.store(out_ptr + t * stride_out, tl.where(top == float("-inf"), -1, id).to(tl.int64))
+    """32 random bits of each column's token."""
+    WORDS: tl.constexpr = BLOCK if HAS_IDS else BLOCK // 4
+    zero = tl.zeros((WORDS,), tl.uint32)
+    k0 = zero + tl.load(seeds_ptr + t * 2).to(tl.uint32)
+    k1 = zero + tl.load(seeds_ptr + t * 2 + 1).to(tl.uint32)
+    b = zero + tl.load(positions_ptr + t).to(tl.uint32)
+    d = zero + tl.load(epochs_ptr + t).to(tl.uint32)
+    if HAS_IDS:
+        token = tl.load(token_ids_ptr + column, mask=inside, other=0)
+        r0, r1, r2, r3 = philox(k0, k1, (token >> 2).to(tl.uint32), b, zero + STREAM, d)
+        lane = token & 3
+        r = tl.where(lane == 0, r0, tl.where(lane == 1, r1, tl.where(lane == 2, r2, r3)))
+    else:
+        # four neighbours share a block of Philox
+        block = (tile * WORDS + tl.arange(0, WORDS)).to(tl.uint32)
+        r0, r1, r2, r3 = philox(k0, k1, block, b, zero + STREAM, d)
+        r = tl.reshape(tl.join(tl.join(r0, r2), tl.join(r1, r3)), (BLOCK,))
+    return r
 
 
 def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, places: Places) -> Tensor:
@@ -174,5 +177,4 @@ def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, places: Places) -> Tens
         noise_TV = gumbel_ref(*where, places.token_ids[None], places.stream, places.epochs)
     is_out_TV = (scaled_TV < floor_T[:, None]) & ~is_greedy_T1
     noisy_TV = torch.where(is_out_TV, -torch.inf, scaled_TV + noise_TV.masked_fill(is_greedy_T1, 0))
-    best_T, id_T = noisy_TV.max(dim=-1)
-    return torch.where(best_T == -torch.inf, NO_TOKEN, id_T)
+    return id_or_marker_ref(noisy_TV)

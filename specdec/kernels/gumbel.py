@@ -137,6 +137,28 @@ def gumbel_noise(r):
 
 
 @jit
+def gumbel_estimate(r, IS_GPU: tl.constexpr):
+    """g within 1e-4, by the hardware's logarithm: for telling which tokens cannot have the greatest score."""
+    is_low = r < 0x80000000
+    x = (
+        tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32) * 2.3283064365386963e-10
+        + 1.1641532182693481e-10
+    )
+    e = -0.6931471805599453 * _log2_estimate(tl.where(is_low, 1.0 - x, x), IS_GPU)
+    # the hardware's error near 1 is absolute, and e is small there
+    e = tl.where(is_low & (x < 0.015625), x * (1.0 + x * (0.5 + x * 0.33333333)), e)
+    return -0.6931471805599453 * _log2_estimate(e, IS_GPU)
+
+
+@jit
+def _log2_estimate(x, IS_GPU: tl.constexpr):
+    if IS_GPU:
+        return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tl.log2(x)
+
+
+@jit
 def natural_log(x):
     """log_ref."""
     bits = x.to(tl.int32, bitcast=True)

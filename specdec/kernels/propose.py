@@ -1,7 +1,8 @@
 """One draft token per request: the best by the draft's logits, as the target's id, and the draft row that follows it.
 
 Draft step j (0..K-1) stands at num_computed - 1 + j: step 0 is the seed row, the last committed pair. The row that
-follows embeds the token at the next position; positions beyond the context are padding (position 0, slot -1).
+follows embeds the token at the next position; positions beyond the context are padding (position 0, slot -1). A draft
+is a guess: where its logits leave no choice it is the head's token 0, never a marker.
 """
 
 import torch
@@ -134,7 +135,7 @@ def _propose_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     b = tl.program_id(0)
-    token = lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK).to(tl.int64)
+    token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
     if HAS_D2T:
         token = tl.load(d2t_ptr + token)
     tl.store(tokens_ptr + b * K + STEP, token)
@@ -170,7 +171,8 @@ def place_ref(
 ) -> None:
     B, K = len(id_B), buffers.draft_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
-    token_B = id_B if d2t_W is None else d2t_W[id_B]
+    guess_B = id_B.clamp(min=0)
+    token_B = guess_B if d2t_W is None else d2t_W[guess_B]
     buffers.draft_tokens[:B, step] = token_B
     if step + 1 == K:
         state.draft_tokens[row_B] = buffers.draft_tokens[:B]

@@ -76,7 +76,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
             row_B=row_B,
             token_BQ=tokens,
             position_BQ=torch.tensor(start)[:, None] + torch.arange(Q),
-            is_valid_BQ=torch.arange(Q) < torch.tensor([valid[r] if r >= 0 else 0 for r in order])[:, None],
+            num_valid_B=torch.tensor([valid[r] if r >= 0 else 0 for r in order]),
         )
         logits = torch.from_numpy(rng.normal(0, 3, (len(order) * Q, V)).astype(np.float32))
         ours = logits.clone()
@@ -103,7 +103,7 @@ def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing
         row_B=torch.tensor([0, 1]),
         token_BQ=torch.tensor([[1, 2, 3, 4]] * 2),
         position_BQ=torch.arange(20, 24).expand(2, Q),
-        is_valid_BQ=torch.ones(2, Q, dtype=torch.bool),
+        num_valid_B=torch.tensor([Q, Q]),
     )
     logits = torch.randn(2 * Q, V)
     ours = logits.clone()

@@ -1,0 +1,135 @@
+"""kernel == twin for what surrounds the choice of a token: parameters, processors, counts, and near ties of scores."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.kernels.best_token import launch_write
+from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
+from specdec.kernels.count_sampled import count_sampled_ref, launch_count_sampled
+from specdec.kernels.gumbel import TARGET, gumbel_of_all_ref
+from specdec.kernels.process_logits import launch_process_logits
+from specdec.kernels.row_parameters import launch_row_parameters, row_parameters_ref
+from specdec.needs import Needs
+from specdec.processors import Block, process
+from specdec.sampling_rows import SamplingStart
+from specdec.state import RequestState, RowStart
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+V, K, R = 2100, 3, 4
+STARTS = [
+    {"temperature": 0.8, "top_p": 0.9, "seed": 2**63 + 5, "bad_words": [[4], [1, 2], [2, 2, 3], [1, 3]]},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.3, "top_k": 7, "min_p": 0.1},
+    {"repetition_penalty": 1.6, "logit_bias": {3: 5.0, 2050: -2.0}, "bad_words": [[3, 1]], "presence_penalty": -1.0},
+    {"allowed_token_ids": [1, 2, 3, 4, 0, 2049], "repetition_penalty": 0.7, "frequency_penalty": -0.5},
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    torch.manual_seed(0)
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return torch.device(request.param)
+
+
+def make_state(device):
+    rng = np.random.default_rng(0)
+    state = RequestState(R, K, 1, 9, device, vocab_size=V)
+    for row, start in enumerate(STARTS):
+        sampling = SamplingStart(prompt=rng.integers(0, 5, 4).tolist(), **start)
+        stops = {"min_position": 9, "stop_ids": [0, 2099]}
+        state.assign(row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, **stops))
+        state.num_computed_tokens[row] = 4 + row
+    state.sampling.output_counts[:, :5] = torch.randint(0, 3, (R + 1, 5))
+    state.sampling.output_counts[-1] = 0
+    state.sampling.history[:, 4:9] = torch.randint(0, 5, (R + 1, 5))
+    return state
+
+
+def make_block(device, state, Q):
+    row_B = torch.tensor([3, 0, -1, 2, 1], device=device)
+    num_valid = torch.tensor([Q, max(Q - 1, 1), 0, Q, 1], device=device)
+    position_BQ = (state.num_computed_tokens[row_B][:, None] + torch.arange(Q, device=device)).contiguous()
+    return Block(
+        row_B=row_B, token_BQ=torch.randint(0, 5, (5, Q), device=device), position_BQ=position_BQ, num_valid_B=num_valid
+    )
+
+
+@pytest.mark.parametrize("Q", [1, 4])
+@pytest.mark.parametrize(
+    "needs",
+    [
+        Needs(noise=True),
+        Needs(bias=True),
+        Needs(penalties=True),
+        Needs(bad_words=True),
+        Needs(bias=True, bad_words=True, penalties=True),
+    ],
+)
+def test_process_logits(device, Q, needs):
+    ours = make_state(device)
+    theirs = copy.deepcopy(ours)
+    for past in range(3):
+        block = make_block(device, ours, Q)
+        logits = torch.randn(5 * Q, V, device=device)
+        logits[Q, 7] = torch.nan
+        expected = logits.clone()
+        launch_process_logits(logits, block, ours, needs)
+        process(expected, block, theirs, needs)
+        assert torch.equal(logits.nan_to_num(9e9), expected.nan_to_num(9e9))
+        assert torch.equal(ours.sampling.history[:-1], theirs.sampling.history[:-1])
+        assert (logits == -torch.inf).any() or past
+        for state in (ours, theirs):
+            state.num_computed_tokens += 2
+
+
+@pytest.mark.parametrize("B", [1, 5, 200])
+@pytest.mark.parametrize("has_epoch", [False, True])
+def test_row_parameters(device, B, has_epoch):
+    state = make_state(device)
+    row_B = torch.arange(B, device=device) % (R + 1) - 1
+    position_BQ = torch.randint(0, 1000, (B, 4), device=device)
+    for positions, offset in ((position_BQ, 1), (None, 3)):
+        ours = launch_row_parameters(state, row_B, positions, offset, TARGET, has_epoch)
+        theirs = row_parameters_ref(state, row_B, positions, offset, TARGET, has_epoch)
+        for a, b in zip(ours, theirs, strict=True):
+            for name in a.__dataclass_fields__:
+                one, other = getattr(a, name), getattr(b, name)
+                assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+
+
+def test_count_sampled(device):
+    ours = make_state(device)
+    theirs, before = copy.deepcopy(ours), ours.sampling.output_counts.clone()
+    row_B = torch.tensor([3, 0, -1, 2, 1], device=device)
+    tokens = torch.tensor([[4, 4, 4, 9], [1, -2, 3, 4], [5, 6, 7, 8], [-1, 2, 3, 4], [2099, 0, 0, 0]], device=device)
+    accepted = torch.tensor([2, 1, 3, 0, 0], device=device)
+    launch_count_sampled(ours, row_B, tokens, accepted)
+    count_sampled_ref(theirs, row_B, tokens, accepted + 1)
+    assert torch.equal(ours.sampling.output_counts, theirs.sampling.output_counts)
+    added = ours.sampling.output_counts - before
+    assert added.sum() == 5
+    assert (added[3, 4], added[0, 1], added[1, 2099]) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_scores_that_nearly_tie_are_told_apart_as_by_the_twin(device, spread, has_ids):
+    T, wide = 20, 5000
+    ids = torch.arange(wide, device=device) if has_ids else None
+    places = Places(
+        temperatures=torch.full((T,), 0.7, device=device),
+        seeds=torch.randint(0, 2**32, (T, 2), device=device),
+        positions=torch.arange(T, device=device),
+        epochs=torch.zeros(T, dtype=torch.int64, device=device),
+        stream=TARGET,
+        token_ids=ids,
+    )
+    noise = gumbel_of_all_ref(places.seeds, places.positions, wide, TARGET, places.epochs)
+    logits = -0.7 * noise + spread * torch.randn(T, wide, device=device)
+    floor, out = torch.full((T,), -torch.inf, device=device), torch.full((T,), -999, device=device)
+    launch_write(*launch_choices(logits, floor, places), out)
+    assert torch.equal(out, choose_token_ref(logits, floor, places))

@@ -1,0 +1,70 @@
+"""The floor of the kernels is that of the twin, whichever way their search takes."""
+
+import pytest
+import torch
+
+from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+KINDS = {
+    "peaked": lambda shape: 4 * torch.randn(shape),
+    "flat": lambda shape: 0.3 * torch.randn(shape),
+    "equals": lambda shape: torch.randint(-3, 3, shape).float(),
+    "far below zero": lambda shape: torch.randn(shape) - 500,
+    "one above all": lambda shape: torch.randn(shape) + 100 * (torch.arange(shape[1]) == 3),
+    "mostly masked": lambda shape: torch.randn(shape).masked_fill(torch.rand(shape) < 0.99, -torch.inf),
+}
+LIMITS = [
+    *((0, k, 1.0) for k in (1, 3, 40, 700, 10_000)),
+    *((0, 0, p) for p in (1e-6, 0.3, 0.9, 0.999, 0.9999999)),
+    (0.02, 0, 1.0),
+    (1.0, 0, 1.0),
+    (1e-9, 0, 0.99),
+    *((0.001, 50, p) for p in (0.5, 0.95, 0.99999)),
+    (0, 900, 0.7),
+    (0, 0, 1.0),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    torch.manual_seed(0)
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return torch.device(request.param)
+
+
+def limits_of(device, temperature):
+    min_p, top_k, top_p = (torch.tensor(column) for column in zip(*LIMITS, strict=True))
+    temperatures = torch.full((len(LIMITS),), temperature)
+    values = (temperatures, min_p.log(), top_k, top_p)
+    names = ("temperatures", "log_min_p", "top_k", "top_p")
+    return Limits(**{name: value.to(device) for name, value in zip(names, values, strict=True)})
+
+
+def borders(logits, limits, floors):
+    """How many tokens are kept, and how many by a floor one part in a million lower or higher."""
+    scaled = logits / limits.temperatures[:, None]
+    return [(scaled >= (floors + d * 1e-6 * (1 + floors.abs().nan_to_num(0)))[:, None]).sum(1) for d in (0, -1, 1)]
+
+
+# all gathered; more than there is room for; limits below what is gathered
+@pytest.mark.parametrize("num_keys, within", [(8192, 12.0), (64, 12.0), (8192, 0.5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_keep_what_the_twin_keeps(device, kind, num_keys, within):
+    logits, limits = KINDS[kind]((len(LIMITS), 5000)).to(device), limits_of(device, 0.7)
+    kept = borders(logits, limits, launch_support_floor(logits, limits, num_keys=num_keys, within=within))[0]
+    expected, most, least = borders(logits, limits, support_floor_ref(logits, limits))
+    # the hardware's exp moves a mass by some parts in ten million, so top-p may end one token further
+    slack = torch.where(limits.top_p < 1, 1 + most - least, 0)
+    assert ((kept - expected).abs() <= slack).all()
+    assert (kept == expected).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("num_keys, within", [(64, 12.0), (8192, 0.5), (8192, 3.0)])
+def test_the_way_of_the_search_and_the_neighbours_do_not_move_the_floor(device, num_keys, within):
+    logits, limits = KINDS["peaked"]((len(LIMITS), 3000)).to(device), limits_of(device, 1.3)
+    usual = launch_support_floor(logits, limits)
+    assert torch.equal(launch_support_floor(logits, limits, num_keys=num_keys, within=within), usual)
+    few = Limits(**{name: getattr(limits, name)[5:16] for name in limits.__dataclass_fields__})
+    assert torch.equal(launch_support_floor(logits[5:16], few), usual[5:16])

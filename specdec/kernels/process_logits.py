@@ -200,11 +200,12 @@ def _ends_word(
     LENGTH: tl.constexpr,
 ):
     """Which words lack no more than their last token behind row t; its own token goes to the history."""
-    tl.store(history_ptr + row * N + position, tl.load(tokens_ptr + t), mask=row != R)
+    if row < R:
+        tl.store(history_ptr + row * N + position, tl.load(tokens_ptr + t))
     j = tl.arange(0, LENGTH)
     # the tokens in front of the drawn one, which stands in the last column
     place, first = position - (LENGTH - 2) + j, tl.load(positions_ptr + t // Q * Q)
-    is_generated = (place >= tl.load(integers_ptr + row * stride_integers + 3)) & (j < LENGTH - 1) & (row != R)
+    is_generated = (place >= tl.load(integers_ptr + row * stride_integers + 3)) & (j < LENGTH - 1)
     is_own = is_generated & (place >= first)
     own = tl.load(tokens_ptr + t // Q * Q + (place - first), mask=is_own, other=-1)
     earlier = tl.load(history_ptr + row * N + place, mask=is_generated & (place < first), other=-1)

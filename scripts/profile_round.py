@@ -1,4 +1,4 @@
-"""Which kernels does a round run, how long, in which phase, and how much of the time does none run?
+"""Which kernels does a round run, how long, in which phase, and how much of the time does none run, and where?
 
 python -m scripts.profile_round [TARGET] [--draft DIR] [-k 5] [--batch 1] [--rounds 10]
 
@@ -50,6 +50,7 @@ def main() -> None:
     print(table(found.kernels[: args.top]))
     print(f"kernels {found.num_kernels:.1f}; launches {sum(found.launches.values()):.1f}: {found.launches}")
     print(f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; nothing runs for {found.gap_share:.1%}")
+    print("of it, us: " + ", ".join(f"{name} {us:.1f}" for name, us in found.gaps_us.items()))
     print(json.dumps({"num_speculative_tokens": K, "batch": args.batch} | asdict(found)))
 
 

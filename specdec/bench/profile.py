@@ -23,7 +23,10 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundProfile:
-    """Per round. gap_share: of the time from the first to the last kernel, the part in which none runs."""
+    """Per round. gap_share: of the time from the first to the last kernel, the part in which none runs.
+
+    gaps_us: that time inside of phases and between them, "verify > accept"; the most that fewer graphs could save
+    """
 
     kernels: list[Row]
     launches: dict[str, float]
@@ -31,6 +34,7 @@ class RoundProfile:
     busy_us: float
     span_us: float
     gap_share: float
+    gaps_us: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ def read_profile(events: Sequence[FunctionEvent], num_rounds: int, is_gpu: bool)
         busy_us=busy / num_rounds,
         span_us=span / num_rounds,
         gap_share=1 - busy / span if span else 0.0,
+        gaps_us=_gaps(kernels, ranges, num_rounds),
     )
 
 
@@ -122,6 +127,17 @@ def _rows(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) ->
         }
         for (phase, name), total in sorted(totals.items(), key=lambda item: -item[1])
     ]
+
+
+def _gaps(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) -> dict[str, float]:
+    """Microseconds before kernels in which none runs, by the phases of the kernels around them; the largest first."""
+    gaps: dict[str, float] = {}
+    phases = [_phase(kernel, ranges) for kernel in kernels]
+    ends = itertools.accumulate((kernel.end for kernel in kernels), max)
+    for end, kernel, before, phase in zip(ends, kernels[1:], phases, phases[1:], strict=False):
+        name = phase if phase == before else f"{before} > {phase}"
+        gaps[name] = gaps.get(name, 0.0) + max(0.0, kernel.start - end)
+    return {name: us / num_rounds for name, us in sorted(gaps.items(), key=lambda item: -item[1]) if us}
 
 
 def _phase(kernel: Piece, ranges: Sequence[Piece]) -> str:

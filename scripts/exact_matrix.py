@@ -9,6 +9,7 @@ beyond (prompts joined). Prints one line per setting and a last line of JSON; ex
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -19,37 +20,59 @@ from tqdm import tqdm
 
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.engine import Engine
+from specdec.request import Request
 from specdec.sampling import SamplingParams
 
 CONTEXTS = "63,64,65,1023,1024,1025,4096,8191,8192,8193,16384,32000"
 
 
 class LogitHashes:
-    """Listens to an engine's steps: for each request the hashes of the logits that its tokens were chosen from."""
+    """Listens to an engine's steps: for each request the hashes of the logits that its tokens were chosen from.
+
+    Hashed on the device behind each launch; which rows count is known when the requests have ended.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.by_request = engine, {}
-        self._read, self._read_sampled = engine.runner.read, engine.runner.read_sampled
-        engine.runner.read, engine.runner.read_sampled = self.read, self.read_sampled
+        self.engine, runner = engine, engine.runner
+        self._first: dict[str, Tensor] = {}
+        self._rounds: dict[str, list[Tensor]] = {}
+        self._run_chunk, self._run_round = runner.run_chunk, runner.run_round
+        runner.run_chunk, runner.run_round = self.run_chunk, self.run_round
 
-    def read(self, num_reqs: int):
-        result = self._read(num_reqs)
-        buffers, Q = self.engine.runner.buffers, self.engine.runner.sizes.query_len
-        hashes = hash_rows(self.engine, buffers.hidden_states[: num_reqs * Q]).view(num_reqs, Q).tolist()
-        for request, row, accepted in zip(self.engine.scheduler.running, hashes, result.num_accepted, strict=True):
-            self.by_request.setdefault(request.request_id, []).extend(row[: accepted + 1])
+    def run_chunk(self, parts, *options):
+        result = self._run_chunk(parts, *options)
+        buffers = self.engine.runner.buffers
+        hashes = hash_rows(self.engine, buffers.hidden_states[self._last_rows(parts)])
+        for part, value in zip(parts, hashes, strict=True):
+            if part.ends_prompt:
+                self._first[self._request_of(part.row)] = value
         return result
 
-    def read_sampled(self, num_reqs: int):
-        buffers = self.engine.runner.buffers
-        rows = hash_rows(self.engine, buffers.hidden_states[buffers.last_token_indices[:num_reqs]]).tolist()
-        for (request, part), row in zip(self.engine.scheduler.next_chunk(), rows, strict=True):
-            if part.ends_prompt:
-                self.by_request[request.request_id] = [row]
-        return self._read_sampled(num_reqs)
+    def run_round(self, rows, *options):
+        result = self._run_round(rows, *options)
+        Q = self.engine.runner.sizes.query_len
+        hashes = hash_rows(self.engine, self.engine.runner.buffers.hidden_states[: len(rows) * Q])
+        for row, values in zip(rows, hashes.view(len(rows), Q), strict=True):
+            self._rounds.setdefault(self._request_of(row), []).append(values)
+        return result
+
+    def of(self, request: Request) -> list[int]:
+        """Of an ended request, one for each of its tokens. Rounds behind its end are the last; they do not count."""
+        found = [self._first[request.request_id][None]]
+        for values, record in zip(self._rounds.get(request.request_id, []), request.stats.rounds, strict=False):
+            found.append(values[: record.num_accepted + 1])
+        return torch.cat(found).tolist()[: len(request.token_ids)]
 
     def stop(self) -> None:
-        self.engine.runner.read, self.engine.runner.read_sampled = self._read, self._read_sampled
+        runner = self.engine.runner
+        runner.run_chunk, runner.run_round = self._run_chunk, self._run_round
+
+    def _request_of(self, row: int) -> str:
+        return next(request.request_id for request in self.engine.scheduler.running if request.row == row)
+
+    def _last_rows(self, parts) -> Tensor:
+        ends = itertools.accumulate(part.length for part in parts)
+        return torch.tensor([end - 1 for end in ends], device=self.engine.runner.device)
 
 
 @torch.inference_mode()
@@ -57,7 +80,7 @@ def hash_rows(engine: Engine, hidden_TD: Tensor) -> Tensor:
     """[T] int64: each row's logits as bits, times odd numbers by place, added up with wrap-around."""
     logits_TV = engine.runner.target.model.logits(hidden_TD)
     place_V = torch.arange(logits_TV.shape[1], device=logits_TV.device) * 2654435761 + 1
-    return torch.stack([(row.view(torch.int32).long() * place_V).sum() for row in logits_TV])
+    return torch.cat([(rows.view(torch.int32).long() * place_V).sum(dim=1) for rows in logits_TV.split(64)])
 
 
 def run(engine: Engine, prompts: list[list[int]], batch: int, max_tokens: int) -> tuple[list, list, float]:
@@ -67,14 +90,14 @@ def run(engine: Engine, prompts: list[list[int]], batch: int, max_tokens: int) -
     for start in range(0, len(prompts), batch):
         listener = LogitHashes(engine)
         requests = engine.add_requests([(prompt, params) for prompt in prompts[start : start + batch]])
-        outputs = {}
-        while engine.scheduler.has_unfinished:
-            outputs |= {output.request_id: output for output in engine.step()}
+        while engine.has_unfinished:
+            engine.step()
+        engine.drain()
         listener.stop()
         for request in requests:
-            tokens.append(outputs[request.request_id].outputs[0].token_ids)
-            hashes.append(listener.by_request[request.request_id][: len(tokens[-1])])
-            stats.append(outputs[request.request_id].stats)
+            tokens.append(request.token_ids)
+            hashes.append(listener.of(request))
+            stats.append(request.stats)
     assert len({value for row in hashes for value in row}) > len(tokens), "the hashes tell nothing apart"
     rounds = sum(s.num_rounds for s in stats)
     return tokens, hashes, 1 + sum(s.num_accepted_tokens for s in stats) / max(rounds, 1)

@@ -77,6 +77,8 @@ class EngineConfig:
     enforce_eager: capture no graphs. cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes:
     row counts to capture prompt chunks for. compile_piecewise: split chunks by torch.compile, not by breakable capture.
     seed: from which the seeds of requests without one are drawn, in the order of the requests; None: by chance.
+    enable_prefix_caching: keep the cache of ended requests, for others that begin with the same tokens.
+    async_scheduling: launch each step before the tokens of the one before are read; None: on a GPU, where it pays.
     cuda_graph_modes: {family: mode} to change one of GRAPH_MODES, {"draft_prefill": "PIECEWISE"}.
     use_tqdm_on_load: show on a terminal how far the weights are read.
     """
@@ -93,6 +95,8 @@ class EngineConfig:
     cuda_graph_token_sizes: Sequence[int] | None = None
     compile_piecewise: bool = False
     cuda_graph_modes: Mapping[str, str] | None = None
+    enable_prefix_caching: bool = True
+    async_scheduling: bool | None = None
     seed: int | None = None
     use_tqdm_on_load: bool = True
 
@@ -108,6 +112,8 @@ class EngineConfig:
             _check_int("seed", self.seed, 0, (1 << 64) - 1)
         _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         _check_choice("enforce_eager", self.enforce_eager, (False, True))
+        _check_choice("enable_prefix_caching", self.enable_prefix_caching, (False, True))
+        _check_choice("async_scheduling", self.async_scheduling, (None, False, True))
         _check_choice("use_tqdm_on_load", self.use_tqdm_on_load, (False, True))
         _check_choice("compile_piecewise", self.compile_piecewise, (False, True))
         _check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)

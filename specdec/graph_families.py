@@ -4,6 +4,7 @@ target_prefill  PIECEWISE  prompt chunks
 target_decode   FULL       rounds: K + 1 rows per request
 draft_prefill   both       behind a chunk in pieces, behind a round whole
 draft_decode    FULL       K - 1 rows per request, one after another
+target_plain    FULL       rounds of a drafting engine in which nobody drafts: one row per request
 
 Rounds with a request that is not greedy, or asks for logits otherwise, have full graphs of their own (`_sampled`), so
 that greedy ones keep theirs as they are: the target's ends at the hidden states, the draft's draw with noise.
@@ -83,7 +84,9 @@ class GraphFamilies:
         self.target_prefill = family("target_prefill", query_len, max_num_batched_tokens)
         self.target_decode = family("target_decode", query_len, max_num_batched_tokens)
         self.draft: DraftGraphs | None = None
+        self.target_plain: CudaGraphManager | None = None
         if has_draft:
+            self.target_plain = self._plain(config, backend, max_num_seqs)
             # rounds may run in pieces too
             prefill = family("draft_prefill", query_len, max(max_num_batched_tokens, query_len * max_num_seqs))
             decode = family("draft_decode", 1, max_num_batched_tokens)
@@ -91,6 +94,12 @@ class GraphFamilies:
                 prefill=self.by_name["draft_prefill" + SAMPLED], decode=self.by_name["draft_decode" + SAMPLED]
             )
             self.draft = DraftGraphs(prefill=prefill, decode=decode, sampled=sampled)
+
+    def _plain(self, config: GraphConfig, backend: GraphBackend | None, max_num_seqs: int) -> CudaGraphManager:
+        sizes = capture_sizes(max_num_seqs, max_num_seqs, config.request_sizes, None)
+        manager = CudaGraphManager("target_plain", sizes, config.modes["target_decode"], 1, backend)
+        self.by_name["target_plain"] = manager
+        return manager
 
     def dispatch_chunk(self, num_reqs: int, num_tokens: int, num_sampled: int, needs: Needs = GREEDY) -> Passes:
         """The graphs of a prefill chunk; the draft proposes where a prompt ends."""
@@ -102,8 +111,10 @@ class GraphFamilies:
         decode = draft.decode.dispatch(num_reqs, num_reqs, 1) if num_sampled else None
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
-    def dispatch_round(self, num_reqs: int, needs: Needs = GREEDY) -> Passes:
-        """The graphs of a round."""
+    def dispatch_round(self, num_reqs: int, needs: Needs = GREEDY, query_len: int | None = None) -> Passes:
+        """The graphs of a round; query_len 1 is one in which nobody drafts."""
+        if query_len == 1 and self.target_plain is not None:
+            return Passes(target=self.target_plain.dispatch(num_reqs, num_reqs, 1))
         num_tokens = num_reqs * self.query_len
         family = self.by_name["target_decode" + SAMPLED] if needs.logits else self.target_decode
         target = family.dispatch(num_reqs, num_tokens, self.query_len)

@@ -1,32 +1,36 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from graphs.backend import CudaBackend
 from graphs.protocol import GraphBackend
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.deltas import Deltas
 from specdec.engine import Engine
+from specdec.intake import Asked, Intake, Prompt
 from specdec.kv_cache import BLOCK_SIZE, bytes_per_block
 from specdec.locate import locate
 from specdec.memory import blocks_in_host_memory, measure_needs, plan_memory
-from specdec.output import RequestOutput
+from specdec.output import CompletionOutput, RequestOutput
+from specdec.progress import Progress
+from specdec.request import Request
 from specdec.runner import Runner, RunnerSizes
 from specdec.sampling import SamplingParams
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 
-Prompt = str | Sequence[int]
-
 logger = logging.getLogger("specdec")
+
+MOST_PREFIXES = 4  # times what all rows together can hold: the cache is never larger than that
 
 
 class LLM:
@@ -60,7 +64,13 @@ class LLM:
         self.tokenizer = Tokenizer(directory)
         runner = _runner(config, speculation, target, eagle, device, backend)
         self.sizes = runner.sizes
-        self.engine = Engine(runner, self.tokenizer, target.config.vocab_size, target.config.eos_token_ids, config.seed)
+        intake = Intake(
+            self.tokenizer, runner.sizes, target.config.vocab_size, target.config.eos_token_ids, config.seed
+        )
+        is_async = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+        self.engine = Engine(
+            runner, intake, use_prefix_cache=config.enable_prefix_caching, num_steps_ahead=int(is_async)
+        )
         logger.info("target: %s", target.report)
         if eagle is not None:
             logger.info("draft: %s", eagle.report)
@@ -70,21 +80,50 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt (text or token ids) or several; results in the order of the prompts.
 
-        sampling_params: one for all, or one per prompt. All requests are checked before any runs.
+        sampling_params: one for all, or one per prompt. priority: one per prompt, lower goes first. All requests are
+        checked before any runs; one that fails later ends with finish_reason "error", and the others go on.
         """
         batch = _as_batch(prompts)
         params = _as_params(sampling_params, len(batch))
-        requests = self.engine.add_requests(list(zip(batch, params, strict=True)))
-        outputs: dict[str, RequestOutput] = {}
-        with tqdm(total=len(requests), desc="generating", unit="request", disable=not use_tqdm) as bar:
-            while self.engine.scheduler.has_unfinished:
-                for output in self.engine.step():
-                    outputs[output.request_id] = output
-                    bar.update()
-        return [outputs[request.request_id] for request in requests]
+        priorities = _as_priorities(priority, len(batch))
+        asked = [
+            Asked(prompt=prompt, params=each, priority=first)
+            for prompt, each, first in zip(batch, params, priorities, strict=True)
+        ]
+        requests = self.engine.add_requests(asked)
+        with Progress(requests, is_shown=use_tqdm) as progress, self._aborted_on_error(requests):
+            while not progress.is_complete:
+                progress.update(self.engine.step())
+        return [request.output() for request in requests]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[CompletionOutput]:
+        """Generate for one prompt and yield what is new as rounds commit: text, token ids and logprobs of one sample.
+
+        Joined, the texts of a sample are its whole text. The last piece of each has a finish_reason. Leaving the
+        iterator early aborts the request.
+        """
+        [request] = self.engine.add_requests([Asked(prompt=prompt, params=sampling_params or SamplingParams())])
+        return self._pieces(request)
+
+    def _pieces(self, request: Request) -> Iterator[CompletionOutput]:
+        deltas = Deltas(request)
+        with self._aborted_on_error([request]):
+            while not request.is_finished:
+                self.engine.step()
+                yield from deltas.new()
+
+    @contextmanager
+    def _aborted_on_error(self, requests: Sequence[Request]) -> Iterator[None]:
+        """However the body ends, none of its requests runs on."""
+        try:
+            yield
+        finally:
+            for request in requests:
+                self.engine.abort(request.request_id)
 
     @staticmethod
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
@@ -166,7 +205,7 @@ def _runner(
         runner.capture()
         plan.report_pools(runner.graphs.counters())
         return runner
-    blocks = config.num_kv_blocks or min(most.num_kv_blocks, blocks_in_host_memory(block))
+    blocks = config.num_kv_blocks or min(most.num_kv_blocks // _cache_factor(config), blocks_in_host_memory(block))
     runner = build(replace(most, num_kv_blocks=blocks))
     runner.capture()
     return runner
@@ -175,7 +214,8 @@ def _runner(
 def _sizes(
     config: EngineConfig, speculation: SpeculativeConfig | None, target: LoadedTarget, eagle: LoadedEagle | None
 ) -> RunnerSizes:
-    """Sizes with as many cache blocks as all rows together can hold."""
+    """Sizes with as many cache blocks as are of use at most: what all rows together can hold, and with a prefix cache
+    several times that for what ended requests leave."""
     max_model_len = config.max_model_len or target.config.max_position_embeddings
     num_speculative_tokens = speculation.num_speculative_tokens if speculation is not None else 0
     if max_model_len > target.config.max_position_embeddings:
@@ -190,9 +230,13 @@ def _sizes(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        num_kv_blocks=config.max_num_seqs * -(-max_model_len // BLOCK_SIZE),
+        num_kv_blocks=config.max_num_seqs * -(-max_model_len // BLOCK_SIZE) * _cache_factor(config),
         num_speculative_tokens=num_speculative_tokens,
     )
+
+
+def _cache_factor(config: EngineConfig) -> int:
+    return MOST_PREFIXES if config.enable_prefix_caching else 1
 
 
 def _check_window(role: str, window: int | None, max_model_len: int) -> None:
@@ -226,3 +270,10 @@ def _as_params(sampling_params: SamplingParams | Sequence[SamplingParams] | None
     if len(params) != count:
         raise ValueError(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
     return params
+
+
+def _as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
+    priorities = [0] * count if priority is None else list(priority)
+    if len(priorities) != count or any(not isinstance(value, int) for value in priorities):
+        raise ValueError(f"priority={priority!r} for {count} prompts: give one integer for each, or None")
+    return priorities

@@ -138,7 +138,8 @@ def run_largest_steps(runner: Runner) -> None:
         budget -= length
     for needs in (GREEDY, EVERYTHING):
         runner.run_chunk(parts, needs)
-        runner.run_round([-1] * sizes.max_num_seqs, sizes.max_model_len, needs)
+        for query_len in {1, sizes.query_len}:
+            runner.run_round([-1] * sizes.max_num_seqs, sizes.max_model_len, needs, query_len)
         runner.read(sizes.max_num_seqs)
 
 

@@ -1,5 +1,6 @@
 """A request on the host: its prompt, its tokens and text so far, and where it lives in the state and the cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.finish import Finish, FinishRules, find_finish, num_certain_chars
@@ -25,10 +26,22 @@ class Request:
     sampling: SamplingStart = field(default_factory=SamplingStart)
     index: int = 0
     samples: "list[Request]" = field(default_factory=list)
+    priority: int = 0  # lower goes first
+    number: int = 0  # in the order of arrival
+    num_speculative_tokens: int = 0  # its own K
 
+    # where it stands; the scheduler keeps these
     row: int = -1  # of the state, -1 = none
     blocks: list[int] = field(default_factory=list)
-    num_prefilled: int = 0  # prompt tokens computed
+    context: Sequence[int] = ()  # what prefill computes: the prompt, and behind a preemption what was generated
+    num_prefilled: int = 0  # tokens of the context that are computed or about to be
+    num_in_flight: int = 0  # steps launched whose results are not taken yet
+    least_pending: int = 0  # tokens that these will bring at least
+    most_pending: int = 0  # and at most
+    num_valid: int = 0  # positions that both caches are known to hold
+    keys: list[bytes] = field(default_factory=list)  # of its whole blocks so far (prefix_keys.py)
+    num_named: int = 0  # blocks whose contents the pool knows
+
     token_ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # ends[i]: characters of text that token_ids[: i + 1] completed;
     # shorter than token_ids until somebody needs the text
@@ -40,6 +53,21 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and generated tokens; the last generated one is not computed yet."""
         return len(self.prompt_token_ids) + len(self.token_ids)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first: the least."""
+        return self.priority, self.number
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or what is in flight is sure to end it."""
+        return self.finish is not None or len(self.token_ids) + self.least_pending >= self.rules.max_tokens
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Prompt and generated tokens from `start` up to `stop`."""
+        P = len(self.prompt_token_ids)
+        return [*self.prompt_token_ids[start:stop], *self.token_ids[max(start - P, 0) : max(stop - P, 0)]]
 
     def append(self, tokens: list[int], now: float) -> None:
         """Take the tokens of a step, cut at the request's end; sets `finish` there. `now`: seconds, monotonic."""
@@ -62,13 +90,17 @@ class Request:
             self.detokenizer.push(token)
             self.ends.append(len(self.detokenizer.text))
 
-    def fail(self) -> None:
+    def end_without_choice(self) -> None:
         """End where no token is left to be drawn, and say which parameters forbade them all."""
         params, count = self.params, len(self.token_ids)
         names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
         names += ["min_tokens"] if count < params.min_tokens else []
-        message = f"no token is left at position {count} of the output: forbidden by {', '.join(names)}"
-        self.finish = Finish(reason="error", num_tokens=count, num_text_tokens=count, stop_reason=message)
+        self.end("error", f"no token is left at position {count} of the output: forbidden by {', '.join(names)}")
+
+    def end(self, reason: str, message: str | None = None) -> None:
+        """End here, for a reason that lies outside of the text."""
+        count = len(self.token_ids)
+        self.finish = Finish(reason=reason, num_tokens=count, num_text_tokens=count, stop_reason=message)
 
     def record_round(self, record: RoundRecord) -> None:
         """Count a round of this request; K is what it drafted."""
@@ -96,7 +128,7 @@ class Request:
         return all(sample.finish is not None for sample in self.samples or [self])
 
     def _completion(self) -> CompletionOutput:
-        completion = CompletionOutput(index=self.index, text=self._text(), token_ids=list(self.token_ids))
+        completion = CompletionOutput(index=self.index, text=self.text(), token_ids=list(self.token_ids))
         if self.finish is not None:
             completion.finish_reason, completion.stop_reason = self.finish.reason, self.finish.stop_reason
         if self.params.logprobs is not None:
@@ -105,7 +137,7 @@ class Request:
             completion.cumulative_logprob = sum(found[token].logprob for token, found in pairs)
         return completion
 
-    def _text(self) -> str:
+    def text(self) -> str:
         """While it runs, what is certain; at the end the full decode, or the text up to a stop string."""
         self._complete_text()
         if self.finish is None:

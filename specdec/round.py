@@ -31,10 +31,10 @@ def run_chunk(
 def run_round(
     step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState, results: Results
 ) -> None:
-    """Verify K drafts of every request, commit what holds, propose the next K."""
+    """Verify K drafts of every request, commit what holds, propose the next K; where nobody drafts, just one token."""
     target.verify(step)
-    accept_and_commit(buffers, state, step.num_padded_reqs, step.is_decided)
+    accept_and_commit(buffers, state, step.num_padded_reqs, step.is_decided, step.query_len)
     results.send(step.num_reqs, target.record(step))
-    if draft is not None:
+    if draft is not None and step.has_drafts:
         draft.prefill(step)
         draft.decode(step)

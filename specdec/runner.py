@@ -25,7 +25,7 @@ from specdec.models.eagle import EagleModel
 from specdec.models.llama import LlamaModel
 from specdec.models.rope import rope_tables
 from specdec.needs import GREEDY, Needs
-from specdec.results import Results, RoundResult
+from specdec.results import PendingResult, Results, RoundResult
 from specdec.round import run_chunk, run_round
 from specdec.state import RequestState, RowStart
 from specdec.step import Step
@@ -87,7 +87,6 @@ class Runner:
         )
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), dtype, device)
         self.results = Results(self.buffers)
-        self._prompt_logprobs: list[StepLogprobs | None] = []
         self.graphs = GraphFamilies(
             graph_config or GraphConfig(),
             backend,
@@ -110,6 +109,7 @@ class Runner:
             self.graphs.target_prefill,
             self.graphs.target_decode,
             self.graphs.by_name["target_decode" + SAMPLED],
+            self.graphs.target_plain,
             Choice(model, self.buffers, self.state, acceptance, None if eagle is None else eagle.tensors.get("d2t")),
         )
         self.draft: Draft | None = None
@@ -131,36 +131,47 @@ class Runner:
         """Give a request its state row."""
         self.state.assign(row, start)
 
-    def run_chunk(self, parts: Sequence[PromptPart], needs: Needs = GREEDY) -> None:
-        """Run a prefill chunk; `needs` of the requests whose prompt ends in it."""
+    def grow(self, grown: Sequence[tuple[int, int, int]]) -> None:
+        """Give requests further blocks: (row, place in the block table, cache block) each."""
+        self.state.grow(grown)
+
+    def run_chunk(self, parts: Sequence[PromptPart], needs: Needs = GREEDY) -> PendingResult:
+        """Launch a prefill chunk; `needs` of the requests whose prompt ends in it."""
         step = self._chunk_step(parts, needs)
         with torch.inference_mode():
             fill_chunk(self.buffers, parts, step.num_padded_reqs, step.num_padded_tokens)
             run_chunk(step, self.target, self.draft, self.buffers, self.state, self.results)
-            self._prompt_logprobs = self._logprobs_of(parts)
+            if any(part.num_logprobs is not None for part in parts):
+                self.results.attach(self._logprobs_of(parts))
+        return self.results.latest
 
-    def run_round(self, rows: Sequence[int], max_num_computed: int, needs: Needs = GREEDY) -> None:
-        """Run a round of these request rows; max_num_computed bounds their computed tokens."""
-        step = self._round_step(len(rows), max_num_computed, needs)
+    def run_round(
+        self, rows: Sequence[int], max_num_computed: int, needs: Needs = GREEDY, query_len: int | None = None
+    ) -> PendingResult:
+        """Launch a round of these request rows; max_num_computed bounds their computed tokens.
+
+        query_len: 1 for a round in which nobody drafts, None for K + 1.
+        """
+        Q = query_len or self.sizes.query_len
+        step = self._round_step(len(rows), max_num_computed, needs, Q)
         padded = np.full(step.num_padded_reqs, -1)
         padded[: len(rows)] = rows
         with torch.inference_mode():
             upload(self.buffers.idx_mapping, padded)
-            fill_round(self.buffers, self.state, len(padded), self.sizes.max_model_len)
-            self.buffers.pad_rows(len(padded) * self.sizes.query_len, step.num_padded_tokens)
+            fill_round(self.buffers, self.state, len(padded), self.sizes.max_model_len, Q)
+            self.buffers.pad_rows(len(padded) * Q, step.num_padded_tokens)
             run_round(step, self.target, self.draft, self.buffers, self.state, self.results)
+        return self.results.latest
 
     def read(self, num_reqs: int) -> RoundResult:
-        """A round's result on the host; waits for the target, not for the draft behind it."""
-        return self.results.read(num_reqs)
+        """The latest step's result on the host; waits for the target, not for the draft behind it."""
+        result = self.results.latest.read()
+        assert len(result.num_accepted) == num_reqs, (len(result.num_accepted), num_reqs)
+        return result
 
     def read_sampled(self, num_reqs: int) -> list[int]:
-        """The tokens that a chunk sampled, one per batch slot; waits for the target."""
-        return [tokens[0] for tokens in self.results.read(num_reqs).sampled_tokens]
-
-    def read_prompt_logprobs(self) -> list[StepLogprobs | None]:
-        """Of the last chunk, one per part: of the prompt tokens behind its rows. Waits for the stream."""
-        return [None if found is None else found.to_host() for found in self._prompt_logprobs]
+        """The tokens that the latest chunk sampled, one per batch slot; waits for the target."""
+        return [tokens[0] for tokens in self.read(num_reqs).sampled_tokens]
 
     def capture(self) -> None:
         """Capture the graphs of every family; until then, and without a backend, everything runs eagerly."""
@@ -197,6 +208,8 @@ class Runner:
             "target_decode": self.target.make_verify,
             "target_decode" + SAMPLED: self.target.make_forward,
         }
+        if self.graphs.target_plain is not None:
+            makers["target_plain"] = self.target.make_forward
         if self.draft is not None:
             makers |= {"draft_prefill": self.draft.make_prefill, "draft_decode": self.draft.make_decode}
             makers["draft_prefill" + SAMPLED] = partial(self.draft.make_prefill, is_sampled=True)
@@ -220,8 +233,7 @@ class Runner:
             needs=needs,
         )
 
-    def _round_step(self, num_reqs: int, max_num_computed: int, needs: Needs) -> Step:
-        Q = self.sizes.query_len
+    def _round_step(self, num_reqs: int, max_num_computed: int, needs: Needs, Q: int) -> Step:
         return Step(
             num_reqs=num_reqs,
             num_tokens=num_reqs * Q,
@@ -229,7 +241,7 @@ class Runner:
             query_lens=(Q,) * num_reqs,
             max_seq_len=min(max_num_computed + Q, self.sizes.max_model_len),
             num_sampled=num_reqs,
-            passes=self.graphs.dispatch_round(num_reqs, needs),
+            passes=self.graphs.dispatch_round(num_reqs, needs, Q),
             needs=needs,
             is_decided=needs.logits and self.acceptance != "exact",
         )

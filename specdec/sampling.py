@@ -34,6 +34,8 @@ class _Fields:
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     skip_special_tokens: bool = True
+    speculate: bool = True
+    num_speculative_tokens: int | None = None
 
 
 class SamplingParams(_Fields):
@@ -44,6 +46,8 @@ class SamplingParams(_Fields):
     frequency_penalty and presence_penalty (output); temperature (0 = greedy); min_p; top_k (0 or -1 = off); top_p.
     seed: None draws one, which the output reports. n: samples, of which number i has seed + i.
     logprobs, prompt_logprobs: so many alternatives beside each token, by the target's own logits.
+    How much is drafted, which changes speed only: num_speculative_tokens, at most the engine's, which is the default;
+    speculate=False, nothing for the whole life of the request.
     Where the text ends: max_tokens (alias max_new_tokens); stop: strings that end it, cut off unless
     include_stop_str_in_output; stop_token_ids: further ids that end it; ignore_eos.
     """
@@ -64,6 +68,7 @@ class SamplingParams(_Fields):
                 del values[name]  # as vLLM: nothing given
         super().__init__(**values)  # type: ignore[arg-type]
         _check_choice(self)
+        _check_drafts(self)
         _check_end(self)
 
     @property
@@ -121,6 +126,16 @@ def _check_tokens(params: SamplingParams) -> None:
     allowed = params.allowed_token_ids
     if allowed is not None and (len(allowed) == 0 or not all(_is_count(token) for token in allowed)):
         raise ValueError(f"allowed_token_ids={allowed!r}: give at least one token id, or None")
+
+
+def _check_drafts(params: SamplingParams) -> None:
+    K = params.num_speculative_tokens
+    if not isinstance(params.speculate, bool):
+        raise ValueError(f"speculate={params.speculate!r}: give True or False")
+    if K is not None and not _is_count(K):
+        raise ValueError(f"num_speculative_tokens={K!r}: give an integer of at least 0, or None for the engine's")
+    if K and not params.speculate:
+        raise ValueError(f"num_speculative_tokens={K} with speculate=False: leave one of them out")
 
 
 def _check_end(params: SamplingParams) -> None:

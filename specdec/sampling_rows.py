@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.upload import upload
+
 MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH = 64, 16
 
 
@@ -61,24 +63,28 @@ class SamplingRows:
         self.history = zeros(R, max_positions)  # [R + 1, N] generated tokens by position
         self._has_bias, self._has_counts, self._has_bad_words = set[int](), set[int](), set[int]()
 
-    def assign(self, row: int, start: SamplingStart) -> None:
-        """Start a request in a row. What the one before it did not use is not written again."""
-        self.floats[row].copy_(torch.tensor(_floats(start)))
-        self.integers[row].copy_(
-            torch.tensor([start.seed & 0xFFFFFFFF, start.seed >> 32, start.top_k, len(start.prompt)])
-        )
+    def assign(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
+        """Start a request in a row; what the one before it did not use is not written again.
+
+        generated: its tokens so far, where it comes back from a preemption.
+        """
+        upload(self.floats[row], np.array(_floats(start), np.float32))
+        seed = start.seed & 0xFFFFFFFF, start.seed >> 32
+        upload(self.integers[row], np.array([*seed, start.top_k, len(start.prompt)]))
         has_bias = bool(start.logit_bias) or start.allowed_token_ids is not None
         if _is_written(row, has_bias, self._has_bias):
-            self.bias[row].copy_(torch.from_numpy(_bias(start, self.vocab_size)))
+            upload(self.bias[row], _bias(start, self.vocab_size))
         if _is_written(row, start.has_penalties, self._has_counts):
             in_prompt = np.zeros(self.vocab_size, np.bool_)
             in_prompt[list(start.prompt)] = True
-            self.in_prompt[row].copy_(torch.from_numpy(in_prompt))
-            self.output_counts[row].zero_()
+            upload(self.in_prompt[row], in_prompt)
+            counts = np.bincount(np.array(generated, np.int64), minlength=self.vocab_size)
+            upload(self.output_counts[row], counts.astype(np.int32))
         if _is_written(row, bool(start.bad_words), self._has_bad_words):
             words, lengths = _bad_words(start)
-            self.bad_words[row].copy_(torch.from_numpy(words))
-            self.bad_lengths[row].copy_(torch.from_numpy(lengths))
+            upload(self.bad_words[row], words)
+            upload(self.bad_lengths[row], lengths)
+            upload(self.history[row, len(start.prompt) :], np.array(generated, np.int64))
 
 
 def _is_written(row: int, is_used: bool, rows_in_use: set[int]) -> bool:

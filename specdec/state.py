@@ -7,24 +7,27 @@ Letters: R request rows, K draft tokens, M blocks per request.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.kv_cache import BLOCK_SIZE
 from specdec.sampling_rows import SamplingRows, SamplingStart
+from specdec.upload import upload, uploaded
 
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStart:
-    """What a request brings into its row."""
+    """What a request brings into its row. generated: its tokens so far, where it comes back from a preemption."""
 
     blocks: Sequence[int]
     num_draft_tokens: int
     min_position: int = 0  # tokens drawn for positions below it are none of stop_ids
     stop_ids: Sequence[int] = ()
     sampling: SamplingStart = field(default_factory=SamplingStart)
+    generated: Sequence[int] = ()
 
 
 class RequestState:
@@ -60,12 +63,20 @@ class RequestState:
         self._scratch_block = scratch_block
 
     def assign(self, row: int, start: RowStart) -> None:
-        """Start a request in a row."""
-        blocks = [*start.blocks, *[self._scratch_block] * (self.block_table.shape[1] - len(start.blocks))]
-        ids = [*start.stop_ids, *[start.stop_ids[0] if start.stop_ids else 0] * (MAX_STOP_IDS - len(start.stop_ids))]
-        self.block_table[row].copy_(torch.tensor(blocks, dtype=torch.int64))
-        self.stop_ids[row].copy_(torch.tensor(ids, dtype=torch.int64))
+        """Start a request in a row, behind all that was launched before."""
+        blocks = np.full(self.block_table.shape[1], self._scratch_block)
+        blocks[: len(start.blocks)] = start.blocks
+        ids = np.full(MAX_STOP_IDS, start.stop_ids[0] if start.stop_ids else 0)
+        ids[: len(start.stop_ids)] = start.stop_ids
+        upload(self.block_table[row], blocks)
+        upload(self.stop_ids[row], ids)
         self.num_draft_tokens[row].fill_(start.num_draft_tokens)
         self.min_positions[row].fill_(start.min_position if start.stop_ids else 0)
         self.num_computed_tokens[row].zero_()
-        self.sampling.assign(row, start.sampling)
+        self.sampling.assign(row, start.sampling, start.generated)
+
+    def grow(self, grown: Sequence[tuple[int, int, int]]) -> None:
+        """Give requests further blocks: (row, place in the block table, cache block) each."""
+        device = self.block_table.device
+        row_X, place_X, block_X = uploaded(np.array(grown, np.int64).reshape(-1, 3).T, device)
+        self.block_table[row_X, place_X] = block_X

@@ -106,6 +106,8 @@ class RequestStats(SpeculationStats):
     rounds: list[RoundRecord] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0  # emitted, after trimming
+    num_cached_tokens: int = 0  # not computed, since the prefix cache had them; each time that prefill began
+    num_preemptions: int = 0  # times that it lost its blocks to others and computed its tokens again
     arrival_time: float = 0.0
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -124,6 +126,8 @@ class RequestStats(SpeculationStats):
             rounds=[record for part in parts for record in part.rounds],
             num_prompt_tokens=parts[0].num_prompt_tokens,
             num_generated_tokens=sum(part.num_generated_tokens for part in parts),
+            num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+            num_preemptions=sum(part.num_preemptions for part in parts),
             arrival_time=parts[0].arrival_time,
             first_token_time=min(firsts, default=None),
             last_token_time=max(lasts, default=None),
@@ -162,6 +166,8 @@ class RequestStats(SpeculationStats):
         times = {
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_generated_tokens": self.num_generated_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_preemptions": self.num_preemptions,
             "time_to_first_token": self.time_to_first_token,
             "time_per_token": self.time_per_token,
             "tokens_per_second": self.tokens_per_second,

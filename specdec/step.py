@@ -43,6 +43,11 @@ class Step:
     is_decided: bool = False  # p/q says how many drafts hold
 
     @property
+    def has_drafts(self) -> bool:
+        """Whether the draft has anything to do."""
+        return self.passes.draft_prefill is not None
+
+    @property
     def num_padded_reqs(self) -> int:
         """Batch slots that `fill` writes: each pass reads the first of them, up to its own size."""
         return max(self.num_reqs, self.passes.num_reqs)

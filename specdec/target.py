@@ -24,6 +24,7 @@ class Target:
 
     prefill_graphs: pieces around attention of the model's forward. decode_graphs: the whole of `verify`, where every
     request is greedy and asks for nothing else. forward_graphs: its forward alone, where `choice` does what follows.
+    plain_graphs: the forward of a round in which nobody drafts.
     """
 
     def __init__(
@@ -35,11 +36,12 @@ class Target:
         prefill_graphs: CudaGraphManager,
         decode_graphs: CudaGraphManager,
         forward_graphs: CudaGraphManager,
+        plain_graphs: CudaGraphManager | None,
         choice: Choice,
     ) -> None:
         self.model, self.contexts, self.buffers, self.state = model, contexts, buffers, state
         self.prefill_graphs, self.decode_graphs = prefill_graphs, decode_graphs
-        self.forward_graphs, self.choice = forward_graphs, choice
+        self.forward_graphs, self.plain_graphs, self.choice = forward_graphs, plain_graphs, choice
         self._forward = into_buffers(model)
         init_piecewise(prefill_graphs, self._forward)
 
@@ -60,17 +62,20 @@ class Target:
     def verify(self, step: Step) -> None:
         """The target's choice behind every row of the round, its features and its KV."""
         how = step.passes.target
-        if step.needs.logits:
-            if how.mode is CUDAGraphMode.FULL:
-                self.forward_graphs.run_fullgraph(how.descriptor)
-            else:
-                self._run_forward(self.contexts.rows(step, how))
-            self.choice.choose_round(step)
+        is_plain = self.plain_graphs is not None and not step.has_drafts
+        if how.mode is CUDAGraphMode.FULL and not is_plain and not step.needs.logits:
+            self.decode_graphs.run_fullgraph(how.descriptor)
             return
         if how.mode is CUDAGraphMode.FULL:
-            self.decode_graphs.run_fullgraph(how.descriptor)
+            graphs = self.plain_graphs if is_plain else self.forward_graphs
+            assert graphs is not None, step
+            graphs.run_fullgraph(how.descriptor)
         else:
-            self._verify(self.contexts.rows(step, how), step.num_reqs)
+            self._run_forward(self.contexts.rows(step, how))
+        if step.needs.logits:
+            self.choice.choose_round(step)
+        else:
+            self._choose_best(step.num_tokens, step.num_reqs)
 
     def record(self, step: Step) -> StepLogprobs | None:
         """Behind the commit: what the state keeps of the step's tokens, and their logprobs if asked for."""
@@ -94,8 +99,11 @@ class Target:
             self.prefill_graphs.run_pw_graph(self._forward, self._inputs(context.num_tokens))
 
     def _verify(self, context: ForwardContext, num_reqs: int) -> None:
-        buffers, T = self.buffers, context.num_tokens
         self._run_forward(context)
+        self._choose_best(context.num_tokens, num_reqs)
+
+    def _choose_best(self, num_tokens: int, num_reqs: int) -> None:
+        buffers, T = self.buffers, num_tokens
         mask = self._stop_mask(buffers.positions[:T], buffers.idx_mapping[:num_reqs])
         best_token(buffers.hidden_states[:T], self.model.lm_head.weight, buffers.target_tokens[:T], mask)
 

@@ -25,7 +25,7 @@ LAYERS = (
     (
         *("arguments", "accept", "block_pool", "buffers", "chunk_inputs", "config", "finish", "kv_cache", "locate"),
         *("output", "processors", "request", "sampling", "state", "stats", "step", "tokenizer", "upload"),
-        *("logprobs", "needs", "sampling_rows"),
+        *("deltas", "logprobs", "needs", "prefix_keys", "progress", "sampling_rows"),
     ),
     ("kernels",),
     ("attention",),
@@ -34,7 +34,7 @@ LAYERS = (
     ("target", "draft", "choice", "commit", "results"),
     ("round",),
     ("runner", "memory"),
-    ("scheduler", "engine"),
+    ("intake", "scheduler", "engine"),
     ("llm",),
     ("bench",),
     ("cli", "server", "__main__"),

@@ -11,6 +11,7 @@ import torch
 from graphs.backend import CudaBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.engine import Engine
+from specdec.intake import Intake
 from specdec.kv_cache import BLOCK_SIZE
 from specdec.locate import locate
 from specdec.runner import Runner, RunnerSizes
@@ -106,7 +107,8 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     backend = CudaBackend(pair.device) if is_captured else None
     runner = Runner(pair.target, eagle, sizes, pair.device, graph_config=graphs, backend=backend)
     runner.capture()
-    return Engine(runner, pair.tokenizer, pair.target.config.vocab_size, pair.target.config.eos_token_ids)
+    intake = Intake(pair.tokenizer, sizes, pair.target.config.vocab_size, pair.target.config.eos_token_ids)
+    return Engine(runner, intake, num_steps_ahead=int(pair.device.type == "cuda"))
 
 
 def joined(prompts: Sequence[Sequence[int]], length: int) -> list[int]:

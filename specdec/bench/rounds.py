@@ -34,11 +34,13 @@ def steady(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) ->
     requests = engine.add_requests([(prompt, params) for prompt in prompts])
     while engine.scheduler.waiting or engine.scheduler.prefilling:
         engine.step()
+    engine.drain()
+    for request in requests:
+        engine.runner.grow(engine.scheduler.reserve(request))
     try:
         yield Steady(engine)
     finally:
-        for request in requests:
-            engine.scheduler.release(request)
+        engine.abort_all()
 
 
 def tokens_needed(num_rounds: int, num_speculative_tokens: int) -> int:

@@ -52,10 +52,10 @@ def serve(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, max_toke
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[RequestOutput]:
     """All at once, in their order."""
     requests = engine.add_requests([(prompt, params) for prompt in prompts])
-    outputs: dict[str, RequestOutput] = {}
-    while engine.scheduler.has_unfinished:
-        outputs |= {output.request_id: output for output in engine.step()}
-    return [outputs[request.request_id] for request in requests]
+    while engine.has_unfinished:
+        engine.step()
+    engine.drain()
+    return [request.output() for request in requests]
 
 
 def best_of(

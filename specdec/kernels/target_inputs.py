@@ -1,7 +1,8 @@
 """The rows of a round: for each request its last sampled token and its drafts, at the positions behind its context.
 
-Row i of batch slot b stands at position num_computed + i. It is padding (token 0, position 0, slot -1) where the slot
-is padding, where i exceeds the request's own number of drafts, and at positions >= max_model_len.
+There are Q = K + 1 of them, or 1 in a round in which nobody drafts. Row i of batch slot b stands at position
+num_computed + i. It is padding (token 0, position 0, slot -1) where the slot is padding, where i exceeds the request's
+own number of drafts, and at positions >= max_model_len.
 """
 
 import torch
@@ -14,16 +15,21 @@ from specdec.kv_cache import BLOCK_SIZE
 from specdec.state import RequestState
 
 
-def fill_round(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:
-    """Gather the inputs of `num_reqs` batch slots (padding included) from the state by buffers.idx_mapping."""
+def fill_round(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int | None = None
+) -> None:
+    """Gather the inputs of `num_reqs` batch slots (padding included) from the state by buffers.idx_mapping.
+
+    query_len: rows of each, None for K + 1.
+    """
+    Q = query_len or buffers.sampled_tokens.shape[1]
     if use_triton(buffers.idx_mapping):
-        launch_fill_round(buffers, state, num_reqs, max_model_len)
+        launch_fill_round(buffers, state, num_reqs, max_model_len, Q)
     else:
-        fill_round_ref(buffers, state, num_reqs, max_model_len)
+        fill_round_ref(buffers, state, num_reqs, max_model_len, Q)
 
 
-def launch_fill_round(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:
-    Q = buffers.sampled_tokens.shape[1]
+def launch_fill_round(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, Q: int) -> None:
     _fill_round_kernel[(num_reqs,)](
         buffers.input_ids,
         buffers.positions,
@@ -40,6 +46,7 @@ def launch_fill_round(buffers: StepBuffers, state: RequestState, num_reqs: int, 
         state.block_table.shape[0] - 1,
         state.block_table.shape[1],
         max_model_len,
+        state.draft_tokens.shape[1],
         Q=Q,
         Q_PADDED=next_power_of_2(Q),
         S=BLOCK_SIZE,
@@ -65,6 +72,7 @@ def _fill_round_kernel(
     R,
     M,
     max_model_len,
+    K,
     Q: tl.constexpr,
     Q_PADDED: tl.constexpr,
     S: tl.constexpr,
@@ -79,7 +87,7 @@ def _fill_round_kernel(
     position = tl.load(num_computed_ptr + row) + i
     last = tl.where(idx < 0, -1, tl.minimum(tl.load(num_drafts_ptr + row), Q - 1))
     is_valid = (i <= last) & (position < max_model_len)
-    draft = tl.load(drafts_ptr + row * (Q - 1) + i - 1, mask=(i > 0) & is_valid, other=0)
+    draft = tl.load(drafts_ptr + row * K + i - 1, mask=(i > 0) & is_valid, other=0)
     token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
     block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
     at, inside = b * Q + i, i < Q
@@ -93,15 +101,14 @@ def _fill_round_kernel(
         tl.store(starts_ptr, 0)
 
 
-def fill_round_ref(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:
+def fill_round_ref(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, Q: int) -> None:
     row_B = buffers.idx_mapping[:num_reqs]
-    Q = buffers.sampled_tokens.shape[1]
     T = num_reqs * Q
     row_BQ = row_B[:, None].expand(num_reqs, Q)
     i_BQ = torch.arange(Q, device=row_B.device).expand(num_reqs, Q)
     position_BQ = state.num_computed_tokens[row_BQ] + i_BQ
     is_valid_BQ = (row_BQ >= 0) & (i_BQ <= state.num_draft_tokens[row_BQ]) & (position_BQ < max_model_len)
-    ids_BQ = torch.cat([state.last_sampled_tokens[row_B][:, None], state.draft_tokens[row_B]], dim=1)
+    ids_BQ = torch.cat([state.last_sampled_tokens[row_B][:, None], state.draft_tokens[row_B]], dim=1)[:, :Q]
 
     buffers.input_ids[:T] = torch.where(is_valid_BQ, ids_BQ, 0).view(T)
     buffers.positions[:T] = torch.where(is_valid_BQ, position_BQ, 0).view(T)

@@ -11,6 +11,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.engine import Engine
+from specdec.intake import Intake
 from specdec.runner import Runner, RunnerSizes
 from specdec.sampling import SamplingParams
 from specdec.tokenizer import Tokenizer
@@ -68,11 +69,11 @@ def run(pair, draft, k, backend, requests, max_model_len=192, is_eager=False, **
     graphs = GraphConfig(**{"request_sizes": (1, 2, 4), "token_sizes": (32, 48), **config})
     runner = Runner(target, eagle, sizes, device, graph_config=graphs, backend=captures)
     runner.capture()
-    engine = Engine(runner, Tokenizer(demo_directory("target")), target.config.vocab_size, ())
-    added, outputs = engine.add_requests(requests), {}
-    while engine.scheduler.has_unfinished:
-        outputs |= {output.request_id: output for output in engine.step()}
-    return [outputs[request.request_id] for request in added], runner.graphs.counters()
+    engine = Engine(runner, Intake(Tokenizer(demo_directory("target")), sizes, target.config.vocab_size, ()))
+    added = engine.add_requests(requests)
+    while engine.has_unfinished:
+        engine.step()
+    return [request.output() for request in added], runner.graphs.counters()
 
 
 def rounds(outputs):
@@ -89,7 +90,8 @@ def test_graphs_change_no_token_and_no_accepted_count(pair, greedy, prompts, ref
     assert [o.outputs[0].token_ids for o in captured] == [r[: NUM_TOKENS - i] for i, r in enumerate(references[:5])]
     assert counters["target_decode"].replays.keys() == {FULL}
     assert counters["target_prefill"].replays.keys() == {PIECEWISE}
-    families = {"target_prefill", "target_decode"} | ({"draft_prefill", "draft_decode"} if k else set())
+    families = {"target_prefill", "target_decode"}
+    families |= {"draft_prefill", "draft_decode", "target_plain"} if k else set()
     assert {name for name in counters if not name.endswith("_sampled")} == families
 
 
@@ -103,6 +105,19 @@ def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(pair, greedy,
     num_rounds, num_chunks = by_whole["target_decode"].replays[FULL], by_whole["target_prefill"].replays[PIECEWISE]
     assert by_whole["draft_prefill"].replays == {FULL: num_rounds, PIECEWISE: num_chunks}
     assert by_pieces["draft_prefill"].replays == {PIECEWISE: num_rounds + num_chunks}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rounds_in_which_nobody_drafts_have_graphs_of_their_own(pair, greedy, prompts, backend):
+    values = [{}, {"frequency_penalty": 0.5}]
+    requests = [(prompt, greedy(8, speculate=False, **more)) for prompt, more in zip(prompts, values, strict=False)]
+    captured, counters = run(pair, "eagle3", 3, backend, requests)
+    plain, _ = run(
+        pair, "eagle3", 0, backend, [(prompt, greedy(8, **more)) for prompt, more in zip(prompts, values, strict=False)]
+    )
+    assert [output.outputs[0].token_ids for output in captured] == [output.outputs[0].token_ids for output in plain]
+    assert counters["target_plain"].replays.keys() == {FULL}
+    assert not counters["target_decode"].replays
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -60,7 +60,7 @@ def test_a_stop_token_at_every_position_cuts_there(llm, run, written):
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3, 6, 8])
 def test_an_eos_cuts_ids_and_text_and_an_ignored_one_does_not(llm, run, written, monkeypatch, index):
-    monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset({written[index]}))
+    monkeypatch.setattr(llm.engine.intake, "eos_token_ids", frozenset({written[index]}))
     ended, ignored, too_late = run([{}, {"ignore_eos": True}, {"max_tokens": max(index, 1)}])
     assert (ended.token_ids, ended.text) == (written[: index + 1], llm.tokenizer.decode(written[:index]))
     assert (ended.finish_reason, ended.stop_reason) == ("stop", None)
@@ -91,7 +91,7 @@ def test_the_first_of_several_ends_wins(run, written, llm):
 
 @pytest.mark.parametrize("min_tokens", [3, 9, 16])
 def test_min_tokens_masks_what_would_end_the_text(run, llm, prompts, written, min_tokens, monkeypatch):
-    monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset({written[1]}))
+    monkeypatch.setattr(llm.engine.intake, "eos_token_ids", frozenset({written[1]}))
     stops = [written[2], written[5], written[7]]
     expected = masked_greedy(prompts[PROMPT_INDEX], {written[1], *stops}, min_tokens)
     [completion] = run([{"stop_token_ids": stops, "min_tokens": min_tokens}])

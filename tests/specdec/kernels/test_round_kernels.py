@@ -52,20 +52,21 @@ def same(ours, theirs, num_reqs, K):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
 
 
-@pytest.mark.parametrize("K", [0, 1, 3, 5])
-def test_fill_round(device, K):
+@pytest.mark.parametrize("K, Q", [(0, 1), (1, 2), (1, 1), (3, 4), (3, 1), (5, 6)])
+def test_fill_round(device, K, Q):
     ours, theirs = (make(device, K) for _ in range(2))
     theirs[1].draft_tokens.copy_(ours[1].draft_tokens)
-    launch_fill_round(*ours, 5, MAX_LEN)
-    fill_round_ref(*theirs, 5, MAX_LEN)
+    launch_fill_round(*ours, 5, MAX_LEN, Q)
+    fill_round_ref(*theirs, 5, MAX_LEN, Q)
     same(ours, theirs, 5, K)
-    assert (ours[0].slot_mapping[: 5 * (K + 1)] != -999).all()
+    assert (ours[0].slot_mapping[: 5 * Q] != -999).all()
+    assert (ours[0].slot_mapping[5 * Q :] == -999).all()
 
 
 def decided_case(device, K, Q):
     """Rows of a round and the target's choices in front of the commit, Q rows per batch slot."""
     buffers, state = make(device, K)
-    fill_round_ref(buffers, state, 5, MAX_LEN)
+    fill_round_ref(buffers, state, 5, MAX_LEN, K + 1)
     ids = buffers.input_ids[: 5 * (K + 1)].view(5, K + 1)[:, :Q].clone()
     buffers.input_ids[: 5 * Q] = ids.view(-1)
     buffers.input_ids[5 * Q :], buffers.target_tokens[5 * Q :] = -999, -999
@@ -111,7 +112,7 @@ def test_seed_rows_follow_the_rows_of_the_round(device):
 @pytest.mark.parametrize("has_d2t", [False, True])
 def test_propose(device, K, step, has_d2t):
     ours = make(device, K)
-    fill_round_ref(*ours, 5, MAX_LEN)
+    fill_round_ref(*ours, 5, MAX_LEN, K + 1)
     ours[0].draft_tokens[:5] = torch.randint(0, 50, (5, K), device=device)
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)

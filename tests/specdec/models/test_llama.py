@@ -8,6 +8,7 @@ import torch
 
 from specdec import SamplingParams
 from specdec.engine import Engine
+from specdec.intake import Intake
 from specdec.runner import Runner, RunnerSizes
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
@@ -80,10 +81,11 @@ def engine_tokens(target, eagle, num_drafts, chunk):
         num_speculative_tokens=num_drafts,
     )
     runner = Runner(target, eagle, sizes, torch.device("cpu"))
-    engine = Engine(runner, SilentTokenizer(), target.config.vocab_size, target.config.eos_token_ids)
+    intake = Intake(SilentTokenizer(), sizes, target.config.vocab_size, target.config.eos_token_ids)
+    engine = Engine(runner, intake)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     requests = engine.add_requests([(prompt, params) for prompt in PROMPTS])
-    while engine.scheduler.has_unfinished:
+    while engine.has_unfinished:
         engine.step()
     return [request.token_ids for request in requests]
 

@@ -1,0 +1,146 @@
+"""From what a caller gives to requests: tokens, limits, seeds, and the checks that need the engine's sizes."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.finish import FinishRules
+from specdec.request import Request
+from specdec.runner import RunnerSizes
+from specdec.sampling import SamplingParams
+from specdec.sampling_rows import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, SamplingStart
+from specdec.state import MAX_STOP_IDS
+from specdec.stats import RequestStats
+from specdec.tokenizer import Detokenizer, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A prompt and what is wanted of it. priority: lower goes first. request_id: None for a number."""
+
+    prompt: Prompt
+    params: SamplingParams
+    priority: int = 0
+    request_id: str | None = None
+
+
+class Intake:
+    """eos_token_ids: every id that ends a text by the checkpoint's own word. seed: of the seeds that are drawn."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sizes: RunnerSizes,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        seed: int | None = None,
+    ) -> None:
+        self.tokenizer, self.sizes, self.vocab_size = tokenizer, sizes, vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
+        self._num_requests = self._num_samples = 0
+
+    def samples(self, asked: Asked) -> list[Request]:
+        """The n samples of a request, which know each other. ValueError says what is wrong with it."""
+        params = asked.params
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        samples = [self._sample(asked, seed, index) for index in range(params.n)]
+        self._num_requests += 1
+        for sample in samples:
+            sample.samples = samples
+        return samples
+
+    def _sample(self, asked: Asked, seed: int, index: int) -> Request:
+        prompt, params = asked.prompt, asked.params
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        self._check_prompt(token_ids, params)
+        self._num_samples += 1
+        return Request(
+            request_id=str(self._num_requests) if asked.request_id is None else asked.request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=token_ids,
+            params=params,
+            rules=self._rules(len(token_ids), params),
+            detokenizer=Detokenizer(self.tokenizer, params.skip_special_tokens),
+            stats=RequestStats(num_prompt_tokens=len(token_ids), arrival_time=time.monotonic()),
+            sampling=self._sampling(token_ids, params, (seed + index) % (1 << 64)),
+            index=index,
+            priority=asked.priority,
+            number=self._num_samples,
+            num_speculative_tokens=self._num_speculative_tokens(params),
+        )
+
+    def _num_speculative_tokens(self, params: SamplingParams) -> int:
+        K = self.sizes.num_speculative_tokens
+        if params.num_speculative_tokens is None:
+            return K if params.speculate else 0
+        if params.num_speculative_tokens > K:
+            raise ValueError(
+                f"num_speculative_tokens={params.num_speculative_tokens} of a request: the engine was built for at "
+                f"most {K}"
+            )
+        return params.num_speculative_tokens
+
+    def _sampling(self, token_ids: Sequence[int], params: SamplingParams, seed: int) -> SamplingStart:
+        return SamplingStart(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            seed=seed,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
+            bad_words=self._bad_words(params),
+            prompt=token_ids,
+        )
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Ids of each bad word as it stands at the start of a text and, where it is one more token, behind a space."""
+        found: list[list[int]] = []
+        for word in params.bad_words:
+            plain, spaced = (self.tokenizer.encode_word(prefix + word.lstrip()) for prefix in ("", " "))
+            found.append(plain)
+            if spaced[0] != plain[0] and len(spaced) == len(plain):
+                found.append(spaced)
+        if len(found) > MAX_BAD_WORDS or any(len(ids) > MAX_BAD_WORD_LENGTH for ids in found):
+            raise ValueError(
+                f"bad_words={list(params.bad_words)!r}: {len(found)} sequences of at most "
+                f"{max(map(len, found))} tokens; at most {MAX_BAD_WORDS} of at most {MAX_BAD_WORD_LENGTH} are possible"
+            )
+        return found
+
+    def _rules(self, num_prompt_tokens: int, params: SamplingParams) -> FinishRules:
+        room = self.sizes.max_model_len - num_prompt_tokens
+        return FinishRules(
+            max_tokens=min(params.max_tokens, room),
+            min_tokens=params.min_tokens,
+            eos_token_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            stop_strings=params.stop_strings,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )
+
+    def _check_prompt(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        limit = self.sizes.max_model_len
+        if not token_ids:
+            raise ValueError("empty prompt: give at least one token")
+        if params.min_tokens and len({*self.eos_token_ids, *params.stop_token_ids}) > MAX_STOP_IDS:
+            raise ValueError(f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids: give fewer of them")
+        named = [("", token_ids), ("", params.stop_token_ids), ("logit_bias: ", params.logit_bias)]
+        named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
+        for name, token in ((name, token) for name, tokens in named for token in tokens):
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"{name}token id {token} is outside the target's vocabulary (0 to {self.vocab_size - 1})"
+                )
+        if len(token_ids) >= limit:
+            raise ValueError(
+                f"prompt of {len(token_ids)} tokens leaves no room for an answer in max_model_len={limit}: "
+                f"shorten it to at most {limit - 1} tokens, or raise max_model_len"
+            )

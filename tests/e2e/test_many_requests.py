@@ -1,0 +1,269 @@
+"""Exactness under scheduling: chunks, packing, preemption, prefix hits, running ahead and K of each request change no
+token and no draft, and what fails or ends early takes nobody with it.
+"""
+
+import pytest
+import torch
+
+from scripts.soak import soak
+from specdec import LLM, SamplingParams
+from specdec.kv_cache import BLOCK_SIZE
+
+K, NUM_TOKENS = 3, 24
+
+
+@pytest.fixture
+def make():
+    """make(**options): a new engine with the EAGLE-3 draft."""
+
+    def build(k=K, **options):
+        draft = {"model": "demo", "num_speculative_tokens": k}
+        return LLM("demo", draft, **{"max_num_seqs": 4, "max_model_len": 320, "device": "cpu", **options})
+
+    return build
+
+
+@pytest.fixture
+def long_prompt(prompts):
+    """135 tokens: two whole blocks and a part."""
+    return [token for prompt in prompts for token in prompt][:135]
+
+
+def run(llm, batch, params):
+    """(tokens, rounds) of each."""
+    outputs = llm.generate(batch, params, use_tqdm=False)
+    llm.engine.drain()
+    return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
+
+
+def draft_rows(llm, request, length):
+    """Keys and values of the draft's cache at the first positions of a request that still holds its blocks."""
+    cache = llm.engine.runner.draft_cache[:, :, request.blocks]
+    return cache.transpose(3, 2).flatten(2, 3)[:, :, :length]
+
+
+def written_by_prefill(llm, prompt, greedy):
+    """The draft's cache behind the chunks of a prompt, and the first token."""
+    [request] = llm.engine.add_requests([(prompt, greedy(2))])
+    while not request.token_ids:
+        llm.engine.step()
+    found = draft_rows(llm, request, len(prompt)).clone()
+    llm.engine.abort_all()
+    return found, request.token_ids
+
+
+def test_chunks_of_any_size_write_the_same_draft_cache_and_give_the_same_tokens(make, greedy, prompts):
+    prompt = [token for prompt in prompts for token in prompt][:70]
+    whole = written_by_prefill(make(), prompt, greedy)
+    for chunk in (1, 7, 64):
+        parts = written_by_prefill(make(max_num_batched_tokens=chunk), prompt, greedy)
+        assert torch.equal(whole[0], parts[0])
+        assert whole[1] == parts[1]
+    assert whole[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_prompts_packed_into_chunks_of_any_size_give_the_same_tokens_and_rounds(make, greedy, prompts, chunk):
+    batch = prompts[:3]
+    assert run(make(max_num_batched_tokens=chunk), batch, greedy(NUM_TOKENS)) == run(make(), batch, greedy(NUM_TOKENS))
+
+
+def test_a_prefix_hit_gives_the_tokens_and_rounds_of_a_miss(make, greedy, long_prompt):
+    llm, others = make(), [long_prompt[:-3], [*long_prompt[:130], 5, 6, 7]]
+    miss = run(make(enable_prefix_caching=False), [long_prompt, *others], greedy(NUM_TOKENS))
+    assert run(llm, long_prompt, greedy(NUM_TOKENS)) == miss[:1]
+    hits = llm.generate([long_prompt, *others], greedy(NUM_TOKENS), use_tqdm=False)
+    assert [(output.outputs[0].token_ids, output.stats.rounds) for output in hits] == miss
+    assert [output.stats.num_cached_tokens for output in hits] == [128, 128, 128]
+
+
+def test_what_rounds_wrote_is_a_prefix_too(make, greedy, long_prompt):
+    llm, plain = make(), make(enable_prefix_caching=False)
+    [(tokens, _)] = run(llm, long_prompt, greedy(60))
+    follow_up = long_prompt + tokens + [11, 12]
+    [hit] = llm.generate([follow_up], greedy(NUM_TOKENS), use_tqdm=False)
+    assert [(hit.outputs[0].token_ids, hit.stats.rounds)] == run(plain, follow_up, greedy(NUM_TOKENS))
+    assert hit.stats.num_cached_tokens == (135 + 60 - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_running_ahead_changes_no_token_and_no_round(make, greedy, prompts, k):
+    lengths = [1, 2, 5, 9, 17, NUM_TOKENS]
+    params = [greedy(length) for length in lengths]
+    ahead, behind = (make(k, async_scheduling=is_async) for is_async in (True, False))
+    assert run(ahead, prompts[:6], params) == run(behind, prompts[:6], params)
+    assert ahead.engine.scheduler.pool.num_free == ahead.sizes.num_kv_blocks
+
+
+def test_results_are_read_one_step_late_when_running_ahead(make, greedy, prompts):
+    engine = make(async_scheduling=True).engine
+    [request] = engine.add_requests([(prompts[0], greedy(NUM_TOKENS))])
+    assert engine.step() == []  # the chunk
+    assert engine.step() == [request]  # the first round is launched, the chunk is read
+    assert (len(request.token_ids), request.num_in_flight) == (1, 1)
+
+
+SAMPLED = {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "bad_words": ["return"]}
+
+
+@pytest.mark.parametrize("values", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
+def test_preempted_requests_write_what_they_write_alone(make, prompts, values):
+    params = SamplingParams(max_tokens=60, ignore_eos=True, **values)
+    batch = [prompts[i] for i in (1, 3, 4)]  # 49 tokens each
+    short = make(num_kv_blocks=3, max_num_seqs=4, enable_prefix_caching=False)
+    outputs = short.generate(batch, params, use_tqdm=False)
+    index = next(index for index, output in enumerate(outputs) if output.stats.num_preemptions)
+    assert outputs[index].outputs[0].token_ids == run(make(max_num_seqs=1), batch[index], params)[0][0]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [60] * 3
+    assert short.engine.scheduler.pool.num_free == 3
+
+
+def test_a_preempted_request_keeps_its_logprobs(make, prompts):
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    batch = [prompts[i] for i in (1, 3, 4)]
+    short, alone = make(num_kv_blocks=3), make(max_num_seqs=1)
+    outputs = short.generate(batch, params, use_tqdm=False)
+    index = next(index for index, output in enumerate(outputs) if output.stats.num_preemptions)
+    [expected] = alone.generate([batch[index]], params, use_tqdm=False)
+    assert outputs[index].outputs[0].logprobs == expected.outputs[0].logprobs
+    assert outputs[index].prompt_logprobs == expected.prompt_logprobs
+
+
+def test_each_request_has_its_own_k(make, greedy, prompts):
+    own = [0, 1, 2, 3]
+    llm = make(num_kv_blocks=20)
+    outputs = llm.generate(prompts[:4], [greedy(NUM_TOKENS, num_speculative_tokens=k) for k in own], use_tqdm=False)
+    for k, prompt, output in zip(own, prompts, outputs, strict=False):
+        tokens, rounds = run(make(k), prompt, greedy(NUM_TOKENS))[0]
+        assert output.outputs[0].token_ids == tokens
+        assert output.stats.rounds == rounds
+        assert set(output.stats.num_drafted) == {k}
+
+
+def test_requests_that_do_not_speculate_run_rounds_of_one_row(make, greedy, prompts, monkeypatch):
+    llm, lengths = make(), []
+    real = llm.engine.runner.run_round
+    monkeypatch.setattr(
+        llm.engine.runner, "run_round", lambda rows, bound, needs, Q: lengths.append(Q) or real(rows, bound, needs, Q)
+    )
+    params = [greedy(6, speculate=False), greedy(NUM_TOKENS, speculate=False)]
+    plain, drafted = run(llm, prompts[:2], params), set(lengths)
+    assert drafted == {1}
+    assert [tokens for tokens, _ in plain] == [tokens for tokens, _ in run(make(0), prompts[:2], params)]
+    run(llm, prompts[:2], [greedy(NUM_TOKENS), greedy(NUM_TOKENS, speculate=False)])
+    assert set(lengths) == {1, K + 1}
+
+
+def test_more_drafts_than_the_engine_has_are_refused(make, greedy, prompts):
+    with pytest.raises(ValueError, match="num_speculative_tokens=4 of a request: the engine was built for at most 3"):
+        make().generate(prompts[0], greedy(4, num_speculative_tokens=4))
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(make, greedy, prompts, num_steps):
+    llm = make(max_num_batched_tokens=8, async_scheduling=True)
+    engine = llm.engine
+    gone, stays = engine.add_requests([(prompts[0], greedy(NUM_TOKENS)), (prompts[1], greedy(NUM_TOKENS))])
+    for _ in range(num_steps):
+        engine.step()
+    assert engine.abort(gone.request_id) == [gone]
+    assert engine.abort(gone.request_id) == []
+    while engine.has_unfinished:
+        engine.step()
+    engine.drain()
+    assert (gone.output().outputs[0].finish_reason, stays.output().outputs[0].finish_reason) == ("abort", "length")
+    assert stays.token_ids == run(make(max_num_seqs=1), prompts[1], greedy(NUM_TOKENS))[0][0]
+    assert engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+    assert not engine.scheduler.has_unfinished
+
+
+@pytest.mark.parametrize("kind", ["run_chunk", "run_round"])
+def test_a_step_without_memory_ends_its_own_requests_only(make, greedy, prompts, monkeypatch, kind):
+    llm = make(max_num_seqs=2)
+    runner, failures = llm.engine.runner, [torch.OutOfMemoryError("tried to allocate 1 GiB")]
+    real = getattr(runner, kind)
+
+    def fails_once(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(runner, kind, fails_once)
+    outputs = llm.generate(prompts[:4], greedy(NUM_TOKENS), use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "error", "length", "length"]
+    assert "out of memory in a" in outputs[0].outputs[0].stop_reason
+    assert "lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens" in outputs[0].outputs[0].stop_reason
+    alone = make(max_num_seqs=1)
+    for prompt, output in zip(prompts[2:4], outputs[2:], strict=True):
+        assert output.outputs[0].token_ids == run(alone, prompt, greedy(NUM_TOKENS))[0][0]
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+def test_logits_that_are_no_numbers_end_their_own_request_only(make, greedy, prompts):
+    llm, poison = make(num_kv_blocks=12), 901
+    others = [prompt for prompt in prompts if poison not in prompt][:6]
+    expected = run(make(max_num_seqs=1), others, greedy(NUM_TOKENS))
+    assert all(poison not in tokens for tokens, _ in expected)
+    embed = llm.engine.runner.target.model.embed_tokens
+    embed.weight = torch.nn.Parameter(embed.weight.clone(), requires_grad=False)  # the head shares it
+    embed.weight[poison] = torch.nan
+    batch = [others[0], [*others[1], poison, 5], *others[1:]]
+    outputs = llm.generate(batch, greedy(NUM_TOKENS), use_tqdm=False)
+    bad = outputs.pop(1)
+    assert (bad.outputs[0].finish_reason, bad.outputs[0].token_ids) == ("error", [])
+    assert "not finite" in bad.outputs[0].stop_reason
+    # those that come later take its row and its blocks
+    assert [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs] == expected
+
+
+def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, monkeypatch):
+    llm = make()
+    monkeypatch.setattr(llm.engine.runner, "run_round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts[:3], greedy(NUM_TOKENS), use_tqdm=False)
+    assert not llm.engine.has_unfinished
+
+
+def test_streamed_pieces_join_to_the_whole_output(make, prompts):
+    llm, params = make(async_scheduling=True), SamplingParams(temperature=0.7, seed=5, n=2, max_tokens=40, logprobs=1)
+    pieces = list(llm.stream(prompts[5], params))
+    [whole] = llm.generate(prompts[5], params, use_tqdm=False)
+    for sample in whole.outputs:
+        own = [piece for piece in pieces if piece.index == sample.index]
+        assert "".join(piece.text for piece in own) == sample.text
+        assert [token for piece in own for token in piece.token_ids] == sample.token_ids
+        assert [row for piece in own for row in piece.logprobs] == sample.logprobs
+        assert [piece.finish_reason for piece in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1].finish_reason == sample.finish_reason
+    assert len(pieces) > 6
+
+
+def test_a_stream_left_early_is_aborted(make, greedy, prompts):
+    llm = make()
+    for piece in llm.stream(prompts[0], greedy(NUM_TOKENS)):
+        assert piece.token_ids
+        break
+    assert not llm.engine.has_unfinished
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+def test_higher_priorities_are_answered_first(make, greedy, prompts):
+    llm, ended = make(max_num_seqs=1), []
+    real = llm.engine.step
+
+    def step():
+        changed = real()
+        ended.extend(request.request_id for request in changed if request.is_finished)
+        return changed
+
+    llm.engine.step = step
+    outputs = llm.generate(prompts[:3], greedy(2), use_tqdm=False, priority=[2, 0, 1])
+    assert ended == [outputs[1].request_id, outputs[2].request_id, outputs[0].request_id]
+
+
+def test_a_soak_of_requests_that_come_and_go_changes_nobodys_text():
+    result = soak(count=24, seed=3, max_prompt=220, max_tokens=40, num_rows=6)
+    assert result["faults"] == []
+    assert result["preemptions"] >= 1
+    assert result["cached_tokens"] >= 1
+    assert result["aborted"] >= 1

@@ -20,8 +20,8 @@ from specdec import LLM, SamplingParams
 from specdec.locate import locate
 from weights.demo import demo_prompts
 
-# logits of the bundled pair reach 30, where one rounding to bfloat16 is up to 0.06
-MARGINS = {"float32": 1e-3, "bfloat16": 0.5}
+# logits of the bundled pair reach 23, where one rounding to bfloat16 is up to 0.06; an H200 has shown gaps up to 0.07
+MARGINS = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:

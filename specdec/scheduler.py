@@ -218,9 +218,8 @@ class Scheduler:
         return [(request.row, i, request.blocks[i]) for i in range(first, len(request.blocks))]
 
     def _preempt(self, request: Request) -> None:
-        """Back to wait; prompt and tokens so far are computed again."""
+        """Back to wait; prompt and tokens so far are computed again. Nobody behind those who grew has grown."""
         (self.running if request in self.running else self.prefilling).remove(request)
-        self._grown = [grown for grown in self._grown if grown[0] != request.row]
         self._release(request)
         request.stats.num_preemptions += 1
         self.add(request)

@@ -46,7 +46,7 @@ def choose_token(logits_TV: Tensor, floor_T: Tensor, places: Places, out_T: Tens
 def launch_choices(logits_TV: Tensor, floor_T: Tensor, places: Places) -> tuple[Tensor, Tensor]:
     """The greatest score of each tile of columns [tiles, T] float32 and its lowest column [tiles, T] int32."""
     T, V = logits_TV.shape
-    block = 1024 if T <= FEW_ROWS else 4096
+    block = 1024 if T <= FEW_ROWS else 2048
     tiles = -(-V // block)
     best = torch.empty(tiles, T, dtype=torch.float32, device=logits_TV.device)
     ids = torch.empty(tiles, T, dtype=torch.int32, device=logits_TV.device)
@@ -104,14 +104,15 @@ def _choose_kernel(
     column = tile * BLOCK + tl.arange(0, BLOCK)
     inside = column < V
     x = tl.load(logits_ptr + t.to(tl.int64) * stride_logits + column, mask=inside, other=float("-inf"))
-    # NaN is not below +inf
-    is_finite = tl.max(tl.where(x < float("inf"), 0, 1), axis=0) == 0
-    top = tl.where(is_finite, tl.max(x, axis=0), float("inf"))
-    id = tl.min(tl.where(x == top, column, NO_ID), axis=0)
+    top = tl.max(tl.where(x == x, x, float("inf")), axis=0)
+    id = tile * BLOCK
     if (temperature > 0.0) & (tl.abs(top) < float("inf")):
-        scaled = tl.div_rn(x, tl.zeros((BLOCK,), tl.float32) + temperature)
-        scaled = tl.where(inside & (scaled >= floor), scaled, float("-inf"))
-        top = tl.max(scaled, axis=0)
+        scaled = x
+        if temperature != 1.0:
+            scaled = tl.div_rn(x, tl.zeros((BLOCK,), tl.float32) + temperature)
+        if floor > float("-inf"):
+            scaled = tl.where(scaled >= floor, scaled, float("-inf"))
+            top = tl.max(scaled, axis=0)
         if top > float("-inf"):
             r = _draws(
                 tile, t, column, inside, seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr, STREAM, HAS_IDS, BLOCK
@@ -120,14 +121,17 @@ def _choose_kernel(
             most = tl.max(guess, axis=0)
             # twice what an estimate and the sum's rounding may be off
             is_near = guess >= most - (5e-4 + (tl.abs(most) + 32.0) * 9.5367431640625e-07)
+            id = tl.min(tl.where(is_near, column, NO_ID), axis=0)
             if tl.sum(is_near.to(tl.int32), axis=0) == 1:
-                id = tl.min(tl.where(is_near, column, NO_ID), axis=0)
                 only = tl.sum(tl.where(is_near, r, 0).to(tl.int32), axis=0).to(tl.uint32)
                 top = tl.sum(tl.where(is_near, scaled, 0.0), axis=0) + gumbel_noise(only)
             else:
                 score = tl.where(is_near, scaled + gumbel_noise(r), float("-inf"))
                 top = tl.max(score, axis=0)
                 id = tl.min(tl.where(score == top, column, NO_ID), axis=0)
+    else:
+        # of a row that is not finite, any will do
+        id = tl.min(tl.where(x == top, column, NO_ID), axis=0)
     tl.store(best_ptr + tile * T + t, top)
     tl.store(ids_ptr + tile * T + t, id)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specdec.kernels import support_floor
 from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -12,6 +13,7 @@ KINDS = {
     "equals": lambda shape: torch.randint(-3, 3, shape).float(),
     "far below zero": lambda shape: torch.randn(shape) - 500,
     "one above all": lambda shape: torch.randn(shape) + 100 * (torch.arange(shape[1]) == 3),
+    "many equals below the top": lambda shape: torch.where(torch.arange(shape[1]) < 500, 3 * torch.randn(shape), -4.0),
     "mostly masked": lambda shape: torch.randn(shape).masked_fill(torch.rand(shape) < 0.99, -torch.inf),
 }
 LIMITS = [
@@ -48,12 +50,12 @@ def borders(logits, limits, floors):
     return [(scaled >= (floors + d * 1e-6 * (1 + floors.abs().nan_to_num(0)))[:, None]).sum(1) for d in (0, -1, 1)]
 
 
-# all gathered; more than there is room for; limits below what is gathered
-@pytest.mark.parametrize("num_keys, within", [(8192, 12.0), (64, 12.0), (8192, 0.5)])
+# room for all that is gathered, for few, for none
+@pytest.mark.parametrize("num_keys", [8192, 64, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kernels_keep_what_the_twin_keeps(device, kind, num_keys, within):
+def test_the_kernels_keep_what_the_twin_keeps(device, kind, num_keys):
     logits, limits = KINDS[kind]((len(LIMITS), 5000)).to(device), limits_of(device, 0.7)
-    kept = borders(logits, limits, launch_support_floor(logits, limits, num_keys=num_keys, within=within))[0]
+    kept = borders(logits, limits, launch_support_floor(logits, limits, num_keys=num_keys))[0]
     expected, most, least = borders(logits, limits, support_floor_ref(logits, limits))
     # the hardware's exp moves a mass by some parts in ten million, so top-p may end one token further
     slack = torch.where(limits.top_p < 1, 1 + most - least, 0)
@@ -61,10 +63,41 @@ def test_the_kernels_keep_what_the_twin_keeps(device, kind, num_keys, within):
     assert (kept == expected).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("num_keys, within", [(64, 12.0), (8192, 0.5), (8192, 3.0)])
-def test_the_way_of_the_search_and_the_neighbours_do_not_move_the_floor(device, num_keys, within):
+@pytest.mark.parametrize("num_keys", [64, 1])
+def test_the_way_of_the_search_and_the_neighbours_do_not_move_the_floor(device, num_keys):
     logits, limits = KINDS["peaked"]((len(LIMITS), 3000)).to(device), limits_of(device, 1.3)
     usual = launch_support_floor(logits, limits)
-    assert torch.equal(launch_support_floor(logits, limits, num_keys=num_keys, within=within), usual)
+    assert torch.equal(launch_support_floor(logits, limits, num_keys=num_keys), usual)
     few = Limits(**{name: getattr(limits, name)[5:16] for name in limits.__dataclass_fields__})
     assert torch.equal(launch_support_floor(logits[5:16], few), usual[5:16])
+
+
+class WithoutRow:
+    """The search with a row of NaN in place of the logits."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            tensors = [
+                torch.full_like(x, torch.nan)
+                if isinstance(x, torch.Tensor) and x.ndim == 2 and x.shape[1] == 5000
+                else x
+                for x in args
+            ]
+            return self.kernel[grid](*tensors, **options)
+
+        return launch
+
+
+@pytest.mark.parametrize("below", [0.5, 9.0, 14.0, 17.0, 25.0])
+def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(device, monkeypatch, below):
+    logits, limits = 2.5 * torch.randn(len(LIMITS), 5000), limits_of(device, 1.0)
+    logits[:, 500:] = logits.amax(dim=1, keepdim=True) - below
+    usual = launch_support_floor(logits.to(device), limits)
+    monkeypatch.setattr(support_floor, "_search_kernel", WithoutRow(support_floor._search_kernel))
+    found = launch_support_floor(logits.to(device), limits) == usual
+    # as many tokens as there are, or all but a ten-millionth of the mass
+    is_reread = (limits.top_k >= 5000) | (limits.top_p == torch.tensor(0.9999999))
+    assert (found.cpu() | is_reread.cpu()).all(), [LIMITS[i] for i in (~found).nonzero()[:, 0].tolist()]

@@ -25,6 +25,7 @@ class SpeculationStats:
 
     num_drafted: list[int] = field(default_factory=list)  # per round
     num_accepted: list[int] = field(default_factory=list)  # per round, before the last one is trimmed
+    acceptance: str = "exact"  # the rule that accepted them; "mixed" where runs under several rules are merged
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
         """Count one round."""
@@ -34,10 +35,13 @@ class SpeculationStats:
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
         """The rounds of several requests as one run."""
-        total = SpeculationStats()
+        total, rules = SpeculationStats(), set[str]()
         for part in parts:
             total.num_drafted += part.num_drafted
             total.num_accepted += part.num_accepted
+            rules.add(part.acceptance)
+        if rules:
+            total.acceptance = rules.pop() if len(rules) == 1 else "mixed"
         return total
 
     @property
@@ -87,6 +91,7 @@ class SpeculationStats:
     def as_dict(self) -> dict[str, object]:
         """All figures, for JSON."""
         return {
+            "acceptance": self.acceptance,
             "num_rounds": self.num_rounds,
             "num_drafted_tokens": self.num_drafted_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
@@ -123,6 +128,7 @@ class RequestStats(SpeculationStats):
         return RequestStats(
             num_drafted=together.num_drafted,
             num_accepted=together.num_accepted,
+            acceptance=together.acceptance,
             rounds=[record for part in parts for record in part.rounds],
             num_prompt_tokens=parts[0].num_prompt_tokens,
             num_generated_tokens=sum(part.num_generated_tokens for part in parts),

@@ -57,6 +57,14 @@ def test_requests_may_draft_different_numbers():
     assert (run.num_drafted_tokens, run.num_accepted_per_position) == (5, [2, 1, 0, 0])
 
 
+@pytest.mark.parametrize("rules, name", [(["block"] * 2, "block"), (["exact", "block"], "mixed"), ([], "exact")])
+def test_a_run_says_which_rule_accepted(rules, name):
+    parts = [RequestStats(acceptance=rule) for rule in rules]
+    assert SpeculationStats.merged(parts).as_dict()["acceptance"] == name
+    if parts:
+        assert RequestStats.of_samples(parts).as_dict()["acceptance"] == name
+
+
 def test_times_of_a_request():
     made = RequestStats(num_generated_tokens=5, arrival_time=10.0, first_token_time=10.5, last_token_time=12.5)
     made.record(3, 3)

@@ -14,12 +14,22 @@ import importlib
 
 _PUBLIC = {
     "LLM": "specdec.llm",
+    "AsyncLLM": "specdec.async_llm",
+    "EngineDeadError": "specdec.engine_thread",
     "SamplingParams": "specdec.sampling",
     "SpeculativeConfig": "specdec.config",
     "RequestOutput": "specdec.output",
     "CompletionOutput": "specdec.output",
 }
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineDeadError",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculativeConfig",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,11 +1,13 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -25,7 +27,7 @@ from specdec.request import Request
 from specdec.runner import Runner, RunnerSizes
 from specdec.sampling import SamplingParams
 from specdec.stats import SpeculationStats
-from specdec.tokenizer import Tokenizer
+from specdec.tokenizer import Conversation, Tokenizer
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 
 logger = logging.getLogger("specdec")
@@ -65,7 +67,12 @@ class LLM:
         runner = _runner(config, speculation, target, eagle, device, backend)
         self.sizes = runner.sizes
         intake = Intake(
-            self.tokenizer, runner.sizes, target.config.vocab_size, target.config.eos_token_ids, config.seed
+            self.tokenizer,
+            runner.sizes,
+            target.config.vocab_size,
+            target.config.eos_token_ids,
+            config.seed,
+            runner.acceptance,
         )
         is_async = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
         self.engine = Engine(
@@ -86,6 +93,7 @@ class LLM:
 
         sampling_params: one for all, or one per prompt. priority: one per prompt, lower goes first. All requests are
         checked before any runs; one that fails later ends with finish_reason "error", and the others go on.
+        use_tqdm: show on a terminal how many are done, tokens per second and the acceptance length.
         """
         batch = _as_batch(prompts)
         params = _as_params(sampling_params, len(batch))
@@ -95,26 +103,47 @@ class LLM:
             for prompt, each, first in zip(batch, params, priorities, strict=True)
         ]
         requests = self.engine.add_requests(asked)
-        with Progress(requests, is_shown=use_tqdm) as progress, self._aborted_on_error(requests):
+        is_shown = use_tqdm and sys.stderr.isatty()
+        with Progress(requests, is_shown=is_shown) as progress, self._aborted_on_error(requests):
             while not progress.is_complete:
                 progress.update(self.engine.step())
         return [request.output() for request in requests]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[CompletionOutput]:
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of {"role": ..., "content": ...}) or several.
+
+        The tokenizer's chat template writes them, or `chat_template`, Jinja text. ValueError where there is neither.
+        """
+        encode = self.tokenizer.encode_chat
+        prompts = [encode(each, add_generation_prompt, chat_template) for each in _as_conversations(messages)]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[CompletionOutput, None, RequestOutput]:
         """Generate for one prompt and yield what is new as rounds commit: text, token ids and logprobs of one sample.
 
         Joined, the texts of a sample are its whole text. The last piece of each has a finish_reason. Leaving the
-        iterator early aborts the request.
+        iterator early aborts the request. The generator's return value is the whole output.
         """
         [request] = self.engine.add_requests([Asked(prompt=prompt, params=sampling_params or SamplingParams())])
         return self._pieces(request)
 
-    def _pieces(self, request: Request) -> Iterator[CompletionOutput]:
+    def _pieces(self, request: Request) -> Generator[CompletionOutput, None, RequestOutput]:
         deltas = Deltas(request)
         with self._aborted_on_error([request]):
             while not request.is_finished:
                 self.engine.step()
                 yield from deltas.new()
+        return request.output()
 
     @contextmanager
     def _aborted_on_error(self, requests: Sequence[Request]) -> Iterator[None]:
@@ -259,6 +288,12 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             raise ValueError(f"prompts[{index}] is {item!r}: give text or a list of token ids")
         batch.append(item)
     return batch
+
+
+def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """A list that begins with a list is several conversations; whether each is one is checked where it is encoded."""
+    is_several = isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
+    return list(cast(Sequence[Conversation], messages)) if is_several else [cast(Conversation, messages)]
 
 
 def _as_params(sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -14,7 +14,7 @@ PACKAGES = {
     "weights": {"torch", "safetensors", "tqdm"},
     "specdec": {
         *("torch", "triton", "numpy", "transformers", "huggingface_hub", "tqdm", "typer", "rich"),
-        "matplotlib",
+        *("matplotlib", "jinja2"),
         *("graphs", "weights"),
     },
 }
@@ -34,8 +34,8 @@ LAYERS = (
     ("target", "draft", "choice", "commit", "results"),
     ("round",),
     ("runner", "memory"),
-    ("intake", "scheduler", "engine"),
-    ("llm",),
+    ("intake", "scheduler", "engine", "engine_thread"),
+    ("llm", "async_llm"),
     ("bench",),
     ("cli", "server", "__main__"),
 )

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import specdec.llm
-from specdec import LLM
+from specdec import LLM, SamplingParams
 
 
 def test_both_checkpoints_are_looked_for_before_one_is_read(monkeypatch):
@@ -59,3 +59,52 @@ def test_reading_weights_is_shown_on_a_terminal_unless_it_is_not_wanted(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     LLM("demo", {"model": "demo"}, device="cpu", max_num_seqs=1, max_model_len=64, **options)
     assert ("B/s" in capfd.readouterr().err) == is_shown
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM("demo", {"model": "demo"}, device="cpu", max_num_seqs=2, max_model_len=128)
+
+
+@pytest.mark.parametrize(
+    "is_terminal, use_tqdm, is_shown", [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_generating_is_shown_on_a_terminal_unless_it_is_not_wanted(
+    llm, monkeypatch, capsys, is_terminal, use_tqdm, is_shown
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    llm.generate(["def f(", "x"], SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=use_tqdm)
+    shown = capsys.readouterr().err
+    assert [word in shown for word in ("generating", "2/2", "tokens/s=", "acceptance length=")] == [is_shown] * 4
+
+
+CHAT_TEMPLATE = "{% for m in messages %}# {{ m.content }}\n{% endfor %}{{ 'def' if add_generation_prompt }}"
+
+
+def test_chat_answers_one_conversation_or_several(llm):
+    first, second = ([{"role": "user", "content": word}] for word in ("sort a list", "read a file"))
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    both = llm.chat([first, second], params, use_tqdm=False, chat_template=CHAT_TEMPLATE)
+    [one] = llm.chat(second, params, use_tqdm=False, chat_template=CHAT_TEMPLATE)
+    assert both[0].prompt_token_ids == llm.tokenizer.encode_word("# sort a list\ndef")
+    assert one.outputs == both[1].outputs == llm.generate([one.prompt_token_ids], params, use_tqdm=False)[0].outputs
+    [bare] = llm.chat(first, params, False, add_generation_prompt=False, chat_template=CHAT_TEMPLATE)
+    assert bare.prompt_token_ids == llm.tokenizer.encode_word("# sort a list\n")
+
+
+@pytest.mark.parametrize("messages", ["hi", [], [["hi"]], [{"role": "user", "content": "a"}, []], [[]]])
+def test_what_is_no_conversation_is_refused(llm, messages):
+    with pytest.raises(ValueError, match=r"give a list of messages|give \{"):
+        llm.chat(messages, chat_template=CHAT_TEMPLATE)
+    assert not llm.engine.has_unfinished
+
+
+def test_a_stream_returns_the_whole_output(llm):
+    params, pieces, whole = SamplingParams(temperature=0.0, max_tokens=8), [], []
+
+    def consume():
+        whole.append((yield from llm.stream("def f(", params)))
+
+    pieces = list(consume())
+    assert "".join(piece.text for piece in pieces) == whole[0].outputs[0].text
+    assert (whole[0].finished, whole[0].stats.num_generated_tokens) == (True, 8)

@@ -151,17 +151,6 @@ def _rows_per_slot(step: Step) -> int:
     return 1 if step.query_len is None else step.query_len
 
 
-def limits_of(state: RequestState, row_T: Tensor) -> Limits:
-    """The limits of these request rows."""
-    rows = state.sampling
-    return Limits(
-        temperatures=rows.temperature[row_T],
-        log_min_p=rows.log_min_p[row_T],
-        top_k=rows.top_k[row_T],
-        top_p=rows.top_p[row_T],
-    )
-
-
 def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor) -> Tensor:
     """logits / temperature, -inf below the floor; greedy rows as they are."""
     scaled_TV = logits_TV / torch.where(temperature_T == 0, 1, temperature_T)[:, None]

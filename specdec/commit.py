@@ -13,7 +13,8 @@ from specdec.state import RequestState
 def commit_chunk(buffers: StepBuffers, state: RequestState, num_reqs: int, num_tokens: int) -> None:
     """Start the rows whose prompt ended; their last draft row embeds the token that was just sampled."""
     row_B, last_B = buffers.sample_mapping[:num_reqs], buffers.last_token_indices[:num_reqs]
-    token_B, slot_T = buffers.sampled_tokens[:num_reqs, 0], buffers.draft_sample_slots[:num_tokens]
+    # a marker below 0 ends the request, and must not be taken for an id until the host has seen it
+    token_B, slot_T = buffers.sampled_tokens[:num_reqs, 0].clamp(min=0), buffers.draft_sample_slots[:num_tokens]
     state.last_sampled_tokens[row_B] = token_B
     state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1
     ids_T = buffers.draft_input_ids[:num_tokens]

@@ -5,6 +5,7 @@ round it covers all K + 1 rows: those behind the accepted ones are garbage that 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,14 +14,14 @@ from torch import Tensor
 from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.buffers import StepBuffers
-from specdec.choice import limits_of, scaled_in_support
+from specdec.choice import scaled_in_support
 from specdec.contexts import PassContexts
 from specdec.graph_families import DraftGraphs, init_piecewise
 from specdec.kernels.add import add
-from specdec.kernels.choose_token import Places
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.linear import linear
 from specdec.kernels.propose import propose, propose_sampled
+from specdec.kernels.row_parameters import row_parameters
 from specdec.kernels.support_floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.state import RequestState
@@ -110,18 +111,12 @@ class Draft:
         if not is_sampled:
             propose(normed_BD, weight, self.d2t, buffers, state, i, self.contexts.max_model_len)
             return
-        rows, row_B = state.sampling, buffers.sample_mapping[: len(normed_BD)]
+        row_B, is_exact = buffers.sample_mapping[: len(normed_BD)], self.rule == "exact"
         logits_BW = linear(normed_BD, weight, out_dtype=torch.float32)
-        floor_B = support_floor(logits_BW, limits_of(state, row_B))
-        base_B, is_exact = state.num_computed_tokens[row_B], self.rule == "exact"
-        places = Places(
-            temperatures=rows.temperature[row_B],
-            seeds=rows.seeds[row_B],
-            positions=base_B + 1 + i,
-            epochs=torch.zeros_like(base_B) if is_exact else base_B,
-            stream=TARGET if is_exact else DRAFT,
-            token_ids=self.d2t,
-        )
+        stream = TARGET if is_exact else DRAFT
+        limits, places = row_parameters(state, row_B, None, 1 + i, stream, has_epoch=not is_exact)
+        places = replace(places, token_ids=self.d2t)
+        floor_B = support_floor(logits_BW, limits)
         if not is_exact:
             state.draft_scores[row_B, i] = scaled_in_support(logits_BW, places.temperatures, floor_B)
         propose_sampled(logits_BW, floor_B, places, buffers, state, i, self.contexts.max_model_len)

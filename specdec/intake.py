@@ -37,9 +37,10 @@ class Intake:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         seed: int | None = None,
+        acceptance: str = "exact",
     ) -> None:
         self.tokenizer, self.sizes, self.vocab_size = tokenizer, sizes, vocab_size
-        self.eos_token_ids = frozenset(eos_token_ids)
+        self.eos_token_ids, self.acceptance = frozenset(eos_token_ids), acceptance
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
         self._num_requests = self._num_samples = 0
 
@@ -65,7 +66,9 @@ class Intake:
             params=params,
             rules=self._rules(len(token_ids), params),
             detokenizer=Detokenizer(self.tokenizer, params.skip_special_tokens),
-            stats=RequestStats(num_prompt_tokens=len(token_ids), arrival_time=time.monotonic()),
+            stats=RequestStats(
+                acceptance=self.acceptance, num_prompt_tokens=len(token_ids), arrival_time=time.monotonic()
+            ),
             sampling=self._sampling(token_ids, params, (seed + index) % (1 << 64)),
             index=index,
             priority=asked.priority,

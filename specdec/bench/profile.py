@@ -5,7 +5,7 @@ The ranges are those of rounds.py, for torch.profiler and, on a GPU, for Nsight 
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,8 +13,9 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from specdec.bench.rounds import WARMUP, Steady, around_phases, steady
+from specdec.bench.rounds import WARMUP, around_phases, steady, tokens_needed
 from specdec.engine import Engine
+from specdec.sampling import SamplingParams
 
 LAUNCHES = ("LaunchKernel", "GraphLaunch", "MemcpyAsync", "MemsetAsync")
 LONGEST_NAME = 72
@@ -48,22 +49,39 @@ class Piece:
 
 def profile_rounds(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> RoundProfile:
     """Rounds in steady state under torch.profiler; on a CPU its operators stand for kernels."""
-    activities = [ProfilerActivity.CPU]
-    is_gpu = engine.runner.device.type == "cuda"
-    activities += [ProfilerActivity.CUDA] if is_gpu else []
     with steady(engine, prompts, 2 * num_rounds + WARMUP) as rounds:
-        _run(rounds, WARMUP, is_gpu)
-        with around_phases(engine.runner, named_range):
-            with profile(activities=activities):
-                _run(rounds, 1, is_gpu)  # the profiler's own first steps are slow
-            with profile(activities=activities) as recorded:
-                _run(rounds, num_rounds, is_gpu)
+        return _profile(engine, rounds.run, num_rounds)
+
+
+def profile_serving(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> RoundProfile:
+    """The same with everything that the host does while it serves: results are read, requests brought up to date."""
+    room = tokens_needed(num_rounds + 3 * WARMUP, engine.runner.sizes.num_speculative_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
+    engine.add_requests([(prompt, params) for prompt in prompts])
+    while engine.scheduler.waiting or engine.scheduler.prefilling:
+        engine.step()
+    try:
+        return _profile(engine, engine.step, num_rounds)
+    finally:
+        engine.abort_all()
+        engine.drain()
+
+
+def _profile(engine: Engine, run: Callable[[], object], num_rounds: int) -> RoundProfile:
+    is_gpu = engine.runner.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
+    _run(run, WARMUP, is_gpu)
+    with around_phases(engine.runner, named_range):
+        with profile(activities=activities):
+            _run(run, WARMUP, is_gpu)  # the profiler's own first steps are slow
+        with profile(activities=activities) as recorded:
+            _run(run, num_rounds, is_gpu)
     return read_profile(list(recorded.events()), num_rounds, is_gpu)
 
 
-def _run(rounds: Steady, count: int, is_gpu: bool) -> None:
+def _run(run: Callable[[], object], count: int, is_gpu: bool) -> None:
     for _ in range(count):
-        rounds.run()
+        run()
     if is_gpu:
         torch.cuda.synchronize()
 

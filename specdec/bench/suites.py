@@ -8,7 +8,9 @@ from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
 from specdec.bench.exactness import exactness_rows
 from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.prefill import prefill_rows
 from specdec.bench.products import product_rows
+from specdec.bench.requests import gap_rows, request_rows, waiting_rows
 from specdec.bench.rounds import PHASES, WARMUP, time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import Served, first_difference, serve
 from specdec.bench.timing import Spread
@@ -175,6 +177,26 @@ def cold(bench: Bench) -> list[Row]:
     return cold_rows(str(bench.pair.target.report.directory), draft, max(bench.ks), bench.pair.device)
 
 
+def gaps(bench: Bench) -> list[Row]:
+    """While the engine serves, the part of the time in which the device runs nothing (torch.profiler)."""
+    return gap_rows(bench)
+
+
+def requests(bench: Bench) -> list[Row]:
+    """256 requests (4 on a CPU) of mixed lengths, all at once, against running them one batch at a time."""
+    return request_rows(bench)
+
+
+def waiting(bench: Bench) -> list[Row]:
+    """How long a request that runs waits for its next tokens while a prompt of 16,384 tokens is prefilled."""
+    return waiting_rows(bench)
+
+
+def prefill(bench: Bench) -> list[Row]:
+    """A prompt chunk, and what it costs that its rows are those of decoding: cuBLAS and torch's attention instead."""
+    return prefill_rows(bench)
+
+
 SUITES: dict[str, Callable[[Bench], list[Row]]] = {
     "protocol": protocol,
     "rounds": rounds,
@@ -184,6 +206,10 @@ SUITES: dict[str, Callable[[Bench], list[Row]]] = {
     "batch": batch_scaling,
     "context": context_scaling,
     "products": products,
+    "gaps": gaps,
+    "requests": requests,
+    "waiting": waiting,
+    "prefill": prefill,
     "capture": capture,
     "memory": memory,
     "cold": cold,

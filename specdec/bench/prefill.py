@@ -1,0 +1,85 @@
+"""What exactness costs in prefill: a chunk with the shipped kernels, one with cuBLAS products, and both attentions.
+
+torch's attention (scaled_dot_product_attention, which takes FlashAttention or cuDNN) reads contiguous keys, ours the
+paged cache; it is timed by itself, and the fastest chunk is put together from what was measured.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from specdec.bench.bench import Bench, Row
+from specdec.bench.exactness import exchanged
+from specdec.bench.pair import EngineSpec, Pair, joined
+from specdec.bench.timing import Clock
+from specdec.chunk_inputs import PromptPart
+from specdec.kernels.paged_attention import QueryRows, paged_attention
+from specdec.kv_cache import BLOCK_SIZE
+
+LENGTHS = (512, 2048, 8192)
+
+
+def prefill_rows(bench: Bench) -> list[Row]:
+    """One prompt of each length in one chunk, without graphs. On a GPU only."""
+    pair, rows = bench.pair, list[Row]()
+    limit = pair.target.config.max_position_embeddings
+    for length in LENGTHS if pair.device.type == "cuda" else ():
+        if length + 1 > limit or not bench.has_time(f"prefill: {length} tokens"):
+            continue
+        K = max(bench.ks)
+        spec = EngineSpec(
+            num_speculative_tokens=K,
+            max_num_seqs=1,
+            max_tokens=length + 64,
+            max_model_len=length + 64,
+            enforce_eager=True,
+        )
+        shipped, exchange = _chunk_ms(pair, spec, length, ()), _chunk_ms(pair, spec, length, ("layers",))
+        ours, torchs = _attention_ms(pair, spec, length)
+        pair.drop(spec)
+        layers = pair.target.config.num_layers
+        fastest = min(shipped, exchange) - layers * max(ours - torchs, 0.0)
+        rows.append(
+            {
+                "prompt_tokens": length,
+                "chunk_ms": shipped,
+                "with_cublas_ms": exchange,
+                "attention_ms_per_layer": ours,
+                "torch_attention_ms_per_layer": torchs,
+                "fastest_ms": fastest,
+                "price": shipped / fastest - 1,
+                "prompt_tokens_per_second": 1e3 * length / shipped,
+            }
+        )
+    return rows
+
+
+def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...]) -> float:
+    engine, prompt = pair.engine(spec), joined(pair.prompts, length)
+    blocks = list(range(-(-length // BLOCK_SIZE)))
+    part = PromptPart(row=-1, prompt=prompt, start=0, length=length, blocks=blocks)
+    with exchanged(names):
+        return Clock(pair.device).repeat(lambda: engine.runner.run_chunk([part]), 6, 2).median
+
+
+@torch.inference_mode()
+def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, float]:
+    """One layer's causal attention of a whole prompt: ours, torch's."""
+    layer, runner, device = pair.target.config.layer, pair.engine(spec).runner, pair.device
+    cache = runner.target_cache[0]
+    T, H, G, C = length, layer.num_heads, layer.num_kv_heads, layer.head_dim
+    q_THC = torch.randn(T, H, C, device=device, dtype=cache.dtype)
+    num_blocks = runner.state.block_table.shape[1]
+    table = torch.arange(num_blocks, device=device)[None].expand(runner.state.block_table.shape[0], -1).contiguous()
+    rows = QueryRows(
+        block_table=table,
+        idx_mapping=torch.zeros(1, dtype=torch.int64, device=device),
+        positions=torch.arange(T, device=device),
+        query_start_loc=torch.tensor([0, T], device=device),
+        max_query_len=T,
+        max_seq_len=T,
+    )
+    out, clock = torch.empty_like(q_THC), Clock(device)
+    ours = clock.repeat(lambda: paged_attention(q_THC, out, cache, rows), 10, 3).median
+    q, k, v = (torch.randn(1, heads, T, C, device=device, dtype=cache.dtype) for heads in (H, G, G))
+    sdpa = clock.repeat(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), 10, 3)
+    return ours, sdpa.median

@@ -25,6 +25,11 @@ class Tokenizer:
         """Token ids of a piece of text, no special tokens."""
         return list(self.backend.encode(text, add_special_tokens=False))
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint says how a conversation is written."""
+        return bool(getattr(self.backend, "chat_template", None))
+
     def encode_chat(
         self, messages: Conversation, add_generation_prompt: bool = True, chat_template: str | None = None
     ) -> list[int]:
@@ -32,7 +37,11 @@ class Tokenizer:
 
         add_generation_prompt: end with the beginning of an answer. chat_template: instead of the tokenizer's own.
         """
-        self.check_chat(chat_template)
+        if chat_template is None and not self.has_chat_template:
+            raise ValueError(
+                f"the tokenizer in {self.directory} has no chat template: give a chat_template, as Jinja text, or a "
+                "prompt instead of messages"
+            )
         _check_messages(messages)
         try:
             token_ids = self.backend.apply_chat_template(
@@ -44,14 +53,6 @@ class Tokenizer:
         except TemplateError as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from error
         return list(token_ids)
-
-    def check_chat(self, chat_template: str | None = None) -> None:
-        """ValueError where there is no template to write a conversation with."""
-        if chat_template is None and not getattr(self.backend, "chat_template", None):
-            raise ValueError(
-                f"the tokenizer in {self.directory} has no chat template: give a chat_template, as Jinja text, or a "
-                "prompt instead of messages"
-            )
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, nothing cleaned up."""

@@ -29,6 +29,9 @@ CONTEXTS = "256,1024,4096,8192,16384,32768"
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="capture no CUDA graphs")]
 GraphSizes = Annotated[str | None, typer.Option(help="request counts to capture rounds for: 1,2,4")]
 GraphTokenSizes = Annotated[str | None, typer.Option(help="row counts to capture prompt chunks for: 256,1024")]
+NoPrefixCaching = Annotated[
+    bool, typer.Option("--no-prefix-caching", help="compute every prompt anew, also where another began the same way")
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")]
 
 
@@ -76,13 +79,14 @@ def generate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="longest context; default: the target's")] = None,
+    no_prefix_caching: NoPrefixCaching = False,
     enforce_eager: EnforceEager = False,
     cuda_graph_sizes: GraphSizes = None,
     cuda_graph_token_sizes: GraphTokenSizes = None,
     json: Json = False,
     show_drafts: Annotated[bool, typer.Option("--show-drafts", help="colour what was drafted; JSON: rounds")] = False,
 ) -> None:
-    """Continue a prompt: the text on stdout, a line of statistics on stderr."""
+    """Continue a prompt: the text on stdout as it is written, a line of statistics on stderr."""
     from specdec.cli.generate import GenerateOptions, run_generate
 
     run_generate(
@@ -113,6 +117,7 @@ def generate(
                 "device": device,
                 "max_model_len": max_model_len,
                 "max_num_seqs": min(n, 64),
+                "enable_prefix_caching": not no_prefix_caching,
                 "enforce_eager": enforce_eager,
                 "cuda_graph_sizes": _sizes("--cuda-graph-sizes", cuda_graph_sizes),
                 "cuda_graph_token_sizes": _sizes("--cuda-graph-token-sizes", cuda_graph_token_sizes),
@@ -120,6 +125,80 @@ def generate(
             acceptance=acceptance,
             json=json,
             show_drafts=show_drafts,
+        )
+    )
+
+
+@app.command()
+def chat(
+    target: Target,
+    draft: Annotated[str | None, typer.Option(help="EAGLE draft: directory or hub id; none: no drafts")] = None,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", "-k", min=0, show_default="3", help="tokens per round of the draft"),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="what stands before the conversation, with the role system")
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Jinja text", show_default="the tokenizer's own"),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 1024,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="keep the best tokens up to this mass")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="keep so many tokens, 0 = all")] = 0,
+    min_p: Annotated[float, typer.Option(help="keep tokens of at least so much of the best one's probability")] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(help="of the noise of every answer", show_default="drawn and reported")
+    ] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="divides logits of tokens in prompt and output")] = 1.0,
+    acceptance: Annotated[
+        str, typer.Option(help="exact, rejection or block: how sampled drafts are accepted")
+    ] = "exact",
+    stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="longest conversation; default: the target's")] = None,
+    no_prefix_caching: NoPrefixCaching = False,
+    enforce_eager: EnforceEager = False,
+    cuda_graph_sizes: GraphSizes = None,
+    cuda_graph_token_sizes: GraphTokenSizes = None,
+) -> None:
+    """Talk to a target that has a chat template: /reset forgets, Ctrl-C ends an answer, Ctrl-D or /exit the program.
+
+    Where standard input is no terminal, all of it is one message, and its answer is printed.
+    """
+    from specdec.cli.chat import ChatOptions, run_chat
+
+    run_chat(
+        ChatOptions(
+            target=target,
+            draft=draft,
+            num_speculative_tokens=num_speculative_tokens,
+            acceptance=acceptance,
+            system=system,
+            chat_template=chat_template,
+            sampling={
+                "temperature": temperature,
+                "top_p": top_p,
+                "top_k": top_k,
+                "min_p": min_p,
+                "seed": seed,
+                "repetition_penalty": repetition_penalty,
+                "max_tokens": max_tokens,
+                "stop": stop or (),
+            },
+            engine={
+                "dtype": dtype,
+                "device": device,
+                "max_model_len": max_model_len,
+                "max_num_seqs": 1,
+                "enable_prefix_caching": not no_prefix_caching,
+                "enforce_eager": enforce_eager,
+                "cuda_graph_sizes": _sizes("--cuda-graph-sizes", cuda_graph_sizes),
+                "cuda_graph_token_sizes": _sizes("--cuda-graph-token-sizes", cuda_graph_token_sizes),
+            },
         )
     )
 

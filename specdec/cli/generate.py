@@ -1,8 +1,8 @@
-"""`specdec generate`: one prompt in, its continuation on stdout, statistics on stderr."""
+"""`specdec generate`: one prompt in, its continuation on stdout as it is written, statistics on stderr."""
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from specdec.cli.drafts_view import draft_spans, render_drafts
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
-from specdec.output import RequestOutput
+from specdec.output import CompletionOutput, RequestOutput
 from specdec.sampling import SamplingParams
 from specdec.stats import RequestStats
 
@@ -39,24 +39,46 @@ def run_generate(options: GenerateOptions) -> None:
     params = SamplingParams(**options.sampling)
     if options.show_drafts and params.n > 1:
         raise ValueError(f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one of them out")
-    speculation = _speculation(options)
-    llm = LLM(options.target, speculation, **options.engine)
+    llm = LLM(
+        options.target,
+        speculation_of(options.draft, options.num_speculative_tokens, options.acceptance),
+        **options.engine,
+    )
     print(headline(llm), file=sys.stderr)
-    output = llm.generate(prompt, params, use_tqdm=False)[0]
     if options.json:
-        print(json.dumps(as_json(llm, output, options.show_drafts)))
+        print(json.dumps(as_json(llm, llm.generate(prompt, params, use_tqdm=False)[0], options.show_drafts)))
         return
     _echo_prompt(prompt)
-    if options.show_drafts:
-        render_drafts(Console(highlight=False, soft_wrap=True), draft_spans(output, llm.tokenizer))
-    else:
-        print("\n".join(completion.text for completion in output.outputs))
+    output = _write(llm, prompt, params, options.show_drafts)
     for completion in output.outputs:
         if completion.finish_reason == "error":
             print(f"specdec: error: {completion.stop_reason}", file=sys.stderr)
     if output.seed is not None:
         print(f"seed {output.seed}", file=sys.stderr)
     print(stats_line(output.stats), file=sys.stderr)
+
+
+def _write(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> RequestOutput:
+    """One sample as its rounds commit; several samples, or rounds with their drafts, when all is there."""
+    if params.n == 1 and not show_drafts:
+        return _write_pieces(llm.stream(prompt, params))
+    output = llm.generate(prompt, params, use_tqdm=False)[0]
+    if show_drafts:
+        render_drafts(Console(highlight=False, soft_wrap=True), draft_spans(output, llm.tokenizer))
+    else:
+        print("\n".join(completion.text for completion in output.outputs))
+    return output
+
+
+def _write_pieces(pieces: Generator[CompletionOutput, None, RequestOutput]) -> RequestOutput:
+    while True:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            output: RequestOutput = end.value
+            print()
+            return output
+        print(piece.text, end="", flush=True)
 
 
 def read_prompt(options: GenerateOptions) -> str:
@@ -72,17 +94,17 @@ def read_prompt(options: GenerateOptions) -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _speculation(options: GenerateOptions) -> SpeculativeConfig | None:
-    draft, num_speculative_tokens = options.draft, options.num_speculative_tokens
+def speculation_of(draft: str | None, num_speculative_tokens: int | None, acceptance: str) -> SpeculativeConfig | None:
+    """The options of a draft; those that need one are refused without it."""
     if draft is None:
         if num_speculative_tokens:
             raise ValueError(f"--num-speculative-tokens {num_speculative_tokens} without a draft: give --draft too")
-        if options.acceptance != "exact":
-            raise ValueError(f"--acceptance {options.acceptance} without a draft: give --draft too")
+        if acceptance != "exact":
+            raise ValueError(f"--acceptance {acceptance} without a draft: give --draft too")
         return None
     if num_speculative_tokens is None:
-        return SpeculativeConfig(draft, acceptance=options.acceptance)
-    return SpeculativeConfig(draft, num_speculative_tokens, acceptance=options.acceptance)
+        return SpeculativeConfig(draft, acceptance=acceptance)
+    return SpeculativeConfig(draft, num_speculative_tokens, acceptance=acceptance)
 
 
 def headline(llm: LLM) -> str:

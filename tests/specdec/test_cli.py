@@ -1,7 +1,9 @@
 """The command `specdec`, called as a user would: what goes to stdout, what to stderr, and the exit code."""
 
+import builtins
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from io import StringIO
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specdec import LLM, SamplingParams
+from specdec import LLM, AsyncLLM, SamplingParams
 from specdec.cli import main
 from weights.demo import demo_directory
 
@@ -44,6 +46,34 @@ def test_generate_prints_the_text_of_plain_decoding(run, expected, draft):
     assert (code, out) == (0, expected + "\n")
     assert "40 tokens in" in err
     assert ("acceptance length" in err) == bool(draft)
+
+
+class Flushed(StringIO):
+    """Remembers what could be read at each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def flush(self) -> None:
+        self.seen.append(self.getvalue())
+
+
+def test_generate_writes_the_text_as_it_comes(run, expected, monkeypatch):
+    out = Flushed()
+    monkeypatch.setattr(sys, "stdout", out)
+    run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo")
+
+    assert out.getvalue() == expected + "\n"
+    assert len(set(out.seen)) > 8
+    assert all(expected.startswith(seen) for seen in out.seen[:8])
+
+
+def test_several_samples_are_written_one_behind_another(run, monkeypatch):
+    sampled = ("generate", "demo", PROMPT, "--max-tokens", "8", "--temperature", "1", "--seed", "3")
+    texts = [json.loads(run(*sampled[:-1], seed, "--json")[1])["text"] for seed in ("3", "4")]
+
+    assert run(*sampled, "-n", "2", "--no-prefix-caching")[1] == "\n".join(texts) + "\n"
 
 
 def test_json_is_one_object_with_text_ids_and_statistics(run, expected):
@@ -135,6 +165,9 @@ def test_samples_logprobs_and_the_rule_are_in_the_json(run):
         (("generate", "demo", "x", "--max-tokens", "0"), "max_tokens=0"),
         (("generate", "demo", "x", "--dtype", "int8"), "allowed are auto, float32"),
         (("generate", "demo", "x", "--prompt-file", __file__), "give one of them"),
+        (("chat", "demo"), "target demo: its tokenizer has no chat template: give --chat-template FILE"),
+        (("chat", "demo", "-k", "3"), "give --draft too"),
+        (("chat", "demo", "--temperature", "-1"), "temperature=-1"),
         (("inspect", "./nowhere"), "no such directory"),
         (("verify", "demo", "demo", "-k", "0"), "cannot be checked"),
     ],
@@ -177,6 +210,137 @@ def test_enforce_eager_is_what_a_cpu_does_anyway(run):
 
     assert code == 0
     assert out
+
+
+@pytest.mark.parametrize("args", [(), ("--no-prefix-caching",)])
+def test_prefix_caching_may_be_left_out(run, monkeypatch, args):
+    options: list[object] = []
+    real = LLM.__init__
+
+    def build(self: LLM, *given: object, **more: object) -> None:
+        options.append(more["enable_prefix_caching"])
+        real(self, *given, **more)
+
+    monkeypatch.setattr(LLM, "__init__", build)
+    assert run("generate", "demo", "def", "--max-tokens", "2", *args)[0] == 0
+    assert options == [not args]
+
+
+TEMPLATE = """{% for m in messages %}{% if m.role == "tool" %}{{ raise_exception("no tools") }}{% endif %}\
+# {{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}def{% endif %}"""
+
+
+@pytest.fixture
+def chat(run, monkeypatch, tmp_path):
+    """chat(lines, *args): talk on a terminal; None is Ctrl-D, an exception is raised."""
+    file = tmp_path / "template.jinja"
+    file.write_text(TEMPLATE)
+
+    def talk(lines: list[str | type[BaseException] | None], *args: str) -> tuple[int, str, str]:
+        left = iter(lines)
+
+        def read(prompt: str = "") -> str:
+            line = next(left)
+            if line is None:
+                raise EOFError
+            if not isinstance(line, str):
+                raise line
+            return line
+
+        monkeypatch.setattr(builtins, "input", read)
+        monkeypatch.setattr(sys, "stdin", StringIO())
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        found = run("chat", "demo", "--draft", "demo", "--chat-template", str(file), "--max-tokens", "12", *args)
+        assert list(left) == [], "the program ended too early"
+        return found
+
+    return talk
+
+
+@pytest.fixture(scope="module")
+def answers() -> Callable[..., str]:
+    """answers(messages): what the target says to a conversation, without a draft."""
+    llm, params = LLM("demo", device="cpu", max_num_seqs=1), SamplingParams(temperature=0.0, max_tokens=12)
+
+    def answer(*contents: str, roles: tuple[str, ...] = ("user", "assistant") * 3) -> str:
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+        return llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE)[0].outputs[0].text
+
+    return answer
+
+
+def test_chat_remembers_the_conversation_until_reset(chat, answers):
+    code, out, err = chat(["sort a list", "  ", " again ", "/reset", "again", "/help", None])
+    first = answers("sort a list")
+
+    assert code == 0
+    assert out == "".join(f"{text}\n" for text in (first, answers("sort a list", first, "again"), answers("again")))
+    assert err.count("12 tokens in") == err.count("acceptance length") == 3
+    assert "no command /help: there are /reset and /exit" in err
+
+
+def test_chat_begins_with_the_system_message_also_behind_a_reset(chat, answers):
+    _, out, _ = chat(["a", "/reset", "a", "/exit"], "--system", "be brief")
+
+    assert out == 2 * (answers("be brief", "a", roles=("system", "user")) + "\n")
+
+
+def test_ctrl_c_at_the_prompt_drops_the_line_only(chat, answers):
+    code, out, err = chat([KeyboardInterrupt, "a", None])
+
+    assert (code, out) == (0, answers("a") + "\n")
+    assert "/exit or Ctrl-D ends the program" in err
+
+
+def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(chat, answers, monkeypatch):
+    real, prompts = AsyncLLM.chat, []
+
+    async def interrupted(self, messages, *args, **options):
+        prompts.append([message["content"] for message in messages])
+        async for output in real(self, messages, *args, **options):
+            yield output
+            if len(prompts) == 1 and len(output.outputs[0].token_ids) > 3:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(AsyncLLM, "chat", interrupted)
+    code, out, err = chat(["a", "b", None])
+
+    beginning = prompts[1][1]
+    assert code == 0
+    assert "(interrupted)" in err
+    assert answers("a").startswith(beginning) != (beginning == "")
+    assert len(beginning) < len(answers("a"))
+    assert prompts == [["a"], ["a", beginning, "b"]]
+    assert out == f"{beginning}\n{answers('a', beginning, 'b')}\n"
+
+
+def test_a_conversation_that_is_too_long_can_be_begun_anew(chat, answers):
+    code, out, err = chat(["word " * 100, "a", None], "--max-model-len", "64")
+
+    assert (code, out) == (0, answers("a") + "\n")
+    assert "leaves no room for an answer in max_model_len=64" in err
+    assert "/reset begins anew" in err.split("leaves no room")[1]
+
+
+def test_without_a_terminal_chat_answers_standard_input(run, answers, monkeypatch, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text(TEMPLATE)
+    args = ("chat", "demo", "--chat-template", str(file), "--max-tokens", "12")
+    monkeypatch.setattr(sys, "stdin", StringIO("sort\na list\n"))
+    code, out, err = run(*args)
+    monkeypatch.setattr(sys, "stdin", StringIO(""))
+
+    assert (code, out) == (0, answers("sort\na list") + "\n")
+    assert "12 tokens in" in err
+    assert run(*args)[::2] == (2, "specdec: error: no message: standard input is empty\n")
+
+
+def test_chat_says_with_which_seed_an_answer_was_drawn(chat):
+    _, first, err = chat(["a", None], "--temperature", "0.9")
+    seed = err.split("seed ")[1].split(" ")[0]
+
+    assert chat(["a", None], "--temperature", "0.9", "--seed", seed)[1] == first
 
 
 def test_specdec_debug_shows_the_traceback(monkeypatch):

@@ -134,6 +134,19 @@ def test_a_text_cut_within_an_emoji_keeps_the_one_before_it(tokenizers):
     assert "\U0001f642" not in tokenizers["llama"].decode(tokens)
 
 
+def test_text_behind_broken_bytes_is_that_of_its_own_tokens(tokenizers):
+    e_acute, broken, letter = [NUM_SPECIAL + 0xC3, NUM_SPECIAL + 0xA9], NUM_SPECIAL + 0xE2, NUM_SPECIAL + NUM_BYTES + 2
+    pieces, _ = pieces_of([*e_acute, broken, letter, letter], tokenizers["llama"])
+    assert pieces == ["", "\u00e9", "", f"{INCOMPLETE}a", "a"]
+
+
+def test_a_token_of_a_long_text_decodes_a_short_window(monkeypatch):
+    lengths, real = [], DEMO.decode
+    monkeypatch.setattr(DEMO, "decode", lambda tokens, skip: lengths.append(len(tokens)) or real(tokens, skip))
+    pieces_of(DEMO.encode_word("def f(x):\n    return x\n" * 20))
+    assert max(lengths) <= 2
+
+
 @examples
 @given(tokens=some_tokens("demo", 20), dropped=st.integers(0, 20))
 def test_the_text_of_fewer_tokens_than_were_pushed_is_their_own(tokens, dropped):

@@ -26,12 +26,12 @@ def capture_sizes(
     """The default sizes up to both limits, or the given ones, checked.
 
     requests: 1 to 8, then steps of 8 up to max_num_reqs
-    tokens:   powers of two and 1.5 times them up to max_num_tokens
+    tokens:   powers of two and 1.5 times them from 16 up to max_num_tokens; fewer rows take as long as 16
     """
     if requests is None:
         requests = [*range(1, min(8, max_num_reqs) + 1), *range(16, max_num_reqs, 8), max_num_reqs]
     if tokens is None:
-        powers = [1 << i for i in range(max_num_tokens.bit_length())]
+        powers = [1 << i for i in range(4, max_num_tokens.bit_length())]
         tokens = [n for p in powers for n in (p, p * 3 // 2) if n < max_num_tokens] + [max_num_tokens]
     return CaptureSizes(
         requests=_checked("cuda graph sizes", requests, max_num_reqs, "requests"),

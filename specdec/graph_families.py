@@ -6,8 +6,8 @@ draft_prefill   both       behind a chunk in pieces, behind a round whole
 draft_decode    FULL       K - 1 rows per request, one after another
 target_plain    FULL       rounds of a drafting engine in which nobody drafts: one row per request
 
-Rounds with a request that is not greedy, or asks for logits otherwise, have full graphs of their own (`_sampled`), so
-that greedy ones keep theirs as they are: the target's ends at the hidden states, the draft's draw with noise.
+The target's end at the hidden states; its tokens are chosen behind them. The draft chooses inside its own, so rounds
+with a request that is not greedy have others (`_sampled`), which draw with noise.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,9 +27,11 @@ from specdec.step import Passes, Step
 SAMPLED = "_sampled"
 
 
-# Rows of the largest chunk that is captured by default. A larger one computes for 40 ms and more on an 8B target, so
-# that launching it op by op costs no time, while its graphs would take 0.6 GiB in each of two families.
-LARGEST_CHUNK = 2048
+# Rows of the largest chunk that is captured by default. A larger one computes for 27 ms and more on an 8B target, so
+# that launching it op by op costs no time, while its graphs would take memory in each of two families.
+LARGEST_CHUNK = 1024
+# Request counts of target_plain: up to 64 rows a forward takes as long as its weights are read, so few sizes serve.
+PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +71,14 @@ class GraphFamilies:
         self.by_name: dict[str, CudaGraphManager] = {}
 
         def family(name: str, query_len: int, max_tokens: int) -> CudaGraphManager:
-            """A family, and its `_sampled` one where its rounds are full graphs."""
+            """A family, and its `_sampled` one if it is the draft's."""
             if config.token_sizes is None:
                 max_tokens = min(max_tokens, max(LARGEST_CHUNK, query_len * max_num_seqs))
             sizes = capture_sizes(max_num_seqs, max_tokens, config.request_sizes, config.token_sizes)
             is_breakable, mode = not config.compile_piecewise, config.modes[name]
             manager = CudaGraphManager(name, sizes, mode, query_len, backend, use_breakable_cg=is_breakable)
             self.by_name[name] = manager
-            if name != "target_prefill":
+            if name.startswith("draft"):
                 full = CUDAGraphMode.FULL if mode.decode_mode() is CUDAGraphMode.FULL else CUDAGraphMode.NONE
                 self.by_name[name + SAMPLED] = CudaGraphManager(name + SAMPLED, sizes, full, query_len, backend)
             return manager
@@ -96,7 +98,10 @@ class GraphFamilies:
             self.draft = DraftGraphs(prefill=prefill, decode=decode, sampled=sampled)
 
     def _plain(self, config: GraphConfig, backend: GraphBackend | None, max_num_seqs: int) -> CudaGraphManager:
-        sizes = capture_sizes(max_num_seqs, max_num_seqs, config.request_sizes, None)
+        requests = config.request_sizes
+        if requests is None:
+            requests = (*(n for n in PLAIN_SIZES if n < max_num_seqs), *range(72, max_num_seqs, 8), max_num_seqs)
+        sizes = capture_sizes(max_num_seqs, max_num_seqs, requests, ())
         manager = CudaGraphManager("target_plain", sizes, config.modes["target_decode"], 1, backend)
         self.by_name["target_plain"] = manager
         return manager
@@ -116,8 +121,7 @@ class GraphFamilies:
         if query_len == 1 and self.target_plain is not None:
             return Passes(target=self.target_plain.dispatch(num_reqs, num_reqs, 1))
         num_tokens = num_reqs * self.query_len
-        family = self.by_name["target_decode" + SAMPLED] if needs.logits else self.target_decode
-        target = family.dispatch(num_reqs, num_tokens, self.query_len)
+        target = self.target_decode.dispatch(num_reqs, num_tokens, self.query_len)
         if self.draft is None:
             return Passes(target=target)
         draft = self.draft.sampled if needs.noise else self.draft

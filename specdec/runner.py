@@ -108,7 +108,6 @@ class Runner:
             self.state,
             self.graphs.target_prefill,
             self.graphs.target_decode,
-            self.graphs.by_name["target_decode" + SAMPLED],
             self.graphs.target_plain,
             Choice(model, self.buffers, self.state, acceptance, None if eagle is None else eagle.tensors.get("d2t")),
         )
@@ -206,10 +205,9 @@ class Runner:
         makers: dict[str, MakeForward] = {
             "target_prefill": self.target.make_prefill,
             "target_decode": self.target.make_verify,
-            "target_decode" + SAMPLED: self.target.make_forward,
         }
         if self.graphs.target_plain is not None:
-            makers["target_plain"] = self.target.make_forward
+            makers["target_plain"] = self.target.make_verify
         if self.draft is not None:
             makers |= {"draft_prefill": self.draft.make_prefill, "draft_decode": self.draft.make_decode}
             makers["draft_prefill" + SAMPLED] = partial(self.draft.make_prefill, is_sampled=True)

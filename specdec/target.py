@@ -22,9 +22,8 @@ from specdec.step import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    prefill_graphs: pieces around attention of the model's forward. decode_graphs: the whole of `verify`, where every
-    request is greedy and asks for nothing else. forward_graphs: its forward alone, where `choice` does what follows.
-    plain_graphs: the forward of a round in which nobody drafts.
+    Graphs hold the model's forward: prefill_graphs in pieces around attention, decode_graphs whole for rounds of K + 1
+    rows, plain_graphs for rounds in which nobody drafts. Tokens are chosen behind them, by what a step needs.
     """
 
     def __init__(
@@ -35,13 +34,12 @@ class Target:
         state: RequestState,
         prefill_graphs: CudaGraphManager,
         decode_graphs: CudaGraphManager,
-        forward_graphs: CudaGraphManager,
         plain_graphs: CudaGraphManager | None,
         choice: Choice,
     ) -> None:
         self.model, self.contexts, self.buffers, self.state = model, contexts, buffers, state
         self.prefill_graphs, self.decode_graphs = prefill_graphs, decode_graphs
-        self.forward_graphs, self.plain_graphs, self.choice = forward_graphs, plain_graphs, choice
+        self.plain_graphs, self.choice = plain_graphs, choice
         self._forward = into_buffers(model)
         init_piecewise(prefill_graphs, self._forward)
 
@@ -62,12 +60,9 @@ class Target:
     def verify(self, step: Step) -> None:
         """The target's choice behind every row of the round, its features and its KV."""
         how = step.passes.target
-        is_plain = self.plain_graphs is not None and not step.has_drafts
-        if how.mode is CUDAGraphMode.FULL and not is_plain and not step.needs.logits:
-            self.decode_graphs.run_fullgraph(how.descriptor)
-            return
         if how.mode is CUDAGraphMode.FULL:
-            graphs = self.plain_graphs if is_plain else self.forward_graphs
+            is_plain = self.plain_graphs is not None and not step.has_drafts
+            graphs = self.plain_graphs if is_plain else self.decode_graphs
             assert graphs is not None, step
             graphs.run_fullgraph(how.descriptor)
         else:
@@ -86,21 +81,12 @@ class Target:
         return partial(self._prefill, self.contexts.dummy_rows(desc))
 
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        """A round of padding, to warm up and capture."""
-        assert desc.num_reqs is not None, desc
-        return partial(self._verify, self.contexts.dummy_round(desc), desc.num_reqs)
-
-    def make_forward(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """The forward of a round of padding, to warm up and capture."""
         return partial(self._run_forward, self.contexts.dummy_round(desc))
 
     def _prefill(self, context: ForwardContext) -> None:
         with set_forward_context(context):
             self.prefill_graphs.run_pw_graph(self._forward, self._inputs(context.num_tokens))
-
-    def _verify(self, context: ForwardContext, num_reqs: int) -> None:
-        self._run_forward(context)
-        self._choose_best(context.num_tokens, num_reqs)
 
     def _choose_best(self, num_tokens: int, num_reqs: int) -> None:
         buffers, T = self.buffers, num_tokens

@@ -9,9 +9,10 @@ def test_default_request_sizes_are_each_count_to_eight_then_steps_of_eight():
     assert capture_sizes(3, 1).requests == (1, 2, 3)
 
 
-def test_default_token_sizes_are_powers_of_two_and_half_as_much_again():
-    assert capture_sizes(1, 64).tokens == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    assert capture_sizes(1, 50).tokens == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 50)
+def test_default_token_sizes_are_powers_of_two_from_16_and_half_as_much_again():
+    assert capture_sizes(1, 64).tokens == (16, 24, 32, 48, 64)
+    assert capture_sizes(1, 50).tokens == (16, 24, 32, 48, 50)
+    assert capture_sizes(1, 7).tokens == (7,)
 
 
 def test_given_sizes_are_sorted_and_checked():

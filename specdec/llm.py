@@ -135,11 +135,14 @@ class LLM:
         iterator early aborts the request. The generator's return value is the whole output.
         """
         [request] = self.engine.add_requests([Asked(prompt=prompt, params=sampling_params or SamplingParams())])
-        return self._pieces(request)
+        pieces = self._pieces(request)
+        next(pieces)  # the generator has begun, so that leaving it aborts the request before its first piece too
+        return pieces
 
     def _pieces(self, request: Request) -> Generator[CompletionOutput, None, RequestOutput]:
         deltas = Deltas(request)
         with self._aborted_on_error([request]):
+            yield CompletionOutput(index=0, text="", token_ids=[])  # for stream(), not for its caller
             while not request.is_finished:
                 self.engine.step()
                 yield from deltas.new()

@@ -108,3 +108,10 @@ def test_a_stream_returns_the_whole_output(llm):
     pieces = list(consume())
     assert "".join(piece.text for piece in pieces) == whole[0].outputs[0].text
     assert (whole[0].finished, whole[0].stats.num_generated_tokens) == (True, 8)
+
+
+def test_a_stream_that_nobody_reads_is_aborted(llm):
+    pieces = llm.stream("def f(")
+    assert llm.engine.has_unfinished
+    del pieces
+    assert not llm.engine.has_unfinished

@@ -26,13 +26,15 @@ def capture_sizes(
     """The default sizes up to both limits, or the given ones, checked.
 
     requests: 1 to 8, then steps of 8 up to max_num_reqs
-    tokens:   powers of two and 1.5 times them from 16 up to max_num_tokens; fewer rows take as long as 16
+    tokens:   powers of two from 16 and, beyond 64, 1.5 times them up to max_num_tokens; up to 64 rows a pass takes as
+              long as its weights are read, so few sizes serve
     """
     if requests is None:
         requests = [*range(1, min(8, max_num_reqs) + 1), *range(16, max_num_reqs, 8), max_num_reqs]
     if tokens is None:
         powers = [1 << i for i in range(4, max_num_tokens.bit_length())]
-        tokens = [n for p in powers for n in (p, p * 3 // 2) if n < max_num_tokens] + [max_num_tokens]
+        steps = [n for p in powers for n in ((p, p * 3 // 2) if p >= 64 else (p,))]
+        tokens = [n for n in steps if n < max_num_tokens] + [max_num_tokens]
     return CaptureSizes(
         requests=_checked("cuda graph sizes", requests, max_num_reqs, "requests"),
         tokens=_checked("cuda graph token sizes", tokens, max_num_tokens, "tokens"),

@@ -9,9 +9,9 @@ def test_default_request_sizes_are_each_count_to_eight_then_steps_of_eight():
     assert capture_sizes(3, 1).requests == (1, 2, 3)
 
 
-def test_default_token_sizes_are_powers_of_two_from_16_and_half_as_much_again():
-    assert capture_sizes(1, 64).tokens == (16, 24, 32, 48, 64)
-    assert capture_sizes(1, 50).tokens == (16, 24, 32, 48, 50)
+def test_default_token_sizes_are_powers_of_two_from_16_and_beyond_64_half_as_much_again():
+    assert capture_sizes(1, 256).tokens == (16, 32, 64, 96, 128, 192, 256)
+    assert capture_sizes(1, 50).tokens == (16, 32, 50)
     assert capture_sizes(1, 7).tokens == (7,)
 
 

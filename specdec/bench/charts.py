@@ -10,6 +10,7 @@ from typing import Any
 from specdec.bench.rounds import PHASES
 
 Rows = Sequence[Mapping[str, Any]]
+WIDEST_ROUND = 32  # requests; wider ones compute for so long that the others could not be told apart
 
 
 def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -> list[Path]:
@@ -41,6 +42,7 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -
 
 def _anatomy(axes: Any, rows: Rows) -> None:
     """Stacked phases of each round, and its floor beside them."""
+    rows = [row for row in rows if row["batch"] <= WIDEST_ROUND] or rows
     places, bottom = range(len(rows)), [0.0] * len(rows)
     for phase in PHASES:
         values = [row.get(phase) or 0.0 for row in rows]
@@ -75,7 +77,8 @@ def _round_over_k(axes: Any, rows: Rows) -> None:
 
 
 def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
-    for index, name in enumerate(dict.fromkeys(row["weight"] for row in rows)):
+    """The target's products; the draft's have the same shapes but for its inputs."""
+    for index, name in enumerate(dict.fromkeys(row["weight"] for row in rows if "target" in row["weight"])):
         points = [row for row in rows if row["weight"] == name]
         for key, style in (("of_bandwidth", "-"), ("cublas_of_bandwidth", ":")):
             values = [100 * row[key] for row in points]

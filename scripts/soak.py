@@ -4,8 +4,9 @@ Requests arrive between steps, share beginnings of prompts, differ in length, li
 blocks to each other; the prefix cache is on and the host runs ahead. Each is then run alone, without a draft, and has
 to give the same tokens; an aborted one the beginning of them. Exit code 1 and a list of what is wrong, if anything is.
 
-    python -m scripts.soak                              # 500 requests, about 20 minutes on one CPU core
+    python -m scripts.soak                              # 500 requests, 10 minutes on one CPU core
     python -m scripts.soak --num-requests 40 --seed 7
+    python -m scripts.soak --device cuda                # graphs, and the checkpoint's own dtype
 """
 
 import argparse
@@ -84,7 +85,8 @@ def run_together(llm: LLM, plans: list[Plan]) -> list[Request]:
 
 def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
     """What is wrong with the outputs, the statistics and what is left behind."""
-    alone = LLM("demo", device="cpu", max_num_seqs=1, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False)
+    device = llm.config.device
+    alone = LLM("demo", device=device, max_num_seqs=1, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False)
     found = []
     for plan, request in zip(tqdm(plans, desc="alone", disable=None), requests, strict=True):
         expected = alone.generate([plan.prompt], plan.params(), use_tqdm=False)[0].outputs[0]
@@ -112,14 +114,16 @@ def count_faults(plan: Plan, request: Request) -> list[str]:
     return [] if is_right else [f"request {request.request_id}: {surplus} tokens more than rounds account for"]
 
 
-def soak(count: int, seed: int, max_prompt: int = 400, max_tokens: int = 100, num_rows: int = 8) -> dict[str, object]:
+def soak(
+    count: int, seed: int, max_prompt: int = 400, max_tokens: int = 100, num_rows: int = 8, device: str = "cpu"
+) -> dict[str, object]:
     """Run, check, and count what happened."""
     began = time.monotonic()
     draft = {"model": "demo", "num_speculative_tokens": MAX_K}
     llm = LLM(
         "demo",
         draft,
-        device="cpu",
+        device=device,
         max_num_seqs=num_rows,
         max_model_len=MAX_MODEL_LEN,
         max_num_batched_tokens=96,
@@ -132,6 +136,7 @@ def soak(count: int, seed: int, max_prompt: int = 400, max_tokens: int = 100, nu
     return {
         "requests": count,
         "seed": seed,
+        "device": device,
         "aborted": sum(request.finish.reason == "abort" for request in requests if request.finish),
         "preemptions": sum(each.num_preemptions for each in stats),
         "cached_tokens": sum(each.num_cached_tokens for each in stats),
@@ -146,8 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    result = soak(args.num_requests, args.seed)
+    result = soak(args.num_requests, args.seed, device=args.device)
     print("\n".join(result["faults"]) or "no faults")
     print(json.dumps(result))
     sys.exit(1 if result["faults"] else 0)

@@ -280,4 +280,3 @@ def _most_tokens(work: Work, b: int) -> int:
     if isinstance(work, Chunk):
         return int(work.parts[b].ends_prompt)
     return work.requests[b].num_speculative_tokens + 1 if work.query_len > 1 else 1
-

@@ -120,7 +120,8 @@ def _count_kernel(
     temperature = tl.load(temperature_ptr + t)
     if _has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         top = _row_top(tops_ptr + t * tiles, tiles, TILES)
-        if tl.load(tops_ptr + t * tiles + tile) > top - 31.0:
+        # what is further away lies in the last bin, which nobody counts
+        if tl.load(tops_ptr + t * tiles + tile) > top - 32.0:
             x = _scaled(logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK)
             if tl.load(top_p_ptr + t) < 1.0:
                 tl.atomic_add(masses_ptr + t * 2, tl.sum(_mass(x, top), axis=0), sem="relaxed")
@@ -157,7 +158,8 @@ def _gather_kernel(
     if _has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         top = _row_top(tops_ptr + t * tiles, tiles, TILES)
         tile_top = tl.load(tops_ptr + t * tiles + tile)
-        if (tile_top > float("-inf")) & ((tile == 0) | (tile_top > top - 31.0)):
+        # the first tile says where to search, even if it holds no token
+        if (top > float("-inf")) & ((tile == 0) | (tile_top > top - 32.0)):
             top_k, top_p = tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32), tl.load(top_p_ptr + t)
             first, last = _bins_of_limits(
                 bins_ptr + t * NUM_BINS, tl.load(masses_ptr + t * 2), tl.load(log_min_p_ptr + t), top_k, top_p, NUM_BINS

@@ -55,7 +55,12 @@ def borders(logits, limits, floors):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernels_keep_what_the_twin_keeps(device, kind, num_keys):
     logits, limits = KINDS[kind]((len(LIMITS), 5000)).to(device), limits_of(device, 0.7)
-    kept = borders(logits, limits, launch_support_floor(logits, limits, num_keys=num_keys))[0]
+    assert_same_support(logits, limits, launch_support_floor(logits, limits, num_keys=num_keys))
+
+
+def assert_same_support(logits, limits, floors):
+    """The rows keep what the twin keeps."""
+    kept = borders(logits, limits, floors)[0]
     expected, most, least = borders(logits, limits, support_floor_ref(logits, limits))
     # the hardware's exp moves a mass by some parts in ten million, so top-p may end one token further
     slack = torch.where(limits.top_p < 1, 1 + most - least, 0)
@@ -70,6 +75,24 @@ def test_the_way_of_the_search_and_the_neighbours_do_not_move_the_floor(device, 
     assert torch.equal(launch_support_floor(logits, limits, num_keys=num_keys), usual)
     few = Limits(**{name: getattr(limits, name)[5:16] for name in limits.__dataclass_fields__})
     assert torch.equal(launch_support_floor(logits[5:16], few), usual[5:16])
+
+
+@pytest.mark.parametrize("tokens", [slice(2048, None), slice(1500, 1600), slice(4999, None), slice(0, 0)])
+def test_limits_hold_where_whole_tiles_are_masked(device, tokens):
+    logits, limits = torch.full((len(LIMITS), 5000), -torch.inf), limits_of(device, 0.7)
+    logits[:, tokens] = 3 * torch.randn(logits[:, tokens].shape)
+    logits = logits.to(device)
+    assert_same_support(logits, limits, launch_support_floor(logits, limits))
+
+
+@pytest.mark.parametrize("far", [30.9, 31.1, 31.3, 31.6, 31.9, 32.1])
+def test_every_tile_counts_what_lies_within_the_last_steps(device, far):
+    logits = torch.full((3, 5000), -torch.inf, device=device)
+    logits[:, [5, 6, 7, 3000]] = -torch.tensor([0.0, 30.8, 31.3, far], device=device)
+    off = torch.full((3,), -torch.inf, device=device)
+    top_k = torch.tensor([2, 3, 4], device=device)
+    limits = Limits(temperatures=torch.ones_like(off), log_min_p=off, top_k=top_k, top_p=torch.ones_like(off))
+    assert torch.equal(launch_support_floor(logits, limits), support_floor_ref(logits, limits))
 
 
 class WithoutRow:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec import AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
+from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
 from specdec.async_llm import Mailbox
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +79,21 @@ def test_concurrent_requests_give_what_generate_gives(shared, demo_llm, greedy, 
     assert [outputs[-1].outputs for outputs in found] == [output.outputs for output in expected]
     assert [outputs[-1].stats.rounds for outputs in found] == [output.stats.rounds for output in expected]
     assert len(found[3]) > 2
+
+
+@pytest.mark.gpu
+def test_graphs_captured_in_one_thread_are_replayed_in_another(greedy, prompts):
+    options = {"device": "cuda", "max_num_seqs": 8, "max_model_len": 320, "num_kv_blocks": 80}
+
+    async def all_of_them():
+        async with AsyncLLM("demo", DRAFT, **options) as llm:
+            requests = (last_of(llm.generate(prompt, greedy(NUM_TOKENS))) for prompt in prompts[:8])
+            return await asyncio.gather(*requests), llm.llm.engine.runner.graphs.counters()["target_decode"].replays
+
+    found, replays = asyncio.run(all_of_them())
+    expected = LLM("demo", DRAFT, **options).generate(prompts[:8], greedy(NUM_TOKENS), use_tqdm=False)
+    assert [output.outputs for output in found] == [output.outputs for output in expected]
+    assert replays.total() >= NUM_TOKENS // 4
 
 
 def test_outputs_are_cumulative_snapshots_and_the_last_is_finished(shared, prompts):

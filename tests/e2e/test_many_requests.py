@@ -261,8 +261,9 @@ def test_higher_priorities_are_answered_first(make, greedy, prompts):
     assert ended == [outputs[1].request_id, outputs[2].request_id, outputs[0].request_id]
 
 
-def test_a_soak_of_requests_that_come_and_go_changes_nobodys_text():
-    result = soak(count=24, seed=3, max_prompt=220, max_tokens=40, num_rows=6)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_soak_of_requests_that_come_and_go_changes_nobodys_text(device):
+    result = soak(count=24, seed=3, max_prompt=220, max_tokens=40, num_rows=6, device=device)
     assert result["faults"] == []
     assert result["preemptions"] >= 1
     assert result["cached_tokens"] >= 1

@@ -1,38 +1,23 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
-import logging
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
-import torch
-
-from graphs.backend import CudaBackend
-from graphs.protocol import GraphBackend
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.deltas import Deltas
 from specdec.engine import Engine
 from specdec.intake import Asked, Intake, Prompt
-from specdec.kv_cache import BLOCK_SIZE, bytes_per_block
-from specdec.locate import locate
-from specdec.memory import blocks_in_host_memory, measure_needs, plan_memory
+from specdec.load import load
 from specdec.output import CompletionOutput, RequestOutput
 from specdec.progress import Progress
 from specdec.request import Request
-from specdec.runner import Runner, RunnerSizes
 from specdec.sampling import SamplingParams
 from specdec.stats import SpeculationStats
-from specdec.tokenizer import Conversation, Tokenizer
-from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
-
-logger = logging.getLogger("specdec")
-
-MOST_PREFIXES = 4  # times what all rows together can hold: the cache is never larger than that
+from specdec.tokenizer import Conversation
 
 
 class LLM:
@@ -51,21 +36,11 @@ class LLM:
         refuse_unknown("LLM", options, EngineConfig.__dataclass_fields__)
         config = EngineConfig(**options)  # type: ignore[arg-type]
         speculation = SpeculativeConfig.of(speculative_config)
-        device = _device(config.device)
-        backend = _backend(config, device)
-        dtype = _dtype(config.dtype, device)
-
-        directory = locate(model, "target")
-        draft_directory = None if speculation is None else locate(speculation.model, "draft")
-        target = load_target(directory, dtype=dtype, device=device, progress=config.use_tqdm_on_load)
-        eagle = None
-        if speculation is not None and draft_directory is not None:
-            eagle = _load_draft(draft_directory, speculation, target, device, config.use_tqdm_on_load)
+        loaded = load(model, speculation, config)
+        target, eagle, runner = loaded.target, loaded.eagle, loaded.runner
         self.config, self.speculative_config = config, speculation
         self.target_report, self.draft_report = target.report, None if eagle is None else eagle.report
-        self.tokenizer = Tokenizer(directory)
-        runner = _runner(config, speculation, target, eagle, device, backend)
-        self.sizes = runner.sizes
+        self.tokenizer, self.sizes = loaded.tokenizer, runner.sizes
         intake = Intake(
             self.tokenizer,
             runner.sizes,
@@ -74,13 +49,10 @@ class LLM:
             config.seed,
             runner.acceptance,
         )
-        is_async = device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+        is_async = runner.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
         self.engine = Engine(
             runner, intake, use_prefix_cache=config.enable_prefix_caching, num_steps_ahead=int(is_async)
         )
-        logger.info("target: %s", target.report)
-        if eagle is not None:
-            logger.info("draft: %s", eagle.report)
 
     def generate(
         self,
@@ -161,122 +133,6 @@ class LLM:
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
         """The rounds of all outputs as one run."""
         return SpeculationStats.merged(output.stats for output in outputs)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: torch sees no CUDA device here; give cpu or auto")
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """None: as stored. On the CPU "auto" is float32."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else None
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype), name
-    return dtype
-
-
-def _backend(config: EngineConfig, device: torch.device) -> GraphBackend | None:
-    """None: everything runs eagerly, as it always does on the CPU."""
-    if device.type != "cuda":
-        config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
-        return None
-    if device.index is not None:
-        torch.cuda.set_device(device)  # kernels are launched on the current one
-    return None if config.enforce_eager else CudaBackend(device)
-
-
-def _load_draft(
-    directory: Path, speculation: SpeculativeConfig, target: LoadedTarget, device: torch.device, progress: bool
-) -> LoadedEagle:
-    eagle = load_eagle(directory, target, device=device, aux_layers=speculation.aux_layers, progress=progress)
-    method = "eagle" if eagle.config.entry == "fc" else "eagle3"
-    if speculation.method not in ("auto", method):
-        raise ValueError(
-            f"method={speculation.method!r}, but {speculation.model} is an {method} draft (format "
-            f"{eagle.config.format}); give method='auto' or method={method!r}"
-        )
-    return eagle
-
-
-def _runner(
-    config: EngineConfig,
-    speculation: SpeculativeConfig | None,
-    target: LoadedTarget,
-    eagle: LoadedEagle | None,
-    device: torch.device,
-    backend: GraphBackend | None,
-) -> Runner:
-    """The runner with a cache that fits, its graphs captured."""
-    most = _sizes(config, speculation, target, eagle)
-    build = partial(Runner, target, eagle, device=device, graph_config=config.graphs, backend=backend)
-    if speculation is not None:
-        build = partial(build, acceptance=speculation.acceptance)
-    models: list[LoadedTarget | LoadedEagle] = [target] if eagle is None else [target, eagle]
-    dtype = target.tensors["embed_tokens.weight"].dtype
-    cached = models if most.num_speculative_tokens > 0 else [target]
-    block = sum(bytes_per_block(model.config.layer, model.config.num_layers, dtype) for model in cached)
-    if config.num_kv_blocks is None and device.type == "cuda":
-        tensors = [tensor for model in models for tensor in model.tensors.values()]
-        needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
-        plan = plan_memory(needs, config.gpu_memory_utilization, most)
-        logger.info("memory:\n%s", plan.table())
-        runner = build(replace(most, num_kv_blocks=plan.num_kv_blocks))
-        runner.capture()
-        plan.report_pools(runner.graphs.counters())
-        return runner
-    blocks = config.num_kv_blocks or min(most.num_kv_blocks // _cache_factor(config), blocks_in_host_memory(block))
-    runner = build(replace(most, num_kv_blocks=blocks))
-    runner.capture()
-    return runner
-
-
-def _sizes(
-    config: EngineConfig, speculation: SpeculativeConfig | None, target: LoadedTarget, eagle: LoadedEagle | None
-) -> RunnerSizes:
-    """Sizes with as many cache blocks as are of use at most: what all rows together can hold, and with a prefix cache
-    several times that for what ended requests leave."""
-    max_model_len = config.max_model_len or target.config.max_position_embeddings
-    num_speculative_tokens = speculation.num_speculative_tokens if speculation is not None else 0
-    if max_model_len > target.config.max_position_embeddings:
-        raise ValueError(
-            f"max_model_len={max_model_len} exceeds the target's max_position_embeddings="
-            f"{target.config.max_position_embeddings}"
-        )
-    _check_window("target", target.config.sliding_window, max_model_len)
-    if eagle is not None and num_speculative_tokens > 0:
-        _check_window("draft", eagle.config.sliding_window, max_model_len)
-    return RunnerSizes(
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        num_kv_blocks=config.max_num_seqs * -(-max_model_len // BLOCK_SIZE) * _cache_factor(config),
-        num_speculative_tokens=num_speculative_tokens,
-    )
-
-
-def _cache_factor(config: EngineConfig) -> int:
-    return MOST_PREFIXES if config.enable_prefix_caching else 1
-
-
-def _check_window(role: str, window: int | None, max_model_len: int) -> None:
-    if window is not None and max_model_len > window:
-        raise ValueError(
-            f"the {role} attends over a sliding window of {window} tokens, which is not supported beyond it: "
-            f"give max_model_len={window} or less (max_model_len={max_model_len})"
-        )
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -33,7 +33,7 @@ LAYERS = (
     ("tile_plans", "contexts", "graph_families"),
     ("target", "draft", "choice", "commit", "results"),
     ("round",),
-    ("runner", "memory"),
+    ("runner", "memory", "load"),
     ("intake", "scheduler", "engine", "engine_thread"),
     ("llm", "async_llm"),
     ("bench",),

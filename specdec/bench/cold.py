@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from specdec import llm as loading
+from specdec import load as loading
+from specdec.llm import LLM
 from specdec.runner import Runner
 from specdec.sampling import SamplingParams
 from weights.demo import demo_prompts
@@ -46,7 +47,7 @@ def main() -> None:
     setattr(Runner, "capture", _timed(Runner.capture, "capture", seconds))  # noqa: B010
     speculation = None if args.draft == "None" else {"model": args.draft, "num_speculative_tokens": args.k}
     start = time.perf_counter()
-    llm = loading.LLM(args.target, speculation, device=args.device)
+    llm = LLM(args.target, speculation, device=args.device)
     seconds["the rest of LLM()"] = time.perf_counter() - start
     prompts = demo_prompts()["prompts"]
     assert isinstance(prompts, list)

@@ -119,7 +119,7 @@ def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(
     logits, limits = 2.5 * torch.randn(len(LIMITS), 5000), limits_of(device, 1.0)
     logits[:, 500:] = logits.amax(dim=1, keepdim=True) - below
     usual = launch_support_floor(logits.to(device), limits)
-    monkeypatch.setattr(support_floor, "_search_kernel", WithoutRow(support_floor._search_kernel))
+    monkeypatch.setattr(support_floor, "search_kernel", WithoutRow(support_floor.search_kernel))
     found = launch_support_floor(logits.to(device), limits) == usual
     # as many tokens as there are, or all but a ten-millionth of the mass
     is_reread = (limits.top_k >= 5000) | (limits.top_p == torch.tensor(0.9999999))

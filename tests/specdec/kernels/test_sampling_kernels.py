@@ -9,7 +9,7 @@ import torch
 from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.count_sampled import count_sampled_ref, launch_count_sampled
-from specdec.kernels.gumbel import TARGET, gumbel_of_all_ref
+from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_of_all_ref
 from specdec.kernels.process_logits import launch_process_logits
 from specdec.kernels.row_parameters import launch_row_parameters, row_parameters_ref
 from specdec.needs import Needs
@@ -45,7 +45,8 @@ def make_state(device):
         state.num_computed_tokens[row] = 4 + row
     state.sampling.output_counts[:, :5] = torch.randint(0, 3, (R + 1, 5))
     state.sampling.output_counts[-1] = 0
-    state.sampling.history[:, 4:9] = torch.randint(0, 5, (R + 1, 5))
+    # in front of the generated tokens, what an earlier request left
+    state.sampling.history[:, :9] = torch.randint(0, 5, (R + 1, 9))
     return state
 
 
@@ -74,8 +75,8 @@ def test_process_logits(device, Q, needs):
     theirs = copy.deepcopy(ours)
     for past in range(3):
         block = make_block(device, ours, Q)
-        logits = torch.randn(5 * Q, V, device=device)
-        logits[Q, 7] = torch.nan
+        logits = torch.randn(5 * Q, V + 13, device=device)[:, :V]
+        logits[Q, [0, 4, 7]] = torch.nan  # ids that are forbidden, and one that is not
         expected = logits.clone()
         launch_process_logits(logits, block, ours, needs)
         process(expected, block, theirs, needs)
@@ -86,6 +87,23 @@ def test_process_logits(device, Q, needs):
             state.num_computed_tokens += 2
 
 
+@pytest.mark.parametrize(
+    "alone", [{"presence_penalty": 0.7}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.3}, {}]
+)
+def test_one_penalty_is_enough(device, alone):
+    state = make_state(device)
+    for row in range(R):
+        sampling = SamplingStart(prompt=[1, 2], **alone)
+        state.assign(row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, generated=[3, 3]))
+    block = make_block(device, state, 4)
+    logits = torch.randn(20, V, device=device)
+    ours, theirs = logits.clone(), logits.clone()
+    launch_process_logits(ours, block, state, Needs(penalties=True))
+    process(theirs, block, state, Needs(penalties=True))
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours, logits) == (not alone)
+
+
 @pytest.mark.parametrize("B", [1, 5, 200])
 @pytest.mark.parametrize("has_epoch", [False, True])
 def test_row_parameters(device, B, has_epoch):
@@ -93,8 +111,9 @@ def test_row_parameters(device, B, has_epoch):
     row_B = torch.arange(B, device=device) % (R + 1) - 1
     position_BQ = torch.randint(0, 1000, (B, 4), device=device)
     for positions, offset in ((position_BQ, 1), (None, 3)):
-        ours = launch_row_parameters(state, row_B, positions, offset, TARGET, has_epoch)
-        theirs = row_parameters_ref(state, row_B, positions, offset, TARGET, has_epoch)
+        ours = launch_row_parameters(state, row_B, positions, offset, DRAFT, has_epoch)
+        theirs = row_parameters_ref(state, row_B, positions, offset, DRAFT, has_epoch)
+        assert ours[1].stream == theirs[1].stream == DRAFT
         for a, b in zip(ours, theirs, strict=True):
             for name in a.__dataclass_fields__:
                 one, other = getattr(a, name), getattr(b, name)
@@ -104,15 +123,20 @@ def test_row_parameters(device, B, has_epoch):
 def test_count_sampled(device):
     ours = make_state(device)
     theirs, before = copy.deepcopy(ours), ours.sampling.output_counts.clone()
+    guarded = torch.cat([torch.zeros_like(before[:1]), before])  # row -1 lies in front of the first
+    ours.sampling.output_counts = guarded[1:]
     row_B = torch.tensor([3, 0, -1, 2, 1], device=device)
-    tokens = torch.tensor([[4, 4, 4, 9], [1, -2, 3, 4], [5, 6, 7, 8], [-1, 2, 3, 4], [2099, 0, 0, 0]], device=device)
-    accepted = torch.tensor([2, 1, 3, 0, 0], device=device)
+    # columns of the results: four tokens, how many hold, three drafts
+    results = [[4, 4, 4, 9, 2], [1, -2, 3, 4, 1], [5, 6, 7, 8, 3], [-1, 2, 3, 4, 0], [2099, 0, 0, 0, 0]]
+    results = torch.tensor([[*row, 7, 7, 7] for row in results], device=device)
+    tokens, accepted = results[:, :4], results[:, 4]
     launch_count_sampled(ours, row_B, tokens, accepted)
     count_sampled_ref(theirs, row_B, tokens, accepted + 1)
     assert torch.equal(ours.sampling.output_counts, theirs.sampling.output_counts)
     added = ours.sampling.output_counts - before
     assert added.sum() == 5
     assert (added[3, 4], added[0, 1], added[1, 2099]) == (3, 1, 1)
+    assert not guarded[0].any()
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-5, 1e-3])

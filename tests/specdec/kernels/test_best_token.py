@@ -1,0 +1,130 @@
+"""Which id a row gets at the edges: of the vocabulary, of a tile, of min_tokens, of a floor; kernel and twin alike."""
+
+import copy
+
+import pytest
+import torch
+
+from specdec.buffers import BufferSizes, StepBuffers
+from specdec.kernels import propose as propose_file
+from specdec.kernels.best_token import StopMask, best_token_ref, launch_best_token
+from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices, launch_write
+from specdec.kernels.gumbel import DRAFT
+from specdec.kernels.propose import propose_sampled
+from specdec.state import MAX_STOP_IDS, RequestState, RowStart
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+V, D = 200, 64
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    torch.manual_seed(0)
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return torch.device(request.param)
+
+
+def best_by_kernel(x, weight, mask=None):
+    """Into a column of something wider."""
+    out = torch.full((len(x), 3), -999, device=x.device)
+    launch_best_token(x, weight, out[:, 1], mask)
+    assert (out[:, ::2] == -999).all()
+    return out[:, 1]
+
+
+def chosen_by_kernel(logits, floor, places):
+    out = torch.full((len(logits), 3), -999, device=logits.device)
+    launch_write(*launch_choices(logits, floor, places), out[:, 1])
+    assert (out[:, ::2] == -999).all()
+    return out[:, 1]
+
+
+def places_of(num_rows, device, **changes):
+    values = {
+        "temperatures": torch.full((num_rows,), 0.7, device=device),
+        "seeds": torch.randint(0, 2**32, (num_rows, 2), device=device),
+        "positions": torch.arange(num_rows, device=device),
+        "epochs": torch.zeros(num_rows, dtype=torch.int64, device=device),
+        "stream": DRAFT,
+    }
+    return Places(**values | changes)
+
+
+@pytest.mark.parametrize("num_ids", [1, 63, 65, V])
+def test_what_lies_behind_the_vocabulary_is_no_token_though_all_logits_are_negative(device, num_ids):
+    x, weight = torch.rand(5, D, device=device), -torch.rand(num_ids, D, device=device)
+    assert torch.equal(best_by_kernel(x, weight), best_token_ref(x, weight))
+
+
+@pytest.mark.parametrize("distance", [1, 2, 100])
+def test_of_equal_logits_the_lower_id_wins_within_a_tile_and_beyond(device, distance):
+    # whole numbers: their sums are exact in any order, on any machine
+    x, weight = (torch.randint(-9, 10, (n, D), device=device).float() for n in (40, V))
+    weight[distance:] = weight[:-distance].clone()
+    weight[distance : 2 * distance] = weight[:distance]
+    ours = best_by_kernel(x, weight)
+    assert torch.equal(ours, best_token_ref(x, weight))
+    logits = x @ weight.T
+    twins = ours + distance
+    has_twin = (twins < V) & (ours < distance)
+    rows = torch.arange(40, device=device)[has_twin]
+    assert torch.equal(logits[rows, ours[rows]], logits[rows, twins[rows]])
+
+
+@pytest.mark.parametrize("choose", [best_by_kernel, best_token_ref])
+@pytest.mark.parametrize("column", [0, 1, MAX_STOP_IDS - 1])
+def test_a_stop_id_is_out_below_the_min_position_and_in_from_there_on(device, choose, column):
+    x, weight = torch.randn(4, D, device=device), torch.randn(V, D, device=device)
+    first, second = (x @ weight.T).topk(2).indices.T
+    stop_ids = torch.arange(MAX_STOP_IDS, device=device).repeat(4, 1)
+    stop_ids[torch.isin(stop_ids, torch.cat([first, second]))] = V - 1
+    row_B = torch.tensor([2, 1, 0, -1], device=device)
+    for slot, row in enumerate([2, 1, 0, 3]):
+        stop_ids[row, column] = first[slot]
+    mask = StopMask(
+        positions=torch.tensor([10, 10, 10, 10], device=device),
+        idx_mapping=row_B,
+        min_positions=torch.tensor([12, 11, 12, 0], device=device),  # the drawn token stands at 11
+        stop_ids=stop_ids,
+    )
+    assert not (stop_ids[:3, 1:-1] == V - 1).all()
+    assert choose(x, weight, mask).tolist() == [second[0], first[1], second[2], first[3]]
+
+
+@pytest.mark.parametrize("choose", [chosen_by_kernel, choose_token_ref])
+def test_a_token_that_stands_on_the_floor_is_kept(device, choose):
+    logits, places = torch.randn(6, 3000, device=device), places_of(6, device)
+    floor = (logits / places.temperatures[:, None]).amax(dim=1)
+    assert torch.equal(choose(logits, floor, places), logits.argmax(dim=1))
+    assert (choose(logits, torch.nextafter(floor, floor + 1), places) == -1).all()
+
+
+def test_rows_of_a_wider_tensor_are_chosen_from_by_their_own_columns(device):
+    wide, places = torch.randn(6, 3100, device=device), places_of(6, device)
+    floor = torch.full((6,), -torch.inf, device=device)
+    ours = chosen_by_kernel(wide[:, :3000], floor, places)
+    assert torch.equal(ours, choose_token_ref(wide[:, :3000], floor, places))
+
+
+@pytest.mark.parametrize("has_d2t", [False, True])
+def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, monkeypatch, has_d2t):
+    K = 2
+    sizes = BufferSizes(
+        max_tokens=16, max_reqs=4, num_speculative_tokens=K, hidden_size=D, aux_width=0, draft_hidden_size=D
+    )
+    ours = StepBuffers(sizes, torch.float32, device), RequestState(4, K, 1, 9, device)
+    for row in range(3):
+        ours[1].assign(row, RowStart(blocks=[row], num_draft_tokens=K))
+    ours[0].sample_mapping[:3] = torch.arange(3, device=device)
+    theirs = copy.deepcopy(ours)
+    d2t = torch.arange(V, device=device) + 1000 if has_d2t else None
+    logits, places = torch.randn(3, V, device=device), places_of(3, device, token_ids=d2t)
+    floor = torch.full((3,), -torch.inf, device=device)
+    for is_kernel, (buffers, state) in ((True, ours), (False, theirs)):
+        monkeypatch.setattr(propose_file, "use_triton", lambda _, is_kernel=is_kernel: is_kernel)
+        propose_sampled(logits, floor, places, buffers, state, 0, 100)
+    id_B = choose_token_ref(logits, floor, places)
+    assert ours[0].draft_tokens[:3, 0].tolist() == (id_B + 1000 if has_d2t else id_B).tolist()
+    for name in ("draft_tokens", "draft_last_tokens", "draft_positions", "draft_slots"):
+        assert torch.equal(getattr(ours[0], name)[:3], getattr(theirs[0], name)[:3]), name

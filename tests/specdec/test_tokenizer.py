@@ -1,18 +1,22 @@
 """Text token by token is the text of the full decode, however the tokens come in steps, and none is ever taken back."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.deltas import Deltas
 from specdec.finish import FinishRules
 from specdec.request import Request
 from specdec.sampling import SamplingParams
 from specdec.stats import RequestStats
-from specdec.tokenizer import INCOMPLETE, Detokenizer, Tokenizer
+from specdec.tokenizer import INCOMPLETE, Detokenizer, Tokenizer, reader_of
 from weights.demo import demo_directory
 
 DEMO = Tokenizer(demo_directory("target"))
@@ -299,3 +303,29 @@ def test_a_conversation_is_written_by_its_template_with_one_bos():
 def test_conversations_that_cannot_be_written_are_refused(messages, template, message):
     with pytest.raises(ValueError, match=message):
         DEMO.encode_chat(messages, chat_template=template)
+
+
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+@pytest.mark.parametrize("text", SAMPLES)
+def test_a_tokenizer_is_the_one_that_transformers_finds(tokenizers, name, text):
+    ours, theirs = tokenizers[name], AutoTokenizer.from_pretrained(tokenizers[name].directory)
+    assert type(ours.backend) is type(theirs)
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.decode(ours.encode(text), False) == theirs.decode(theirs.encode(text))
+
+
+@pytest.mark.parametrize("change", [{"tokenizer_class": "LlamaTokenizer"}, {"auto_map": {}}, {"tokenizer_class": None}])
+def test_a_class_with_code_of_its_own_is_left_to_the_registry(tmp_path, change):
+    build(tmp_path, decoders.ByteFallback())
+    file = tmp_path / "tokenizer_config.json"
+    assert reader_of(tmp_path) is PreTrainedTokenizerFast
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert reader_of(tmp_path) is AutoTokenizer
+
+
+def test_the_registry_of_models_stays_unread():
+    code = (
+        "import sys; from specdec.tokenizer import Tokenizer; from weights.demo import demo_directory\n"
+        "Tokenizer(demo_directory('target')); assert 'transformers.models.auto.auto_factory' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

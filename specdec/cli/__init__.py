@@ -24,7 +24,10 @@ app = typer.Typer(
 Target = Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
-SUITES = "protocol, rounds, zero, exactness, k, batch, context, products, capture, memory, cold; with commas; or all"
+SUITES = (
+    "protocol, rounds, zero, exactness, k, batch, context, products, gaps, requests, waiting, prefill, capture, "
+    "memory, cold; with commas; or all"
+)
 CONTEXTS = "256,1024,4096,8192,16384,32768"
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="capture no CUDA graphs")]
 GraphSizes = Annotated[str | None, typer.Option(help="request counts to capture rounds for: 1,2,4")]

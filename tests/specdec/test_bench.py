@@ -17,7 +17,7 @@ from specdec.bench.rounds import PHASES, around_phases, steady
 from specdec.bench.serving import first_difference
 from specdec.bench.silu_mul import silu_mul
 from specdec.bench.timing import Spread
-from specdec.cli import main
+from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON
 
 TINY = ["--device", "cpu", "-k", "2", "--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--num-rounds", "2"]
@@ -74,6 +74,11 @@ def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
     assert "REFUSED: K = 2, batch 1: prompt 1 differs from plain decoding at token 3" in out
     [row] = [row for row in json.loads(out.splitlines()[-1])["results"] if row["num_speculative_tokens"] == 2]
     assert "tokens_per_second" not in row
+
+
+def test_help_names_all_suites_in_their_order():
+    names, _, _ = SUITES.partition("; ")
+    assert names.split(", ") == list(suites.SUITES)
 
 
 def test_a_suite_that_fails_does_not_cost_the_others(capsys, monkeypatch):

@@ -190,7 +190,8 @@ class Scheduler:
         return self._launched(Chunk(requests=requests, parts=parts))
 
     def _round(self, ready: list[Request]) -> Round | None:
-        """All who are ready; None where blocks are short and a step in flight may still free some."""
+        """All who are ready; None where blocks are short and a step in flight may still free some, or where all who
+        were ready went back to wait behind prompts that go before them."""
         kept = []
         for request in sorted(ready, key=lambda each: each.order):
             while request.row >= 0 and not self._grow(request):
@@ -199,6 +200,8 @@ class Scheduler:
                 self._preempt(max(self.prefilling + self.running, key=lambda each: each.order))
             if request.row >= 0:
                 kept.append(request)
+        if not kept:
+            return None
         drafts = any(request.num_speculative_tokens for request in kept)
         query_len = self.sizes.num_speculative_tokens + 1 if drafts else 1
         return self._launched(Round(requests=kept, query_len=query_len))

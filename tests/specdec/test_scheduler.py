@@ -198,6 +198,21 @@ def test_the_last_in_order_goes_back_to_wait_when_blocks_are_short():
     assert (len(a.token_ids), len(b.token_ids), made.pool.num_free) == (100, 100, 5)
 
 
+def test_who_runs_alone_goes_back_to_wait_behind_a_prompt_that_goes_first():
+    made = scheduler(num_blocks=6, max_num_seqs=2, budget=1)
+    [a] = added(made, request(1, 10, max_tokens=150, priority=1))
+    while not a.token_ids:
+        step(made)
+    [b] = added(made, request(2, 190))
+    while not a.stats.num_preemptions:
+        seen = step(made, num_tokens=K + 1)
+    assert seen is None  # no round of nobody
+    assert (names(made.waiting), names(made.prefilling), made.num_in_flight) == (["1"], ["2"], 0)
+    while made.has_unfinished:
+        step(made)
+    assert (len(a.token_ids), len(b.token_ids), made.pool.num_free) == (150, 10, 6)
+
+
 def test_a_preempted_request_computes_its_tokens_again():
     made = scheduler(num_blocks=5, max_num_seqs=2, budget=256)
     _, b = added(made, request(1, 60, max_tokens=80), request(2, 60, max_tokens=80))

@@ -133,7 +133,9 @@ class World:
             assert place == len(table)
             table.append(block)
         if plan.work is None:
+            self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
             return False
+        assert plan.work.requests, "a step of nobody"
         if isinstance(plan.work, Chunk):
             assert not self.must_be_round, "a request that runs waits for a second chunk"
             counts = self.device.chunk(plan.work)
@@ -203,7 +205,7 @@ EVENT = st.one_of(
     events=st.lists(EVENT, min_size=4, max_size=30),
     num_blocks=st.integers(4, 9),
     num_rows=st.integers(1, 4),
-    budget=st.sampled_from([5, 40, 400]),
+    budget=st.sampled_from([1, 5, 40, 400]),
     num_ahead=st.integers(0, MAX_AHEAD),
 )
 def test_no_step_reads_an_entry_that_is_not_its_own(events, num_blocks, num_rows, budget, num_ahead):

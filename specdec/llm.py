@@ -118,6 +118,7 @@ class LLM:
             while not request.is_finished:
                 self.engine.step()
                 yield from deltas.new()
+            yield from deltas.new()  # if another call's steps brought the end
         return request.output()
 
     @contextmanager

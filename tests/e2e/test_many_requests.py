@@ -238,6 +238,23 @@ def test_streamed_pieces_join_to_the_whole_output(make, prompts):
     assert len(pieces) > 6
 
 
+def test_streams_read_in_turn_miss_nothing(make, greedy, prompts):
+    """Each takes steps that bring the other's tokens too; the shorter one ends in a step of the longer one."""
+    llm = make()
+    params = [greedy(NUM_TOKENS), greedy(NUM_TOKENS - 8)]
+    expected = llm.generate(prompts[:2], params, use_tqdm=False)
+    streams = [llm.stream(prompt, each) for prompt, each in zip(prompts[:2], params, strict=True)]
+    pieces = [[next(stream)] for stream in streams]
+    llm.generate(prompts[2], greedy(4), use_tqdm=False)
+    while any(new := [next(stream, None) for stream in streams]):
+        for own, piece in zip(pieces, new, strict=True):
+            own += [piece] if piece is not None else []
+    for own, output in zip(pieces, expected, strict=True):
+        assert "".join(piece.text for piece in own) == output.outputs[0].text
+        assert [token for piece in own for token in piece.token_ids] == output.outputs[0].token_ids
+        assert own[-1].finish_reason == "length"
+
+
 def test_a_stream_left_early_is_aborted(make, greedy, prompts):
     llm = make()
     for piece in llm.stream(prompts[0], greedy(NUM_TOKENS)):

@@ -44,13 +44,8 @@ class Engine:
         self, runner: Runner, intake: Intake, *, use_prefix_cache: bool = False, num_steps_ahead: int = 0
     ) -> None:
         self.runner, self.intake, self.num_steps_ahead = runner, intake, num_steps_ahead
-        sizes = SchedulerSizes(
-            max_num_seqs=runner.sizes.max_num_seqs,
-            max_num_batched_tokens=runner.sizes.max_num_batched_tokens,
-            max_model_len=runner.sizes.max_model_len,
-            num_speculative_tokens=runner.sizes.num_speculative_tokens,
-        )
-        self.scheduler = Scheduler(BlockPool(runner.sizes.num_kv_blocks), sizes, use_prefix_cache)
+        self._use_prefix_cache = use_prefix_cache
+        self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._unfinished: dict[str, list[Request]] = {}  # by request id
 
@@ -77,7 +72,17 @@ class Engine:
         return bool(self._unfinished)
 
     def step(self) -> list[Request]:
-        """Launch what is next and take the results of what came before; returns the requests that changed."""
+        """Launch what is next and take the results of what came before; returns the requests that changed.
+
+        What breaks it off (Ctrl-C, an error of the device) ends all requests; others may be added behind it.
+        """
+        try:
+            return self._step()
+        except BaseException as error:
+            self._start_over(error)
+            raise
+
+    def _step(self) -> list[Request]:
         plan = self.scheduler.schedule()
         self._prepare(plan)
         failed = [] if plan.work is None else self._launch(plan.work)
@@ -102,6 +107,25 @@ class Engine:
         """Take the results of all that is in flight, so that what ended requests held is free."""
         while self._in_flight:
             self._take(self._in_flight.popleft())
+
+    def _new_scheduler(self) -> Scheduler:
+        given = self.runner.sizes
+        sizes = SchedulerSizes(
+            max_num_seqs=given.max_num_seqs,
+            max_num_batched_tokens=given.max_num_batched_tokens,
+            max_model_len=given.max_model_len,
+            num_speculative_tokens=given.num_speculative_tokens,
+        )
+        return Scheduler(BlockPool(given.num_kv_blocks), sizes, self._use_prefix_cache)
+
+    def _start_over(self, error: BaseException) -> None:
+        """End all requests: in the middle of a step nobody knows who holds which rows and blocks, or what they hold."""
+        for request in (sample for samples in self._unfinished.values() for sample in samples):
+            if request.finish is None:
+                request.end("error", f"a step was broken off: {type(error).__name__}: {error}")
+        self._unfinished.clear()
+        self._in_flight.clear()
+        self.scheduler = self._new_scheduler()
 
     # launch
 

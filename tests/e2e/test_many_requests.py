@@ -224,6 +224,24 @@ def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, m
     assert not llm.engine.has_unfinished
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("place", ["start", "run_chunk", "run_round"])
+def test_an_engine_serves_on_behind_a_step_that_broke_off(make, greedy, prompts, monkeypatch, place, is_async):
+    llm = make(max_num_seqs=2, async_scheduling=is_async)
+    expected = run(llm, prompts[:3], greedy(NUM_TOKENS))
+    stream = llm.stream(prompts[3], greedy(NUM_TOKENS))
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.runner, place, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt("now")))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts[:3], greedy(NUM_TOKENS), use_tqdm=False)
+    scheduler = llm.engine.scheduler
+    assert (scheduler.pool.num_free, scheduler.num_in_flight) == (llm.sizes.num_kv_blocks, 0)
+    assert [(piece.finish_reason, piece.stop_reason) for piece in stream] == [
+        ("error", "a step was broken off: KeyboardInterrupt: now")
+    ]
+    assert run(llm, prompts[:3], greedy(NUM_TOKENS)) == expected
+
+
 def test_streamed_pieces_join_to_the_whole_output(make, prompts):
     llm, params = make(async_scheduling=True), SamplingParams(temperature=0.7, seed=5, n=2, max_tokens=40, logprobs=1)
     pieces = list(llm.stream(prompts[5], params))

@@ -91,7 +91,7 @@ class Intake:
         return SamplingStart(
             temperature=params.temperature,
             top_p=params.top_p,
-            top_k=params.top_k,
+            top_k=min(params.top_k, self.vocab_size),
             min_p=params.min_p,
             seed=seed,
             presence_penalty=params.presence_penalty,
@@ -122,7 +122,7 @@ class Intake:
         room = self.sizes.max_model_len - num_prompt_tokens
         return FinishRules(
             max_tokens=min(params.max_tokens, room),
-            min_tokens=params.min_tokens,
+            min_tokens=min(params.min_tokens, room),
             eos_token_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
             stop_token_ids=frozenset(params.stop_token_ids),
             stop_strings=params.stop_strings,

@@ -1,13 +1,19 @@
 """What a request asks for: how tokens are chosen and where its text ends. Names and defaults are vLLM's."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 
 from specdec.arguments import refuse_unknown
 from specdec.needs import Needs
 
 MAX_LOGPROBS = 20
+LISTS = {
+    "stop": "a string or a list of strings",
+    "stop_token_ids": "a list of token ids",
+    "bad_words": "a list of non-empty strings",
+    "allowed_token_ids": "a list of token ids, or None",
+}
 MIN_TEMPERATURE = 0.01  # below it, logits / temperature leaves the range where float32 tells them apart
 
 
@@ -67,6 +73,7 @@ class SamplingParams(_Fields):
             if name in values and values[name] is None:
                 del values[name]  # as vLLM: nothing given
         super().__init__(**values)  # type: ignore[arg-type]
+        _check_kinds(self)
         _check_choice(self)
         _check_drafts(self)
         _check_end(self)
@@ -88,6 +95,16 @@ class SamplingParams(_Fields):
             penalties=self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0,
             logprobs=-1 if self.logprobs is None else self.logprobs,
         )
+
+
+def _check_kinds(params: SamplingParams) -> None:
+    """What is True or False, and what is a list: one that can be read only once would be empty the second time."""
+    for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculate"):
+        if not isinstance(value := getattr(params, name), bool):
+            raise ValueError(f"{name}={value!r}: give True or False")
+    for name, wanted in LISTS.items():
+        if not isinstance(value := getattr(params, name), Sequence | Set | None):
+            raise ValueError(f"{name}={value!r}: give {wanted}")
 
 
 def _check_choice(params: SamplingParams) -> None:
@@ -130,8 +147,6 @@ def _check_tokens(params: SamplingParams) -> None:
 
 def _check_drafts(params: SamplingParams) -> None:
     K = params.num_speculative_tokens
-    if not isinstance(params.speculate, bool):
-        raise ValueError(f"speculate={params.speculate!r}: give True or False")
     if K is not None and not _is_count(K):
         raise ValueError(f"num_speculative_tokens={K!r}: give an integer of at least 0, or None for the engine's")
     if K and not params.speculate:

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index as as_index
 
 from specdec.finish import FinishRules
 from specdec.request import Request
@@ -47,6 +48,8 @@ class Intake:
     def samples(self, asked: Asked) -> list[Request]:
         """The n samples of a request, which know each other. ValueError says what is wrong with it."""
         params = asked.params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params={params!r}: give SamplingParams")
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         samples = [self._sample(asked, seed, index) for index in range(params.n)]
         self._num_requests += 1
@@ -56,7 +59,7 @@ class Intake:
 
     def _sample(self, asked: Asked, seed: int, index: int) -> Request:
         prompt, params = asked.prompt, asked.params
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
         self._check_prompt(token_ids, params)
         self._num_samples += 1
         return Request(
@@ -147,3 +150,13 @@ class Intake:
                 f"prompt of {len(token_ids)} tokens leaves no room for an answer in max_model_len={limit}: "
                 f"shorten it to at most {limit - 1} tokens, or raise max_model_len"
             )
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    """Integers of any type; what has to be rounded or read as a number is none."""
+    try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError("bytes are numbers too, and of a text surely not its token ids")
+        return [as_index(token) for token in prompt]
+    except TypeError as error:
+        raise ValueError(f"prompt {prompt!r}: give text or a list of token ids") from error

@@ -1,7 +1,7 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -139,6 +139,8 @@ class LLM:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts={prompts!r}: give text, a list of token ids, or a list of these")
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):
         return [[item for item in items if isinstance(item, int)]]
@@ -161,6 +163,8 @@ def _as_params(sampling_params: SamplingParams | Sequence[SamplingParams] | None
         return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
+    if isinstance(sampling_params, Mapping) or not isinstance(sampling_params, Iterable):
+        raise ValueError(f"sampling_params={sampling_params!r}: give SamplingParams, or a list of them")
     params = list(sampling_params)
     if len(params) != count:
         raise ValueError(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
@@ -168,7 +172,7 @@ def _as_params(sampling_params: SamplingParams | Sequence[SamplingParams] | None
 
 
 def _as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
-    priorities = [0] * count if priority is None else list(priority)
+    priorities = [0] * count if priority is None else list(priority) if isinstance(priority, Iterable) else []
     if len(priorities) != count or any(not isinstance(value, int) for value in priorities):
         raise ValueError(f"priority={priority!r} for {count} prompts: give one integer for each, or None")
     return priorities

@@ -22,10 +22,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, special tokens added as the checkpoint's tokenizer does."""
+        _check_text(text)
         return list(self.backend.encode(text))
 
     def encode_word(self, text: str) -> list[int]:
         """Token ids of a piece of text, no special tokens."""
+        _check_text(text)
         return list(self.backend.encode(text, add_special_tokens=False))
 
     @property
@@ -118,6 +120,14 @@ def reader_of(directory: Path) -> Any:
     return transformers.AutoTokenizer
 
 
+def _check_text(text: str) -> None:
+    """Half of a pair of surrogates is no text: it stands for a byte that was none of UTF-8, as on a command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text!r}: character {error.start} is no Unicode text; give text in UTF-8") from error
+
+
 def _check_messages(messages: object) -> None:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages={messages!r}: give a list of messages with role and content")
@@ -125,3 +135,4 @@ def _check_messages(messages: object) -> None:
         values = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
         if not all(isinstance(value, str) for value in values):
             raise ValueError(f'messages[{index}] is {message!r}: give {{"role": text, "content": text}}')
+        _check_text(message["content"])

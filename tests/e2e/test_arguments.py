@@ -40,6 +40,11 @@ def test_constructors_refuse_what_they_cannot_do(build, words):
         ([0, 4096], {}, "token id 4096 is outside"),
         ([0, -1], {}, "token id -1 is outside"),
         ([0], {"stop_token_ids": [9999]}, "token id 9999 is outside"),
+        ([1.7, 2], {}, r"prompt \[1.7, 2\]: give text or a list of token ids"),
+        (["a"], {}, r"prompt \['a'\]: give text or a list of token ids"),
+        (b"ab", {}, "prompt b'ab': give text or a list of token ids"),
+        ("caf\udce9", {}, r"'caf\\udce9': character 3 is no Unicode text"),
+        ("a", {"bad_words": ["caf\udce9"]}, "character 3 is no Unicode text"),
     ],
 )
 def test_prompts_that_cannot_run_are_refused(demo_llm, prompt, params, words):
@@ -47,6 +52,23 @@ def test_prompts_that_cannot_run_are_refused(demo_llm, prompt, params, words):
     with pytest.raises(ValueError, match=words):
         llm.generate([[0, 5], prompt], SamplingParams(temperature=0.0, **params), use_tqdm=False)
     assert not llm.engine.scheduler.has_unfinished
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ((None,), "prompts=None: give text, a list of token ids, or a list of these"),
+        ((b"ab",), "prompts=b'ab': give text, a list"),
+        (("a", {"temperature": 0}), "sampling_params={'temperature': 0}: give SamplingParams, or a list"),
+        (("a", [{"temperature": 0}]), "sampling_params={'temperature': 0}: give SamplingParams"),
+        (("a", None, False, 1), "priority=1 for 1 prompts: give one integer for each"),
+    ],
+)
+def test_what_is_no_prompt_and_no_parameter_is_refused_by_name(demo_llm, args, words):
+    llm = demo_llm("demo/eagle3", 3)
+    with pytest.raises(ValueError, match=words):
+        llm.generate(*args)
+    assert not llm.engine.has_unfinished
 
 
 def test_a_cache_too_small_for_a_request_is_refused_before_anything_runs(demo_llm, greedy):

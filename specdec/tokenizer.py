@@ -55,7 +55,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 return_dict=False,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, LookupError, ArithmeticError) as error:  # a template is a program
             raise ValueError(f"the chat template does not take these messages: {error}") from error
         return list(token_ids)
 

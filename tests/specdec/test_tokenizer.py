@@ -298,6 +298,8 @@ def test_a_conversation_is_written_by_its_template_with_one_bos():
         ([{"role": "user", "content": ["a"]}], TEMPLATE, r"messages\[0\] is"),
         ([{"role": "system", "content": "a"}], TEMPLATE, "does not take these messages: role system"),
         (MESSAGES, "{% if %}", "the chat template does not take these messages"),
+        (MESSAGES, "{{ messages[0].content + 1 }}", "the chat template does not take these messages: can only conc"),
+        (MESSAGES, "{{ 1 / 0 }}", "the chat template does not take these messages: division by zero"),
     ],
 )
 def test_conversations_that_cannot_be_written_are_refused(messages, template, message):

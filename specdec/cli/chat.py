@@ -42,7 +42,7 @@ def run_chat(options: ChatOptions) -> None:
     template = None if options.chat_template is None else options.chat_template.read_text(encoding="utf-8")
     if template is None:
         _check_template(options.target)
-    is_terminal = sys.stdin.isatty()
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
     message = "" if is_terminal else _only_message()
     with AsyncLLM(options.target, speculation, **options.engine) as llm:
         print(headline(llm.llm), file=sys.stderr)
@@ -62,7 +62,7 @@ def _check_template(target: str) -> None:
 
 
 def _only_message() -> str:
-    message = sys.stdin.read().removesuffix("\n")
+    message = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")  # None: closed by who called
     if not message:
         raise ValueError("no message: standard input is empty")
     return message

@@ -35,7 +35,7 @@ def draft_spans(output: RequestOutput, tokenizer: Tokenizer) -> list[Span]:
     pieces, detokenizer = [], Detokenizer(tokenizer)
     for token in token_ids:
         pieces.append(detokenizer.push(token))
-    spans, position = [Span(pieces[0], "target")], 1
+    spans, position = [Span("".join(pieces[:1]), "target")], 1  # none, where the request failed at once
     for record in output.stats.rounds:
         end = min(position + record.num_accepted, len(pieces))
         spans.append(Span("".join(pieces[position:end]), "accepted"))

@@ -39,6 +39,8 @@ def run_generate(options: GenerateOptions) -> None:
     params = SamplingParams(**options.sampling)
     if options.show_drafts and params.n > 1:
         raise ValueError(f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one of them out")
+    if params.logprobs is not None and not options.json:
+        raise ValueError(f"--logprobs {params.logprobs} without --json: text has no place for them; give --json too")
     llm = LLM(
         options.target,
         speculation_of(options.draft, options.num_speculative_tokens, options.acceptance),
@@ -46,16 +48,29 @@ def run_generate(options: GenerateOptions) -> None:
     )
     print(headline(llm), file=sys.stderr)
     if options.json:
-        print(json.dumps(as_json(llm, llm.generate(prompt, params, use_tqdm=False)[0], options.show_drafts)))
-        return
+        output = llm.generate(prompt, params, use_tqdm=False)[0]
+        print(json.dumps(as_json(llm, output, options.show_drafts)))
+    else:
+        output = _write_text(llm, prompt, params, options.show_drafts)
+    leave_on_error(output)
+
+
+def _write_text(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> RequestOutput:
     _echo_prompt(prompt)
-    output = _write(llm, prompt, params, options.show_drafts)
-    for completion in output.outputs:
-        if completion.finish_reason == "error":
-            print(f"specdec: error: {completion.stop_reason}", file=sys.stderr)
+    output = _write(llm, prompt, params, show_drafts)
     if output.seed is not None:
         print(f"seed {output.seed}", file=sys.stderr)
     print(stats_line(output.stats), file=sys.stderr)
+    return output
+
+
+def leave_on_error(output: RequestOutput) -> None:
+    """Exit code 2 where a sample could not be written to its end, however much of it there is."""
+    errors = [completion.stop_reason for completion in output.outputs if completion.finish_reason == "error"]
+    for error in errors:
+        print(f"specdec: error: {error}", file=sys.stderr)
+    if errors:
+        raise SystemExit(2)
 
 
 def _write(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> RequestOutput:
@@ -89,7 +104,7 @@ def read_prompt(options: GenerateOptions) -> str:
         return options.prompt
     if options.prompt_file is not None:
         return options.prompt_file.read_text(encoding="utf-8").removesuffix("\n")
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():  # None: closed by who called
         raise ValueError("no prompt: give it as an argument, with --prompt-file, or on standard input")
     return sys.stdin.read().removesuffix("\n")
 
@@ -138,12 +153,8 @@ def stats_line(stats: RequestStats) -> str:
 
 def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, object]:
     """Everything that a program may want of one output."""
-    completion, hidden = output.outputs[0], llm.engine.runner.buffers.hidden_states
-    result: dict[str, object] = {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
+    hidden = llm.engine.runner.buffers.hidden_states
+    result = _sample_as_json(output.outputs[0]) | {
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
         "target": str(llm.target_report.directory),
@@ -155,9 +166,19 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
         "device": str(hidden.device),
         "stats": output.stats.as_dict(),
     }
+    if len(output.outputs) > 1:
+        result["samples"] = [_sample_as_json(sample) for sample in output.outputs]
+    return result | ({"rounds": [asdict(record) for record in output.stats.rounds]} if has_rounds else {})
+
+
+def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
+    result: dict[str, object] = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
     if completion.logprobs is not None:
         tokens = [{str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs]
         result |= {"logprobs": tokens, "cumulative_logprob": completion.cumulative_logprob}
-    if len(output.outputs) > 1:
-        result["samples"] = [{"text": sample.text, "token_ids": sample.token_ids} for sample in output.outputs]
-    return result | ({"rounds": [asdict(record) for record in output.stats.rounds]} if has_rounds else {})
+    return result

@@ -10,10 +10,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, AsyncLLM, SamplingParams
 from specdec.cli import main
+from specdec.runner import Runner
 from weights.demo import demo_directory
 
 PROMPT = "def fibonacci(n):"
@@ -149,6 +151,35 @@ def test_samples_logprobs_and_the_rule_are_in_the_json(run):
     assert (len(result["samples"]), result["seed"], result["acceptance"]) == (3, 5, "block")
     assert len(result["logprobs"]) == len(result["token_ids"]) == 6
     assert result["cumulative_logprob"] < 0
+    assert [sample["finish_reason"] for sample in result["samples"]] == ["length"] * 3
+    assert [len(sample["logprobs"]) for sample in result["samples"]] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("args", [(), ("--json",), ("--show-drafts",)])
+def test_a_text_that_ends_in_an_error_is_exit_code_2(run, monkeypatch, args):
+    def run_chunk(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(Runner, "run_chunk", run_chunk)
+    code, out, err = run("generate", "demo", PROMPT, "--draft", "demo", *args)
+
+    assert code == 2
+    assert "specdec: error: out of memory in a prefill chunk" in err
+    assert json.loads(out)["finish_reason"] == "error" if "--json" in args else not out.strip()
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (("generate", "demo"), "no prompt: give it as an argument"),
+        (("chat", "demo", "--chat-template", __file__), "no message: standard input is empty"),
+    ],
+)
+def test_standard_input_may_be_closed(run, monkeypatch, args, message):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run(*args)
+
+    assert (code, err.startswith(f"specdec: error: {message}")) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +194,8 @@ def test_samples_logprobs_and_the_rule_are_in_the_json(run):
         (("generate", "./nowhere", "x"), "no such directory"),
         (("generate", "demo", "x", "--draft", "./nowhere"), "no such directory"),
         (("generate", "demo", "x", "--max-tokens", "0"), "max_tokens=0"),
+        (("generate", "demo", "x", "--logprobs", "2"), "--logprobs 2 without --json"),
+        (("generate", "demo", "caf\udce9"), "character 3 is no Unicode text"),
         (("generate", "demo", "x", "--dtype", "int8"), "allowed are auto, float32"),
         (("generate", "demo", "x", "--prompt-file", __file__), "give one of them"),
         (("chat", "demo"), "target demo: its tokenizer has no chat template: give --chat-template FILE"),

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import TypeVar
 
 Config = TypeVar("Config")
@@ -19,6 +19,11 @@ def refuse_unknown(owner: str, given: Iterable[str], allowed: Collection[str]) -
 
 
 def from_mapping(cls: type[Config], values: Mapping[str, object]) -> Config:
-    """Build a dataclass from a dict, refusing unknown keys by name."""
-    refuse_unknown(cls.__name__, values, [field.name for field in fields(cls)])  # type: ignore[arg-type]
+    """Build a dataclass from a dict, refusing unknown and missing keys by name."""
+    wanted = fields(cls)  # type: ignore[arg-type]
+    refuse_unknown(cls.__name__, values, [field.name for field in wanted])
+    needed = [field.name for field in wanted if field.default is MISSING and field.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise ValueError(f"{cls.__name__} needs {', '.join(missing)}, which {dict(values)!r} does not have")
     return cls(**values)

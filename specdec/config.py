@@ -39,6 +39,7 @@ class SpeculativeConfig:
         _check_int("num_speculative_tokens", self.num_speculative_tokens, 0, 32)
         _check_choice("method", self.method, METHODS)
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        _check_layers(self.aux_layers)
 
     @staticmethod
     def of(value: "SpeculativeConfig | Mapping[str, object] | None") -> "SpeculativeConfig | None":
@@ -138,6 +139,12 @@ class EngineConfig:
         for name in ("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"):
             if getattr(self, name) not in (None, False):
                 raise ValueError(f"{name}={getattr(self, name)!r}, but {reason}: leave it out")
+
+
+def _check_layers(values: object) -> None:
+    is_list = isinstance(values, Sequence) and all(isinstance(value, int) for value in values)
+    if values is not None and (not is_list or not values):
+        raise ValueError(f"aux_layers={values!r}: give a list of the target's boundaries, or None")
 
 
 def _check_fraction(name: str, value: object) -> None:

@@ -19,6 +19,8 @@ def locate(name: str | Path, role: str) -> Path:
 
     Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError if there is no such thing.
     """
+    if not isinstance(name, str | Path) or not str(name):
+        raise ValueError(f"{role} {name!r}: give a directory, a hub id owner/name, or demo")
     if str(name) in DEMO_PARTS[role]:
         return demo_directory(DEMO_PARTS[role][str(name)])
     path = Path(name).expanduser()

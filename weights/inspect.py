@@ -19,7 +19,11 @@ from weights.report import BindingReport, Log
 from weights.shapes import eagle_shapes, target_shapes
 from weights.target import resolve_target
 
-OPEN = "not checked without the target: taps, vocabulary, d2t values, whether embedding and head are copies of its own"
+OPEN = (
+    "not checked without the target: taps, shapes of fc and embedding, vocabulary, d2t values, whether embedding and "
+    "head are copies of its own"
+)
+OF_THE_TARGET = ("fc", "input_norm", "embed_tokens")  # tensors whose shapes follow from the target's sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +100,11 @@ def _draft(
 ) -> EagleConfig:
     resolution = resolve_eagle(reader, target, None, log, problems)
     ignored.update(resolution.ignored | training_only(resolution.held))
+    wanted = eagle_shapes(resolution.config)
+    held = {name: entry for name, entry in resolution.held.items() if name != "t2d"}
     if target is None:
         log.note(OPEN)
-    else:
-        held = {name: entry for name, entry in resolution.held.items() if name != "t2d"}
-        check_binding(eagle_shapes(resolution.config), held, problems)
+        wanted = {name: shape for name, shape in wanted.items() if not name.startswith(OF_THE_TARGET)}
+        held = {name: entry for name, entry in held.items() if not name.startswith(OF_THE_TARGET)}
+    check_binding(wanted, held, problems)
     return resolution.config

@@ -107,8 +107,11 @@ def _family(fields: Fields, problems: Problems) -> Family | None:
         return None
     architectures = fields.strings("architectures")
     if architectures and family.architecture not in architectures:
+        is_draft = any("Eagle" in name for name in architectures)
         problems.add(
-            f"{fields.file}: architectures {list(architectures)}: only {family.architecture} is supported", fatal=True
+            f"{fields.file}: architectures {list(architectures)}: only {family.architecture} is supported for "
+            f"model_type {model_type!r}{'; this is an EAGLE draft, no target' if is_draft else ''}",
+            fatal=True,
         )
     for key, needed in (("hidden_act", "silu"), ("quantization_config", None)):
         if key in fields and fields.values[key] != needed:

@@ -1,10 +1,14 @@
 """inspect_checkpoint: everything that headers and config.json tell, without the data, also of a broken checkpoint."""
 
+import shutil
+
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.weights.formats import FORMATS
 from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target, write_target
 from weights import CheckpointError, EagleConfig, TargetConfig, inspect_checkpoint
+from weights.demo import demo_directory
 from weights.reader import Reader
 
 
@@ -61,6 +65,20 @@ def test_what_is_wrong_is_listed_beside_what_is_known(tmp_path):
     assert inspection.config is None
     assert inspection.report.format == "unknown"
     assert len(inspection.tensors) > 0
+
+
+def test_a_broken_draft_needs_no_target_to_be_seen(tmp_path):
+    for file in demo_directory("eagle3").iterdir():
+        shutil.copy(file, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["midlayer.mlp.down_proj.weight"] = tensors["midlayer.mlp.down_proj.weight"][:-1].clone()
+    del tensors["norm.weight"]
+    assert inspect_checkpoint(tmp_path).problems == ()
+    save_file(tensors, tmp_path / "model.safetensors")
+    problems = inspect_checkpoint(tmp_path).problems
+    assert len(problems) == 2
+    assert any("missing norm.weight" in problem for problem in problems)
+    assert any("down_proj.weight is [255, 768], [256, 768] is needed" in problem for problem in problems)
 
 
 def test_headers_that_cannot_be_read_are_an_error(tmp_path):

@@ -8,6 +8,7 @@ Suites are taken from all files; of a suite that several have, the last one's ro
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,9 +23,17 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(args)
 
 
+def suites_of(file: Path) -> dict[str, list[dict[str, object]]]:
+    """Rows by suite, as `specdec bench --json` writes them; none in the files of other scripts."""
+    suites: dict[str, list[dict[str, object]]] = json.loads(file.read_text()).get("suites", {})
+    if not suites:
+        print(f"{file}: no suites of specdec bench in it, left out", file=sys.stderr)
+    return suites
+
+
 def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
-    suites = {name: rows for file in given.files for name, rows in json.loads(file.read_text())["suites"].items()}
+    suites = {name: rows for file in given.files for name, rows in suites_of(file).items()}
     for path in draw_charts(suites, given.out, given.prefix):
         print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
 

@@ -32,6 +32,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """The public names, also those that nobody has asked for yet."""
+    return __all__
+
+
 def __getattr__(name: str) -> object:
     """Import a public name when it is asked for, so that `import specdec` itself costs nothing."""
     if name not in _PUBLIC:

@@ -139,7 +139,7 @@ class LLM:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
         raise ValueError(f"prompts={prompts!r}: give text, a list of token ids, or a list of these")
     items = list(prompts)
     if items and all(isinstance(item, int) for item in items):

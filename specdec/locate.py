@@ -26,6 +26,8 @@ def locate(name: str | Path, role: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if str(name).startswith("demo/"):
+        raise ValueError(f"{role} {name}: the bundled pair has no such {role} (allowed: {', '.join(DEMO_PARTS[role])})")
     if path.exists():
         raise ValueError(f"{role} {name}: a file; give the directory that holds config.json and *.safetensors")
     if not _looks_like_hub_id(str(name)):

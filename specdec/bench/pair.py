@@ -83,8 +83,11 @@ def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
     """Token ids: from the file, from prompts.json beside the target, or those of the bundled pair."""
     beside = target.parent / "prompts.json"
     file = file or (beside if beside.is_file() else None)
-    prompts = (json.loads(file.read_text()) if file else demo_prompts())["prompts"]
-    assert isinstance(prompts, list), type(prompts)
+    try:
+        prompts = (json.loads(file.read_text()) if file else demo_prompts())["prompts"]
+        assert isinstance(prompts, list), type(prompts)
+    except (ValueError, LookupError, TypeError, AssertionError) as error:
+        raise ValueError(f'{file}: give JSON, {{"prompts": [[token ids of one], ...]}}: {error}') from error
     return prompts
 
 

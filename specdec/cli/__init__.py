@@ -60,7 +60,7 @@ def generate(
     draft: Annotated[str | None, typer.Option(help='EAGLE draft: directory, hub id or "demo"; none: no drafts')] = None,
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", "-k", min=0, show_default="3", help="tokens per round of the draft"),
+        typer.Option("--num-speculative-tokens", "-k", min=0, max=32, show_default="3", help="drafts per round"),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens to generate")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
@@ -135,10 +135,10 @@ def generate(
 @app.command()
 def chat(
     target: Target,
-    draft: Annotated[str | None, typer.Option(help="EAGLE draft: directory or hub id; none: no drafts")] = None,
+    draft: Annotated[str | None, typer.Option(help='EAGLE draft: directory, hub id or "demo"; none: no drafts')] = None,
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", "-k", min=0, show_default="3", help="tokens per round of the draft"),
+        typer.Option("--num-speculative-tokens", "-k", min=0, max=32, show_default="3", help="drafts per round"),
     ] = None,
     system: Annotated[
         str | None, typer.Option(help="what stands before the conversation, with the role system")
@@ -291,9 +291,9 @@ def bench(
             draft=draft or ("demo" if target == "demo" else None),
             suites=tuple(suite.split(",")),
             options=BenchOptions(
-                ks=integers("--num-speculative-tokens", num_speculative_tokens),
-                batches=integers("--batch", batch or default_batches(device)),
-                contexts=integers("--contexts", contexts),
+                ks=integers("--num-speculative-tokens", num_speculative_tokens, most=32),
+                batches=integers("--batch", batch or default_batches(device), least=1),
+                contexts=integers("--contexts", contexts, least=1),
                 num_prompts=num_prompts,
                 max_tokens=max_tokens,
                 max_model_len=max_model_len,

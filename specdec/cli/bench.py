@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -46,6 +47,7 @@ class Found:
 def run_bench(command: BenchCommand) -> None:
     """Measure, print, write. Exit code 1 if an output differed from plain decoding, or a suite failed."""
     names = chosen(command.suites)
+    _check_places(command)
     pair = load_pair(command.target, command.draft, command.device, command.dtype, command.prompts)
     bandwidth = measure_bandwidth(pair.device)
     bench = Bench(pair, bandwidth, command.options)
@@ -58,6 +60,14 @@ def run_bench(command: BenchCommand) -> None:
         if command.json is not None:  # now, because whoever waits may not wait for the rest
             command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
     _finish(command, bench, found)
+
+
+def _check_places(command: BenchCommand) -> None:
+    """Before anything is measured: what it is to be written to, and by what."""
+    if command.json is not None and not command.json.parent.is_dir():
+        raise ValueError(f"--json {command.json}: there is no directory {command.json.parent}")
+    if command.charts is not None and find_spec("matplotlib") is None:
+        raise ValueError(f"--charts {command.charts}: charts need matplotlib: pip install matplotlib")
 
 
 def _run_suite(name: str, bench: Bench, found: Found) -> None:
@@ -96,14 +106,16 @@ def rounded(value: object) -> object:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def integers(option: str, text: str) -> tuple[int, ...]:
+def integers(option: str, text: str, least: int = 0, most: int | None = None) -> tuple[int, ...]:
     """ "0,3,5" as numbers."""
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{option} {text}: give whole numbers with commas between them") from None
-    if any(value < 0 for value in values):
-        raise ValueError(f"{option} {text}: give numbers of at least 0")
+    if any(value < least or (most is not None and value > most) for value in values):
+        raise ValueError(
+            f"{option} {text}: give numbers of at least {least}{'' if most is None else f', at most {most}'}"
+        )
     return values
 
 

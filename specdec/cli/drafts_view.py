@@ -69,13 +69,17 @@ def _cut(spans: list[Span], text: str) -> list[Span]:
     return [span for span in [*kept, Span(text[position:], "target")] if span.text]
 
 
-def render_drafts(console: Console, spans: list[Span]) -> None:
-    """Print a legend and the spans; marks stand for colours where the console has none."""
+def render_drafts(console: Console, spans: list[Span], prompt: str | None = None) -> None:
+    """Print a legend, the prompt and the spans; marks stand for colours where the console has none."""
     has_colors = console.color_system is not None and not console.no_color
     shown = [kind for kind in MEANING if any(span.kind == kind for span in spans) and (has_colors or kind in MARKS)]
     legend = Text("  ").join(_render(Span(MEANING[kind], kind), has_colors) for kind in shown)
     body = Text().join(_render(span, has_colors) for span in spans)
-    console.print(*[part for part in (legend, body) if part], sep="\n\n")
+    if legend:
+        console.print(legend, end="\n\n")
+    if prompt is not None:
+        console.print(Text(prompt, style="dim"), end="")
+    console.print(body)
 
 
 def _render(span: Span, has_colors: bool) -> Text:

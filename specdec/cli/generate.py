@@ -56,7 +56,8 @@ def run_generate(options: GenerateOptions) -> None:
 
 
 def _write_text(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> RequestOutput:
-    _echo_prompt(prompt)
+    if not show_drafts:
+        _echo_prompt(prompt)
     output = _write(llm, prompt, params, show_drafts)
     if output.seed is not None:
         print(f"seed {output.seed}", file=sys.stderr)
@@ -79,9 +80,11 @@ def _write(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> 
         return _write_pieces(llm.stream(prompt, params))
     output = llm.generate(prompt, params, use_tqdm=False)[0]
     if show_drafts:
-        render_drafts(Console(highlight=False, soft_wrap=True), draft_spans(output, llm.tokenizer))
+        console = Console(highlight=False, soft_wrap=True)
+        render_drafts(console, draft_spans(output, llm.tokenizer), prompt if console.is_terminal else None)
     else:
-        print("\n".join(completion.text for completion in output.outputs))
+        for number, completion in enumerate(output.outputs, start=1):
+            print(f"--- sample {number} of {params.n} ---\n{completion.text}")
     return output
 
 
@@ -103,7 +106,10 @@ def read_prompt(options: GenerateOptions) -> str:
     if options.prompt is not None:
         return options.prompt
     if options.prompt_file is not None:
-        return options.prompt_file.read_text(encoding="utf-8").removesuffix("\n")
+        try:
+            return options.prompt_file.read_text(encoding="utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--prompt-file {options.prompt_file}: no text in UTF-8: {error}") from error
     if sys.stdin is None or sys.stdin.isatty():  # None: closed by who called
         raise ValueError("no prompt: give it as an argument, with --prompt-file, or on standard input")
     return sys.stdin.read().removesuffix("\n")

@@ -1,6 +1,7 @@
 """The command `specdec`, called as a user would: what goes to stdout, what to stderr, and the exit code."""
 
 import builtins
+import importlib
 import json
 import shutil
 import signal
@@ -11,13 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from specdec import LLM, AsyncLLM, SamplingParams
 from specdec.cli import main
+from specdec.cli.drafts_view import Span, render_drafts
 from specdec.runner import Runner
 from weights.demo import demo_directory
 
+TENSORS = str(next(demo_directory("target").glob("*.safetensors")))
 PROMPT = "def fibonacci(n):"
 
 
@@ -75,7 +79,8 @@ def test_several_samples_are_written_one_behind_another(run, monkeypatch):
     sampled = ("generate", "demo", PROMPT, "--max-tokens", "8", "--temperature", "1", "--seed", "3")
     texts = [json.loads(run(*sampled[:-1], seed, "--json")[1])["text"] for seed in ("3", "4")]
 
-    assert run(*sampled, "-n", "2", "--no-prefix-caching")[1] == "\n".join(texts) + "\n"
+    written = [f"--- sample {number} of 2 ---\n{text}\n" for number, text in enumerate(texts, start=1)]
+    assert run(*sampled, "-n", "2", "--no-prefix-caching")[1] == "".join(written)
 
 
 def test_json_is_one_object_with_text_ids_and_statistics(run, expected):
@@ -117,6 +122,21 @@ def test_show_drafts_colors_them_on_a_terminal(run, monkeypatch):
     assert "{+" not in out
 
 
+def test_show_drafts_puts_the_legend_in_front_of_the_prompt():
+    out = StringIO()
+    spans = [Span("ab", "target"), Span("c", "accepted")]
+    render_drafts(Console(file=out, color_system=None, soft_wrap=True), spans, "def f")
+    assert out.getvalue() == "{+accepted draft+}\n\ndef fab{+c+}\n"
+
+
+def test_charts_without_matplotlib_are_refused_before_anything_is_measured(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.import_module("specdec.cli.bench"), "find_spec", lambda name: None)
+    code, out, err = run("bench", "--charts", str(tmp_path))
+
+    assert (code, out) == (2, "")
+    assert "charts need matplotlib" in err
+
+
 def test_the_prompt_may_come_from_a_file_or_from_stdin(run, expected, tmp_path, monkeypatch):
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT + "\n")
@@ -153,6 +173,13 @@ def test_samples_logprobs_and_the_rule_are_in_the_json(run):
     assert result["cumulative_logprob"] < 0
     assert [sample["finish_reason"] for sample in result["samples"]] == ["length"] * 3
     assert [len(sample["logprobs"]) for sample in result["samples"]] == [6, 6, 6]
+
+
+def test_a_draft_in_the_place_of_the_target_is_said_to_be_one(run):
+    code, out, err = run("generate", str(demo_directory("eagle3")), "x")
+
+    assert (code, out) == (2, "")
+    assert "this is an EAGLE draft, no target" in err
 
 
 @pytest.mark.parametrize("args", [(), ("--json",), ("--show-drafts",)])
@@ -198,6 +225,13 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
         (("generate", "demo", "caf\udce9"), "character 3 is no Unicode text"),
         (("generate", "demo", "x", "--dtype", "int8"), "allowed are auto, float32"),
         (("generate", "demo", "x", "--prompt-file", __file__), "give one of them"),
+        (("generate", "demo", "--prompt-file", TENSORS), ".safetensors: no text in UTF-8"),
+        (("generate", "demo/eagle3", "x"), "the bundled pair has no such target (allowed: demo, demo/target)"),
+        (("generate", "demo", "x", "--draft", "demo/eagle2"), "(allowed: demo, demo/eagle3, demo/eagle1)"),
+        (("bench", "--batch", "0"), "--batch 0: give numbers of at least 1"),
+        (("bench", "-k", "3,40"), "--num-speculative-tokens 3,40: give numbers of at least 0, at most 32"),
+        (("bench", "--json", "/nosuch/run.json"), "there is no directory /nosuch"),
+        (("bench", "--prompts", __file__), "give JSON"),
         (("chat", "demo"), "target demo: its tokenizer has no chat template: give --chat-template FILE"),
         (("chat", "demo", "-k", "3"), "give --draft too"),
         (("chat", "demo", "--temperature", "-1"), "temperature=-1"),

@@ -15,12 +15,13 @@ TABLES: dict[str, tuple[Container[str], str]] = {
     "d2t": (INTEGER_DTYPES, "integers are needed"),
     "t2d": ({"BOOL"}, "BOOL is needed"),
 }
+MOST_FILES = 4  # named where a tensor is in none of them
 WEIGHT = (FLOAT_DTYPES, "packed, fp8 and integer weights are not supported")
 
 
 def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Problems) -> None:
     """held: tensors by the names used here; each problem names the file and the key in it."""
-    files = ", ".join(sorted({entry.file.name for entry in held.values()}))
+    files = _some(sorted({entry.file.name for entry in held.values()}))
     for name, shape in wanted.items():
         if name not in held:
             problems.add(f"{files}: missing {name} {list(shape)}")
@@ -38,6 +39,12 @@ def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
         allowed, words = TABLES.get(name, WEIGHT)
         if _is_quantised(name) or entry.dtype not in allowed:
             problems.add(f"{entry.file.name}: {entry.name} is {entry.dtype}: {words}")
+
+
+def _some(files: list[str]) -> str:
+    """The names of a few files, the number of the others."""
+    rest = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
+    return ", ".join(files[:MOST_FILES]) + rest
 
 
 def _is_quantised(name: str) -> bool:

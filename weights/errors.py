@@ -1,9 +1,13 @@
 """The one error of this package. A checkpoint with three faults is reported once, with all three; nothing is loaded.
 
 Checks collect what is wrong in a `Problems` and go on. A fatal problem ends its stage: what follows would only mislead.
+Names in a checkpoint come from a stranger: whatever is printed of them passes `shown` first.
 """
 
 from pathlib import Path
+
+MOST_LINES = 50  # of an error's text; its `problems` are all there
+MOST_CHARACTERS = 1000  # of one line
 
 
 class CheckpointError(ValueError):
@@ -11,10 +15,12 @@ class CheckpointError(ValueError):
 
     def __init__(self, directory: Path, problems: tuple[str, ...]) -> None:
         self.directory = directory
-        self.problems = problems
+        self.problems = tuple(shown(problem) for problem in problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        super().__init__(f"{directory}: {count}, nothing loaded{lines}")
+        lines = [f"\n  - {problem}" for problem in self.problems[:MOST_LINES]]
+        if len(problems) > MOST_LINES:
+            lines.append(f"\n  and {len(problems) - MOST_LINES} more")
+        super().__init__(f"{shown(str(directory))}: {count}, nothing loaded{''.join(lines)}")
 
 
 class Problems:
@@ -22,18 +28,34 @@ class Problems:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.lines: list[str] = []
         self.is_fatal = False
+        self._lines: dict[str, None] = {}  # an ordered set
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self._lines)
 
     def add(self, line: str, fatal: bool = False) -> None:
         self.is_fatal = self.is_fatal or fatal
-        if line not in self.lines:
-            self.lines.append(line)
+        self._lines[shown(line)] = None
 
     def raise_if_fatal(self) -> None:
         if self.is_fatal:
             self.raise_if_any()
 
     def raise_if_any(self) -> None:
-        if self.lines:
-            raise CheckpointError(self.directory, tuple(self.lines))
+        if self._lines:
+            raise CheckpointError(self.directory, tuple(self._lines))
+
+
+def shown(text: str, most: int = MOST_CHARACTERS) -> str:
+    """`text` as one line that is safe to print: escapes for what is not printable, the middle of a long one cut out."""
+    text = _cut(text, most)
+    if text.isprintable():
+        return text
+    return _cut("".join(char if char.isprintable() else ascii(char)[1:-1] for char in text), most)
+
+
+def _cut(text: str, most: int) -> str:
+    half = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"

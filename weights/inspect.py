@@ -9,7 +9,7 @@ from pathlib import Path
 from weights.bind import check_binding, check_dtypes
 from weights.config import EagleConfig, TargetConfig
 from weights.eagle import resolve_eagle
-from weights.errors import CheckpointError, Problems
+from weights.errors import CheckpointError, Problems, shown
 from weights.fields import read_json_object
 from weights.header import TensorEntry
 from weights.load import make_report, training_only
@@ -23,6 +23,7 @@ OPEN = (
     "not checked without the target: taps, shapes of fc and embedding, vocabulary, d2t values, whether embedding and "
     "head are copies of its own"
 )
+MOST_OF_A_NAME = 200  # characters in the table
 OF_THE_TARGET = ("fc", "input_norm", "embed_tokens")  # tensors whose shapes follow from the target's sizes
 
 
@@ -36,16 +37,17 @@ class Inspection:
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        width = max((len(entry.name) for entry in self.tensors), default=0)
-        table = [_line(entry, width) for entry in self.tensors]
+        names = [shown(entry.name, MOST_OF_A_NAME) for entry in self.tensors]
+        width = max(map(len, names), default=0)
+        table = [_line(entry, f"{name:<{width}}") for entry, name in zip(self.tensors, names, strict=True)]
         total = sum(entry.num_bytes for entry in self.tensors)
         wrong = [f"  problem: {problem}" for problem in self.problems]
         return "\n".join([str(self.report), *wrong, f"{len(table)} tensors, {total:,} bytes", *table])
 
 
-def _line(entry: TensorEntry, width: int) -> str:
+def _line(entry: TensorEntry, name: str) -> str:
     shape = str(list(entry.shape))
-    return f"  {entry.name:<{width}}  {entry.dtype:<5} {shape:<16} {entry.num_bytes:>12,}  {entry.file.name}"
+    return f"  {name}  {entry.dtype:<5} {shape:<16} {entry.num_bytes:>12,}  {shown(entry.file.name, MOST_OF_A_NAME)}"
 
 
 def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> Inspection:

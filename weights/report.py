@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weights.config import RopeConfig
+from weights.errors import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class BindingReport:
             lines.append(f"  {row.field:<{width}}  {value:<{value_width}}  {row.source}")
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  ignored: {name} ({why})" for name, why in self.ignored]
-        return "\n".join(lines)
+        return "\n".join(shown(line) for line in lines)
 
 
 class Log:

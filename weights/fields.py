@@ -4,12 +4,12 @@ Wrappers (`transformer_layer_config`, `eagle_config`, `model`, `text_config`) ar
 counts as absent. A wrong type is a problem and the read returns a stand-in, so that one error can list all of them.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from weights.errors import Problems
+from weights.files import read_object
 
 WRAPPERS = ("text_config", "model", "transformer_layer_config", "eagle_config")
 
@@ -25,19 +25,8 @@ KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
 
 
 def read_json_object(file: Path, problems: Problems) -> dict[str, object]:
-    """The JSON object in `file`; {} and a problem where there is none."""
-    try:
-        values = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        problems.add(f"{file.name}: missing", fatal=True)
-        return {}
-    except (ValueError, RecursionError) as error:
-        problems.add(f"{file.name}: not JSON ({error})", fatal=True)
-        return {}
-    if isinstance(values, dict):
-        return values
-    problems.add(f"{file.name}: a JSON {type(values).__name__}, not an object", fatal=True)
-    return {}
+    """The JSON object in `file`; {} and a fatal problem if there is none."""
+    return read_object(file, problems, fatal=True) or {}
 
 
 class Fields:

@@ -6,18 +6,22 @@ must lie inside the file, must not overlap and must have the size that dtype and
 stranger.
 """
 
-import json
 import math
+import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
 from weights.errors import Problems
+from weights.files import MAX_JSON_BYTES, open_file, parse_object
 
-MAX_HEADER_BYTES = 100_000_000  # the limit of the reference reader
+MAX_COUNT = 1 << 63  # of bytes and of rows
+MAX_RANK = 64  # what torch takes
 
 DTYPE_BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
@@ -50,8 +54,12 @@ class TensorEntry:
 
 def read_header(file: Path, problems: Problems) -> dict[str, TensorEntry]:
     """All tensors of one file by name; what is wrong goes to `problems`, and only sound entries are returned."""
-    size = file.stat().st_size
-    values, data_start = _read_json(file, size, problems)
+    stream = open_file(file, problems)
+    if stream is None:
+        return {}
+    with stream:
+        size = os.fstat(stream.fileno()).st_size
+        values, data_start = _read_json(stream, file, size, problems)
     entries = [
         _entry(file, name, value, data_start, problems) for name, value in values.items() if name != "__metadata__"
     ]
@@ -62,31 +70,24 @@ def read_header(file: Path, problems: Problems) -> dict[str, TensorEntry]:
     return {entry.name: entry for entry in sound}
 
 
-def _read_json(file: Path, size: int, problems: Problems) -> tuple[Mapping[str, object], int]:
+def _read_json(stream: BinaryIO, file: Path, size: int, problems: Problems) -> tuple[Mapping[str, object], int]:
     if size < 8:
         problems.add(f"{file.name}: {size} bytes, shorter than the 8-byte length of a safetensors header")
         return {}, 8
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > size - 8:
-            problems.add(f"{file.name}: the header claims {length} bytes, the file has {size - 8} after its length")
-            return {}, 8
-        if length > MAX_HEADER_BYTES:
-            problems.add(f"{file.name}: the header claims {length} bytes, more than the limit of {MAX_HEADER_BYTES}")
-            return {}, 8
-        text = stream.read(length)
+    length = int.from_bytes(stream.read(8), "little")
+    if length > size - 8:
+        problems.add(f"{file.name}: the header claims {length} bytes, the file has {size - 8} after its length")
+        return {}, 8
+    if length > MAX_JSON_BYTES:
+        problems.add(f"{file.name}: the header claims {length} bytes, more than the limit of {MAX_JSON_BYTES}")
+        return {}, 8
     repeated: list[str] = []
-    try:
-        values = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, repeated))
-    except (ValueError, RecursionError) as error:
-        problems.add(f"{file.name}: the header is not JSON ({error})")
-        return {}, 8 + length
+    values = parse_object(
+        stream.read(length), f"{file.name}: the header", problems, hook=lambda pairs: _unique(pairs, repeated)
+    )
     for key in repeated:
         problems.add(f"{file.name}: {key} occurs twice in the header")
-    if not isinstance(values, dict):
-        problems.add(f"{file.name}: the header is a JSON {type(values).__name__}, not an object")
-        return {}, 8 + length
-    return values, 8 + length
+    return values or {}, 8 + length
 
 
 def _unique(pairs: list[tuple[str, object]], repeated: list[str]) -> dict[str, object]:
@@ -103,7 +104,7 @@ def _entry(file: Path, name: str, value: object, data_start: int, problems: Prob
     dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
         problems.add(
-            f"{file.name}: {name}: the header entry needs dtype, shape and two data_offsets, it is {value!r:.120}"
+            f"{file.name}: {name}: its entry needs dtype, shape and two data_offsets, it is {reprlib.repr(value)}"
         )
         return None
     if dtype not in DTYPE_BITS:
@@ -117,8 +118,10 @@ def _entry(file: Path, name: str, value: object, data_start: int, problems: Prob
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
-    """A list of integers >= 0, else None (True is not a count)."""
-    if isinstance(value, list) and all(type(item) is int and item >= 0 for item in value):
+    """A list of as many integers >= 0 as a tensor may have axes, else None (True is not a count)."""
+    if not isinstance(value, list) or len(value) > MAX_RANK:
+        return None
+    if all(type(item) is int and 0 <= item < MAX_COUNT for item in value):
         return tuple(value)
     return None
 

@@ -6,14 +6,15 @@ open files and their maps, so several threads may read different tensors.
 """
 
 import ctypes
-import json
 import mmap
+import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from weights.errors import CheckpointError, Problems
+from weights.files import is_file_name, is_there, open_file, read_object
 from weights.header import TORCH_DTYPES, TensorEntry, read_header
 from weights.staging import Freight, read_exactly
 
@@ -30,7 +31,9 @@ class Reader:
         self.entries = _entries(directory, problems)
         problems.raise_if_any()
         files = {entry.file for entry in self.entries.values() if entry.num_bytes}
-        self._files = {file: file.open("rb") for file in files}
+        opened = {file: open_file(file, problems) for file in files}
+        problems.raise_if_any()
+        self._files = {file: stream for file, stream in opened.items() if stream is not None}
         # private maps: torch wants a writable buffer, the files are never written
         self._maps = {name: mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) for name, f in self._files.items()}
 
@@ -75,12 +78,12 @@ class Reader:
 
 
 def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         problems.add("no such directory")
         return {}
-    if (directory / SINGLE).is_file():
+    if is_there(directory / SINGLE):
         return read_header(directory / SINGLE, problems)
-    if (directory / INDEX).is_file():
+    if is_there(directory / INDEX):
         return _sharded(directory, problems)
     files = sorted(directory.glob("*.safetensors"))
     if len(files) == 1:
@@ -115,12 +118,10 @@ def _sharded(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
 
 
 def _weight_map(index: Path, problems: Problems) -> dict[str, str]:
-    try:
-        values = json.loads(index.read_bytes())
-    except (ValueError, RecursionError) as error:
-        problems.add(f"{INDEX}: not JSON ({error})")
+    values = read_object(index, problems)
+    if values is None:
         return {}
-    weight_map = values.get("weight_map") if isinstance(values, dict) else None
+    weight_map = values.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         problems.add(f"{INDEX}: weight_map must be an object of tensor names to file names")
         return {}
@@ -129,10 +130,10 @@ def _weight_map(index: Path, problems: Problems) -> dict[str, str]:
 
 def _shard(directory: Path, shard: str, problems: Problems) -> dict[str, TensorEntry] | None:
     """The tensors of one shard; None where the file cannot be read at all."""
-    if Path(shard).name != shard:
+    if not is_file_name(shard):
         problems.add(f"{INDEX}: {shard!r} is not the name of a file in this directory")
         return None
-    if not (directory / shard).is_file():
+    if not is_there(directory / shard):
         problems.add(f"{shard}: named by {INDEX}, missing")
         return None
     return read_header(directory / shard, problems)

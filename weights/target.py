@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weights.config import LayerConfig, TargetConfig
 from weights.errors import Problems
 from weights.fields import Fields, layer_types, read_json_object
+from weights.files import is_there
 from weights.reader import Reader
 from weights.report import Log
 from weights.rope import read_rope, rope_source
@@ -156,7 +157,7 @@ def _switch(fields: Fields, switch: bool | str) -> bool:
 def _eos_token_ids(reader: Reader, fields: Fields, log: Log, problems: Problems) -> tuple[int, ...]:
     """Those of config.json, then those that only generation_config.json has."""
     file = reader.directory / "generation_config.json"
-    generation = Fields(read_json_object(file, problems) if file.is_file() else {}, file.name, problems)
+    generation = Fields(read_json_object(file, problems) if is_there(file) else {}, file.name, problems)
     ids = (*(fields.ints("eos_token_id") or ()), *(generation.ints("eos_token_id") or ()))
     sources = [each.source("eos_token_id") for each in (fields, generation) if "eos_token_id" in each]
     log.add("eos_token_ids", tuple(dict.fromkeys(ids)), ", ".join(sources) or "default")

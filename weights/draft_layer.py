@@ -2,6 +2,7 @@
 
 from weights.config import LayerConfig
 from weights.evidence import Witness
+from weights.fields import check_layer
 from weights.rope import read_rope, rope_source
 
 ATTENTION = "layers.0.self_attn."
@@ -37,6 +38,7 @@ def resolve_layer(witness: Witness) -> LayerConfig:
         mlp_bias=_built(witness, "mlp_bias", tuple(f"{MLP}{name}_proj.bias" for name in ("gate", "up", "down"))),
         qk_norm=_built(witness, "qk_norm", tuple(f"{ATTENTION}{name}_norm.weight" for name in "qk")),
     )
+    check_layer(layer, witness.log.rows["head_dim"].source, fields)
     _log(witness, layer)
     return layer
 

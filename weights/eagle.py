@@ -5,6 +5,7 @@ formats. The order: format, layer, vocabulary, features, norms, owners; each dec
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,8 @@ from weights.reader import Reader
 from weights.rename import DRAFT_ROWS, rename
 from weights.report import Log
 from weights.taps import KEYS, resolve_taps
+
+LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ def resolve_eagle(
     problems.raise_if_fatal()
     fields = Fields(raw, "config.json", problems)
     layout = find_layout(Evidence(raw=raw, flat=fields.values, names=frozenset(reader.entries)), problems)
+    fields.strings("architectures")
     refuse_values(fields, problems)
     renamed = rename(reader.entries, DRAFT_ROWS, problems)
     held = {name: reader.entries[old] for name, old in renamed.names.items()}
@@ -100,8 +104,7 @@ def _entry(witness: Witness, hidden_size: int) -> Literal["fc", "qkv"]:
 
 
 def _num_layers(witness: Witness) -> int:
-    parts = [name.split(".") for name in witness.held if name.startswith("layers.")]
-    seen = max((int(part[1]) for part in parts if part[1].isdigit()), default=0) + 1
+    seen = max((int(found[1]) for found in map(LAYER.match, witness.held) if found), default=0) + 1
     written = witness.fields.get(int, "num_hidden_layers", 1)
     source = "tensor names" if seen >= written else witness.fields.source("num_hidden_layers")
     witness.log.add("num_layers", max(written, seen), source)

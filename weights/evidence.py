@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from weights.errors import Problems
-from weights.fields import Fields
+from weights.fields import Fields, check_size
 from weights.header import TensorEntry
 from weights.report import Log
 
@@ -50,6 +50,8 @@ class Witness:
         value = Counter(ballots).most_common(1)[0][0]
         witness = next((what for what, seen in told.items() if seen == value), None)
         self.log.add(field, value, f"shape of {witness}" if witness else self.fields.source(key))
+        if witness:
+            check_size(key, value, f"{self.held[witness].file.name}: shape of {witness}", self.problems)
         if written is not None and written != value:
             self._disagree(f"{self.fields.source(key)} is {written}, the shape of {witness} says {value}", may_lie)
         return value
@@ -75,7 +77,7 @@ class Witness:
                 self.log.note(f"{self.fields.source(key)} is ignored: {why}")
 
     def _silent(self, field: str, key: str, default: int | None) -> int:
-        if default is None:
+        if default is None and key not in self.fields:
             self.problems.add(f"{self.fields.file}: missing {key}, and no tensor tells it", fatal=True)
         self.log.add(field, default, "default")
         return default or 0

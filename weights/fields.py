@@ -1,17 +1,57 @@
 """Typed reads of config.json that name the file, the key and what was expected; every answer remembers its source.
 
 Wrappers (`transformer_layer_config`, `eagle_config`, `model`, `text_config`) are opened first, inner keys winning; null
-counts as absent. A wrong type is a problem and the read returns a stand-in, so that one error can list all of them.
+counts as absent. A wrong type or a number outside its key's range is a problem and the read returns a stand-in, so that
+one error can list all of them.
 """
 
+import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from weights.config import LayerConfig
 from weights.errors import Problems
 from weights.files import read_object
 
 WRAPPERS = ("text_config", "model", "transformer_layer_config", "eagle_config")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `low` to `high`, both allowed; NaN is outside."""
+
+    low: float
+    high: float
+    step: int = 1
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and (self.step == 1 or value % self.step == 0)
+
+    def __str__(self) -> str:
+        return f"from {self.low:.10g} to {self.high:.10g}" + (f" and a multiple of {self.step}" * (self.step > 1))
+
+
+SIZE = Range(1, 2**31 - 1)
+SCALE = Range(1e-3, 1e6)
+# what a key may be, wherever it stands
+RANGES = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE),
+    **dict.fromkeys(("num_hidden_layers", "vocab_size", "draft_vocab_size", "target_hidden_size"), SIZE),
+    **dict.fromkeys(("sliding_window", "original_max_position_embeddings"), SIZE),
+    "max_position_embeddings": Range(2, 2**31 - 1),  # a token and its successor
+    "max_window_layers": Range(0, 2**31 - 1),
+    "head_dim": Range(2, 65536, step=2),  # rope turns pairs
+    "rms_norm_eps": Range(0, 1),
+    "rope_theta": Range(2, 1e30),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), SCALE),
+    **dict.fromkeys(("attention_factor",), SCALE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), Range(0, 1e6)),  # 0: none
+}
+# what a key without a row may be: what the machine's integers and float32 can hold
+INTEGERS = Range(-(2**63), 2**63 - 1)
+NUMBERS: dict[type, Range] = {int: INTEGERS, float: Range(-3e38, 3e38)}
 
 T = TypeVar("T", bound=object)
 KINDS: dict[type, tuple[str, tuple[type, ...]]] = {
@@ -50,7 +90,9 @@ class Fields:
             if isinstance(inner, dict):
                 self._open(inner, f"{path}{wrapper}.")
             elif inner is not None:
-                self.problems.add(f"{self.file}: {path}{wrapper} is {inner!r:.60}, an object is needed", fatal=True)
+                self.problems.add(
+                    f"{self.file}: {path}{wrapper} is {reprlib.repr(inner)}, an object is needed", fatal=True
+                )
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -76,7 +118,7 @@ class Fields:
         return default if value is None else value
 
     def find(self, kind: type[T], *keys: str) -> T | None:
-        """The first of `keys` that is there, as `kind`; None if absent or of a wrong type (then it is a problem)."""
+        """The first of `keys` that is there, as `kind`; None if absent, or wrong and so a problem."""
         for key in keys:
             if key in self.values:
                 return self._typed(kind, key, self.values[key])
@@ -84,25 +126,56 @@ class Fields:
 
     def _typed(self, kind: type[T], key: str, value: object) -> T | None:
         words, types = KINDS[kind]
-        if isinstance(value, types) and not (isinstance(value, bool) and kind is not bool):
-            return kind(value)  # type: ignore[call-arg]
-        self.problems.add(f"{self.file}: {self._paths[key]} is {value!r:.60}, {words} is needed", fatal=True)
-        return None
+        if not isinstance(value, types) or (isinstance(value, bool) and kind is not bool):
+            self.refuse(key, value, f"{words} is needed")
+            return None
+        limits = RANGES.get(key, NUMBERS.get(kind))
+        if limits is not None and isinstance(value, int | float) and value not in limits:
+            self.refuse(key, value, f"{words} {limits} is needed")
+            return None
+        return kind(value)  # type: ignore[call-arg]
 
-    def ints(self, key: str) -> tuple[int, ...] | None:
+    def refuse(self, key: str, value: object, needed: str) -> None:
+        self.problems.add(f"{self.file}: {self._paths[key]} is {reprlib.repr(value)}, {needed}", fatal=True)
+
+    def ints(self, key: str, limits: Range = INTEGERS) -> tuple[int, ...] | None:
         """A list of integers, or one integer."""
         value = self.values.get(key)
         if value is None:
             return None
         items = value if isinstance(value, list) else [value]
-        if all(type(item) is int for item in items):
+        if all(type(item) is int and item in limits for item in items):
             return tuple(items)
-        self.problems.add(f"{self.file}: {self._paths[key]} is {value!r:.60}, integers are needed", fatal=True)
+        self.refuse(key, value, f"integers are needed {limits}")
         return None
 
     def strings(self, key: str) -> tuple[str, ...]:
-        value = self.values.get(key)
-        return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+        """A list of strings; () if absent."""
+        value = self.values.get(key, [])
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        self.refuse(key, value, "a list of strings is needed")
+        return ()
+
+
+def check_size(name: str, value: int, source: str, problems: Problems) -> None:
+    """A number that no key states must be as one that a key does."""
+    if value not in RANGES[name]:
+        problems.add(f"{source}: {name} is {value}, an integer {RANGES[name]} is needed", fatal=True)
+
+
+def check_layer(layer: LayerConfig, head_dim_source: str, fields: Fields) -> None:
+    """What no single key tells, and switches that not every family and format reads."""
+    for key in ("attention_bias", "mlp_bias"):
+        fields.find(bool, key)
+    is_derived = head_dim_source == "default"
+    source = f"{fields.file}: hidden_size / num_attention_heads" if is_derived else head_dim_source
+    check_size("head_dim", layer.head_dim, source, fields.problems)
+    if layer.num_kv_heads and layer.num_heads % layer.num_kv_heads:
+        fields.problems.add(
+            f"{fields.file}: num_attention_heads is {layer.num_heads}, a multiple of num_key_value_heads, "
+            f"{layer.num_kv_heads}, is needed"
+        )
 
 
 def layer_types(fields: Fields) -> tuple[str, ...]:

@@ -102,10 +102,12 @@ def target_ids(reader: Reader, resolution: Resolution, problems: Problems) -> Te
     """The draft's vocabulary as absolute ids, checked; None where there is no usable d2t."""
     held, V = resolution.held, resolution.config.vocab_size
     d2t, t2d = held.get("d2t"), held.get("t2d")
-    if d2t is None or d2t.dtype not in INTEGER_DTYPES:
+    if d2t is None or d2t.dtype not in INTEGER_DTYPES or len(d2t.shape) != 1:
         return None
     ids = absolute_ids(reader.read(d2t.name), V, f"{d2t.file.name}: {d2t.name}", problems)
-    if t2d is not None and t2d.dtype == "BOOL":
+    if t2d is not None and t2d.dtype == "BOOL" and len(t2d.shape) != 1:
+        problems.add(f"{t2d.file.name}: {t2d.name} is {list(t2d.shape)}, [{V}] is needed")
+    elif t2d is not None and t2d.dtype == "BOOL":
         check_mask(reader.read(t2d.name), ids, V, f"{t2d.file.name}: {t2d.name}", problems)
     return ids
 

@@ -90,5 +90,25 @@ def _build(kind: Kind, theta: float, fields: Fields, rope: Fields, problems: Pro
     if kind == "yarn":
         # transformers: where absent, the config's own length is the original one
         values["original_max_position_embeddings"] = fields.find(int, "max_position_embeddings")
-    values |= {key: rope.find(TYPES.get(key, float), key) for key in (*needed, *optional) if key in rope}
-    return RopeConfig(theta=theta, kind=kind, **values)  # type: ignore[arg-type]
+    found = {key: rope.find(TYPES.get(key, float), key) for key in (*needed, *optional)}
+    values |= {key: value for key, value in found.items() if value is not None}
+    built = RopeConfig(theta=theta, kind=kind, **values)  # type: ignore[arg-type]
+    _check_order(built, rope)
+    return built
+
+
+def _check_order(built: RopeConfig, rope: Fields) -> None:
+    """What the formulas divide by is positive only so."""
+    if built.kind == "llama3" and built.low_freq_factor >= built.high_freq_factor:
+        rope.problems.add(
+            f"{rope.file}: low_freq_factor is {built.low_freq_factor}, less than high_freq_factor, "
+            f"{built.high_freq_factor}, is needed"
+        )
+    if built.kind == "yarn" and built.beta_slow > built.beta_fast:
+        rope.problems.add(
+            f"{rope.file}: beta_slow is {built.beta_slow}, at most beta_fast, {built.beta_fast}, is needed"
+        )
+    if built.kind == "yarn" and built.original_max_position_embeddings is None:
+        rope.problems.add(
+            f"{rope.file}: missing original_max_position_embeddings, nor is there a max_position_embeddings"
+        )

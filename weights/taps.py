@@ -6,11 +6,12 @@ decided.
 """
 
 from weights.errors import Problems
-from weights.fields import Fields
+from weights.fields import Fields, Range
 from weights.layouts import Layout
 from weights.report import Log
 
 KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+LAYERS = Range(0, 2**31 - 1)  # -1, the output before the first layer, is none
 
 
 def resolve_taps(
@@ -28,7 +29,7 @@ def resolve_taps(
     aux_layers:        boundaries that the caller insists on
     """
     key = next((key for key in KEYS if key in fields), None)
-    ids = fields.ints(key) if key else None
+    ids = fields.ints(key, LAYERS) if key else None
     if aux_layers is not None:
         boundaries, source = aux_layers, "argument aux_layers (boundaries)"
     elif ids:

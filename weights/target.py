@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weights.config import LayerConfig, TargetConfig
 from weights.errors import Problems
-from weights.fields import Fields, layer_types, read_json_object
+from weights.fields import INTEGERS, Fields, Range, check_layer, layer_types, read_json_object
 from weights.files import is_there
 from weights.reader import Reader
 from weights.report import Log
@@ -62,16 +62,17 @@ def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig
     family = _family(fields, problems)
     problems.raise_if_fatal()
     assert family is not None, "an unknown family is fatal"
+    vocab_size = fields.need(int, "vocab_size")
     config = TargetConfig(
         model_type=_model_type(fields),
         layer=_layer(fields, family, log, problems),
         num_layers=fields.need(int, "num_hidden_layers"),
-        vocab_size=fields.need(int, "vocab_size"),
+        vocab_size=vocab_size,
         max_position_embeddings=fields.get(int, "max_position_embeddings", family.max_position_embeddings),
         has_tied_head=fields.get(bool, "tie_word_embeddings", False),
         dtype=stored_dtype(reader),
         bos_token_id=fields.find(int, "bos_token_id"),
-        eos_token_ids=_eos_token_ids(reader, fields, log, problems),
+        eos_token_ids=_eos_token_ids(reader, fields, vocab_size, log),
         sliding_window=_sliding_window(fields, family, log),
     )
     keys = {"num_layers": "num_hidden_layers", "has_tied_head": "tie_word_embeddings"}
@@ -136,6 +137,7 @@ def _layer(fields: Fields, family: Family, log: Log, problems: Problems) -> Laye
         mlp_bias=_switch(fields, family.mlp_bias),
         qk_norm=family.qk_norm,
     )
+    check_layer(layer, fields.source("head_dim"), fields)
     _log_layer(layer, fields, family, log)
     return layer
 
@@ -154,11 +156,12 @@ def _switch(fields: Fields, switch: bool | str) -> bool:
     return fields.get(bool, switch, False) if isinstance(switch, str) else switch
 
 
-def _eos_token_ids(reader: Reader, fields: Fields, log: Log, problems: Problems) -> tuple[int, ...]:
-    """Those of config.json, then those that only generation_config.json has."""
+def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) -> tuple[int, ...]:
+    """Those of config.json, then those that only generation_config.json has; min_tokens indexes logits by them."""
+    problems, limits = fields.problems, Range(0, vocab_size - 1) if vocab_size else INTEGERS
     file = reader.directory / "generation_config.json"
     generation = Fields(read_json_object(file, problems) if is_there(file) else {}, file.name, problems)
-    ids = (*(fields.ints("eos_token_id") or ()), *(generation.ints("eos_token_id") or ()))
+    ids = [id for each in (fields, generation) for id in each.ints("eos_token_id", limits) or ()]
     sources = [each.source("eos_token_id") for each in (fields, generation) if "eos_token_id" in each]
     log.add("eos_token_ids", tuple(dict.fromkeys(ids)), ", ".join(sources) or "default")
     return tuple(dict.fromkeys(ids))

@@ -9,6 +9,7 @@ from specdec.arguments import from_mapping, refuse_unknown
 
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
+MAX_MODEL_LEN = 1 << 24
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # what the graphs of each family may be; the last one is the default
 GRAPH_MODES = {
@@ -106,7 +107,7 @@ class EngineConfig:
         _check_int("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         if self.max_model_len is not None:
-            _check_int("max_model_len", self.max_model_len, 2, 1 << 24)
+            _check_int("max_model_len", self.max_model_len, 2, MAX_MODEL_LEN)
         if self.num_kv_blocks is not None:
             _check_int("num_kv_blocks", self.num_kv_blocks, 1, 1 << 30)
         if self.seed is not None:

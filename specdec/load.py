@@ -15,10 +15,10 @@ import torch
 
 from graphs.backend import CudaBackend
 from graphs.protocol import GraphBackend
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import MAX_MODEL_LEN, EngineConfig, SpeculativeConfig
 from specdec.kv_cache import BLOCK_SIZE, bytes_per_block
 from specdec.locate import locate
-from specdec.memory import blocks_in_host_memory, measure_needs, plan_memory
+from specdec.memory import blocks_in_host_memory, check_length, device_memory, measure_needs, plan_memory
 from specdec.runner import Runner, RunnerSizes
 from specdec.tokenizer import Tokenizer
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
@@ -130,6 +130,8 @@ def _runner(
     dtype = target.tensors["embed_tokens.weight"].dtype
     cached = models if most.num_speculative_tokens > 0 else [target]
     block = sum(bytes_per_block(model.config.layer, model.config.num_layers, dtype) for model in cached)
+    if config.max_model_len is None:
+        check_length(most, block, device_memory(device))
     if config.num_kv_blocks is None and device.type == "cuda":
         tensors = [tensor for model in models for tensor in model.tensors.values()]
         with _phase("memory plan"):
@@ -155,13 +157,8 @@ def _sizes(
 ) -> RunnerSizes:
     """Sizes with as many cache blocks as are of use at most: what all rows together can hold, and with a prefix cache
     several times that for what ended requests leave."""
-    max_model_len = config.max_model_len or target.config.max_position_embeddings
+    max_model_len = _max_model_len(config.max_model_len, target.config.max_position_embeddings)
     num_speculative_tokens = speculation.num_speculative_tokens if speculation is not None else 0
-    if max_model_len > target.config.max_position_embeddings:
-        raise ValueError(
-            f"max_model_len={max_model_len} exceeds the target's max_position_embeddings="
-            f"{target.config.max_position_embeddings}"
-        )
     _check_window("target", target.config.sliding_window, max_model_len)
     if eagle is not None and num_speculative_tokens > 0:
         _check_window("draft", eagle.config.sliding_window, max_model_len)
@@ -172,6 +169,18 @@ def _sizes(
         num_kv_blocks=config.max_num_seqs * -(-max_model_len // BLOCK_SIZE) * _cache_factor(config),
         num_speculative_tokens=num_speculative_tokens,
     )
+
+
+def _max_model_len(given: int | None, longest: int) -> int:
+    """The length asked for, else the target's longest, as long as an engine may be built for it."""
+    if given is not None and given > longest:
+        raise ValueError(f"max_model_len={given} exceeds the target's max_position_embeddings={longest}")
+    if given is None and longest > MAX_MODEL_LEN:
+        raise ValueError(
+            f"the target's max_position_embeddings={longest} is more than an engine takes: "
+            f"give a max_model_len of at most {MAX_MODEL_LEN}"
+        )
+    return longest if given is None else given
 
 
 def _cache_factor(config: EngineConfig) -> int:

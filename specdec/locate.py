@@ -1,5 +1,6 @@
 """From a name to a directory on this machine: a path, "demo", or a hub id through the hub's cache."""
 
+import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -23,18 +24,18 @@ def locate(name: str | Path, role: str) -> Path:
         raise ValueError(f"{role} {name!r}: give a directory, a hub id owner/name, or demo")
     if str(name) in DEMO_PARTS[role]:
         return demo_directory(DEMO_PARTS[role][str(name)])
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
+    if os.path.isdir(path):
         return path
     if str(name).startswith("demo/"):
         raise ValueError(f"{role} {name}: the bundled pair has no such {role} (allowed: {', '.join(DEMO_PARTS[role])})")
-    if path.exists():
-        raise ValueError(f"{role} {name}: a file; give the directory that holds config.json and *.safetensors")
+    if os.path.lexists(path):
+        raise ValueError(f"{role} {name}: no directory; give the directory that holds config.json and *.safetensors")
     if not _looks_like_hub_id(str(name)):
         raise ValueError(f"{role} {name}: no such directory (allowed: a directory, a hub id owner/name, or demo)")
     try:
         return Path(snapshot_download(str(name), allow_patterns=_WANTED))
-    except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         raise ValueError(f"{role} {name}: no such directory, and not to be had from the hub: {error}") from error
 
 

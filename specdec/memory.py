@@ -145,5 +145,25 @@ def run_largest_steps(runner: Runner) -> None:
 
 def blocks_in_host_memory(block: int) -> int:
     """Blocks of both caches in a quarter of the host's memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(memory // 4 // block, 1)
+    return max(device_memory(torch.device("cpu")) // 4 // block, 1)
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of a device, or of the host, in all."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_length(sizes: RunnerSizes, block: int, memory: int) -> None:
+    """ValueError for a context that config.json alone asks for and whose cache no device of `memory` bytes can hold.
+
+    It comes before the tables of its positions are built: those of 10**7 positions take half a minute.
+    """
+    need = sizes.blocks_per_request * block
+    if need > memory:
+        raise ValueError(
+            f"the target's max_position_embeddings={sizes.max_model_len}: the cache of one request needs "
+            f"{need / GIB:.2f} GiB, the device has {memory / GIB:.2f} GiB: give a max_model_len of at most "
+            f"{memory // block * BLOCK_SIZE}"
+        )

@@ -8,7 +8,6 @@ model.safetensors is never replaced, and the new one appears whole or not at all
 """
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +17,28 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from weights.errors import Problems, shown
+from weights.files import is_file_name, is_there, open_file, read_object
+from weights.header import TORCH_DTYPES
+
 SINGLE = "pytorch_model.bin"
 INDEX = "pytorch_model.bin.index.json"
 RESULT = "model.safetensors"
+
+DTYPES = {*TORCH_DTYPES.values(), torch.float8_e4m3fn, torch.float8_e5m2}
+MOST_COPIES = 16  # times a file's size that its tensors may take: a view of one number can claim terabytes
 
 
 def convert(directory: Path, progress: bool = True) -> Path:
     """Write `directory`/model.safetensors from its .bin files and return its path."""
     result = directory / RESULT
-    if result.exists() or (directory / f"{RESULT}.index.json").exists():
+    if is_there(result) or is_there(directory / f"{RESULT}.index.json"):
         raise ValueError(f"{directory}: safetensors are there already, nothing written")
     tensors: dict[str, Tensor] = {}
     for file in tqdm(bin_files(directory), desc="reading", unit="file", disable=not progress):
         for name, tensor in read_bin(file):
             if name in tensors:
-                raise ValueError(f"{file}: {name} is in an earlier file too")
+                raise ValueError(f"{file}: {shown(name)} is in an earlier file too")
             tensors[name] = tensor
     write_whole(tensors, result)
     return result
@@ -40,26 +46,65 @@ def convert(directory: Path, progress: bool = True) -> Path:
 
 def bin_files(directory: Path) -> list[Path]:
     """The files to read: those of the index, else pytorch_model.bin, else the only .bin there is."""
-    if (directory / INDEX).is_file():
-        weight_map = json.loads((directory / INDEX).read_bytes())["weight_map"]
-        return [directory / name for name in sorted(set(weight_map.values()))]
-    if (directory / SINGLE).is_file():
+    if is_there(directory / INDEX):
+        return _indexed(directory)
+    if is_there(directory / SINGLE):
         return [directory / SINGLE]
     files = sorted(directory.glob("*.bin"))
     if len(files) != 1:
-        raise ValueError(
-            f"{directory}: needs {SINGLE} or {INDEX}, has {[file.name for file in files] or 'no .bin file'}"
-        )
+        found = shown(str([file.name for file in files])) if files else "no .bin file"
+        raise ValueError(f"{directory}: needs {SINGLE} or {INDEX}, has {found}")
     return files
+
+
+def _indexed(directory: Path) -> list[Path]:
+    problems = Problems(directory)
+    weight_map = (read_object(directory / INDEX, problems) or {}).get("weight_map")
+    problems.raise_if_any()
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ValueError(f"{directory}: {INDEX}: weight_map must be an object of tensor names to file names")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if not is_file_name(name):
+            raise ValueError(f"{directory}: {INDEX}: {shown(repr(name))} is not the name of a file in this directory")
+    return [directory / name for name in names]
 
 
 def read_bin(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Named tensors of one state dict, each with memory of its own."""
-    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    problems = Problems(file.parent)
+    stream = open_file(file, problems)
+    problems.raise_if_any()
+    assert stream is not None, "no stream without a problem"
+    with stream:
+        most = MOST_COPIES * os.fstat(stream.fileno()).st_size
+    state = _unpickled(file)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{file}: not a plain dict of tensors")
     for name, tensor in state.items():
+        _check(file, name, tensor)
+    size = sum(tensor.numel() * tensor.itemsize for tensor in state.values())
+    if size > most:
+        raise ValueError(f"{file}: tensors of {size} bytes in all, more than {MOST_COPIES} times the file")
+    for name, tensor in state.items():
         yield name, tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _unpickled(file: Path) -> object:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # of any kind: a stranger's pickle decides what the unpickler trips over
+        text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise ValueError(f"{file}: not read by torch.load(weights_only=True, mmap=True): {shown(text, 300)}") from error
+
+
+def _check(file: Path, name: object, tensor: Tensor) -> None:
+    """ValueError for what model.safetensors cannot hold."""
+    if not isinstance(name, str) or name == "__metadata__":
+        raise ValueError(f"{file}: {shown(repr(name))} cannot be the name of a tensor")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
+        what = f"{tensor.layout}, {tensor.device}, {tensor.dtype}"
+        raise ValueError(f"{file}: {shown(name)} is {what}: a dense tensor with data, of a plain dtype, is needed")
 
 
 def write_whole(tensors: dict[str, Tensor], result: Path) -> None:

@@ -161,7 +161,7 @@ def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) ->
     problems, limits = fields.problems, Range(0, vocab_size - 1) if vocab_size else INTEGERS
     file = reader.directory / "generation_config.json"
     generation = Fields(read_json_object(file, problems) if is_there(file) else {}, file.name, problems)
-    ids = [id for each in (fields, generation) for id in each.ints("eos_token_id", limits) or ()]
+    ids = [token for each in (fields, generation) for token in each.ints("eos_token_id", limits) or ()]
     sources = [each.source("eos_token_id") for each in (fields, generation) if "eos_token_id" in each]
     log.add("eos_token_ids", tuple(dict.fromkeys(ids)), ", ".join(sources) or "default")
     return tuple(dict.fromkeys(ids))

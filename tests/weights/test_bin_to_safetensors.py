@@ -1,6 +1,7 @@
 """The converter of .bin heads: nothing unpickled, nothing replaced, nothing half-done."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -80,3 +81,92 @@ def test_what_is_not_a_state_dict_is_refused(tmp_path):
     torch.save([torch.ones(1)], tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match="not a plain dict of tensors"):
         convert(tmp_path, progress=False)
+
+
+def run_main(directory, monkeypatch) -> str:
+    """What the command says as it ends; anything but SystemExit with a text fails the test."""
+    monkeypatch.setattr(sys, "argv", ["bin_to_safetensors", str(directory), "--progress", "off"])
+    with pytest.raises(SystemExit) as error:
+        bin_to_safetensors.main()
+    text = str(error.value)
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert not (directory / "model.safetensors").exists()
+    return text
+
+
+@pytest.mark.parametrize("shard", ["../secret.bin", "{}/secret.bin", "sub/../../secret.bin", "..", ""])
+def test_an_index_cannot_name_files_elsewhere(tmp_path, monkeypatch, shard):
+    directory = tmp_path / "checkpoint"
+    (directory / "sub").mkdir(parents=True)
+    torch.save({"a": torch.ones(1)}, tmp_path / "secret.bin")
+    index = {"weight_map": {"a": shard.format(tmp_path)}}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert "is not the name of a file in this directory" in run_main(directory, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", "5", '{"weight_map": []}', '{"weight_map": {"a": [1]}}', "[" * 10**5, "\xff"]
+)
+def test_an_index_that_is_none_is_refused(tmp_path, monkeypatch, text):
+    (tmp_path / "pytorch_model.bin.index.json").write_text(text, encoding="latin-1")
+    assert "pytorch_model.bin.index.json" in run_main(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "other.bin"])
+def test_a_fifo_is_not_waited_for(tmp_path, monkeypatch, name):
+    os.mkfifo(tmp_path / name)
+    assert f"{name}: not a file, a regular file is needed" in run_main(tmp_path, monkeypatch)
+
+
+class Calls:
+    """A pickle that calls os.system when it is read by a careless reader."""
+
+    def __reduce__(self):
+        return os.system, ("\x1b[2J",)
+
+
+PICKLES = {
+    "empty": b"",
+    "text": b"hello\n",
+    "a truncated archive": b"PK\x03\x04" + bytes(40),
+    "a pickle that ends early": b"\x80\x02}q\x00",
+    "an opcode of its own": b"\x80\x02\xff.",
+    "a memo that is not there": b"\x80\x02h\x07.",
+    "a module of escapes": b"\x80\x02c\x1b[2Jos\nsystem\n.",
+    "code": Calls(),
+    "a number for a name": {5: torch.ones(1)},
+    "the name of the metadata": {"__metadata__": torch.ones(1)},
+    "no data": {"a": torch.ones(1, device="meta")},
+    "a sparse tensor": {"a": torch.eye(3).to_sparse()},
+    "a complex tensor": {"a": torch.ones(2, dtype=torch.complex128)},
+    "one number as terabytes": {"a": torch.ones(1).expand(10**6, 10**6)},
+    "a thousand times the same": {f"a{i}": tensor for tensor in [torch.ones(1000)] for i in range(1000)},
+}
+
+
+@pytest.mark.parametrize("attack", PICKLES)
+def test_a_hostile_or_odd_pickle_is_one_line(tmp_path, monkeypatch, attack):
+    content, file = PICKLES[attack], tmp_path / "pytorch_model.bin"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    text = run_main(tmp_path, monkeypatch)
+    assert text.startswith(f"{file}: ")
+    assert "\n" not in text
+
+
+def test_names_of_tensors_are_escaped(tmp_path, monkeypatch):
+    for file in ("one.bin", "two.bin"):
+        torch.save({"\x1b[2J": torch.ones(1)}, tmp_path / file)
+    index = {"weight_map": {"a": "one.bin", "b": "two.bin"}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert "\\x1b[2J is in an earlier file too" in run_main(tmp_path, monkeypatch)
+
+
+def test_a_link_where_the_result_would_be_is_left_alone(tmp_path):
+    torch.save({"a": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").symlink_to("nowhere")
+    with pytest.raises(ValueError, match="nothing written"):
+        convert(tmp_path, progress=False)
+    assert (tmp_path / "model.safetensors").is_symlink()

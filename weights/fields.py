@@ -46,7 +46,7 @@ RANGES = {
     "rms_norm_eps": Range(0, 1),
     "rope_theta": Range(2, 1e30),
     **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), SCALE),
-    **dict.fromkeys(("attention_factor",), SCALE),
+    "attention_factor": SCALE,
     **dict.fromkeys(("mscale", "mscale_all_dim"), Range(0, 1e6)),  # 0: none
 }
 # what a key without a row may be: what the machine's integers and float32 can hold

@@ -68,7 +68,10 @@ def emitted(given: argparse.Namespace, prompts: Sequence[list[int]], dtype: str)
 @torch.inference_mode()
 def forced_gaps(target: str, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> list[torch.Tensor]:
     """For each output [tokens]: the maximum logit less that of the token, by transformers in float32 on the CPU."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(locate(target, "target"), dtype=torch.float32)
+    directory = locate(target, "target")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    )
     gaps = []
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = torch.tensor([[*prompt, *output]])

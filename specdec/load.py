@@ -21,7 +21,11 @@ from specdec.locate import locate
 from specdec.memory import blocks_in_host_memory, check_length, device_memory, measure_needs, plan_memory
 from specdec.runner import Runner, RunnerSizes
 from specdec.tokenizer import Tokenizer
+from weights.errors import Problems
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
+from weights.reader import Reader
+from weights.report import Log
+from weights.target import resolve_target
 
 logger = logging.getLogger("specdec")
 
@@ -44,6 +48,9 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     backend, dtype = _backend(config, device), _dtype(config.dtype, device)
     directory = locate(model, "target")
     draft_directory = None if speculation is None else locate(speculation.model, "draft")
+    resolve_target(Reader(directory), Log(), Problems(directory))  # what is no target says so, and has no tokenizer
+    with _phase("tokenizer"):
+        tokenizer = Tokenizer(directory)  # before the weights, which take longer
     with _phase("target weights"):
         target = load_target(directory, dtype=dtype, device=device, progress=config.use_tqdm_on_load)
     logger.info("%s", target.report)
@@ -52,8 +59,6 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
         with _phase("draft weights"):
             eagle = _load_draft(draft_directory, speculation, target, device, config.use_tqdm_on_load)
         logger.info("%s", eagle.report)
-    with _phase("tokenizer"):
-        tokenizer = Tokenizer(directory)
     runner = _runner(config, speculation, target, eagle, device, backend)
     return Loaded(target=target, eagle=eagle, tokenizer=tokenizer, runner=runner)
 

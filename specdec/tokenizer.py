@@ -1,24 +1,22 @@
 """Text and conversations to tokens, and tokens to text, one after another."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import transformers
 from jinja2 import TemplateError
+
+from specdec.tokenizer_files import read_tokenizer
 
 Conversation = Sequence[Mapping[str, str]]  # messages, {"role": ..., "content": ...}
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-WHOLE_IN_FILES = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer classes without code of their own
 
 
 class Tokenizer:
     """The checkpoint's own tokenizer, as transformers reads it."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.backend = directory, reader_of(directory).from_pretrained(directory)
+        self.directory, self.backend = directory, read_tokenizer(directory)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, special tokens added as the checkpoint's tokenizer does."""
@@ -105,19 +103,6 @@ class Detokenizer:
 
     def _decode(self, start: int, end: int) -> str:
         return self._tokenizer.decode(self._tokens[start:end], self._skip_special_tokens)
-
-
-def reader_of(directory: Path) -> Any:
-    """The class in transformers that reads the files; AutoTokenizer gives the same, but loads every model's code first.
-
-    transformers has its classes loaded when they are first named: 3 s for AutoTokenizer (5.17, H200 machine).
-    """
-    file = directory / "tokenizer_config.json"
-    fields = json.loads(file.read_text()) if file.is_file() else {}
-    is_whole = fields.get("tokenizer_class") in WHOLE_IN_FILES and "auto_map" not in fields
-    if is_whole and (directory / "tokenizer.json").is_file():
-        return transformers.PreTrainedTokenizerFast
-    return transformers.AutoTokenizer
 
 
 def _check_text(text: str) -> None:

@@ -16,7 +16,8 @@ from specdec.finish import FinishRules
 from specdec.request import Request
 from specdec.sampling import SamplingParams
 from specdec.stats import RequestStats
-from specdec.tokenizer import INCOMPLETE, Detokenizer, Tokenizer, reader_of
+from specdec.tokenizer import INCOMPLETE, Detokenizer, Tokenizer
+from specdec.tokenizer_files import reader_of
 from weights.demo import demo_directory
 
 DEMO = Tokenizer(demo_directory("target"))

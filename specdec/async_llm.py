@@ -79,9 +79,10 @@ class AsyncLLM:
         chat_template: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """`generate` for one conversation, through the tokenizer's chat template or the one given."""
-        encode = partial(self.llm.tokenizer.encode_chat, messages, add_generation_prompt, chat_template)
+        tokenizer = self.llm.tokenizer
+        text = await asyncio.to_thread(tokenizer.write_chat, messages, add_generation_prompt, chat_template)
         # in the engine's thread, since a tokenizer may serve one at a time
-        prompt = await asyncio.wrap_future(self._thread.call(encode))
+        prompt = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
         async with aclosing(self.generate(prompt, sampling_params, request_id, priority)) as outputs:
             async for output in outputs:
                 yield output

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import TemplateError
-
+from specdec.chat_template import TemplateProcess
 from specdec.tokenizer_files import read_tokenizer
 
 Conversation = Sequence[Mapping[str, str]]  # messages, {"role": ..., "content": ...}
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing in a message; templates read the first
 
 
 class Tokenizer:
@@ -17,6 +17,7 @@ class Tokenizer:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.backend = directory, read_tokenizer(directory)
+        self._templates = TemplateProcess()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, special tokens added as the checkpoint's tokenizer does."""
@@ -40,22 +41,37 @@ class Tokenizer:
 
         add_generation_prompt: end with the beginning of an answer. chat_template: instead of the tokenizer's own.
         """
+        return self.encode_word(self.write_chat(messages, add_generation_prompt, chat_template))
+
+    def write_chat(
+        self, messages: Conversation, add_generation_prompt: bool = True, chat_template: str | None = None
+    ) -> str:
+        """The text of a conversation. Unlike all else here it may be asked for by several threads at once."""
+        template = self._template(chat_template)
+        _check_messages(messages)
+        variables = {
+            **self.backend.special_tokens_map,
+            "messages": [_as_templates_read(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._templates.render(template, variables)
+        except ValueError as error:
+            raise ValueError(f"the chat template does not take these messages: {error}") from error
+
+    def _template(self, chat_template: str | None) -> str:
+        """The Jinja text: what was given (the text, or a name among several), else the tokenizer's own."""
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
                 f"the tokenizer in {self.directory} has no chat template: give a chat_template, as Jinja text, or a "
                 "prompt instead of messages"
             )
-        _check_messages(messages)
-        try:
-            token_ids = self.backend.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                return_dict=False,
-            )
-        except (TemplateError, TypeError, LookupError, ArithmeticError) as error:  # a template is a program
-            raise ValueError(f"the chat template does not take these messages: {error}") from error
-        return list(token_ids)
+        template = self.backend.get_chat_template(chat_template)
+        if not isinstance(template, str):
+            raise ValueError(f"chat_template={template!r:.100}: give Jinja text")
+        return template
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, nothing cleaned up."""
@@ -121,3 +137,12 @@ def _check_messages(messages: object) -> None:
         if not all(isinstance(value, str) for value in values):
             raise ValueError(f'messages[{index}] is {message!r}: give {{"role": text, "content": text}}')
         _check_text(message["content"])
+
+
+def _as_templates_read(message: Mapping[str, object]) -> dict[str, object]:
+    """Keys without a value left out, and the reasoning under each name that templates know."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((kept[name] for name in REASONING if name in kept), None)
+    if reasoning is None:
+        return kept
+    return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}

@@ -39,7 +39,7 @@ def run_chat(options: ChatOptions) -> None:
     """Load, and answer what comes."""
     params = SamplingParams(**options.sampling)
     speculation = speculation_of(options.draft, options.num_speculative_tokens, options.acceptance)
-    template = None if options.chat_template is None else options.chat_template.read_text(encoding="utf-8")
+    template = None if options.chat_template is None else _read_template(options.chat_template)
     if template is None:
         _check_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -51,6 +51,13 @@ def run_chat(options: ChatOptions) -> None:
             chat.talk()
         else:
             chat.answer(message)
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--chat-template {file}: no text in UTF-8: {error}") from error
 
 
 def _check_template(target: str) -> None:

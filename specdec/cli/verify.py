@@ -56,11 +56,9 @@ def run_verify(options: VerifyOptions) -> None:
 
 def check_prompts(llm: LLM) -> list[str | list[int]]:
     """Questions in the chat template if there is one, since heads are trained on its answers; else code to continue."""
-    backend = llm.tokenizer.backend
-    if not getattr(backend, "chat_template", None):
+    if not llm.tokenizer.has_chat_template:
         return list(CODE_STARTS)
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    return [list(backend.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats]
+    return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
 
 
 def report(agreement: Agreement, verdict: Verdict) -> str:

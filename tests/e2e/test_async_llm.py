@@ -375,3 +375,20 @@ def test_an_output_that_replaces_another_wakes_its_reader_once():
         return found.request_id
 
     assert asyncio.run(read()) == "b"
+
+
+def test_a_template_that_hangs_does_not_hold_up_other_requests(shared, greedy):
+    hangs = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+    async def run():
+        chat = asyncio.create_task(last_of(shared.chat([{"role": "user", "content": "a"}], chat_template=hangs)))
+        await asyncio.sleep(0.1)
+        output = await last_of(shared.generate([1, 2, 3], greedy(4)))
+        is_over = chat.done()
+        with pytest.raises(ValueError, match="stopped after 2 s"):
+            await chat
+        return output, is_over
+
+    output, is_over = asyncio.run(run())
+    assert len(output.outputs[0].token_ids) == 4
+    assert not is_over

@@ -482,6 +482,23 @@ def _broken_draft(tmp_path: Path, name: str, break_tensor: str) -> Path:
     return draft
 
 
+def test_verify_stops_a_chat_template_that_hangs(run, tmp_path):
+    target = tmp_path / "target"
+    shutil.copytree(demo_directory("target"), target)
+    hangs = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (target / "chat_template.jinja").write_text(hangs)
+    code, out, err = run("verify", str(target), "demo")
+
+    assert (code, out) == (2, "")
+    assert "the chat template does not take these messages: it was stopped after 2 s" in err
+
+
+def test_a_chat_template_that_is_no_text_is_named(run, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_bytes(b"\xff")
+    assert f"--chat-template {file}: no text in UTF-8" in run("chat", "demo", "--chat-template", str(file))[2]
+
+
 def test_verify_asks_questions_where_there_is_a_chat_template(run, tmp_path):
     target = tmp_path / "target"
     shutil.copytree(demo_directory("target"), target)

@@ -90,6 +90,14 @@ class CudaPool:
         """Weak views of every tensor on the device: which of them lie in the pool torch does not tell."""
         return map_tensors(lambda tensor: weak_view(tensor) if tensor.is_cuda else tensor, value)
 
+    def num_bytes(self) -> int:
+        """Bytes of the allocator's segments in this pool: the driver's free memory moves with every other process.
+
+        The nodes of the graphs, which the driver keeps, are not counted.
+        """
+        segments = torch.cuda.memory_snapshot(self._handle)  # type: ignore[no-untyped-call]
+        return sum(int(segment["total_size"]) for segment in segments)
+
     def close(self) -> None:
         """Let go of the memory; `release` of the backend returns it to the driver."""
         if self._anchor is not None:

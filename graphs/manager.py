@@ -136,6 +136,10 @@ class CudaGraphManager:
             self.counters.replays[CUDAGraphMode.PIECEWISE] += 1
         return result
 
+    def num_bytes(self) -> int:
+        """Bytes that the graphs hold now."""
+        return 0 if self._pool is None else self._pool.num_bytes()
+
     def clear_graphs(self) -> None:
         """Drop every graph and give the memory back; `capture` may be called again."""
         for graph, _ in self._full.values():
@@ -161,7 +165,7 @@ class CudaGraphManager:
             forward = make_forward(desc, warmup=False)
             backend.release()
             gc.freeze()  # spares the next collection what survived this one
-            free = backend.free_memory()
+            held = self.num_bytes()
             num_graphs = self._capture_full(desc, forward) if desc.query_len else self._capture_pieces(desc, forward)
             backend.release(collect=False)
             record = CaptureRecord(
@@ -169,7 +173,7 @@ class CudaGraphManager:
                 descriptor=desc,
                 num_graphs=num_graphs,
                 seconds=time.perf_counter() - began,
-                num_bytes=free - backend.free_memory(),
+                num_bytes=self.num_bytes() - held,
             )
             self.counters.captures.append(record)
             bar.set_postfix_str(f"{backend.free_memory() / 2**30:.2f} GiB free")

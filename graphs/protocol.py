@@ -45,6 +45,9 @@ class GraphPool(Protocol):
     def weaken(self, value: object) -> object:
         """`value` with weak views in place of the tensors in it, so that it pins no memory of the pool."""
 
+    def num_bytes(self) -> int:
+        """Bytes that the graphs of this pool hold, whatever else uses the device."""
+
     def close(self) -> None:
         """Let go of the memory, once every graph was reset; the pool is as new."""
 

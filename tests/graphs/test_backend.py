@@ -72,6 +72,25 @@ def test_all_memory_comes_back_after_the_graphs_are_reset(cuda, x):
     assert _reserved() == before
 
 
+def test_a_pool_counts_its_own_bytes(cuda, x):
+    with cuda.side_stream():
+        x * 2
+    pool, other = cuda.new_pool(), cuda.new_pool()
+    assert pool.num_bytes() == 0
+    graph, _ = capture_graph(pool, BatchDescriptor(1), lambda: x * 2)
+    held = pool.num_bytes()
+    assert 4 * MIB <= held < 64 * MIB
+    y = torch.empty(64 * MIB, device="cuda")
+    second, _ = capture_graph(other, BatchDescriptor(1), lambda: y * 2)
+    assert pool.num_bytes() == held
+    assert other.num_bytes() >= y.nbytes
+    for each in (graph, second):
+        each.reset()
+    for each in (pool, other):
+        each.close()
+    assert pool.num_bytes() == other.num_bytes() == 0
+
+
 def test_an_empty_capture_is_no_graph_and_the_pool_lives_on(cuda, x):
     pool = cuda.new_pool()
     assert capture_graph(pool, BatchDescriptor(1), lambda: None)[0] is None

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from graphs.errors import CaptureError
 from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.sizes import CaptureSizes, capture_sizes
+from graphs.tape import TapeBackend
 
 FULL, PIECEWISE, NONE, BOTH = (CUDAGraphMode[m] for m in ("FULL", "PIECEWISE", "NONE", "FULL_AND_PIECEWISE"))
 MAX_TOKENS = 48
@@ -160,6 +162,18 @@ def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(
     assert tape.free_memory() == free
     assert {desc for desc, _ in family.num_prepared} == {BatchDescriptor(48), BatchDescriptor(16, 8, 2)}
     assert family.manager.needs_capture()
+
+
+def test_the_bytes_of_a_capture_are_its_own_while_others_use_the_device(cpu_toy, monkeypatch):
+    tape, others = TapeBackend(), itertools.count()
+    monkeypatch.setattr(tape, "free_memory", lambda: next(others) << 30)
+    family = Family(cpu_toy, tape, torch.device("cpu"), BOTH, capture_sizes(2, 4))
+    family.capture()
+    sizes = [record.num_bytes for record in family.manager.counters.captures]
+    assert min(sizes) > 0
+    assert sum(sizes) == family.manager.num_bytes() < 1 << 20
+    family.manager.clear_graphs()
+    assert family.manager.num_bytes() == 0
 
 
 def test_captures_pin_no_memory(tape, cpu_toy):

@@ -68,6 +68,7 @@ class CudaPool:
         self._backend = backend
         self._handle = torch.cuda.graph_pool_handle()
         self._anchor: torch.cuda.CUDAGraph | None = None
+        self.is_capturing_enabled = True
         self._broken: list[tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph | None]] = []
 
     @contextmanager

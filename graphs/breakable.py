@@ -93,7 +93,7 @@ class BreakableCUDAGraphCapture:
 
     def __enter__(self) -> "BreakableCUDAGraphCapture":
         with ExitStack() as stack:
-            stack.enter_context(exclusive_capture("a breakable capture"))
+            stack.enter_context(exclusive_capture("a breakable capture", self._pool))
             self._session = stack.enter_context(self._pool.session(self._owner, collect=self._collect))
             self._begin()
             self._stack = stack.pop_all()

@@ -1,7 +1,8 @@
-"""When a capture may begin: one at a time in a thread, and none after `set_cudagraph_capturing_enabled(False)`.
+"""When a capture may begin: one at a time in a thread, and none into a pool that was shut.
 
-The switch is for the whole process and is turned off when serving begins, so that no graph is captured lazily between
-two requests. With the forward context and the active breakable capture this is the only ambient state of the project.
+`set_cudagraph_capturing_enabled` shuts a pool when serving begins, so that none of its graphs is captured lazily
+between two requests; the pools of other managers, engines and threads stay open. The thread's capture is, with the
+forward context, the only ambient state of the project.
 """
 
 import threading
@@ -9,24 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from graphs.errors import CaptureError
+from graphs.protocol import GraphPool
 
 
 class _Thread(threading.local):
     capturing: str | None = None
 
 
-class _Switch:
-    enabled = True
-
-
 _thread = _Thread()
-_switch = _Switch()
 
 
 @contextmanager
-def exclusive_capture(what: str) -> Iterator[None]:
+def exclusive_capture(what: str, pool: GraphPool) -> Iterator[None]:
     """Hold this thread's one place for a capture; `what` names the holder in the errors of the others."""
-    validate_cudagraph_capturing_enabled(what)
+    validate_cudagraph_capturing_enabled(what, pool)
     if _thread.capturing is not None:
         raise CaptureError(f"captures do not nest: {what} began inside {_thread.capturing}")
     _thread.capturing = what
@@ -41,12 +38,12 @@ def is_capturing() -> bool:
     return _thread.capturing is not None
 
 
-def set_cudagraph_capturing_enabled(enabled: bool) -> None:
-    """Allow or forbid every later capture of this process."""
-    _switch.enabled = enabled
+def set_cudagraph_capturing_enabled(pool: GraphPool, enabled: bool) -> None:
+    """Allow or forbid every later capture into this pool."""
+    pool.is_capturing_enabled = enabled
 
 
-def validate_cudagraph_capturing_enabled(what: str) -> None:
-    """CaptureError when captures are forbidden."""
-    if not _switch.enabled:
+def validate_cudagraph_capturing_enabled(what: str, pool: GraphPool) -> None:
+    """CaptureError when captures into this pool are forbidden."""
+    if not pool.is_capturing_enabled:
         raise CaptureError(f"{what} would be captured now, but capture ended when serving began: capture it at start")

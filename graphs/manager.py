@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 from tqdm import tqdm
 
-from graphs.capturing import validate_cudagraph_capturing_enabled
+from graphs.capturing import set_cudagraph_capturing_enabled, validate_cudagraph_capturing_enabled
 from graphs.counters import CaptureRecord, GraphCounters
 from graphs.dispatch import Dispatch, Dispatcher
 from graphs.errors import CaptureError
@@ -91,15 +91,20 @@ class CudaGraphManager:
 
     def capture(self, make_forward: MakeForward, largest_only: bool = False) -> None:
         """Warm up and capture every size, or the largest of each mode."""
-        if self._backend is None or not self.needs_capture():
+        if self._backend is None or self._pool is None or not self.needs_capture():
             return
-        validate_cudagraph_capturing_enabled(f"the {self.name} family")
+        validate_cudagraph_capturing_enabled(f"the {self.name} family", self._pool)
         with self._backend.side_stream(), _frozen_heap():
             for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
                 wanted = [desc for of, desc in self.descriptors() if of is mode]
                 todo = [desc for desc in wanted[: 1 if largest_only else None] if not self._is_captured(mode, desc)]
                 self._capture_mode(self._backend, mode, todo, make_forward)
         self._update_dispatcher()
+
+    def set_cudagraph_capturing_enabled(self, enabled: bool) -> None:
+        """Allow or forbid later captures of this family; those of other managers are not touched."""
+        if self._pool is not None:
+            set_cudagraph_capturing_enabled(self._pool, enabled)
 
     def measure(self, make_forward: MakeForward) -> int:
         """Bytes that the largest capture of each mode takes: about what the family will take; nothing is kept."""

@@ -30,7 +30,12 @@ class GraphSession(Protocol):
 
 
 class GraphPool(Protocol):
-    """Memory that the graphs of one manager share."""
+    """Memory that the graphs of one manager share.
+
+    is_capturing_enabled: see capturing.py; true at first
+    """
+
+    is_capturing_enabled: bool
 
     def session(
         self, owner: Hashable, *, collect: bool = True, is_last: bool = True

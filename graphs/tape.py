@@ -56,6 +56,7 @@ class TapePool:
     def __init__(self) -> None:
         self._owners: dict[Hashable, OwnerMemory] = {}
         self._last: OwnerMemory | None = None
+        self.is_capturing_enabled = True
 
     @contextmanager
     def session(self, owner: Hashable, *, collect: bool = True, is_last: bool = True) -> Iterator[GraphSession]:

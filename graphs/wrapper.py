@@ -160,7 +160,10 @@ def capture_graph(
     is_last: bool = True,
 ) -> tuple[Graph | None, object]:
     """Capture one call as one graph; returns it with what the call returned, still strong."""
-    with exclusive_capture(f"the graph of {owner}"), pool.session(owner, collect=collect, is_last=is_last) as session:
+    with (
+        exclusive_capture(f"the graph of {owner}", pool),
+        pool.session(owner, collect=collect, is_last=is_last) as session,
+    ):
         session.begin()
         output = forward()
         graph = session.end()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.counters import GraphCounters
 from graphs.manager import CudaGraphManager, MakeForward
 from graphs.modes import CUDAGraphMode
@@ -136,7 +135,7 @@ class GraphFamilies:
         """Capture every size of every family; afterwards nothing is captured until this is called again."""
         if not self._needs_capture():
             return
-        with _capturing_allowed():
+        with self._capturing_allowed():
             for name, manager in self.by_name.items():
                 manager.capture(makers[name])
 
@@ -144,20 +143,33 @@ class GraphFamilies:
         """Bytes that each family's pool will take, by its largest graphs; none is kept."""
         if not self._needs_capture():
             return dict.fromkeys(self.by_name, 0)
-        with _capturing_allowed():
+        with self._capturing_allowed():
             return {name: manager.measure(makers[name]) for name, manager in self.by_name.items()}
 
     def counters(self) -> dict[str, GraphCounters]:
         """What each family captured and ran."""
         return {name: manager.counters for name, manager in self.by_name.items()}
 
-    def clear(self) -> None:
-        """Drop every graph and give the memory back; from here on everything runs eagerly."""
+    def clear_all_graphs(self) -> None:
+        """Drop every graph of this engine and give the memory back; from here on everything runs eagerly."""
         for manager in self.by_name.values():
             manager.clear_graphs()
 
     def _needs_capture(self) -> bool:
         return any(manager.needs_capture() for manager in self.by_name.values())
+
+    @contextmanager
+    def _capturing_allowed(self) -> Iterator[None]:
+        """Captures of these families happen in the body and nowhere else, so never between two requests."""
+        self._allow_capturing(True)
+        try:
+            yield
+        finally:
+            self._allow_capturing(False)
+
+    def _allow_capturing(self, is_allowed: bool) -> None:
+        for manager in self.by_name.values():
+            manager.set_cudagraph_capturing_enabled(is_allowed)
 
 
 def init_piecewise(manager: CudaGraphManager, model: Callable[..., object]) -> None:
@@ -166,13 +178,3 @@ def init_piecewise(manager: CudaGraphManager, model: Callable[..., object]) -> N
         manager.init_breakable_cg_runner(model)
     else:
         manager.init_compiled_runner(model, ["specdec::attend"])
-
-
-@contextmanager
-def _capturing_allowed() -> Iterator[None]:
-    """Captures happen in the body and nowhere else in this process, so never between two requests."""
-    set_cudagraph_capturing_enabled(True)
-    try:
-        yield
-    finally:
-        set_cudagraph_capturing_enabled(False)

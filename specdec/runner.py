@@ -184,7 +184,7 @@ class Runner:
 
     def clear_graphs(self) -> None:
         """Drop all graphs and go on eagerly."""
-        self.graphs.clear()
+        self.graphs.clear_all_graphs()
 
     def _logprobs_of(self, parts: Sequence[PromptPart]) -> list[StepLogprobs | None]:
         """Logprobs of prompt tokens, from the hidden states that the chunk left, some rows at a time."""

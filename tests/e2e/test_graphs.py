@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from graphs.backend import CudaBackend
-from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.modes import CUDAGraphMode
 from graphs.tape import TapeBackend
 from specdec.config import GraphConfig, graph_modes
@@ -31,11 +30,10 @@ SETTINGS = [
 
 
 @pytest.fixture(autouse=True)
-def _capturing_is_allowed():
+def _frozen_heap():
     gc.freeze()  # a capture collects garbage: let it walk over no more than its own
     yield
     gc.unfreeze()
-    set_cudagraph_capturing_enabled(True)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from graphs.backend import CudaBackend
 from graphs.breakable import eager_break_during_capture
-from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.context import ForwardContext, get_forward_context, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.tape import TapeBackend
@@ -38,12 +37,6 @@ def _frozen_heap():
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(autouse=True)
-def _capturing_is_allowed():
-    yield
-    set_cudagraph_capturing_enabled(True)
 
 
 @pytest.fixture(autouse=True)

@@ -11,26 +11,36 @@ from graphs.capturing import (
 from graphs.errors import CaptureError
 
 
-def test_a_second_capture_in_the_same_thread_names_both():
-    with exclusive_capture("the first"):
+@pytest.fixture
+def pool(backend):
+    return backend.new_pool()
+
+
+def test_a_second_capture_in_the_same_thread_names_both(pool):
+    with exclusive_capture("the first", pool):
         assert is_capturing()
-        with pytest.raises(RuntimeError, match="the second began inside the first"), exclusive_capture("the second"):
+        with (
+            pytest.raises(RuntimeError, match="the second began inside the first"),
+            exclusive_capture("the second", pool),
+        ):
             pass
     assert not is_capturing()
 
 
-def test_two_threads_may_capture_at_once():
+def test_two_threads_may_capture_at_once(pool):
     seen = []
-    with exclusive_capture("here"):
+    with exclusive_capture("here", pool):
         thread = threading.Thread(target=lambda: seen.append(is_capturing()))
         thread.start()
         thread.join()
     assert seen == [False]
 
 
-def test_the_switch_forbids_every_later_capture():
-    set_cudagraph_capturing_enabled(False)
-    with pytest.raises(CaptureError, match="a graph would be captured now"):
-        validate_cudagraph_capturing_enabled("a graph")
-    set_cudagraph_capturing_enabled(True)
-    validate_cudagraph_capturing_enabled("a graph")
+def test_the_switch_forbids_every_later_capture_into_its_pool_and_no_other(pool, backend):
+    set_cudagraph_capturing_enabled(pool, False)
+    for check in (validate_cudagraph_capturing_enabled, lambda *given: exclusive_capture(*given).__enter__()):
+        with pytest.raises(CaptureError, match="a graph would be captured now"):
+            check("a graph", pool)
+    validate_cudagraph_capturing_enabled("a graph", backend.new_pool())
+    set_cudagraph_capturing_enabled(pool, True)
+    validate_cudagraph_capturing_enabled("a graph", pool)

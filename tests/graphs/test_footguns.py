@@ -205,8 +205,9 @@ def test_captures_do_not_nest(backend):
 def test_no_capture_after_serving_began(backend, buffers, in_context):
     """A capture takes a second and new memory: one that comes by surprise between two requests is an error."""
     x, _ = buffers
-    wrapper = CUDAGraphWrapper(lambda x: x * 2, FULL, backend.new_pool())
-    set_cudagraph_capturing_enabled(False)
+    pool = backend.new_pool()
+    wrapper = CUDAGraphWrapper(lambda x: x * 2, FULL, pool)
+    set_cudagraph_capturing_enabled(pool, False)
     with in_context(FULL), pytest.raises(CaptureError, match="capture ended when serving began"):
         wrapper(x)
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from graphs.breakable import BreakableCUDAGraphCapture
-from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.context import ForwardContext, get_forward_context, set_forward_context
 from graphs.errors import CaptureError
 from graphs.manager import CudaGraphManager
@@ -189,9 +188,15 @@ def test_a_full_graph_that_was_not_captured_is_an_error(family):
 
 
 def test_after_serving_began_nothing_is_captured(family):
-    set_cudagraph_capturing_enabled(False)
+    toy, other = family(BOTH), family(BOTH, requests=[2], tokens=[4])
+    toy.manager.set_cudagraph_capturing_enabled(False)
     with pytest.raises(CaptureError, match="the toy family would be captured now"):
-        family(BOTH).capture()
+        toy.capture()
+    other.capture()
+    assert other.step(2, 4, 2)[0].mode is FULL
+    toy.manager.set_cudagraph_capturing_enabled(True)
+    toy.capture()
+    assert toy.step(2, 4, 2)[0].mode is FULL
 
 
 def test_a_forward_that_does_not_reach_the_runner_is_an_error(backend):

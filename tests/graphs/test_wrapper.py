@@ -80,7 +80,7 @@ def test_a_mode_without_a_descriptor_is_an_error(wrapper, x):
 def test_nothing_is_captured_once_serving_began(wrapper, x, in_context):
     with in_context(PIECEWISE, 4):
         wrapper(x[:4])
-    set_cudagraph_capturing_enabled(False)
+    set_cudagraph_capturing_enabled(wrapper._pool, False)
     with in_context(PIECEWISE, 4):
         assert wrapper(x[:4]).tolist() == [2] * 4
     with in_context(PIECEWISE, 8), pytest.raises(CaptureError, match="capture ended when serving began"):

@@ -1,16 +1,17 @@
 """Replay equals eager, draft for draft and bit for bit, over batches of all sizes, with all padding poisoned."""
 
 import gc
+import threading
 
 import pytest
 import torch
 
-from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.context import ForwardContext, set_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig, graph_modes
 from specdec.graph_families import GraphFamilies, init_piecewise
+from specdec.target import Target
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
@@ -22,11 +23,10 @@ graphs = pytest.mark.parametrize("backend", ["tape", pytest.param("cuda", marks=
 
 
 @pytest.fixture(autouse=True)
-def _capturing_is_allowed():
+def _frozen_heap():
     gc.freeze()  # a capture collects garbage: let it walk over no more than its own
     yield
     gc.unfreeze()
-    set_cudagraph_capturing_enabled(True)
 
 
 def walked(runner, oracle, is_poisoned, batches=BATCHES):
@@ -192,6 +192,28 @@ def test_nothing_is_captured_once_serving_began(expected, backend):
     runner.graphs.target_decode.clear_graphs()
     with pytest.raises(CaptureError, match="capture ended when serving began"), torch.inference_mode():
         runner.graphs.target_decode.capture(runner.target.make_verify)
+
+
+@graphs
+def test_two_engines_that_start_in_two_threads_do_not_forbid_each_others_captures(monkeypatch, expected, backend):
+    captures, device = make_backend(backend)
+    pair, oracle, trace = expected("eagle3", 3, device)
+    second, make_prefill = [], Target.make_prefill
+
+    def start_another(target, desc, warmup):
+        monkeypatch.setattr(Target, "make_prefill", make_prefill)
+        thread = threading.Thread(target=lambda: second.append(tiny_runner(pair, 3, GraphConfig(**SIZES), captures)))
+        thread.start()
+        thread.join()
+        return make_prefill(target, desc, warmup)
+
+    monkeypatch.setattr(Target, "make_prefill", start_another)
+    first = tiny_runner(pair, 3, GraphConfig(**SIZES), captures)
+    assert_same(walked(first, oracle, is_poisoned=True).trace, trace)
+    first.graphs.clear_all_graphs()
+    assert (max(held_bytes(first)), min(held_bytes(second[0])) > 0) == (0, True)
+    assert_same(walked(second[0], oracle, is_poisoned=True).trace, trace)
+    assert second[0].graphs.target_decode.counters.replays == {FULL: len(BATCHES)}
 
 
 @graphs

@@ -51,7 +51,7 @@ _thread = _Thread()
 
 
 class BreakableCUDAGraphCapture:
-    """A context manager around one forward; afterwards `replay()` runs its graphs and its eager calls in order.
+    """A context manager around one forward, entered once; then `replay()` runs its graphs and eager calls in order.
 
     pool:    where the graphs live; all of one capture share it
     owner:   names the forward that this is part of (a batch descriptor); captures of one owner may read each other
@@ -66,6 +66,7 @@ class BreakableCUDAGraphCapture:
         self._stack = ExitStack()
         self._session: GraphSession | None = None
         self.is_recording = False
+        self._was_entered = False
 
     @staticmethod
     def current() -> "BreakableCUDAGraphCapture | None":
@@ -92,11 +93,14 @@ class BreakableCUDAGraphCapture:
         return f"<{type(self).__name__} {state}: {self.num_graphs} graphs, {self.num_eager_breaks} eager breaks>"
 
     def __enter__(self) -> "BreakableCUDAGraphCapture":
+        if self._was_entered:
+            raise CaptureError(f"{self!r} was entered before: a second forward would be replayed after the first")
         with ExitStack() as stack:
             stack.enter_context(exclusive_capture("a breakable capture", self._pool))
             self._session = stack.enter_context(self._pool.session(self._owner, collect=self._collect))
             self._begin()
             self._stack = stack.pop_all()
+        self._was_entered = True
         _thread.active = self
         return self
 

@@ -93,6 +93,20 @@ def test_outside_a_capture_the_decorated_function_is_plain(device):
     assert double.__name__ == "double"
 
 
+def test_a_capture_is_entered_once(captured, pool):
+    x, y, capture = captured
+    with pytest.raises(CaptureError, match="was entered before"), capture:
+        torch.add(x, 100, out=y)
+    capture.replay()
+    assert y.tolist() == [3] * 4
+    dropped = BreakableCUDAGraphCapture(pool)
+    with pytest.raises(KeyError), dropped:
+        raise KeyError
+    with pytest.raises(CaptureError, match="was entered before"), dropped:
+        pass
+    assert not BreakableCUDAGraphCapture.is_active()
+
+
 def test_in_mode_full_a_break_is_captured_like_any_op(pool, device, in_context, warm):
     x, y = torch.ones(2, device=device), torch.zeros(2, device=device)
     warm(lambda: double(x, y))

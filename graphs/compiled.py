@@ -24,7 +24,7 @@ class CompiledPieces:
 
     def __init__(self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]) -> None:
         self._model, self._pool = model, pool
-        self._split_ops = {name.replace("::", ".") for name in split_ops}
+        self.split_ops = {name.replace("::", ".") for name in split_ops}
         self.pieces: list[CUDAGraphWrapper] = []
         self._compiled: Callable[..., object] = torch.compile(model, backend=self._split, fullgraph=True, dynamic=True)
 
@@ -70,7 +70,7 @@ class CompiledPieces:
         return pieces.forward
 
     def _is_split_op(self, node: Node) -> bool:
-        return node.op == "call_function" and str(node.target).removesuffix(".default") in self._split_ops
+        return node.op == "call_function" and str(node.target).removesuffix(".default") in self.split_ops
 
     def _has_split_op(self, part: torch.nn.Module) -> bool:
         return isinstance(part, GraphModule) and any(self._is_split_op(node) for node in part.graph.nodes)

@@ -42,6 +42,7 @@ class CudaGraphManager:
     query_len: rows of each request in a uniform batch
     backend:   None runs everything eagerly
     outputs:   static buffers [tokens, ...] that FULL graphs write; `run_fullgraph` returns their first rows
+    use_breakable_cg: how PIECEWISE graphs are made; false by itself in a mode that has none
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class CudaGraphManager:
         outputs: tuple[Tensor, ...] = (),
         use_breakable_cg: bool = True,
     ) -> None:
-        self.name, self.sizes, self.use_breakable_cg = name, sizes, use_breakable_cg
+        self.name, self.sizes = name, sizes
         self.mode = CUDAGraphMode.NONE if backend is None else mode
+        self.use_breakable_cg = use_breakable_cg and self.mode.has_piecewise_cudagraphs()
         self.counters = GraphCounters()
         self._backend, self._outputs = backend, outputs
         self._pool: GraphPool | None = None if backend is None else backend.new_pool()
-        self._piecewise = PiecewiseRunner()
+        self._piecewise = PiecewiseRunner(name)
         self._full: dict[BatchDescriptor, tuple[Graph | None, tuple[Tensor, ...]]] = {}
         self._dispatcher = Dispatcher(query_len)
 
@@ -76,18 +78,23 @@ class CudaGraphManager:
         return pieces + [(CUDAGraphMode.FULL, self._dispatcher.uniform(n)) for n in reversed(requests)]
 
     def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
-        """Build the breakable wrapper of `model` that `run_pw_graph` uses; once, before `capture`."""
+        """Build the breakable wrapper of `model` that `run_pw_graph` uses, before `capture`.
+
+        Nothing happens for the same model again, or in a mode without piecewise graphs; another model is a ValueError.
+        """
+        if self._pool is None or not self.mode.has_piecewise_cudagraphs():
+            return
         if not self.use_breakable_cg:
             raise ValueError(f"{self.name}: use_breakable_cg=False takes init_compiled_runner(model, split_ops)")
-        if self._pool is not None:
-            self._piecewise.use_breakable(model, self._pool)
+        self._piecewise.use_breakable(model, self._pool)
 
     def init_compiled_runner(self, model: Callable[..., object], split_ops: Sequence[str]) -> None:
-        """Build the compiled pieces of `model`, split at the ops of these names; once, before `capture`."""
+        """Build the compiled pieces of `model`, split at the ops of these names; as init_breakable_cg_runner."""
+        if self._pool is None or not self.mode.has_piecewise_cudagraphs():
+            return
         if self.use_breakable_cg:
             raise ValueError(f"{self.name}: use_breakable_cg=True takes init_breakable_cg_runner(model)")
-        if self._pool is not None:
-            self._piecewise.use_compiled(model, self._pool, split_ops)
+        self._piecewise.use_compiled(model, self._pool, split_ops)
 
     def capture(self, make_forward: MakeForward, largest_only: bool = False) -> None:
         """Warm up and capture every size, or the largest of each mode."""

@@ -16,31 +16,51 @@ R = TypeVar("R")
 
 
 class PiecewiseRunner:
-    """Holds the one model of a manager in its captured form; without one it calls the model itself."""
+    """Holds the one model of the family `name` in its captured form; without one it runs no forward in pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._runner: BreakableCUDAGraphWrapper | CompiledPieces | None = None
         self._is_warming_up = False
 
     def use_breakable(self, model: Callable[..., object], pool: GraphPool) -> None:
         """Capture `model` in segments around its eager breaks."""
-        self._runner = BreakableCUDAGraphWrapper(model, pool)
+        if not self._is_built_for(model):
+            self._runner = BreakableCUDAGraphWrapper(model, pool)
 
     def use_compiled(self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]) -> None:
         """Capture `model` in the pieces that torch.compile makes of it."""
-        self._runner = CompiledPieces(model, pool, split_ops)
+        pieces = CompiledPieces(model, pool, split_ops)
+        if not self._is_built_for(model):
+            self._runner = pieces
+        elif isinstance(self._runner, CompiledPieces) and self._runner.split_ops != pieces.split_ops:
+            raise ValueError(f"{self.name}: split at {sorted(self._runner.split_ops)}, not at {sorted(split_ops)}")
 
     def run(self, model: Callable[..., R], model_inputs: Mapping[str, object]) -> R:
         """One forward, as the forward context says: eager, captured now, or replayed."""
         context = get_forward_context() if has_forward_context() else None
-        if self._runner is None or (context is not None and context.runtime_mode is CUDAGraphMode.FULL):
+        mode = CUDAGraphMode.NONE if context is None else context.runtime_mode
+        if mode is CUDAGraphMode.PIECEWISE and self._runner is None:
+            raise CaptureError(
+                f"{self.name}: run_pw_graph in mode PIECEWISE without a runner: call init_breakable_cg_runner "
+                "or init_compiled_runner before capture, in a mode with piecewise graphs"
+            )
+        if self._runner is None or mode is CUDAGraphMode.FULL:
             return model(**model_inputs)
-        if self._runner.unwrap() is not model:
+        if self._runner.unwrap() != model:
             raise CaptureError(f"run_pw_graph was built for {self._runner.unwrap()!r}, not for {model!r}")
         if self._is_warming_up and context is not None:
             with set_forward_context(replace(context, runtime_mode=CUDAGraphMode.NONE)):
                 return cast(R, self._runner(**model_inputs))
         return cast(R, self._runner(**model_inputs))
+
+    def _is_built_for(self, model: Callable[..., object]) -> bool:
+        """Whether the runner is there already; it may hold graphs, which another model would drop."""
+        if self._runner is not None and self._runner.unwrap() != model:
+            raise ValueError(
+                f"{self.name}: its runner was built for {self._runner.unwrap()!r}: give {model!r} a manager of its own"
+            )
+        return self._runner is not None
 
     @contextmanager
     def warming_up(self) -> Iterator[None]:

@@ -12,7 +12,8 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.sizes import CaptureSizes, capture_sizes
 from graphs.tape import TapeBackend
 
-FULL, PIECEWISE, NONE, BOTH = (CUDAGraphMode[m] for m in ("FULL", "PIECEWISE", "NONE", "FULL_AND_PIECEWISE"))
+FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
+BOTH, FULL_DECODE_ONLY = CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL_DECODE_ONLY
 MAX_TOKENS = 48
 
 
@@ -27,7 +28,11 @@ class Family:
         self.manager = CudaGraphManager(
             "toy", sizes, mode, query_len, backend, outputs=(self.out,), use_breakable_cg=use_breakable_cg
         )
-        if use_breakable_cg:
+        self.use_breakable_cg = use_breakable_cg
+        self.init_runner(model)
+
+    def init_runner(self, model):
+        if self.use_breakable_cg:
             self.manager.init_breakable_cg_runner(model)
         else:
             self.manager.init_compiled_runner(model, ["toy::scale_rows"])
@@ -209,6 +214,44 @@ def test_the_runner_serves_one_model(family):
     toy = family(BOTH, tokens=[4], requests=[])
     with pytest.raises(CaptureError, match="was built for"):
         toy.manager.run_pw_graph(lambda: None, {})
+
+
+@pytest.mark.parametrize("use_breakable_cg", [True, False])
+def test_a_runner_is_built_once_and_keeps_its_graphs(family, use_breakable_cg):
+    toy = family(PIECEWISE, tokens=[4], use_breakable_cg=use_breakable_cg)
+    toy.capture()
+    toy.init_runner(toy.model)
+    chosen, rows, expected = toy.step(2, 3)
+    assert chosen.mode is PIECEWISE
+    torch.testing.assert_close(rows, expected)
+    assert toy.manager.counters.replays == {PIECEWISE: 1}
+    with pytest.raises(ValueError, match="toy: its runner was built for"):
+        toy.init_runner(torch.nn.Identity())
+    if not use_breakable_cg:
+        with pytest.raises(ValueError, match=r"split at \['toy.scale_rows'\], not at \['toy::other'\]"):
+            toy.manager.init_compiled_runner(toy.model, ["toy::other"])
+
+
+@pytest.mark.parametrize("mode", [NONE, FULL_DECODE_ONLY, PIECEWISE])
+def test_in_mode_piecewise_without_a_runner_nothing_runs_eagerly(backend, in_context, mode):
+    manager = CudaGraphManager("bare", capture_sizes(1, 4), mode, 1, backend)
+    runs = []
+    for runtime_mode in (NONE, FULL):
+        with in_context(runtime_mode):
+            manager.run_pw_graph(lambda: runs.append(1), {})
+    with in_context(PIECEWISE), pytest.raises(CaptureError, match="bare: run_pw_graph in mode PIECEWISE without a run"):
+        manager.run_pw_graph(lambda: runs.append(1), {})
+    assert runs == [1, 1]
+
+
+@pytest.mark.parametrize("mode", [NONE, FULL_DECODE_ONLY])
+def test_a_mode_without_pieces_has_no_runner(toy, backend, mode):
+    manager = CudaGraphManager("whole", capture_sizes(1, 4), mode, 1, backend)
+    assert not manager.use_breakable_cg
+    for model in (toy, torch.nn.Identity()):
+        manager.init_breakable_cg_runner(model)
+        manager.init_compiled_runner(model, [])
+    assert CudaGraphManager("pieces", capture_sizes(1, 4), BOTH, 1, backend).use_breakable_cg
 
 
 def test_each_implementation_has_its_own_constructor(toy, tape):

@@ -39,6 +39,7 @@ class CudaGraphManager:
 
     name:      of the family, for progress bars and errors
     sizes:     what is captured; see `capture_sizes`
+    mode:      not FULL, which would capture ragged batches whole
     query_len: rows of each request in a uniform batch
     backend:   None runs everything eagerly
     outputs:   static buffers [tokens, ...] that FULL graphs write; `run_fullgraph` returns their first rows
@@ -56,6 +57,11 @@ class CudaGraphManager:
         outputs: tuple[Tensor, ...] = (),
         use_breakable_cg: bool = True,
     ) -> None:
+        if mode.mixed_mode() is CUDAGraphMode.FULL:
+            raise ValueError(
+                f"{name}: mode={mode.name} asks for full graphs of ragged batches, which are not built: give "
+                "FULL_DECODE_ONLY or FULL_AND_PIECEWISE"
+            )
         self.name, self.sizes = name, sizes
         self.mode = CUDAGraphMode.NONE if backend is None else mode
         self.use_breakable_cg = use_breakable_cg and self.mode.has_piecewise_cudagraphs()

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 
 class CUDAGraphMode(enum.Enum):
-    """Runtime modes NONE, PIECEWISE, FULL; the other two name a pair (uniform decode batches, all other batches)."""
+    """Runtime modes NONE, PIECEWISE, FULL; the other two name a pair (uniform decode batches, all other batches).
+
+    As a configuration FULL means both, and CudaGraphManager refuses it: it has no full graphs of ragged batches.
+    """
 
     NONE = 0
     PIECEWISE = 1

@@ -66,7 +66,6 @@ class GraphFamilies:
         has_draft: bool,
     ) -> None:
         self.query_len = query_len
-
         self.by_name: dict[str, CudaGraphManager] = {}
 
         def family(name: str, query_len: int, max_tokens: int) -> CudaGraphManager:
@@ -74,11 +73,12 @@ class GraphFamilies:
             if config.token_sizes is None:
                 max_tokens = min(max_tokens, max(LARGEST_CHUNK, query_len * max_num_seqs))
             sizes = capture_sizes(max_num_seqs, max_tokens, config.request_sizes, config.token_sizes)
-            is_breakable, mode = not config.compile_piecewise, config.modes[name]
+            is_breakable, mode = not config.compile_piecewise, _mode_of(config, name)
             manager = CudaGraphManager(name, sizes, mode, query_len, backend, use_breakable_cg=is_breakable)
             self.by_name[name] = manager
             if name.startswith("draft"):
-                full = CUDAGraphMode.FULL if mode.decode_mode() is CUDAGraphMode.FULL else CUDAGraphMode.NONE
+                has_full = mode.decode_mode() is CUDAGraphMode.FULL
+                full = CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
                 self.by_name[name + SAMPLED] = CudaGraphManager(name + SAMPLED, sizes, full, query_len, backend)
             return manager
 
@@ -101,7 +101,7 @@ class GraphFamilies:
         if requests is None:
             requests = (*(n for n in PLAIN_SIZES if n < max_num_seqs), *range(72, max_num_seqs, 8), max_num_seqs)
         sizes = capture_sizes(max_num_seqs, max_num_seqs, requests, ())
-        manager = CudaGraphManager("target_plain", sizes, config.modes["target_decode"], 1, backend)
+        manager = CudaGraphManager("target_plain", sizes, _mode_of(config, "target_decode"), 1, backend)
         self.by_name["target_plain"] = manager
         return manager
 
@@ -170,6 +170,13 @@ class GraphFamilies:
     def _allow_capturing(self, is_allowed: bool) -> None:
         for manager in self.by_name.values():
             manager.set_cudagraph_capturing_enabled(is_allowed)
+
+
+def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:
+    """The mode of a family's manager: "FULL" for one whose batches are all uniform is FULL_DECODE_ONLY there."""
+    mode = config.modes[family]
+    is_uniform = family in ("target_decode", "draft_decode")
+    return CUDAGraphMode.FULL_DECODE_ONLY if is_uniform and mode is CUDAGraphMode.FULL else mode
 
 
 def init_piecewise(manager: CudaGraphManager, model: Callable[..., object]) -> None:

@@ -140,7 +140,13 @@ def test_without_a_backend_or_a_mode_everything_is_eager(toy, device, backend):
     assert family.num_runs == 1
 
 
-@pytest.mark.parametrize("mode, uniform, ragged", [(FULL, FULL, NONE), (PIECEWISE, PIECEWISE, PIECEWISE)])
+@pytest.mark.parametrize("given", [None, "tape"])
+def test_full_graphs_of_ragged_batches_are_refused_by_name(tape, given):
+    with pytest.raises(ValueError, match="mixed: mode=FULL asks for full graphs of ragged batches"):
+        CudaGraphManager("mixed", capture_sizes(1, 4), FULL, 1, tape if given else None)
+
+
+@pytest.mark.parametrize("mode, uniform, ragged", [(FULL_DECODE_ONLY, FULL, NONE), (PIECEWISE, PIECEWISE, PIECEWISE)])
 def test_a_family_runs_in_the_modes_that_it_was_given(family, mode, uniform, ragged):
     toy = family(mode, requests=[1, 2], tokens=[2, 4])
     toy.capture()
@@ -189,7 +195,7 @@ def test_captures_pin_no_memory(tape, cpu_toy):
 
 def test_a_full_graph_that_was_not_captured_is_an_error(family):
     with pytest.raises(CaptureError, match="toy has no full graph of"):
-        family(FULL).manager.run_fullgraph(BatchDescriptor(2, 1, 2))
+        family(FULL_DECODE_ONLY).manager.run_fullgraph(BatchDescriptor(2, 1, 2))
 
 
 def test_after_serving_began_nothing_is_captured(family):
@@ -263,7 +269,7 @@ def test_each_implementation_has_its_own_constructor(toy, tape):
         manager.init_compiled_runner(toy, [])
 
 
-@pytest.mark.parametrize("mode", [FULL, PIECEWISE])
+@pytest.mark.parametrize("mode", [FULL_DECODE_ONLY, PIECEWISE])
 def test_an_error_in_a_capture_leaves_the_family_ready_for_another_try(family, mode):
     toy = family(mode, requests=[1, 2], tokens=[4])
     model = toy.model
@@ -282,7 +288,7 @@ def test_an_error_in_a_capture_leaves_the_family_ready_for_another_try(family, m
     assert not BreakableCUDAGraphCapture.is_active()
     toy.capture()
     chosen, rows, expected = toy.step(2, 4, 2)
-    assert chosen.mode is mode
+    assert chosen.mode is mode.decode_mode()
     torch.testing.assert_close(rows, expected)
 
 

@@ -9,6 +9,7 @@ import torch
 from graphs.context import ForwardContext, set_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
+from graphs.tape import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.graph_families import GraphFamilies, init_piecewise
 from specdec.target import Target
@@ -153,6 +154,17 @@ def run_pieces(manager, model, desc, x):
     )
     with set_forward_context(context):
         manager.run_pw_graph(model, {"x": x})
+
+
+def test_a_family_of_ragged_batches_cannot_be_full():
+    modes = graph_modes() | {"target_prefill": FULL}
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "query_len": 2, "has_draft": True}
+    with pytest.raises(ValueError, match="target_prefill: mode=FULL asks for full graphs of ragged batches"):
+        GraphFamilies(GraphConfig(modes=modes), None, **limits)
+    families = GraphFamilies(GraphConfig(), TapeBackend(), **limits)
+    assert {families.by_name[name].mode for name in ("target_decode", "target_plain", "draft_decode")} == {
+        CUDAGraphMode.FULL_DECODE_ONLY
+    }
 
 
 @graphs

@@ -31,7 +31,9 @@ class MakeForward(Protocol):
     """Prepares static inputs for a descriptor, outside any graph, and returns the call that is run or captured."""
 
     def __call__(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], object]:
-        """The call sets its own forward context: FULL where desc has a query_len, else PIECEWISE."""
+        """The call sets its own forward context: mode NONE to warm up, else FULL where desc has a query_len, PIECEWISE
+        where it has none. A warm-up launches the kernels that the capture will.
+        """
 
 
 class CudaGraphManager:
@@ -178,8 +180,7 @@ class CudaGraphManager:
         bar = tqdm(todo, desc=f"{self.name} {mode.name}", unit="size", disable=None if todo else True)
         for desc in bar:
             began = time.perf_counter()
-            with self._piecewise.warming_up():
-                make_forward(desc, warmup=True)()
+            self._warm_up(mode, desc, make_forward)
             forward = make_forward(desc, warmup=False)
             backend.release()
             gc.freeze()  # spares the next collection what survived this one
@@ -195,6 +196,14 @@ class CudaGraphManager:
             )
             self.counters.captures.append(record)
             bar.set_postfix_str(f"{backend.free_memory() / 2**30:.2f} GiB free")
+
+    def _warm_up(self, mode: CUDAGraphMode, desc: BatchDescriptor, make_forward: MakeForward) -> None:
+        make_forward(desc, warmup=True)()
+        if self._is_captured(mode, desc):
+            self._piecewise.clear_graphs()
+            raise CaptureError(
+                f"{self.name}: the warm-up of {desc} was captured: with warmup=True its forward context has mode NONE"
+            )
 
     def _capture_full(self, desc: BatchDescriptor, forward: Callable[[], object]) -> int:
         assert self._pool is not None

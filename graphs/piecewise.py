@@ -1,12 +1,10 @@
 """The single entry for piecewise execution, over two implementations: breakable capture and compiled pieces."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 from graphs.compiled import CompiledPieces
-from graphs.context import get_forward_context, has_forward_context, set_forward_context
+from graphs.context import get_forward_context, has_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphPool
@@ -21,7 +19,6 @@ class PiecewiseRunner:
     def __init__(self, name: str) -> None:
         self.name = name
         self._runner: BreakableCUDAGraphWrapper | CompiledPieces | None = None
-        self._is_warming_up = False
 
     def use_breakable(self, model: Callable[..., object], pool: GraphPool) -> None:
         """Capture `model` in segments around its eager breaks."""
@@ -49,9 +46,6 @@ class PiecewiseRunner:
             return model(**model_inputs)
         if self._runner.unwrap() != model:
             raise CaptureError(f"run_pw_graph was built for {self._runner.unwrap()!r}, not for {model!r}")
-        if self._is_warming_up and context is not None:
-            with set_forward_context(replace(context, runtime_mode=CUDAGraphMode.NONE)):
-                return cast(R, self._runner(**model_inputs))
         return cast(R, self._runner(**model_inputs))
 
     def _is_built_for(self, model: Callable[..., object]) -> bool:
@@ -62,18 +56,9 @@ class PiecewiseRunner:
             )
         return self._runner is not None
 
-    @contextmanager
-    def warming_up(self) -> Iterator[None]:
-        """Every forward in the body is eager, whatever its context says."""
-        self._is_warming_up = True
-        try:
-            yield
-        finally:
-            self._is_warming_up = False
-
     def will_replay(self) -> bool:
         """Whether a forward in the present context would replay."""
-        if self._is_warming_up or not has_forward_context():
+        if not has_forward_context():
             return False
         context = get_forward_context()
         descriptor = context.batch_descriptor

@@ -39,15 +39,15 @@ class PassContexts:
         """All rows of a step, eagerly or in pieces."""
         return self._rows(step.query_lens, step.max_seq_len, how)
 
-    def dummy_rows(self, desc: BatchDescriptor) -> ForwardContext:
+    def dummy_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """The rows of a chunk, cut into as many requests as there may be."""
         T = desc.num_tokens
         B = min(T, self.buffers.sizes.max_reqs)
         lengths = [T // B + (b < T % B) for b in range(B)]
         self.buffers.fill_padding(lengths)
-        return self._rows(lengths, 1, Dispatch(CUDAGraphMode.PIECEWISE, desc))
+        return self._rows(lengths, 1, _how(CUDAGraphMode.PIECEWISE, desc, warmup))
 
-    def dummy_round(self, desc: BatchDescriptor) -> ForwardContext:
+    def dummy_round(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """The rows of a round, for a full graph."""
         assert desc.num_reqs is not None, desc
         assert desc.query_len is not None, desc
@@ -64,7 +64,7 @@ class PassContexts:
             max_seq_len=self.max_model_len,
             tiles=None if self._plans is None else self._plans.uniform(B, Q),
         )
-        return _context(metadata, Dispatch(CUDAGraphMode.FULL, desc))
+        return _context(metadata, _how(CUDAGraphMode.FULL, desc, warmup))
 
     def draft_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
         """One row of the draft's own per request."""
@@ -82,10 +82,10 @@ class PassContexts:
         )
         return _context(metadata, how)
 
-    def dummy_draft_rows(self, desc: BatchDescriptor) -> ForwardContext:
+    def dummy_draft_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """One row of the draft's own per request, for a full graph."""
         self.buffers.fill_padding([1] * desc.num_tokens)
-        return self.draft_rows(desc.num_tokens, self.max_model_len, Dispatch(CUDAGraphMode.FULL, desc))
+        return self.draft_rows(desc.num_tokens, self.max_model_len, _how(CUDAGraphMode.FULL, desc, warmup))
 
     def _rows(self, query_lens: Sequence[int], max_seq_len: int, how: Dispatch) -> ForwardContext:
         B, T = len(query_lens), how.descriptor.num_tokens
@@ -102,6 +102,11 @@ class PassContexts:
             tiles=None if self._plans is None else self._plans.ragged(query_lens, T),
         )
         return _context(metadata, how)
+
+
+def _how(mode: CUDAGraphMode, desc: BatchDescriptor, warmup: bool) -> Dispatch:
+    """A warm-up runs eagerly, on the sizes of the capture."""
+    return Dispatch(CUDAGraphMode.NONE if warmup else mode, desc)
 
 
 def _context(metadata: AttentionMetadata, how: Dispatch) -> ForwardContext:

@@ -76,12 +76,12 @@ class Draft:
     def make_prefill(self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False) -> Callable[[], None]:
         """A prefill of padding, to warm up and capture: pieces, or the uniform rows after a round as a whole."""
         if desc.num_reqs is None:
-            return partial(self._extend, self.contexts.dummy_rows(desc))
-        return partial(self._prefill_round, self.contexts.dummy_round(desc), desc.num_reqs, is_sampled)
+            return partial(self._extend, self.contexts.dummy_rows(desc, warmup))
+        return partial(self._prefill_round, self.contexts.dummy_round(desc, warmup), desc.num_reqs, is_sampled)
 
     def make_decode(self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False) -> Callable[[], None]:
         """A decode of padding, to warm up and capture."""
-        return partial(self._decode, self.contexts.dummy_draft_rows(desc), is_sampled)
+        return partial(self._decode, self.contexts.dummy_draft_rows(desc, warmup), is_sampled)
 
     def _extend(self, context: ForwardContext) -> None:
         with set_forward_context(context):

@@ -78,11 +78,11 @@ class Target:
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """A forward of padding, to warm up and capture."""
-        return partial(self._prefill, self.contexts.dummy_rows(desc))
+        return partial(self._prefill, self.contexts.dummy_rows(desc, warmup))
 
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """The forward of a round of padding, to warm up and capture."""
-        return partial(self._run_forward, self.contexts.dummy_round(desc))
+        return partial(self._run_forward, self.contexts.dummy_round(desc, warmup))
 
     def _prefill(self, context: ForwardContext) -> None:
         with set_forward_context(context):

@@ -42,7 +42,8 @@ class Family:
 
     def make_forward(self, desc, warmup):
         self.num_prepared.append((desc, warmup))
-        return lambda: self.forward(FULL if desc.query_len else PIECEWISE, desc)
+        mode = NONE if warmup else FULL if desc.query_len else PIECEWISE
+        return lambda: self.forward(mode, desc)
 
     def forward(self, mode, desc):
         self.num_runs += 1
@@ -296,7 +297,20 @@ def _raise(*args):
     raise KeyError("in the middle")
 
 
-def test_a_warm_up_is_eager_whatever_mode_its_context_has(family, monkeypatch):
+@pytest.mark.parametrize("use_breakable_cg", [True, False])
+def test_a_warm_up_that_would_be_captured_is_an_error(family, use_breakable_cg):
+    toy = family(PIECEWISE, tokens=[4], use_breakable_cg=use_breakable_cg)
+    # what runs first on a stream cannot be captured on CUDA
+    with toy.manager._backend.side_stream():
+        toy.forward(NONE, BatchDescriptor(4))
+    with pytest.raises(CaptureError, match=r"toy: the warm-up of .* was captured: with warmup=True"):
+        toy.manager.capture(lambda desc, warmup: toy.make_forward(desc, warmup=False))
+    assert toy.manager.needs_capture()
+    toy.capture()
+    assert toy.step(2, 4, 2)[0].mode is PIECEWISE
+
+
+def test_a_warm_up_is_eager(family, monkeypatch):
     toy = family(PIECEWISE, tokens=[4], requests=[])
     seen = []
     forward = toy.model.forward

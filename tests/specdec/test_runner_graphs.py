@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+import specdec.contexts
 from graphs.context import ForwardContext, set_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
@@ -132,7 +133,7 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
             x.add_(1)
 
         def make(desc, warmup):
-            return lambda: model(x) if desc.query_len else run_pieces(manager, model, desc, x)
+            return lambda: model(x) if warmup or desc.query_len else run_pieces(manager, model, desc, x)
 
         init_piecewise(manager, model)
         return make
@@ -165,6 +166,17 @@ def test_a_family_of_ragged_batches_cannot_be_full():
     assert {families.by_name[name].mode for name in ("target_decode", "target_plain", "draft_decode")} == {
         CUDAGraphMode.FULL_DECODE_ONLY
     }
+
+
+def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
+    captures, device = make_backend("tape")
+    made, context = [], specdec.contexts._context
+    monkeypatch.setattr(specdec.contexts, "_context", lambda m, how: made.append(how) or context(m, how))
+    runner = tiny_runner(expected("eagle3", 3, device)[0], 3, GraphConfig(**SIZES), captures)
+    assert len(made) == 2 * sum(len(counter.captures) for counter in runner.graphs.counters().values())
+    for warmup, captured in zip(made[::2], made[1::2], strict=True):
+        assert (warmup.mode, warmup.descriptor) == (NONE, captured.descriptor)
+        assert captured.mode is (FULL if captured.descriptor.query_len else PIECEWISE)
 
 
 @graphs

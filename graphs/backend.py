@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from graphs.protocol import GraphPool, GraphSession
+from graphs.protocol import GraphHooks, GraphPool, GraphSession
 from graphs.weak import map_tensors, weak_view
 
 
@@ -68,7 +68,7 @@ class CudaPool:
         self._backend = backend
         self._handle = torch.cuda.graph_pool_handle()
         self._anchor: torch.cuda.CUDAGraph | None = None
-        self.is_capturing_enabled = True
+        self.is_capturing_enabled, self.hooks = True, GraphHooks()
         self._broken: list[tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph | None]] = []
 
     @contextmanager

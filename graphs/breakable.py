@@ -97,6 +97,7 @@ class BreakableCUDAGraphCapture:
             raise CaptureError(f"{self!r} was entered before: a second forward would be replayed after the first")
         with ExitStack() as stack:
             stack.enter_context(exclusive_capture("a breakable capture", self._pool))
+            self._pool.hooks.synchronize()
             self._session = stack.enter_context(self._pool.session(self._owner, collect=self._collect))
             self._begin()
             self._stack = stack.pop_all()
@@ -111,6 +112,7 @@ class BreakableCUDAGraphCapture:
         try:
             if error is None:
                 with self._stack:
+                    self._pool.hooks.join()
                     self._end()
             else:
                 self._stack.__exit__(kind, error, trace)
@@ -138,6 +140,7 @@ class BreakableCUDAGraphCapture:
 
     def replay(self) -> None:
         """Run the graphs and eager calls in order on the current stream."""
+        self._pool.hooks.synchronize()
         for step in self._steps:
             step()
 

@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from graphs.capturing import set_cudagraph_capturing_enabled, validate_cudagraph_capturing_enabled
 from graphs.counters import CaptureRecord, GraphCounters
-from graphs.dispatch import Dispatch, Dispatcher
+from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
 from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.piecewise import PiecewiseRunner
-from graphs.protocol import Graph, GraphBackend, GraphPool
+from graphs.protocol import Graph, GraphBackend, GraphHooks, GraphPool
 from graphs.sizes import CaptureSizes
 from graphs.wrapper import capture_graph
 
@@ -45,6 +45,8 @@ class CudaGraphManager:
     query_len: rows of each request in a uniform batch
     backend:   None runs everything eagerly
     outputs:   static buffers [tokens, ...] that FULL graphs write; `run_fullgraph` returns their first rows
+    specialize_lora: capture every size twice, for batches with and without LoRA adapters (`desc.has_lora`)
+    hooks:     called around captures and replays; see GraphHooks
     use_breakable_cg: how PIECEWISE graphs are made; false by itself in a mode that has none
     """
 
@@ -58,6 +60,8 @@ class CudaGraphManager:
         *,
         outputs: tuple[Tensor, ...] = (),
         use_breakable_cg: bool = True,
+        specialize_lora: bool = False,
+        hooks: GraphHooks | None = None,
     ) -> None:
         if mode.mixed_mode() is CUDAGraphMode.FULL:
             raise ValueError(
@@ -70,6 +74,9 @@ class CudaGraphManager:
         self.counters = GraphCounters()
         self._backend, self._outputs = backend, outputs
         self._pool: GraphPool | None = None if backend is None else backend.new_pool()
+        if self._pool is not None and hooks is not None:
+            self._pool.hooks = hooks
+        self._lora_cases = (True, False) if specialize_lora else (False,)
         self._piecewise = PiecewiseRunner(name)
         self._full: dict[BatchDescriptor, tuple[Graph | None, tuple[Tensor, ...]]] = {}
         self._dispatcher = Dispatcher(query_len)
@@ -82,8 +89,9 @@ class CudaGraphManager:
         """What is captured, in order: PIECEWISE before FULL, large before small."""
         tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
         requests = self.sizes.requests if self.mode.decode_mode() is CUDAGraphMode.FULL else ()
-        pieces = [(CUDAGraphMode.PIECEWISE, BatchDescriptor(n)) for n in reversed(tokens)]
-        return pieces + [(CUDAGraphMode.FULL, self._dispatcher.uniform(n)) for n in reversed(requests)]
+        of, cases = self._dispatcher, self._lora_cases
+        pieces = [(CUDAGraphMode.PIECEWISE, of.ragged(n, lora)) for n in reversed(tokens) for lora in cases]
+        return pieces + [(CUDAGraphMode.FULL, of.uniform(n, lora)) for n in reversed(requests) for lora in cases]
 
     def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
         """Build the breakable wrapper of `model` that `run_pw_graph` uses, before `capture`.
@@ -128,12 +136,30 @@ class CudaGraphManager:
         self.clear_graphs()
         return num_bytes
 
-    def dispatch(self, num_reqs: int, num_tokens: int, query_len: int | None) -> Dispatch:
+    def dispatch(
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        query_len: int | None,
+        *,
+        has_lora: bool = False,
+        agreed: BatchDescriptor | None = None,
+    ) -> Dispatch:
         """The graph that serves a batch and its padded sizes; NONE and the true sizes if there is none.
 
         query_len: rows of each request, None where they differ
+        has_lora:  some request has an adapter; only with `specialize_lora`
+        agreed:    the `agreed_batch` of several ranks; all choose what serves it, NONE with its sizes too
         """
-        chosen = self._dispatcher.dispatch(num_reqs, num_tokens, query_len)
+        own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
+        batch = own if agreed is None else agreed
+        if agreed is not None and agreed_batch([agreed, own]) != agreed:
+            raise ValueError(f"{self.name}: the agreed batch {agreed} does not hold this rank's own, {own}")
+        if batch.has_lora not in self._lora_cases:
+            raise ValueError(f"{self.name} has no graphs with LoRA: has_lora=True needs specialize_lora=True")
+        chosen = self._dispatcher.dispatch(
+            1 if batch.num_reqs is None else batch.num_reqs, batch.num_tokens, batch.query_len, batch.has_lora
+        )
         self.counters.dispatches[chosen.mode] += 1
         self.counters.padded_tokens += chosen.descriptor.num_tokens - num_tokens
         return chosen
@@ -143,7 +169,8 @@ class CudaGraphManager:
         if desc not in self._full:
             raise CaptureError(f"{self.name} has no full graph of {desc}: dispatch says which there are")
         graph, outputs = self._full[desc]
-        if graph is not None:
+        if graph is not None and self._pool is not None:
+            self._pool.hooks.synchronize()
             graph.replay()
         self.counters.replays[CUDAGraphMode.FULL] += 1
         return outputs
@@ -224,11 +251,12 @@ class CudaGraphManager:
         return desc in self._full if mode is CUDAGraphMode.FULL else self._piecewise.has_captured(desc)
 
     def _update_dispatcher(self) -> None:
-        captured = [(mode, desc) for mode, desc in self.descriptors() if self._is_captured(mode, desc)]
-        self._dispatcher.set_captured(
-            requests=[desc.num_tokens // self._dispatcher.query_len for mode, desc in captured if desc.query_len],
-            tokens=[desc.num_tokens for mode, desc in captured if not desc.query_len],
-        )
+        captured = [desc for mode, desc in self.descriptors() if self._is_captured(mode, desc)]
+        for lora in self._lora_cases:
+            of_case = [desc for desc in captured if desc.has_lora is lora]
+            requests = [desc.num_reqs for desc in of_case if desc.num_reqs is not None]
+            tokens = [desc.num_tokens for desc in of_case if desc.num_reqs is None]
+            self._dispatcher.set_captured(requests, tokens, lora)
 
 
 @contextmanager

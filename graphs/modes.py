@@ -35,7 +35,10 @@ class CUDAGraphMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
-    """The key of a graph. None in num_reqs or query_len: the graph serves any."""
+    """The key of a graph. None in num_reqs or query_len: the graph serves any.
+
+    has_lora: the graph of a batch in which some request has a LoRA adapter; it has keys of its own
+    """
 
     num_tokens: int
     num_reqs: int | None = None

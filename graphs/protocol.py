@@ -29,13 +29,25 @@ class GraphSession(Protocol):
         """The work since `begin`; None if there was none."""
 
 
+class GraphHooks:
+    """What a stream beside the forward's needs, such as one that copies offloaded weights; these do nothing."""
+
+    def synchronize(self) -> None:
+        """Before each capture and each replay: wait for what the other stream still does for an earlier forward."""
+
+    def join(self) -> None:
+        """In the capture, before its last graph ends: wait for the work that it forked, which a capture needs."""
+
+
 class GraphPool(Protocol):
     """Memory that the graphs of one manager share.
 
     is_capturing_enabled: see capturing.py; true at first
+    hooks:                called around the captures and replays of its graphs
     """
 
     is_capturing_enabled: bool
+    hooks: GraphHooks
 
     def session(
         self, owner: Hashable, *, collect: bool = True, is_last: bool = True

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graphs.errors import CaptureError
 from graphs.host_reads import ForbidHostReads
-from graphs.protocol import GraphPool, GraphSession
+from graphs.protocol import GraphHooks, GraphPool, GraphSession
 from graphs.tape_memory import OwnerMemory
 from graphs.tape_record import Recorder
 from graphs.weak import map_tensors, weak_view
@@ -56,7 +56,7 @@ class TapePool:
     def __init__(self) -> None:
         self._owners: dict[Hashable, OwnerMemory] = {}
         self._last: OwnerMemory | None = None
-        self.is_capturing_enabled = True
+        self.is_capturing_enabled, self.hooks = True, GraphHooks()
 
     @contextmanager
     def session(self, owner: Hashable, *, collect: bool = True, is_last: bool = True) -> Iterator[GraphSession]:

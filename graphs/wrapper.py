@@ -66,6 +66,7 @@ class CUDAGraphWrapper:
         if self._debug:
             check_addresses(entry.input_addresses, addresses(args, kwargs, context))
         if entry.graph is not None:
+            self._pool.hooks.synchronize()
             entry.graph.replay()
         return entry.output
 
@@ -164,8 +165,10 @@ def capture_graph(
         exclusive_capture(f"the graph of {owner}", pool),
         pool.session(owner, collect=collect, is_last=is_last) as session,
     ):
+        pool.hooks.synchronize()
         session.begin()
         output = forward()
+        pool.hooks.join()
         graph = session.end()
     return graph, output
 

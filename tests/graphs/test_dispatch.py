@@ -1,6 +1,6 @@
 import pytest
 
-from graphs.dispatch import Dispatch, Dispatcher
+from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.sizes import capture_sizes
 
@@ -34,6 +34,23 @@ def test_a_batch_too_large_for_full_falls_to_piecewise_then_to_eager():
     assert dispatcher.dispatch(3, 6, 2) == Dispatch(PIECEWISE, BatchDescriptor(8))
     assert dispatcher.dispatch(9, 18, 2) == Dispatch(NONE, BatchDescriptor(18, 9, 2))
     assert dispatcher.dispatch(1, 9, None) == Dispatch(NONE, BatchDescriptor(9, 1, None))
+
+
+def test_batches_with_lora_have_graphs_of_their_own():
+    dispatcher = Dispatcher(2)
+    dispatcher.set_captured([1, 2], [8])
+    assert dispatcher.dispatch(1, 2, 2, has_lora=True) == Dispatch(NONE, BatchDescriptor(2, 1, 2, True))
+    dispatcher.set_captured([4], [16], has_lora=True)
+    assert dispatcher.dispatch(1, 2, 2, has_lora=True) == Dispatch(FULL, BatchDescriptor(8, 4, 2, True))
+    assert dispatcher.dispatch(1, 3, None, has_lora=True) == Dispatch(PIECEWISE, BatchDescriptor(16, has_lora=True))
+    assert dispatcher.dispatch(1, 2, 2) == Dispatch(FULL, BatchDescriptor(2, 1, 2))
+
+
+def test_ranks_agree_on_the_smallest_batch_that_holds_all_of_theirs():
+    of = BatchDescriptor
+    assert agreed_batch([of(6, 3, 2), of(10, 5, 2)]) == of(10, 5, 2)
+    assert agreed_batch([of(6, 3, 2), of(7, 2, None), of(1, 1, 1)]) == of(7, 3, None)
+    assert agreed_batch([of(2, 1, 2), of(2, 1, 2, True)]) == of(2, 1, 2, True)
 
 
 def test_uniform_rows_of_another_length_are_not_the_full_graphs():

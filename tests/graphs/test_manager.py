@@ -9,6 +9,7 @@ from graphs.context import ForwardContext, get_forward_context, set_forward_cont
 from graphs.errors import CaptureError
 from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.protocol import GraphHooks
 from graphs.sizes import CaptureSizes, capture_sizes
 from graphs.tape import TapeBackend
 
@@ -20,13 +21,13 @@ MAX_TOKENS = 48
 class Family:
     """A manager around the toy model, its static buffers and its make_forward, as an engine would have them."""
 
-    def __init__(self, model, backend, device, mode, sizes, query_len=2, use_breakable_cg=True):
+    def __init__(self, model, backend, device, mode, sizes, query_len=2, use_breakable_cg=True, **options):
         self.model, self.num_prepared, self.num_runs = model, [], 0
         self.x = torch.zeros(MAX_TOKENS + 3, 8, device=device)
         self.out = torch.zeros(MAX_TOKENS + 3, 8, device=device)
         self.scale = torch.ones(MAX_TOKENS + 3, 1, device=device)
         self.manager = CudaGraphManager(
-            "toy", sizes, mode, query_len, backend, outputs=(self.out,), use_breakable_cg=use_breakable_cg
+            "toy", sizes, mode, query_len, backend, outputs=(self.out,), use_breakable_cg=use_breakable_cg, **options
         )
         self.use_breakable_cg = use_breakable_cg
         self.init_runner(model)
@@ -55,14 +56,14 @@ class Family:
         with set_forward_context(context):
             return self.manager.run_pw_graph(self.model, {"x_TD": self.x[:n], "out_TD": self.out[:n]})
 
-    def step(self, num_reqs, num_tokens, query_len=None):
+    def step(self, num_reqs, num_tokens, query_len=None, **dispatched):
         """Run a batch on fresh inputs; padding holds NaN, so a row that reads it is seen."""
         self.x[:num_tokens].normal_()
         self.scale[:num_tokens].normal_()
         for buffer in (self.x, self.scale):
             buffer[num_tokens:] = float("nan")
         self.out.fill_(float("nan"))
-        chosen = self.manager.dispatch(num_reqs, num_tokens, query_len)
+        chosen = self.manager.dispatch(num_reqs, num_tokens, query_len, **dispatched)
         if chosen.mode is FULL:
             (rows,) = self.manager.run_fullgraph(chosen.descriptor)
             assert rows.shape[0] == chosen.descriptor.num_tokens
@@ -319,6 +320,89 @@ def test_a_warm_up_is_eager(family, monkeypatch):
     )
     toy.capture()
     assert seen == [NONE, PIECEWISE]
+
+
+def test_batches_with_lora_run_what_was_captured_with_it(family):
+    toy = family(BOTH, requests=[2], tokens=[4], specialize_lora=True)
+    toy.capture()
+    assert {(desc.query_len, desc.has_lora) for desc, _ in toy.num_prepared} == {
+        *((None, True), (None, False), (2, True), (2, False))
+    }
+    for query_len in (2, None):
+        for has_lora in (True, False):
+            chosen, rows, expected = toy.step(2, 4, query_len, has_lora=has_lora)
+            assert (chosen.mode, chosen.descriptor.has_lora) == (FULL if query_len else PIECEWISE, has_lora)
+            torch.testing.assert_close(rows, expected)
+    with pytest.raises(ValueError, match="toy has no graphs with LoRA: has_lora=True needs specialize_lora=True"):
+        family(BOTH).manager.dispatch(1, 2, 2, has_lora=True)
+
+
+def test_ranks_that_agreed_on_a_batch_choose_the_same_graph(family):
+    toy = family(BOTH, requests=[1, 2, 4], tokens=[4, 8])
+    toy.capture()
+    for agreed, mode, num_tokens in [((6, 3, 2), FULL, 8), ((7, 3, None), PIECEWISE, 8), ((30, 9, None), NONE, 30)]:
+        batch = BatchDescriptor(*agreed)
+        own = [(1, 2, 2), (3, 6, 2)]
+        chosen = [toy.manager.dispatch(*each, agreed=batch) for each in own]
+        assert chosen[0] == chosen[1]
+        assert (chosen[0].mode, chosen[0].descriptor.num_tokens) == (mode, num_tokens)
+    chosen, rows, expected = toy.step(1, 2, 2, agreed=BatchDescriptor(6, 3, 2))
+    assert chosen.descriptor == BatchDescriptor(8, 4, 2)
+    torch.testing.assert_close(rows, expected)
+    with pytest.raises(ValueError, match=r"toy: the agreed batch .* does not hold this rank's own"):
+        toy.manager.dispatch(3, 6, 2, agreed=BatchDescriptor(4, 2, 2))
+    with pytest.raises(ValueError, match="num_reqs=0"):
+        toy.manager.dispatch(0, 0, None)
+
+
+def test_outputs_are_the_rows_of_static_buffers(toy, backend, device):
+    first, second = torch.zeros(8, 3, device=device), torch.zeros(8, device=device)
+    manager = CudaGraphManager(
+        "two", CaptureSizes(requests=(2, 4), tokens=()), FULL_DECODE_ONLY, 2, backend, outputs=(first, second)
+    )
+
+    def forward(n):
+        first[:n] += 1
+        second[:n] -= 1
+
+    manager.capture(lambda desc, warmup: lambda: forward(desc.num_tokens))
+    for num_reqs in (1, 3):
+        first.zero_(), second.zero_()
+        desc = manager.dispatch(num_reqs, num_reqs * 2, 2).descriptor
+        for _ in range(2):
+            rows = manager.run_fullgraph(desc)
+        assert [each.data_ptr() for each in rows] == [first.data_ptr(), second.data_ptr()]
+        assert [each.shape[0] for each in rows] == [desc.num_tokens] * 2
+        assert (rows[0] == 2).all()
+        assert (rows[1] == -2).all()
+        assert not first[desc.num_tokens :].any()
+
+
+@pytest.mark.parametrize("mode", [FULL_DECODE_ONLY, PIECEWISE])
+def test_hooks_wait_before_captures_and_replays_and_join_inside_the_capture(family, device, warm, mode):
+    class Hooks(GraphHooks):
+        """Stands for a stream that copies weights: its work must end inside the graph."""
+
+        calls, joined = [], torch.zeros(1, device=device)
+
+        def synchronize(self):
+            self.calls.append("synchronize")
+
+        def join(self):
+            self.calls.append("join")
+            self.joined += 1
+
+    hooks = Hooks()
+    warm(hooks.join)
+    hooks.calls.clear(), hooks.joined.zero_()
+    toy = family(mode, requests=[2], tokens=[4], hooks=hooks)
+    toy.capture()
+    assert hooks.calls == ["synchronize", "join"]
+    assert hooks.joined.item() == 0
+    for _ in range(2):
+        toy.step(2, 4, 2)
+    assert hooks.calls == ["synchronize", "join", "synchronize", "synchronize"]
+    assert hooks.joined.item() == 2
 
 
 def test_descriptors_are_pieces_before_full_and_large_before_small(tape):

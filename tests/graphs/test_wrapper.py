@@ -5,6 +5,7 @@ from graphs.capturing import set_cudagraph_capturing_enabled
 from graphs.context import ForwardContext, set_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from graphs.protocol import GraphHooks
 from graphs.wrapper import BreakableCUDAGraphWrapper, CUDAGraphOptions, CUDAGraphWrapper
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
@@ -54,6 +55,23 @@ def test_a_new_descriptor_captures_and_a_known_one_replays(wrapper, x, in_contex
         with in_context(PIECEWISE, num_tokens):
             assert wrapper(x[:num_tokens]).tolist() == [10] * num_tokens
     assert wrapper.unwrap().num_calls == 2
+
+
+def test_hooks_of_the_pool_wait_before_each_replay_and_join_each_capture(wrapper, x, in_context):
+    class Hooks(GraphHooks):
+        calls = []
+
+        def synchronize(self):
+            self.calls.append("synchronize")
+
+        def join(self):
+            self.calls.append("join")
+
+    wrapper._pool.hooks = hooks = Hooks()
+    for _ in range(2):
+        with in_context(PIECEWISE):
+            wrapper(x)
+    assert hooks.calls == ["synchronize", "join", "synchronize"]
 
 
 def test_attributes_fall_through_to_the_callable(wrapper):

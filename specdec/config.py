@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from graphs.modes import CUDAGraphMode
-from specdec.arguments import from_mapping, refuse_unknown
+from specdec.arguments import from_mapping, is_integer, refuse_unknown
 
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
+GPU_MEMORY_UTILIZATION = 0.9
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # what the graphs of each family may be; the last one is the default
 GRAPH_MODES = {
@@ -37,6 +40,8 @@ class SpeculativeConfig:
     aux_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str | Path) or not str(self.model):
+            raise ValueError(f"model={self.model!r}: give a directory, a hub id owner/name, or demo")
         _check_int("num_speculative_tokens", self.num_speculative_tokens, 0, 32)
         _check_choice("method", self.method, METHODS)
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
@@ -48,14 +53,17 @@ class SpeculativeConfig:
         if value is None or isinstance(value, SpeculativeConfig):
             return value
         if not isinstance(value, Mapping):
-            raise ValueError(f"speculative_config takes a SpeculativeConfig or a dict, not {type(value).__name__}")
+            raise ValueError(f"speculative_config={value!r}: give a SpeculativeConfig or a dict of its fields")
         return from_mapping(SpeculativeConfig, value)
 
 
 def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraphMode]:
     """The mode of each graph family: the default, or the one given by name."""
-    refuse_unknown("cuda_graph_modes", changed or {}, GRAPH_MODES)
-    names = {family: allowed[-1] for family, allowed in GRAPH_MODES.items()} | dict(changed or {})
+    changed = {} if changed is None else changed
+    if not isinstance(changed, Mapping):
+        raise ValueError(f"cuda_graph_modes={changed!r}: give {{family: mode}}, families are {', '.join(GRAPH_MODES)}")
+    refuse_unknown("cuda_graph_modes", changed, GRAPH_MODES)
+    names = {family: allowed[-1] for family, allowed in GRAPH_MODES.items()} | dict(changed)
     for family, name in names.items():
         _check_choice(f"cuda_graph_modes[{family!r}]", name, GRAPH_MODES[family])
     return {family: CUDAGraphMode[name] for family, name in names.items()}
@@ -75,7 +83,8 @@ class GraphConfig:
 class EngineConfig:
     """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens.
 
-    gpu_memory_utilization: the part of a GPU's memory that may be used in all; num_kv_blocks overrides it.
+    gpu_memory_utilization: the part of a GPU's memory that may be used in all, 0.9 by default; num_kv_blocks overrides
+    it, and is on the CPU the only one of the two.
     enforce_eager: capture no graphs. cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes:
     row counts to capture prompt chunks for. compile_piecewise: split chunks by torch.compile, not by breakable capture.
     seed: from which the seeds of requests without one are drawn, in the order of the requests; None: by chance.
@@ -86,11 +95,11 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
-    device: str = "auto"
+    device: str | torch.device = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None
     num_kv_blocks: int | None = None
     enforce_eager: bool = False
     cuda_graph_sizes: Sequence[int] | None = None
@@ -104,6 +113,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
+        if not isinstance(self.device, str | torch.device):
+            raise ValueError(f"device={self.device!r}: give auto, cpu, cuda or cuda:N")
         _check_int("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         if self.max_model_len is not None:
@@ -112,7 +123,8 @@ class EngineConfig:
             _check_int("num_kv_blocks", self.num_kv_blocks, 1, 1 << 30)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, (1 << 64) - 1)
-        _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
+        if self.gpu_memory_utilization is not None:
+            _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         _check_choice("enforce_eager", self.enforce_eager, (False, True))
         _check_choice("enable_prefix_caching", self.enable_prefix_caching, (False, True))
         _check_choice("async_scheduling", self.async_scheduling, (None, False, True))
@@ -135,17 +147,50 @@ class EngineConfig:
             compile_piecewise=self.compile_piecewise,
         )
 
+    @property
+    def utilization(self) -> float:
+        """The part of a GPU's memory that is used."""
+        return GPU_MEMORY_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+
+    def refuse_gpu_memory(self, device: torch.device) -> None:
+        """ValueError if a part of a GPU's memory is given where there is none."""
+        self._refuse(
+            ("gpu_memory_utilization",), f"device {device} is no GPU; num_kv_blocks sets the size of its cache"
+        )
+
     def refuse_graph_options(self, reason: str) -> None:
         """ValueError if an option about graphs is given where none is captured, for a reason to be named."""
-        for name in ("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"):
-            if getattr(self, name) not in (None, False):
+        self._refuse(("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"), reason)
+
+    def refuse_unused_graph_options(self, has_draft: bool) -> None:
+        """ValueError for modes of a draft that is not there, and for sizes of graphs that no family captures."""
+        modes = {name: mode for name, mode in self.graphs.modes.items() if has_draft or not name.startswith("draft")}
+        for name, mode in (self.cuda_graph_modes or {}).items():
+            if name not in modes:
+                raise ValueError(
+                    f"cuda_graph_modes[{name!r}]={mode!r}, but nothing is drafted (no speculative_config, or "
+                    "num_speculative_tokens=0): leave it out"
+                )
+        if not any(mode.has_piecewise_cudagraphs() for mode in modes.values()):
+            self._refuse(("cuda_graph_token_sizes", "compile_piecewise"), "cuda_graph_modes leave no graphs in pieces")
+        if not any(mode.decode_mode() is CUDAGraphMode.FULL for mode in modes.values()):
+            self._refuse(("cuda_graph_sizes",), "cuda_graph_modes leave no full graphs")
+
+    def _refuse(self, names: Sequence[str], reason: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None and getattr(self, name) is not False:
                 raise ValueError(f"{name}={getattr(self, name)!r}, but {reason}: leave it out")
 
 
-def _check_layers(values: object) -> None:
-    is_list = isinstance(values, Sequence) and all(isinstance(value, int) for value in values)
-    if values is not None and (not is_list or not values):
+def _check_layers(values: Sequence[int] | None) -> None:
+    if values is None:
+        return
+    if not _is_list(values) or not all(map(is_integer, values)) or not values:
         raise ValueError(f"aux_layers={values!r}: give a list of the target's boundaries, or None")
+
+
+def _is_list(values: object) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray | memoryview)
 
 
 def _check_fraction(name: str, value: object) -> None:
@@ -156,18 +201,21 @@ def _check_fraction(name: str, value: object) -> None:
 def _check_sizes(name: str, values: Sequence[int] | None, largest: int) -> None:
     if values is None:
         return
-    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+    if not _is_list(values) or not values:
         raise ValueError(f"{name}={values!r}: give a list of integers")
     for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+        if not is_integer(value) or not 1 <= value <= largest:
             raise ValueError(f"{name}={list(values)}: {value!r} is not an integer from 1 to {largest}")
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    if not is_integer(value) or not low <= value <= high:
         raise ValueError(f"{name}={value!r}: give an integer from {low} to {high}")
 
 
 def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
+    # 1 is not True, and what compares item by item (a tensor, an array) is no choice
+    if not any(
+        value is each or (isinstance(each, str) and isinstance(value, str) and value == each) for each in allowed
+    ):
         raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(str, allowed))}")

@@ -18,7 +18,7 @@ from graphs.protocol import GraphBackend
 from specdec.config import MAX_MODEL_LEN, EngineConfig, SpeculativeConfig
 from specdec.kv_cache import BLOCK_SIZE, bytes_per_block
 from specdec.locate import locate
-from specdec.memory import blocks_in_host_memory, check_length, device_memory, measure_needs, plan_memory
+from specdec.memory import GIB, blocks_in_host_memory, check_length, device_memory, measure_needs, plan_memory
 from specdec.runner import Runner, RunnerSizes
 from specdec.tokenizer import Tokenizer
 from weights.errors import Problems
@@ -45,7 +45,8 @@ class Loaded:
 def load(model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig) -> Loaded:
     """ValueError for what does not fit together or on the device; weights.CheckpointError for files."""
     device = _device(config.device)
-    backend, dtype = _backend(config, device), _dtype(config.dtype, device)
+    has_draft = speculation is not None and speculation.num_speculative_tokens > 0
+    backend, dtype = _backend(config, device, has_draft), _dtype(config.dtype, device)
     directory = locate(model, "target")
     draft_directory = None if speculation is None else locate(speculation.model, "draft")
     resolve_target(Reader(directory), Log(), Problems(directory))  # what is no target says so, and has no tokenizer
@@ -70,8 +71,8 @@ def _phase(name: str) -> Iterator[None]:
     logger.info("start: %-15s %6.2f s", name, time.monotonic() - start)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
+def _device(name: str | torch.device) -> torch.device:
+    if isinstance(name, str) and name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
@@ -79,7 +80,7 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: torch sees no CUDA device here; give cpu or auto")
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
@@ -95,11 +96,13 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | None:
     return dtype
 
 
-def _backend(config: EngineConfig, device: torch.device) -> GraphBackend | None:
-    """None: everything runs eagerly, as it always does on the CPU."""
+def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> GraphBackend | None:
+    """None: everything runs eagerly, as it always does on the CPU. ValueError for options that would do nothing."""
     if device.type != "cuda":
         config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
+        config.refuse_gpu_memory(device)
         return None
+    config.refuse_unused_graph_options(has_draft)
     if device.index is not None:
         torch.cuda.set_device(device)  # kernels are launched on the current one
     return None if config.enforce_eager else CudaBackend(device)
@@ -141,13 +144,31 @@ def _runner(
         tensors = [tensor for model in models for tensor in model.tensors.values()]
         with _phase("memory plan"):
             needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
-        plan = plan_memory(needs, config.gpu_memory_utilization, most)
+        plan = plan_memory(needs, config.utilization, most)
         logger.info("memory:\n%s", plan.table())
         runner = _captured(build, replace(most, num_kv_blocks=plan.num_kv_blocks))
         plan.report_pools(runner.graphs.counters())
         return runner
-    blocks = config.num_kv_blocks or min(most.num_kv_blocks // _cache_factor(config), blocks_in_host_memory(block))
+    if config.num_kv_blocks is None:
+        blocks = min(most.num_kv_blocks // _cache_factor(config), blocks_in_host_memory(block))
+    else:
+        blocks = config.num_kv_blocks
+        _check_cache(config, blocks * block, device)
     return _captured(build, replace(most, num_kv_blocks=blocks))
+
+
+def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> None:
+    """The cache that was asked for: less than all memory there is, and in place of a share of it."""
+    memory = device_memory(device)
+    if num_bytes >= memory:
+        raise ValueError(
+            f"num_kv_blocks={config.num_kv_blocks} take {num_bytes / GIB:.2f} GiB, and there are {memory / GIB:.2f} "
+            "GiB: give fewer, or leave it out"
+        )
+    if config.gpu_memory_utilization is not None:
+        logger.info(
+            "num_kv_blocks=%d overrides gpu_memory_utilization=%g", config.num_kv_blocks, config.gpu_memory_utilization
+        )
 
 
 def _captured(build: Callable[[RunnerSizes], Runner], sizes: RunnerSizes) -> Runner:

@@ -1,13 +1,15 @@
 """What a request asks for: how tokens are chosen and where its text ends. Names and defaults are vLLM's."""
 
-import math
+import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
+from typing import TypeGuard
 
-from specdec.arguments import refuse_unknown
+from specdec.arguments import check_bool, is_integer, refuse_unknown
 from specdec.needs import Needs
 
 MAX_LOGPROBS = 20
+MAX_SAMPLES = 16384  # of one request: each is a row that waits its turn
 LISTS = {
     "stop": "a string or a list of strings",
     "stop_token_ids": "a list of token ids",
@@ -67,7 +69,7 @@ class SamplingParams(_Fields):
             if "max_tokens" in values:
                 raise ValueError("SamplingParams: max_new_tokens is another name of max_tokens; give one of them")
             values["max_tokens"] = values.pop("max_new_tokens")
-        if values.get("top_k") == -1:
+        if is_integer(values.get("top_k")) and values["top_k"] == -1:
             values["top_k"] = 0
         for name in ("stop", "stop_token_ids", "logit_bias", "bad_words"):
             if name in values and values[name] is None:
@@ -100,10 +102,10 @@ class SamplingParams(_Fields):
 def _check_kinds(params: SamplingParams) -> None:
     """What is True or False, and what is a list: one that can be read only once would be empty the second time."""
     for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculate"):
-        if not isinstance(value := getattr(params, name), bool):
-            raise ValueError(f"{name}={value!r}: give True or False")
+        check_bool(name, getattr(params, name))
     for name, wanted in LISTS.items():
-        if not isinstance(value := getattr(params, name), Sequence | Set | None):
+        value = getattr(params, name)
+        if isinstance(value, bytes | bytearray | memoryview) or not isinstance(value, Sequence | Set | None):
             raise ValueError(f"{name}={value!r}: give {wanted}")
 
 
@@ -120,8 +122,8 @@ def _check_choice(params: SamplingParams) -> None:
         raise ValueError(f"top_k={params.top_k!r}: give an integer of at least 1, or 0 or -1 for none")
     if params.seed is not None and not (_is_count(params.seed) and params.seed < 1 << 64):
         raise ValueError(f"seed={params.seed!r}: give an integer from 0 to 2^64 - 1, or None to have one drawn")
-    if not _is_count(params.n) or params.n < 1:
-        raise ValueError(f"n={params.n!r}: give an integer of at least 1")
+    if not _is_count(params.n) or not 1 <= params.n <= MAX_SAMPLES:
+        raise ValueError(f"n={params.n!r}: give an integer from 1 to {MAX_SAMPLES}")
     if params.n > 1 and params.temperature == 0:
         raise ValueError(f"n={params.n} with temperature=0: greedy samples are all the same; give n=1")
     for name in ("logprobs", "prompt_logprobs"):
@@ -171,9 +173,9 @@ def _check_range(params: SamplingParams, name: str, low: float, high: float, is_
         raise ValueError(f"{name}={value!r}: give a number {above} {low} {'and at most' if is_open else 'to'} {high:g}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_count(value: object) -> TypeGuard[int]:
+    return is_integer(value) and value >= 0

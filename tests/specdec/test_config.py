@@ -1,10 +1,16 @@
 """Options about graphs and memory: checked by name, refused where they would do nothing."""
 
+import logging
+
 import pytest
+import torch
 
 from graphs.modes import CUDAGraphMode
 from specdec import LLM
+from specdec import load as loading
 from specdec.config import EngineConfig, graph_modes
+
+NO_PIECES = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,57 @@ def test_options_about_graphs_are_checked(options, words):
 def test_a_cpu_refuses_what_it_would_ignore(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))}=.*, but graphs are captured on a GPU only"):
         LLM("demo", device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "options, has_draft, words",
+    [
+        ({"cuda_graph_modes": {"draft_prefill": "NONE"}}, False, r"\['draft_prefill'\]='NONE', but nothing is drafted"),
+        (
+            {"cuda_graph_modes": {"target_prefill": "NONE"}, "compile_piecewise": True},
+            False,
+            "compile_piecewise=True, but",
+        ),
+        ({"cuda_graph_modes": NO_PIECES, "cuda_graph_token_sizes": [8]}, True, "token_sizes=.* no graphs in pieces"),
+        ({"cuda_graph_modes": {"target_decode": "NONE"}, "cuda_graph_sizes": [1]}, False, "sizes=.* no full graphs"),
+    ],
+)
+def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
+    with pytest.raises(ValueError, match=words):
+        loading._backend(EngineConfig(**options), torch.device("cuda"), has_draft)
+
+
+@pytest.mark.parametrize(
+    "options, has_draft",
+    [
+        (
+            {"cuda_graph_modes": {"draft_prefill": "NONE"}, "cuda_graph_token_sizes": [8], "compile_piecewise": True},
+            True,
+        ),
+        ({"cuda_graph_modes": {"target_prefill": "NONE"}, "cuda_graph_sizes": [1], "compile_piecewise": True}, True),
+        ({"cuda_graph_modes": {"target_decode": "NONE"}, "cuda_graph_token_sizes": [8]}, False),
+    ],
+)
+def test_options_that_one_family_reads_are_taken(options, has_draft):
+    EngineConfig(**options).refuse_unused_graph_options(has_draft)
+
+
+def test_a_share_of_a_gpu_is_refused_on_a_cpu():
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization=0.9, but device cpu is no GPU; num_kv_blocks sets"):
+        LLM("demo", device="cpu", gpu_memory_utilization=0.9)
+
+
+def test_a_share_of_a_gpu_is_nine_tenths_unless_it_is_given():
+    assert (EngineConfig().utilization, EngineConfig(gpu_memory_utilization=0.5).utilization) == (0.9, 0.5)
+
+
+def test_a_cache_of_a_given_size_says_that_it_overrides_the_share(caplog):
+    config = EngineConfig(num_kv_blocks=4, gpu_memory_utilization=0.5)
+    with caplog.at_level(logging.INFO, "specdec"):
+        loading._check_cache(EngineConfig(num_kv_blocks=4), 4096, torch.device("cpu"))
+        assert not caplog.messages
+        loading._check_cache(config, 4096, torch.device("cpu"))
+    assert caplog.messages == ["num_kv_blocks=4 overrides gpu_memory_utilization=0.5"]
 
 
 def test_the_defaults_are_as_they_were():

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from specdec.arguments import is_integer
 from specdec.config import SpeculativeConfig
 from specdec.engine_thread import EngineDeadError, EngineThread
 from specdec.intake import Asked, Prompt
@@ -56,7 +57,8 @@ class AsyncLLM:
         """
         _check_names(request_id, priority)
         name = uuid.uuid4().hex if request_id is None else request_id
-        asked = Asked(prompt=prompt, params=sampling_params or SamplingParams(), priority=priority, request_id=name)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        asked = Asked(prompt=prompt, params=params, priority=priority, request_id=name)
         mailbox, is_over = Mailbox(asyncio.get_running_loop()), False
         try:
             await asyncio.wrap_future(self._thread.add(asked, mailbox))
@@ -89,6 +91,8 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> bool:
         """End a request: its iterator gets a last output with finish_reason "abort". False: no such request runs."""
+        if not isinstance(request_id, str):
+            raise ValueError(f"request_id={request_id!r}: give the string that names the request")
         return await asyncio.wrap_future(self._thread.abort(request_id))
 
     def shutdown(self) -> None:
@@ -158,5 +162,5 @@ class Mailbox:
 def _check_names(request_id: object, priority: object) -> None:
     if request_id is not None and not isinstance(request_id, str):
         raise ValueError(f"request_id={request_id!r}: give a string, or None for one that is drawn")
-    if not isinstance(priority, int):
+    if not is_integer(priority):
         raise ValueError(f"priority={priority!r}: give an integer, lower goes first")

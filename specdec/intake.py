@@ -2,10 +2,11 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import index as as_index
 
+from specdec.arguments import as_list
 from specdec.finish import FinishRules
 from specdec.request import Request
 from specdec.runner import RunnerSizes
@@ -153,10 +154,14 @@ class Intake:
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:
-    """Integers of any type; what has to be rounded or read as a number is none."""
+    """Integers of any type; what has to be rounded or read as a number is none, and neither is True."""
+    wanted = "text or a list of token ids"
+    if isinstance(prompt, Iterator):
+        raise ValueError(f"prompt={prompt!r}: give {wanted}")  # which a second sample would find empty
+    tokens = as_list("prompt", prompt, wanted)
     try:
-        if isinstance(prompt, bytes | bytearray):
-            raise TypeError("bytes are numbers too, and of a text surely not its token ids")
-        return [as_index(token) for token in prompt]
+        if any(isinstance(token, bool) for token in tokens):
+            raise TypeError("True and False are no token ids")
+        return [as_index(token) for token in tokens]  # type: ignore[arg-type]
     except TypeError as error:
-        raise ValueError(f"prompt {prompt!r}: give text or a list of token ids") from error
+        raise ValueError(f"prompt={prompt!r}: give {wanted}") from error

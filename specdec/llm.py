@@ -1,12 +1,12 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
 import sys
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from specdec.arguments import refuse_unknown
+from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.deltas import Deltas
 from specdec.engine import Engine
@@ -67,6 +67,7 @@ class LLM:
         checked before any runs; one that fails later ends with finish_reason "error", and the others go on.
         use_tqdm: show on a terminal how many are done, tokens per second and the acceptance length.
         """
+        check_bool("use_tqdm", use_tqdm)
         batch = _as_batch(prompts)
         params = _as_params(sampling_params, len(batch))
         priorities = _as_priorities(priority, len(batch))
@@ -106,7 +107,8 @@ class LLM:
         Joined, the texts of a sample are its whole text. The last piece of each has a finish_reason. Leaving the
         iterator early aborts the request. The generator's return value is the whole output.
         """
-        [request] = self.engine.add_requests([Asked(prompt=prompt, params=sampling_params or SamplingParams())])
+        params = SamplingParams() if sampling_params is None else sampling_params
+        [request] = self.engine.add_requests([Asked(prompt=prompt, params=params)])
         pieces = self._pieces(request)
         next(pieces)  # the generator has begun, so that leaving it aborts the request before its first piece too
         return pieces
@@ -133,17 +135,19 @@ class LLM:
     @staticmethod
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
         """The rounds of all outputs as one run."""
-        return SpeculationStats.merged(output.stats for output in outputs)
+        wanted = "a list of RequestOutput"
+        found = as_list("outputs", outputs, wanted)
+        if not all(isinstance(each, RequestOutput) for each in found):
+            raise ValueError(f"outputs={outputs!r}: give {wanted}")
+        return SpeculationStats.merged(each.stats for each in cast(list[RequestOutput], found))
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts={prompts!r}: give text, a list of token ids, or a list of these")
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [[item for item in items if isinstance(item, int)]]
+    items = as_list("prompts", prompts, "text, a list of token ids, or a list of these")
+    if items and all(map(is_integer, items)):
+        return [cast(list[int], items)]
     batch: list[Prompt] = []
     for index, item in enumerate(items):
         if isinstance(item, int) or not isinstance(item, str | Sequence):
@@ -163,16 +167,17 @@ def _as_params(sampling_params: SamplingParams | Sequence[SamplingParams] | None
         return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
-    if isinstance(sampling_params, Mapping) or not isinstance(sampling_params, Iterable):
-        raise ValueError(f"sampling_params={sampling_params!r}: give SamplingParams, or a list of them")
-    params = list(sampling_params)
+    params = as_list("sampling_params", sampling_params, "SamplingParams, or a list of them")
     if len(params) != count:
         raise ValueError(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
-    return params
+    return cast(list[SamplingParams], params)  # each is checked where its request is made
 
 
 def _as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
-    priorities = [0] * count if priority is None else list(priority) if isinstance(priority, Iterable) else []
-    if len(priorities) != count or any(not isinstance(value, int) for value in priorities):
-        raise ValueError(f"priority={priority!r} for {count} prompts: give one integer for each, or None")
-    return priorities
+    if priority is None:
+        return [0] * count
+    wanted = f"a list of {count} integers, one for each prompt, or None"
+    priorities = as_list("priority", priority, wanted)
+    if len(priorities) != count or not all(map(is_integer, priorities)):
+        raise ValueError(f"priority={priority!r}: give {wanted}")
+    return cast(list[int], priorities)

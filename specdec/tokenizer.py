@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from specdec.arguments import check_bool
 from specdec.chat_template import TemplateProcess
 from specdec.tokenizer_files import read_tokenizer
 
@@ -47,6 +48,7 @@ class Tokenizer:
         self, messages: Conversation, add_generation_prompt: bool = True, chat_template: str | None = None
     ) -> str:
         """The text of a conversation. Unlike all else here it may be asked for by several threads at once."""
+        check_bool("add_generation_prompt", add_generation_prompt)
         template = self._template(chat_template)
         _check_messages(messages)
         variables = {
@@ -63,6 +65,8 @@ class Tokenizer:
 
     def _template(self, chat_template: str | None) -> str:
         """The Jinja text: what was given (the text, or a name among several), else the tokenizer's own."""
+        if chat_template is not None and not isinstance(chat_template, str):
+            raise ValueError(f"chat_template={chat_template!r}: give Jinja text, or None for the tokenizer's own")
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
                 f"the tokenizer in {self.directory} has no chat template: give a chat_template, as Jinja text, or a "
@@ -136,6 +140,7 @@ def _check_messages(messages: object) -> None:
         values = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
         if not all(isinstance(value, str) for value in values):
             raise ValueError(f'messages[{index}] is {message!r}: give {{"role": text, "content": text}}')
+        _check_text(message["role"])
         _check_text(message["content"])
 
 

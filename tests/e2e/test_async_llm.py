@@ -11,6 +11,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+import torch
 
 from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
 from specdec.async_llm import Mailbox
@@ -220,10 +221,14 @@ def test_an_aborted_request_yields_a_last_output(shared, greedy, prompts):
         ({"prompt": []}, ValueError, "empty prompt"),
         ({"prompt": [99999]}, ValueError, "outside the target's vocabulary"),
         ({"prompt": [1] * 400}, ValueError, "leaves no room"),
-        ({"prompt": None}, ValueError, "prompt None: give text"),
+        ({"prompt": None}, ValueError, "prompt=None: give text"),
         ({"prompt": "x", "sampling_params": {"n": 1}}, ValueError, "give SamplingParams"),
         ({"prompt": "x", "request_id": 7}, ValueError, "request_id=7"),
         ({"prompt": "x", "priority": "high"}, ValueError, "priority='high'"),
+        ({"prompt": "x", "priority": True}, ValueError, "priority=True"),
+        ({"prompt": "x", "sampling_params": 0}, ValueError, "sampling_params=0: give SamplingParams"),
+        ({"prompt": "x", "sampling_params": torch.tensor([1, 2])}, ValueError, "give SamplingParams"),
+        ({"prompt": {1: 2}}, ValueError, "prompt={1: 2}: give text"),
     ],
 )
 def test_what_is_wrong_with_a_request_reaches_its_caller_only(shared, greedy, prompts, arguments, error, message):
@@ -235,6 +240,13 @@ def test_what_is_wrong_with_a_request_reaches_its_caller_only(shared, greedy, pr
     assert good.outputs[0].finish_reason == "length"
     assert isinstance(bad, error)
     assert message is None or message in str(bad)
+
+
+@pytest.mark.parametrize("request_id", [None, 7, ["a"], torch.tensor(1)])
+def test_an_id_that_is_no_string_is_refused_and_the_engine_goes_on(shared, greedy, prompts, request_id):
+    with pytest.raises(ValueError, match=r"request_id=.*: give the string that names the request"):
+        asyncio.run(shared.abort(request_id))
+    assert asyncio.run(last_of(shared.generate(prompts[0], greedy(4)))).finished
 
 
 def test_an_id_that_is_running_is_refused_and_its_owner_goes_on(shared, greedy, prompts):

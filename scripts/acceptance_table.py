@@ -9,10 +9,11 @@ drafts under the exact rule, whose acceptance has the same law. Prints a table a
 """
 
 import argparse
-import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from specdec import LLM, SamplingParams
+from specdec.bench.report import write_json
 from weights.demo import demo_prompts
 
 RULES = ("exact", "rejection", "block", "argmax draft")
@@ -24,6 +25,7 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--temperatures", default="0.7,1.0")
+    parser.add_argument("--json", type=Path, default=None, help="write the last line's JSON to a file too")
     return parser.parse_args(args)
 
 
@@ -35,7 +37,8 @@ def main(args: Sequence[str] | None = None) -> None:
     print(f"{'mean acceptance length':<24}" + "".join(f"{f'temperature {t:g}':>18}" for t in temperatures))
     for rule, row in lengths.items():
         print(f"{rule:<24}" + "".join(f"{length:>18.3f}" for length in row))
-    print(json.dumps({**vars(given), "num_prompts": len(prompts), "mean_acceptance_length": lengths}))
+    found = {**vars(given), "num_prompts": len(prompts), "mean_acceptance_length": lengths}
+    write_json("scripts.acceptance_table", found, given.json)
 
 
 def mean_length(rule: str, temperature: float, prompts: Sequence[list[int]], given: argparse.Namespace) -> float:

@@ -7,12 +7,12 @@ nsys profile python -m scripts.profile_round ...      # the phases are NVTX rang
 """
 
 import argparse
-import json
 from dataclasses import asdict
+from pathlib import Path
 
 from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.profile import profile_rounds
-from specdec.bench.report import table
+from specdec.bench.report import table, write_json
 from specdec.bench.rounds import WARMUP, tokens_needed
 
 
@@ -28,6 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--json", type=Path, default=None, help="write the last line's JSON to a file too")
     return parser.parse_args()
 
 
@@ -51,7 +52,8 @@ def main() -> None:
     print(f"kernels {found.num_kernels:.1f}; launches {sum(found.launches.values()):.1f}: {found.launches}")
     print(f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; nothing runs for {found.gap_share:.1%}")
     print("of it, us: " + ", ".join(f"{name} {us:.1f}" for name, us in found.gaps_us.items()))
-    print(json.dumps({"num_speculative_tokens": K, "batch": args.batch} | asdict(found)))
+    whole = {"num_speculative_tokens": K, "batch": args.batch} | asdict(found)
+    write_json("scripts.profile_round", whole, args.json)
 
 
 if __name__ == "__main__":

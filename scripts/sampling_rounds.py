@@ -8,10 +8,13 @@ Sampled texts differ from case to case, so rounds do not accept alike; their tim
 """
 
 import argparse
-import json
 from collections.abc import Sequence
+from pathlib import Path
+
+import torch
 
 from specdec.bench.pair import EngineSpec, Pair, load_pair
+from specdec.bench.report import write_json
 from specdec.bench.timing import Clock, Spread
 from specdec.needs import Needs
 from specdec.sampling import SamplingParams
@@ -36,6 +39,7 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--num-rounds", type=int, default=60)
+    parser.add_argument("--json", type=Path, default=None, help="write the last line's JSON to a file too")
     return parser.parse_args(args)
 
 
@@ -55,7 +59,8 @@ def main(args: Sequence[str] | None = None) -> None:
                 f"{added:>9.3f} ms added = {added / greedy:.1%}",
                 flush=True,
             )
-    print(json.dumps({**vars(given), "rows": rows}))
+    on = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else "CPU"
+    write_json("scripts.sampling_rounds", {**vars(given), "device": on, "rows": rows}, given.json)
 
 
 def time_case(pair: Pair, batch: int, values: dict[str, float], given: argparse.Namespace) -> Spread:

@@ -44,9 +44,9 @@ class Loaded:
 
 def load(model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig) -> Loaded:
     """ValueError for what does not fit together or on the device; weights.CheckpointError for files."""
-    device = _device(config.device)
+    device = device_of(config.device)
     has_draft = speculation is not None and speculation.num_speculative_tokens > 0
-    backend, dtype = _backend(config, device, has_draft), _dtype(config.dtype, device)
+    backend, dtype = _backend(config, device, has_draft), dtype_of(config.dtype, device)
     directory = locate(model, "target")
     draft_directory = None if speculation is None else locate(speculation.model, "draft")
     resolve_target(Reader(directory), Log(), Problems(directory))  # what is no target says so, and has no tokenizer
@@ -71,7 +71,8 @@ def _phase(name: str) -> Iterator[None]:
     logger.info("start: %-15s %6.2f s", name, time.monotonic() - start)
 
 
-def _device(name: str | torch.device) -> torch.device:
+def device_of(name: str | torch.device) -> torch.device:
+    """ "auto" is a GPU if there is one. ValueError for what cannot be used here."""
     if isinstance(name, str) and name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -87,7 +88,7 @@ def _device(name: str | torch.device) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype | None:
+def dtype_of(name: str, device: torch.device) -> torch.dtype | None:
     """None: as stored. On the CPU "auto" is float32."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else None

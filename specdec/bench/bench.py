@@ -64,12 +64,8 @@ class Bench:
         prompts = self.pair.prompts
         return [prompts[i % len(prompts)] for i in range(max(self.options.num_prompts, batch))]
 
-    def engine(self, K: int, batch: int, has_draft: bool | None = None) -> Engine:
-        """An engine with graphs up to the largest batch that is asked for; for an odd K alone, a small one.
-
-        has_draft: default, for K > 0 only: K = 0 is plain decoding
-        """
-        has_draft = K > 0 if has_draft is None else has_draft
+    def engine(self, K: int, batch: int) -> Engine:
+        """An engine with graphs up to the largest batch that is asked for; for an odd K alone, a small one."""
         largest = max(self.options.batches, default=1)
         size = max(batch, largest) if K in self.ks or batch > 1 else batch
         longest = max(map(len, self.pair.prompts)) + max(
@@ -81,7 +77,7 @@ class Bench:
                 max_num_seqs=size,
                 max_tokens=longest,
                 max_model_len=self.options.max_model_len,
-                has_draft=has_draft and self.pair.eagle is not None,
+                has_draft=K > 0 and self.pair.eagle is not None,
             )
         )
 

@@ -7,7 +7,7 @@ together with the others; the fastest of all rounds is the yardstick. Everything
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -79,19 +79,24 @@ def exactness_rows(
         if not has_time(f"exactness: K = {K}, batch {batch}"):
             continue
         times = {names: _round_ms(pair, K, batch, names, num_rounds, max_model_len) for names in combinations()}
-        shipped, fastest = times[()], min(times.values())
-        rows += [
-            {
-                "num_speculative_tokens": K,
-                "batch": batch,
-                "exchanged": " + ".join(names) or "nothing (shipped)",
-                "device_round_ms": milliseconds,
-                "price": shipped / milliseconds - 1,
-                "is_yardstick": milliseconds == fastest,
-            }
-            for names, milliseconds in times.items()
-        ]
+        rows += compared(K, batch, times)
     return rows
+
+
+def compared(K: int, batch: int, times: Mapping[tuple[str, ...], float]) -> list[Row]:
+    """The milliseconds of a round by what is exchanged, each with the price of shipping what is shipped instead."""
+    shipped, fastest = times[()], min(times.values())
+    return [
+        {
+            "num_speculative_tokens": K,
+            "batch": batch,
+            "exchanged": " + ".join(names) or "nothing (shipped)",
+            "device_round_ms": milliseconds,
+            "price": shipped / milliseconds - 1,
+            "is_yardstick": milliseconds == fastest,
+        }
+        for names, milliseconds in times.items()
+    ]
 
 
 def combinations() -> list[tuple[str, ...]]:

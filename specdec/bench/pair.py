@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from graphs.backend import CudaBackend
-from specdec.config import GraphConfig, graph_modes
+from specdec.config import EngineConfig, GraphConfig, graph_modes
 from specdec.engine import Engine
 from specdec.intake import Intake
 from specdec.kv_cache import BLOCK_SIZE
+from specdec.load import device_of, dtype_of
 from specdec.locate import locate
 from specdec.runner import Runner, RunnerSizes
 from specdec.tokenizer import Tokenizer
@@ -71,10 +72,9 @@ class Pair:
 
 def load_pair(target: str, draft: str | None, device: str, dtype: str, prompts: Path | None = None) -> Pair:
     """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like the bundled pair's prompts.json."""
-    where = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
-    as_stored = torch.float32 if where.type == "cpu" else None
-    directory = locate(target, "target")
-    loaded = load_target(directory, dtype=as_stored if dtype == "auto" else getattr(torch, dtype), device=where)
+    config = EngineConfig(device=device, dtype=dtype)
+    where, directory = device_of(config.device), locate(target, "target")
+    loaded = load_target(directory, dtype=dtype_of(config.dtype, where), device=where)
     eagle = None if draft is None else load_eagle(locate(draft, "draft"), loaded, device=where)
     return Pair(loaded, eagle, Tokenizer(directory), read_prompts(directory, prompts), where)
 

@@ -25,32 +25,33 @@ def prefill_rows(bench: Bench) -> list[Row]:
     for length in LENGTHS if pair.device.type == "cuda" else ():
         if length + 1 > limit or not bench.has_time(f"prefill: {length} tokens"):
             continue
-        K = max(bench.ks)
-        spec = EngineSpec(
-            num_speculative_tokens=K,
-            max_num_seqs=1,
-            max_tokens=length + 64,
-            max_model_len=length + 64,
-            enforce_eager=True,
-        )
-        shipped, exchange = _chunk_ms(pair, spec, length, ()), _chunk_ms(pair, spec, length, ("layers",))
-        ours, torchs = _attention_ms(pair, spec, length)
-        pair.drop(spec)
-        layers = pair.target.config.num_layers
-        fastest = min(shipped, exchange) - layers * max(ours - torchs, 0.0)
-        rows.append(
-            {
-                "prompt_tokens": length,
-                "chunk_ms": shipped,
-                "with_cublas_ms": exchange,
-                "attention_ms_per_layer": ours,
-                "torch_attention_ms_per_layer": torchs,
-                "fastest_ms": fastest,
-                "price": shipped / fastest - 1,
-                "prompt_tokens_per_second": 1e3 * length / shipped,
-            }
-        )
+        rows.append(prefill_row(pair, max(bench.ks), length))
     return rows
+
+
+def prefill_row(pair: Pair, K: int, length: int) -> Row:
+    """One prompt of this length, both ways."""
+    spec = EngineSpec(
+        num_speculative_tokens=K,
+        max_num_seqs=1,
+        max_tokens=length + 64,
+        max_model_len=length + 64,
+        enforce_eager=True,
+    )
+    shipped, exchange = _chunk_ms(pair, spec, length, ()), _chunk_ms(pair, spec, length, ("layers",))
+    ours, torchs = _attention_ms(pair, spec, length)
+    pair.drop(spec)
+    fastest = min(shipped, exchange) - pair.target.config.num_layers * max(ours - torchs, 0.0)
+    return {
+        "prompt_tokens": length,
+        "chunk_ms": shipped,
+        "with_cublas_ms": exchange,
+        "attention_ms_per_layer": ours,
+        "torch_attention_ms_per_layer": torchs,
+        "fastest_ms": fastest,
+        "price": shipped / fastest - 1,
+        "prompt_tokens_per_second": 1e3 * length / shipped,
+    }
 
 
 def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...]) -> float:

@@ -1,6 +1,13 @@
-"""Figures as text: a card of facts, a table per suite."""
+"""Figures as text: a card of facts, a table per suite; and as JSON, beside the command that found them."""
 
+import json
+import shlex
+import sys
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
 
 HEADINGS = {
     "num_speculative_tokens": "K",
@@ -20,6 +27,15 @@ SHARES = (
     "gap_share",
     "share",
 )
+
+
+def write_json(script: str, found: Mapping[str, object], file: Path | None = None) -> None:
+    """What a script found, beside its command: as the last line of its output, and in a file where one is wanted."""
+    command = shlex.join(["python", "-m", script, *sys.argv[1:]])
+    whole = {"command": command, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__} | dict(found)
+    if file is not None:
+        file.write_text(json.dumps(whole, indent=1, default=str) + "\n")
+    print(json.dumps(whole, default=str))
 
 
 def card_lines(card: Mapping[str, object]) -> str:

@@ -74,42 +74,6 @@ def _median(spread: Spread | None) -> float | None:
     return None if spread is None else spread.median
 
 
-def zero(bench: Bench) -> list[Row]:
-    """K = 0 with a loaded draft against no draft at all: two engines in turns, and their difference."""
-    rows: list[Row] = []
-    for batch in bench.options.batches:
-        if not bench.has_time(f"zero: batch {batch}"):
-            continue
-        prompts = bench.prompts(batch)
-        engines = {has_draft: bench.engine(0, batch, has_draft) for has_draft in (False, True)}
-        best: dict[bool, float] = {}
-        device: dict[bool, list[float]] = {False: [], True: []}
-        runs: list[Served] = []
-        for has_draft in [False, True, True, False] * -(-bench.options.repeats // 2):
-            run = serve(engines[has_draft], prompts, batch, bench.options.max_tokens)
-            runs.append(run)
-            best[has_draft] = min(best.get(has_draft, float("inf")), run.round_ms)
-            timed = time_rounds(engines[has_draft], prompts[:batch], bench.options.num_rounds)
-            device[has_draft].append(timed.median)
-        difference = bench.difference(runs)
-        if difference is not None:
-            rows.append(refused(0, batch, difference))
-            continue
-        medians = {has_draft: Spread.of(values).median for has_draft, values in device.items()}
-        rows.append(
-            {
-                "batch": batch,
-                "plain_ms": best[False],
-                "k0_ms": best[True],
-                "difference": best[True] / best[False] - 1,
-                "plain_device_ms": medians[False],
-                "k0_device_ms": medians[True],
-                "device_difference": medians[True] / medians[False] - 1,
-            }
-        )
-    return rows
-
-
 def context_scaling(bench: Bench) -> list[Row]:
     """Rounds behind long prompts at batch 1, the bundled prompts joined; their outputs compared as ever."""
     rows: list[Row] = []
@@ -171,7 +135,7 @@ def memory(bench: Bench) -> list[Row]:
 
 
 def cold(bench: Bench) -> list[Row]:
-    """From the start of a process to its first token; the second start finds the page cache warm."""
+    """From the start of a process to its first token; the first start compiles every kernel, the second finds them."""
     bench.pair.drop()
     draft = None if bench.pair.eagle is None else str(bench.pair.eagle.report.directory)
     return cold_rows(str(bench.pair.target.report.directory), draft, max(bench.ks), bench.pair.device)
@@ -200,7 +164,6 @@ def prefill(bench: Bench) -> list[Row]:
 SUITES: dict[str, Callable[[Bench], list[Row]]] = {
     "protocol": protocol,
     "rounds": rounds,
-    "zero": zero,
     "exactness": exactness,
     "k": k_scaling,
     "batch": batch_scaling,

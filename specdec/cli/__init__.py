@@ -6,6 +6,7 @@ everything else to stderr. SPECDEC_LOG sets the log level; SPECDEC_DEBUG=1 shows
 
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ Target = Annotated[str, typer.Argument(help='directory, hub id, or "demo", the b
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 SUITES = (
-    "protocol, rounds, zero, exactness, k, batch, context, products, gaps, requests, waiting, prefill, capture, "
+    "protocol, rounds, exactness, k, batch, context, products, gaps, requests, waiting, prefill, capture, "
     "memory, cold; with commas; or all"
 )
 CONTEXTS = "256,1024,4096,8192,16384,32768"
@@ -35,6 +36,12 @@ GraphTokenSizes = Annotated[str | None, typer.Option(help="row counts to capture
 NoPrefixCaching = Annotated[
     bool, typer.Option("--no-prefix-caching", help="compute every prompt anew, also where another began the same way")
 ]
+TopP = Annotated[float | None, typer.Option(help="keep the best tokens up to this mass", show_default="1.0")]
+TopK = Annotated[int | None, typer.Option(help="keep so many tokens, 0 = all", show_default="0")]
+MinP = Annotated[
+    float | None,
+    typer.Option(help="keep tokens of at least so much of the best one's probability", show_default="0.0"),
+]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")]
 
 
@@ -42,7 +49,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run a command and leave the process. Exit codes: 0, 1 for a check that failed, 2 for what cannot be done."""
     try:
         _set_up_logging(os.environ.get("SPECDEC_LOG", "warning"))
-        app(args=None if args is None else list(args), prog_name="specdec")
+        given = sys.argv[1:] if args is None else list(args)
+        app(args=given, prog_name="specdec", obj=shlex.join(["specdec", *given]))
     except (ValueError, OSError) as error:
         if os.environ.get("SPECDEC_DEBUG", "0") not in ("", "0"):
             raise
@@ -64,9 +72,9 @@ def generate(
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens to generate")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="keep the best tokens up to this mass")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="keep so many tokens, 0 = all")] = 0,
-    min_p: Annotated[float, typer.Option(help="keep tokens of at least so much of the best one's probability")] = 0.0,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
     seed: Annotated[int | None, typer.Option(help="of the noise", show_default="drawn and reported")] = None,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="samples; number i has seed + i")] = 1,
     presence_penalty: Annotated[float, typer.Option(help="off the logits of generated tokens")] = 0.0,
@@ -149,9 +157,9 @@ def chat(
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 1024,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="keep the best tokens up to this mass")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="keep so many tokens, 0 = all")] = 0,
-    min_p: Annotated[float, typer.Option(help="keep tokens of at least so much of the best one's probability")] = 0.0,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
     seed: Annotated[
         int | None, typer.Option(help="of the noise of every answer", show_default="drawn and reported")
     ] = None,
@@ -258,24 +266,34 @@ def verify(
 
 @app.command()
 def bench(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair')] = "demo",
     draft: Annotated[str | None, typer.Option(help='EAGLE draft; default: "demo" for "demo", else none')] = None,
     suite: Annotated[str, typer.Option(help=SUITES)] = "protocol",
     num_speculative_tokens: Annotated[
-        str, typer.Option("--num-speculative-tokens", "-k", help="values of K; 0, plain decoding, is always one")
-    ] = "0,3,5",
+        str | None,
+        typer.Option(
+            "--num-speculative-tokens", "-k", help="values of K; 0, plain decoding, is always one", show_default="0,3,5"
+        ),
+    ] = None,
     batch: Annotated[
         str | None, typer.Option(help="requests at a time", show_default="1,8,32 on a GPU, 1 on a CPU")
     ] = None,
-    contexts: Annotated[str, typer.Option(help="prompt lengths of the suite context")] = CONTEXTS,
-    num_prompts: Annotated[int, typer.Option(min=1, help="prompts at the small batches")] = 8,
+    contexts: Annotated[
+        str | None, typer.Option(help="prompt lengths of the suite context", show_default=CONTEXTS)
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, max=4096, help="prompts at the small batches")] = 8,
     prompts: Annotated[Path | None, typer.Option(exists=True, help="default: prompts.json beside the target")] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="tokens of each answer")] = 160,
-    max_model_len: Annotated[int, typer.Option(help="longest context, but for the suite context")] = 4096,
+    max_model_len: Annotated[
+        int, typer.Option(min=2, max=1 << 24, help="longest context, but for the suite context")
+    ] = 4096,
     repeats: Annotated[int, typer.Option(min=1, help="whole runs, the best of which counts")] = 2,
     num_rounds: Annotated[int, typer.Option(min=1, help="rounds timed by the device's clock")] = 30,
-    rounds_of_memory: Annotated[int, typer.Option(min=1, help="rounds of the suite memory")] = 1000,
-    max_seconds: Annotated[float | None, typer.Option(help="begin nothing more behind so many seconds")] = None,
+    rounds_of_memory: Annotated[
+        int | None, typer.Option(min=1, help="rounds of the suite memory", show_default="1000")
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(min=0, help="begin nothing more behind so many seconds")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     json: Annotated[Path | None, typer.Option(help="write the last line's JSON to a file too")] = None,
@@ -283,23 +301,27 @@ def bench(
 ) -> None:
     """Measure speed beside plain decoding in the same process; refuse figures where outputs differ."""
     from specdec.bench.bench import BenchOptions
-    from specdec.cli.bench import BenchCommand, default_batches, integers, run_bench
+    from specdec.cli.bench import BenchCommand, default_batches, integers, refuse_unread, run_bench
 
+    draft = draft or ("demo" if target == "demo" else None)
+    suites = tuple(suite.split(","))
+    refuse_unread(suites, draft, num_speculative_tokens, contexts, rounds_of_memory)
     run_bench(
         BenchCommand(
+            command=context.obj,
             target=target,
-            draft=draft or ("demo" if target == "demo" else None),
-            suites=tuple(suite.split(",")),
+            draft=draft,
+            suites=suites,
             options=BenchOptions(
-                ks=integers("--num-speculative-tokens", num_speculative_tokens, most=32),
-                batches=integers("--batch", batch or default_batches(device), least=1),
-                contexts=integers("--contexts", contexts, least=1),
+                ks=integers("--num-speculative-tokens", num_speculative_tokens or "0,3,5", most=32),
+                batches=integers("--batch", batch or default_batches(device), least=1, most=4096),
+                contexts=integers("--contexts", contexts or CONTEXTS, least=1, most=1 << 24),
                 num_prompts=num_prompts,
                 max_tokens=max_tokens,
                 max_model_len=max_model_len,
                 repeats=repeats,
                 num_rounds=num_rounds,
-                rounds_of_memory=rounds_of_memory,
+                rounds_of_memory=rounds_of_memory or 1000,
                 max_seconds=max_seconds,
             ),
             prompts=prompts,

@@ -21,8 +21,9 @@ from specdec.bench.suites import SUITES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCommand:
-    """The command line as given. json, charts: where to write."""
+    """The command line as given, as one text too: `command`. json, charts: where to write."""
 
+    command: str
     target: str
     draft: str | None
     suites: tuple[str, ...]
@@ -38,6 +39,7 @@ class BenchCommand:
 class Found:
     """What a run has brought so far. Rows, seconds and errors are by suite."""
 
+    command: str
     card: dict[str, object]
     suites: dict[str, list[dict[str, object]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -52,7 +54,7 @@ def run_bench(command: BenchCommand) -> None:
     bandwidth = measure_bandwidth(pair.device)
     bench = Bench(pair, bandwidth, command.options)
     settings = {**asdict(command.options), "host": platform.machine(), "date": time.strftime("%Y-%m-%d")}
-    found = Found(card(pair, bandwidth, **settings))
+    found = Found(command.command, card(pair, bandwidth, **settings))
     print(card_lines(found.card), flush=True)
     for name in names:
         if bench.has_time(name):
@@ -66,6 +68,8 @@ def _check_places(command: BenchCommand) -> None:
     """Before anything is measured: what it is to be written to, and by what."""
     if command.json is not None and not command.json.parent.is_dir():
         raise ValueError(f"--json {command.json}: there is no directory {command.json.parent}")
+    if command.json is not None and command.json.is_dir():
+        raise ValueError(f"--json {command.json}: a directory; give a file")
     if command.charts is not None and find_spec("matplotlib") is None:
         raise ValueError(f"--charts {command.charts}: charts need matplotlib: pip install matplotlib")
 
@@ -90,6 +94,18 @@ def chosen(names: tuple[str, ...]) -> list[str]:
     if unknown:
         raise ValueError(f"--suite {unknown[0]}: allowed are all, {', '.join(SUITES)}")
     return [name for name in SUITES if name in names or "all" in names]
+
+
+def refuse_unread(
+    suites: tuple[str, ...], draft: str | None, ks: str | None, contexts: str | None, rounds_of_memory: int | None
+) -> None:
+    """ValueError for options that no suite of this run would read."""
+    if draft is None and ks is not None and ks != "0":
+        raise ValueError(f"--num-speculative-tokens {ks} without a draft: give --draft too")
+    names = chosen(suites)
+    for option, value, suite in (("contexts", contexts, "context"), ("rounds-of-memory", rounds_of_memory, "memory")):
+        if value is not None and suite not in names:
+            raise ValueError(f"--{option} {value} is for the suite {suite} alone: give --suite {suite} too")
 
 
 def default_batches(device: str) -> str:
@@ -130,8 +146,7 @@ def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
         print(*(f"chart: {path}" for path in draw_charts(found.suites, command.charts)), sep="\n")
     if bench.skipped:
         print(f"\nleft out, --max-seconds {command.options.max_seconds}: {'; '.join(bench.skipped)}")
-    others = [row for name in ("context", "zero") for row in found.suites.get(name, [])]
-    refused = [row for row in [*bench.runs.values(), *others] if "refused" in row]
+    refused = [row for row in [*bench.runs.values(), *found.suites.get("context", [])] if "refused" in row]
     for row in refused:
         print(f"REFUSED: K = {row['num_speculative_tokens']}, batch {row['batch']}: {row['refused']}")
     for name, error in found.failed.items():

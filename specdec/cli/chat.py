@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.async_llm import AsyncLLM
-from specdec.cli.generate import headline, speculation_of, stats_line
+from specdec.cli.generate import headline, read_text, sampling_params, speculation_of, stats_line
 from specdec.locate import locate
 from specdec.output import RequestOutput
 from specdec.sampling import SamplingParams
@@ -37,9 +37,9 @@ class ChatOptions:
 
 def run_chat(options: ChatOptions) -> None:
     """Load, and answer what comes."""
-    params = SamplingParams(**options.sampling)
+    params = sampling_params(options.sampling)
     speculation = speculation_of(options.draft, options.num_speculative_tokens, options.acceptance)
-    template = None if options.chat_template is None else _read_template(options.chat_template)
+    template = None if options.chat_template is None else read_text("--chat-template", options.chat_template)
     if template is None:
         _check_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -51,13 +51,6 @@ def run_chat(options: ChatOptions) -> None:
             chat.talk()
         else:
             chat.answer(message)
-
-
-def _read_template(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--chat-template {file}: no text in UTF-8: {error}") from error
 
 
 def _check_template(target: str) -> None:

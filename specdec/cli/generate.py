@@ -36,7 +36,7 @@ class GenerateOptions:
 def run_generate(options: GenerateOptions) -> None:
     """Load, generate, print."""
     prompt = read_prompt(options)
-    params = SamplingParams(**options.sampling)
+    params = sampling_params(options.sampling)
     if options.show_drafts and params.n > 1:
         raise ValueError(f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one of them out")
     if params.logprobs is not None and not options.json:
@@ -106,13 +106,28 @@ def read_prompt(options: GenerateOptions) -> str:
     if options.prompt is not None:
         return options.prompt
     if options.prompt_file is not None:
-        try:
-            return options.prompt_file.read_text(encoding="utf-8").removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--prompt-file {options.prompt_file}: no text in UTF-8: {error}") from error
+        return read_text("--prompt-file", options.prompt_file).removesuffix("\n")
     if sys.stdin is None or sys.stdin.isatty():  # None: closed by who called
         raise ValueError("no prompt: give it as an argument, with --prompt-file, or on standard input")
     return sys.stdin.read().removesuffix("\n")
+
+
+def read_text(option: str, file: Path) -> str:
+    """A file that an option names."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {file}: no text in UTF-8: {error}") from error
+
+
+def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
+    """The parameters that were given, None is none; those that a greedy choice would not read are refused."""
+    given = {name: value for name, value in sampling.items() if value is not None}
+    for name in ("top_p", "top_k", "min_p"):
+        if name in given and given["temperature"] == 0:
+            option = f"--{name.replace('_', '-')} {given[name]}"
+            raise ValueError(f"{option} with --temperature 0, which takes the best token: give --temperature too")
+    return SamplingParams(**given)
 
 
 def speculation_of(draft: str | None, num_speculative_tokens: int | None, acceptance: str) -> SpeculativeConfig | None:

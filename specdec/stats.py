@@ -27,8 +27,15 @@ class SpeculationStats:
     num_accepted: list[int] = field(default_factory=list)  # per round, before the last one is trimmed
     acceptance: str = "exact"  # the rule that accepted them; "mixed" where runs under several rules are merged
 
+    def __post_init__(self) -> None:
+        if len(self.num_drafted) != len(self.num_accepted):
+            raise ValueError(f"{len(self.num_drafted)} rounds drafted, {len(self.num_accepted)} accepted: give both")
+        for num_drafted, num_accepted in zip(self.num_drafted, self.num_accepted, strict=True):
+            _check_round(num_drafted, num_accepted)
+
     def record(self, num_drafted: int, num_accepted: int) -> None:
-        """Count one round."""
+        """Count one round. ValueError if more was accepted than drafted."""
+        _check_round(num_drafted, num_accepted)
         self.num_drafted.append(num_drafted)
         self.num_accepted.append(num_accepted)
 
@@ -180,3 +187,8 @@ class RequestStats(SpeculationStats):
             "round_ms": self.round_ms,
         }
         return SpeculationStats.as_dict(self) | times
+
+
+def _check_round(num_drafted: int, num_accepted: int) -> None:
+    if not 0 <= num_accepted <= num_drafted:
+        raise ValueError(f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}: give 0 to num_drafted")

@@ -82,3 +82,18 @@ def test_times_that_nobody_measured_are_none():
 def test_the_dict_for_json_holds_every_figure():
     figures = RequestStats().as_dict()
     assert {"mean_acceptance_length", "conditional_acceptance_rates", "round_ms"} <= figures.keys()
+
+
+@pytest.mark.parametrize("num_drafted, num_accepted", [(3, 4), (0, 1), (3, -1), (-1, -1)])
+def test_a_round_accepts_what_was_drafted_and_no_more(num_drafted, num_accepted):
+    made, message = stats(3, 3), f"num_drafted={num_drafted} with num_accepted={num_accepted}"
+    with pytest.raises(ValueError, match=message):
+        made.record(num_drafted, num_accepted)
+    assert (made.num_drafted, made.num_accepted) == ([3], [3])
+    with pytest.raises(ValueError, match=message):
+        RequestStats(num_drafted=[3, num_drafted], num_accepted=[2, num_accepted])
+
+
+def test_every_round_has_both_counts():
+    with pytest.raises(ValueError, match="2 rounds drafted, 1 accepted"):
+        SpeculationStats(num_drafted=[3, 3], num_accepted=[1])

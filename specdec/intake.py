@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index as as_index
 
 from specdec.arguments import as_list
@@ -48,20 +48,22 @@ class Intake:
 
     def samples(self, asked: Asked) -> list[Request]:
         """The n samples of a request, which know each other. ValueError says what is wrong with it."""
-        params = asked.params
+        prompt, params = asked.prompt, asked.params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r}: give SamplingParams")
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        samples = [self._sample(asked, seed, index) for index in range(params.n)]
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
+        self._check_prompt(token_ids, params)
+        sampling = self._sampling(token_ids, params, seed)
+        samples = [self._sample(asked, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
             sample.samples = samples
         return samples
 
-    def _sample(self, asked: Asked, seed: int, index: int) -> Request:
+    def _sample(self, asked: Asked, token_ids: list[int], sampling: SamplingStart, index: int) -> Request:
+        """token_ids: of the prompt, shared by all samples. sampling: of the first one."""
         prompt, params = asked.prompt, asked.params
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
-        self._check_prompt(token_ids, params)
         self._num_samples += 1
         return Request(
             request_id=str(self._num_requests) if asked.request_id is None else asked.request_id,
@@ -73,7 +75,7 @@ class Intake:
             stats=RequestStats(
                 acceptance=self.acceptance, num_prompt_tokens=len(token_ids), arrival_time=time.monotonic()
             ),
-            sampling=self._sampling(token_ids, params, (seed + index) % (1 << 64)),
+            sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 64)),
             index=index,
             priority=asked.priority,
             number=self._num_samples,

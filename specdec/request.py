@@ -56,7 +56,7 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: the least."""
+        """The order of priority and arrival: the least goes first."""
         return self.priority, self.number
 
     @property
@@ -125,7 +125,7 @@ class Request:
     @property
     def is_finished(self) -> bool:
         """Whether every sample has ended."""
-        return all(sample.finish is not None for sample in self.samples or [self])
+        return self.finish is not None and all(sample.finish is not None for sample in self.samples or [self])
 
     def _completion(self) -> CompletionOutput:
         completion = CompletionOutput(index=self.index, text=self.text(), token_ids=list(self.token_ids))

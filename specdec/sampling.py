@@ -9,7 +9,7 @@ from specdec.arguments import check_bool, is_integer, refuse_unknown
 from specdec.needs import Needs
 
 MAX_LOGPROBS = 20
-MAX_SAMPLES = 16384  # of one request: each is a row that waits its turn
+MAX_SAMPLES = 1024  # of one request
 LISTS = {
     "stop": "a string or a list of strings",
     "stop_token_ids": "a list of token ids",
@@ -52,7 +52,7 @@ class SamplingParams(_Fields):
     How tokens are chosen, in this order: logit_bias {token id: added to its logit}; allowed_token_ids, all others are
     out; bad_words, never completed; no end of text before min_tokens; repetition_penalty (prompt and output),
     frequency_penalty and presence_penalty (output); temperature (0 = greedy); min_p; top_k (0 or -1 = off); top_p.
-    seed: None draws one, which the output reports. n: samples, of which number i has seed + i.
+    seed: None draws one, which the output reports. n: samples, at most 1,024, of which number i has seed + i.
     logprobs, prompt_logprobs: so many alternatives beside each token, by the target's own logits.
     How much is drafted, which changes speed only: num_speculative_tokens, at most the engine's, which is the default;
     speculate=False, nothing for the whole life of the request.

@@ -1,14 +1,16 @@
 """Which request computes what in the next step. Host only, no tensors.
 
 A step is a chunk of prompts or a round of everything that runs; the two alternate while both have work, so that nobody
-who runs waits longer than one chunk. Lower priorities go first, then earlier arrivals. Blocks are taken as a request
-grows; when none is left, the last in that order goes back to wait, and computes its tokens again later.
+who runs waits longer than one chunk. Lower priorities go first, then samples of the caller's request that has fewer of
+them running, then earlier arrivals. Blocks are taken as a request grows; when none is left, the last in that order goes
+back to wait, and computes its tokens again later.
 
 Steps are launched before the results of the ones before are known, so what a request needs is bounded by what is in
 flight; its row and blocks are given up only when nothing in flight can write them.
 """
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -63,7 +65,7 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, sizes: SchedulerSizes, use_prefix_cache: bool = False) -> None:
         self.pool, self.sizes, self.use_prefix_cache = pool, sizes, use_prefix_cache
-        self.waiting: list[Request] = []  # in order
+        self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
         self.num_in_flight = 0  # steps
@@ -88,13 +90,14 @@ class Scheduler:
         """Decide on the next step and take it as launched."""
         self._grown = []
         admitted = self._admit()
-        ready = [request for request in self.running if not request.is_ending]
-        prompts = [request for request in self.prefilling if request.finish is None]
+        ranks = self._ranks()
+        ready = sorted((each for each in self.running if not each.is_ending), key=ranks.__getitem__)
+        prompts = sorted((each for each in self.prefilling if each.finish is None), key=ranks.__getitem__)
         work: Work | None = None
         if prompts and not (self._was_chunk and ready):
             work = self._chunk(prompts)
         elif ready:
-            work = self._round(ready)
+            work = self._round(ready, ranks)
             # who was sent back to wait has no row any more
             admitted = [request for request in admitted if request.row >= 0]
         if work is not None:
@@ -132,12 +135,33 @@ class Scheduler:
     # admission
 
     def _admit(self) -> list[Request]:
-        """Give rows and blocks to those who wait, in order, up to the first that does not fit."""
-        admitted = []
-        while self.waiting and self._free_rows and self._place(self.waiting[0]):
-            admitted.append(self.waiting.pop(0))
-            insort(self.prefilling, admitted[-1], key=lambda each: each.order)
+        """Give rows and blocks to those who wait, in turn, up to the first that does not fit."""
+        admitted: list[Request] = []
+        num_rows = Counter(request.request_id for request in self.prefilling + self.running)
+        while self.waiting and self._free_rows and self._place(request := self._next(num_rows)):
+            self.waiting.remove(request)
+            self.prefilling.append(request)
+            admitted.append(request)
+            num_rows[request.request_id] += 1
         return admitted
+
+    def _next(self, num_rows: Counter[str]) -> Request:
+        """The first in order among those whose request has the fewest rows, so that many samples hold up no other."""
+        best = self.waiting[0]
+        for request in self.waiting:
+            if num_rows[best.request_id] == 0 or request.priority > best.priority:
+                break
+            if num_rows[request.request_id] < num_rows[best.request_id]:
+                best = request
+        return best
+
+    def _ranks(self) -> dict[Request, tuple[int, int, int]]:
+        """The order of all that have rows: the second sample of a request comes after the first of every other."""
+        ranks, num_before = {}, Counter[str]()
+        for request in sorted(self.prefilling + self.running, key=lambda each: each.order):
+            ranks[request] = (request.priority, num_before[request.request_id], request.number)
+            num_before[request.request_id] += 1
+        return ranks
 
     def _place(self, request: Request) -> bool:
         """Whether there was room for a request's context and its first round, beside a block for each that may grow."""
@@ -189,15 +213,15 @@ class Scheduler:
                 self.running.append(request)
         return self._launched(Chunk(requests=requests, parts=parts))
 
-    def _round(self, ready: list[Request]) -> Round | None:
-        """All who are ready; None where blocks are short and a step in flight may still free some, or where all who
+    def _round(self, ready: list[Request], ranks: dict[Request, tuple[int, int, int]]) -> Round | None:
+        """All who are ready, in order of rank; None where blocks are short and a step in flight may still free some, or where all who
         were ready went back to wait behind prompts that go before them."""
         kept = []
-        for request in sorted(ready, key=lambda each: each.order):
+        for request in ready:
             while request.row >= 0 and not self._grow(request):
                 if self.num_in_flight:
                     return None
-                self._preempt(max(self.prefilling + self.running, key=lambda each: each.order))
+                self._preempt(max(self.prefilling + self.running, key=ranks.__getitem__))
             if request.row >= 0:
                 kept.append(request)
         if not kept:

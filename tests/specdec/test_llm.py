@@ -78,6 +78,15 @@ def test_generating_is_shown_on_a_terminal_unless_it_is_not_wanted(
     assert [word in shown for word in ("generating", "2/2", "tokens/s=", "acceptance length=")] == [is_shown] * 4
 
 
+def test_a_prompt_is_encoded_once_for_all_samples(llm, monkeypatch):
+    encode, texts = llm.tokenizer.encode, []
+    monkeypatch.setattr(llm.tokenizer, "encode", lambda text: texts.append(text) or encode(text))
+    [request] = llm.engine.add_requests([("def f(", SamplingParams(n=16, seed=3))])
+    assert texts == ["def f("]
+    assert [sample.sampling.seed for sample in request.samples] == list(range(3, 19))
+    llm.engine.abort(request.request_id)
+
+
 CHAT_TEMPLATE = "{% for m in messages %}# {{ m.content }}\n{% endfor %}{{ 'def' if add_generation_prompt }}"
 
 

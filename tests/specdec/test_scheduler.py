@@ -38,6 +38,14 @@ def request(number, num_prompt_tokens, max_tokens=10, priority=0, k=K, first=0, 
     )
 
 
+def samples(name, first_number, count, num_prompt_tokens=5, **values):
+    """The samples of one caller's request."""
+    made = [request(first_number + i, num_prompt_tokens, **values) for i in range(count)]
+    for each in made:
+        each.request_id = name
+    return made
+
+
 def added(made, *requests):
     for each in requests:
         made.add(each)
@@ -106,6 +114,53 @@ def test_admission_leaves_a_block_for_each_that_may_still_grow():
     assert made.schedule().admitted == [a, b]
     assert made.pool.num_free == 1
     assert c.row == -1
+
+
+def test_many_samples_leave_the_next_free_row_to_another_request():
+    made = scheduler(num_blocks=64, max_num_seqs=4, budget=64)
+    many = added(made, *samples("many", 1, 64))
+    step(made)
+    [single] = added(made, request(65, 5))
+    while single.row < 0:
+        assert step(made)
+    assert sum(each.finish is not None for each in many) == 4
+    assert names(made.waiting) == ["many"] * (64 - 4 - 3)
+
+
+def test_the_samples_of_two_requests_share_the_rows():
+    made = scheduler(num_blocks=64, max_num_seqs=4, budget=64)
+    added(made, *samples("a", 1, 30), *samples("b", 31, 30))
+    for _ in range(30):
+        assert step(made)
+        assert sorted(names(made.prefilling + made.running)) in (["a", "a", "b", "b"], [])
+
+
+def test_single_requests_that_never_cease_leave_samples_a_row():
+    made = scheduler(num_blocks=64, max_num_seqs=2, budget=64)
+    many = added(made, *samples("many", 1, 8, max_tokens=3))
+    for number in range(9, 100):
+        added(made, request(number, 5, max_tokens=3))
+        step(made)
+    assert all(each.finish is not None for each in many)
+    assert len(made.waiting) > 20
+
+
+def test_a_lower_priority_goes_before_fairness():
+    made = scheduler(num_blocks=64, max_num_seqs=2, budget=64)
+    added(made, *samples("many", 1, 4, priority=-1), request(5, 5))
+    assert names(made.schedule().admitted) == ["many", "many"]
+
+
+def test_the_last_sample_goes_back_to_wait_before_another_request():
+    made = scheduler(num_blocks=8, max_num_seqs=3, budget=256)
+    first, second = added(made, *samples("many", 1, 2, 60, max_tokens=100))
+    [single] = added(made, request(3, 60, max_tokens=100))
+    while not any(each.stats.num_preemptions for each in (first, second, single)):
+        assert step(made)
+    assert (second.stats.num_preemptions, single.stats.num_preemptions) == (1, 0)
+    while made.has_unfinished:
+        step(made)
+    assert (first.stats.num_preemptions, made.pool.num_free) == (0, 8)
 
 
 def test_prompts_are_packed_into_chunks_in_order_and_rounds_come_between():

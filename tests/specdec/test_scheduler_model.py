@@ -104,9 +104,14 @@ class World:
         self.requests, self.texts, self.in_flight = [], {}, deque()
         self.must_be_round = False
 
-    def add(self, text, num_prompt_tokens, max_tokens, k, priority):
+    def add(self, text, num_prompt_tokens, max_tokens, k, priority, n):
+        name = str(len(self.requests))
+        for _ in range(n):
+            self._add_sample(name, text, num_prompt_tokens, max_tokens, k, priority)
+
+    def _add_sample(self, name, text, num_prompt_tokens, max_tokens, k, priority):
         request = Request(
-            request_id=str(len(self.requests)),
+            request_id=name,
             prompt=None,
             prompt_token_ids=[token(text, i) for i in range(num_prompt_tokens)],
             params=SamplingParams(temperature=0.0),
@@ -190,7 +195,12 @@ class World:
 
 
 REQUEST = st.tuples(
-    st.integers(0, 2), st.integers(1, 220), st.integers(1, 90), st.sampled_from([0, 1, K, K]), st.integers(0, 1)
+    st.integers(0, 2),
+    st.integers(1, 220),
+    st.integers(1, 90),
+    st.sampled_from([0, 1, K, K]),
+    st.integers(0, 1),
+    st.sampled_from([1, 1, 1, 4]),
 )
 ACCEPTED = st.lists(st.integers(0, K), min_size=4, max_size=4)
 EVENT = st.one_of(

@@ -44,7 +44,7 @@ class LogitHashes:
         buffers = self.engine.runner.buffers
         hashes = hash_rows(self.engine, buffers.hidden_states[self._last_rows(parts)])
         for part, value in zip(parts, hashes, strict=True):
-            if part.ends_prompt:
+            if part.samples:
                 self._first[self._request_of(part.row)] = value
         return result
 

@@ -105,12 +105,12 @@ def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
 
 
 def count_faults(plan: Plan, request: Request) -> list[str]:
-    """Rounds bring accepted tokens and one more, a prompt brings one, and so does each return from a preemption."""
+    """Rounds bring accepted tokens and one more, a prompt brings one, a return from a preemption none."""
     stats, K = request.stats, plan.num_speculative_tokens
     if not request.token_ids:
         return []
     surplus = 1 + stats.num_rounds + stats.num_accepted_tokens - len(request.token_ids)
-    is_right = -stats.num_preemptions <= surplus <= K and all(drafted <= K for drafted in stats.num_drafted)
+    is_right = 0 <= surplus <= K and all(drafted <= K for drafted in stats.num_drafted)
     return [] if is_right else [f"request {request.request_id}: {surplus} tokens more than rounds account for"]
 
 

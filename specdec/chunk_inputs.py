@@ -15,23 +15,30 @@ class PromptPart:
     """Consecutive prompt tokens of one request, at positions start..start + length - 1."""
 
     row: int  # request row of the state
-    prompt: Sequence[int]  # the whole prompt
+    prompt: Sequence[int]  # the whole prompt; after a preemption also the tokens sampled so far
     start: int
     length: int
     blocks: Sequence[int]  # the request's cache blocks
     num_logprobs: int | None = None  # alternatives beside each prompt token, None = no logprobs
+    is_resumed: bool = False  # after a preemption: the last token was sampled before, and is not computed here
 
     @property
     def ends_prompt(self) -> bool:
-        """Whether this part holds the last prompt token, so that the step samples the token behind it."""
-        return self.start + self.length == len(self.prompt)
+        """Whether the next step of the request is a round."""
+        return self.start + self.length == len(self.prompt) - self.is_resumed
+
+    @property
+    def samples(self) -> bool:
+        """Whether this part holds the last prompt token, and the step samples the token after it."""
+        return self.ends_prompt and not self.is_resumed
 
 
 def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int) -> None:
     """Write the parts into the buffers, padded to `num_reqs` batch slots and `num_tokens` rows.
 
     A draft row embeds the token behind its own: the next prompt token, also behind a chunk that does not end the
-    prompt, or the token that this step will sample (draft_sample_slots).
+    prompt, or the token that this step will sample (draft_sample_slots). A resumed request's last sampled token is
+    known, and what is drawn in its place does not count.
     """
     T = sum(part.length for part in parts)
     ids, positions, next_ids = (np.zeros(num_tokens, np.int64) for _ in range(3))
@@ -48,7 +55,9 @@ def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int,
         next_ids[start : start + len(following)] = following
         rows[b], starts[b], last[b] = part.row, start, start + part.length - 1
         if part.ends_prompt:
-            sample_rows[b], sample_slots[last[b]] = part.row, b
+            sample_rows[b] = part.row
+        if part.samples:
+            sample_slots[last[b]] = b
         start += part.length
     starts[len(parts)] = T
     upload(buffers.input_ids, ids)

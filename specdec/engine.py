@@ -143,7 +143,7 @@ class Engine:
             min_position=len(request.prompt_token_ids) + rules.min_tokens,
             stop_ids=sorted({*rules.eos_token_ids, *rules.stop_token_ids}) if rules.min_tokens else (),
             sampling=request.sampling,
-            generated=request.token_ids,
+            generated=request.token_ids[:-1],
         )
 
     def _launch(self, work: Work) -> list[Request]:
@@ -200,7 +200,7 @@ class Engine:
                 continue
             if part.num_logprobs is not None:
                 self._take_prompt_logprobs(chunk, b, result)
-            if part.ends_prompt:
+            if part.samples:
                 self._append(request, result.sampled_tokens[b][:1], result.logprobs, b)
                 changed.append(request)
         return changed

@@ -33,7 +33,8 @@ class Request:
     # where it stands; the scheduler keeps these
     row: int = -1  # of the state, -1 = none
     blocks: list[int] = field(default_factory=list)
-    context: Sequence[int] = ()  # what prefill computes: the prompt, and behind a preemption what was generated
+    context: Sequence[int] = ()  # the prompt, and after a preemption what was generated; prefill computes all of it
+    # but a generated last token, which the next round computes
     num_prefilled: int = 0  # tokens of the context that are computed or about to be
     num_in_flight: int = 0  # steps launched whose results are not taken yet
     least_pending: int = 0  # tokens that these will bring at least

@@ -66,7 +66,7 @@ class SamplingRows:
     def assign(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
         """Start a request in a row; what the one before it did not use is not written again.
 
-        generated: its tokens so far, where it comes back from a preemption.
+        generated: after a preemption its tokens but the last, which the end of prefill counts.
         """
         upload(self.floats[row], np.array(_floats(start), np.float32))
         seed = start.seed & 0xFFFFFFFF, start.seed >> 32

@@ -184,8 +184,9 @@ class Scheduler:
         """Blocks that hold the beginning of a context. Logprobs of a prompt need all of it computed."""
         if not self.use_prefix_cache or (request.params.prompt_logprobs is not None and not request.token_ids):
             return []
-        self._make_keys(request, num_whole_blocks(len(context)))
-        return self.pool.find(request.keys)
+        count = num_whole_blocks(len(context) - bool(request.token_ids))  # a row is left to be computed
+        self._make_keys(request, count)
+        return self.pool.find(request.keys[:count])
 
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks up to a round that stands behind so many tokens: its rows, and those of the drafts for the next."""
@@ -201,7 +202,7 @@ class Scheduler:
         """Pack prompts in order, up to the budget."""
         budget, requests, parts = self.sizes.max_num_batched_tokens, [], []
         for request in prompts:
-            length = min(len(request.context) - request.num_prefilled, budget)
+            length = min(len(request.context) - bool(request.token_ids) - request.num_prefilled, budget)
             if length == 0:
                 break
             budget -= length
@@ -288,22 +289,23 @@ class Scheduler:
 
 
 def _part(request: Request, length: int) -> PromptPart:
-    has_logprobs = not request.token_ids  # else a preemption came between, and they are there
+    is_resumed = bool(request.token_ids)  # a preemption came between, and logprobs of the prompt are there
     return PromptPart(
         row=request.row,
         prompt=request.context,
         start=request.num_prefilled,
         length=length,
         blocks=request.blocks,
-        num_logprobs=request.params.prompt_logprobs if has_logprobs else None,
+        num_logprobs=None if is_resumed else request.params.prompt_logprobs,
+        is_resumed=is_resumed,
     )
 
 
 def _brings_token(work: Work, b: int) -> bool:
-    return isinstance(work, Round) or work.parts[b].ends_prompt
+    return isinstance(work, Round) or work.parts[b].samples
 
 
 def _most_tokens(work: Work, b: int) -> int:
     if isinstance(work, Chunk):
-        return int(work.parts[b].ends_prompt)
+        return int(work.parts[b].samples)
     return work.requests[b].num_speculative_tokens + 1 if work.query_len > 1 else 1

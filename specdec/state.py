@@ -20,7 +20,10 @@ MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStart:
-    """What a request brings into its row. generated: its tokens so far, where it comes back from a preemption."""
+    """What a request brings into its row.
+
+    generated: after a preemption its tokens but the last, which the end of prefill counts.
+    """
 
     blocks: Sequence[int]
     num_draft_tokens: int

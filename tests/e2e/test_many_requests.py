@@ -118,6 +118,24 @@ def test_preempted_requests_write_what_they_write_alone(make, prompts, values):
     assert short.engine.scheduler.pool.num_free == 3
 
 
+PENALIZED = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "bad_words": ["return"]}
+
+
+@pytest.mark.parametrize("acceptance", ["exact", "rejection", "block"])
+@pytest.mark.parametrize("more", [{}, PENALIZED], ids=["plain", "penalized"])
+def test_preempted_requests_draw_what_they_would_have_drawn(prompts, acceptance, more):
+    """Not one token and not one round is another than with a cache that is large enough."""
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=80, ignore_eos=True, **more)
+    speculation = {"model": "demo", "num_speculative_tokens": K, "acceptance": acceptance}
+    short, large = (
+        LLM("demo", speculation, device="cpu", max_num_seqs=4, max_model_len=320, num_kv_blocks=num_blocks)
+        for num_blocks in (5, 40)
+    )
+    outputs = short.generate(prompts[:10], params, use_tqdm=False)
+    assert sum(output.stats.num_preemptions for output in outputs) >= 3
+    assert [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs] == run(large, prompts[:10], params)
+
+
 def test_a_preempted_request_keeps_its_logprobs(make, prompts):
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=2, prompt_logprobs=1)
     batch = [prompts[i] for i in (1, 3, 4)]

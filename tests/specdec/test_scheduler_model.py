@@ -70,7 +70,7 @@ class Device:
                 self.write(self.target, request, position, True, 0)
                 self.write(self.draft, request, position, True, 1)
             self.lengths[request.number] = part.start + part.length
-        return [int(part.ends_prompt) for part in chunk.parts]
+        return [int(part.samples) for part in chunk.parts]
 
     def round(self, work, accepted):
         found = []

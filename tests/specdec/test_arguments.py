@@ -85,7 +85,7 @@ def test_an_engine_refuses_odd_values_by_name(options, words):
         ({"stop_token_ids": b"\x05"}, "stop_token_ids=b'.x05': give a list of token ids"),
         ({"allowed_token_ids": b"\x05"}, "allowed_token_ids=b'.x05': give a list of token ids"),
         ({"bad_words": b""}, "bad_words=b'': give a list"),
-        ({"n": 2**70}, "n=1180591620717411303424: give an integer from 1 to 16384"),
+        ({"n": 2**70}, "n=1180591620717411303424: give an integer from 1 to 1024"),
     ],
 )
 def test_a_request_refuses_odd_values_by_name(values, words):

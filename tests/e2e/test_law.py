@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from specdec import draft
+from specdec.choice import scaled_in_support
 from specdec.chunk_inputs import PromptPart
 from specdec.needs import Needs
 from specdec.runner import Runner, RunnerSizes
@@ -20,7 +22,7 @@ from tests.weights.tiny import eagle3_config, tiny_target
 
 K, V, ROWS, LENGTH = 2, 8, 256, 3
 PROMPT = [5, 2]
-TEMPERATURE, TOP_K, TOP_P = 1.4, 6, 0.9
+TEMPERATURE, LIMITS = 1.4, (6, 0.9)  # top_k, top_p
 NEEDS = Needs(noise=True, floor=True)
 
 
@@ -32,6 +34,10 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def law(pair):
+    return law_of_texts(pair, LIMITS)
+
+
+def law_of_texts(pair, limits):
     """The probability of every text of three tokens, in float64."""
     found = {}
     stack = [((), 1.0)]
@@ -40,20 +46,21 @@ def law(pair):
         if len(tokens) == LENGTH:
             found[tokens] = probability
             continue
-        stack += [((*tokens, t), probability * p) for t, p in next_law(pair[0].reference, [*PROMPT, *tokens]).items()]
+        behind = next_law(pair[0].reference, [*PROMPT, *tokens], *limits)
+        stack += [((*tokens, t), probability * p) for t, p in behind.items()]
     return found
 
 
-def next_law(reference, tokens):
+def next_law(reference, tokens, top_k, top_p):
     x = reference.forward(tokens).logits_TV[-1].double().numpy() / TEMPERATURE
-    kept = np.argsort(-x)[:TOP_K]
+    kept = np.argsort(-x)[: top_k or V]
     probs = np.exp(x[kept] - x[kept[0]])
     probs /= probs.sum()
-    num = int((np.cumsum(probs) - probs < TOP_P).sum())
+    num = int((np.cumsum(probs) - probs < top_p).sum())
     return dict(zip(kept[:num].tolist(), probs[:num] / probs[:num].sum(), strict=True))
 
 
-def draw(pair, rule, num_draws, temperature=TEMPERATURE, spoil=lambda runner: None):
+def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=lambda runner: None):
     """How often each text was drawn, for seeds 0..num_draws - 1, and the drafts that held per round."""
     sizes = RunnerSizes(
         max_model_len=64,
@@ -67,9 +74,8 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, spoil=lambda runner: No
     for first in range(0, num_draws, ROWS):
         texts = [[] for _ in range(ROWS)]
         for row in range(ROWS):
-            start = SamplingStart(
-                temperature=temperature, top_k=TOP_K, top_p=TOP_P, seed=(first + row) * 0x9E3779B97F4A7C15 % 2**64
-            )
+            seed = (first + row) * 0x9E3779B97F4A7C15 % 2**64
+            start = SamplingStart(temperature=temperature, top_k=limits[0], top_p=limits[1], seed=seed)
             runner.start(row, RowStart(blocks=[row], num_draft_tokens=K, sampling=start))
         parts = [PromptPart(row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r]) for r in range(ROWS)]
         runner.run_chunk(parts, NEEDS)
@@ -129,3 +135,25 @@ def test_another_temperature_is_seen(pair, law, rule):
 def test_a_false_law_of_the_drafts_is_seen(pair, law, rule):
     counts, _ = draw(pair, rule, 6 * ROWS, spoil=shift)
     assert excess(counts, law) > 1
+
+
+# each leaves two or three of the eight tokens, and the draft as few of its own
+NARROW = [(3, 1.0), (0, 0.5), (3, 0.7)]
+
+
+@pytest.mark.parametrize("limits", NARROW, ids=["top_k", "top_p", "both"])
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_narrow_limits_keep_the_targets_law(pair, rule, limits):
+    counts, num_accepted = draw(pair, rule, 6 * ROWS, limits=limits)
+    assert excess(counts, law_of_texts(pair, limits)) < 1
+    assert 0.4 < num_accepted < 0.8
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_drafts_whose_probabilities_are_kept_without_their_limits_are_seen(pair, rule, monkeypatch):
+    def without_floor(logits_TV, temperature_T, floor_T):
+        return scaled_in_support(logits_TV, temperature_T, torch.full_like(floor_T, -torch.inf))
+
+    monkeypatch.setattr(draft, "scaled_in_support", without_floor)
+    counts, _ = draw(pair, rule, 6 * ROWS, limits=NARROW[0])
+    assert excess(counts, law_of_texts(pair, NARROW[0])) > 2

@@ -77,6 +77,21 @@ def test_a_prefix_hit_gives_the_tokens_and_rounds_of_a_miss(make, greedy, long_p
     assert [output.stats.num_cached_tokens for output in hits] == [128, 128, 128]
 
 
+def test_a_block_is_not_found_after_other_blocks_than_its_own(make, greedy, prompts):
+    tokens = [token for prompt in prompts for token in prompt]
+    first, other, shared, rest = tokens[:64], tokens[64:128], tokens[128:197], tokens[200:268]
+    llm, plain, params = make(), make(enable_prefix_caching=False), greedy(NUM_TOKENS, logprobs=2)
+    # `other` is found, since its own next token is that of `shared`; `shared` is there after `first` alone
+    assert first != other
+    run(llm, [first + shared, [*other, shared[0], *rest]], greedy(1))
+    [hit], [miss] = (each.generate([other + shared], params, use_tqdm=False) for each in (llm, plain))
+    assert (hit.stats.num_cached_tokens, miss.stats.num_cached_tokens) == (BLOCK_SIZE, 0)
+    assert (hit.outputs[0].token_ids, hit.stats.rounds) == (miss.outputs[0].token_ids, miss.stats.rounds)
+    assert [row.keys() for row in hit.outputs[0].logprobs] == [row.keys() for row in miss.outputs[0].logprobs]
+    for ours, theirs in zip(hit.outputs[0].logprobs, miss.outputs[0].logprobs, strict=True):
+        assert all(abs(ours[token].logprob - theirs[token].logprob) < 1e-5 for token in theirs)
+
+
 def test_what_rounds_wrote_is_a_prefix_too(make, greedy, long_prompt):
     llm, plain = make(), make(enable_prefix_caching=False)
     [(tokens, _)] = run(llm, long_prompt, greedy(60))

@@ -313,6 +313,18 @@ def test_a_block_is_found_only_with_the_token_behind_it():
     assert step(made) == ("chunk", [("2", 64, 66)])
 
 
+def test_a_block_is_found_only_after_the_blocks_before_it():
+    made = scheduler(num_blocks=12, max_num_seqs=3, budget=400, use_prefix_cache=True)
+    first, other, shared = (list(range(start, start + 64)) for start in (0, 100, 200))
+    prompts = [[*first, *shared, 5, 6], [*other, shared[0], *first, 5], [*other, *shared, 5, 6]]
+    for number, prompt in enumerate(prompts):
+        asked = request(number, 0, max_tokens=1)
+        asked.prompt_token_ids = prompt
+        added(made, asked)
+        seen = step(made)
+    assert seen == ("chunk", [("2", 64, 66)])
+
+
 def test_generated_tokens_are_found_too():
     made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
     [a] = added(made, request(1, 60, max_tokens=80))

@@ -9,36 +9,52 @@ T rows, D hidden, E width of the target's features, X = E before fc or D behind 
 """
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tests.reference import Reference, Weights, attention, linear, mlp, read_layer, read_weights, rms_norm
 
+# what a token is chosen by: the scores of logits at a position, whose columns are these token ids
+Scores = Callable[[Tensor, int, Tensor], Tensor]
+
+
+def greedy(logits_V: Tensor, position: int, ids_V: Tensor) -> Tensor:
+    return logits_V
+
 
 @torch.no_grad()
 def draft_logits(
-    cfg: Any, weights: Weights, tokens: Sequence[int], features_TE: Tensor, num_steps: int, teacher: Sequence[int] = ()
+    cfg: Any,
+    weights: Weights,
+    tokens: Sequence[int],
+    features_TE: Tensor,
+    num_steps: int,
+    teacher: Sequence[int] = (),
+    scores: Scores = greedy,
 ) -> Tensor:
-    """The logits [num_steps, W] of a chain behind the committed tokens.
+    """What the drafts of a chain after the committed tokens are chosen by, [num_steps, W]: logits, or their scores.
 
     tokens:      x_0 .. x_n; x_n is sampled, the target has not seen it yet
     features_TE: target_features of x_0 .. x_{n-1}
-    teacher:     the target's ids that follow x_n; where they end the chain continues on its own argmax
+    teacher:     the target's ids that follow x_n; where they end the chain continues on its own choice
     """
+    num_tokens, ids_W = len(tokens), draft_ids(cfg, weights)
     rows_TX = features_TE if cfg.entry == "fc" else fuse(cfg, weights, features_TE)
-    tokens, logits = list(tokens[1:]), []
+    tokens, chain = list(tokens[1:]), []
     for step in range(num_steps):
         logits_TW, recycled_TD = forward(cfg, weights, tokens, rows_TX)
-        logits.append(logits_TW[-1])
-        tokens.append(teacher[step] if step < len(teacher) else target_id(cfg, weights, logits[-1]))
+        chain.append(scores(logits_TW[-1], num_tokens + step, ids_W))
+        tokens.append(teacher[step] if step < len(teacher) else target_id(cfg, weights, chain[-1]))
         rows_TX = torch.cat([rows_TX, recycled_TD[-1:]])
-    return torch.stack(logits)
+    return torch.stack(chain)
 
 
 def forward(cfg: Any, weights: Weights, tokens: Sequence[int], rows_TX: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,9 +107,13 @@ def feature_norms(cfg: Any, weights: Weights, features_TE: Tensor) -> Tensor:
     return features_TE
 
 
+def draft_ids(cfg: Any, weights: Weights) -> Tensor:
+    """The target's id of each of the draft's."""
+    return weights["d2t"] if cfg.has_d2t else torch.arange(len(weights["lm_head.weight"]))
+
+
 def target_id(cfg: Any, weights: Weights, logits_W: Tensor) -> int:
-    best = int(logits_W.argmax())
-    return int(weights["d2t"][best]) if cfg.has_d2t else best
+    return int(draft_ids(cfg, weights)[logits_W.argmax()])
 
 
 def borrow(cfg: Any, weights: Weights, target: Weights) -> Weights:
@@ -108,40 +128,86 @@ def borrow(cfg: Any, weights: Weights, target: Weights) -> Weights:
 
 @dataclass
 class Generation:
-    """Greedy tokens, and for each round what it accepted and how far the draft was from choosing otherwise."""
+    """Tokens, and for each round what it accepted and how far the draft was from choosing otherwise."""
 
     tokens: list[int]
     num_accepted: list[int] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)  # best draft logit minus second, least up to the first rejection
+    margins: list[float] = field(default_factory=list)  # best draft score minus second, least up to the first rejection
 
     def num_accepted_at(self, num_drafts: int) -> list[int]:
         return [sum(accepted >= k for accepted in self.num_accepted) for k in range(1, num_drafts + 1)]
 
 
 def generate(
-    target: Reference, cfg: Any, weights: Weights, prompt: list[int], num_tokens: int, num_drafts: int
+    target: Reference,
+    cfg: Any,
+    weights: Weights,
+    prompt: list[int],
+    num_tokens: int,
+    num_drafts: int,
+    scores: Scores = greedy,
 ) -> Generation:
-    """Greedy speculative decoding; each round recomputes target and draft over everything.
+    """Exact speculative decoding; each round recomputes target and draft over everything.
 
     A draft that passes the last wanted token is not accepted. The target's token behind the last accepted draft may
     pass it, and is cut. The first token comes from the prompt alone and belongs to no round.
     """
+
+    def choices(logits_XV: Tensor, position: int) -> list[int]:
+        """The target's tokens from `position` on."""
+        ids_V = torch.arange(logits_XV.shape[1])
+        return [int(scores(logits_V, position + i, ids_V).argmax()) for i, logits_V in enumerate(logits_XV)]
+
     outputs = target.forward(prompt)
-    tokens, end = [*prompt, int(outputs.logits_TV[-1].argmax())], len(prompt) + num_tokens
+    tokens, end = [*prompt, *choices(outputs.logits_TV[-1:], len(prompt))], len(prompt) + num_tokens
     run = Generation(tokens)
     while len(tokens) < end:
         features_TE = target_features(cfg, outputs.boundaries, outputs.hidden_TD)[: len(tokens) - 1]
-        logits_KW = draft_logits(cfg, weights, tokens, features_TE, num_drafts)
-        drafts = [target_id(cfg, weights, logits_W) for logits_W in logits_KW]
+        scores_KW = draft_logits(cfg, weights, tokens, features_TE, num_drafts, scores=scores)
+        drafts = [target_id(cfg, weights, scores_W) for scores_W in scores_KW]
         outputs = target.forward(tokens + drafts)
-        choices = outputs.logits_TV[len(tokens) - 1 :].argmax(-1).tolist()
-        num_equal = next((k for k in range(num_drafts) if drafts[k] != choices[k]), num_drafts)
+        chosen = choices(outputs.logits_TV[len(tokens) - 1 :], len(tokens))
+        num_equal = next((k for k in range(num_drafts) if drafts[k] != chosen[k]), num_drafts)
         run.num_accepted.append(min(num_equal, end - len(tokens)))
-        best_K2 = logits_KW[: num_equal + 1].topk(2).values
+        best_K2 = scores_KW[: num_equal + 1].topk(2).values
         run.margins.append(float((best_K2[:, 0] - best_K2[:, 1]).min()))
-        tokens += choices[: num_equal + 1]
+        tokens += chosen[: num_equal + 1]
     run.tokens = tokens[len(prompt) : end]
     return run
+
+
+def sampled(temperature: float, seed: int, top_k: int = 0) -> Scores:
+    """Scores with the public noise of exact sampling: logit / temperature + g among the top_k greatest."""
+
+    def scores(logits_V: Tensor, position: int, ids_V: Tensor) -> Tensor:
+        noisy_V = logits_V.double() / temperature + gumbel(seed, position, ids_V)
+        least = logits_V.topk(top_k).values[-1] if top_k else -math.inf
+        return noisy_V.masked_fill(logits_V < least, -math.inf)
+
+    return scores
+
+
+def gumbel(seed: int, position: int, ids_V: Tensor) -> Tensor:
+    """g = -log(e) of the token to be drawn at a position, in float64; one draw of 32 bits r gives e = -log of u,
+    u = 1 - (r + 0.5) / 2^32. Four neighbouring ids share a counter (id >> 2, position, 0, 0)."""
+    ids = ids_V.numpy().astype(np.uint64)
+    words = philox((seed % 2**32, seed >> 32), (ids >> np.uint64(2), position, 0, 0))
+    draws = np.choose((ids & np.uint64(3)).astype(np.int64), words).astype(np.float64)
+    return torch.from_numpy(-np.log(-np.log1p(-(draws + 0.5) / 2**32)))
+
+
+def philox(key: tuple[int, int], counter: Sequence[Any]) -> list[Any]:
+    """Philox4x32 of 10 rounds (Salmon et al., 2011)."""
+    low = np.uint64(0xFFFFFFFF)
+    x0, x1, x2, x3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
+    for turn in range(10):
+        keys = [
+            np.uint64((word + turn * step) % 2**32) for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)
+        ]
+        left, right = x0 * np.uint64(0xD2511F53), x2 * np.uint64(0xCD9E8D57)
+        x0, x1 = right >> np.uint64(32) ^ x1 ^ keys[0], right & low
+        x2, x3 = left >> np.uint64(32) ^ x3 ^ keys[1], left & low
+    return [x0, x1, x2, x3]
 
 
 def read_draft(directory: str | Path, aux_boundaries: tuple[int, ...] = ()) -> tuple[SimpleNamespace, Weights]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.naive_eagle import borrow, draft_logits, forward, generate, read_draft, target_features
+from tests.naive_eagle import borrow, draft_logits, forward, generate, gumbel, philox, read_draft, target_features
 from tests.reference import Reference, attention, linear, mlp, read_rope, rms_norm
 
 DEMO = Path(__file__).parent.parent / "weights" / "demo"
@@ -215,3 +215,12 @@ def random_features(cfg):
     generator = torch.Generator().manual_seed(2)
     *boundaries, hidden_TD = torch.randn(6, NUM_TOKENS - 1, cfg.target_hidden_size, generator=generator)
     return target_features(cfg, boundaries, hidden_TD)
+
+
+def test_the_noise_is_of_the_published_generator():
+    words = philox((0xA4093822, 0x299F31D0), (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344))
+    assert [int(word) for word in words] == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    noise = torch.cat([gumbel(seed, 3, torch.arange(4000)) for seed in (5, 2**63 + 5)])
+    assert len(noise.unique()) == 8000
+    assert abs(float(noise.mean()) - 0.5772) < 0.08
+    assert abs(float(noise.var()) - 1.6449) < 0.25

@@ -2,6 +2,7 @@
 
 import pytest
 
+from specdec import SamplingParams
 from tests import naive_eagle
 from tests.reference import Reference
 from weights.demo import demo_directory
@@ -32,13 +33,31 @@ def test_acceptance_equals_the_figures_of_the_pair(demo_llm, greedy, prompts, dr
     assert [sum(count >= i for count in counts) for i in range(1, k + 1)] == accepted
 
 
-@pytest.mark.parametrize("draft, k", [("eagle3", 5), ("eagle1", 3)])
-def test_every_round_equals_the_naive_draft(demo_llm, greedy, prompts, draft, k):
+def naive_pair(draft):
     target = Reference(demo_directory("target"))
     cfg, weights = naive_eagle.read_draft(demo_directory(draft), (2, 4, 5) if draft == "eagle3" else ())
-    weights = naive_eagle.borrow(cfg, weights, target.weights)
+    return target, cfg, naive_eagle.borrow(cfg, weights, target.weights)
+
+
+@pytest.mark.parametrize("draft, k", [("eagle3", 5), ("eagle1", 3)])
+def test_every_round_equals_the_naive_draft(demo_llm, greedy, prompts, draft, k):
+    target, cfg, weights = naive_pair(draft)
     for prompt in prompts[1:3]:
         naive = naive_eagle.generate(target, cfg, weights, prompt, 32, k)
         [output] = demo_llm(f"demo/{draft}", k).generate([prompt], greedy(32), use_tqdm=False)
         assert output.outputs[0].token_ids == naive.tokens
         assert trimmed(output.stats, 32) == naive.num_accepted
+
+
+@pytest.mark.parametrize("values", [{"temperature": 1.0}, {"temperature": 1.5, "top_k": 2}], ids=["all", "top_k"])
+@pytest.mark.parametrize("draft, k", [("eagle3", 5), ("eagle1", 3)])
+def test_every_sampled_round_equals_the_naive_draft_with_the_public_noise(demo_llm, prompts, draft, k, values):
+    pair, mean = naive_pair(draft), []
+    for seed, prompt in ((11, prompts[1]), (2**63 + 12, prompts[2])):
+        naive = naive_eagle.generate(*pair, prompt, 20, k, naive_eagle.sampled(seed=seed, **values))
+        params = SamplingParams(seed=seed, max_tokens=20, ignore_eos=True, **values)
+        [output] = demo_llm(f"demo/{draft}", k).generate([prompt], params, use_tqdm=False)
+        assert output.outputs[0].token_ids == naive.tokens
+        assert trimmed(output.stats, 20) == naive.num_accepted
+        mean.append(output.stats.mean_acceptance_length)
+    assert min(mean) > 1.2  # noise that the target does not share accepts hardly anything

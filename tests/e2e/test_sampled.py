@@ -140,6 +140,15 @@ def test_bias_and_bad_words_keep_words_out(demo_llm, prompts, greedy, references
     assert token not in outputs[1].outputs[0].token_ids
 
 
+def test_a_bad_word_that_begins_in_the_prompt_may_be_completed(demo_llm, prompts, greedy, references):
+    llm, index = demo_llm("demo/eagle3", 3), 4
+    ids = [prompts[index][-1], references[index][0]]
+    word = llm.tokenizer.decode(ids)
+    assert llm.engine.intake.tokenizer.encode_word(word) == ids
+    [output] = llm.generate([prompts[index]], greedy(2, bad_words=[word]), use_tqdm=False)
+    assert output.outputs[0].token_ids[0] == ids[1]
+
+
 def test_where_no_token_is_left_the_request_ends_with_the_names_of_those_who_did_it(demo_llm, prompts, greedy):
     llm = demo_llm("demo/eagle3", 3)
     params = [greedy(8, allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=3), greedy(8)]

@@ -87,6 +87,27 @@ def test_process_logits(device, Q, needs):
             state.num_computed_tokens += 2
 
 
+@pytest.mark.parametrize("apply", [launch_process_logits, process])
+def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, apply):
+    state = RequestState(R, K, 1, 9, device, vocab_size=V)
+    sampling = SamplingStart(prompt=[7, 8, 1], bad_words=[[1, 2], [8, 1, 3], [1, 1, 4]])
+    state.assign(0, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling))
+
+    def forbidden(tokens, position):
+        logits, Q = torch.zeros(len(tokens), V, device=device), len(tokens)
+        block = Block(
+            row_B=torch.zeros(1, dtype=torch.int64, device=device),
+            token_BQ=torch.tensor([tokens], device=device),
+            position_BQ=torch.arange(position, position + Q, device=device)[None],
+            num_valid_B=torch.full((1,), Q, device=device),
+        )
+        apply(logits, block, state, Needs(bad_words=True))
+        return [row.isinf().nonzero()[:, 0].tolist() for row in logits]
+
+    assert forbidden([1], 2) == [[]]  # the last token of the prompt, from which a chunk draws
+    assert forbidden([1, 1, 9], 3) == [[2], [2, 4], []]
+
+
 @pytest.mark.parametrize(
     "alone", [{"presence_penalty": 0.7}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.3}, {}]
 )

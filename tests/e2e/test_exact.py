@@ -56,13 +56,34 @@ def test_bfloat16_equals_its_own_plain_decoding(demo_llm, greedy, prompts, k):
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 7])
-def test_a_request_holds_exactly_max_model_len_tokens(demo_llm, greedy, prompts, references, k):
+def test_a_request_holds_exactly_max_model_len_tokens(demo_llm, greedy, prompts, references, monkeypatch, k):
     prompt, limit = prompts[0], len(prompts[0]) + 40
     llm = demo_llm("demo/eagle3", k, max_model_len=limit)
+    num_verified = rows_of_rounds(llm.engine.runner, monkeypatch)
     [output] = llm.generate([prompt], greedy(1000), use_tqdm=False)
     assert output.outputs[0].token_ids == references[0][:40]
     assert output.outputs[0].finish_reason == "length"
     assert len(prompt) + len(output.outputs[0].token_ids) == limit
+    # drafts after the last place of the context are not verified, and count nowhere
+    num_drafted, num_tokens = [], len(prompt) + 1
+    for count in output.stats.num_accepted:
+        num_drafted.append(min(k, limit - num_tokens))
+        num_tokens += count + 1
+    assert output.stats.num_drafted == num_drafted
+    assert num_drafted == [count - 1 for count in num_verified[: len(num_drafted)]]
+
+
+def rows_of_rounds(runner, monkeypatch):
+    """A list that receives the first request's rows of every round, padding left out."""
+    counts, real = [], runner.run_round
+
+    def run_round(*args):
+        result = real(*args)
+        counts.append(int(runner.buffers.num_valid[0]))
+        return result
+
+    monkeypatch.setattr(runner, "run_round", run_round)
+    return counts
 
 
 def test_a_long_prompt_in_several_chunks_changes_nothing(demo_llm, greedy, prompts, references):

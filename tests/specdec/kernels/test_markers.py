@@ -8,6 +8,7 @@ import torch
 from specdec.accept import RULES
 from specdec.buffers import BufferSizes, StepBuffers
 from specdec.choice import Choice
+from specdec.commit import commit_chunk
 from specdec.kernels.accept_commit import accept_and_commit_ref, launch_accept_and_commit
 from specdec.kernels.best_token import NO_TOKEN, NOT_FINITE, best_token_ref, launch_best_token, launch_write
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
@@ -137,6 +138,19 @@ def test_results_keep_a_marker_and_the_next_round_embeds_an_id(device, commit, m
     assert buffers.sampled_tokens[:3].tolist() == [[4, 5, 6], [4, marker, 8], [marker, 5, 6]]
     assert state.last_sampled_tokens[:3].tolist() == [6, 0, 0]
     assert buffers.draft_input_ids[:9].tolist() == [4, 5, 6, 4, 0, 8, 0, 5, 6]
+
+
+@pytest.mark.parametrize("marker", [NO_TOKEN, NOT_FINITE])
+def test_a_chunk_keeps_a_marker_and_what_follows_embeds_an_id(device, marker):
+    buffers, state = round_of(device)
+    buffers.sampled_tokens[:3, 0] = torch.tensor([7, marker, 9], device=device)
+    buffers.draft_input_ids[:6] = torch.arange(20, 26, device=device)
+    buffers.draft_sample_slots[:6] = torch.tensor([-1, 0, -1, 1, -1, 2], device=device)
+    buffers.last_token_indices[:3] = torch.tensor([1, 3, 5], device=device)
+    commit_chunk(buffers, state, 3, 6)
+    assert buffers.sampled_tokens[:3, 0].tolist() == [7, marker, 9]
+    assert state.last_sampled_tokens[:3].tolist() == [7, 0, 9]
+    assert buffers.draft_input_ids[:6].tolist() == [20, 7, 22, 0, 24, 9]
 
 
 class Head:

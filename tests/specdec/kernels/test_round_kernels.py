@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdec.buffers import BufferSizes, StepBuffers
+from specdec.commit import commit_chunk
 from specdec.kernels.accept_commit import accept_and_commit, accept_and_commit_ref, launch_accept_and_commit
 from specdec.kernels.add import launch_add
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
@@ -97,6 +98,20 @@ def test_accept_and_commit(device, K, Q, is_decided):
             assert state.num_computed_tokens[row] == before[row] + count + 1
             assert state.last_sampled_tokens[row] == buffers.target_tokens[b * Q + count]
             assert buffers.last_token_indices[b] == b * Q + count
+
+
+@pytest.mark.parametrize("commit", [launch_accept_and_commit, accept_and_commit_ref, None])
+def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
+    buffers, state = decided_case(device, 3, 4)
+    buffers.draft_tokens.fill_(77)
+    if commit is None:
+        buffers.sampled_tokens[:5, 0], buffers.draft_sample_slots[:20], buffers.positions[:20] = 4, -1, 0
+        buffers.last_token_indices[:5] = 0
+        commit_chunk(buffers, state, 5, 20)
+    else:
+        commit(buffers, state, 5, False, 4)
+    assert not buffers.draft_tokens[:5].any()  # padding too: graphs of the draft read it
+    assert (buffers.draft_tokens[5:] == 77).all()
 
 
 def test_seed_rows_follow_the_rows_of_the_round(device):

@@ -187,20 +187,20 @@ def test_a_break_may_return_what_it_was_given(pool, device):
         assert into(torch.ones(2, device=device), out=y)[0].data_ptr() == y.data_ptr()
 
 
-def test_tensors_of_a_break_are_not_pinned_even_in_nested_lists(tape):
+def test_tensors_of_a_break_are_not_pinned_even_in_nested_lists_and_by_keyword(tape):
     pool, x, y = tape.new_pool(), torch.ones(2), torch.zeros(2)
 
     @eager_break_during_capture
-    def gather(parts, out):
-        out.copy_(parts[0][0] + parts[1]["b"])
+    def gather(parts, out, *, scale):
+        out.copy_((parts[0][0] + parts[1]["b"]) * scale["by"])
 
     with BreakableCUDAGraphCapture(pool) as capture:
-        gather([[x + 1], {"b": x + 2}], y)
+        gather([[x + 1], {"b": x + 2}], y, scale={"by": x + 3})
     assert pool.num_bytes() > 0
     assert pool.pinned_bytes() == 0
     x.fill_(10)
     capture.replay()
-    assert y.tolist() == [23, 23]
+    assert y.tolist() == [23 * 13, 23 * 13]
 
 
 def test_two_captures_of_a_pool_do_not_disturb_each_others_static_buffers(pool, device, warm):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from specdec.kernels import support_floor
+from specdec.kernels import jit, support_floor, tl
+from specdec.kernels.floor_units import MASS, mass_of
 from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -124,3 +125,46 @@ def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(
     # as many tokens as there are, or all but a ten-millionth of the mass
     is_reread = (limits.top_k >= 5000) | (limits.top_p == torch.tensor(0.9999999))
     assert (found.cpu() | is_reread.cpu()).all(), [LIMITS[i] for i in (~found).nonzero()[:, 0].tolist()]
+
+
+@jit
+def masses_kernel(masses_ptr, x_ptr, n, BLOCK: tl.constexpr):
+    """What the search takes for the masses of values below a top of 0."""
+    i = tl.arange(0, BLOCK)
+    tl.store(masses_ptr + i, mass_of(tl.load(x_ptr + i, mask=i < n, other=0.0), 0.0), mask=i < n)
+
+
+def kernels_masses(x):
+    masses = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    masses_kernel[(1,)](masses, x, len(x), BLOCK=4096)
+    return masses
+
+
+def twins_masses(x):
+    return (x.double().exp() * MASS).long()
+
+
+def halves(masses_of, device):
+    """Values below a top of 0 whose masses are together the top's own, to the bit."""
+    found, rest = [-0.5], MASS - int(masses_of(torch.tensor([-0.5], device=device)))
+    while rest:
+        # the float32 numbers around log(rest); of those with no more than the rest, the one with the most
+        middle = torch.tensor([rest / MASS], dtype=torch.float64).log().float()
+        near = (middle.view(torch.int32) + torch.arange(-2000, 2000)).int().view(torch.float32).to(device)
+        masses = masses_of(near)
+        best = int(torch.where(masses <= rest, masses, 0).argmax())
+        found.append(float(near[best]))
+        rest -= int(masses[best])
+    return torch.tensor(found, device=device)
+
+
+@pytest.mark.parametrize("floor_of", ["twin", 8192, 1])
+def test_a_token_with_exactly_top_p_of_the_mass_above_it_is_out(device, floor_of):
+    x = halves(twins_masses if floor_of == "twin" else kernels_masses, device)
+    logits = torch.full((2, 5000), -torch.inf, device=device)
+    logits[:, 7], logits[:, 100 : 100 + len(x)] = 0, x
+    p = torch.tensor([0.5, 0.5 + 2**-24], device=device)  # the neighbour above 0.5 keeps one token more
+    off = torch.full_like(p, -torch.inf)
+    limits = Limits(temperatures=torch.ones_like(p), log_min_p=off, top_k=torch.zeros_like(p).long(), top_p=p)
+    floors = support_floor_ref(logits, limits) if floor_of == "twin" else launch_support_floor(logits, limits, floor_of)
+    assert floors.tolist() == [0.0, -0.5]

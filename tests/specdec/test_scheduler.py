@@ -86,6 +86,14 @@ def test_blocks_cover_the_context_and_the_last_drafts_up_to_max_model_len(num_pr
     assert scheduler().blocks_needed(request(1, num_prompt_tokens, max_tokens)) == blocks
 
 
+@pytest.mark.parametrize("num_prompt_tokens, num_blocks", [(58, 1), (59, 2), (122, 2), (123, 3)])
+def test_a_prompt_comes_with_blocks_for_its_first_round_and_the_drafts_after_it(num_prompt_tokens, num_blocks):
+    made = scheduler()
+    [a] = added(made, request(1, num_prompt_tokens, max_tokens=50))
+    made.schedule()
+    assert len(a.blocks) == num_blocks  # of 64 slots, of which a round and the next drafts take up to 2 K
+
+
 def test_requests_are_admitted_in_order_while_rows_last():
     made = scheduler()
     a, b, c = added(made, request(1, 5), request(2, 5), request(3, 5))
@@ -335,6 +343,39 @@ def test_generated_tokens_are_found_too():
     added(made, follow_up)
     assert step(made) == ("chunk", [("2", 128, 12)])
     assert follow_up.stats.num_cached_tokens == 128
+
+
+@pytest.mark.parametrize("num_tokens, num_found", [(128, 64), (129, 128)])
+def test_the_last_block_of_a_text_is_found_with_one_token_after_it(num_tokens, num_found):
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
+    [a] = added(made, request(1, 60, max_tokens=num_tokens - 60))
+    while made.has_unfinished:
+        step(made)
+    follow_up = request(2, 0, max_tokens=1)
+    follow_up.prompt_token_ids = [*a.tokens(0, a.num_tokens), 5]
+    added(made, follow_up)
+    assert step(made) == ("chunk", [("2", num_found, num_tokens + 1 - num_found)])
+
+
+def test_what_a_failed_request_computes_is_not_found_while_its_last_step_is_in_flight():
+    made = scheduler(num_blocks=9, budget=130, use_prefix_cache=True)
+    [a] = added(made, request(1, 250))
+    first, second = made.schedule().work, made.schedule().work
+    a.end("error")
+    made.drop(a)
+    made.landed(first)
+    assert (a.num_in_flight, len(a.keys), made.pool.find(a.keys)) == (1, 3, [])
+    made.landed(second)
+    assert (made.pool.num_free, made.pool.find(a.keys)) == (9, [])
+
+
+def test_a_preempted_request_whose_prompt_has_its_logprobs_finds_its_blocks_again():
+    made = scheduler(num_blocks=9, budget=300, use_prefix_cache=True)
+    [a] = added(made, request(1, 130, prompt_logprobs=1))
+    step(made)
+    made._preempt(a)
+    assert step(made) == ("chunk", [("1", 128, 3)])
+    assert a.stats.num_cached_tokens == 128
 
 
 def test_rounds_without_drafts_leave_blocks_that_nobody_finds():

@@ -215,8 +215,11 @@ class Scheduler:
         return self._launched(Chunk(requests=requests, parts=parts))
 
     def _round(self, ready: list[Request], ranks: dict[Request, tuple[int, int, int]]) -> Round | None:
-        """All who are ready, in order of rank; None where blocks are short and a step in flight may still free some, or where all who
-        were ready went back to wait behind prompts that go before them."""
+        """All that are ready, in order of rank.
+
+        None where blocks are short and a step in flight may still free some, or where all went back to wait after
+        prompts that go before them.
+        """
         kept = []
         for request in ready:
             while request.row >= 0 and not self._grow(request):

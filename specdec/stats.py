@@ -191,4 +191,6 @@ class RequestStats(SpeculationStats):
 
 def _check_round(num_drafted: int, num_accepted: int) -> None:
     if not 0 <= num_accepted <= num_drafted:
-        raise ValueError(f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}: give 0 to num_drafted")
+        raise ValueError(
+            f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}: give 0 to num_drafted"
+        )

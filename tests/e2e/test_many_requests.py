@@ -148,7 +148,9 @@ def test_preempted_requests_draw_what_they_would_have_drawn(prompts, acceptance,
     )
     outputs = short.generate(prompts[:10], params, use_tqdm=False)
     assert sum(output.stats.num_preemptions for output in outputs) >= 3
-    assert [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs] == run(large, prompts[:10], params)
+    assert [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs] == run(
+        large, prompts[:10], params
+    )
 
 
 def test_a_preempted_request_keeps_its_logprobs(make, prompts):

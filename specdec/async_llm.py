@@ -26,9 +26,9 @@ from specdec.tokenizer import Conversation
 
 
 class AsyncLLM:
-    """Takes the arguments of LLM. `llm` is what was loaded: to read from, not to call, the engine is the thread's.
+    """Takes the arguments of LLM. `llm` is what was loaded, to read from; its calls that need the engine are refused.
 
-    Once the engine has failed or is shut down, every call raises EngineDeadError.
+    Once the engine has failed or is shut down, and in a forked child, every call raises EngineDeadError.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ request. What a step computed for a request that had ended by then counts nowher
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -38,7 +39,10 @@ class InFlight:
 
 
 class Engine:
-    """num_steps_ahead: 1 lets the host prepare a step while the device runs another; 0 takes results at once."""
+    """For one thread at a time.
+
+    num_steps_ahead: 1 lets the host prepare a step while the device runs another; 0 takes results at once.
+    """
 
     def __init__(
         self, runner: Runner, intake: Intake, *, use_prefix_cache: bool = False, num_steps_ahead: int = 0
@@ -48,12 +52,14 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._unfinished: dict[str, list[Request]] = {}  # by request id
+        self.owner: threading.Thread | None = None  # the only one that may call, if there is one
 
     def add_requests(self, batch: Iterable[Asked | tuple[str | Sequence[int], SamplingParams]]) -> list[Request]:
         """Check and queue requests. ValueError says what is wrong with one; none is queued then.
 
         Returns the first sample of each; it knows the others.
         """
+        self.check_caller()
         asked = [each if isinstance(each, Asked) else Asked(prompt=each[0], params=each[1]) for each in batch]
         added = {samples[0].request_id: samples for samples in map(self.intake.samples, asked)}
         taken = [name for name in added if name in self._unfinished]
@@ -66,6 +72,14 @@ class Engine:
             self.scheduler.add(sample)
         return [samples[0] for samples in added.values()]
 
+    def check_caller(self) -> None:
+        """RuntimeError where the engine belongs to another thread, whose steps a call would disturb."""
+        if self.owner is not None and threading.current_thread() is not self.owner:
+            raise RuntimeError(
+                "this engine belongs to an AsyncLLM, whose thread alone may call it: use generate, chat and abort of "
+                "the AsyncLLM, not of its llm or engine"
+            )
+
     @property
     def has_unfinished(self) -> bool:
         """Whether any request has not reached its end."""
@@ -76,6 +90,7 @@ class Engine:
 
         What breaks it off (Ctrl-C, an error of the device) ends all requests; others may be added behind it.
         """
+        self.check_caller()
         try:
             return self._step()
         except BaseException as error:
@@ -93,6 +108,7 @@ class Engine:
 
     def abort(self, request_id: str) -> list[Request]:
         """End a request wherever it stands; returns its samples that had not ended, none if the id is unknown."""
+        self.check_caller()
         running = [sample for sample in self._unfinished.get(request_id, []) if sample.finish is None]
         for sample in running:
             sample.end("abort")
@@ -101,10 +117,12 @@ class Engine:
 
     def abort_all(self) -> list[Request]:
         """End all requests."""
+        self.check_caller()
         return [sample for request_id in list(self._unfinished) for sample in self.abort(request_id)]
 
     def drain(self) -> None:
         """Take the results of all that is in flight, so that what ended requests held is free."""
+        self.check_caller()
         while self._in_flight:
             self._take(self._in_flight.popleft())
 

@@ -5,6 +5,7 @@ every later call. While no request runs the thread sleeps.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -75,7 +76,9 @@ class EngineThread:
         self._lock = threading.RLock()
         self._is_over = False  # under the lock: no command is queued behind the end
         self._cause: BaseException | None = None
+        self._process = os.getpid()  # a forked child has no such thread
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
+        engine.owner = self._thread
         self._thread.start()
 
     def add(self, asked: Asked, listener: Listener) -> Future[None]:
@@ -91,13 +94,18 @@ class EngineThread:
         return self._send(function, is_callers=True)
 
     def close(self) -> None:
-        """Abort what runs, then end the thread and wait for that. Closing twice is nothing."""
+        """Abort what runs, then end the thread and wait for that. Closing twice, or in a forked child, is nothing."""
+        if self._process != os.getpid():
+            return
         self._commands.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _send(self, function: Callable[[], Answer], is_callers: bool) -> Future[Answer]:
         command = Command(function, is_callers, Future[Answer]())
+        if self._process != os.getpid():  # before the lock, which another thread may have held in the fork
+            command.refuse(self._left_behind())
+            return command.answer
         with self._lock:
             if self._is_over:
                 command.refuse(self._dead())
@@ -148,6 +156,12 @@ class EngineThread:
                 command.refuse(self._dead())
         for listener in self._listeners.values():
             listener.fail(self._dead())
+
+    def _left_behind(self) -> EngineDeadError:
+        return EngineDeadError(
+            f"this AsyncLLM was built in process {self._process}, and a forked process ({os.getpid()}) has no copy of "
+            "its thread: build one here, or start processes by multiprocessing's method spawn"
+        )
 
     def _dead(self) -> EngineDeadError:
         """A new one for each who gets it, so that their tracebacks stay apart."""

@@ -3,8 +3,11 @@
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
+
+import torch
 
 from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
@@ -18,11 +21,13 @@ from specdec.request import Request
 from specdec.sampling import SamplingParams
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Conversation
+from specdec.turns import Turns
 
 
 class LLM:
     """Generates from a target, with the drafts of `speculative_config` if given; they never change the output.
 
+    Several threads may call one LLM: they take turns at the steps, and each step goes on with the requests of all.
     model: a local directory, a hub id, or "demo", the bundled pair. The other arguments are those of EngineConfig.
     ValueError for arguments that are unknown or do not fit; weights.CheckpointError for files that do not.
     """
@@ -53,6 +58,8 @@ class LLM:
         self.engine = Engine(
             runner, intake, use_prefix_cache=config.enable_prefix_caching, num_steps_ahead=int(is_async)
         )
+        self._turns = Turns()  # of threads: the engine serves one at a time
+        self._progress: list[Progress] = []  # of the calls of generate that run
 
     def generate(
         self,
@@ -75,11 +82,11 @@ class LLM:
             Asked(prompt=prompt, params=each, priority=first)
             for prompt, each, first in zip(batch, params, priorities, strict=True)
         ]
-        requests = self.engine.add_requests(asked)
+        requests = self._add(asked)
         is_shown = use_tqdm and sys.stderr.isatty()
-        with Progress(requests, is_shown=is_shown) as progress, self._aborted_on_error(requests):
-            while not progress.is_complete:
-                progress.update(self.engine.step())
+        with self._aborted_on_error(requests), self._watching(Progress(requests, is_shown=is_shown)) as progress:
+            while not self._step_or_end(progress):
+                pass
         return [request.output() for request in requests]
 
     def chat(
@@ -95,6 +102,7 @@ class LLM:
 
         The tokenizer's chat template writes them, or `chat_template`, Jinja text. ValueError where there is neither.
         """
+        self.engine.check_caller()
         encode = self.tokenizer.encode_chat
         prompts = [encode(each, add_generation_prompt, chat_template) for each in _as_conversations(messages)]
         return self.generate(prompts, sampling_params, use_tqdm)
@@ -108,7 +116,7 @@ class LLM:
         iterator early aborts the request. The generator's return value is the whole output.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
-        [request] = self.engine.add_requests([Asked(prompt=prompt, params=params)])
+        [request] = self._add([Asked(prompt=prompt, params=params)])
         pieces = self._pieces(request)
         next(pieces)  # the generator has begun, so that leaving it aborts the request before its first piece too
         return pieces
@@ -117,11 +125,54 @@ class LLM:
         deltas = Deltas(request)
         with self._aborted_on_error([request]):
             yield CompletionOutput(index=0, text="", token_ids=[])  # for stream(), not for its caller
-            while not request.is_finished:
-                self.engine.step()
-                yield from deltas.new()
-            yield from deltas.new()  # if another call's steps brought the end
+            is_over = False
+            while not is_over:
+                # no turn lasts while the caller has the word, nor does a request grow while it is read
+                with self._turns:
+                    if not request.is_finished:
+                        self._step()
+                    pieces, is_over = list(deltas.new()), request.is_finished
+                yield from pieces
         return request.output()
+
+    def _add(self, asked: Sequence[Asked]) -> list[Request]:
+        with self._turns:
+            return self.engine.add_requests(asked)
+
+    def _step_or_end(self, progress: Progress) -> bool:
+        """A turn of generate; True where its requests have ended, by whichever thread's steps."""
+        with self._turns:
+            if not self.engine.has_unfinished:
+                progress.update(progress.requests)
+            elif not progress.is_complete:
+                self._step()
+            return progress.is_complete
+
+    def _step(self) -> None:
+        """In a turn: a step for the requests of all threads. An error ends them all, and the other threads return."""
+        device = self.engine.runner.device
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # the current one is each thread's own
+        try:
+            changed = self.engine.step()
+        except BaseException:
+            for progress in list(self._progress):
+                progress.update(progress.requests)
+            raise
+        for progress in list(self._progress):
+            progress.update(changed)
+
+    @contextmanager
+    def _watching(self, progress: Progress) -> Iterator[Progress]:
+        """Tell it of the steps of all threads."""
+        with progress:
+            with self._turns:
+                self._progress.append(progress)
+                progress.update(progress.requests)  # what other threads have ended by now
+            try:
+                yield progress
+            finally:
+                self._progress.remove(progress)
 
     @contextmanager
     def _aborted_on_error(self, requests: Sequence[Request]) -> Iterator[None]:
@@ -129,8 +180,12 @@ class LLM:
         try:
             yield
         finally:
-            for request in requests:
-                self.engine.abort(request.request_id)
+            self._turns.soon(partial(self._abort, [each.request_id for each in requests if not each.is_finished]))
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        """In a turn."""
+        for request_id in request_ids:
+            self.engine.abort(request_id)
 
     @staticmethod
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:

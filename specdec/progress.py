@@ -13,6 +13,7 @@ class Progress:
     """Counts the requests that ended. is_shown: draw a bar."""
 
     def __init__(self, requests: Sequence[Request], is_shown: bool) -> None:
+        self.requests = requests
         self._running = {request.request_id for request in requests}
         self._num_tokens = self._num_rounds = self._num_accepted = 0
         self._start = time.monotonic()

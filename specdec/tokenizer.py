@@ -1,5 +1,6 @@
 """Text and conversations to tokens, and tokens to text, one after another."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,21 +15,24 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
 
 
 class Tokenizer:
-    """The checkpoint's own tokenizer, as transformers reads it."""
+    """The checkpoint's own tokenizer, as transformers reads it. Threads take turns: it sets options as it is called."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.backend = directory, read_tokenizer(directory)
         self._templates = TemplateProcess()
+        self._lock = threading.RLock()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, special tokens added as the checkpoint's tokenizer does."""
         _check_text(text)
-        return list(self.backend.encode(text))
+        with self._lock:
+            return list(self.backend.encode(text))
 
     def encode_word(self, text: str) -> list[int]:
         """Token ids of a piece of text, no special tokens."""
         _check_text(text)
-        return list(self.backend.encode(text, add_special_tokens=False))
+        with self._lock:
+            return list(self.backend.encode(text, add_special_tokens=False))
 
     @property
     def has_chat_template(self) -> bool:
@@ -79,9 +83,10 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, nothing cleaned up."""
-        text: str = self.backend.decode(
-            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        with self._lock:
+            text: str = self.backend.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
         return text
 
 

@@ -25,7 +25,7 @@ LAYERS = (
     (
         *("arguments", "accept", "block_pool", "buffers", "chunk_inputs", "config", "finish", "kv_cache", "locate"),
         *("output", "processors", "request", "sampling", "state", "stats", "step", "tokenizer", "upload"),
-        *("deltas", "logprobs", "needs", "prefix_keys", "progress", "sampling_rows"),
+        *("deltas", "logprobs", "needs", "prefix_keys", "progress", "sampling_rows", "turns"),
         *("chat_template", "template_worker", "tokenizer_files"),
     ),
     ("kernels",),

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -59,7 +61,7 @@ def test_a_new_descriptor_captures_and_a_known_one_replays(wrapper, x, in_contex
 
 def test_hooks_of_the_pool_wait_before_each_replay_and_join_each_capture(wrapper, x, in_context):
     class Hooks(GraphHooks):
-        calls = []
+        calls: ClassVar[list[str]] = []
 
         def synchronize(self):
             self.calls.append("synchronize")

@@ -1,7 +1,7 @@
 """How many tokens does a round give at temperature 0.7 and 1.0, by the rule of acceptance?
 
     python -m scripts.acceptance_table
-    python -m scripts.acceptance_table --num-prompts 16 -k 3 --max-tokens 64
+    python -m scripts.acceptance_table --num-prompts 24 -k 3 --temperatures 0 --rules exact
 
 The bundled pair over its own prompts, on the CPU in float32. "argmax draft": drafts are the draft's best tokens and are
 accepted by the target's probability alone (p/q where q is one-hot), as vLLM does unless told otherwise; here greedy
@@ -25,6 +25,8 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--temperatures", default="0.7,1.0")
+    parser.add_argument("--draft", default="demo", help="demo or demo/eagle1")
+    parser.add_argument("--rules", default=",".join(RULES), help="with commas; of greedy texts one is enough")
     parser.add_argument("--json", type=Path, default=None, help="write the last line's JSON to a file too")
     return parser.parse_args(args)
 
@@ -33,7 +35,7 @@ def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
     temperatures = [float(value) for value in given.temperatures.split(",")]
     prompts = demo_prompts()["prompts"][: given.num_prompts]
-    lengths = {rule: [mean_length(rule, t, prompts, given) for t in temperatures] for rule in RULES}
+    lengths = {rule: [mean_length(rule, t, prompts, given) for t in temperatures] for rule in given.rules.split(",")}
     print(f"{'mean acceptance length':<24}" + "".join(f"{f'temperature {t:g}':>18}" for t in temperatures))
     for rule, row in lengths.items():
         print(f"{rule:<24}" + "".join(f"{length:>18.3f}" for length in row))
@@ -44,7 +46,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def mean_length(rule: str, temperature: float, prompts: Sequence[list[int]], given: argparse.Namespace) -> float:
     """Over all rounds of all prompts; request i has seed i."""
     is_argmax = rule == "argmax draft"
-    speculation = {"model": "demo", "num_speculative_tokens": given.num_speculative_tokens}
+    speculation = {"model": given.draft, "num_speculative_tokens": given.num_speculative_tokens}
     speculation["acceptance"] = "exact" if is_argmax else rule
     llm = LLM("demo", speculation, device="cpu", max_num_seqs=24, max_model_len=512)
     if is_argmax:

@@ -1,6 +1,7 @@
 """What was measured and on what: the machine, the models, the bytes a pass must read, and how fast memory is here."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -55,6 +56,12 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _shown(directory: Path) -> str:
+    """As seen from here, so that a file of figures says nothing of where a clone lies."""
+    here = Path.cwd()
+    return str(directory.relative_to(here) if directory.is_relative_to(here) else directory)
+
+
 def measure_bandwidth(device: torch.device) -> Bandwidth:
     """The better of two ways to read, and a copy; of buffers far larger than any cache."""
     clock, elements = Clock(device), 1 << (29 if device.type == "cuda" else 23)
@@ -77,8 +84,8 @@ def card(pair: Pair, bandwidth: Bandwidth, **settings: object) -> dict[str, obje
         "cuda": torch.version.cuda if is_gpu else None,
         "triton": triton.__version__ if triton is not None else None,
         "dtype": str(pair.target.tensors["embed_tokens.weight"].dtype).removeprefix("torch."),
-        "target": str(pair.target.report.directory),
-        "draft": None if pair.eagle is None else f"{pair.eagle.report.directory} ({pair.eagle.config.format})",
+        "target": _shown(pair.target.report.directory),
+        "draft": None if pair.eagle is None else f"{_shown(pair.eagle.report.directory)} ({pair.eagle.config.format})",
         "target_bytes_per_pass": sizes.target,
         "draft_bytes_per_step": sizes.draft_step,
         "draft_bytes_once": sizes.draft_entry,

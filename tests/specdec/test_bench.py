@@ -4,6 +4,7 @@ import json
 import shlex
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,6 +62,7 @@ def test_the_command_prints_card_tables_and_one_line_of_json(capsys, tmp_path):
     assert [row["num_speculative_tokens"] for row in result["results"]] == [0, 2]
     assert all(row["tokens_per_second"] > 0 for row in result["results"])
     assert result["card"]["reading_gb_per_s"] > 0
+    assert not any(str(Path.cwd()) in str(value) for value in result["card"].values())
 
 
 def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):

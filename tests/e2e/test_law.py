@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from specdec import draft
+from specdec import choice, draft
 from specdec.choice import scaled_in_support
 from specdec.chunk_inputs import PromptPart
+from specdec.kernels.gumbel import uniform_ref
+from specdec.kernels.propose import propose_sampled
 from specdec.needs import Needs
 from specdec.runner import Runner, RunnerSizes
 from specdec.sampling_rows import SamplingStart
@@ -157,3 +159,25 @@ def test_drafts_whose_probabilities_are_kept_without_their_limits_are_seen(pair,
     monkeypatch.setattr(draft, "scaled_in_support", without_floor)
     counts, _ = draw(pair, rule, 6 * ROWS, limits=NARROW[0])
     assert excess(counts, law_of_texts(pair, NARROW[0])) > 2
+
+
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_no_coin_and_no_draft_of_a_round_comes_from_the_place_of_an_earlier_one(pair, rule, monkeypatch):
+    coins, places = [], []
+
+    def toss(*place):
+        coins.append(uniform_ref(*place).view(ROWS, K + 1))
+        return coins[-1].view(-1)
+
+    def propose(logits_BW, floor_B, place, *rest):
+        places.append(torch.stack([place.positions, place.epochs], dim=1))
+        propose_sampled(logits_BW, floor_B, place, *rest)
+
+    monkeypatch.setattr(choice, "uniform_ref", toss)
+    monkeypatch.setattr(draft, "propose_sampled", propose)
+    draw(pair, rule, ROWS)
+    tossed_BX, places_BX2 = torch.cat(coins, dim=1), torch.stack(places, dim=1)
+    for row in range(ROWS):
+        assert len(tossed_BX[row].unique()) == tossed_BX.shape[1]
+        assert len(places_BX2[row].unique(dim=0)) == places_BX2.shape[1]
+    assert tossed_BX.shape[1] > K + 1

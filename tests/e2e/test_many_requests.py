@@ -110,6 +110,37 @@ def test_running_ahead_changes_no_token_and_no_round(make, greedy, prompts, k):
     assert ahead.engine.scheduler.pool.num_free == ahead.sizes.num_kv_blocks
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(make, greedy, prompts, monkeypatch, is_async):
+    llm, slack = make(async_scheduling=is_async), []
+    runner, real = llm.engine.runner, llm.engine.runner.run_round
+
+    def run_round(rows, bound, needs, query_len):
+        slack.append(bound - int(runner.state.num_computed_tokens[rows].max()) - query_len)
+        return real(rows, bound, needs, query_len)
+
+    monkeypatch.setattr(runner, "run_round", run_round)
+    run(llm, prompts[:2], [greedy(NUM_TOKENS), greedy(5)])
+    assert min(slack) == 0
+    assert max(slack) <= (K if is_async else 0)  # the round in flight may accept all of its drafts
+
+
+def test_the_longest_context_of_the_drafts_own_rows_is_bounded_by_the_last(make, greedy, prompts, monkeypatch):
+    llm, slack = make(), []
+    runner, draft = llm.engine.runner, llm.engine.runner.draft
+    real = draft._decode
+
+    def decode(context, is_sampled):
+        real(context, is_sampled)
+        positions = runner.buffers.draft_positions[: context.num_tokens]
+        slack.append(context.attn_metadata.max_seq_len - int(positions.max()) - 1)
+
+    monkeypatch.setattr(draft, "_decode", decode)
+    run(llm, prompts[3:5], greedy(NUM_TOKENS))
+    assert len(slack) > 5
+    assert min(slack) >= 0
+
+
 def test_results_are_read_one_step_late_when_running_ahead(make, greedy, prompts):
     engine = make(async_scheduling=True).engine
     [request] = engine.add_requests([(prompts[0], greedy(NUM_TOKENS))])

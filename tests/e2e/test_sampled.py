@@ -97,6 +97,13 @@ def test_seed_none_reports_a_seed_that_reproduces_and_n_counts_from_it(demo_llm,
     assert first.finished
 
 
+def test_the_seed_after_the_greatest_is_zero(demo_llm, prompts):
+    llm, most = demo_llm("demo/eagle3", 3), 2**64 - 1
+    params = [SamplingParams(max_tokens=8, seed=most, n=2), SamplingParams(max_tokens=8, seed=0)]
+    both, zero = llm.generate([prompts[2]] * 2, params, use_tqdm=False)
+    assert both.outputs[1].token_ids == zero.outputs[0].token_ids != both.outputs[0].token_ids
+
+
 def test_an_engines_seed_decides_the_drawn_ones(prompts):
     runs = []
     for seed in (4, 4, 5):

@@ -95,6 +95,17 @@ def test_two_blocks_of_one_key_leave_the_first_one_to_be_found():
     assert pool.allocate(1) == [second]
 
 
+def test_a_block_keeps_its_first_key():
+    pool = BlockPool(1)
+    blocks = pool.allocate(1)
+    pool.name(blocks[0], b"a")
+    pool.name(blocks[0], b"b")
+    assert (pool.find([b"a"]), pool.find([b"b"])) == (blocks, [])
+    pool.free(blocks)
+    assert pool.allocate(1) == blocks
+    assert (pool.find([b"a"]), pool.find([b"b"])) == ([], [])
+
+
 def test_forgotten_blocks_are_not_found_and_blank_again():
     pool = BlockPool(2)
     blocks = pool.allocate(2)

@@ -39,6 +39,13 @@ def test_the_cache_is_never_larger_than_all_rows_can_fill():
     assert plan_memory(needs(), 0.9, SIZES).num_kv_blocks == SIZES.num_kv_blocks
 
 
+def test_a_cache_for_just_one_request_is_enough():
+    least = needs(block=64 << 20).without_cache + SIZES.blocks_per_request * (64 << 20)
+    assert plan_memory(needs(block=64 << 20, total=least), 1.0, SIZES).num_kv_blocks == SIZES.blocks_per_request
+    with pytest.raises(ValueError, match="gpu_memory_utilization"):
+        plan_memory(needs(block=64 << 20, total=least - 1), 1.0, SIZES)
+
+
 @pytest.mark.parametrize(
     "changes, first",
     [

@@ -112,6 +112,20 @@ def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing
     assert not torch.equal(ours[Q:], logits[Q:])
 
 
+def test_a_minimum_without_ids_that_end_the_text_forbids_nothing(scene):
+    _, state, _ = scene
+    state.assign(0, RowStart(blocks=[0], num_draft_tokens=0, min_position=30))
+    block = Block(
+        row_B=torch.tensor([0]),
+        token_BQ=torch.tensor([[1]]),
+        position_BQ=torch.tensor([[20]]),
+        num_valid_B=torch.tensor([1]),
+    )
+    logits = torch.zeros(1, V)
+    process(logits, block, state, Needs())
+    assert not logits.any()
+
+
 def test_a_row_forgets_the_request_before_it(scene):
     _, state, _ = scene
     for r in range(R):

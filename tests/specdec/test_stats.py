@@ -72,6 +72,19 @@ def test_times_of_a_request():
     assert (made.tokens_per_second, made.round_ms) == (2.0, 2000.0)
 
 
+def test_samples_together_last_from_the_first_token_of_any_to_the_last_of_any():
+    times = [(11.0, 14.0), (10.5, 12.0), (None, None)]
+    parts = [
+        RequestStats(num_prompt_tokens=7, arrival_time=10.0, first_token_time=first, last_token_time=last)
+        for first, last in times
+    ]
+    for part, count in zip(parts, (4, 2, 0), strict=True):
+        part.num_generated_tokens = part.num_cached_tokens = part.num_preemptions = count
+    made = RequestStats.of_samples(parts)
+    assert (made.time_to_first_token, made.decode_time, made.num_prompt_tokens) == (0.5, 3.5, 7)
+    assert (made.num_generated_tokens, made.num_cached_tokens, made.num_preemptions) == (6, 6, 6)
+
+
 def test_times_that_nobody_measured_are_none():
     names = ("time_to_first_token", "decode_time", "time_per_token", "tokens_per_second", "round_ms")
     assert {getattr(RequestStats(), name) for name in names} == {None}

@@ -58,6 +58,11 @@ def test_a_false_header_is_refused_by_name(tmp_path, attack):
     assert all(word in str(error.value) for word in words), error.value
 
 
+def test_a_header_without_a_byte_after_it_is_whole(tmp_path):
+    write(tmp_path, {"a": A | {"shape": [0], "data_offsets": [0, 0]}}, b"")
+    assert Reader(tmp_path).entries["a"].num_bytes == 0
+
+
 @pytest.mark.parametrize("size", [0, 1, 7])
 def test_a_file_shorter_than_its_length_is_refused(tmp_path, size):
     (tmp_path / "model.safetensors").write_bytes(b"\0" * size)

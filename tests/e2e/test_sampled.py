@@ -156,13 +156,17 @@ def test_a_bad_word_that_begins_in_the_prompt_may_be_completed(demo_llm, prompts
     assert output.outputs[0].token_ids[0] == ids[1]
 
 
-def test_where_no_token_is_left_the_request_ends_with_the_names_of_those_who_did_it(demo_llm, prompts, greedy):
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_where_no_token_is_left_the_request_ends_with_the_names_of_those_who_did_it(
+    demo_llm, prompts, greedy, logprobs
+):
     llm = demo_llm("demo/eagle3", 3)
-    params = [greedy(8, allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=3), greedy(8)]
+    params = [greedy(8, allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=3, logprobs=logprobs), greedy(8)]
     broken, sound = llm.generate(prompts[:2], params, use_tqdm=False)
     completion = broken.outputs[0]
     assert (completion.finish_reason, completion.token_ids) == ("error", [])
     assert "allowed_token_ids, min_tokens" in completion.stop_reason
+    assert completion.logprobs == (None if logprobs is None else [])
     assert sound.outputs[0].finish_reason == "length"
 
 

@@ -168,3 +168,14 @@ def test_each_capture_is_logged_when_asked(tape, in_context, caplog):
     with in_context(FULL):
         wrapper(torch.zeros(2))
     assert "num_tokens=4" in caplog.text
+
+
+@pytest.mark.parametrize("is_weak", [True, False])
+def test_the_output_of_a_capture_pins_its_memory_only_where_a_later_piece_reads_it(tape, in_context, is_weak):
+    pool, x = tape.new_pool(), torch.ones(8)
+    wrapper = CUDAGraphWrapper(Counted(), PIECEWISE, pool, CUDAGraphOptions(weak_ref_output=is_weak))
+    with in_context(PIECEWISE):
+        output = wrapper(x)
+    assert output.shape == x.shape
+    assert (pool.pinned_bytes() == 0) == is_weak
+    assert pool.num_bytes() > 0

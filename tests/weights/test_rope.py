@@ -65,6 +65,13 @@ def test_an_unknown_kind_is_refused_by_name(kind):
             },
             "factor is 2.0 in",
         ),
+        (
+            {
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+                "rope_scaling": {"type": "yarn", "factor": 2.0},
+            },
+            "rope_type is 'linear' in rope_parameters and 'yarn' in rope_scaling",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "missing original_max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: missing factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "8"}}, "factor is '8', a number is needed"),

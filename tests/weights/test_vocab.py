@@ -63,6 +63,10 @@ def test_a_mask_that_disagrees_is_refused():
     assert check([0, 0, 0], mask(0, 1, 2)[:-1])[1] == ["f: t2d is [19], [20] is needed"]
 
 
+def test_a_mask_beside_ids_outside_the_vocabulary_is_left_to_their_own_refusal():
+    assert len(check([0, 0, 18], mask(0, 1))[1]) == 1
+
+
 def test_the_identity_is_known():
     assert is_identity(torch.arange(V), V)
     assert not is_identity(torch.arange(V).flip(0), V)

@@ -1,6 +1,6 @@
 """Capture and replay of torch callables: breakable and full CUDA graphs, and a CPU tape that behaves the same.
 
-These names are the library. The backends stay under modules of their own: graphs.backend (CUDA) and graphs.tape.
+These names are the library. The backends stay under modules of their own: graphs.cuda (CUDA) and graphs.tape.backend.
 """
 
 from graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture

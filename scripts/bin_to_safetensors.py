@@ -18,8 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weights.errors import Problems, shown
-from weights.files import is_file_name, is_there, open_file, read_object
-from weights.header import TORCH_DTYPES
+from weights.files.guard import is_file_name, is_there, open_file, read_object
+from weights.files.header import TORCH_DTYPES
 
 SINGLE = "pytorch_model.bin"
 INDEX = "pytorch_model.bin.index.json"

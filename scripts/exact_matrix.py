@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.engine import Engine
-from specdec.request import Request
-from specdec.sampling import SamplingParams
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
 
 CONTEXTS = "63,64,65,1023,1024,1025,4096,8191,8192,8193,16384,32000"
 

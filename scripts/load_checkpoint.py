@@ -16,7 +16,7 @@ import time
 import torch
 from torch import Tensor
 
-from specdec.locate import locate
+from specdec.start.locate import locate
 from weights import BindingReport, CheckpointError, load_eagle, load_target
 
 

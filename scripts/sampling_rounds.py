@@ -16,8 +16,8 @@ import torch
 from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import write_json
 from specdec.bench.timing import Clock, Spread
-from specdec.needs import Needs
-from specdec.sampling import SamplingParams
+from specdec.requests.needs import Needs
+from specdec.requests.params import SamplingParams
 
 WARMUP = 8
 CASES: dict[str, dict[str, float]] = {

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from specdec import LLM, SamplingParams
-from specdec.intake import Asked
-from specdec.request import Request
+from specdec.requests.intake import Asked
+from specdec.requests.request import Request
 from weights.demo import demo_prompts
 
 MAX_K, MAX_MODEL_LEN = 7, 512

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from specdec import LLM, SamplingParams
-from specdec.locate import locate
+from specdec.start.locate import locate
 from weights.demo import demo_prompts
 
 # logits of the bundled pair reach 23, where one rounding to bfloat16 is up to 0.06; an H200 has shown gaps up to 0.07

@@ -14,12 +14,12 @@ import importlib
 
 _PUBLIC = {
     "LLM": "specdec.llm",
-    "AsyncLLM": "specdec.async_llm",
-    "EngineDeadError": "specdec.engine_thread",
-    "SamplingParams": "specdec.sampling",
+    "AsyncLLM": "specdec.serve.async_llm",
+    "EngineDeadError": "specdec.serve.engine_thread",
+    "SamplingParams": "specdec.requests.params",
     "SpeculativeConfig": "specdec.config",
-    "RequestOutput": "specdec.output",
-    "CompletionOutput": "specdec.output",
+    "RequestOutput": "specdec.requests.output",
+    "CompletionOutput": "specdec.requests.output",
 }
 __all__ = [
     "LLM",

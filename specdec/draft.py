@@ -13,19 +13,19 @@ from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.buffers import StepBuffers
-from specdec.choice import scaled_in_support
-from specdec.contexts import PassContexts
-from specdec.graph_families import DraftGraphs, init_piecewise
 from specdec.kernels.add import add
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.linear import linear
-from specdec.kernels.propose import propose, propose_sampled
-from specdec.kernels.row_parameters import row_parameters
-from specdec.kernels.support_floor import support_floor
+from specdec.kernels.support_floor.support_floor import support_floor
 from specdec.models.eagle import EagleModel
-from specdec.state import RequestState
-from specdec.step import Step
+from specdec.passes.contexts import PassContexts
+from specdec.passes.families import DraftGraphs, init_piecewise
+from specdec.sampler.row_parameters import row_parameters
+from specdec.sampler.sampler import scaled_in_support
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.propose import propose, propose_sampled
+from specdec.stepping.state import RequestState
+from specdec.stepping.step_sizes import Step
 
 
 class Draft:

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.block_pool import BlockPool
-from specdec.intake import Asked, Intake
 from specdec.kernels.choose_token import NO_TOKEN
-from specdec.logprobs import Logprob, StepLogprobs
-from specdec.needs import Needs
-from specdec.request import Request
-from specdec.results import PendingResult, RoundResult
+from specdec.requests.intake import Asked, Intake
+from specdec.requests.needs import Needs
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
-from specdec.sampling import SamplingParams
-from specdec.scheduler import Chunk, Plan, Round, Scheduler, SchedulerSizes, Work
-from specdec.state import RowStart
-from specdec.stats import RoundRecord
+from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.scheduler import Chunk, Plan, Round, Scheduler, SchedulerSizes, Work
+from specdec.stepping.logprobs import Logprob, StepLogprobs
+from specdec.stepping.results import PendingResult, RoundResult
+from specdec.stepping.state import RowStart
 
 logger = logging.getLogger("specdec")
 

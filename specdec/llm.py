@@ -11,17 +11,17 @@ import torch
 
 from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.deltas import Deltas
 from specdec.engine import Engine
-from specdec.intake import Asked, Intake, Prompt
-from specdec.load import load
-from specdec.output import CompletionOutput, RequestOutput
-from specdec.progress import Progress
-from specdec.request import Request
-from specdec.sampling import SamplingParams
-from specdec.stats import SpeculationStats
-from specdec.tokenizer import Conversation
-from specdec.turns import Turns
+from specdec.requests.deltas import Deltas
+from specdec.requests.intake import Asked, Intake, Prompt
+from specdec.requests.output import CompletionOutput, RequestOutput
+from specdec.requests.params import SamplingParams
+from specdec.requests.progress import Progress
+from specdec.requests.request import Request
+from specdec.requests.stats import SpeculationStats
+from specdec.requests.tokenizer import Conversation
+from specdec.serve.turns import Turns
+from specdec.start.load import load
 
 
 class LLM:

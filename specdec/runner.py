@@ -10,27 +10,27 @@ from torch import Tensor
 
 from graphs.manager import MakeForward
 from graphs.protocol import GraphBackend
-from specdec.buffers import BufferSizes, StepBuffers
-from specdec.choice import Choice
-from specdec.chunk_inputs import PromptPart, fill_chunk
 from specdec.config import GraphConfig
-from specdec.contexts import PassContexts
 from specdec.draft import Draft
-from specdec.graph_families import SAMPLED, GraphFamilies
 from specdec.kernels.paged_attention import workspace_size
-from specdec.kernels.target_inputs import fill_round
-from specdec.kv_cache import BLOCK_SIZE, allocate_kv_cache
-from specdec.logprobs import ROWS_AT_ONCE, StepLogprobs, joined, logprobs_of
 from specdec.models.eagle import EagleModel
+from specdec.models.kv_cache import BLOCK_SIZE, allocate_kv_cache
 from specdec.models.llama import LlamaModel
 from specdec.models.rope import rope_tables
-from specdec.needs import GREEDY, Needs
-from specdec.results import PendingResult, Results, RoundResult
-from specdec.round import run_chunk, run_round
-from specdec.state import RequestState, RowStart
-from specdec.step import Step
+from specdec.passes.contexts import PassContexts
+from specdec.passes.families import SAMPLED, GraphFamilies
+from specdec.requests.needs import GREEDY, Needs
+from specdec.sampler.sampler import Choice
+from specdec.step import run_chunk, run_round
+from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.fill_chunk import PromptPart, fill_chunk
+from specdec.stepping.fill_round import fill_round
+from specdec.stepping.logprobs import ROWS_AT_ONCE, StepLogprobs, joined, logprobs_of
+from specdec.stepping.results import PendingResult, Results, RoundResult
+from specdec.stepping.state import RequestState, RowStart
+from specdec.stepping.step_sizes import Step
+from specdec.stepping.upload import upload
 from specdec.target import Target
-from specdec.upload import upload
 from weights.load import LoadedEagle, LoadedTarget
 
 

@@ -1,58 +1,40 @@
-"""One step as the host knows it: sizes only. Everything that depends on accepted counts stays on the device."""
+"""The order of a prefill chunk and of a round, written here and nowhere else.
 
-from dataclasses import dataclass
+Between `fill` and the end of the draft nothing reads the device from the host; whether a pass runs as a graph or op by
+op is decided behind these calls.
+"""
 
-from graphs.dispatch import Dispatch
-from specdec.needs import GREEDY, Needs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """How each pass of a step runs, and over which sizes: a graph's own, or the true ones. None: it does not run."""
-
-    target: Dispatch
-    draft_prefill: Dispatch | None = None
-    draft_decode: Dispatch | None = None
-
-    @property
-    def num_reqs(self) -> int:
-        """Batch slots of the widest pass; a graph for any number of them needs none beyond the real ones."""
-        return max(how.descriptor.num_reqs or 0 for how in self._all())
-
-    @property
-    def num_tokens(self) -> int:
-        """Rows of the longest pass."""
-        return max(how.descriptor.num_tokens for how in self._all())
-
-    def _all(self) -> list[Dispatch]:
-        return [how for how in (self.target, self.draft_prefill, self.draft_decode) if how is not None]
+from specdec.draft import Draft
+from specdec.stepping.accept_commit import accept_and_commit
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.commit_chunk import commit_chunk
+from specdec.stepping.results import Results
+from specdec.stepping.state import RequestState
+from specdec.stepping.step_sizes import Step
+from specdec.target import Target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A prefill chunk (ragged `query_lens`) or a round (every request has `query_len` rows)."""
+def run_chunk(
+    step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState, results: Results
+) -> None:
+    """Prompt rows through the target and the draft; where a prompt ends, its first token and its first drafts."""
+    target.prefill(step)
+    target.sample(step)
+    commit_chunk(buffers, state, step.num_padded_reqs, step.num_tokens)
+    results.send(step.num_reqs, target.record(step))
+    if draft is not None:
+        draft.prefill(step)
+        if step.num_sampled > 0:
+            draft.decode(step)
 
-    num_reqs: int  # real batch slots
-    num_tokens: int  # real rows
-    query_len: int | None  # rows per request of a round, None in a chunk
-    query_lens: tuple[int, ...]  # rows of each batch slot
-    max_seq_len: int  # a bound on positions + 1 over all rows
-    num_sampled: int  # batch slots that sample: all of a round, those whose prompt ends in a chunk
-    passes: Passes
-    needs: Needs = GREEDY  # of all its requests together
-    is_decided: bool = False  # p/q says how many drafts hold
 
-    @property
-    def has_drafts(self) -> bool:
-        """Whether the draft has anything to do."""
-        return self.passes.draft_prefill is not None
-
-    @property
-    def num_padded_reqs(self) -> int:
-        """Batch slots that `fill` writes: each pass reads the first of them, up to its own size."""
-        return max(self.num_reqs, self.passes.num_reqs)
-
-    @property
-    def num_padded_tokens(self) -> int:
-        """Rows that `fill` writes."""
-        return max(self.num_tokens, self.passes.num_tokens, self.num_padded_reqs * (self.query_len or 0))
+def run_round(
+    step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState, results: Results
+) -> None:
+    """Verify K drafts of every request, commit what holds, propose the next K; where nobody drafts, just one token."""
+    target.verify(step)
+    accept_and_commit(buffers, state, step.num_padded_reqs, step.is_decided, step.query_len)
+    results.send(step.num_reqs, target.record(step))
+    if draft is not None and step.has_drafts:
+        draft.prefill(step)
+        draft.decode(step)

@@ -8,15 +8,15 @@ from torch import Tensor
 from graphs.context import ForwardContext, set_forward_context
 from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.buffers import StepBuffers
-from specdec.choice import Choice
-from specdec.contexts import PassContexts
-from specdec.graph_families import init_piecewise
 from specdec.kernels.best_token import StopMask, best_token
-from specdec.logprobs import StepLogprobs
 from specdec.models.llama import LlamaModel
-from specdec.state import RequestState
-from specdec.step import Step
+from specdec.passes.contexts import PassContexts
+from specdec.passes.families import init_piecewise
+from specdec.sampler.sampler import Choice
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.logprobs import StepLogprobs
+from specdec.stepping.state import RequestState
+from specdec.stepping.step_sizes import Step
 
 
 class Target:

@@ -20,7 +20,7 @@ Names after a load, the same whatever the file called them (D hidden, C head cha
 from weights.config import EagleConfig, LayerConfig, RopeConfig, TargetConfig
 from weights.demo import demo_directory, demo_prompts
 from weights.errors import CheckpointError
-from weights.header import TensorEntry
+from weights.files.header import TensorEntry
 from weights.inspect import Inspection, inspect_checkpoint
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.report import BindingReport, Resolved

@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping
 
 from weights.errors import Problems
-from weights.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
+from weights.files.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 from weights.shapes import Shapes
 
 QUANTISED = (

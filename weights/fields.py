@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from weights.config import LayerConfig
 from weights.errors import Problems
-from weights.files import read_object
+from weights.files.guard import read_object
 
 WRAPPERS = ("text_config", "model", "transformer_layer_config", "eagle_config")
 

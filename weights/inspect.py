@@ -8,12 +8,12 @@ from pathlib import Path
 
 from weights.bind import check_binding, check_dtypes
 from weights.config import EagleConfig, TargetConfig
-from weights.eagle import resolve_eagle
+from weights.draft.resolve import resolve_eagle
 from weights.errors import CheckpointError, Problems, shown
 from weights.fields import read_json_object
-from weights.header import TensorEntry
+from weights.files.header import TensorEntry
+from weights.files.reader import Reader
 from weights.load import make_report, training_only
-from weights.reader import Reader
 from weights.rename import TARGET_ROWS, rename
 from weights.report import BindingReport, Log
 from weights.shapes import eagle_shapes, target_shapes

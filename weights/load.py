@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from weights.bind import check_binding, check_dtypes
-from weights.borrow import drop_copies
 from weights.config import EagleConfig, TargetConfig
-from weights.eagle import Resolution, resolve_eagle
+from weights.draft.borrow import drop_copies
+from weights.draft.resolve import Resolution, resolve_eagle
+from weights.draft.vocab import absolute_ids, check_mask, is_identity
 from weights.errors import Problems
-from weights.header import INTEGER_DTYPES, TensorEntry
-from weights.reader import Reader
+from weights.files.header import INTEGER_DTYPES, TensorEntry
+from weights.files.reader import Reader
+from weights.files.transfer import Placement, read_tensors
 from weights.rename import TARGET_ROWS, rename
 from weights.report import BindingReport, Log
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 from weights.target import resolve_target
-from weights.transfer import Placement, read_tensors
-from weights.vocab import absolute_ids, check_mask, is_identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from weights.config import LayerConfig, TargetConfig
 from weights.errors import Problems
 from weights.fields import INTEGERS, Fields, Range, check_layer, layer_types, read_json_object
-from weights.files import is_there
-from weights.reader import Reader
+from weights.files.guard import is_there
+from weights.files.reader import Reader
 from weights.report import Log
 from weights.rope import read_rope, rope_source
 

@@ -8,7 +8,7 @@ import torch
 from specdec.bench.pair import EngineSpec, Pair, build_engine
 from specdec.bench.serving import generate
 from specdec.engine import Engine
-from specdec.sampling import SamplingParams
+from specdec.requests.params import SamplingParams
 
 GIB = 1 << 30
 Row = dict[str, object]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from specdec import load as loading
 from specdec.llm import LLM
+from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
-from specdec.sampling import SamplingParams
+from specdec.start import load as loading
 from weights.demo import demo_prompts
 
 TIMED = {"load_target": "target weights", "load_eagle": "draft weights", "Tokenizer": "tokenizer"}

@@ -17,8 +17,9 @@ from torch import Tensor
 from specdec.bench.pair import EngineSpec, Pair
 from specdec.bench.rounds import WARMUP, time_rounds, tokens_needed
 from specdec.bench.silu_mul import silu_mul
-from specdec.kernels import best_token, gate_up, linear, paged_attention, propose
+from specdec.kernels import best_token, gate_up, linear, paged_attention
 from specdec.kernels.linear import Sums
+from specdec.stepping import propose
 
 Row = dict[str, object]
 Replacement = tuple[object, str, object]  # module, name, what to use instead

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from graphs.backend import CudaBackend
+from graphs.cuda import CudaBackend
 from specdec.config import EngineConfig, GraphConfig, graph_modes
 from specdec.engine import Engine
-from specdec.intake import Intake
-from specdec.kv_cache import BLOCK_SIZE
-from specdec.load import device_of, dtype_of
-from specdec.locate import locate
+from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.requests.intake import Intake
+from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner, RunnerSizes
-from specdec.tokenizer import Tokenizer
+from specdec.start.load import device_of, dtype_of
+from specdec.start.locate import locate
 from weights.demo import demo_prompts
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 

@@ -11,9 +11,9 @@ from specdec.bench.bench import Bench, Row
 from specdec.bench.exactness import exchanged
 from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.timing import Clock
-from specdec.chunk_inputs import PromptPart
 from specdec.kernels.paged_attention import QueryRows, paged_attention
-from specdec.kv_cache import BLOCK_SIZE
+from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.stepping.fill_chunk import PromptPart
 
 LENGTHS = (512, 2048, 8192)
 

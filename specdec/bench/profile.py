@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.bench.rounds import WARMUP, around_phases, steady, tokens_needed
 from specdec.engine import Engine
-from specdec.sampling import SamplingParams
+from specdec.requests.params import SamplingParams
 
 LAUNCHES = ("LaunchKernel", "GraphLaunch", "MemcpyAsync", "MemsetAsync")
 LONGEST_NAME = 72

@@ -17,10 +17,10 @@ from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.profile import profile_serving
 from specdec.bench.timing import Clock, Mark
 from specdec.engine import Engine
-from specdec.request import Request
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.requests.stats import SpeculationStats
 from specdec.runner import Runner
-from specdec.sampling import SamplingParams
-from specdec.stats import SpeculationStats
 
 NUM_REQUESTS, BATCH = 256, 32
 NUM_ON_CPU = 4

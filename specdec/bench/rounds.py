@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-import specdec.round
+import specdec.step
 from specdec.bench.timing import Clock, Mark, Spread
 from specdec.engine import Engine
+from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
-from specdec.sampling import SamplingParams
 
 WARMUP = 5
 PHASES = ("fill", "verify", "accept and commit", "draft prefill", "draft decode")
@@ -100,8 +100,8 @@ def around_phases(runner: Runner, around: Callable[[str], AbstractContextManager
     wanted: list[tuple[object, str, str]] = [(runner.target, "verify", "verify"), (runner.results, "send", "send")]
     if runner.draft is not None:
         wanted += [(runner.draft, "prefill", "draft prefill"), (runner.draft, "decode", "draft decode")]
-    functions = [name for name in vars(specdec.round) if name.startswith(("accept", "commit_round"))]
-    wanted += [(specdec.round, name, name.replace("_", " ")) for name in functions]
+    functions = [name for name in vars(specdec.step) if name.startswith(("accept", "commit_round"))]
+    wanted += [(specdec.step, name, name.replace("_", " ")) for name in functions]
     originals = [(owner, name, vars(owner).get(name)) for owner, name, _ in wanted]
     for owner, name, phase in wanted:
         setattr(owner, name, _inside(getattr(owner, name), around, phase))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.engine import Engine
-from specdec.output import RequestOutput
-from specdec.sampling import SamplingParams
-from specdec.stats import SpeculationStats
+from specdec.requests.output import RequestOutput
+from specdec.requests.params import SamplingParams
+from specdec.requests.stats import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

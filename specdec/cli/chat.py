@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.async_llm import AsyncLLM
 from specdec.cli.generate import headline, read_text, sampling_params, speculation_of, stats_line
-from specdec.locate import locate
-from specdec.output import RequestOutput
-from specdec.sampling import SamplingParams
-from specdec.tokenizer import Tokenizer
+from specdec.requests.output import RequestOutput
+from specdec.requests.params import SamplingParams
+from specdec.requests.tokenizer import Tokenizer
+from specdec.serve.async_llm import AsyncLLM
+from specdec.start.locate import locate
 
 COMMANDS = ("/reset", "/exit")
 

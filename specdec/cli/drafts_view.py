@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from specdec.output import RequestOutput
-from specdec.tokenizer import Detokenizer, Tokenizer
+from specdec.requests.output import RequestOutput
+from specdec.requests.tokenizer import Detokenizer, Tokenizer
 
 STYLES = {"target": "", "accepted": "green", "rejected": "dim red strike", "recovered": "yellow", "bonus": "bold cyan"}
 MARKS = {"accepted": ("{+", "+}"), "rejected": ("[-", "-]")}  # as wdiff writes them, where there are no colours

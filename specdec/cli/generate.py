@@ -12,9 +12,9 @@ from rich.text import Text
 from specdec.cli.drafts_view import draft_spans, render_drafts
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
-from specdec.output import CompletionOutput, RequestOutput
-from specdec.sampling import SamplingParams
-from specdec.stats import RequestStats
+from specdec.requests.output import CompletionOutput, RequestOutput
+from specdec.requests.params import SamplingParams
+from specdec.requests.stats import RequestStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

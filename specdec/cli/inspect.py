@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from specdec.locate import DEMO_PARTS, locate
+from specdec.start.locate import DEMO_PARTS, locate
 from weights.config import TargetConfig
 from weights.inspect import Inspection, inspect_checkpoint
 

@@ -7,12 +7,12 @@ Letters: T rows, D hidden, H query heads, G kv heads, C channels per head, I mlp
 import torch
 from torch import Tensor, nn
 
-from specdec.attention import attend, store_kv
 from specdec.kernels.add_rms_norm import add_rms_norm
 from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.rms_norm import rms_norm
 from specdec.kernels.rotate_and_store import HeadNorms
+from specdec.models.attention import attend, store_kv
 from weights.config import LayerConfig
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
-from specdec.async_llm import Mailbox
+from specdec.serve.async_llm import Mailbox
 
 ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 24

@@ -5,15 +5,15 @@ import gc
 import pytest
 import torch
 
-from graphs.backend import CudaBackend
+from graphs.cuda import CudaBackend
 from graphs.modes import CUDAGraphMode
-from graphs.tape import TapeBackend
+from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.engine import Engine
-from specdec.intake import Intake
+from specdec.requests.intake import Intake
+from specdec.requests.params import SamplingParams
+from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner, RunnerSizes
-from specdec.sampling import SamplingParams
-from specdec.tokenizer import Tokenizer
 from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from specdec import choice, draft
-from specdec.choice import scaled_in_support
-from specdec.chunk_inputs import PromptPart
+from specdec import draft
 from specdec.kernels.gumbel import uniform_ref
-from specdec.kernels.propose import propose_sampled
-from specdec.needs import Needs
+from specdec.requests.needs import Needs
 from specdec.runner import Runner, RunnerSizes
-from specdec.sampling_rows import SamplingStart
-from specdec.state import RowStart
+from specdec.sampler import sampler as choice
+from specdec.sampler.sampler import scaled_in_support
+from specdec.stepping.fill_chunk import PromptPart
+from specdec.stepping.propose import propose_sampled
+from specdec.stepping.sampling_rows import SamplingStart
+from specdec.stepping.state import RowStart
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 

@@ -7,8 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from specdec import LLM
-from specdec.chunk_inputs import PromptPart
-from specdec.state import RowStart
+from specdec.stepping.fill_chunk import PromptPart
+from specdec.stepping.state import RowStart
 
 HOST_READS = {
     torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.__bool__,

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from graphs.backend import CudaBackend
 from graphs.breakable import eager_break_during_capture
 from graphs.context import ForwardContext, get_forward_context, set_forward_context
+from graphs.cuda import CudaBackend
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from graphs.tape import TapeBackend
+from graphs.tape.backend import TapeBackend
 
 D = 8
 

@@ -11,7 +11,7 @@ from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphHooks
 from graphs.sizes import CaptureSizes, capture_sizes
-from graphs.tape import TapeBackend
+from graphs.tape.backend import TapeBackend
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
 BOTH, FULL_DECODE_ONLY = CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.FULL_DECODE_ONLY

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import specdec.runner
-from graphs.backend import CudaBackend
+from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
-from graphs.tape import TapeBackend
-from specdec.chunk_inputs import PromptPart
+from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig
 from specdec.runner import Runner, RunnerSizes
-from specdec.state import RowStart
+from specdec.stepping.fill_chunk import PromptPart
+from specdec.stepping.state import RowStart
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
 from weights import LoadedEagle, LoadedTarget

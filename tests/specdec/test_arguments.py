@@ -9,7 +9,7 @@ import torch
 from specdec import LLM, SamplingParams, SpeculativeConfig
 from specdec.arguments import as_list, refuse_unknown
 from specdec.config import EngineConfig
-from specdec.sampling import _Fields
+from specdec.requests.params import _Fields
 
 ODD = [
     *(None, True, False, 0, 1, -1, 2**70, -(2**70), 10**400, 0.5, -0.5, 2.0, float("nan"), float("inf"), -float("inf")),

@@ -7,8 +7,8 @@ import torch
 
 from graphs.modes import CUDAGraphMode
 from specdec import LLM
-from specdec import load as loading
 from specdec.config import EngineConfig, graph_modes
+from specdec.start import load as loading
 
 NO_PIECES = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
 

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-import specdec.load
+import specdec.start.load
 from specdec import LLM, SamplingParams
 
 
 def test_both_checkpoints_are_looked_for_before_one_is_read(monkeypatch):
-    monkeypatch.setattr(specdec.load, "load_target", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(specdec.start.load, "load_target", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(ValueError, match="draft no/such/draft: no such directory"):
         LLM("demo", {"model": "no/such/draft"}, device="cpu")
     with pytest.raises(ValueError, match="target no/such/target: no such directory"):
@@ -22,13 +22,13 @@ def windowed(monkeypatch):
     """The bundled pair, both of which attend over a window."""
 
     def give(name, window):
-        real = getattr(specdec.load, name)
+        real = getattr(specdec.start.load, name)
 
         def load(*args, **kwargs):
             loaded = real(*args, **kwargs)
             return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, sliding_window=window))
 
-        monkeypatch.setattr(specdec.load, name, load)
+        monkeypatch.setattr(specdec.start.load, name, load)
 
     give("load_target", 96)
     give("load_eagle", 64)

@@ -6,11 +6,11 @@ This is what makes speculation exact, so it is held for the blocks of specdec/ke
 import pytest
 import torch
 
-from specdec.chunk_inputs import PromptPart
 from specdec.kernels.invariant import blocked_exp, blocked_product, tree_sum
 from specdec.kernels.linear import linear
 from specdec.runner import Runner, RunnerSizes
-from specdec.state import RowStart
+from specdec.stepping.fill_chunk import PromptPart
+from specdec.stepping.state import RowStart
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 

@@ -6,13 +6,13 @@ import threading
 import pytest
 import torch
 
-import specdec.contexts
+import specdec.passes.contexts
 from graphs.context import ForwardContext, set_forward_context
 from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
-from graphs.tape import TapeBackend
+from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
-from specdec.graph_families import GraphFamilies, init_piecewise
+from specdec.passes.families import GraphFamilies, init_piecewise
 from specdec.target import Target
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
 
@@ -170,8 +170,8 @@ def test_a_family_of_ragged_batches_cannot_be_full():
 
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
     captures, device = make_backend("tape")
-    made, context = [], specdec.contexts._context
-    monkeypatch.setattr(specdec.contexts, "_context", lambda m, how: made.append(how) or context(m, how))
+    made, context = [], specdec.passes.contexts._context
+    monkeypatch.setattr(specdec.passes.contexts, "_context", lambda m, how: made.append(how) or context(m, how))
     runner = tiny_runner(expected("eagle3", 3, device)[0], 3, GraphConfig(**SIZES), captures)
     assert len(made) == 2 * sum(len(counter.captures) for counter in runner.graphs.counters().values())
     for warmup, captured in zip(made[::2], made[1::2], strict=True):

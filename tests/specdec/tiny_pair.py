@@ -12,10 +12,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from specdec.chunk_inputs import PromptPart
 from specdec.kernels.linear import linear
 from specdec.runner import Runner, RunnerSizes
-from specdec.state import RowStart
+from specdec.stepping.fill_chunk import PromptPart
+from specdec.stepping.state import RowStart
 from tests.naive_eagle import borrow, draft_logits, target_features
 from tests.reference import Reference
 from tests.weights.formats import unfuse

@@ -9,7 +9,7 @@ from tests.weights.formats import FORMATS
 from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target, write_target
 from weights import CheckpointError, EagleConfig, TargetConfig, inspect_checkpoint
 from weights.demo import demo_directory
-from weights.reader import Reader
+from weights.files.reader import Reader
 
 
 @pytest.fixture(autouse=True)

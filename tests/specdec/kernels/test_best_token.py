@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 
-from specdec.buffers import BufferSizes, StepBuffers
-from specdec.kernels import propose as propose_file
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_best_token
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices, launch_write
 from specdec.kernels.gumbel import DRAFT
-from specdec.kernels.propose import propose_sampled
-from specdec.state import MAX_STOP_IDS, RequestState, RowStart
+from specdec.stepping import propose as propose_file
+from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.propose import propose_sampled
+from specdec.stepping.state import MAX_STOP_IDS, RequestState, RowStart
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D = 200, 64

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.accept import RULES
-from specdec.buffers import BufferSizes, StepBuffers
-from specdec.choice import Choice
-from specdec.commit import commit_chunk
-from specdec.kernels.accept_commit import accept_and_commit_ref, launch_accept_and_commit
 from specdec.kernels.best_token import NO_TOKEN, NOT_FINITE, best_token_ref, launch_best_token, launch_write
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
-from specdec.kernels.propose import launch_place, launch_propose, propose_ref
-from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
-from specdec.needs import Needs
-from specdec.state import RequestState, RowStart
+from specdec.kernels.support_floor.support_floor import Limits, launch_support_floor, support_floor_ref
+from specdec.requests.needs import Needs
+from specdec.sampler.accept import RULES
+from specdec.sampler.sampler import Choice
+from specdec.stepping.accept_commit import accept_and_commit_ref, launch_accept_and_commit
+from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.commit_chunk import commit_chunk
+from specdec.stepping.propose import launch_place, launch_propose, propose_ref
+from specdec.stepping.state import RequestState, RowStart
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D, K = 300, 64, 2

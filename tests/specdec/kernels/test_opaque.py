@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from graphs.context import ForwardContext, set_forward_context
-from specdec.attention import AttentionMetadata
 from specdec.config import GraphConfig
 from specdec.kernels import linear
 from specdec.kernels.tiles import choose_tiles, row_class
+from specdec.models.attention import AttentionMetadata
 from tests.specdec.graph_walk import make_backend, tiny, tiny_runner
 
 KERNELS = ("linear", "split_sums", "gate_up", "rms_norm", "add_rms_norm", "add", "store_kv")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specdec.kernels import jit, support_floor, tl
-from specdec.kernels.floor_units import MASS, mass_of
-from specdec.kernels.support_floor import Limits, launch_support_floor, support_floor_ref
+from specdec.kernels import jit, tl
+from specdec.kernels.support_floor.support_floor import Limits, launch_support_floor, support_floor, support_floor_ref
+from specdec.kernels.support_floor.units import MASS, mass_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 KINDS = {

@@ -8,7 +8,7 @@ import torch
 
 from specdec import SamplingParams
 from specdec.engine import Engine
-from specdec.intake import Intake
+from specdec.requests.intake import Intake
 from specdec.runner import Runner, RunnerSizes
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target

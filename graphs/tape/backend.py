@@ -1,0 +1,172 @@
+"""A backend without a GPU: records the ops of a call and replays them into the same memory.
+
+TapeBackend keeps what matters of CUDA graphs: numbers and branches are frozen, addresses are fixed, a capture does
+nothing, results are garbage until the first replay and after the replay of another capture, and reads from the host
+are errors. It does not model streams, the reuse of memory inside a pool, or kernels that torch does not dispatch.
+"""
+
+import gc
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from graphs.errors import CaptureError
+from graphs.protocol import GraphHooks, GraphPool, GraphSession
+from graphs.tape.host_reads import ForbidHostReads
+from graphs.tape.memory import OwnerMemory
+from graphs.tape.record import Recorder
+from graphs.weak import map_tensors, weak_view
+
+
+class TapeBackend:
+    """Captures on the tape; `capacity` is the memory that it pretends to have."""
+
+    name = "tape"
+
+    def __init__(self, capacity: int = 1 << 34) -> None:
+        self._capacity = capacity
+        self._pools: WeakSet[TapePool] = WeakSet()
+
+    def new_pool(self) -> GraphPool:
+        """A pool without graphs."""
+        pool = TapePool()
+        self._pools.add(pool)
+        return pool
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        """Nothing: a CPU has one stream."""
+        return nullcontext()
+
+    def free_memory(self) -> int:
+        """The capacity less what the pools hold."""
+        return self._capacity - sum(pool.num_bytes() for pool in self._pools)
+
+    def release(self, collect: bool = True) -> None:
+        """Collect garbage."""
+        if collect:
+            gc.collect()
+
+
+class TapePool:
+    """Owners that spoil each other's results."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Hashable, OwnerMemory] = {}
+        self._last: OwnerMemory | None = None
+        self.is_capturing_enabled, self.hooks = True, GraphHooks()
+
+    @contextmanager
+    def session(self, owner: Hashable, *, collect: bool = True, is_last: bool = True) -> Iterator[GraphSession]:
+        """Record one forward, or one piece of it; see GraphPool.session."""
+        if collect:
+            gc.collect()
+        memory = self._owners.setdefault(owner, OwnerMemory())
+        session = TapeSession(self, memory)
+        try:
+            yield session
+        except BaseException:
+            session.abort()
+            memory.settle()
+            self._drop_unused(memory)
+            raise
+        if is_last:
+            memory.settle()
+
+    def weaken(self, value: object) -> object:
+        """Weak views of the tensors that lie in results; the pool keeps only those alive."""
+        return map_tensors(lambda tensor: weak_view(tensor) if self._owns(tensor) else tensor, value)
+
+    def close(self) -> None:
+        """Forget every owner; weak views of their results are dangling from here on."""
+        self._owners.clear()
+        self._last = None
+
+    def take_over(self, memory: OwnerMemory) -> None:
+        """`memory` is about to be replayed into: the results of the owner before it are gone."""
+        if self._last is not None and self._last is not memory:
+            self._last.spoil()
+        self._last = memory
+
+    def drop(self, memory: OwnerMemory) -> None:
+        """A graph of this owner was reset; with the last one the results go."""
+        memory.num_graphs -= 1
+        self._drop_unused(memory)
+
+    def _drop_unused(self, memory: OwnerMemory) -> None:
+        if memory.num_graphs == 0:
+            self._owners = {key: kept for key, kept in self._owners.items() if kept is not memory}
+            self._last = None if self._last is memory else self._last
+
+    def num_bytes(self) -> int:
+        """Bytes that graphs of this pool hold."""
+        return sum(memory.num_bytes() for memory in self._owners.values())
+
+    def pinned_bytes(self) -> int:
+        """Bytes that could not be shared on CUDA, because a strong reference outside keeps them."""
+        return sum(memory.pinned_bytes() for memory in self._owners.values())
+
+    def _owns(self, tensor: Tensor) -> bool:
+        return any(memory.owns(tensor) for memory in self._owners.values())
+
+
+class TapeSession:
+    """Begins and ends the recording of graphs."""
+
+    def __init__(self, pool: TapePool, memory: OwnerMemory) -> None:
+        self._pool, self._memory = pool, memory
+        self._stack = ExitStack()
+        self._recorder: Recorder | None = None
+
+    def begin(self) -> None:
+        """Record from here on."""
+        assert self._recorder is None, "the last graph has not ended"
+        self._recorder = Recorder(self._memory)
+        self._stack.enter_context(ForbidHostReads())
+        self._stack.enter_context(self._recorder)
+
+    def end(self) -> "TapeGraph | None":
+        """The ops since `begin`; None if there were none."""
+        recorder = self._recorder
+        assert recorder is not None, "no graph has begun"
+        if recorder.inside is not None:
+            raise CaptureError(f"an eager break inside the captured op {recorder.inside}: the break must be outermost")
+        self.abort()
+        if not recorder.calls:
+            return None
+        self._memory.num_graphs += 1
+        return TapeGraph(self._pool, self._memory, recorder)
+
+    def abort(self) -> None:
+        """Stop recording, drop what was recorded."""
+        self._recorder = None
+        self._stack.close()
+
+
+class TapeGraph:
+    """Recorded calls, in order, with the tensors that they were made on."""
+
+    def __init__(self, pool: TapePool, memory: OwnerMemory, recorder: Recorder) -> None:
+        self._pool, self._memory = pool, memory
+        self._calls, self._inputs = recorder.calls, list(recorder.inputs.values())
+
+    def replay(self) -> None:
+        """Make the calls again."""
+        for name, storage in self._inputs:
+            if storage.expired():  # type: ignore[no-untyped-call]
+                raise CaptureError(
+                    f"an input of {name} was freed after the capture: captured inputs are static buffers"
+                )
+        self._pool.take_over(self._memory)
+        with torch.inference_mode():
+            for call in self._calls:
+                call()
+
+    def reset(self) -> None:
+        """Drop the calls."""
+        if self._calls:
+            self._calls = []
+            self._inputs = []
+            self._pool.drop(self._memory)

@@ -1,0 +1,73 @@
+"""First half of support_floor.py: the top of every tile, then how many tokens lie in each bin below the row's top.
+
+Tiles count for themselves and add to the row's numbers. Only whole numbers are added, so no order decides.
+"""
+
+from specdec.kernels import jit, tl
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.support_floor.units import bin_of, has_limit, load_values, mass_of, row_top
+
+
+@jit
+def top_kernel(
+    tops_ptr,  # [T, tiles] float32
+    bins_ptr,  # [T, NUM_BINS] int32, made 0
+    masses_ptr,  # [T, 2] int64, made 0
+    places_ptr,  # [T, 3] int32, made 0
+    logits_ptr,  # [T, V] float32
+    temperature_ptr,  # [T] float32
+    log_min_p_ptr,  # [T] float32
+    top_k_ptr,  # [T]
+    top_p_ptr,  # [T] float32
+    stride_logits,
+    V,
+    tiles,
+    NUM_BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    tile, t = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperature_ptr + t)
+    if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
+        x = load_values(logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK)
+        tl.store(tops_ptr + t * tiles + tile, tl.max(x, axis=0))
+        if tile == 0:
+            tl.store(bins_ptr + t * NUM_BINS + tl.arange(0, NUM_BINS), tl.zeros((NUM_BINS,), tl.int32))
+            tl.store(masses_ptr + t * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int64))
+            tl.store(places_ptr + t * 3 + tl.arange(0, 4), tl.zeros((4,), tl.int32), mask=tl.arange(0, 4) < 3)
+
+
+@jit
+def count_kernel(
+    bins_ptr,  # [T, NUM_BINS] int32: tokens per bin, 0 in the last one
+    masses_ptr,  # [T, 2] int64: of the row where it has a top_p; not this kernel's
+    tops_ptr,  # [T, tiles] float32
+    logits_ptr,  # [T, V] float32
+    temperature_ptr,  # [T] float32
+    log_min_p_ptr,  # [T] float32
+    top_k_ptr,  # [T]
+    top_p_ptr,  # [T] float32
+    stride_logits,
+    V,
+    tiles,
+    TILES: tl.constexpr,
+    NUM_BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    tile, t = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperature_ptr + t)
+    if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
+        top = row_top(tops_ptr + t * tiles, tiles, TILES)
+        # what is further away lies in the last bin, which nobody counts
+        if tl.load(tops_ptr + t * tiles + tile) > top - 32.0:
+            x = load_values(logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK)
+            if tl.load(top_p_ptr + t) < 1.0:
+                tl.atomic_add(masses_ptr + t * 2, tl.sum(mass_of(x, top), axis=0), sem="relaxed")
+            counts = tl.histogram(bin_of(x, top, NUM_BINS), NUM_BINS)
+            i = tl.arange(0, NUM_BINS)
+            tl.atomic_add(bins_ptr + t * NUM_BINS + i, counts, mask=(counts > 0) & (i < NUM_BINS - 1), sem="relaxed")

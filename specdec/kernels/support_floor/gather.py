@@ -1,0 +1,117 @@
+"""Second half of support_floor.py: the bins in which the floor must lie, and the keys of all tokens in them.
+
+The counts say exactly in which bin the k-th token stands. A share of the mass ends within bounds: a token of a bin has
+at most the mass of its upper edge and at least that of its lower one. Bounds that turn out wrong cost time alone, since
+floor_search.py notices it. Tokens that are equal within a tile are one key with a count, as most are in a flat tail.
+"""
+
+from specdec.kernels import jit, tl
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.support_floor.units import (
+    bin_at,
+    bin_of,
+    edge_of,
+    has_limit,
+    key_of,
+    load_values,
+    mass_of,
+    row_top,
+)
+
+
+@jit
+def gather_kernel(
+    keys_ptr,  # [T, 2, num_keys] int32: keys in any order, and how often each stands there
+    places_ptr,  # [T, 3] int32: number of keys, of which num_keys are written; first and last bin of them
+    masses_ptr,  # [T, 2] int64: of the row; of the bins before the first
+    bins_ptr,  # [T, NUM_BINS] int32
+    tops_ptr,  # [T, tiles] float32
+    logits_ptr,  # [T, V] float32
+    temperature_ptr,  # [T] float32
+    log_min_p_ptr,  # [T] float32
+    top_k_ptr,  # [T]
+    top_p_ptr,  # [T] float32
+    stride_logits,
+    V,
+    tiles,
+    num_keys,
+    TILES: tl.constexpr,
+    NUM_BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    tile, t = tl.program_id(0), tl.program_id(1)
+    temperature = tl.load(temperature_ptr + t)
+    if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
+        top = row_top(tops_ptr + t * tiles, tiles, TILES)
+        tile_top = tl.load(tops_ptr + t * tiles + tile)
+        # the first tile says where to search, even if it holds no token
+        if (top > float("-inf")) & ((tile == 0) | (tile_top > top - 32.0)):
+            top_k, top_p = tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32), tl.load(top_p_ptr + t)
+            first, last = _bins_of_floor(
+                bins_ptr + t * NUM_BINS, tl.load(masses_ptr + t * 2), tl.load(log_min_p_ptr + t), top_k, top_p, NUM_BINS
+            )
+            if tile == 0:
+                tl.store(places_ptr + t * 3 + 1, first)
+                tl.store(places_ptr + t * 3 + 2, last)
+            nearest = bin_of(tile_top, top, NUM_BINS)
+            if nearest <= last:
+                x = load_values(logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK)
+                bin = bin_of(x, top, NUM_BINS)
+                if (nearest < first) & (top_p < 1.0):
+                    before = tl.sum(tl.where(bin < first, mass_of(x, top), 0), axis=0)
+                    tl.atomic_add(masses_ptr + t * 2 + 1, before, sem="relaxed")
+                is_in = (bin >= first) & (bin <= last) & (x > float("-inf"))
+                _store_keys(
+                    keys_ptr + t.to(tl.int64) * 2 * num_keys, places_ptr + t * 3, key_of(x), is_in, num_keys, BLOCK
+                )
+
+
+@jit
+def _bins_of_floor(bins_ptr, mass, log_min_p, top_k, top_p, NUM_BINS: tl.constexpr):
+    """The first and the last bin in which the last token may stand that is kept."""
+    i = tl.arange(0, NUM_BINS)
+    counts = tl.load(bins_ptr + i)
+    # the bin where min-p or top-k end; the last one where neither does
+    cut = tl.full((), NUM_BINS - 1, tl.int32)
+    if top_k > 0:
+        cut = tl.minimum(cut, tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0))
+    if log_min_p > float("-inf"):
+        cut = tl.minimum(cut, bin_at(-log_min_p, NUM_BINS) + 1)
+    first, last = cut, cut
+    if top_p < 1.0:
+        # the mass up to each bin lies between these; bounds have some room for rounding
+        most = tl.cumsum(counts.to(tl.float32) * tl.exp(-edge_of(i)), axis=0) * 1.001
+        least = tl.cumsum(counts.to(tl.float32) * tl.exp(-edge_of(i + 1)), axis=0) * 0.999
+        total = mass.to(tl.float32) * 9.094947017729282e-13
+        if (top_k > 0) | (log_min_p > float("-inf")):
+            # of what they keep: at least all before the bin where they end
+            total = tl.minimum(total, tl.max(tl.where(i < cut, least, 0.0), axis=0))
+            first = tl.minimum(tl.sum((most < top_p * total).to(tl.int32), axis=0), cut)
+        else:
+            share, rest, slack = top_p * total, (1.0 - top_p) * total, 1e-5 * total
+            is_early = (most < share) | ((tl.max(least, axis=0) - least) * 0.998 - slack > rest)
+            is_short = (least < share) & (tl.max(most, axis=0) - most + slack > rest)
+            first = tl.minimum(tl.sum(is_early.to(tl.int32), axis=0), cut)
+            last = tl.minimum(tl.sum(is_short.to(tl.int32), axis=0), cut)
+    return first, last
+
+
+@jit
+def _store_keys(keys_ptr, place_ptr, key, is_in, num_keys, BLOCK: tl.constexpr):
+    """Append keys and their counts; where all are equal, one for all."""
+    num = tl.sum(is_in.to(tl.int32), axis=0)
+    if num > 0:
+        highest = tl.max(tl.where(is_in, key, -2147483648), axis=0)
+        if highest == tl.min(tl.where(is_in, key, 2147483647), axis=0):
+            place = tl.atomic_add(place_ptr, 1, sem="relaxed")
+            if place < num_keys:
+                tl.store(keys_ptr + place, highest)
+                tl.store(keys_ptr + num_keys + place, num)
+        else:
+            place = tl.atomic_add(place_ptr, num, sem="relaxed")
+            at = place + tl.cumsum(is_in.to(tl.int32), axis=0) - 1
+            tl.store(keys_ptr + at, key, mask=is_in & (at < num_keys))
+            tl.store(keys_ptr + num_keys + at, tl.full((BLOCK,), 1, tl.int32), mask=is_in & (at < num_keys))

@@ -1,0 +1,1 @@
+"""What a caller asks for and gets. No torch."""

@@ -1,0 +1,108 @@
+"""Conversations to text by a chat template, which comes from the checkpoint and is a program of any kind.
+
+It runs in a process of its own (template_worker.py), begun at the first conversation, which is killed if a template
+takes too long or too much memory; the next conversation begins another. Any thread may call.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from specdec.requests import template_worker as worker
+
+SCRIPT = Path(worker.__file__).resolve()
+
+
+class TemplateProcess:
+    """Renders templates, one at a time. The process ends with this object, or with the interpreter."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ending: weakref.finalize[[subprocess.Popen[bytes]], TemplateProcess] | None = None
+
+    def render(self, template: str, variables: Mapping[str, object]) -> str:
+        """What the template writes; ValueError for what it raises, and where it takes too much time or memory."""
+        request = _as_json({"template": template, "variables": variables})
+        with self._lock:
+            process = self._running()
+            try:
+                answer = _exchange(process, request)
+            except BaseException:  # an interrupted exchange too: its answer must not be taken for the next one's
+                self._end()
+                raise
+        kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
+        if kind != worker.WRITTEN:
+            raise ValueError(text)
+        return text
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """The process. After a fork the parent's is none of ours: poll() says that it has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._process is None:
+            self._process = _start()
+            self._ending = weakref.finalize(self, _end, self._process)
+        return self._process
+
+    def _end(self) -> None:
+        if self._ending is not None:
+            self._ending()
+        self._process = self._ending = None
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """A bare Python with this one's module path, in a process group of its own, which Ctrl-C does not reach."""
+    return subprocess.Popen(
+        [sys.executable, "-S", "-P", str(SCRIPT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        process_group=0,
+    )
+
+
+def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):  # it has ended, and the reading finds out why
+        process.stdin.write(len(request).to_bytes(worker.LENGTH_BYTES) + request)
+        process.stdin.flush()
+    header = process.stdout.read(worker.LENGTH_BYTES)
+    length = int.from_bytes(header)
+    answer = process.stdout.read(length)
+    if len(header) < worker.LENGTH_BYTES or len(answer) < length:
+        raise ValueError(_cause(process.wait()))
+    return answer
+
+
+def _cause(status: int) -> str:
+    if status == -signal.SIGALRM:
+        return f"it was stopped after {worker.SECONDS:g} s"
+    if status == worker.OUT_OF_MEMORY:
+        return f"it needs more than {worker.MEMORY_BYTES >> 20} MiB of memory"
+    return f"the process that renders it ended with status {status}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # the rest of a request that nobody reads
+            pipe.close()
+
+
+def _as_json(request: Mapping[str, object]) -> bytes:
+    try:
+        return json.dumps(request).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"messages may hold text, numbers, lists and dicts only: {error}") from error

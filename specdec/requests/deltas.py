@@ -1,0 +1,45 @@
+"""What a request has written since somebody last looked: joined, the pieces are the whole output."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdec.requests.output import CompletionOutput
+from specdec.requests.request import Request
+
+
+@dataclass(slots=True)
+class Seen:
+    """How much of a sample was handed out."""
+
+    num_chars: int = 0
+    num_tokens: int = 0
+    is_over: bool = False
+
+
+class Deltas:
+    """Reads the samples of one request as they grow."""
+
+    def __init__(self, request: Request) -> None:
+        self._samples = [(sample, Seen()) for sample in request.samples or [request]]
+
+    def new(self) -> Iterator[CompletionOutput]:
+        """For each sample that went on: text, tokens and logprobs that are new, and how it ended if it has."""
+        for sample, seen in self._samples:
+            if seen.is_over:
+                continue
+            text, num_tokens = sample.text(), len(sample.token_ids)
+            seen.is_over = sample.finish is not None
+            if len(text) > seen.num_chars or num_tokens > seen.num_tokens or seen.is_over:
+                yield self._piece(sample, seen, text)
+            seen.num_chars, seen.num_tokens = len(text), num_tokens
+
+    def _piece(self, sample: Request, seen: Seen, text: str) -> CompletionOutput:
+        finish = sample.finish
+        return CompletionOutput(
+            index=sample.index,
+            text=text[seen.num_chars :],
+            token_ids=sample.token_ids[seen.num_tokens :],
+            finish_reason=None if finish is None else finish.reason,
+            stop_reason=None if finish is None else finish.stop_reason,
+            logprobs=None if sample.params.logprobs is None else sample.logprobs[seen.num_tokens :],
+        )

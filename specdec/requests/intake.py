@@ -1,0 +1,169 @@
+"""From what a caller gives to requests: tokens, limits, seeds, and the checks that need the engine's sizes."""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import index as as_index
+
+from specdec.arguments import as_list
+from specdec.requests.finish import FinishRules
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.requests.stats import RequestStats
+from specdec.requests.tokenizer import Detokenizer, Tokenizer
+from specdec.runner import RunnerSizes
+from specdec.stepping.sampling_rows import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, SamplingStart
+from specdec.stepping.state import MAX_STOP_IDS
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A prompt and what is wanted of it. priority: lower goes first. request_id: None for a number."""
+
+    prompt: Prompt
+    params: SamplingParams
+    priority: int = 0
+    request_id: str | None = None
+
+
+class Intake:
+    """eos_token_ids: every id that ends a text by the checkpoint's own word. seed: of the seeds that are drawn."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sizes: RunnerSizes,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        seed: int | None = None,
+        acceptance: str = "exact",
+    ) -> None:
+        self.tokenizer, self.sizes, self.vocab_size = tokenizer, sizes, vocab_size
+        self.eos_token_ids, self.acceptance = frozenset(eos_token_ids), acceptance
+        self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
+        self._num_requests = self._num_samples = 0
+
+    def samples(self, asked: Asked) -> list[Request]:
+        """The n samples of a request, which know each other. ValueError says what is wrong with it."""
+        prompt, params = asked.prompt, asked.params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params={params!r}: give SamplingParams")
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
+        self._check_prompt(token_ids, params)
+        sampling = self._sampling(token_ids, params, seed)
+        samples = [self._sample(asked, token_ids, sampling, index) for index in range(params.n)]
+        self._num_requests += 1
+        for sample in samples:
+            sample.samples = samples
+        return samples
+
+    def _sample(self, asked: Asked, token_ids: list[int], sampling: SamplingStart, index: int) -> Request:
+        """token_ids: of the prompt, shared by all samples. sampling: of the first one."""
+        prompt, params = asked.prompt, asked.params
+        self._num_samples += 1
+        return Request(
+            request_id=str(self._num_requests) if asked.request_id is None else asked.request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=token_ids,
+            params=params,
+            rules=self._rules(len(token_ids), params),
+            detokenizer=Detokenizer(self.tokenizer, params.skip_special_tokens),
+            stats=RequestStats(
+                acceptance=self.acceptance, num_prompt_tokens=len(token_ids), arrival_time=time.monotonic()
+            ),
+            sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 64)),
+            index=index,
+            priority=asked.priority,
+            number=self._num_samples,
+            num_speculative_tokens=self._num_speculative_tokens(params),
+        )
+
+    def _num_speculative_tokens(self, params: SamplingParams) -> int:
+        K = self.sizes.num_speculative_tokens
+        if params.num_speculative_tokens is None:
+            return K if params.speculate else 0
+        if params.num_speculative_tokens > K:
+            raise ValueError(
+                f"num_speculative_tokens={params.num_speculative_tokens} of a request: the engine was built for at "
+                f"most {K}"
+            )
+        return params.num_speculative_tokens
+
+    def _sampling(self, token_ids: Sequence[int], params: SamplingParams, seed: int) -> SamplingStart:
+        return SamplingStart(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=min(params.top_k, self.vocab_size),
+            min_p=params.min_p,
+            seed=seed,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
+            bad_words=self._bad_words(params),
+            prompt=token_ids,
+        )
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Ids of each bad word as it stands at the start of a text and, where it is one more token, behind a space."""
+        found: list[list[int]] = []
+        for word in params.bad_words:
+            plain, spaced = (self.tokenizer.encode_word(prefix + word.lstrip()) for prefix in ("", " "))
+            found.append(plain)
+            if spaced[0] != plain[0] and len(spaced) == len(plain):
+                found.append(spaced)
+        if len(found) > MAX_BAD_WORDS or any(len(ids) > MAX_BAD_WORD_LENGTH for ids in found):
+            raise ValueError(
+                f"bad_words={list(params.bad_words)!r}: {len(found)} sequences of at most "
+                f"{max(map(len, found))} tokens; at most {MAX_BAD_WORDS} of at most {MAX_BAD_WORD_LENGTH} are possible"
+            )
+        return found
+
+    def _rules(self, num_prompt_tokens: int, params: SamplingParams) -> FinishRules:
+        room = self.sizes.max_model_len - num_prompt_tokens
+        return FinishRules(
+            max_tokens=min(params.max_tokens, room),
+            min_tokens=min(params.min_tokens, room),
+            eos_token_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            stop_strings=params.stop_strings,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+        )
+
+    def _check_prompt(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        limit = self.sizes.max_model_len
+        if not token_ids:
+            raise ValueError("empty prompt: give at least one token")
+        if params.min_tokens and len({*self.eos_token_ids, *params.stop_token_ids}) > MAX_STOP_IDS:
+            raise ValueError(f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids: give fewer of them")
+        named = [("", token_ids), ("", params.stop_token_ids), ("logit_bias: ", params.logit_bias)]
+        named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
+        for name, token in ((name, token) for name, tokens in named for token in tokens):
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"{name}token id {token} is outside the target's vocabulary (0 to {self.vocab_size - 1})"
+                )
+        if len(token_ids) >= limit:
+            raise ValueError(
+                f"prompt of {len(token_ids)} tokens leaves no room for an answer in max_model_len={limit}: "
+                f"shorten it to at most {limit - 1} tokens, or raise max_model_len"
+            )
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    """Integers of any type; what has to be rounded or read as a number is none, and neither is True."""
+    wanted = "text or a list of token ids"
+    if isinstance(prompt, Iterator):
+        raise ValueError(f"prompt={prompt!r}: give {wanted}")  # which a second sample would find empty
+    tokens = as_list("prompt", prompt, wanted)
+    try:
+        if any(isinstance(token, bool) for token in tokens):
+            raise TypeError("True and False are no token ids")
+        return [as_index(token) for token in tokens]  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ValueError(f"prompt={prompt!r}: give {wanted}") from error

@@ -1,0 +1,40 @@
+"""What a caller gets back."""
+
+from dataclasses import dataclass, field
+
+from specdec.requests.stats import RequestStats
+from specdec.stepping.logprobs import Logprob
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One generated sequence. finish_reason: stop | length | abort | error, None while it runs.
+
+    stop_reason: the string or token id that stopped it; what went wrong behind an error. logprobs: for each token, it
+    and the best others by the target's own logits, before any processor.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and what came of it. `prompt` is None where token ids were given.
+
+    seed: of outputs[0], given or drawn; output i has seed + i. prompt_logprobs: None for the first token of the prompt.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    stats: RequestStats = field(default_factory=RequestStats)
+    seed: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -1,0 +1,50 @@
+"""How far a list of requests has come, on a terminal: requests, tokens per second, acceptance length."""
+
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from tqdm import tqdm
+
+from specdec.requests.request import Request
+
+
+class Progress:
+    """Counts the requests that ended. is_shown: draw a bar."""
+
+    def __init__(self, requests: Sequence[Request], is_shown: bool) -> None:
+        self.requests = requests
+        self._running = {request.request_id for request in requests}
+        self._num_tokens = self._num_rounds = self._num_accepted = 0
+        self._start = time.monotonic()
+        self._bar = tqdm(total=len(requests), desc="generating", unit="request", disable=not is_shown)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have ended."""
+        return not self._running
+
+    def update(self, changed: Iterable[Request]) -> None:
+        """Take note of what a step changed; requests of others do not count."""
+        for request in changed:
+            if request.is_finished and request.request_id in self._running:
+                self._running.remove(request.request_id)
+                self._count(request.samples or [request])
+                self._bar.update()
+
+    def _count(self, samples: Sequence[Request]) -> None:
+        self._num_tokens += sum(sample.stats.num_generated_tokens for sample in samples)
+        self._num_rounds += sum(sample.stats.num_rounds for sample in samples)
+        self._num_accepted += sum(sample.stats.num_accepted_tokens for sample in samples)
+        figures = {"tokens/s": f"{self._num_tokens / max(time.monotonic() - self._start, 1e-9):.0f}"}
+        if self._num_accepted:
+            figures["acceptance length"] = f"{1 + self._num_accepted / self._num_rounds:.2f}"
+        self._bar.set_postfix(figures, refresh=False)

@@ -1,0 +1,1 @@
+"""Who chooses tokens, and when a draft holds."""

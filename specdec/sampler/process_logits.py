@@ -1,0 +1,230 @@
+"""What changes the logits before a token is chosen, on the GPU: one pass over them, and one over the forbidden ids.
+
+The rules, their order and their rounding are those of processors.py, whose `process` is the twin. What is forbidden
+becomes -inf, which no penalty changes, so ids are forbidden last and their kernel runs alone where nothing else is
+asked for. A row's own drafts count as generated where they lie before it.
+"""
+
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.requests.needs import Needs
+from specdec.sampler.processors import Block, process
+from specdec.stepping.state import RequestState
+
+BLOCK = 2048
+
+
+def process_logits(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+    """Apply what the step needs to its logits, in place."""
+    if use_triton(logits_TV):
+        launch_process_logits(logits_TV, block, state, needs)
+    else:
+        process(logits_TV, block, state, needs)
+
+
+def launch_process_logits(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+    if needs.bias or needs.penalties:
+        _launch_weights(logits_TV, block, state, needs)
+    rows = state.sampling
+    _forbid_kernel[(len(logits_TV),)](
+        logits_TV,
+        rows.history,
+        block.row_B,
+        block.num_valid_B,
+        block.token_BQ,
+        block.position_BQ,
+        state.min_positions,
+        state.stop_ids,
+        rows.bad_words,
+        rows.bad_lengths,
+        rows.integers,
+        rows.integers.stride(0),
+        logits_TV.stride(0),
+        len(rows.floats) - 1,
+        rows.history.shape[1],
+        Q=block.token_BQ.shape[1],
+        STOP_IDS=state.stop_ids.shape[1],
+        HAS_WORDS=needs.bad_words,
+        WORDS=rows.bad_words.shape[1],
+        LENGTH=rows.bad_words.shape[2],
+        num_warps=1,
+        **launch_options(logits_TV),
+    )
+
+
+def _launch_weights(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+    rows, (T, V) = state.sampling, logits_TV.shape
+    _weights_kernel[(-(-V // BLOCK), T)](
+        logits_TV,
+        block.row_B,
+        block.num_valid_B,
+        block.token_BQ,
+        rows.floats,
+        rows.bias,
+        rows.in_prompt,
+        rows.output_counts,
+        rows.floats.stride(0),
+        logits_TV.stride(0),
+        len(rows.floats) - 1,
+        V,
+        Q=block.token_BQ.shape[1],
+        HAS_BIAS=needs.bias,
+        HAS_PENALTIES=needs.penalties,
+        BLOCK=BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **launch_options(logits_TV),
+    )
+
+
+@jit
+def _weights_kernel(
+    logits_ptr,  # [T, V] float32
+    idx_ptr,  # [B]
+    num_valid_ptr,  # [B]
+    tokens_ptr,  # [B, Q]
+    floats_ptr,  # [R + 1, 6] from the fourth: presence, frequency, repetition
+    bias_ptr,  # [R + 1, V] float32
+    in_prompt_ptr,  # [R + 1, V] bool
+    counts_ptr,  # [R + 1, V] int32
+    stride_floats,
+    stride_logits,
+    R,
+    V,
+    Q: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    tile, t = tl.program_id(0), tl.program_id(1)
+    row = _request_row(t, idx_ptr, num_valid_ptr, R, Q)
+    column = tile * BLOCK + tl.arange(0, BLOCK)
+    inside, at = column < V, row.to(tl.int64) * V + column
+    out_ptr = logits_ptr + t.to(tl.int64) * stride_logits + column
+    x = tl.load(out_ptr, mask=inside, other=0.0)
+    if HAS_BIAS:
+        x = x + tl.load(bias_ptr + at, mask=inside, other=0.0)
+    if HAS_PENALTIES:
+        presence = tl.load(floats_ptr + row * stride_floats + 3)
+        frequency = tl.load(floats_ptr + row * stride_floats + 4)
+        repetition = tl.load(floats_ptr + row * stride_floats + 5)
+        if (presence != 0.0) | (frequency != 0.0) | (repetition != 1.0):
+            count = tl.load(counts_ptr + at, mask=inside, other=0)
+            for i in tl.static_range(1, Q):
+                if i <= t % Q:
+                    count += (column == tl.load(tokens_ptr + t // Q * Q + i)).to(tl.int32)
+            is_known = (tl.load(in_prompt_ptr + at, mask=inside, other=0).to(tl.int32) != 0) | (count > 0)
+            weaker = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
+            x = tl.where(is_known, weaker, x)
+            x = x - frequency * count.to(tl.float32)
+            x = x - presence * (count > 0).to(tl.float32)
+    tl.store(out_ptr, x, mask=inside)
+
+
+@jit
+def _forbid_kernel(
+    logits_ptr,  # [T, V] float32
+    history_ptr,  # [R + 1, N] the block's own tokens are written
+    idx_ptr,  # [B]
+    num_valid_ptr,  # [B]
+    tokens_ptr,  # [B, Q]
+    positions_ptr,  # [B, Q]
+    min_positions_ptr,  # [R + 1]
+    stop_ids_ptr,  # [R + 1, STOP_IDS]
+    words_ptr,  # [R + 1, WORDS, LENGTH] each ends in the last column
+    lengths_ptr,  # [R + 1, WORDS]
+    integers_ptr,  # [R + 1, 4] the last one: tokens of the prompt
+    stride_integers,
+    stride_logits,
+    R,
+    N,
+    Q: tl.constexpr,
+    STOP_IDS: tl.constexpr,
+    HAS_WORDS: tl.constexpr,
+    WORDS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    t = tl.program_id(0)
+    row = _request_row(t, idx_ptr, num_valid_ptr, R, Q)
+    row_ptr, position = logits_ptr + t.to(tl.int64) * stride_logits, tl.load(positions_ptr + t)
+    if position + 1 < tl.load(min_positions_ptr + row):
+        _forbid(
+            row_ptr, tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS)), tl.full((STOP_IDS,), 1, tl.int1)
+        )
+    if HAS_WORDS:
+        is_next = _ends_word(
+            t,
+            row,
+            position,
+            history_ptr,
+            tokens_ptr,
+            positions_ptr,
+            words_ptr,
+            lengths_ptr,
+            integers_ptr,
+            stride_integers,
+            R,
+            N,
+            Q,
+            WORDS,
+            LENGTH,
+        )
+        word = row * WORDS + tl.arange(0, WORDS)
+        _forbid(row_ptr, tl.load(words_ptr + word * LENGTH + LENGTH - 1), is_next)
+
+
+@jit
+def _ends_word(
+    t,
+    row,
+    position,
+    history_ptr,
+    tokens_ptr,
+    positions_ptr,
+    words_ptr,
+    lengths_ptr,
+    integers_ptr,
+    stride_integers,
+    R,
+    N,
+    Q: tl.constexpr,
+    WORDS: tl.constexpr,
+    LENGTH: tl.constexpr,
+):
+    """Which words lack no more than their last token behind row t; its own token goes to the history."""
+    if row < R:
+        tl.store(history_ptr + row * N + position, tl.load(tokens_ptr + t))
+    j = tl.arange(0, LENGTH)
+    # the tokens in front of the drawn one, which stands in the last column
+    place, first = position - (LENGTH - 2) + j, tl.load(positions_ptr + t // Q * Q)
+    is_generated = (place >= tl.load(integers_ptr + row * stride_integers + 3)) & (j < LENGTH - 1)
+    is_own = is_generated & (place >= first)
+    own = tl.load(tokens_ptr + t // Q * Q + (place - first), mask=is_own, other=-1)
+    earlier = tl.load(history_ptr + row * N + place, mask=is_generated & (place < first), other=-1)
+    before = tl.where(is_own, own, earlier)
+    word = row * WORDS + tl.arange(0, WORDS)
+    length, tokens = tl.load(lengths_ptr + word), tl.load(words_ptr + word[:, None] * LENGTH + j[None, :])
+    is_open = (j[None, :] < LENGTH - length[:, None]) | (j[None, :] == LENGTH - 1)
+    return (tl.min(((tokens == before[None, :]) | is_open).to(tl.int32), axis=1) > 0) & (length > 0)
+
+
+@jit
+def _request_row(t, idx_ptr, num_valid_ptr, R, Q: tl.constexpr):
+    """The request row of a row of the block; the scratch row R for padding."""
+    idx = tl.load(idx_ptr + t // Q)
+    return tl.where((idx < 0) | (t % Q >= tl.load(num_valid_ptr + t // Q)), R, idx)
+
+
+@jit
+def _forbid(row_ptr, tokens, is_out):
+    # added, so that NaN stays NaN
+    x = tl.load(row_ptr + tokens, mask=is_out, other=0.0)
+    tl.store(row_ptr + tokens, x + float("-inf"), mask=is_out)

@@ -1,0 +1,111 @@
+"""What changes the logits before a token is chosen, in USE's order: bias and allowed ids, bad words, min_tokens,
+penalties. In place, in fixed shapes; every row sees its own history, the drafts before it in its block included.
+
+Rows come in consecutive runs of Q, one run per batch slot: Q = K + 1 in a round, 1 behind a chunk. Padding rows have
+request row -1, whose parameters change nothing. Letters: T = B x Q rows, V vocabulary, P bad words of L tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.requests.needs import Needs
+from specdec.stepping.sampling_rows import MAX_BAD_WORD_LENGTH
+from specdec.stepping.state import RequestState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The rows that are decided in a step."""
+
+    row_B: Tensor  # request row per batch slot, -1 = padding
+    token_BQ: Tensor  # of the rows themselves; a row's column 0 is already counted as generated
+    position_BQ: Tensor  # of the rows; the drawn token stands one behind
+    num_valid_B: Tensor  # rows of each slot that are not padding, 0..Q
+
+    @property
+    def is_valid_BQ(self) -> Tensor:
+        """Which rows are not padding."""
+        return torch.arange(self.token_BQ.shape[1], device=self.row_B.device) < self.num_valid_B[:, None]
+
+    @property
+    def row_T(self) -> Tensor:
+        """Request row of every row, -1 = padding."""
+        return torch.where(self.is_valid_BQ, self.row_B[:, None], -1).flatten()
+
+    @property
+    def position_T(self) -> Tensor:
+        """Position of every row."""
+        return self.position_BQ.flatten()
+
+
+def process(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+    """Apply what the step needs to its logits."""
+    rows = state.sampling
+    if needs.bias:
+        logits_TV += rows.bias[block.row_T]
+    if needs.bad_words:
+        mask_bad_words(logits_TV, block, state)
+    mask_stops(logits_TV, block, state)
+    if needs.penalties:
+        penalize(logits_TV, block, state)
+
+
+def mask_bad_words(logits_TV: Tensor, block: Block, state: RequestState) -> None:
+    """No row completes a bad word whose beginning is the end of what was generated before."""
+    rows, row_T, L = state.sampling, block.row_T, MAX_BAD_WORD_LENGTH
+    # padding writes the scratch row, where nobody reads it
+    scratch = torch.where(block.is_valid_BQ, block.row_B[:, None], -1)
+    rows.history[scratch, block.position_BQ] = block.token_BQ
+    position_TL = block.position_T[:, None] - torch.arange(L - 2, -1, -1, device=row_T.device)
+    is_generated_TL = position_TL >= rows.num_prompt_tokens[row_T][:, None]
+    before_TL = torch.where(is_generated_TL, rows.history[row_T[:, None], position_TL.clamp(min=0)], -1)
+    word_TPL, length_TP = rows.bad_words[row_T], rows.bad_lengths[row_T]
+    is_behind_word_PL = torch.arange(L - 1, device=row_T.device) < L - length_TP[..., None]
+    is_next_TP = ((word_TPL[..., :-1] == before_TL[:, None]) | is_behind_word_PL).all(dim=-1) & (length_TP > 0)
+    _forbid(logits_TV, word_TPL[..., -1], is_next_TP)
+
+
+def mask_stops(logits_TV: Tensor, block: Block, state: RequestState) -> None:
+    """Before a row's own min_position, no id that would end the text."""
+    stop_TP = state.stop_ids[block.row_T]
+    is_early_T1 = (block.position_T + 1 < state.min_positions[block.row_T])[:, None]
+    _forbid(logits_TV, stop_TP, is_early_T1.expand_as(stop_TP))
+
+
+def _forbid(logits_TV: Tensor, token_TP: Tensor, is_out_TP: Tensor) -> None:
+    # added, since an id may stand several times in a row
+    logits_TV.scatter_add_(1, token_TP, torch.where(is_out_TP, -torch.inf, 0.0))
+
+
+def penalize(logits_TV: Tensor, block: Block, state: RequestState) -> None:
+    """Repetition, frequency, presence penalty, over the counts at each row."""
+    rows, row_T = state.sampling, block.row_T
+    count_TV = counts_in_block(block, state)
+    is_known_TV = rows.in_prompt[row_T] | (count_TV > 0)
+    repetition_T1 = rows.repetition[row_T][:, None]
+    weaker_TV = torch.where(logits_TV > 0, logits_TV / repetition_T1, logits_TV * repetition_T1)
+    logits_TV.copy_(torch.where(is_known_TV, weaker_TV, logits_TV))
+    logits_TV -= rows.frequency[row_T][:, None] * count_TV
+    logits_TV -= rows.presence[row_T][:, None] * (count_TV > 0)
+
+
+def counts_in_block(block: Block, state: RequestState) -> Tensor:
+    """[T, V] generated tokens before each row's own draw: those of the request, and the drafts in front of the row."""
+    B, Q = block.token_BQ.shape
+    count_BQV = state.sampling.output_counts[block.row_B][:, None].repeat(1, Q, 1)
+    for i in range(1, Q):
+        token_B11 = block.token_BQ[:, i, None, None]
+        count_BQV[:, i:].scatter_add_(2, token_B11.expand(B, Q - i, 1), torch.ones_like(count_BQV[:, i:, :1]))
+    return count_BQV.flatten(0, 1)
+
+
+def count_sampled(state: RequestState, row_B: Tensor, token_BQ: Tensor, num_sampled_B: Tensor) -> None:
+    """Count the tokens that a step committed, the first num_sampled of each batch slot; row -1 is padding."""
+    V = state.sampling.vocab_size
+    is_new_BQ = torch.arange(token_BQ.shape[1], device=row_B.device) < num_sampled_B[:, None]
+    is_new_BQ &= (row_B >= 0)[:, None] & (token_BQ >= 0)
+    counts = state.sampling.output_counts
+    where_BQ = torch.where(is_new_BQ, row_B[:, None] * V + token_BQ, len(counts) * V - 1)
+    counts.view(-1).scatter_add_(0, where_BQ.flatten(), is_new_BQ.flatten().to(counts.dtype))

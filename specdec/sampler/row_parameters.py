@@ -1,0 +1,128 @@
+"""Limits and places of the rows of a step, gathered from the request rows in one launch.
+
+Rows come in consecutive runs, one per batch slot. The drawn token of a row stands one behind the row; that of a draft
+step stands `offset` behind the request's computed tokens. Rounds under p/q have numbers of their own, since block
+verification looks at coins and drafts behind the end of what it takes: their epoch is the position where the round
+begins. Where the noise is that of the place alone it is 0. Padding reads the scratch row, which is greedy.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels.choose_token import Places
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.support_floor.support_floor import Limits
+from specdec.stepping.state import RequestState
+
+
+def row_parameters(
+    state: RequestState, row_B: Tensor, position_BQ: Tensor | None, offset: int, stream: int, has_epoch: bool
+) -> tuple[Limits, Places]:
+    """Of T = B x Q rows, whose drawn tokens stand `offset` behind their positions.
+
+    row_B:       request rows, -1 = padding
+    position_BQ: None: one row per slot, behind the request's computed tokens
+    """
+    if use_triton(row_B):
+        return launch_row_parameters(state, row_B, position_BQ, offset, stream, has_epoch)
+    return row_parameters_ref(state, row_B, position_BQ, offset, stream, has_epoch)
+
+
+def launch_row_parameters(
+    state: RequestState, row_B: Tensor, position_BQ: Tensor | None, offset: int, stream: int, has_epoch: bool
+) -> tuple[Limits, Places]:
+    rows = state.sampling
+    Q = 1 if position_BQ is None else position_BQ.shape[1]
+    T, device = len(row_B) * Q, row_B.device
+    floats = torch.empty(3, T, dtype=torch.float32, device=device)
+    integers = torch.empty(5, T, dtype=torch.int64, device=device)
+    _row_parameters_kernel[(-(-T // 128),)](
+        floats,
+        integers,
+        rows.floats,
+        rows.integers,
+        row_B,
+        state.num_computed_tokens if position_BQ is None else position_BQ,
+        rows.floats.stride(0),
+        rows.integers.stride(0),
+        len(rows.floats) - 1,
+        Q,
+        T,
+        offset,
+        BY_ROW=position_BQ is None,
+        HAS_EPOCH=has_epoch,
+        BLOCK=128,
+        num_warps=4,
+        **launch_options(row_B),
+    )
+    limits = Limits(temperatures=floats[0], log_min_p=floats[1], top_p=floats[2], top_k=integers[0])
+    places = Places(
+        temperatures=floats[0],
+        seeds=integers[1:3].view(T, 2),
+        positions=integers[3],
+        epochs=integers[4],
+        stream=stream,
+    )
+    return limits, places
+
+
+@jit
+def _row_parameters_kernel(
+    floats_ptr,  # [3, T] temperature, log_min_p, top_p
+    integers_ptr,  # [5, T] top_k, [T, 2] halves of the seed, position, epoch
+    row_floats_ptr,  # [R + 1, >= 3] the same three
+    row_integers_ptr,  # [R + 1, >= 3] seed in halves, top_k
+    idx_ptr,  # [B]
+    positions_ptr,  # [T], or [R + 1] BY_ROW
+    stride_floats,
+    stride_integers,
+    R,
+    Q,
+    T,
+    offset,
+    BY_ROW: tl.constexpr,
+    HAS_EPOCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = t < T
+    idx = tl.load(idx_ptr + t // Q, mask=inside, other=-1)
+    row = tl.where(idx < 0, R, idx)
+    for i in tl.static_range(3):
+        tl.store(floats_ptr + i * T + t, tl.load(row_floats_ptr + row * stride_floats + i), mask=inside)
+    tl.store(integers_ptr + t, tl.load(row_integers_ptr + row * stride_integers + 2), mask=inside)
+    for i in tl.static_range(2):
+        tl.store(integers_ptr + T + 2 * t + i, tl.load(row_integers_ptr + row * stride_integers + i), mask=inside)
+    at = row if BY_ROW else t
+    first = row if BY_ROW else t // Q * Q
+    position = tl.load(positions_ptr + at, mask=inside, other=0)
+    tl.store(integers_ptr + 3 * T + t, position + offset, mask=inside)
+    epoch = tl.load(positions_ptr + first, mask=inside, other=0) if HAS_EPOCH else tl.zeros_like(position)
+    tl.store(integers_ptr + 4 * T + t, epoch, mask=inside)
+
+
+def row_parameters_ref(
+    state: RequestState, row_B: Tensor, position_BQ: Tensor | None, offset: int, stream: int, has_epoch: bool
+) -> tuple[Limits, Places]:
+    rows = state.sampling
+    base_BQ = state.num_computed_tokens[row_B][:, None] if position_BQ is None else position_BQ
+    row_T = row_B[:, None].expand_as(base_BQ).flatten()
+    epoch_BQ = base_BQ[:, :1] if has_epoch else torch.zeros_like(base_BQ)
+    limits = Limits(
+        temperatures=rows.temperature[row_T],
+        log_min_p=rows.log_min_p[row_T],
+        top_k=rows.top_k[row_T],
+        top_p=rows.top_p[row_T],
+    )
+    places = Places(
+        temperatures=limits.temperatures,
+        seeds=rows.seeds[row_T],
+        positions=base_BQ.flatten() + offset,
+        epochs=epoch_BQ.expand_as(base_BQ).flatten(),
+        stream=stream,
+    )
+    return limits, places

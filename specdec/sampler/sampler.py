@@ -1,0 +1,162 @@
+"""How tokens are chosen where a step writes its logits out: processors, floor, noise, and the rule of acceptance.
+
+exact: the target's choice at every row, with the noise of its place; a draft holds if it equals it. rejection, block:
+the drafts' own probabilities decide (accept.py). All of it runs behind the target's graph, kernel by kernel, and only
+the parts that the requests of the step need.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.best_token import NOT_FINITE
+from specdec.kernels.choose_token import Places, choose_token
+from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
+from specdec.kernels.support_floor.support_floor import Limits, support_floor
+from specdec.models.llama import LlamaModel
+from specdec.requests.needs import Needs
+from specdec.sampler.accept import RULES, Decision, Drafted
+from specdec.sampler.count_sampled import count_sampled
+from specdec.sampler.process_logits import process_logits
+from specdec.sampler.processors import Block
+from specdec.sampler.row_parameters import row_parameters
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.logprobs import StepLogprobs, logprobs_of
+from specdec.stepping.state import RequestState
+from specdec.stepping.step_sizes import Step
+
+
+class Choice:
+    """rule: "exact", "rejection" or "block". d2t: target ids of the draft's, None where they are the same."""
+
+    def __init__(
+        self, model: LlamaModel, buffers: StepBuffers, state: RequestState, rule: str, d2t: Tensor | None
+    ) -> None:
+        self.model, self.buffers, self.state, self.rule, self.d2t = model, buffers, state, rule, d2t
+        self._raw_TV: Tensor | None = None  # of the step, where logprobs are asked for
+
+    def choose_first(self, step: Step) -> None:
+        """The token behind each batch slot's last row of a chunk."""
+        buffers, B = self.buffers, step.num_reqs
+        last_B, row_B = buffers.last_token_indices[:B], buffers.sample_mapping[:B]
+        block = Block(
+            row_B=row_B,
+            token_BQ=buffers.input_ids[last_B][:, None],
+            position_BQ=buffers.positions[last_B][:, None],
+            num_valid_B=(row_B >= 0).long(),
+        )
+        logits_BV = self._logits(buffers.hidden_states[last_B], block, step.needs)
+        limits, places = self._parameters(block, TARGET if self.rule == "exact" else BONUS)
+        choose_token(logits_BV, _floor(logits_BV, limits, step.needs), places, buffers.sampled_tokens[:B, 0])
+
+    def choose_round(self, step: Step) -> None:
+        """The target's tokens of a round, and for p/q how many drafts hold."""
+        buffers, B, Q = self.buffers, step.num_reqs, _rows_per_slot(step)
+        T = B * Q
+        row_B = buffers.idx_mapping[:B]
+        block = Block(
+            row_B=row_B,
+            token_BQ=buffers.input_ids[:T].view(B, Q),
+            position_BQ=buffers.positions[:T].view(B, Q),
+            num_valid_B=buffers.num_valid[:B],
+        )
+        logits_TV = self._logits(buffers.hidden_states[:T], block, step.needs)
+        limits, places = self._parameters(block, TARGET)
+        floor_T = _floor(logits_TV, limits, step.needs)
+        if self.rule == "exact":
+            choose_token(logits_TV, floor_T, places, buffers.target_tokens[:T])
+        else:
+            self._decide(logits_TV, floor_T, block, places)
+
+    def record(self, step: Step, num_reqs: int) -> StepLogprobs | None:
+        """Behind the commit: count what was generated; logprobs of the rows of sampled_tokens, if asked for."""
+        buffers, B = self.buffers, num_reqs
+        tokens_BQ = buffers.sampled_tokens[:B, : _rows_per_slot(step)]
+        if step.needs.penalties:
+            accepted_B = buffers.num_accepted[:B] if step.query_len is not None else torch.zeros_like(tokens_BQ[:, 0])
+            count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B)
+        if self._raw_TV is None:
+            return None
+        raw_TV, self._raw_TV = self._raw_TV, None
+        return logprobs_of(raw_TV, tokens_BQ.flatten(), step.needs.logprobs)
+
+    def _logits(self, hidden_TD: Tensor, block: Block, needs: Needs) -> Tensor:
+        logits_TV = self.model.logits(hidden_TD)
+        self._raw_TV = logits_TV.clone() if needs.logprobs >= 0 else None
+        process_logits(logits_TV, block, self.state, needs)
+        return logits_TV
+
+    def _parameters(self, block: Block, stream: int) -> tuple[Limits, Places]:
+        # padding within a slot draws too, and nobody reads it
+        is_exact = self.rule == "exact"
+        return row_parameters(self.state, block.row_B, block.position_BQ, 1, stream, has_epoch=not is_exact)
+
+    def _decide(self, logits_TV: Tensor, floor_T: Tensor, block: Block, places: Places) -> None:
+        buffers, (B, Q) = self.buffers, block.token_BQ.shape
+        drafted = self._drafted(logits_TV, floor_T, block, places.temperatures)
+        coins_BQ = uniform_ref(places.seeds, places.positions, COIN, places.epochs).view(B, Q)
+        decision = RULES[self.rule](drafted, coins_BQ[:, : Q - 1])
+        # a row that is not finite has no mass, so that no draft holds there and the round ends in it
+        is_finite_BQ = (logits_TV.amax(dim=-1) < torch.inf).view(B, Q)
+        is_sound_B = is_finite_BQ.gather(1, decision.num_accepted_B[:, None])[:, 0]
+        token_B = torch.where(is_sound_B, self._draw(decision, block), NOT_FINITE)
+        buffers.decided[:B] = decision.num_accepted_B
+        draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
+        is_accepted_BQ = torch.arange(Q, device=token_B.device) < decision.num_accepted_B[:, None]
+        buffers.target_tokens[: B * Q] = torch.where(is_accepted_BQ, draft_BQ, token_B[:, None]).flatten()
+
+    def _drafted(self, logits_TV: Tensor, floor_T: Tensor, block: Block, temperature_T: Tensor) -> Drafted:
+        rows, (B, Q), V = self.state.sampling, block.token_BQ.shape, logits_TV.shape[1]
+        is_greedy_B11 = (rows.temperature[block.row_B] == 0)[:, None, None]
+        draft_BK = block.token_BQ[:, 1:]
+        target_TV = probabilities(scaled_in_support(logits_TV, temperature_T, floor_T))
+        best_TV = torch.zeros_like(target_TV).scatter_(1, logits_TV.argmax(dim=-1, keepdim=True), 1)
+        best_TV = torch.where(logits_TV.amax(dim=-1, keepdim=True).isfinite(), best_TV, 0)
+        draft_BKW = probabilities(self.state.draft_scores[block.row_B, : Q - 1])
+        draft_BKV = draft_BKW
+        if self.d2t is not None:
+            draft_BKV = torch.zeros(B, Q - 1, V, device=logits_TV.device).index_copy_(2, self.d2t, draft_BKW)
+        point_BKV = torch.zeros_like(draft_BKV).scatter_(2, draft_BK[..., None], 1)
+        # a draft without a choice is no draw: its token was certain
+        is_point_BK1 = is_greedy_B11 | (draft_BKW.sum(dim=-1, keepdim=True) == 0)
+        return Drafted(
+            target_probs_BQV=torch.where(is_greedy_B11, best_TV.view(B, Q, V), target_TV.view(B, Q, V)),
+            draft_probs_BKV=torch.where(is_point_BK1, point_BKV, draft_BKV),
+            draft_tokens_BK=draft_BK,
+            num_drafts_B=(block.is_valid_BQ.sum(dim=1) - 1).clamp(min=0),
+        )
+
+    def _draw(self, decision: Decision, block: Block) -> Tensor:
+        """A token from the weights, by noise of the stream that says what it is."""
+        rows, row_B = self.state.sampling, block.row_B
+        log_weights_BV = decision.weights_BV.log()
+        token_B, bonus_B = torch.empty_like(row_B), torch.empty_like(row_B)
+        for stream, out_B in ((RESIDUAL, token_B), (BONUS, bonus_B)):
+            places = Places(
+                temperatures=torch.ones_like(log_weights_BV[:, 0]),
+                seeds=rows.seeds[row_B],
+                positions=block.position_BQ[:, 0] + decision.num_accepted_B + 1,
+                epochs=block.position_BQ[:, 0],
+                stream=stream,
+            )
+            choose_token(log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), places, out_B)
+        return torch.where(decision.is_bonus_B, bonus_B, token_B)
+
+
+def _floor(logits_TV: Tensor, limits: Limits, needs: Needs) -> Tensor:
+    return support_floor(logits_TV, limits) if needs.floor else torch.full_like(logits_TV[:, 0], -torch.inf)
+
+
+def _rows_per_slot(step: Step) -> int:
+    """Rows of each batch slot that are decided: all of a round, the last one of a chunk."""
+    return 1 if step.query_len is None else step.query_len
+
+
+def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor) -> Tensor:
+    """logits / temperature, -inf below the floor; greedy rows as they are."""
+    scaled_TV = logits_TV / torch.where(temperature_T == 0, 1, temperature_T)[:, None]
+    return torch.where(scaled_TV < floor_T[:, None], -torch.inf, scaled_TV)
+
+
+def probabilities(scaled_XV: Tensor) -> Tensor:
+    """Softmax; zeros where no token is left."""
+    return scaled_XV.softmax(dim=-1).nan_to_num(0.0)

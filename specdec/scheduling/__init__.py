@@ -1,0 +1,1 @@
+"""Which request computes what in the next step. No torch."""

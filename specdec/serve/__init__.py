@@ -1,0 +1,1 @@
+"""An engine that others talk to while it runs."""

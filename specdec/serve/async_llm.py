@@ -1,0 +1,166 @@
+"""An engine for asyncio: any number of requests from any number of event loops, over one background thread.
+
+async with AsyncLLM("path/to/target", {"model": "path/to/eagle3"}) as llm:
+    async for output in llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)):
+        print(output.outputs[0].text)
+"""
+
+import asyncio
+import threading
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from specdec.arguments import is_integer
+from specdec.config import SpeculativeConfig
+from specdec.llm import LLM
+from specdec.requests.intake import Asked, Prompt
+from specdec.requests.output import RequestOutput
+from specdec.requests.params import SamplingParams
+from specdec.requests.tokenizer import Conversation
+from specdec.serve.engine_thread import EngineDeadError, EngineThread
+
+
+class AsyncLLM:
+    """Takes the arguments of LLM. `llm` is what was loaded, to read from; its calls that need the engine are refused.
+
+    Once the engine has failed or is shut down, and in a forked child, every call raises EngineDeadError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        speculative_config: SpeculativeConfig | Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
+        self.llm = LLM(model, speculative_config, **options)
+        self._thread = EngineThread(self.llm.engine)
+        # at the latest when nobody refers to this any more, or when the interpreter exits
+        weakref.finalize(self, self._thread.close)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the whole output so far as it grows; the last one has finished=True.
+
+        The request begins with the first output that is asked for. Who is slow misses outputs in between, never the
+        last. Leaving early (a break with aclose(), a cancelled task) aborts the request. ValueError says what is wrong
+        with it. request_id: what `abort` takes; None draws one. priority: lower goes first.
+        """
+        _check_names(request_id, priority)
+        name = uuid.uuid4().hex if request_id is None else request_id
+        params = SamplingParams() if sampling_params is None else sampling_params
+        asked = Asked(prompt=prompt, params=params, priority=priority, request_id=name)
+        mailbox, is_over = Mailbox(asyncio.get_running_loop()), False
+        try:
+            await asyncio.wrap_future(self._thread.add(asked, mailbox))
+            while not is_over:
+                output = await mailbox.get()
+                is_over = output.finished
+                yield output
+        finally:
+            if not is_over:
+                self._thread.abort(name, mailbox)
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """`generate` for one conversation, through the tokenizer's chat template or the one given."""
+        tokenizer = self.llm.tokenizer
+        text = await asyncio.to_thread(tokenizer.write_chat, messages, add_generation_prompt, chat_template)
+        # in the engine's thread, since a tokenizer may serve one at a time
+        prompt = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
+        async with aclosing(self.generate(prompt, sampling_params, request_id, priority)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request: its iterator gets a last output with finish_reason "abort". False: no such request runs."""
+        if not isinstance(request_id, str):
+            raise ValueError(f"request_id={request_id!r}: give the string that names the request")
+        return await asyncio.wrap_future(self._thread.abort(request_id))
+
+    def shutdown(self) -> None:
+        """Abort what runs and end the thread, behind the step that it is in."""
+        self._thread.close()
+
+    def __enter__(self) -> "AsyncLLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+
+class Mailbox:
+    """The latest output of one request, on its way from the engine's thread to an event loop.
+
+    Outputs are cumulative, so a newer one replaces one that was not fetched: who is slow costs no memory and is woken
+    once.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._is_full = loop, asyncio.Event()
+        self._lock = threading.Lock()
+        self._latest: RequestOutput | EngineDeadError | None = None
+
+    async def get(self) -> RequestOutput:
+        """Wait for an output that is newer than the last one."""
+        await self._is_full.wait()
+        self._is_full.clear()
+        with self._lock:
+            latest, self._latest = self._latest, None
+        assert latest is not None, "woken without an output"
+        if isinstance(latest, EngineDeadError):
+            raise latest
+        return latest
+
+    def take(self, output: RequestOutput) -> bool:
+        """In the engine's thread. False where the loop is closed."""
+        return self._put(output)
+
+    def fail(self, error: EngineDeadError) -> None:
+        """In the engine's thread; where the loop is closed nobody waits for it."""
+        self._put(error)
+
+    def _put(self, item: RequestOutput | EngineDeadError) -> bool:
+        with self._lock:
+            was_empty, self._latest = self._latest is None, item
+        if not was_empty:  # the loop is to be woken already, if it is there
+            return not self._loop.is_closed()
+        try:
+            self._loop.call_soon_threadsafe(self._is_full.set)
+        except RuntimeError:  # what a closed loop answers
+            return False
+        return True
+
+
+def _check_names(request_id: object, priority: object) -> None:
+    if request_id is not None and not isinstance(request_id, str):
+        raise ValueError(f"request_id={request_id!r}: give a string, or None for one that is drawn")
+    if not is_integer(priority):
+        raise ValueError(f"priority={priority!r}: give an integer, lower goes first")

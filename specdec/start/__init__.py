@@ -1,0 +1,1 @@
+"""From names and options to an engine that is ready."""

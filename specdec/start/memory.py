@@ -1,0 +1,169 @@
+"""Where a GPU's memory goes, decided before the cache is allocated: weights, the largest step, graphs, and the rest.
+
+The step and the graphs are measured on a trial runner with a cache of one block. What is left of the budget becomes
+cache; a budget that does not fit is refused with what to lower.
+"""
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from graphs.counters import GraphCounters
+from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.requests.needs import EVERYTHING, GREEDY
+from specdec.runner import Runner, RunnerSizes
+from specdec.stepping.fill_chunk import PromptPart
+
+logger = logging.getLogger("specdec")
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeeds:
+    """Bytes on one device, the cache excepted."""
+
+    total: int  # of the device
+    weights: int  # of both models
+    other: int  # buffers, driver, kernels, and whoever else uses the device
+    step: int  # the peak of the largest chunk or round
+    logits: int  # the part of `step` that vocabulary and rows decide
+    pools: Mapping[str, int]  # graphs, by family
+    block: int  # one block in both caches
+
+    @property
+    def without_cache(self) -> int:
+        """All of it but the cache."""
+        return self.weights + self.other + self.step + sum(self.pools.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The needs, and the cache that fits beside them."""
+
+    needs: MemoryNeeds
+    utilization: float
+    num_kv_blocks: int
+
+    def table(self) -> str:
+        """What goes where, in GiB."""
+        needs, blocks = self.needs, self.num_kv_blocks
+        rows = [
+            ("weights", needs.weights),
+            ("buffers, driver, others", needs.other),
+            (f"largest step, logits {needs.logits / GIB:.2f}", needs.step),
+            *((f"graphs {name}", size) for name, size in needs.pools.items()),
+            (f"cache: {blocks} blocks, {blocks * BLOCK_SIZE} tokens", blocks * needs.block),
+            ("free", needs.total - needs.without_cache - blocks * needs.block),
+            (f"device, {self.utilization:.0%} to be used", needs.total),
+        ]
+        return "\n".join(f"{name:<44}{size / GIB:9.2f} GiB" for name, size in rows)
+
+    def report_pools(self, counters: Mapping[str, GraphCounters]) -> None:
+        """Warn of families whose graphs took over 5 % more than the plan said."""
+        for name, planned in self.needs.pools.items():
+            taken = counters[name].num_bytes
+            if taken > 1.05 * planned:
+                logger.warning("graphs %s took %.3f GiB, planned %.3f", name, taken / GIB, planned / GIB)
+
+
+def plan_memory(needs: MemoryNeeds, utilization: float, sizes: RunnerSizes) -> MemoryPlan:
+    """The largest cache in the budget, up to that of `sizes`; ValueError where not even one request fits."""
+    budget = int(needs.total * utilization)
+    blocks = (budget - needs.without_cache) // needs.block
+    if blocks < sizes.blocks_per_request:
+        least = needs.without_cache + sizes.blocks_per_request * needs.block
+        raise ValueError(
+            f"gpu_memory_utilization={utilization} of {needs.total / GIB:.2f} GiB is {budget / GIB:.2f} GiB; weights "
+            f"{needs.weights / GIB:.2f}, others {needs.other / GIB:.2f}, the largest step {needs.step / GIB:.2f}, "
+            f"graphs {sum(needs.pools.values()) / GIB:.2f} and a cache for one request of max_model_len="
+            f"{sizes.max_model_len} need {least / GIB:.2f} GiB: {_advice(needs, sizes)}"
+        )
+    return MemoryPlan(needs=needs, utilization=utilization, num_kv_blocks=min(blocks, sizes.num_kv_blocks))
+
+
+def _advice(needs: MemoryNeeds, sizes: RunnerSizes) -> str:
+    """What to lower, the largest first."""
+    costs = {
+        f"lower max_model_len={sizes.max_model_len}": sizes.blocks_per_request * needs.block,
+        f"lower max_num_batched_tokens={sizes.max_num_batched_tokens} or max_num_seqs={sizes.max_num_seqs}": needs.step,
+        "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True": sum(needs.pools.values()),
+    }
+    return "; ".join([*sorted(costs, key=lambda advice: -costs[advice]), "or raise gpu_memory_utilization"])
+
+
+def measure_needs(
+    build: Callable[[RunnerSizes], Runner], sizes: RunnerSizes, tensors: Iterable[Tensor], block: int, vocab_size: int
+) -> MemoryNeeds:
+    """Run the largest steps and capture the largest graphs on a trial runner; none of it stays.
+
+    tensors: the weights on the device. block: bytes of one block in both caches.
+    """
+    trial = build(replace(sizes, num_kv_blocks=1))
+    device = trial.device
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run_largest_steps(trial)
+    step = torch.cuda.max_memory_allocated(device) - before
+    pools = trial.measure()
+    gc.collect()
+    torch.cuda.empty_cache()
+    # the trial's buffers are counted here, which the real runner will have again
+    free, total = torch.cuda.mem_get_info(device)
+    weights = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    return MemoryNeeds(
+        total=total,
+        weights=weights,
+        other=total - free - weights,
+        step=step,
+        logits=sizes.max_num_seqs * sizes.query_len * vocab_size * torch.float32.itemsize,
+        pools=pools,
+        block=block,
+    )
+
+
+def run_largest_steps(runner: Runner) -> None:
+    """The longest chunk and the widest round, of requests that have no row: all that they write is scratch."""
+    sizes, budget = runner.sizes, runner.sizes.max_num_batched_tokens
+    parts: list[PromptPart] = []
+    while budget > 0 and len(parts) < sizes.max_num_seqs:
+        length = min(budget, sizes.max_model_len - 1)
+        blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
+        parts.append(PromptPart(row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks))
+        budget -= length
+    for needs in (GREEDY, EVERYTHING):
+        runner.run_chunk(parts, needs)
+        for query_len in {1, sizes.query_len}:
+            runner.run_round([-1] * sizes.max_num_seqs, sizes.max_model_len, needs, query_len)
+        runner.read(sizes.max_num_seqs)
+
+
+def blocks_in_host_memory(block: int) -> int:
+    """Blocks of both caches in a quarter of the host's memory."""
+    return max(device_memory(torch.device("cpu")) // 4 // block, 1)
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of a device, or of the host, in all."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_length(sizes: RunnerSizes, block: int, memory: int) -> None:
+    """ValueError for a context that config.json alone asks for and whose cache no device of `memory` bytes can hold.
+
+    It comes before the tables of its positions are built: those of 10**7 positions take half a minute.
+    """
+    need = sizes.blocks_per_request * block
+    if need > memory:
+        raise ValueError(
+            f"the target's max_position_embeddings={sizes.max_model_len}: the cache of one request needs "
+            f"{need / GIB:.2f} GiB, the device has {memory / GIB:.2f} GiB: give a max_model_len of at most "
+            f"{memory // block * BLOCK_SIZE}"
+        )

@@ -1,0 +1,139 @@
+"""The end of a verify in one kernel: which drafts hold, and the state rows behind them.
+
+A draft token is accepted if and only if it is the target's own choice at its position, so the tokens of a round are the
+target's choices up to the first draft that differs, whatever the draft proposed; where p/q has decided, its count holds
+instead. The row advances by num_accepted + 1; the draft's rows embed the target's choices, and its seed is row
+num_accepted. Padding writes the scratch row. Results keep the markers of rows without a choice (best_token.py); what is
+embedded later is token 0 there.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.state import RequestState
+
+
+def accept_and_commit(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False, query_len: int | None = None
+) -> None:
+    """Decide a round of `num_reqs` batch slots, padding included; results and state are written in place.
+
+    is_decided: buffers.decided says how many drafts hold, not their equality with the target's tokens.
+    query_len:  rows of each slot in this round, 1..K + 1; None is K + 1. Results keep their width, 0 behind the rows.
+    """
+    Q = buffers.sampled_tokens.shape[1] if query_len is None else query_len
+    if use_triton(buffers.results):
+        launch_accept_and_commit(buffers, state, num_reqs, is_decided, Q)
+    else:
+        accept_and_commit_ref(buffers, state, num_reqs, is_decided, Q)
+
+
+def launch_accept_and_commit(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool, query_len: int
+) -> None:
+    N = buffers.sampled_tokens.shape[1]
+    _accept_and_commit_kernel[(num_reqs,)](
+        buffers.results,
+        buffers.draft_input_ids,
+        buffers.last_token_indices,
+        buffers.draft_tokens,
+        state.num_computed_tokens,
+        state.last_sampled_tokens,
+        buffers.target_tokens,
+        buffers.input_ids,
+        buffers.num_valid,
+        buffers.sample_mapping,
+        buffers.decided,
+        len(state.num_computed_tokens) - 1,
+        Q=query_len,
+        N=N,
+        N_PADDED=next_power_of_2(N),
+        IS_DECIDED=is_decided,
+        num_warps=1,
+        **launch_options(buffers.results),
+    )
+
+
+@jit
+def _accept_and_commit_kernel(
+    results_ptr,  # [B, 2N]: sampled tokens [N], number accepted, verified drafts [N - 1]; N = K + 1
+    draft_ids_ptr,  # [T]
+    seeds_ptr,  # [B]
+    draft_tokens_ptr,  # [B, N - 1]
+    num_computed_ptr,  # [R + 1]
+    last_sampled_ptr,  # [R + 1]
+    target_ptr,  # [T]
+    input_ids_ptr,  # [T]
+    num_valid_ptr,  # [B]
+    sample_ptr,  # [B]
+    decided_ptr,  # [B]
+    R,
+    Q: tl.constexpr,
+    N: tl.constexpr,
+    N_PADDED: tl.constexpr,
+    IS_DECIDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    b = tl.program_id(0)
+    idx = tl.load(sample_ptr + b)
+    is_real, row = idx >= 0, tl.where(idx < 0, R, idx)
+    i = tl.arange(0, N_PADDED)
+    inside = i < Q
+    target = tl.load(target_ptr + b * Q + i, mask=inside, other=0)
+    following = i + 1 < tl.minimum(tl.load(num_valid_ptr + b), Q)
+    draft = tl.load(input_ids_ptr + b * Q + i + 1, mask=i + 1 < Q, other=0)
+    if IS_DECIDED:
+        num_accepted = tl.load(decided_ptr + b).to(tl.int32)
+    else:
+        # the first row whose draft does not hold
+        num_accepted = tl.min(tl.where(following & (target == draft), N_PADDED, i), axis=0)
+    out = results_ptr + b * 2 * N
+    tl.store(out + i, target, mask=i < N)
+    tl.store(out + N, num_accepted.to(tl.int64))
+    tl.store(out + N + 1 + i, draft, mask=i + 1 < N)
+    tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
+    tl.store(draft_ids_ptr + b * Q + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
+    tl.store(seeds_ptr + b, tl.where(is_real, b * Q + num_accepted, 0).to(tl.int64))
+    tl.store(num_computed_ptr + row, tl.load(num_computed_ptr + row) + num_accepted + 1)
+    last = tl.sum(tl.where(i == num_accepted, target, 0), axis=0)
+    tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
+
+
+def accept_and_commit_ref(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool, query_len: int
+) -> None:
+    B, Q = num_reqs, query_len
+    row_B = buffers.sample_mapping[:B]
+    is_real_B1 = (row_B >= 0)[:, None]
+    target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
+    draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
+    accepted_B = buffers.decided[:B] if is_decided else greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
+    buffers.results[:B] = 0
+    buffers.sampled_tokens[:B, :Q] = target_BQ
+    buffers.num_accepted[:B] = accepted_B
+    buffers.verified_tokens[:B, : Q - 1] = draft_BK
+    buffers.draft_tokens[:B] = 0
+    buffers.draft_input_ids[: B * Q] = torch.where(is_real_B1, target_BQ.clamp(min=0), 0).view(-1)
+    seed_B1 = torch.arange(B, device=row_B.device)[:, None] * Q + accepted_B[:, None]
+    buffers.last_token_indices[:B] = torch.where(is_real_B1, seed_B1, 0)[:, 0]
+    state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
+    state.last_sampled_tokens[row_B] = target_BQ.gather(1, accepted_B[:, None])[:, 0].clamp(min=0)
+
+
+def greedy_accept(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B: Tensor) -> Tensor:
+    """Keep draft tokens while they equal the target's choice; the target's next choice follows them.
+
+    target_tokens_BQ: the target's choice behind each of the K+1 verified rows
+    draft_tokens_BK:  what the draft proposed
+    num_valid_B:      rows that are not padding; the draft in a padded row is never accepted
+    Returns num_accepted_B, 0..K.
+    """
+    K = draft_tokens_BK.shape[1]
+    row_K = torch.arange(1, K + 1, device=draft_tokens_BK.device)
+    holds_BK = (target_tokens_BQ[:, :K] == draft_tokens_BK) & (row_K < num_valid_B[:, None])
+    return holds_BK.cumprod(dim=1).sum(dim=1)

@@ -1,0 +1,184 @@
+"""One draft token per request: the best by the draft's logits, as the target's id, and the draft row that follows it.
+
+Draft step j (0..K-1) stands at num_computed - 1 + j: step 0 is the seed row, the last committed pair. The row that
+follows embeds the token at the next position; positions beyond the context are padding (position 0, slot -1). A draft
+is a guess: where its logits leave no choice it is the head's token 0, never a marker.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowest_best
+from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.slot_mapping import slot_mapping_ref
+from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.state import RequestState
+
+
+def propose(
+    normed_BD: Tensor,
+    weight_WD: Tensor,
+    d2t_W: Tensor | None,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
+) -> None:
+    """Write draft token `step` of each batch slot, and the inputs of the draft row behind it.
+
+    After the last step all K tokens go to the state rows. weight_WD: the head; d2t_W: target ids, where they differ.
+    """
+    if use_triton(normed_BD):
+        launch_propose(normed_BD, weight_WD, d2t_W, buffers, state, step, max_model_len)
+    else:
+        propose_ref(normed_BD, weight_WD, d2t_W, buffers, state, step, max_model_len)
+
+
+def propose_sampled(
+    logits_BW: Tensor,
+    floor_B: Tensor,
+    places: Places,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
+) -> None:
+    """The same for a token that is chosen from logits with noise; places.token_ids are d2t."""
+    if use_triton(logits_BW):
+        maxima = launch_choices(logits_BW, floor_B, places)
+        launch_place(*maxima, places.token_ids, buffers, state, step, max_model_len)
+    else:
+        id_B = choose_token_ref(logits_BW, floor_B, places)
+        place_ref(id_B, places.token_ids, buffers, state, step, max_model_len)
+
+
+def launch_propose(
+    normed_BD: Tensor,
+    weight_WD: Tensor,
+    d2t_W: Tensor | None,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
+) -> None:
+    launch_place(*launch_tile_maxima(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len)
+
+
+def launch_place(
+    best: Tensor,
+    ids: Tensor,
+    d2t_W: Tensor | None,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
+) -> None:
+    """Reduce the maxima of tiles [tiles, B] to tokens, and write what follows from them."""
+    K = buffers.draft_tokens.shape[1]
+    _propose_kernel[(best.shape[1],)](
+        buffers.draft_tokens,
+        buffers.draft_last_tokens,
+        buffers.draft_positions,
+        buffers.draft_slots,
+        state.draft_tokens,
+        best,
+        ids,
+        ids if d2t_W is None else d2t_W,
+        buffers.sample_mapping,
+        state.num_computed_tokens,
+        state.block_table,
+        len(best),
+        best.shape[1],
+        state.block_table.shape[0] - 1,
+        state.block_table.shape[1],
+        max_model_len,
+        K=K,
+        K_PADDED=next_power_of_2(K),
+        STEP=step,
+        HAS_D2T=d2t_W is not None,
+        S=BLOCK_SIZE,
+        BLOCK=next_power_of_2(len(best)),
+        num_warps=4,
+        **launch_options(best),
+    )
+
+
+@jit
+def _propose_kernel(
+    tokens_ptr,  # [B, K]
+    last_ptr,  # [B]
+    positions_ptr,  # [B]
+    slots_ptr,  # [B]
+    state_tokens_ptr,  # [R + 1, K]
+    best_ptr,  # [tiles, B]
+    ids_ptr,  # [tiles, B]
+    d2t_ptr,  # [W]
+    sample_ptr,  # [B]
+    num_computed_ptr,  # [R + 1]
+    block_table_ptr,  # [R + 1, M]
+    tiles,
+    B,
+    R,
+    M,
+    max_model_len,
+    K: tl.constexpr,
+    K_PADDED: tl.constexpr,
+    STEP: tl.constexpr,
+    HAS_D2T: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    b = tl.program_id(0)
+    token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
+    if HAS_D2T:
+        token = tl.load(d2t_ptr + token)
+    tl.store(tokens_ptr + b * K + STEP, token)
+    idx = tl.load(sample_ptr + b)
+    row = tl.where(idx < 0, R, idx)
+    if STEP + 1 < K:
+        position = tl.load(num_computed_ptr + row) + STEP
+        is_valid = (idx >= 0) & (position < max_model_len)
+        block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
+        tl.store(last_ptr + b, token)
+        tl.store(positions_ptr + b, tl.where(is_valid, position, 0))
+        tl.store(slots_ptr + b, tl.where(is_valid, block * S + position % S, -1))
+    else:
+        i = tl.arange(0, K_PADDED)
+        earlier = tl.load(tokens_ptr + b * K + i, mask=i < STEP, other=0)
+        tl.store(state_tokens_ptr + row * K + i, tl.where(i == STEP, token, earlier), mask=i < K)
+
+
+def propose_ref(
+    normed_BD: Tensor,
+    weight_WD: Tensor,
+    d2t_W: Tensor | None,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
+) -> None:
+    place_ref(best_token_ref(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len)
+
+
+def place_ref(
+    id_B: Tensor, d2t_W: Tensor | None, buffers: StepBuffers, state: RequestState, step: int, max_model_len: int
+) -> None:
+    B, K = len(id_B), buffers.draft_tokens.shape[1]
+    row_B = buffers.sample_mapping[:B]
+    guess_B = id_B.clamp(min=0)
+    token_B = guess_B if d2t_W is None else d2t_W[guess_B]
+    buffers.draft_tokens[:B, step] = token_B
+    if step + 1 == K:
+        state.draft_tokens[row_B] = buffers.draft_tokens[:B]
+        return
+    position_B = state.num_computed_tokens[row_B] + step
+    is_valid_B = (row_B >= 0) & (position_B < max_model_len)
+    buffers.draft_last_tokens[:B] = token_B
+    buffers.draft_positions[:B] = torch.where(is_valid_B, position_B, 0)
+    buffers.draft_slots[:B] = slot_mapping_ref(position_B, row_B, state.block_table, BLOCK_SIZE, is_valid_B)

@@ -1,0 +1,74 @@
+"""What steps decided, on its way to the host: one copy behind `commit`, while the draft and later steps still run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.logprobs import StepLogprobs
+
+NUM_SLOTS = 4  # steps whose results may be on their way at a time
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What a step decided, on the host. Lists are per batch slot of the step."""
+
+    sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
+    num_accepted: list[int]
+    draft_tokens: list[list[int]]  # what was verified
+    logprobs: StepLogprobs | None = None  # of sampled_tokens, one behind another; a chunk has one per batch slot
+    prompt_logprobs: Sequence[StepLogprobs | None] = ()  # of a chunk that was asked for them, one per part
+
+
+@dataclass(slots=True)
+class PendingResult:
+    """A step's results before they have arrived; to be read before NUM_SLOTS further steps are launched."""
+
+    rows_cpu: Tensor  # [B, 2K + 2]
+    sent: torch.cuda.Event | None
+    logprobs: StepLogprobs | None = None
+    prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
+
+    def read(self) -> RoundResult:
+        """Wait for the copy, and for no pass behind it."""
+        if self.sent is not None:
+            self.sent.synchronize()
+        rows, Q = self.rows_cpu.tolist(), self.rows_cpu.shape[1] // 2
+        tokens, accepted, drafts = [row[:Q] for row in rows], [row[Q] for row in rows], [row[Q + 1 :] for row in rows]
+        return RoundResult(tokens, accepted, drafts, self.logprobs, self.prompt_logprobs)
+
+
+class Results:
+    """The buffers' packed results in pinned memory, one slot for each step on its way."""
+
+    def __init__(self, buffers: StepBuffers) -> None:
+        results = buffers.results
+        self._results = results
+        shape = (NUM_SLOTS, *results.shape)
+        self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
+        self._sent = [torch.cuda.Event() if results.is_cuda else None for _ in range(NUM_SLOTS)]  # type: ignore[no-untyped-call]
+        self._num_sent = 0
+        self.latest = PendingResult(self._slots_cpu[0, :0], None)
+
+    def send(self, num_reqs: int, logprobs: StepLogprobs | None = None) -> None:
+        """Start the copy; nothing waits for it. `latest` is where it arrives."""
+        slot = self._num_sent % NUM_SLOTS
+        self._num_sent += 1
+        rows_cpu = self._slots_cpu[slot, :num_reqs]
+        rows_cpu.copy_(self._results[:num_reqs], non_blocking=True)
+        on_host = None if logprobs is None else logprobs.to_host(is_async=True)
+        self.latest = PendingResult(rows_cpu, self._sent[slot], on_host)
+        self._record()
+
+    def attach(self, prompt_logprobs: Sequence[StepLogprobs | None]) -> None:
+        """Send what the latest step has beside its tokens."""
+        found = [None if part is None else part.to_host(is_async=True) for part in prompt_logprobs]
+        self.latest.prompt_logprobs = found
+        self._record()
+
+    def _record(self) -> None:
+        if self.latest.sent is not None:
+            self.latest.sent.record(torch.cuda.current_stream(self._results.device))

@@ -1,0 +1,118 @@
+"""How tokens are chosen for each request, one row per request on the device, beside state.py's rows.
+
+`needs` of the requests decide which tensors are read at all (needs.py). Letters: R rows, V vocabulary, P bad words of
+at most L tokens, N positions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.stepping.upload import upload
+
+MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH = 64, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingStart:
+    """What a request brings into its row, in ids. The default is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[Sequence[int]] = ()
+    prompt: Sequence[int] = ()  # needed with penalties and bad words
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether counts of tokens matter."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+
+
+class SamplingRows:
+    """num_rows: without the scratch row, which is the last and stays greedy."""
+
+    def __init__(self, num_rows: int, vocab_size: int, max_positions: int, device: torch.device) -> None:
+        R, V, P, L = num_rows + 1, vocab_size, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH
+        self.vocab_size = V
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.floats = zeros(R, 6, dtype=torch.float32)  # [R + 1, 6] the six below
+        self.temperature, self.log_min_p, self.top_p = self.floats[:, 0], self.floats[:, 1], self.floats[:, 2]
+        self.presence, self.frequency, self.repetition = self.floats[:, 3], self.floats[:, 4], self.floats[:, 5]
+        self.floats.copy_(torch.tensor(_floats(SamplingStart())))
+        self.integers = zeros(R, 4)  # [R + 1, 4] the three below
+        self.seeds, self.top_k, self.num_prompt_tokens = self.integers[:, :2], self.integers[:, 2], self.integers[:, 3]
+        self.bias = zeros(R, V, dtype=torch.float32)  # [R + 1, V] added to logits; -inf = not allowed
+        self.in_prompt = zeros(R, V, dtype=torch.bool)  # [R + 1, V]
+        self.output_counts = zeros(R, V, dtype=torch.int32)  # [R + 1, V] of generated tokens
+        self.bad_words = zeros(R, P, L)  # [R + 1, P, L] each ends in the last column
+        self.bad_lengths = zeros(R, P)  # [R + 1, P] 0 = none
+        self.history = zeros(R, max_positions)  # [R + 1, N] generated tokens by position
+        self._has_bias, self._has_counts, self._has_bad_words = set[int](), set[int](), set[int]()
+
+    def assign(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
+        """Start a request in a row; what the one before it did not use is not written again.
+
+        generated: after a preemption its tokens but the last, which the end of prefill counts.
+        """
+        upload(self.floats[row], np.array(_floats(start), np.float32))
+        seed = start.seed & 0xFFFFFFFF, start.seed >> 32
+        upload(self.integers[row], np.array([*seed, start.top_k, len(start.prompt)]))
+        has_bias = bool(start.logit_bias) or start.allowed_token_ids is not None
+        if _is_written(row, has_bias, self._has_bias):
+            upload(self.bias[row], _bias(start, self.vocab_size))
+        if _is_written(row, start.has_penalties, self._has_counts):
+            in_prompt = np.zeros(self.vocab_size, np.bool_)
+            in_prompt[list(start.prompt)] = True
+            upload(self.in_prompt[row], in_prompt)
+            counts = np.bincount(np.array(generated, np.int64), minlength=self.vocab_size)
+            upload(self.output_counts[row], counts.astype(np.int32))
+        if _is_written(row, bool(start.bad_words), self._has_bad_words):
+            words, lengths = _bad_words(start)
+            upload(self.bad_words[row], words)
+            upload(self.bad_lengths[row], lengths)
+            upload(self.history[row, len(start.prompt) :], np.array(generated, np.int64))
+
+
+def _is_written(row: int, is_used: bool, rows_in_use: set[int]) -> bool:
+    """Whether a row has to be written: it is used now, or holds what another request left."""
+    was_used = row in rows_in_use
+    rows_in_use.add(row) if is_used else rows_in_use.discard(row)
+    return is_used or was_used
+
+
+def _floats(start: SamplingStart) -> list[float]:
+    log_min_p = float(np.log(start.min_p)) if start.min_p > 0 else -np.inf
+    penalties = [start.presence_penalty, start.frequency_penalty, start.repetition_penalty]
+    return [start.temperature, log_min_p, start.top_p, *penalties]
+
+
+def _bias(start: SamplingStart, vocab_size: int) -> np.ndarray:
+    bias = np.zeros(vocab_size, np.float32)
+    if start.allowed_token_ids is not None:
+        bias[:] = -np.inf
+        bias[list(start.allowed_token_ids)] = 0
+    for token, value in start.logit_bias.items():
+        bias[token] += value
+    return bias
+
+
+def _bad_words(start: SamplingStart) -> tuple[np.ndarray, np.ndarray]:
+    words = np.zeros((MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH), np.int64)
+    lengths = np.zeros(MAX_BAD_WORDS, np.int64)
+    for i, word in enumerate(start.bad_words):
+        words[i, MAX_BAD_WORD_LENGTH - len(word) :], lengths[i] = word, len(word)
+    return words, lengths

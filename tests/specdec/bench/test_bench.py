@@ -1,0 +1,380 @@
+"""`specdec bench` measures on the CPU what it measures on a GPU, so that the code does not rot; and it refuses."""
+
+import json
+import shlex
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.bench import serving, suites
+from specdec.bench.bench import Bench, BenchOptions
+from specdec.bench.card import Bandwidth, Bytes, bytes_of
+from specdec.bench.charts import per_user
+from specdec.bench.exactness import EXCHANGES, combinations, compared, exchanged
+from specdec.bench.pair import EngineSpec, joined, load_pair
+from specdec.bench.prefill import prefill_row
+from specdec.bench.report import table
+from specdec.bench.requests import LONG_PROMPT, Job, _steps_around, draw_jobs
+from specdec.bench.rounds import PHASES, _phase_spreads, around_phases, steady
+from specdec.bench.serving import first_difference
+from specdec.bench.silu_mul import silu_mul
+from specdec.bench.timing import Clock, Spread
+from specdec.cli import SUITES, main
+from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
+from specdec.requests.params import SamplingParams
+from specdec.stepping import propose
+
+TINY = ["--device", "cpu", "-k", "2", "--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--num-rounds", "2"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("demo", "demo", "cpu", "auto")
+
+
+@pytest.fixture
+def bench(pair):
+    options = BenchOptions(
+        ks=(2,),
+        batches=(1, 2),
+        contexts=(70,),
+        num_prompts=2,
+        max_tokens=8,
+        max_model_len=512,
+        repeats=1,
+        num_rounds=2,
+        rounds_of_memory=10,
+    )
+    yield Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    pair.drop()
+
+
+def test_the_command_prints_card_tables_and_one_line_of_json(capsys, tmp_path):
+    run(given := ["bench", "--suite", "protocol,rounds", "--json", str(tmp_path / "run.json"), *TINY])
+
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert json.loads((tmp_path / "run.json").read_text()) == result
+    assert result["command"] == shlex.join(["specdec", *given])
+    assert lines[0].startswith("device")
+    assert [row["num_speculative_tokens"] for row in result["results"]] == [0, 2]
+    assert all(row["tokens_per_second"] > 0 for row in result["results"])
+    assert result["card"]["reading_gb_per_s"] > 0
+    assert not any(str(Path.cwd()) in str(value) for value in result["card"].values())
+
+
+def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
+    def serve_wrong(engine, prompts, batch, max_tokens):
+        served = serving_serve(engine, prompts, batch, max_tokens)
+        if engine.runner.sizes.num_speculative_tokens:
+            served.token_ids[-1][3] += 1
+        return served
+
+    serving_serve = serving.serve
+    monkeypatch.setattr(serving, "serve", serve_wrong)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", *TINY])
+
+    out = capsys.readouterr().out
+    assert exit_info.value.code == 1
+    assert "REFUSED: K = 2, batch 1: prompt 1 differs from plain decoding at token 3" in out
+    [row] = [row for row in json.loads(out.splitlines()[-1])["results"] if row["num_speculative_tokens"] == 2]
+    assert "tokens_per_second" not in row
+
+
+def test_help_names_all_suites_in_their_order():
+    names, _, _ = SUITES.partition("; ")
+    assert names.split(", ") == list(suites.SUITES)
+
+
+def test_a_suite_that_fails_does_not_cost_the_others(capsys, monkeypatch):
+    def fail(_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(suites.SUITES, "rounds", fail)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--suite", "protocol,rounds", *TINY])
+
+    out = capsys.readouterr().out
+    assert exit_info.value.code == 1
+    assert "FAILED: rounds: RuntimeError: out of memory" in out
+    assert "protocol" in json.loads(out.splitlines()[-1])["suites"]
+
+
+def test_phases_of_a_round_add_up_to_it(bench):
+    [plain, _, one, _] = suites.rounds(bench)
+
+    assert plain["draft decode"] is None
+    assert all(one[name] > 0 for name in PHASES)
+    assert 0 < one["of_floor"] < 1
+
+
+def test_every_other_suite_runs(bench):
+    assert [row["context"] for row in suites.context_scaling(bench)] == [70, 70]
+    assert [row["batch"] for row in suites.batch_scaling(bench)] == [1, 2, 1, 2]
+    assert [row["when"] for row in suites.memory(bench)][-1] == "after clear_graphs"
+    assert suites.capture(bench) == suites.exactness(bench) == suites.prefill(bench) == []  # of a GPU only
+
+
+def test_a_budget_that_is_spent_leaves_the_rest_out(bench):
+    bench.options = BenchOptions(ks=(2,), batches=(1,), num_prompts=1, max_seconds=0.0)
+
+    assert suites.protocol(bench) == []
+    assert bench.skipped == ["K = 0, batch 1", "K = 2, batch 1"]
+
+
+def test_products_are_measured_over_every_weight(pair, monkeypatch):
+    monkeypatch.setattr("specdec.bench.products.ROWS", (1, 3))
+    rows = suites.product_rows(pair, 1e9, lambda _: True)
+
+    assert {"target qkv_proj", "target lm_head", "draft fc", "draft lm_head"} <= {row["weight"] for row in rows}
+    assert all(row["us"] > 0 and row["cublas_us"] > 0 for row in rows)
+
+
+def test_a_fresh_process_reports_its_phases(pair):
+    [row] = suites.cold_rows(str(pair.target.report.directory), "demo", 2, pair.device, starts=1)
+
+    phases = {name: value for name, value in row.items() if name not in ("start", "kernels_compiled", "total")}
+    assert all(value >= 0 for value in phases.values())
+    assert max(phases.values()) < sum(phases.values()) <= row["total"]
+    assert (row["start"], row["kernels_compiled"]) == (1, 0)  # a CPU compiles none
+    assert {"python and imports", "target weights", "draft weights", "capture", "first token"} <= set(row)
+
+
+def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
+    pytest.importorskip("matplotlib")
+    from specdec.bench.charts import draw_charts
+
+    found = {"protocol": suites.protocol(bench), "rounds": suites.rounds(bench)}
+    assert [path.name for path in draw_charts(found, tmp_path, "now-")] == ["now-anatomy.png", "now-batch.png"]
+
+
+def test_a_batch_that_two_suites_measured_is_one_point():
+    rows = [
+        {"num_speculative_tokens": K, "batch": B, "per_user": K + v} for K, B, v in ((3, 8, 1), (3, 1, 2), (0, 8, 3))
+    ]
+    rows.append({"num_speculative_tokens": 3, "batch": 8, "per_user": 50})
+    assert per_user(rows, 3) == {1: 5, 8: 50}
+    assert list(per_user(rows, 3)) == [1, 8]
+
+
+def test_memory_is_read_along_the_way(bench):
+    bench.options = replace(bench.options, rounds_of_memory=40)
+    rows = suites.memory(bench)
+
+    rounds = [int(row["when"].split()[1]) for row in rows[:-1]]
+    assert len(rounds) == 5
+    assert rounds == sorted(rounds)
+    assert rounds[-1] >= 40
+    assert all(row["host_peak_gib"] > 0 for row in rows)
+
+
+def test_phases_are_what_lies_between_the_marks():
+    clock, marks = (
+        Clock(torch.device("cpu")),
+        [("verify", 1.0, 3.0), ("draft prefill", 4.0, 7.0), ("draft decode", 7.5, 9.0)],
+    )
+    found = _phase_spreads(clock, marks, [(0.5, 10.0)])
+
+    assert {name: spread.median / 1e3 for name, spread in found.items()} == {
+        "fill": 0.5,
+        "verify": 2.0,
+        "accept and commit": 1.0,
+        "draft prefill": 3.0,
+        "draft decode": 1.5,
+    }
+
+
+def test_gaps_are_the_time_in_which_nothing_runs(bench):
+    bench.options = replace(bench.options, num_rounds=6)
+    rows = suites.gaps(bench)
+
+    assert [(row["num_speculative_tokens"], row["batch"]) for row in rows] == [(2, 1), (2, 2)]
+    for row in rows:
+        assert 0 < row["busy_ms"] < row["round_ms"]
+        assert row["gap_share"] == pytest.approx(1 - row["busy_ms"] / row["round_ms"])
+
+
+def test_requests_are_served_both_ways_with_the_same_tokens(bench, monkeypatch):
+    monkeypatch.setattr("specdec.bench.requests.LONGEST_ANSWER", 24)
+    monkeypatch.setattr("specdec.bench.requests.BATCH", 2)
+    jobs = draw_jobs(bench.pair.prompts, 4)
+    rows = suites.requests(bench)
+
+    assert [row["num_speculative_tokens"] for row in rows] == [0, 0, 2, 2]
+    assert [row["served"] for row in rows] == ["one batch at a time", "continuously"] * 2
+    num_tokens, num_prompt_tokens = sum(job.params.max_tokens for job in jobs), sum(len(job.prompt) for job in jobs)
+    for row in rows:
+        assert (row["requests"], row["same_tokens"]) == (4, True)
+        assert row["tokens_per_second"] * row["seconds"] == pytest.approx(num_tokens)
+        assert row["prompt_tokens_per_second"] * row["seconds"] == pytest.approx(num_prompt_tokens)
+    assert [row["mean_acceptance_length"] > 1 for row in rows] == [False, False, True, True]
+
+
+def test_lengths_of_requests_are_those_that_are_stated(pair):
+    lengths = [(len(job.prompt), job.params.max_tokens) for job in draw_jobs(pair.prompts, 256)]
+    prompts, answers = (sorted(column) for column in zip(*lengths, strict=True))
+
+    assert (min(prompts) >= 8, max(prompts) <= 1024, min(answers) >= 4, max(answers) <= 512) == (True, True, True, True)
+    assert (120 < prompts[128] < 200, 100 < answers[128] < 160) == (True, True)
+
+
+def test_steps_around_a_long_prompt_are_timed_by_their_kind(pair):
+    spec = EngineSpec(num_speculative_tokens=2, max_num_seqs=3, max_tokens=364, max_model_len=364)
+    long = Job(joined(pair.prompts, 300), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    steps = _steps_around(pair.engine(spec), pair.prompts[:2], long)
+
+    assert [kind for kind, _ in steps].count("chunk") == 1
+    assert {kind for kind, _ in steps} == {"chunk", "round"}
+    assert all(ms > 0 for _, ms in steps)
+
+
+def test_a_wait_of_two_chunks_is_not_within_one(bench, monkeypatch):
+    steps = [("round", 2.0), ("chunk", 30.0), ("chunk", 20.0), ("round", 3.0)]
+    monkeypatch.setattr("specdec.bench.requests.LONG_PROMPT", 100)
+    monkeypatch.setattr("specdec.bench.requests._steps_around", lambda *_: steps)
+    [row] = suites.waiting(bench)
+
+    assert (row["chunks"], row["longest_wait_ms"], row["is_within_a_chunk_and_a_round"]) == (2, 53.0, False)
+
+
+def test_no_long_prompt_where_the_target_has_no_room_for_it(bench):
+    assert bench.pair.target.config.max_position_embeddings < LONG_PROMPT
+    assert suites.waiting(bench) == []
+
+
+def test_prefill_compares_the_chunk_with_exchanged_products(pair, monkeypatch):
+    seen = []
+
+    @contextmanager
+    def noted(names):
+        seen.append(names)
+        with exchanged(names):
+            yield
+
+    monkeypatch.setattr("specdec.bench.prefill.exchanged", noted)
+    monkeypatch.setattr("specdec.bench.prefill._attention_ms", lambda *_: (0.003, 0.002))
+    row = prefill_row(pair, 2, 70)
+    saved = pair.target.config.num_layers * 0.001
+
+    assert seen == [(), ("layers",)]
+    assert row["fastest_ms"] == pytest.approx(min(row["chunk_ms"], row["with_cublas_ms"]) - saved)
+    assert row["price"] == pytest.approx(row["chunk_ms"] / row["fastest_ms"] - 1)
+    assert row["prompt_tokens_per_second"] == pytest.approx(70e3 / row["chunk_ms"])
+
+
+def test_exactness_is_measured_for_every_k(bench, monkeypatch):
+    monkeypatch.setattr(suites, "exactness_rows", lambda pair, K, *_: [{"num_speculative_tokens": K}])
+    assert [row["num_speculative_tokens"] for row in suites.exactness(bench)] == [0, 2]
+
+
+def test_wrapped_phases_are_unwrapped(bench, pair):
+    engine, seen = bench.engine(2, 1), []
+
+    class Noted:
+        def __init__(self, name):
+            seen.append(name)
+
+        def __enter__(self):
+            return None
+
+        def __exit__(self, *_):
+            return None
+
+    with steady(engine, pair.prompts[:1], 4) as rounds:
+        with around_phases(engine.runner, Noted):
+            rounds.run()
+        count = len(seen)
+        rounds.run()
+    assert {"verify", "draft prefill", "draft decode"} < set(seen)
+    assert len(seen) == count
+    assert not engine.scheduler.has_unfinished
+
+
+def test_places_that_exactness_exchanges_exist():
+    names = combinations()[-1]
+    originals = [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each]
+    with exchanged(names):
+        assert all(getattr(module, name) == value for each in EXCHANGES.values() for module, name, value in each)
+    assert [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each] == originals
+
+
+def test_the_yardstick_of_exactness_runs_no_shipped_kernel(monkeypatch):
+    def shipped(*_):
+        raise AssertionError("a shipped kernel ran")
+
+    seen, real = [], torch.nn.functional.linear
+    places = [place for name in ("layers", "heads") for place in EXCHANGES[name]]
+    for module, name, _ in places:
+        monkeypatch.setattr(module, name, shipped)
+    for module in {module for module, _, _ in places}:
+        monkeypatch.setattr(module, "use_triton", lambda *_: True)
+    monkeypatch.setattr("specdec.bench.exactness.F.linear", lambda *given: seen.append("linear") or real(*given))
+    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: seen.append("mm") or (a @ b).to(out_dtype))
+    monkeypatch.setattr("specdec.bench.exactness.silu_mul", lambda x: x)
+    x, weight = torch.randn(3, 16), torch.randn(512, 16)
+    with exchanged(("layers", "heads")):
+        torch.testing.assert_close(linear.linear(x, weight), x @ weight.t())
+        torch.testing.assert_close(linear.split_linear(x, weight, None).finish(torch.float32), x @ weight.t())
+        torch.testing.assert_close(gate_up.gate_up(x, weight, None), x @ weight.t())
+        for module in (best_token, propose):
+            values_PT, ids_PT = module.launch_tile_maxima(x, weight)
+            assert (
+                ids_PT.gather(0, values_PT.argmax(dim=0)[None])[0].tolist() == (x @ weight.t()).argmax(dim=1).tolist()
+            )
+
+    assert seen == ["linear", "mm", "linear", "mm", "mm"]
+    with pytest.raises(AssertionError, match="a shipped kernel ran"):
+        linear.linear(x, weight)
+
+
+def test_the_yardstick_of_exactness_is_the_fastest_round():
+    times = {names: 4.0 + i for i, names in enumerate(combinations())} | {("layers",): 3.2}
+    rows = compared(5, 8, times)
+
+    assert [row["exchanged"] for row in rows if row["is_yardstick"]] == ["layers"]
+    assert {row["exchanged"]: row["price"] for row in rows}["layers"] == pytest.approx(0.25)
+    assert rows[0] == rows[0] | {"exchanged": "nothing (shipped)", "price": 0.0, "device_round_ms": 4.0, "batch": 8}
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton or its interpreter")
+def test_silu_mul_is_the_second_half_of_swiglu():
+    x = torch.randn(3, 2 * 1500)
+    gate, up = x.chunk(2, dim=-1)
+    torch.testing.assert_close(silu_mul(x), torch.nn.functional.silu(gate) * up)
+
+
+def test_bytes_and_floor_follow_the_loaded_tensors(pair):
+    sizes = bytes_of(pair)
+    assert sizes.target == sum(t.nbytes for t in pair.target.tensors.values())  # tied: the table is the head
+    assert Bytes(target=100, draft_step=10, draft_entry=5).of_round(3) == 135
+    assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(0, 1000) == 100
+
+
+def test_first_difference_names_prompt_and_token():
+    assert first_difference([[1, 2], [3, 4]], [[1, 2], [3, 4]]) is None
+    assert first_difference([[1, 2], [3, 5]], [[1, 2], [3, 4]]) == "prompt 1 differs from plain decoding at token 1"
+    assert first_difference([[1]], [[1, 2]]) == "prompt 0 differs from plain decoding at token 1"
+
+
+def test_small_pieces():
+    assert joined([[1, 2], [3]], 5) == [1, 2, 3, 1, 2]
+    assert Spread.of([3, 1, 2]) == Spread(2, 1, 3)
+    assert table([{"batch": 1, "price": 0.031}, {"batch": 32}]).splitlines()[1].split() == ["1", "3.1%"]
+
+
+def test_an_unknown_suite_is_refused(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "--suite", "speed"])
+    assert exit_info.value.code == 2
+    assert "allowed are all, protocol" in capsys.readouterr().err
+
+
+def run(args):
+    """A command that ends well."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(args)
+    assert exit_info.value.code in (0, None)

@@ -1,0 +1,112 @@
+"""The field's definitions, on rounds made by hand: D rounds, T drafted, A accepted."""
+
+import pytest
+
+from specdec.requests.stats import RequestStats, SpeculationStats
+
+
+def stats(K, *num_accepted):
+    made = SpeculationStats()
+    for count in num_accepted:
+        made.record(K, count)
+    return made
+
+
+def test_figures_of_five_rounds():
+    made = stats(3, 3, 0, 1, 3, 2)
+    assert (made.num_rounds, made.num_drafted_tokens, made.num_accepted_tokens) == (5, 15, 9)
+    assert made.mean_acceptance_length == 1 + 9 / 5
+    assert made.draft_acceptance_rate == 9 / 15
+    assert made.num_accepted_per_position == [4, 3, 2]
+    assert made.acceptance_rate_per_position == [4 / 5, 3 / 5, 2 / 5]
+    assert made.conditional_acceptance_rates == [4 / 5, 3 / 4, 2 / 3]
+    assert made.acceptance_histogram == {1: 1, 2: 1, 3: 1, 4: 2}
+
+
+@pytest.mark.parametrize("counts", [(0,), (3,), (1, 2, 3), (0, 0, 3, 1)])
+def test_the_mean_is_one_plus_the_rates_of_all_positions(counts):
+    made = stats(3, *counts)
+    assert made.mean_acceptance_length == pytest.approx(1 + sum(made.acceptance_rate_per_position))
+    lengths = sum(length * rounds for length, rounds in made.acceptance_histogram.items())
+    assert made.mean_acceptance_length == pytest.approx(lengths / made.num_rounds)
+
+
+def test_plain_decoding_has_rounds_of_one_token_and_no_rate():
+    made = stats(0, 0, 0, 0)
+    assert (made.num_rounds, made.mean_acceptance_length, made.draft_acceptance_rate) == (3, 1.0, None)
+    assert (made.acceptance_rate_per_position, made.acceptance_histogram) == ([], {1: 3})
+
+
+def test_no_rounds_have_no_mean():
+    made = SpeculationStats()
+    assert (made.mean_acceptance_length, made.draft_acceptance_rate) == (None, None)
+    assert (made.num_accepted_per_position, made.acceptance_histogram) == ([], {})
+
+
+def test_a_position_that_is_never_reached_has_no_conditional_rate():
+    assert stats(3, 0, 1).conditional_acceptance_rates == [1 / 2, 0.0, None]
+
+
+def test_a_run_is_the_mean_over_rounds_not_over_requests():
+    run = SpeculationStats.merged([stats(3, 3), stats(3, 0, 0, 0), SpeculationStats()])
+    assert (run.num_rounds, run.mean_acceptance_length) == (4, 1 + 3 / 4)
+
+
+def test_requests_may_draft_different_numbers():
+    run = SpeculationStats.merged([stats(1, 1), stats(4, 2)])
+    assert (run.num_drafted_tokens, run.num_accepted_per_position) == (5, [2, 1, 0, 0])
+
+
+@pytest.mark.parametrize("rules, name", [(["block"] * 2, "block"), (["exact", "block"], "mixed"), ([], "exact")])
+def test_a_run_says_which_rule_accepted(rules, name):
+    parts = [RequestStats(acceptance=rule) for rule in rules]
+    assert SpeculationStats.merged(parts).as_dict()["acceptance"] == name
+    if parts:
+        assert RequestStats.of_samples(parts).as_dict()["acceptance"] == name
+
+
+def test_times_of_a_request():
+    made = RequestStats(num_generated_tokens=5, arrival_time=10.0, first_token_time=10.5, last_token_time=12.5)
+    made.record(3, 3)
+    assert (made.time_to_first_token, made.decode_time, made.time_per_token) == (0.5, 2.0, 0.5)
+    assert (made.tokens_per_second, made.round_ms) == (2.0, 2000.0)
+
+
+def test_samples_together_last_from_the_first_token_of_any_to_the_last_of_any():
+    times = [(11.0, 14.0), (10.5, 12.0), (None, None)]
+    parts = [
+        RequestStats(num_prompt_tokens=7, arrival_time=10.0, first_token_time=first, last_token_time=last)
+        for first, last in times
+    ]
+    for part, count in zip(parts, (4, 2, 0), strict=True):
+        part.num_generated_tokens = part.num_cached_tokens = part.num_preemptions = count
+    made = RequestStats.of_samples(parts)
+    assert (made.time_to_first_token, made.decode_time, made.num_prompt_tokens) == (0.5, 3.5, 7)
+    assert (made.num_generated_tokens, made.num_cached_tokens, made.num_preemptions) == (6, 6, 6)
+
+
+def test_times_that_nobody_measured_are_none():
+    names = ("time_to_first_token", "decode_time", "time_per_token", "tokens_per_second", "round_ms")
+    assert {getattr(RequestStats(), name) for name in names} == {None}
+    one_token = RequestStats(num_generated_tokens=1, first_token_time=1.0, last_token_time=1.0)
+    assert (one_token.time_per_token, one_token.round_ms) == (None, None)
+
+
+def test_the_dict_for_json_holds_every_figure():
+    figures = RequestStats().as_dict()
+    assert {"mean_acceptance_length", "conditional_acceptance_rates", "round_ms"} <= figures.keys()
+
+
+@pytest.mark.parametrize("num_drafted, num_accepted", [(3, 4), (0, 1), (3, -1), (-1, -1)])
+def test_a_round_accepts_what_was_drafted_and_no_more(num_drafted, num_accepted):
+    made, message = stats(3, 3), f"num_drafted={num_drafted} with num_accepted={num_accepted}"
+    with pytest.raises(ValueError, match=message):
+        made.record(num_drafted, num_accepted)
+    assert (made.num_drafted, made.num_accepted) == ([3], [3])
+    with pytest.raises(ValueError, match=message):
+        RequestStats(num_drafted=[3, num_drafted], num_accepted=[2, num_accepted])
+
+
+def test_every_round_has_both_counts():
+    with pytest.raises(ValueError, match="2 rounds drafted, 1 accepted"):
+        SpeculationStats(num_drafted=[3, 3], num_accepted=[1])

@@ -1,0 +1,334 @@
+"""Text token by token is the text of the full decode, however the tokens come in steps, and none is ever taken back."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from specdec.requests.deltas import Deltas
+from specdec.requests.finish import FinishRules
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.requests.stats import RequestStats
+from specdec.requests.tokenizer import INCOMPLETE, Detokenizer, Tokenizer
+from specdec.requests.tokenizer_files import reader_of
+from weights.demo import demo_directory
+
+DEMO = Tokenizer(demo_directory("target"))
+WORDS = ["\u2581", "\u2581\u2581", "a", "b", "\u2581a", "\u2581the", "x\u2581", "s", ".", "\u00e9", "\n", INCOMPLETE]
+NUM_SPECIAL, NUM_BYTES = 3, 256
+SAMPLES = [
+    "",
+    "def f(x):\n    return x\n",
+    "\u65e5\u672c\u8a9e \U0001f642\U0001f643 na\u00efve",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 family",
+    "  two  spaces ",
+    "\t\r\n\x00",
+    "a\N{REPLACEMENT CHARACTER}b",
+]
+examples = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+def build(directory, decoder):
+    """A tokenizer in the manner of sentencepiece: words with marked spaces, and single bytes for all else."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(NUM_BYTES)), *WORDS]
+    vocab = {word: index for index, word in enumerate(words)}
+    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoder
+    backend.add_special_tokens([AddedToken(word, special=True) for word in words[:NUM_SPECIAL]])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.save_pretrained(directory)
+    return Tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """demo: byte-level. metaspace: the first token loses its space. llama: so does the text, and bytes make characters
+    only where the whole run of them is valid."""
+    replaced = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    spaced = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]
+    return {
+        "demo": DEMO,
+        "metaspace": build(tmp_path_factory.mktemp("metaspace"), decoders.Sequence(spaced)),
+        "llama": build(tmp_path_factory.mktemp("llama"), decoders.Sequence(replaced)),
+    }
+
+
+def some_tokens(name, max_size=30):
+    """Token ids, special ones and single bytes more often than their number says."""
+    few = st.integers(0, NUM_SPECIAL - 1)
+    if name == "demo":
+        return st.lists(st.integers(0, len(DEMO.backend) - 1) | st.integers(2, 257) | few, max_size=max_size)
+    end = NUM_SPECIAL + NUM_BYTES
+    bytes_of = st.text("ab \u00e9\u8a9e\U0001f642", min_size=1, max_size=3).map(
+        lambda text: [NUM_SPECIAL + byte for byte in text.encode()]
+    )
+    words = st.integers(end, end + len(WORDS) - 1).map(lambda token: [token])
+    parts = st.lists(words | bytes_of | few.map(lambda token: [token]), max_size=max_size)
+    return parts.map(lambda found: [token for part in found for token in part])
+
+
+def pieces_of(tokens, tokenizer=DEMO, **options):
+    detokenizer = Detokenizer(tokenizer, **options)
+    return [detokenizer.push(token) for token in tokens], detokenizer
+
+
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+@pytest.mark.parametrize("text", SAMPLES)
+def test_joined_pieces_are_the_text(tokenizers, name, text):
+    tokenizer = tokenizers[name]
+    tokens = tokenizer.encode(text)
+    pieces, detokenizer = pieces_of(tokens, tokenizer)
+    assert "".join(pieces) == detokenizer.text == detokenizer.decode_all(len(tokens)) == tokenizer.decode(tokens)
+    assert detokenizer.text in (text, text.removeprefix(" "))
+
+
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+@examples
+@given(text=st.text(max_size=40), skip=st.booleans())
+def test_joined_pieces_are_the_full_decode_of_any_text(tokenizers, name, text, skip):
+    tokenizer = tokenizers[name]
+    tokens = tokenizer.encode(text)
+    pieces, detokenizer = pieces_of(tokens, tokenizer, skip_special_tokens=skip)
+    full = tokenizer.decode(tokens, skip)
+    assert "".join(pieces) == detokenizer.text
+    assert detokenizer.decode_all(len(tokens)) == full
+    assert detokenizer.text == full or text.endswith(INCOMPLETE)
+
+
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+@examples
+@given(data=st.data(), skip=st.booleans())
+def test_pieces_of_any_tokens_are_a_prefix_of_the_full_decode(tokenizers, name, data, skip):
+    # random tokens tear characters apart and start some in the middle
+    tokens = data.draw(some_tokens(name))
+    pieces, detokenizer = pieces_of(tokens, tokenizers[name], skip_special_tokens=skip)
+    full = tokenizers[name].decode(tokens, skip)
+    assert "".join(pieces) == detokenizer.text
+    assert full.startswith(detokenizer.text)
+    assert detokenizer.decode_all(len(tokens)) == full
+    assert full == detokenizer.text or full.endswith(INCOMPLETE)
+
+
+@examples
+@given(data=st.data(), tail=st.integers(0, 3))
+def test_broken_bytes_spoil_no_text_that_was_given_out(tokenizers, data, tail):
+    # with byte fallback one bad byte makes the whole run of bytes unreadable in the full decode
+    tokens, end = data.draw(some_tokens("llama")), NUM_SPECIAL + NUM_BYTES
+    torn = [*tokens, *(NUM_SPECIAL + byte for byte in "\U0001f643".encode()[:tail])]
+    for more in ([], [NUM_SPECIAL + 0xC3], [end + 2, end + 1]):
+        pieces, detokenizer = pieces_of([*torn, *more], tokenizers["llama"])
+        final = detokenizer.decode_all(len(torn) + len(more))
+        assert final.startswith("".join(pieces))
+        assert final.startswith(tokenizers["llama"].decode(tokens))
+        assert (INCOMPLETE in final) >= (tail > 0)
+
+
+def test_a_text_cut_within_an_emoji_keeps_the_one_before_it(tokenizers):
+    tokens = tokenizers["llama"].encode("a \U0001f642\U0001f643")[:-1]
+    pieces, detokenizer = pieces_of(tokens, tokenizers["llama"])
+    assert "".join(pieces) == "a \U0001f642"
+    assert detokenizer.decode_all(len(tokens)) == "a \U0001f642" + 3 * INCOMPLETE
+    assert "\U0001f642" not in tokenizers["llama"].decode(tokens)
+
+
+def test_text_behind_broken_bytes_is_that_of_its_own_tokens(tokenizers):
+    e_acute, broken, letter = [NUM_SPECIAL + 0xC3, NUM_SPECIAL + 0xA9], NUM_SPECIAL + 0xE2, NUM_SPECIAL + NUM_BYTES + 2
+    pieces, _ = pieces_of([*e_acute, broken, letter, letter], tokenizers["llama"])
+    assert pieces == ["", "\u00e9", "", f"{INCOMPLETE}a", "a"]
+
+
+def test_a_token_of_a_long_text_decodes_a_short_window(monkeypatch):
+    lengths, real = [], DEMO.decode
+    monkeypatch.setattr(DEMO, "decode", lambda tokens, skip: lengths.append(len(tokens)) or real(tokens, skip))
+    pieces_of(DEMO.encode_word("def f(x):\n    return x\n" * 20))
+    assert max(lengths) <= 2
+
+
+@examples
+@given(tokens=some_tokens("demo", 20), dropped=st.integers(0, 20))
+def test_the_text_of_fewer_tokens_than_were_pushed_is_their_own(tokens, dropped):
+    _, detokenizer = pieces_of(tokens)
+    count = max(len(tokens) - dropped, 0)
+    assert detokenizer.decode_all(count) == DEMO.decode(tokens[:count])
+
+
+@pytest.mark.parametrize("character", ["\u00e9", "\u8a9e", "\U0001f642"])
+def test_a_character_is_held_back_until_its_last_byte(character):
+    tokens = DEMO.encode(f"a{character}b")[1:]
+    assert len(tokens) > 3, "the tokenizer parts it"
+    pieces, detokenizer = pieces_of(tokens)
+    assert pieces == ["a", *[""] * (len(tokens) - 3), character, "b"]
+    assert detokenizer.decode_all(2) == f"a{INCOMPLETE}"
+
+
+def test_special_tokens_are_skipped_unless_asked_for():
+    tokens = [0, *DEMO.encode("x")[1:], 1]
+    assert pieces_of(tokens)[0] == ["", "x", ""]
+    assert pieces_of(tokens, skip_special_tokens=False)[0] == ["<|bos|>", "x", "<|eos|>"]
+
+
+def test_a_prompt_begins_as_the_checkpoint_says():
+    assert DEMO.encode("x")[0] == 0
+
+
+# steps: the tokens of a request come in any number at a time
+
+
+def request(tokenizer, skip=True, **rules):
+    return Request(
+        request_id="0",
+        prompt=None,
+        prompt_token_ids=[0],
+        params=SamplingParams(temperature=0.0),
+        rules=FinishRules(**{"max_tokens": 1000} | rules),
+        detokenizer=Detokenizer(tokenizer, skip),
+        stats=RequestStats(),
+    )
+
+
+def run_in_steps(made, tokens, sizes):
+    """Append `tokens` in steps of the given sizes, the last one again and again; returns the text after each step, and
+    the pieces."""
+    deltas, texts, pieces = Deltas(made), [], []
+    position, sizes = 0, list(sizes)
+    while position < len(tokens) and made.finish is None:
+        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        made.append(tokens[position : position + size], 0.0)
+        position += size
+        texts.append(made.text())
+        pieces += deltas.new()
+    if made.finish is None:
+        made.end("abort")
+        texts.append(made.text())
+        pieces += deltas.new()
+    return texts, pieces
+
+
+def cut_by_hand(tokenizer, tokens, stops, is_included):
+    """(text, tokens) up to the first token whose text completes a stop string, by looking through all of the text."""
+    detokenizer = Detokenizer(tokenizer)
+    for count, token in enumerate(tokens, start=1):
+        detokenizer.push(token)
+        found = [(detokenizer.text.find(stop), -len(stop)) for stop in stops if stop in detokenizer.text]
+        if found:
+            start, length = min(found)
+            return detokenizer.text[: start - length if is_included else start], tokens[:count]
+    return tokenizer.decode(tokens), tokens
+
+
+step_sizes = st.lists(st.integers(1, 6), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+@examples
+@given(data=st.data(), sizes=step_sizes, skip=st.booleans())
+def test_joined_deltas_are_the_full_decode_in_any_steps(tokenizers, name, data, sizes, skip):
+    tokens = data.draw(some_tokens(name))
+    made = request(tokenizers[name], skip)
+    texts, pieces = run_in_steps(made, tokens, sizes)
+    assert "".join(piece.text for piece in pieces) == texts[-1] == tokenizers[name].decode(tokens, skip)
+    assert [token for piece in pieces for token in piece.token_ids] == tokens
+    assert all(texts[-1].startswith(text) for text in texts)
+
+
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+@settings(examples, max_examples=400)
+@given(data=st.data(), sizes=step_sizes, is_included=st.booleans())
+def test_stop_strings_across_steps_cut_where_they_cut_the_whole_text(tokenizers, name, data, sizes, is_included):
+    tokenizer = tokenizers[name]
+    tokens = tokenizer.encode(data.draw(st.text("ab \u00e9\u8a9e\U0001f642\n", max_size=24)))
+    text = tokenizer.decode(tokens)
+    starts = st.integers(0, max(len(text) - 1, 0))
+    within = st.tuples(starts, st.integers(1, 6)).map(lambda span: text[span[0] : span[0] + span[1]])
+    stops = data.draw(st.lists(within | st.text("ab \u00e9", min_size=1, max_size=4), min_size=1, max_size=3))
+    stops = [stop for stop in stops if stop]
+
+    made = request(tokenizer, stop_strings=stops, include_stop_str_in_output=is_included)
+    texts, pieces = run_in_steps(made, tokens, sizes)
+    assert (texts[-1], made.token_ids) == cut_by_hand(tokenizer, tokens, stops, is_included)
+    assert "".join(piece.text for piece in pieces) == texts[-1]
+    assert [token for piece in pieces for token in piece.token_ids] == made.token_ids
+    assert all(texts[-1].startswith(text) for text in texts)
+
+
+@examples
+@given(text=st.text("abc", max_size=20), sizes=step_sizes, min_tokens=st.integers(0, 12), max_tokens=st.integers(1, 20))
+def test_limits_and_stop_strings_together_take_nothing_back(text, sizes, min_tokens, max_tokens):
+    tokens = [token for letter in text for token in DEMO.encode_word(letter)]
+    rules = {"stop_strings": ["ab", "bca", "cc"], "min_tokens": min(min_tokens, max_tokens), "max_tokens": max_tokens}
+    made, whole = request(DEMO, **rules), request(DEMO, **rules)
+    texts, pieces = run_in_steps(made, tokens, sizes)
+    assert texts[-1] == run_in_steps(whole, tokens, [1])[0][-1] if tokens else True
+    assert "".join(piece.text for piece in pieces) == texts[-1]
+    assert all(texts[-1].startswith(shown) for shown in texts)
+
+
+# conversations
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role not in ['user', 'assistant'] %}"
+    "{{ raise_exception('role ' ~ message.role) }}{% endif %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant:{% endif %}"
+)
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+def test_a_conversation_is_written_by_its_template_with_one_bos():
+    text = "# user: a\n# assistant: b\n"
+    assert DEMO.encode_chat(MESSAGES, chat_template=TEMPLATE) == DEMO.encode(text + "# assistant:")
+    assert DEMO.encode_chat(MESSAGES, add_generation_prompt=False, chat_template=TEMPLATE) == DEMO.encode(text)
+    assert DEMO.encode_chat(MESSAGES, chat_template=TEMPLATE).count(0) == 1
+
+
+@pytest.mark.parametrize(
+    "messages, template, message",
+    [
+        (MESSAGES, None, "has no chat template: give a chat_template"),
+        ("hello", TEMPLATE, "give a list of messages"),
+        ([], TEMPLATE, "give a list of messages"),
+        (["hello"], TEMPLATE, r"messages\[0\] is 'hello'"),
+        ([*MESSAGES, {"role": "user"}], TEMPLATE, r"messages\[2\] is"),
+        ([{"role": "user", "content": ["a"]}], TEMPLATE, r"messages\[0\] is"),
+        ([{"role": "system", "content": "a"}], TEMPLATE, "does not take these messages: role system"),
+        (MESSAGES, "{% if %}", "the chat template does not take these messages"),
+        (MESSAGES, "{{ messages[0].content + 1 }}", "the chat template does not take these messages: can only conc"),
+        (MESSAGES, "{{ 1 / 0 }}", "the chat template does not take these messages: division by zero"),
+    ],
+)
+def test_conversations_that_cannot_be_written_are_refused(messages, template, message):
+    with pytest.raises(ValueError, match=message):
+        DEMO.encode_chat(messages, chat_template=template)
+
+
+@pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
+@pytest.mark.parametrize("text", SAMPLES)
+def test_a_tokenizer_is_the_one_that_transformers_finds(tokenizers, name, text):
+    ours, theirs = tokenizers[name], AutoTokenizer.from_pretrained(tokenizers[name].directory)
+    assert type(ours.backend) is type(theirs)
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.decode(ours.encode(text), False) == theirs.decode(theirs.encode(text))
+
+
+@pytest.mark.parametrize("change", [{"tokenizer_class": "LlamaTokenizer"}, {"auto_map": {}}, {"tokenizer_class": None}])
+def test_a_class_with_code_of_its_own_is_left_to_the_registry(tmp_path, change):
+    build(tmp_path, decoders.ByteFallback())
+    file = tmp_path / "tokenizer_config.json"
+    assert reader_of(tmp_path) is PreTrainedTokenizerFast
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert reader_of(tmp_path) is AutoTokenizer
+
+
+def test_the_registry_of_models_stays_unread():
+    code = (
+        "import sys; from specdec.requests.tokenizer import Tokenizer; from weights.demo import demo_directory\n"
+        "Tokenizer(demo_directory('target')); assert 'transformers.models.auto.auto_factory' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,118 @@
+"""Blocks are handed out lowest first, each to one holder."""
+
+import random
+
+import pytest
+
+from specdec.scheduling.block_pool import BlockPool
+
+
+def test_blocks_are_handed_out_lowest_first():
+    pool = BlockPool(4)
+    assert pool.allocate(3) == [0, 1, 2]
+    assert (pool.num_free, pool.allocate(0), pool.allocate(1)) == (1, [], [3])
+
+
+def test_freed_blocks_come_back_in_their_order():
+    pool = BlockPool(4)
+    blocks = pool.allocate(3)
+    pool.free(blocks)
+    assert (pool.num_free, pool.allocate(4)) == (4, [0, 1, 2, 3])
+
+
+def test_more_than_is_free_is_a_bug_of_ours():
+    pool = BlockPool(2)
+    with pytest.raises(AssertionError, match="asked for 3 blocks, 2 are free"):
+        pool.allocate(3)
+    assert pool.num_free == 2
+
+
+def test_a_block_freed_twice_is_a_bug_of_ours():
+    pool = BlockPool(2)
+    [block], _ = pool.allocate(1), pool.allocate(1)
+    pool.free([block])
+    with pytest.raises(AssertionError, match="block 0 is freed twice"):
+        pool.free([block])
+    with pytest.raises(AssertionError, match="block 1 is freed twice"):
+        pool.free([1, 1])
+
+
+def test_no_block_has_two_holders():
+    pool, held, chance = BlockPool(20), [], random.Random(0)
+    for _ in range(500):
+        if held and chance.random() < 0.5:
+            pool.free(held.pop(chance.randrange(len(held))))
+        else:
+            held.append(pool.allocate(chance.randint(0, pool.num_free)))
+        blocks = [block for request in held for block in request]
+        assert len(set(blocks)) == len(blocks) == 20 - pool.num_free
+        assert set(blocks) <= set(range(20))
+
+
+def test_a_named_block_is_found_while_it_is_held_and_behind_it():
+    pool = BlockPool(3)
+    [a, b] = pool.allocate(2)
+    pool.name(a, b"a")
+    pool.name(b, b"b")
+    assert pool.find([b"a", b"b", b"c"]) == [a, b]
+    assert pool.find([b"c", b"a"]) == []
+    pool.free([a, b])
+    assert (pool.num_free, pool.find([b"a"])) == (3, [a])
+
+
+def test_a_found_block_has_several_holders_and_is_free_behind_the_last():
+    pool = BlockPool(2)
+    blocks = pool.allocate(1)
+    pool.name(blocks[0], b"a")
+    pool.hold(blocks)
+    pool.free(blocks)
+    assert pool.num_free == 1
+    pool.free(blocks)
+    assert pool.num_free == 2
+    pool.hold(blocks)
+    assert pool.num_free == 1
+    assert pool.allocate(1) != blocks
+
+
+def test_blank_blocks_go_first_then_those_let_go_longest_ago_and_the_ends_of_prefixes_before_their_beginnings():
+    pool = BlockPool(5)
+    old, young = pool.allocate(2), pool.allocate(2)
+    for block in old + young:
+        pool.name(block, b"%d" % block)
+    pool.free(old)
+    pool.free(young)
+    assert [pool.allocate(1) for _ in range(5)] == [[4], [old[1]], [old[0]], [young[1]], [young[0]]]
+    assert pool.find([b"0"]) == pool.find([b"2"]) == []
+
+
+def test_two_blocks_of_one_key_leave_the_first_one_to_be_found():
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.name(first, b"a")
+    pool.name(second, b"a")
+    assert pool.find([b"a"]) == [first]
+    pool.free([second])
+    assert pool.allocate(1) == [second]
+
+
+def test_a_block_keeps_its_first_key():
+    pool = BlockPool(1)
+    blocks = pool.allocate(1)
+    pool.name(blocks[0], b"a")
+    pool.name(blocks[0], b"b")
+    assert (pool.find([b"a"]), pool.find([b"b"])) == (blocks, [])
+    pool.free(blocks)
+    assert pool.allocate(1) == blocks
+    assert (pool.find([b"a"]), pool.find([b"b"])) == ([], [])
+
+
+def test_forgotten_blocks_are_not_found_and_blank_again():
+    pool = BlockPool(2)
+    blocks = pool.allocate(2)
+    pool.name(blocks[0], b"a")
+    pool.name(blocks[1], b"b")
+    pool.free(blocks[:1])
+    pool.forget(blocks)
+    assert (pool.find([b"a"]), pool.find([b"b"]), pool.num_free) == ([], [], 1)
+    pool.free(blocks[1:])
+    assert sorted(pool.allocate(2)) == blocks

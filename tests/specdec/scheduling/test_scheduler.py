@@ -1,0 +1,403 @@
+"""Who computes what in a step: admission, chunks and rounds in turn, growth, preemption, and what others may find."""
+
+import pytest
+
+from specdec.requests.finish import Finish, FinishRules
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.requests.stats import RequestStats
+from specdec.requests.tokenizer import Detokenizer
+from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.scheduler import Chunk, Round, Scheduler, SchedulerSizes
+
+K = 3
+
+
+def scheduler(num_blocks=8, max_num_seqs=2, budget=10, max_model_len=256, use_prefix_cache=False):
+    sizes = SchedulerSizes(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        num_speculative_tokens=K,
+    )
+    return Scheduler(BlockPool(num_blocks), sizes, use_prefix_cache)
+
+
+def request(number, num_prompt_tokens, max_tokens=10, priority=0, k=K, first=0, **params):
+    return Request(
+        request_id=str(number),
+        prompt=None,
+        prompt_token_ids=list(range(first, first + num_prompt_tokens)),
+        params=SamplingParams(temperature=0.0, **params),
+        rules=FinishRules(max_tokens=max_tokens),
+        detokenizer=Detokenizer(None),
+        stats=RequestStats(),
+        priority=priority,
+        number=number,
+        num_speculative_tokens=k,
+    )
+
+
+def samples(name, first_number, count, num_prompt_tokens=5, **values):
+    """The samples of one caller's request."""
+    made = [request(first_number + i, num_prompt_tokens, **values) for i in range(count)]
+    for each in made:
+        each.request_id = name
+    return made
+
+
+def added(made, *requests):
+    for each in requests:
+        made.add(each)
+    return requests
+
+
+def land(made, work, num_tokens=1, token=7):
+    """Take a step's results: so many tokens for each request that gets any."""
+    for b, each in enumerate(work.requests):
+        brings = work.parts[b].samples if isinstance(work, Chunk) else num_tokens
+        if each.finish is None:
+            each.append([token] * brings, 0.0)
+    made.landed(work)
+    return work
+
+
+def step(made, num_tokens=1):
+    """Launch and land: ("chunk", [(id, start, length)...]) or ("round", ids, query_len), None for neither."""
+    work = made.schedule().work
+    if work is None:
+        return None
+    land(made, work, num_tokens)
+    if isinstance(work, Chunk):
+        pairs = zip(work.requests, work.parts, strict=True)
+        return "chunk", [(each.request_id, part.start, part.length) for each, part in pairs]
+    return "round", [each.request_id for each in work.requests], work.query_len
+
+
+def names(requests):
+    return [each.request_id for each in requests]
+
+
+@pytest.mark.parametrize(
+    "num_prompt_tokens, max_tokens, blocks",
+    [(1, 1, 1), (50, 11, 1), (50, 12, 2), (64, 64, 3), (200, 56, 4), (1, 999, 4)],
+)
+def test_blocks_cover_the_context_and_the_last_drafts_up_to_max_model_len(num_prompt_tokens, max_tokens, blocks):
+    assert scheduler().blocks_needed(request(1, num_prompt_tokens, max_tokens)) == blocks
+
+
+@pytest.mark.parametrize("num_prompt_tokens, num_blocks", [(58, 1), (59, 2), (122, 2), (123, 3)])
+def test_a_prompt_comes_with_blocks_for_its_first_round_and_the_drafts_after_it(num_prompt_tokens, num_blocks):
+    made = scheduler()
+    [a] = added(made, request(1, num_prompt_tokens, max_tokens=50))
+    made.schedule()
+    assert len(a.blocks) == num_blocks  # of 64 slots, of which a round and the next drafts take up to 2 K
+
+
+def test_requests_are_admitted_in_order_while_rows_last():
+    made = scheduler()
+    a, b, c = added(made, request(1, 5), request(2, 5), request(3, 5))
+    assert made.schedule().admitted == [a, b]
+    assert (a.row, a.blocks, b.row, b.blocks, c.row) == (0, [0], 1, [1], -1)
+    assert made.waiting == [c]
+
+
+def test_lower_priorities_go_first_then_earlier_arrivals():
+    made = scheduler(max_num_seqs=4, budget=64)
+    added(made, request(1, 5, priority=1), request(2, 5), request(3, 5, priority=-1), request(4, 5))
+    assert names(made.waiting) == ["3", "2", "4", "1"]
+    assert names(made.schedule().work.requests) == ["3", "2", "4", "1"]
+
+
+def test_a_request_that_does_not_fit_yet_holds_back_those_behind_it():
+    made = scheduler(num_blocks=3, max_num_seqs=4)
+    a, _, _ = added(made, request(1, 100), request(2, 100), request(3, 5))
+    assert made.schedule().admitted == [a]
+    assert made.schedule().admitted == []
+
+
+def test_admission_leaves_a_block_for_each_that_may_still_grow():
+    made = scheduler(num_blocks=3, max_num_seqs=4)
+    a, b, c = added(made, request(1, 10, max_tokens=100), request(2, 10, max_tokens=10), request(3, 10, max_tokens=10))
+    assert made.schedule().admitted == [a, b]
+    assert made.pool.num_free == 1
+    assert c.row == -1
+
+
+def test_many_samples_leave_the_next_free_row_to_another_request():
+    made = scheduler(num_blocks=64, max_num_seqs=4, budget=64)
+    many = added(made, *samples("many", 1, 64))
+    step(made)
+    [single] = added(made, request(65, 5))
+    while single.row < 0:
+        assert step(made)
+    assert sum(each.finish is not None for each in many) == 4
+    assert names(made.waiting) == ["many"] * (64 - 4 - 3)
+
+
+def test_the_samples_of_two_requests_share_the_rows():
+    made = scheduler(num_blocks=64, max_num_seqs=4, budget=64)
+    added(made, *samples("a", 1, 30), *samples("b", 31, 30))
+    for _ in range(30):
+        assert step(made)
+        assert sorted(names(made.prefilling + made.running)) in (["a", "a", "b", "b"], [])
+
+
+def test_single_requests_that_never_cease_leave_samples_a_row():
+    made = scheduler(num_blocks=64, max_num_seqs=2, budget=64)
+    many = added(made, *samples("many", 1, 8, max_tokens=3))
+    for number in range(9, 100):
+        added(made, request(number, 5, max_tokens=3))
+        step(made)
+    assert all(each.finish is not None for each in many)
+    assert len(made.waiting) > 20
+
+
+def test_a_lower_priority_goes_before_fairness():
+    made = scheduler(num_blocks=64, max_num_seqs=2, budget=64)
+    added(made, *samples("many", 1, 4, priority=-1), request(5, 5))
+    assert names(made.schedule().admitted) == ["many", "many"]
+
+
+def test_the_last_sample_goes_back_to_wait_before_another_request():
+    made = scheduler(num_blocks=8, max_num_seqs=3, budget=256)
+    first, second = added(made, *samples("many", 1, 2, 60, max_tokens=100))
+    [single] = added(made, request(3, 60, max_tokens=100))
+    while not any(each.stats.num_preemptions for each in (first, second, single)):
+        assert step(made)
+    assert (second.stats.num_preemptions, single.stats.num_preemptions) == (1, 0)
+    while made.has_unfinished:
+        step(made)
+    assert (first.stats.num_preemptions, made.pool.num_free) == (0, 8)
+
+
+def test_prompts_are_packed_into_chunks_in_order_and_rounds_come_between():
+    made = scheduler(max_num_seqs=4)
+    added(made, request(1, 4), request(2, 23), request(3, 3))
+    assert [step(made) for _ in range(6)] == [
+        ("chunk", [("1", 0, 4), ("2", 0, 6)]),
+        ("round", ["1"], K + 1),
+        ("chunk", [("2", 6, 10)]),
+        ("round", ["1"], K + 1),
+        ("chunk", [("2", 16, 7), ("3", 0, 3)]),
+        ("round", ["1", "2", "3"], K + 1),
+    ]
+
+
+def test_one_token_at_a_time_ends_every_prompt():
+    made = scheduler(budget=1)
+    added(made, request(1, 2, max_tokens=1), request(2, 1, max_tokens=1))
+    parts = [("1", 0, 1), ("1", 1, 1), ("2", 0, 1)]
+    assert [step(made) for _ in parts] == [("chunk", [part]) for part in parts]
+    assert not made.has_unfinished
+
+
+def test_a_round_in_which_nobody_drafts_has_one_row_each():
+    made = scheduler()
+    added(made, request(1, 4, k=0), request(2, 4, k=0))
+    step(made)
+    assert step(made) == ("round", ["1", "2"], 1)
+    mixed = scheduler()
+    added(mixed, request(1, 4, k=0), request(2, 4, k=2))
+    step(mixed)
+    assert step(mixed) == ("round", ["1", "2"], K + 1)
+
+
+def test_an_ended_request_gives_its_row_and_blocks_to_the_next():
+    made = scheduler(num_blocks=2)
+    a, b, c = added(made, request(1, 5), request(2, 5, max_tokens=1), request(3, 5))
+    step(made)
+    assert (b.finish.reason, b.row, b.blocks, made.pool.num_free) == ("length", -1, [], 1)
+    assert made.schedule().admitted == [c]
+    assert (c.row, c.blocks) == (1, [1])
+    assert a.row == 0
+
+
+def test_what_an_ended_request_holds_waits_for_the_last_step_in_flight():
+    made = scheduler(budget=64)
+    a, _ = added(made, request(1, 5, max_tokens=50), request(2, 5, max_tokens=50))
+    first, second = made.schedule().work, made.schedule().work
+    assert isinstance(second, Round)
+    a.end("abort")
+    made.drop(a)
+    land(made, first)
+    assert (a.row, made.pool.num_free) == (0, 6)
+    land(made, second)
+    assert (a.row, a.blocks, made.pool.num_free) == (-1, [], 7)
+
+
+def test_no_round_is_launched_for_one_that_what_is_in_flight_will_end():
+    made = scheduler(budget=64)
+    [a] = added(made, request(1, 5, max_tokens=2))
+    in_flight = [made.schedule().work, made.schedule().work]
+    assert made.schedule().work is None
+    for work in in_flight:
+        land(made, work)
+    assert a.finish.reason == "length"
+    assert not made.has_unfinished
+
+
+def test_blocks_are_taken_ahead_of_rounds_in_flight():
+    made = scheduler(num_blocks=4, budget=64)
+    [a] = added(made, request(1, 49, max_tokens=100))
+    land(made, made.schedule().work)
+    counts = []
+    for _ in range(3):  # 50 tokens, then at most 4 more with each round in flight; a round needs 2 K slots
+        made.schedule()
+        counts.append(len(a.blocks))
+    assert counts == [1, 1, 1]
+    assert made.schedule().grown == [(0, 1, 1)]
+
+
+def test_the_last_in_order_goes_back_to_wait_when_blocks_are_short():
+    made = scheduler(num_blocks=5, max_num_seqs=2, budget=256)
+    a, b = added(made, request(1, 60, max_tokens=100), request(2, 60, max_tokens=100, priority=1))
+    while not b.stats.num_preemptions:
+        assert step(made)
+    assert (b.row, b.blocks, names(made.waiting), names(made.running)) == (-1, [], ["2"], ["1"])
+    assert a.stats.num_preemptions == 0
+    while made.has_unfinished:
+        step(made)
+    assert (len(a.token_ids), len(b.token_ids), made.pool.num_free) == (100, 100, 5)
+
+
+def test_who_runs_alone_goes_back_to_wait_behind_a_prompt_that_goes_first():
+    made = scheduler(num_blocks=6, max_num_seqs=2, budget=1)
+    [a] = added(made, request(1, 10, max_tokens=150, priority=1))
+    while not a.token_ids:
+        step(made)
+    [b] = added(made, request(2, 190))
+    while not a.stats.num_preemptions:
+        seen = step(made, num_tokens=K + 1)
+    assert seen is None  # no round of nobody
+    assert (names(made.waiting), names(made.prefilling), made.num_in_flight) == (["1"], ["2"], 0)
+    while made.has_unfinished:
+        step(made)
+    assert (len(a.token_ids), len(b.token_ids), made.pool.num_free) == (150, 10, 6)
+
+
+def test_a_preempted_request_computes_its_tokens_again():
+    made = scheduler(num_blocks=5, max_num_seqs=2, budget=256)
+    _, b = added(made, request(1, 60, max_tokens=80), request(2, 60, max_tokens=80))
+    while b.row >= 0 or not b.stats.num_preemptions:
+        assert step(made)
+    num_tokens = b.num_tokens
+    while b.row < 0:
+        seen = step(made)
+        assert seen
+    assert seen == ("chunk", [("2", 0, num_tokens - 1)])  # the last one is the first row of the next round
+    assert b.num_tokens == num_tokens > 60
+
+
+def test_nobody_is_sent_back_while_a_step_in_flight_may_free_blocks():
+    made = scheduler(num_blocks=5, max_num_seqs=2, budget=256)
+    a, b = added(made, request(1, 60, max_tokens=100), request(2, 60, max_tokens=100))
+    step(made)
+    in_flight = []
+    while (plan := made.schedule()).work is not None:
+        in_flight.append(plan.work)
+    assert (a.stats.num_preemptions, b.stats.num_preemptions) == (0, 0)
+    assert in_flight
+    for work in in_flight:
+        land(made, work)
+    assert made.schedule().work is not None
+
+
+def test_the_beginning_of_a_prompt_is_found_and_one_token_is_always_computed():
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
+    added(made, request(1, 200, max_tokens=1))
+    step(made)
+    added(made, request(2, 200, max_tokens=1), request(3, 193, max_tokens=1), request(4, 192, max_tokens=1))
+    assert step(made) == ("chunk", [("2", 192, 8), ("3", 192, 1), ("4", 128, 64)])
+
+
+def test_a_block_is_found_only_with_the_token_behind_it():
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
+    added(made, request(1, 130, max_tokens=1))
+    step(made)
+    other = request(2, 130, max_tokens=1)
+    other.prompt_token_ids[128] = 999  # the draft's entry at 127 would embed another token
+    added(made, other)
+    assert step(made) == ("chunk", [("2", 64, 66)])
+
+
+def test_a_block_is_found_only_after_the_blocks_before_it():
+    made = scheduler(num_blocks=12, max_num_seqs=3, budget=400, use_prefix_cache=True)
+    first, other, shared = (list(range(start, start + 64)) for start in (0, 100, 200))
+    prompts = [[*first, *shared, 5, 6], [*other, shared[0], *first, 5], [*other, *shared, 5, 6]]
+    for number, prompt in enumerate(prompts):
+        asked = request(number, 0, max_tokens=1)
+        asked.prompt_token_ids = prompt
+        added(made, asked)
+        seen = step(made)
+    assert seen == ("chunk", [("2", 64, 66)])
+
+
+def test_generated_tokens_are_found_too():
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
+    [a] = added(made, request(1, 60, max_tokens=80))
+    while made.has_unfinished:
+        step(made)
+    follow_up = request(2, 0, max_tokens=1)
+    follow_up.prompt_token_ids = a.tokens(0, a.num_tokens)
+    added(made, follow_up)
+    assert step(made) == ("chunk", [("2", 128, 12)])
+    assert follow_up.stats.num_cached_tokens == 128
+
+
+@pytest.mark.parametrize("num_tokens, num_found", [(128, 64), (129, 128)])
+def test_the_last_block_of_a_text_is_found_with_one_token_after_it(num_tokens, num_found):
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
+    [a] = added(made, request(1, 60, max_tokens=num_tokens - 60))
+    while made.has_unfinished:
+        step(made)
+    follow_up = request(2, 0, max_tokens=1)
+    follow_up.prompt_token_ids = [*a.tokens(0, a.num_tokens), 5]
+    added(made, follow_up)
+    assert step(made) == ("chunk", [("2", num_found, num_tokens + 1 - num_found)])
+
+
+def test_what_a_failed_request_computes_is_not_found_while_its_last_step_is_in_flight():
+    made = scheduler(num_blocks=9, budget=130, use_prefix_cache=True)
+    [a] = added(made, request(1, 250))
+    first, second = made.schedule().work, made.schedule().work
+    a.end("error")
+    made.drop(a)
+    made.landed(first)
+    assert (a.num_in_flight, len(a.keys), made.pool.find(a.keys)) == (1, 3, [])
+    made.landed(second)
+    assert (made.pool.num_free, made.pool.find(a.keys)) == (9, [])
+
+
+def test_a_preempted_request_whose_prompt_has_its_logprobs_finds_its_blocks_again():
+    made = scheduler(num_blocks=9, budget=300, use_prefix_cache=True)
+    [a] = added(made, request(1, 130, prompt_logprobs=1))
+    step(made)
+    made._preempt(a)
+    assert step(made) == ("chunk", [("1", 128, 3)])
+    assert a.stats.num_cached_tokens == 128
+
+
+def test_rounds_without_drafts_leave_blocks_that_nobody_finds():
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
+    [a] = added(made, request(1, 60, max_tokens=80, k=0))
+    while made.has_unfinished:
+        step(made)
+    follow_up = request(2, 0, max_tokens=1)
+    follow_up.prompt_token_ids = a.tokens(0, a.num_tokens)
+    added(made, follow_up)
+    assert step(made) == ("chunk", [("2", 0, 140)])
+
+
+@pytest.mark.parametrize("is_off", ["by the switch", "prompt_logprobs", "an error"])
+def test_nothing_is_found_with(is_off):
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=is_off != "by the switch")
+    [a] = added(made, request(1, 200, max_tokens=5))
+    step(made)
+    if is_off == "an error":
+        a.finish = Finish(reason="error", num_tokens=1, num_text_tokens=1)
+        made.drop(a)
+    added(made, request(2, 200, max_tokens=1, **({"prompt_logprobs": 1} if is_off == "prompt_logprobs" else {})))
+    assert step(made) in [("chunk", [("2", 0, 200)]), ("round", ["1"], K + 1)]
+    if is_off != "an error":
+        assert step(made) == ("chunk", [("2", 0, 200)])

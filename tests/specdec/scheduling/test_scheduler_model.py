@@ -1,0 +1,231 @@
+"""The scheduler against a model of the device: whatever arrives, lands late, is aborted or sent back to wait, no step
+reads a cache entry that is not what its request's own tokens make of it.
+
+An entry of the target's cache is modelled as the tokens up to its position, one of the draft's as those and one more.
+Requests continue one of a few texts that part at position 100, so that prefixes are shared, and differ behind.
+"""
+
+from collections import deque
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.requests.finish import FinishRules
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.requests.stats import RequestStats
+from specdec.requests.tokenizer import Detokenizer
+from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.scheduler import Chunk, Scheduler, SchedulerSizes
+
+K, MAX_MODEL_LEN, MAX_AHEAD = 3, 300, 2
+
+
+def token(text, position):
+    return position % 91 if position < 100 else (position * 7 + text) % 97
+
+
+class Device:
+    """What both caches hold, by slot, and how far each request really is."""
+
+    def __init__(self):
+        self.target, self.draft, self.garbage = {}, {}, 0
+        self.tables, self.lengths, self.texts = {}, {}, {}
+
+    def start(self, request, text):
+        self.tables[request.number] = list(request.blocks)
+        self.lengths[request.number] = request.num_valid  # found in the cache
+        self.texts[request.number] = text
+
+    def slot(self, request, position):
+        table = self.tables[request.number]
+        block = table[position // BLOCK_SIZE] if position // BLOCK_SIZE < len(table) else None
+        return None if block is None else (block, position % BLOCK_SIZE)
+
+    def write(self, cache, request, position, is_true, behind):
+        slot = self.slot(request, position)
+        if position >= MAX_MODEL_LEN or slot is None:
+            return
+        self.garbage += 1
+        cache[slot] = Device.value(self.texts[request.number], position, behind) if is_true else self.garbage
+
+    def check(self, request):
+        """Everything before the request's next row is true; of the draft's, where it drafts."""
+        for position in range(self.lengths[request.number]):
+            for cache, behind in [(self.target, 0)] + [(self.draft, 1)] * (request.num_speculative_tokens > 0):
+                expected = Device.value(self.texts[request.number], position, behind)
+                assert cache.get(self.slot(request, position)) == expected, (request.number, position, behind)
+
+    @staticmethod
+    def value(text, position, behind):
+        """Where it stands, and which text it has seen, if it has seen a token in which they differ."""
+        return position, text if position + behind >= 100 else 0
+
+    def chunk(self, chunk):
+        for request, part in zip(chunk.requests, chunk.parts, strict=True):
+            assert self.lengths[request.number] == part.start
+            self.check(request)
+            for position in range(part.start, part.start + part.length):
+                self.write(self.target, request, position, True, 0)
+                self.write(self.draft, request, position, True, 1)
+            self.lengths[request.number] = part.start + part.length
+        return [int(part.samples) for part in chunk.parts]
+
+    def round(self, work, accepted):
+        found = []
+        for request, wanted in zip(work.requests, accepted, strict=True):
+            self.check(request)
+            base, own = self.lengths[request.number], request.num_speculative_tokens
+            last = min(own, MAX_MODEL_LEN - 1 - base)
+            held = min(wanted, last)
+            for i in range(last + 1):
+                self.write(self.target, request, base + i, i <= held, 0)
+                if work.query_len > 1:
+                    self.write(self.draft, request, base + i, i <= held, 1)
+            for i in range(1, K if work.query_len > 1 else 1):
+                self.write(self.draft, request, base + held + i, False, 1)
+            self.lengths[request.number] = base + held + 1
+            found.append(held + 1)
+        return found
+
+
+class World:
+    """A scheduler, the device under it, and the steps between them."""
+
+    def __init__(self, num_blocks, num_rows, budget):
+        sizes = SchedulerSizes(
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=budget,
+            max_model_len=MAX_MODEL_LEN,
+            num_speculative_tokens=K,
+        )
+        self.scheduler, self.device = Scheduler(BlockPool(num_blocks), sizes, True), Device()
+        self.requests, self.texts, self.in_flight = [], {}, deque()
+        self.must_be_round = False
+
+    def add(self, text, num_prompt_tokens, max_tokens, k, priority, n):
+        name = str(len(self.requests))
+        for _ in range(n):
+            self._add_sample(name, text, num_prompt_tokens, max_tokens, k, priority)
+
+    def _add_sample(self, name, text, num_prompt_tokens, max_tokens, k, priority):
+        request = Request(
+            request_id=name,
+            prompt=None,
+            prompt_token_ids=[token(text, i) for i in range(num_prompt_tokens)],
+            params=SamplingParams(temperature=0.0),
+            rules=FinishRules(max_tokens=min(max_tokens, MAX_MODEL_LEN - num_prompt_tokens)),
+            detokenizer=Detokenizer(None),
+            stats=RequestStats(),
+            priority=priority,
+            number=len(self.requests),
+            num_speculative_tokens=k,
+        )
+        if self.scheduler.blocks_needed(request) <= self.scheduler.pool.num_blocks:
+            self.requests.append(request)
+            self.texts[request.number] = text
+            self.scheduler.add(request)
+
+    def launch(self, accepted):
+        """Schedule and run; False where nothing could be launched."""
+        plan = self.scheduler.schedule()
+        for request in plan.admitted:
+            self.device.start(request, self.texts[request.number])
+        by_row = {request.row: request for request in self.requests if request.row >= 0}
+        for row, place, block in plan.grown:
+            table = self.device.tables[by_row[row].number]
+            assert place == len(table)
+            table.append(block)
+        if plan.work is None:
+            self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
+            return False
+        assert plan.work.requests, "a step of nobody"
+        if isinstance(plan.work, Chunk):
+            assert not self.must_be_round, "a request that runs waits for a second chunk"
+            counts = self.device.chunk(plan.work)
+        else:
+            counts = self.device.round(plan.work, accepted[: len(plan.work.requests)])
+        self.must_be_round = isinstance(plan.work, Chunk) and any(not each.is_ending for each in self.scheduler.running)
+        self.in_flight.append((plan.work, counts))
+        self.check()
+        return True
+
+    def land(self):
+        work, counts = self.in_flight.popleft()
+        for request, count in zip(work.requests, counts, strict=True):
+            if request.finish is None and count:
+                text, first = self.texts[request.number], request.num_tokens
+                request.append([token(text, first + i) for i in range(count)], 0.0)
+        self.scheduler.landed(work)
+        self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
+        self.check()
+
+    def abort(self, index):
+        request = self.requests[index % len(self.requests)]
+        if request.finish is None:
+            request.end("abort")
+            self.scheduler.drop(request)
+            self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
+
+    def check(self):
+        """Rows belong to one request each; every block is free, or held by as many as the pool believes."""
+        placed = [request for request in self.requests if request.row >= 0]
+        assert len({request.row for request in placed}) == len(placed)
+        held = {block for request in placed for block in request.blocks}
+        pool = self.scheduler.pool
+        assert pool.num_free == pool.num_blocks - len(held)
+
+    def step(self, accepted, num_ahead):
+        """As the engine does it: launch what can be, then land what is too far behind."""
+        is_launched = self.launch(accepted)
+        if self.in_flight and (len(self.in_flight) > num_ahead or not is_launched):
+            self.land()
+
+    def finish(self, num_ahead):
+        """Nothing more arrives: all end within a bounded number of steps, and leave nothing behind."""
+        for _ in range(2000):
+            self.step([1] * 4, num_ahead)
+            if not self.scheduler.has_unfinished:
+                break
+        assert all(request.finish is not None for request in self.requests)
+        assert not self.in_flight
+        assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks
+        assert sorted(self.scheduler._free_rows) == list(range(self.scheduler.sizes.max_num_seqs))
+
+
+REQUEST = st.tuples(
+    st.integers(0, 2),
+    st.integers(1, 220),
+    st.integers(1, 90),
+    st.sampled_from([0, 1, K, K]),
+    st.integers(0, 1),
+    st.sampled_from([1, 1, 1, 4]),
+)
+ACCEPTED = st.lists(st.integers(0, K), min_size=4, max_size=4)
+EVENT = st.one_of(
+    st.tuples(st.just("add"), REQUEST),
+    st.tuples(st.just("steps"), st.lists(ACCEPTED, min_size=1, max_size=12)),
+    st.tuples(st.just("abort"), st.integers(0, 9)),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    events=st.lists(EVENT, min_size=4, max_size=30),
+    num_blocks=st.integers(4, 9),
+    num_rows=st.integers(1, 4),
+    budget=st.sampled_from([1, 5, 40, 400]),
+    num_ahead=st.integers(0, MAX_AHEAD),
+)
+def test_no_step_reads_an_entry_that_is_not_its_own(events, num_blocks, num_rows, budget, num_ahead):
+    world = World(num_blocks, num_rows, budget)
+    for kind, value in events:
+        if kind == "add":
+            world.add(*value)
+        elif kind == "abort" and world.requests:
+            world.abort(value)
+        elif kind == "steps":
+            for accepted in value:
+                world.step(accepted, num_ahead)
+    world.finish(num_ahead)

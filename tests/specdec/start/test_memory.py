@@ -1,0 +1,98 @@
+"""A GPU's memory adds up to the budget, and what does not fit is refused with what to lower."""
+
+import logging
+
+import pytest
+import torch
+
+from graphs.counters import CaptureRecord, GraphCounters
+from graphs.modes import BatchDescriptor, CUDAGraphMode
+from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.runner import RunnerSizes
+from specdec.start.memory import GIB, MemoryNeeds, plan_memory, run_largest_steps
+from specdec.stepping.state import RowStart
+from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
+
+SIZES = RunnerSizes(
+    max_model_len=2048,
+    max_num_seqs=64,
+    max_num_batched_tokens=8192,
+    num_kv_blocks=64 * 32,
+    num_speculative_tokens=5,
+)
+
+
+def needs(**changes):
+    values = {"total": 80 * GIB, "weights": 16 * GIB, "other": 2 * GIB, "step": 3 * GIB, "logits": GIB // 5}
+    pools = {"target_prefill": GIB // 2, "target_decode": GIB // 4, "draft_prefill": 0, "draft_decode": GIB // 8}
+    return MemoryNeeds(**(values | {"pools": pools, "block": 16 << 20} | changes))
+
+
+def test_the_cache_gets_the_rest_of_the_budget():
+    given = needs(block=64 << 20)
+    plan = plan_memory(given, 0.9, SIZES)
+    left = 0.9 * given.total - given.without_cache
+    assert left - given.block < plan.num_kv_blocks * given.block <= left
+
+
+def test_the_cache_is_never_larger_than_all_rows_can_fill():
+    assert plan_memory(needs(), 0.9, SIZES).num_kv_blocks == SIZES.num_kv_blocks
+
+
+def test_a_cache_for_just_one_request_is_enough():
+    least = needs(block=64 << 20).without_cache + SIZES.blocks_per_request * (64 << 20)
+    assert plan_memory(needs(block=64 << 20, total=least), 1.0, SIZES).num_kv_blocks == SIZES.blocks_per_request
+    with pytest.raises(ValueError, match="gpu_memory_utilization"):
+        plan_memory(needs(block=64 << 20, total=least - 1), 1.0, SIZES)
+
+
+@pytest.mark.parametrize(
+    "changes, first",
+    [
+        ({"weights": 70 * GIB}, "lower max_num_batched_tokens=8192 or max_num_seqs=64"),
+        ({"pools": {"target_prefill": 60 * GIB}}, "give fewer cuda_graph_sizes and cuda_graph_token_sizes"),
+        ({"block": 4 * GIB}, "lower max_model_len=2048"),
+    ],
+)
+def test_an_overfull_budget_says_what_to_lower_first(changes, first):
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization=0.9 of 80.00 GiB is 72.00 GiB; weights") as error:
+        plan_memory(needs(**changes), 0.9, SIZES)
+    assert f"GiB: {first}" in str(error.value)
+    assert str(error.value).endswith("or raise gpu_memory_utilization")
+
+
+def test_the_table_adds_up_to_the_device():
+    plan = plan_memory(needs(), 0.9, SIZES)
+    lines = plan.table().splitlines()
+    *parts, total = [float(line.split()[-2]) for line in lines]
+    assert sum(parts) == pytest.approx(total, abs=0.05)
+    assert [line for line in lines if f"cache: 2048 blocks, {2048 * BLOCK_SIZE} tokens" in line]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_pools_above_the_plan_are_reported(caplog):
+    plan, size = plan_memory(needs(), 0.9, SIZES), GIB // 4
+    counters = {name: GraphCounters() for name in plan.needs.pools}
+    for over in (1.04, 1.06):
+        record = CaptureRecord(
+            mode=CUDAGraphMode.FULL,
+            descriptor=BatchDescriptor(6, 1, 6),
+            num_graphs=1,
+            seconds=0.1,
+            num_bytes=int(size * over),
+        )
+        counters["target_decode"].captures = [record]
+        with caplog.at_level(logging.WARNING, logger="specdec"):
+            plan.report_pools(counters)
+    assert [record.getMessage() for record in caplog.records] == ["graphs target_decode took 0.265 GiB, planned 0.250"]
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_largest_steps_write_scratch_only(backend):
+    runner = tiny_runner(tiny("eagle3", make_backend(backend)[1]), 3)
+    runner.start(0, RowStart(blocks=[0, 1], num_draft_tokens=3))
+    before = {name: value[:-1].clone() for name, value in vars(runner.state).items() if torch.is_tensor(value)}
+    run_largest_steps(runner)
+    assert all(counter.dispatches.total() for counter in runner.graphs.counters().values())
+    assert all(torch.equal(getattr(runner.state, name)[:-1], value) for name, value in before.items())
+    assert all(cache[:, :, :-1].isnan().all() for cache in caches(runner))

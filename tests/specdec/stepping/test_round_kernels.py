@@ -1,0 +1,167 @@
+"""kernel == twin for the kernels between the passes: integers, so they are equal to the bit."""
+
+import copy
+
+import pytest
+import torch
+
+from specdec.kernels.add import launch_add
+from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
+from specdec.kernels.linear import Sums
+from specdec.stepping.accept_commit import accept_and_commit, accept_and_commit_ref, launch_accept_and_commit
+from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.commit_chunk import commit_chunk
+from specdec.stepping.fill_round import fill_round_ref, launch_fill_round
+from specdec.stepping.propose import launch_propose, propose_ref
+from specdec.stepping.state import MAX_STOP_IDS, RequestState, RowStart
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+V, D = 200, 64
+MAX_LEN = 150
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    torch.manual_seed(0)
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return torch.device(request.param)
+
+
+def make(device, K, num_reqs=5):
+    """Five request rows in 5 batch slots of which the fourth is padding, with poison where nothing was written."""
+    sizes = BufferSizes(
+        max_tokens=64, max_reqs=8, num_speculative_tokens=K, hidden_size=D, aux_width=0, draft_hidden_size=D
+    )
+    buffers, state = StepBuffers(sizes, torch.float32, device), RequestState(6, K, 3, 99, device)
+    for tensor in buffers.tensors().values():
+        tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
+    for row, (length, own_k) in enumerate([(5, K), (63, K), (64, 0), (MAX_LEN - 2, K), (MAX_LEN - 1, K), (7, K)]):
+        state.assign(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own_k))
+        state.num_computed_tokens[row] = length
+    state.last_sampled_tokens.copy_(torch.arange(7) + 100)
+    state.draft_tokens.copy_(torch.randint(0, 4, state.draft_tokens.shape))
+    buffers.idx_mapping[:num_reqs] = torch.tensor([4, 0, 2, -1, 3], device=device)
+    return buffers, state
+
+
+def same(ours, theirs, num_reqs, K):
+    """Buffers and state rows are equal; the scratch row is nobody's."""
+    for (name, a), b in zip(ours[0].tensors().items(), theirs[0].tensors().values(), strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num()), name
+    for name in ("last_sampled_tokens", "num_computed_tokens", "draft_tokens"):
+        assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
+
+
+@pytest.mark.parametrize("K, Q", [(0, 1), (1, 2), (1, 1), (3, 4), (3, 1), (5, 6)])
+def test_fill_round(device, K, Q):
+    ours, theirs = (make(device, K) for _ in range(2))
+    theirs[1].draft_tokens.copy_(ours[1].draft_tokens)
+    launch_fill_round(*ours, 5, MAX_LEN, Q)
+    fill_round_ref(*theirs, 5, MAX_LEN, Q)
+    same(ours, theirs, 5, K)
+    assert (ours[0].slot_mapping[: 5 * Q] != -999).all()
+    assert (ours[0].slot_mapping[5 * Q :] == -999).all()
+
+
+def decided_case(device, K, Q):
+    """Rows of a round and the target's choices in front of the commit, Q rows per batch slot."""
+    buffers, state = make(device, K)
+    fill_round_ref(buffers, state, 5, MAX_LEN, K + 1)
+    ids = buffers.input_ids[: 5 * (K + 1)].view(5, K + 1)[:, :Q].clone()
+    buffers.input_ids[: 5 * Q] = ids.view(-1)
+    buffers.input_ids[5 * Q :], buffers.target_tokens[5 * Q :] = -999, -999
+    buffers.num_valid[:5].clamp_(max=Q)
+    buffers.target_tokens[: 5 * Q] = torch.randint(0, 4, (5 * Q,), device=device)
+    buffers.target_tokens[:Q] = torch.cat([ids[0, 1:], ids[0, :1]])  # one request accepts all it may
+    buffers.decided[:5] = (torch.arange(5, device=device) * 2).clamp(max=Q - 1)
+    return buffers, state
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("K, Q", [(0, 1), (1, 2), (3, 4), (5, 6), (5, 1), (5, 3), (1, 1)])
+def test_accept_and_commit(device, K, Q, is_decided):
+    ours = decided_case(device, K, Q)
+    theirs = copy.deepcopy(ours)
+    before = ours[1].num_computed_tokens.clone()
+    launch_accept_and_commit(*ours, 5, is_decided, Q)
+    accept_and_commit_ref(*theirs, 5, is_decided, Q)
+    same(ours, theirs, 5, K)
+    buffers, state = ours
+    assert (buffers.sampled_tokens[:5, Q:] == 0).all()
+    assert (buffers.verified_tokens[:5, Q - 1 :] == 0).all()
+    assert (buffers.draft_input_ids[5 * Q :] == -999).all()
+    for b, row in enumerate([4, 0, 2, -1, 3]):
+        count = int(buffers.num_accepted[b])
+        assert not is_decided or count == min(2 * b, Q - 1)
+        if row >= 0:
+            assert state.num_computed_tokens[row] == before[row] + count + 1
+            assert state.last_sampled_tokens[row] == buffers.target_tokens[b * Q + count]
+            assert buffers.last_token_indices[b] == b * Q + count
+
+
+@pytest.mark.parametrize("commit", [launch_accept_and_commit, accept_and_commit_ref, None])
+def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
+    buffers, state = decided_case(device, 3, 4)
+    buffers.draft_tokens.fill_(77)
+    if commit is None:
+        buffers.sampled_tokens[:5, 0], buffers.draft_sample_slots[:20], buffers.positions[:20] = 4, -1, 0
+        buffers.last_token_indices[:5] = 0
+        commit_chunk(buffers, state, 5, 20)
+    else:
+        commit(buffers, state, 5, False, 4)
+    assert not buffers.draft_tokens[:5].any()  # padding too: graphs of the draft read it
+    assert (buffers.draft_tokens[5:] == 77).all()
+
+
+def test_seed_rows_follow_the_rows_of_the_round(device):
+    for (buffers, state), query_len in ((decided_case(device, 5, 6), None), (decided_case(device, 5, 1), 1)):
+        buffers.target_tokens[:30] = 50  # no draft holds
+        accept_and_commit(buffers, state, 5, query_len=query_len)
+        Q = query_len or 6
+        assert buffers.last_token_indices[:5].tolist() == [0, Q, 2 * Q, 0, 4 * Q]
+        assert not buffers.num_accepted[:5].any()
+
+
+@pytest.mark.parametrize("K, step", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])
+@pytest.mark.parametrize("has_d2t", [False, True])
+def test_propose(device, K, step, has_d2t):
+    ours = make(device, K)
+    fill_round_ref(*ours, 5, MAX_LEN, K + 1)
+    ours[0].draft_tokens[:5] = torch.randint(0, 50, (5, K), device=device)
+    theirs = copy.deepcopy(ours)
+    normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
+    d2t = torch.randperm(1000, device=device)[:V] if has_d2t else None
+    launch_propose(normed, weight, d2t, *ours, step, MAX_LEN)
+    propose_ref(normed, weight, d2t, *theirs, step, MAX_LEN)
+    same(ours, theirs, 5, K)
+
+
+@pytest.mark.parametrize("rows, slots", [(1, 1), (6, 3), (70, 7)])
+def test_tile_maxima_take_the_lowest_id_and_no_stop_id(device, rows, slots):
+    x, weight = torch.randn(rows, D, device=device), torch.randn(V, D, device=device)
+    best = best_token_ref(x, weight)
+    weight[150:] = weight[:50]  # ties: the lower id wins
+    stop_ids = torch.zeros(slots + 2, MAX_STOP_IDS, dtype=torch.int64, device=device)
+    stop_ids[:slots] = best[:: rows // slots, None]
+    mask = StopMask(
+        positions=torch.arange(rows, device=device),
+        idx_mapping=torch.arange(slots, device=device),
+        min_positions=torch.tensor([rows] * slots + [0, 0], device=device),
+        stop_ids=stop_ids,
+    )
+    for chosen in (None, mask):
+        maxima, ids = launch_tile_maxima(x, weight, chosen)
+        lowest = torch.where(maxima == maxima.amax(0), ids, 1 << 30).amin(0)
+        assert torch.equal(lowest.long(), best_token_ref(x, weight, chosen))
+    assert (best_token_ref(x, weight, mask)[:: rows // slots] != stop_ids[:slots, 0])[: slots - 1].all()
+
+
+@pytest.mark.parametrize("parts, has_bias", [(1, False), (3, True)])
+def test_add(device, parts, has_bias):
+    bias = torch.randn(33, device=device) if has_bias else None
+    sums = Sums(torch.randn(parts, 5, 33, device=device), bias)
+    residual, out = torch.randn(5, 33, device=device), torch.full((5, 40), torch.nan, device=device)
+    launch_add(sums, residual, out[:, :33])
+    torch.testing.assert_close(out[:, :33], sums.finish(torch.float32) + residual)
+    assert out[:, 33:].isnan().all()

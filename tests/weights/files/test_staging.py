@@ -1,0 +1,56 @@
+"""Chunks through buffers in turn: every byte arrives in its place, and what fails is told."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from weights import CheckpointError, load_target
+from weights.demo import demo_directory
+from weights.files.guard import staging
+from weights.files.reader import Reader
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def reader(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"odd": 3, "short": 63, "full": 64, "long": 1000, "empty": 0}
+    save_file(
+        {name: torch.randint(256, (n,)).to(torch.uint8) for name, n in sizes.items()}, tmp_path / "model.safetensors"
+    )
+    return Reader(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK", 64)
+    monkeypatch.setattr(staging, "BUFFERS", 3)
+
+
+def test_every_byte_arrives_in_its_place(reader):
+    names = [name for name, entry in reader.entries.items() if entry.num_bytes]
+    found = {name: torch.full((reader.entries[name].shape[0] + 2,), 99, dtype=torch.uint8) for name in names}
+    freights = [reader.freight(name, found[name][1:-1]) for name in names]
+    assert sum(staging.carry_all(freights, CPU)) == 3 + 63 + 64 + 1000
+    for name in names:
+        assert torch.equal(found[name][1:-1], reader.read(name))
+        assert found[name][[0, -1]].tolist() == [99, 99]
+
+
+def test_a_file_that_has_lost_its_end_is_told_by_name(reader):
+    entry = reader.entries["long"]
+    with entry.file.open("r+b") as stream:
+        stream.truncate(max(each.stop for each in reader.entries.values()) - 5)
+    last = max(reader.entries.values(), key=lambda each: each.stop).name
+    freight = reader.freight(last, torch.empty(reader.entries[last].shape, dtype=torch.uint8))
+    with pytest.raises(CheckpointError, match=f"model.safetensors: {last} has lost its end"):
+        list(staging.carry_all([freight], CPU))
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_the_bytes_of_the_file(monkeypatch):
+    monkeypatch.setattr(staging, "CHUNK", 1000)
+    expected = load_target(demo_directory("target"), progress=False).tensors
+    found = load_target(demo_directory("target"), device="cuda", progress=False).tensors
+    assert all(torch.equal(found[name].cpu(), expected[name]) for name in expected)

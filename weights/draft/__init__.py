@@ -1,0 +1,1 @@
+"""EAGLE drafts: from any format to one EagleConfig."""

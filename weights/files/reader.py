@@ -1,0 +1,139 @@
+"""A checkpoint directory as a table of tensors: one safetensors file, or shards with an index.
+
+Everything the headers and the index say is checked first; `read` and `read_into` then copy one tensor at a time out of
+a memory map, straight to a device; `freight` is for staging.py, which is faster to a GPU. It keeps no state beside the
+open files and their maps, so several threads may read different tensors.
+"""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weights.errors import CheckpointError, Problems
+from weights.files.guard import is_file_name, is_there, open_file, read_object
+from weights.files.header import TORCH_DTYPES, TensorEntry, read_header
+from weights.files.staging import Freight, read_exactly
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class Reader:
+    """The tensors of `directory` by the names in its files; nothing is read until `read` is called."""
+
+    def __init__(self, directory: Path) -> None:
+        problems = Problems(directory)
+        self.directory = directory
+        self.entries = _entries(directory, problems)
+        problems.raise_if_any()
+        files = {entry.file for entry in self.entries.values() if entry.num_bytes}
+        opened = {file: open_file(file, problems) for file in files}
+        problems.raise_if_any()
+        self._files = {file: stream for file, stream in opened.items() if stream is not None}
+        # private maps: torch wants a writable buffer, the files are never written
+        self._maps = {name: mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) for name, f in self._files.items()}
+
+    def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
+        """One tensor with the dtype and shape of its header, in memory of its own."""
+        out = torch.empty(self.entries[name].shape, dtype=self.dtype(name), device=device)
+        self.read_into(name, out)
+        return out
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Overwrite a contiguous tensor of the header's shape, cast on its device to its dtype."""
+        entry, dtype = self.entries[name], self.dtype(name)
+        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
+        if not entry.num_bytes:
+            return
+        raw = torch.frombuffer(self._maps[entry.file], dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
+        if out.dtype == dtype:
+            out.view(-1).view(torch.uint8).copy_(raw)  # as bytes: a file may hold tensors at odd addresses
+        else:
+            out.copy_(raw.to(out.device, copy=True).view(dtype).reshape(entry.shape))
+
+    def freight(self, name: str, out: Tensor) -> Freight:
+        """The bytes of a tensor on their way to a contiguous one of its shape and dtype."""
+        entry = self.entries[name]
+        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
+
+        def read(room: ctypes.Array[ctypes.c_char], start: int) -> None:
+            if not read_exactly(self._files[entry.file].fileno(), room, start):
+                raise CheckpointError(
+                    self.directory, (f"{entry.file.name}: {name} has lost its end since it was opened",)
+                )
+
+        return Freight(read, entry.start, out.view(-1).view(torch.uint8))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """As torch calls it."""
+        entry = self.entries[name]
+        dtype = TORCH_DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise CheckpointError(self.directory, (f"{entry.file.name}: {name} is {entry.dtype}, not supported",))
+        return dtype
+
+
+def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
+    if not os.path.isdir(directory):
+        problems.add("no such directory")
+        return {}
+    if is_there(directory / SINGLE):
+        return read_header(directory / SINGLE, problems)
+    if is_there(directory / INDEX):
+        return _sharded(directory, problems)
+    files = sorted(directory.glob("*.safetensors"))
+    if len(files) == 1:
+        return read_header(files[0], problems)
+    problems.add(_nothing_to_read(directory, files))
+    return {}
+
+
+def _nothing_to_read(directory: Path, files: list[Path]) -> str:
+    if files:
+        return f"several safetensors files ({', '.join(file.name for file in files)}) and no {INDEX}"
+    pickles = sorted(file.name for file in directory.glob("*.bin"))
+    if pickles:
+        return (
+            f"only {', '.join(pickles)}: pickles are not read. Convert once (weights_only=True, no code is run): "
+            f"python -m scripts.bin_to_safetensors {directory}"
+        )
+    return f"neither {SINGLE} nor {INDEX}"
+
+
+def _sharded(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
+    weight_map = _weight_map(directory / INDEX, problems)
+    shards = {shard: _shard(directory, shard, problems) for shard in sorted(set(weight_map.values()))}
+    for name, shard in weight_map.items():
+        if shards[shard] is not None and name not in (shards[shard] or {}):
+            problems.add(f"{INDEX}: {name} is said to be in {shard}, which does not hold it")
+    for shard, held in shards.items():
+        for name in held or {}:
+            if weight_map.get(name) != shard:
+                problems.add(f"{shard}: {name} is not where {INDEX} says ({weight_map.get(name, 'nowhere')})")
+    return {name: entry for held in shards.values() for name, entry in (held or {}).items()}
+
+
+def _weight_map(index: Path, problems: Problems) -> dict[str, str]:
+    values = read_object(index, problems)
+    if values is None:
+        return {}
+    weight_map = values.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        problems.add(f"{INDEX}: weight_map must be an object of tensor names to file names")
+        return {}
+    return weight_map
+
+
+def _shard(directory: Path, shard: str, problems: Problems) -> dict[str, TensorEntry] | None:
+    """The tensors of one shard; None where the file cannot be read at all."""
+    if not is_file_name(shard):
+        problems.add(f"{INDEX}: {shard!r} is not the name of a file in this directory")
+        return None
+    if not is_there(directory / shard):
+        problems.add(f"{shard}: named by {INDEX}, missing")
+        return None
+    return read_header(directory / shard, problems)

@@ -17,15 +17,17 @@ import torch
 from specdec.kernels.choose_token import NO_TOKEN
 from specdec.requests.intake import Asked, Intake
 from specdec.requests.needs import Needs
+from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
+from specdec.requests.row_start import RowStart
 from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.scheduler import Chunk, Plan, Round, Scheduler, SchedulerSizes, Work
-from specdec.stepping.logprobs import Logprob, StepLogprobs
+from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.work import Chunk, Plan, Round, Work
+from specdec.stepping.logprobs import StepLogprobs
 from specdec.stepping.results import PendingResult, RoundResult
-from specdec.stepping.state import RowStart
 
 logger = logging.getLogger("specdec")
 
@@ -127,14 +129,8 @@ class Engine:
             self._take(self._in_flight.popleft())
 
     def _new_scheduler(self) -> Scheduler:
-        given = self.runner.sizes
-        sizes = SchedulerSizes(
-            max_num_seqs=given.max_num_seqs,
-            max_num_batched_tokens=given.max_num_batched_tokens,
-            max_model_len=given.max_model_len,
-            num_speculative_tokens=given.num_speculative_tokens,
-        )
-        return Scheduler(BlockPool(given.num_kv_blocks), sizes, self._use_prefix_cache)
+        sizes = self.runner.sizes
+        return Scheduler(BlockPool(sizes.num_kv_blocks), sizes, self._use_prefix_cache)
 
     def _start_over(self, error: BaseException) -> None:
         """End all requests: in the middle of a step nobody knows who holds which rows and blocks, or what they hold."""

@@ -1,40 +1,109 @@
-"""The order of a prefill chunk and of a round, written here and nowhere else.
+"""A step: its acts in the order in which they happen, and what each reads and writes.
 
-Between `fill` and the end of the draft nothing reads the device from the host; whether a pass runs as a graph or op by
-op is decided behind these calls.
+The order is written here and nowhere else. A step is a chunk of prompts, or a round that verifies
+the drafts of everything that runs (stepping/step_sizes.py). Both run the same acts:
+
+    act            reads                                 writes
+    fill           state rows; prompt tokens             input_ids, positions, slot_mapping, ...
+    forward        the above                             hidden_states, aux_hidden_states, target KV
+    choose         hidden_states, sampling state         target_tokens (a chunk: sampled_tokens)
+    commit         target_tokens, input_ids              results, state rows, draft_input_ids
+    record         logits, results                       token counts; returns logprobs
+    send           results, logprobs                     pinned host memory
+    prefill_draft  aux_hidden_states, draft_input_ids    draft KV, the first proposals
+    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens
+
+Nothing reads the device from the host between `fill` and the end of the draft. The step says how
+each act runs: `step.passes` names the graphs (passes/families.py), `step.needs` what sampling takes.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from specdec.draft import Draft
+from specdec.sampler.sampler import Sampler
 from specdec.stepping.accept_commit import accept_and_commit
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.commit_chunk import commit_chunk
+from specdec.stepping.fill_chunk import fill_chunk
+from specdec.stepping.fill_round import fill_round
+from specdec.stepping.logprobs import RecordedLogprobs
 from specdec.stepping.results import Results
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
+from specdec.stepping.upload import upload
 from specdec.target import Target
 
-
-def run_chunk(
-    step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState, results: Results
-) -> None:
-    """Prompt rows through the target and the draft; where a prompt ends, its first token and its first drafts."""
-    target.prefill(step)
-    target.sample(step)
-    commit_chunk(buffers, state, step.num_padded_reqs, step.num_tokens)
-    results.send(step.num_reqs, target.record(step))
-    if draft is not None:
-        draft.prefill(step)
-        if step.num_sampled > 0:
-            draft.decode(step)
+# the acts, by the names of the methods below: what a profile divides a step into
+PHASES = ("fill", "forward", "choose", "commit", "record", "send", "prefill_draft", "decode_draft")
 
 
-def run_round(
-    step: Step, target: Target, draft: Draft | None, buffers: StepBuffers, state: RequestState, results: Results
-) -> None:
-    """Verify K drafts of every request, commit what holds, propose the next K; where nobody drafts, just one token."""
-    target.verify(step)
-    accept_and_commit(buffers, state, step.num_padded_reqs, step.is_decided, step.query_len)
-    results.send(step.num_reqs, target.record(step))
-    if draft is not None and step.has_drafts:
-        draft.prefill(step)
-        draft.decode(step)
+@dataclass(kw_only=True)
+class Acts:
+    """One engine's models, buffers and state, and what a step does with them. draft: None for plain decoding."""
+
+    target: Target
+    sampler: Sampler
+    draft: Draft | None
+    buffers: StepBuffers
+    state: RequestState
+    results: Results
+    max_model_len: int
+
+    def run(self, step: Step) -> None:
+        """The step."""
+        self.fill(step)
+        self.forward(step)
+        self.choose(step)
+        self.commit(step)
+        self.send(step, self.record(step))
+        if step.has_drafts:
+            self.prefill_draft(step)
+        if step.proposes:
+            self.decode_draft(step)
+
+    def fill(self, step: Step) -> None:
+        """Lay out the rows: prompt tokens, or of each request its last sampled token and its drafts."""
+        buffers, B, T = self.buffers, step.num_padded_reqs, step.num_padded_tokens
+        if step.is_chunk:
+            fill_chunk(buffers, step.parts, B, T)
+            return
+        rows = np.full(B, -1)
+        rows[: step.num_reqs] = step.state_rows
+        upload(buffers.idx_mapping, rows)
+        fill_round(buffers, self.state, B, self.max_model_len, step.query_len)
+        buffers.pad_rows(B * (step.query_len or 0), T)
+
+    def forward(self, step: Step) -> None:
+        """The target over all rows."""
+        self.target.forward(step)
+
+    def choose(self, step: Step) -> None:
+        """The target's own token after each row of a round, or after the last row of each part of a chunk."""
+        self.sampler.choose(step)
+
+    def commit(self, step: Step) -> None:
+        """Accept the drafts that hold, and advance the state rows."""
+        if step.is_chunk:
+            commit_chunk(self.buffers, self.state, step.num_padded_reqs, step.num_tokens)
+        else:
+            accept_and_commit(self.buffers, self.state, step.num_padded_reqs, step.is_decided, step.query_len)
+
+    def record(self, step: Step) -> RecordedLogprobs:
+        """Count what was generated, for penalties; logprobs where a request asks for them."""
+        return self.sampler.record(step)
+
+    def send(self, step: Step, logprobs: RecordedLogprobs) -> None:
+        """Start the copy of the results to the host; nothing here waits for it."""
+        self.results.send(step.num_reqs, logprobs)
+
+    def prefill_draft(self, step: Step) -> None:
+        """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""
+        assert self.draft is not None, step
+        self.draft.prefill(step)
+
+    def decode_draft(self, step: Step) -> None:
+        """Propose tokens 2..K from the draft's own hidden states."""
+        assert self.draft is not None, step
+        self.draft.decode(step)

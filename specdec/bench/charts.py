@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec.bench.rounds import PHASES
+from specdec.step import PHASES
 
 Rows = Sequence[Mapping[str, Any]]
 WIDEST_ROUND = 32  # requests; wider ones compute for so long that the others could not be told apart

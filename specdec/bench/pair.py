@@ -11,10 +11,10 @@ import torch
 from graphs.cuda import CudaBackend
 from specdec.config import EngineConfig, GraphConfig, graph_modes
 from specdec.engine import Engine
-from specdec.models.kv_cache import BLOCK_SIZE
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
-from specdec.runner import Runner, RunnerSizes
+from specdec.runner import Runner
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.load import device_of, dtype_of
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
@@ -93,7 +93,7 @@ def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
 
 def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     """Its graphs are captured."""
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=spec.max_model_len,
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=max(8192, spec.max_num_seqs * (spec.num_speculative_tokens + 1)),

@@ -12,8 +12,8 @@ from specdec.bench.exactness import exchanged
 from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.timing import Clock
 from specdec.kernels.paged_attention import QueryRows, paged_attention
-from specdec.models.kv_cache import BLOCK_SIZE
-from specdec.stepping.fill_chunk import PromptPart
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import BLOCK_SIZE
 
 LENGTHS = (512, 2048, 8192)
 

@@ -1,17 +1,15 @@
 """Rounds in steady state, as the device sees them: each one's time, and that of its phases."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-import specdec.step
 from specdec.bench.timing import Clock, Mark, Spread
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
+from specdec.step import PHASES
 
 WARMUP = 5
-PHASES = ("fill", "verify", "accept and commit", "draft prefill", "draft decode")
 
 
 class Steady:
@@ -56,70 +54,44 @@ def time_rounds(engine: Engine, prompts: Sequence[Sequence[int]], repeats: int) 
 
 
 def time_phases(engine: Engine, prompts: Sequence[Sequence[int]], repeats: int) -> dict[str, Spread]:
-    """Milliseconds of each phase of a round; "fill" and "accept and commit" are what lies around the others."""
+    """Milliseconds of each act of a round, by the names of step.PHASES."""
     clock = Clock(engine.runner.device)
-    marks: list[tuple[str, Mark, Mark]] = []
+    marks: dict[str, list[tuple[Mark, Mark]]] = {}
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
         start = clock.mark()
         yield
-        marks.append((name, start, clock.mark()))
+        marks.setdefault(name, []).append((start, clock.mark()))
 
     with steady(engine, prompts, repeats + WARMUP) as rounds:
         for _ in range(WARMUP):
             rounds.run()
-        bounds = [clock.mark()]
         with around_phases(engine.runner, timed):
             for _ in range(repeats):
                 rounds.run()
-                bounds.append(clock.mark())
         clock.wait()
-    return _phase_spreads(clock, marks, list(itertools.pairwise(bounds)))
-
-
-def _phase_spreads(
-    clock: Clock, marks: Sequence[tuple[str, Mark, Mark]], spans: Sequence[tuple[Mark, Mark]]
-) -> dict[str, Spread]:
-    per_round = len(marks) // len(spans)
-    times: dict[str, list[float]] = {name: [] for name in PHASES}
-    for i, (start, end) in enumerate(spans):
-        inner = {name: (a, b) for name, a, b in marks[i * per_round : (i + 1) * per_round]}
-        for name in ("verify", "draft prefill", "draft decode"):
-            if name in inner:
-                times[name].append(clock.milliseconds(*inner[name]))
-        times["fill"].append(clock.milliseconds(start, inner["verify"][0]))
-        after = inner["draft prefill"][0] if "draft prefill" in inner else end
-        times["accept and commit"].append(clock.milliseconds(inner["verify"][1], after))
-    return {name: Spread.of(values) for name, values in times.items() if values}
+    return {name: Spread.of([clock.milliseconds(*each) for each in marks[name]]) for name in PHASES if name in marks}
 
 
 @contextmanager
 def around_phases(runner: Runner, around: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Run each phase of the body's rounds inside `around(name)`. Methods are wrapped on this runner only."""
-    wanted: list[tuple[object, str, str]] = [(runner.target, "verify", "verify"), (runner.results, "send", "send")]
-    if runner.draft is not None:
-        wanted += [(runner.draft, "prefill", "draft prefill"), (runner.draft, "decode", "draft decode")]
-    functions = [name for name in vars(specdec.step) if name.startswith(("accept", "commit_round"))]
-    wanted += [(specdec.step, name, name.replace("_", " ")) for name in functions]
-    originals = [(owner, name, vars(owner).get(name)) for owner, name, _ in wanted]
-    for owner, name, phase in wanted:
-        setattr(owner, name, _inside(getattr(owner, name), around, phase))
+    """Run each act of the body's steps inside `around(name)`; on this runner only."""
+    acts = runner.acts
+    for name in PHASES:
+        setattr(acts, name, _inside(getattr(acts, name), around, name))
     try:
         yield
     finally:
-        for owner, name, original in originals:
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+        for name in PHASES:
+            delattr(acts, name)
 
 
 def _inside(
     call: Callable[..., object], around: Callable[[str], AbstractContextManager[None]], phase: str
 ) -> Callable[..., object]:
-    def wrapped(*args: object, **options: object) -> object:
+    def wrapped(*args: object) -> object:
         with around(phase):
-            return call(*args, **options)
+            return call(*args)
 
     return wrapped

@@ -11,9 +11,10 @@ from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.prefill import prefill_rows
 from specdec.bench.products import product_rows
 from specdec.bench.requests import gap_rows, request_rows, waiting_rows
-from specdec.bench.rounds import PHASES, WARMUP, time_phases, time_rounds, tokens_needed
+from specdec.bench.rounds import WARMUP, time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import Served, first_difference, serve
 from specdec.bench.timing import Spread
+from specdec.step import PHASES
 
 
 def protocol(bench: Bench) -> list[Row]:

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
+from specdec.sizes import BLOCK_SIZE
 from weights.config import LayerConfig
-
-BLOCK_SIZE = 64  # tokens per block: one attention tile
 
 
 def allocate_kv_cache(

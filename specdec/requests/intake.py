@@ -10,11 +10,10 @@ from specdec.arguments import as_list
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
+from specdec.requests.row_start import SamplingStart
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
-from specdec.runner import RunnerSizes
-from specdec.stepping.sampling_rows import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, SamplingStart
-from specdec.stepping.state import MAX_STOP_IDS
+from specdec.sizes import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_STOP_IDS, EngineSizes
 
 Prompt = str | Sequence[int]
 
@@ -35,7 +34,7 @@ class Intake:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        sizes: RunnerSizes,
+        sizes: EngineSizes,
         vocab_size: int,
         eos_token_ids: Sequence[int],
         seed: int | None = None,

@@ -1,9 +1,17 @@
 """What a caller gets back."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specdec.requests.stats import RequestStats
-from specdec.stepping.logprobs import Logprob
+
+
+class Logprob(NamedTuple):
+    """As in vLLM: rank 1 is the best."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 @dataclass(slots=True)

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.requests.finish import Finish, FinishRules, find_finish, num_certain_chars
-from specdec.requests.output import CompletionOutput, RequestOutput
+from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 from specdec.requests.params import SamplingParams
+from specdec.requests.row_start import SamplingStart
 from specdec.requests.stats import RequestStats, RoundRecord
 from specdec.requests.tokenizer import Detokenizer
-from specdec.stepping.logprobs import Logprob
-from specdec.stepping.sampling_rows import SamplingStart
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

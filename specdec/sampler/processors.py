@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.requests.needs import Needs
-from specdec.stepping.sampling_rows import MAX_BAD_WORD_LENGTH
+from specdec.sizes import MAX_BAD_WORD_LENGTH
 from specdec.stepping.state import RequestState
 
 

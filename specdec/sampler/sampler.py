@@ -1,14 +1,19 @@
-"""How tokens are chosen where a step writes its logits out: processors, floor, noise, and the rule of acceptance.
+"""Who chooses the tokens of a step, and decides which drafts hold: one place for every rule.
 
-exact: the target's choice at every row, with the noise of its place; a draft holds if it equals it. rejection, block:
-the drafts' own probabilities decide (accept.py). All of it runs behind the target's graph, kernel by kernel, and only
-the parts that the requests of the step need.
+greedy: the target's best token at each row, found as the head's tiles are computed; a draft holds if it equals it.
+exact: the same with the noise of each row's place. In both cases stepping/accept_commit.py compares.
+rejection, block: the drafts' own probabilities decide (accept.py), and the commit is told how many hold.
+
+Requests that are not greedy take the head's logits through processors, floor and noise, kernel by kernel, and only the
+parts that the requests of the step need. All of it runs after the target's graph.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.best_token import NOT_FINITE
+from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
 from specdec.kernels.choose_token import Places, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.support_floor.support_floor import Limits, support_floor
@@ -19,13 +24,14 @@ from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import Block
 from specdec.sampler.row_parameters import row_parameters
+from specdec.scheduling.work import PromptPart
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.logprobs import StepLogprobs, logprobs_of
+from specdec.stepping.logprobs import ROWS_AT_ONCE, RecordedLogprobs, StepLogprobs, joined, logprobs_of
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 
 
-class Choice:
+class Sampler:
     """rule: "exact", "rejection" or "block". d2t: target ids of the draft's, None where they are the same."""
 
     def __init__(
@@ -34,32 +40,58 @@ class Choice:
         self.model, self.buffers, self.state, self.rule, self.d2t = model, buffers, state, rule, d2t
         self._raw_TV: Tensor | None = None  # of the step, where logprobs are asked for
 
-    def choose_first(self, step: Step) -> None:
-        """The token behind each batch slot's last row of a chunk."""
+    def choose(self, step: Step) -> None:
+        """The tokens after the rows that are decided: the last row of each part of a chunk, every row of a round.
+
+        A chunk's go to sampled_tokens, a round's to target_tokens.
+        """
+        if step.is_chunk:
+            self._choose_first(step)
+        else:
+            self._choose_round(step)
+
+    def record(self, step: Step) -> RecordedLogprobs:
+        """After the commit: count what was generated; logprobs of the rows of sampled_tokens and of prompts."""
+        if step.needs.penalties:
+            self._count(step)
+        raw_TV, self._raw_TV = self._raw_TV, None
+        sampled = None
+        if raw_TV is not None:
+            sampled = logprobs_of(raw_TV, self._tokens(step).flatten(), step.needs.logprobs)
+        asked = any(part.num_logprobs is not None for part in step.parts)
+        return RecordedLogprobs(sampled, self._prompt_logprobs(step.parts) if asked else ())
+
+    def _choose_first(self, step: Step) -> None:
         buffers, B = self.buffers, step.num_reqs
         last_B, row_B = buffers.last_token_indices[:B], buffers.sample_mapping[:B]
+        hidden_BD, out_B = buffers.hidden_states[last_B], buffers.sampled_tokens[:B, 0]
+        if not step.needs.logits:
+            self._choose_best(hidden_BD, buffers.positions[last_B], row_B, out_B)
+            return
         block = Block(
             row_B=row_B,
             token_BQ=buffers.input_ids[last_B][:, None],
             position_BQ=buffers.positions[last_B][:, None],
             num_valid_B=(row_B >= 0).long(),
         )
-        logits_BV = self._logits(buffers.hidden_states[last_B], block, step.needs)
+        logits_BV = self._logits(hidden_BD, block, step.needs)
         limits, places = self._parameters(block, TARGET if self.rule == "exact" else BONUS)
-        choose_token(logits_BV, _floor(logits_BV, limits, step.needs), places, buffers.sampled_tokens[:B, 0])
+        choose_token(logits_BV, _floor(logits_BV, limits, step.needs), places, out_B)
 
-    def choose_round(self, step: Step) -> None:
-        """The target's tokens of a round, and for p/q how many drafts hold."""
+    def _choose_round(self, step: Step) -> None:
         buffers, B, Q = self.buffers, step.num_reqs, _rows_per_slot(step)
         T = B * Q
-        row_B = buffers.idx_mapping[:B]
+        row_B, hidden_TD = buffers.idx_mapping[:B], buffers.hidden_states[:T]
+        if not step.needs.logits:
+            self._choose_best(hidden_TD, buffers.positions[:T], row_B, buffers.target_tokens[:T])
+            return
         block = Block(
             row_B=row_B,
             token_BQ=buffers.input_ids[:T].view(B, Q),
             position_BQ=buffers.positions[:T].view(B, Q),
             num_valid_B=buffers.num_valid[:B],
         )
-        logits_TV = self._logits(buffers.hidden_states[:T], block, step.needs)
+        logits_TV = self._logits(hidden_TD, block, step.needs)
         limits, places = self._parameters(block, TARGET)
         floor_T = _floor(logits_TV, limits, step.needs)
         if self.rule == "exact":
@@ -67,17 +99,38 @@ class Choice:
         else:
             self._decide(logits_TV, floor_T, block, places)
 
-    def record(self, step: Step, num_reqs: int) -> StepLogprobs | None:
-        """Behind the commit: count what was generated; logprobs of the rows of sampled_tokens, if asked for."""
-        buffers, B = self.buffers, num_reqs
-        tokens_BQ = buffers.sampled_tokens[:B, : _rows_per_slot(step)]
-        if step.needs.penalties:
-            accepted_B = buffers.num_accepted[:B] if step.query_len is not None else torch.zeros_like(tokens_BQ[:, 0])
-            count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B)
-        if self._raw_TV is None:
-            return None
-        raw_TV, self._raw_TV = self._raw_TV, None
-        return logprobs_of(raw_TV, tokens_BQ.flatten(), step.needs.logprobs)
+    def _choose_best(self, hidden_TD: Tensor, positions_T: Tensor, row_B: Tensor, out_T: Tensor) -> None:
+        """The greedy case: no logits are written out."""
+        mask = StopMask(
+            positions=positions_T,
+            idx_mapping=row_B,
+            min_positions=self.state.min_positions,
+            stop_ids=self.state.stop_ids,
+        )
+        best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
+
+    def _tokens(self, step: Step) -> Tensor:
+        return self.buffers.sampled_tokens[: step.num_reqs, : _rows_per_slot(step)]
+
+    def _count(self, step: Step) -> None:
+        buffers, B, tokens_BQ = self.buffers, step.num_reqs, self._tokens(step)
+        accepted_B = torch.zeros_like(tokens_BQ[:, 0]) if step.is_chunk else buffers.num_accepted[:B]
+        count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B)
+
+    def _prompt_logprobs(self, parts: Sequence[PromptPart]) -> list[StepLogprobs | None]:
+        """Logprobs of prompt tokens, from the hidden states that the chunk left, some rows at a time."""
+        found: list[StepLogprobs | None] = []
+        row = 0
+        for part in parts:
+            following = part.prompt[part.start + 1 : part.start + part.length + 1]
+            pieces = []
+            for start in range(0, len(following) if part.num_logprobs is not None else 0, ROWS_AT_ONCE):
+                hidden = self.buffers.hidden_states[row + start : row + min(start + ROWS_AT_ONCE, len(following))]
+                tokens = torch.tensor(following[start : start + ROWS_AT_ONCE], device=hidden.device)
+                pieces.append(logprobs_of(self.model.logits(hidden), tokens, part.num_logprobs or 0))
+            found.append(joined(pieces) if pieces else None)
+            row += part.length
+        return found
 
     def _logits(self, hidden_TD: Tensor, block: Block, needs: Needs) -> Tensor:
         logits_TV = self.model.logits(hidden_TD)
@@ -148,7 +201,7 @@ def _floor(logits_TV: Tensor, limits: Limits, needs: Needs) -> Tensor:
 
 def _rows_per_slot(step: Step) -> int:
     """Rows of each batch slot that are decided: all of a round, the last one of a chunk."""
-    return 1 if step.query_len is None else step.query_len
+    return step.query_len or 1
 
 
 def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.sizes import BLOCK_SIZE
 
 NO_PREFIX = b""
 

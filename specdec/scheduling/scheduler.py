@@ -11,59 +11,18 @@ flight; its row and blocks are given up only when nothing in flight can write th
 
 from bisect import insort
 from collections import Counter
-from dataclasses import dataclass
-from typing import TypeVar
 
-from specdec.models.kv_cache import BLOCK_SIZE
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.prefix_keys import NO_PREFIX, block_key, num_whole_blocks
-from specdec.stepping.fill_chunk import PromptPart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Prompt parts of one step, and their requests."""
-
-    requests: list[Request]
-    parts: list[PromptPart]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """Everything that runs. query_len: rows of each request, 1 where nobody drafts."""
-
-    requests: list[Request]
-    query_len: int
-
-
-Work = Chunk | Round
-AnyWork = TypeVar("AnyWork", Chunk, Round)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The next step, and what the state has to learn before it. work: None where nothing can be launched now."""
-
-    admitted: list[Request]
-    grown: list[tuple[int, int, int]]  # (state row, block of the request, cache block)
-    work: Work | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSizes:
-    """Limits of the steps. num_speculative_tokens: K of the engine; a request's own is at most that."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    num_speculative_tokens: int
+from specdec.scheduling.work import AnyWork, Chunk, Plan, PromptPart, Round, Work
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 
 class Scheduler:
     """use_prefix_cache: take blocks that hold the beginning of a prompt already, and let others find ours."""
 
-    def __init__(self, pool: BlockPool, sizes: SchedulerSizes, use_prefix_cache: bool = False) -> None:
+    def __init__(self, pool: BlockPool, sizes: EngineSizes, use_prefix_cache: bool = False) -> None:
         self.pool, self.sizes, self.use_prefix_cache = pool, sizes, use_prefix_cache
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []

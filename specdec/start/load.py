@@ -16,9 +16,10 @@ import torch
 from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
 from specdec.config import MAX_MODEL_LEN, EngineConfig, SpeculativeConfig
-from specdec.models.kv_cache import BLOCK_SIZE, bytes_per_block
+from specdec.models.kv_cache import bytes_per_block
 from specdec.requests.tokenizer import Tokenizer
-from specdec.runner import Runner, RunnerSizes
+from specdec.runner import Runner
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.locate import locate
 from specdec.start.memory import GIB, blocks_in_host_memory, check_length, device_memory, measure_needs, plan_memory
 from weights.errors import Problems
@@ -172,7 +173,7 @@ def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> 
         )
 
 
-def _captured(build: Callable[[RunnerSizes], Runner], sizes: RunnerSizes) -> Runner:
+def _captured(build: Callable[[EngineSizes], Runner], sizes: EngineSizes) -> Runner:
     with _phase("cache, graphs"):
         runner = build(sizes)
         runner.capture()
@@ -181,7 +182,7 @@ def _captured(build: Callable[[RunnerSizes], Runner], sizes: RunnerSizes) -> Run
 
 def _sizes(
     config: EngineConfig, speculation: SpeculativeConfig | None, target: LoadedTarget, eagle: LoadedEagle | None
-) -> RunnerSizes:
+) -> EngineSizes:
     """Sizes with as many cache blocks as are of use at most: what all rows together can hold, and with a prefix cache
     several times that for what ended requests leave."""
     max_model_len = _max_model_len(config.max_model_len, target.config.max_position_embeddings)
@@ -189,7 +190,7 @@ def _sizes(
     _check_window("target", target.config.sliding_window, max_model_len)
     if eagle is not None and num_speculative_tokens > 0:
         _check_window("draft", eagle.config.sliding_window, max_model_len)
-    return RunnerSizes(
+    return EngineSizes(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

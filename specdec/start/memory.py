@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from graphs.counters import GraphCounters
-from specdec.models.kv_cache import BLOCK_SIZE
 from specdec.requests.needs import EVERYTHING, GREEDY
-from specdec.runner import Runner, RunnerSizes
-from specdec.stepping.fill_chunk import PromptPart
+from specdec.runner import Runner
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 logger = logging.getLogger("specdec")
 
@@ -72,7 +72,7 @@ class MemoryPlan:
                 logger.warning("graphs %s took %.3f GiB, planned %.3f", name, taken / GIB, planned / GIB)
 
 
-def plan_memory(needs: MemoryNeeds, utilization: float, sizes: RunnerSizes) -> MemoryPlan:
+def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:
     """The largest cache in the budget, up to that of `sizes`; ValueError where not even one request fits."""
     budget = int(needs.total * utilization)
     blocks = (budget - needs.without_cache) // needs.block
@@ -87,7 +87,7 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: RunnerSizes) -> M
     return MemoryPlan(needs=needs, utilization=utilization, num_kv_blocks=min(blocks, sizes.num_kv_blocks))
 
 
-def _advice(needs: MemoryNeeds, sizes: RunnerSizes) -> str:
+def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
     """What to lower, the largest first."""
     costs = {
         f"lower max_model_len={sizes.max_model_len}": sizes.blocks_per_request * needs.block,
@@ -98,7 +98,7 @@ def _advice(needs: MemoryNeeds, sizes: RunnerSizes) -> str:
 
 
 def measure_needs(
-    build: Callable[[RunnerSizes], Runner], sizes: RunnerSizes, tensors: Iterable[Tensor], block: int, vocab_size: int
+    build: Callable[[EngineSizes], Runner], sizes: EngineSizes, tensors: Iterable[Tensor], block: int, vocab_size: int
 ) -> MemoryNeeds:
     """Run the largest steps and capture the largest graphs on a trial runner; none of it stays.
 
@@ -155,7 +155,7 @@ def device_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_length(sizes: RunnerSizes, block: int, memory: int) -> None:
+def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
     """ValueError for a context that config.json alone asks for and whose cache no device of `memory` bytes can hold.
 
     It comes before the tables of its positions are built: those of 10**7 positions take half a minute.

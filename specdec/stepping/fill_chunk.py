@@ -1,36 +1,13 @@
 """The rows of a prefill chunk. The host knows them all, so it lays them out and copies them into the static buffers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.upload import upload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptPart:
-    """Consecutive prompt tokens of one request, at positions start..start + length - 1."""
-
-    row: int  # request row of the state
-    prompt: Sequence[int]  # the whole prompt; after a preemption also the tokens sampled so far
-    start: int
-    length: int
-    blocks: Sequence[int]  # the request's cache blocks
-    num_logprobs: int | None = None  # alternatives beside each prompt token, None = no logprobs
-    is_resumed: bool = False  # after a preemption: the last token was sampled before, and is not computed here
-
-    @property
-    def ends_prompt(self) -> bool:
-        """Whether the next step of the request is a round."""
-        return self.start + self.length == len(self.prompt) - self.is_resumed
-
-    @property
-    def samples(self) -> bool:
-        """Whether this part holds the last prompt token, and the step samples the token after it."""
-        return self.ends_prompt and not self.is_resumed
 
 
 def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.slot_mapping import slot_mapping_ref
-from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 

@@ -1,5 +1,6 @@
 """Logprobs of chosen tokens by the target's own logits, before any processor, beside the best alternatives."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,14 +8,6 @@ import torch
 from torch import Tensor
 
 ROWS_AT_ONCE = 128  # of a prompt, whose logits need not all exist at the same time
-
-
-class Logprob(NamedTuple):
-    """As in vLLM: rank 1 is the best."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +32,13 @@ class StepLogprobs:
         for rank, (top_id, value) in enumerate(tops, start=1):
             found.setdefault(top_id, (value, rank))
         return found
+
+
+class RecordedLogprobs(NamedTuple):
+    """Of one step, where requests ask for them."""
+
+    sampled: StepLogprobs | None = None  # one row per decided row
+    prompts: Sequence[StepLogprobs | None] = ()  # one per part of a chunk
 
 
 def _copy(part: Tensor, is_async: bool) -> Tensor:

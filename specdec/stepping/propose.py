@@ -13,7 +13,7 @@ from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowes
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.slot_mapping import slot_mapping_ref
-from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 

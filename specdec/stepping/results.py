@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.logprobs import StepLogprobs
+from specdec.stepping.logprobs import RecordedLogprobs, StepLogprobs
 
 NUM_SLOTS = 4  # steps whose results may be on their way at a time
 
@@ -53,22 +53,15 @@ class Results:
         self._num_sent = 0
         self.latest = PendingResult(self._slots_cpu[0, :0], None)
 
-    def send(self, num_reqs: int, logprobs: StepLogprobs | None = None) -> None:
+    def send(self, num_reqs: int, logprobs: RecordedLogprobs) -> None:
         """Start the copy; nothing waits for it. `latest` is where it arrives."""
         slot = self._num_sent % NUM_SLOTS
         self._num_sent += 1
         rows_cpu = self._slots_cpu[slot, :num_reqs]
         rows_cpu.copy_(self._results[:num_reqs], non_blocking=True)
-        on_host = None if logprobs is None else logprobs.to_host(is_async=True)
-        self.latest = PendingResult(rows_cpu, self._sent[slot], on_host)
-        self._record()
-
-    def attach(self, prompt_logprobs: Sequence[StepLogprobs | None]) -> None:
-        """Send what the latest step has beside its tokens."""
-        found = [None if part is None else part.to_host(is_async=True) for part in prompt_logprobs]
-        self.latest.prompt_logprobs = found
-        self._record()
-
-    def _record(self) -> None:
+        sampled, *prompts = [
+            None if part is None else part.to_host(is_async=True) for part in (logprobs.sampled, *logprobs.prompts)
+        ]
+        self.latest = PendingResult(rows_cpu, self._sent[slot], sampled, prompts)
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))

@@ -4,39 +4,15 @@
 at most L tokens, N positions.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.requests.row_start import SamplingStart
+from specdec.sizes import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS
 from specdec.stepping.upload import upload
-
-MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH = 64, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingStart:
-    """What a request brings into its row, in ids. The default is greedy."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[Sequence[int]] = ()
-    prompt: Sequence[int] = ()  # needed with penalties and bad words
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether counts of tokens matter."""
-        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
 
 
 class SamplingRows:

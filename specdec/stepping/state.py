@@ -5,32 +5,15 @@ Letters: R request rows, K draft tokens, M blocks per request.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.models.kv_cache import BLOCK_SIZE
-from specdec.stepping.sampling_rows import SamplingRows, SamplingStart
+from specdec.requests.row_start import RowStart
+from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS
+from specdec.stepping.sampling_rows import SamplingRows
 from specdec.stepping.upload import upload, uploaded
-
-MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowStart:
-    """What a request brings into its row.
-
-    generated: after a preemption its tokens but the last, which the end of prefill counts.
-    """
-
-    blocks: Sequence[int]
-    num_draft_tokens: int
-    min_position: int = 0  # tokens drawn for positions below it are none of stop_ids
-    stop_ids: Sequence[int] = ()
-    sampling: SamplingStart = field(default_factory=SamplingStart)
-    generated: Sequence[int] = ()
 
 
 class RequestState:

@@ -1,9 +1,11 @@
-"""One step as the host knows it: sizes only. Everything that depends on accepted counts stays on the device."""
+"""A step as the host knows it: its work and its sizes. What depends on accepted counts stays on the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphs.dispatch import Dispatch
 from specdec.requests.needs import GREEDY, Needs
+from specdec.scheduling.work import PromptPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +32,41 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A prefill chunk (ragged `query_lens`) or a round (every request has `query_len` rows)."""
+    """A prompt chunk (`parts`, ragged `query_lens`) or a round (`state_rows`, each with `query_len` rows)."""
 
-    num_reqs: int  # real batch slots
-    num_tokens: int  # real rows
-    query_len: int | None  # rows per request of a round, None in a chunk
+    parts: Sequence[PromptPart] = ()
+    state_rows: Sequence[int] = ()
     query_lens: tuple[int, ...]  # rows of each batch slot
+    query_len: int | None  # rows of every batch slot of a round, None in a chunk
     max_seq_len: int  # a bound on positions + 1 over all rows
-    num_sampled: int  # batch slots that sample: all of a round, those whose prompt ends in a chunk
     passes: Passes
     needs: Needs = GREEDY  # of all its requests together
     is_decided: bool = False  # p/q says how many drafts hold
 
     @property
+    def is_chunk(self) -> bool:
+        """Whether its rows are prompt tokens."""
+        return self.query_len is None
+
+    @property
+    def num_reqs(self) -> int:
+        """Real batch slots."""
+        return len(self.query_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Real rows."""
+        return sum(self.query_lens)
+
+    @property
     def has_drafts(self) -> bool:
         """Whether the draft has anything to do."""
         return self.passes.draft_prefill is not None
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the draft proposes tokens: not after a chunk in which no prompt ends."""
+        return self.passes.draft_decode is not None
 
     @property
     def num_padded_reqs(self) -> int:

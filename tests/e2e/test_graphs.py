@@ -13,7 +13,8 @@ from specdec.engine import Engine
 from specdec.requests.intake import Intake
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
-from specdec.runner import Runner, RunnerSizes
+from specdec.runner import Runner
+from specdec.sizes import EngineSizes
 from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 
@@ -57,7 +58,7 @@ def run(pair, draft, k, backend, requests, max_model_len=192, is_eager=False, **
     device = torch.device("cpu" if backend == "tape" else "cuda")
     captures = None if is_eager else TapeBackend() if backend == "tape" else CudaBackend(device)
     target, eagle = pair(device, draft)
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=max_model_len,
         max_num_seqs=4,
         max_num_batched_tokens=48,

@@ -13,13 +13,13 @@ import torch
 from specdec import draft
 from specdec.kernels.gumbel import uniform_ref
 from specdec.requests.needs import Needs
-from specdec.runner import Runner, RunnerSizes
+from specdec.requests.row_start import RowStart, SamplingStart
+from specdec.runner import Runner
 from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support
-from specdec.stepping.fill_chunk import PromptPart
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes
 from specdec.stepping.propose import propose_sampled
-from specdec.stepping.sampling_rows import SamplingStart
-from specdec.stepping.state import RowStart
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 
@@ -65,7 +65,7 @@ def next_law(reference, tokens, top_k, top_p):
 
 def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=lambda runner: None):
     """How often each text was drawn, for seeds 0..num_draws - 1, and the drafts that held per round."""
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=64,
         max_num_seqs=ROWS,
         max_num_batched_tokens=ROWS * len(PROMPT),

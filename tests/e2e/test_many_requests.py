@@ -7,7 +7,7 @@ import torch
 
 from scripts.soak import soak
 from specdec import LLM, SamplingParams
-from specdec.models.kv_cache import BLOCK_SIZE
+from specdec.sizes import BLOCK_SIZE
 
 K, NUM_TOKENS = 3, 24
 

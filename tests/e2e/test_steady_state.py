@@ -7,8 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from specdec import LLM
-from specdec.stepping.fill_chunk import PromptPart
-from specdec.stepping.state import RowStart
+from specdec.requests.row_start import RowStart
+from specdec.scheduling.work import PromptPart
 
 HOST_READS = {
     torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.__bool__,

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import specdec.runner
 from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig
-from specdec.runner import Runner, RunnerSizes
-from specdec.stepping.fill_chunk import PromptPart
-from specdec.stepping.state import RowStart
+from specdec.requests.row_start import RowStart
+from specdec.runner import Runner
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
 from weights import LoadedEagle, LoadedTarget
@@ -62,7 +62,7 @@ def _on(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def tiny_runner(pair: Pair, k: int, config: GraphConfig | None = None, backend: GraphBackend | None = None) -> Runner:
     """A captured runner of 36 rows and chunks of 48 tokens, whose caches start as NaN."""
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=100,
         max_num_seqs=NUM_ROWS,
         max_num_batched_tokens=48,
@@ -140,20 +140,19 @@ class Walk:
         """Before `fill` all that no step may count on, and the float buffers again behind it."""
         if self.is_poisoned:
             poison(self.runner)
-        real = specdec.runner.run_chunk, specdec.runner.run_round
-        specdec.runner.run_chunk, specdec.runner.run_round = map(self._poisoned_floats, real)
+        acts = self.runner.acts
+        real = acts.forward
+
+        def poisoned(step):
+            if self.is_poisoned:
+                poison_floats(self.runner)
+            real(step)
+
+        acts.forward = poisoned
         try:
             yield
         finally:
-            specdec.runner.run_chunk, specdec.runner.run_round = real
-
-    def _poisoned_floats(self, run):
-        def poisoned(*args):
-            if self.is_poisoned:
-                poison_floats(self.runner)
-            run(*args)
-
-        return poisoned
+            del acts.forward
 
 
 def poison(runner: Runner) -> None:

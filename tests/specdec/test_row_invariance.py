@@ -8,9 +8,10 @@ import torch
 
 from specdec.kernels.invariant import blocked_exp, blocked_product, tree_sum
 from specdec.kernels.linear import linear
-from specdec.runner import Runner, RunnerSizes
-from specdec.stepping.fill_chunk import PromptPart
-from specdec.stepping.state import RowStart
+from specdec.requests.row_start import RowStart
+from specdec.runner import Runner
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 
@@ -113,7 +114,7 @@ def pair(request, tmp_path_factory):
 
 
 def start(pair, K):
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=BLOCKS * 64,
         max_num_seqs=len(PROMPTS),
         max_num_batched_tokens=512,

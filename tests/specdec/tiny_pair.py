@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.linear import linear
-from specdec.runner import Runner, RunnerSizes
-from specdec.stepping.fill_chunk import PromptPart
-from specdec.stepping.state import RowStart
+from specdec.requests.row_start import RowStart
+from specdec.runner import Runner
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes
 from tests.naive_eagle import borrow, draft_logits, target_features
 from tests.reference import Reference
 from tests.weights.formats import unfuse
@@ -86,7 +87,7 @@ class Chain:
 
 def engine_chains(target: TargetPair, eagle: LoadedEagle, chunks: Sequence[int] = (len(PROMPT),)) -> list[Chain]:
     """The chains behind PROMPT, prefilled in these chunks, and behind a round that accepts. Caches start as NaN."""
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=64,
         max_num_seqs=2,
         max_num_batched_tokens=32,

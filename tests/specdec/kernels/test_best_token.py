@@ -8,10 +8,12 @@ import torch
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_best_token
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices, launch_write
 from specdec.kernels.gumbel import DRAFT
+from specdec.requests.row_start import RowStart
+from specdec.sizes import MAX_STOP_IDS
 from specdec.stepping import propose as propose_file
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.propose import propose_sampled
-from specdec.stepping.state import MAX_STOP_IDS, RequestState, RowStart
+from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D = 200, 64

@@ -9,13 +9,14 @@ from specdec.kernels.best_token import NO_TOKEN, NOT_FINITE, best_token_ref, lau
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.support_floor.support_floor import Limits, launch_support_floor, support_floor_ref
 from specdec.requests.needs import Needs
+from specdec.requests.row_start import RowStart
 from specdec.sampler.accept import RULES
-from specdec.sampler.sampler import Choice
+from specdec.sampler.sampler import Sampler
 from specdec.stepping.accept_commit import accept_and_commit_ref, launch_accept_and_commit
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit_chunk import commit_chunk
 from specdec.stepping.propose import launch_place, launch_propose, propose_ref
-from specdec.stepping.state import RequestState, RowStart
+from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D, K = 300, 64, 2
@@ -167,8 +168,8 @@ def decide(rule, hidden, drafts, scores, temperature):
     buffers.hidden_states, buffers.input_ids[:9] = hidden, drafts
     buffers.positions[:9] = torch.arange(5, 8).repeat(3)
     state.draft_scores.copy_(scores)
-    step = SimpleNamespace(num_reqs=3, query_len=3, needs=Needs(noise=True))
-    Choice(Head(), buffers, state, rule, None).choose_round(step)
+    step = SimpleNamespace(num_reqs=3, query_len=3, is_chunk=False, needs=Needs(noise=True))
+    Sampler(Head(), buffers, state, rule, None).choose(step)
     accept_and_commit_ref(buffers, state, 3, rule != "exact", K + 1)
     counts = buffers.num_accepted[:3].tolist()
     return counts, [row[: n + 1] for row, n in zip(buffers.sampled_tokens[:3].tolist(), counts, strict=True)]

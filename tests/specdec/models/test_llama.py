@@ -9,7 +9,8 @@ import torch
 from specdec import SamplingParams
 from specdec.engine import Engine
 from specdec.requests.intake import Intake
-from specdec.runner import Runner, RunnerSizes
+from specdec.runner import Runner
+from specdec.sizes import EngineSizes
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 from weights import RopeConfig
@@ -73,7 +74,7 @@ def test_a_rope_that_is_lost_changes_the_tokens(target, name):
 
 def engine_tokens(target, eagle, num_drafts, chunk):
     """Tokens behind PROMPTS; two run at once, the third waits."""
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=128,
         max_num_seqs=2,
         max_num_batched_tokens=chunk,

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from specdec.requests.needs import Needs
+from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.sampler.processors import Block, count_sampled, process
-from specdec.stepping.sampling_rows import SamplingStart
-from specdec.stepping.state import RequestState, RowStart
+from specdec.stepping.state import RequestState
 
 V, Q, R = 40, 4, 5
 STARTS = [

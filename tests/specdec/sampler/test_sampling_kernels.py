@@ -10,12 +10,12 @@ from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_of_all_ref
 from specdec.requests.needs import Needs
+from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
 from specdec.sampler.process_logits import launch_process_logits
 from specdec.sampler.processors import Block, process
 from specdec.sampler.row_parameters import launch_row_parameters, row_parameters_ref
-from specdec.stepping.sampling_rows import SamplingStart
-from specdec.stepping.state import RequestState, RowStart
+from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, K, R = 2100, 3, 4

@@ -8,16 +8,19 @@ from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.scheduler import Chunk, Round, Scheduler, SchedulerSizes
+from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.work import Chunk, Round
+from specdec.sizes import EngineSizes
 
 K = 3
 
 
 def scheduler(num_blocks=8, max_num_seqs=2, budget=10, max_model_len=256, use_prefix_cache=False):
-    sizes = SchedulerSizes(
+    sizes = EngineSizes(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
+        num_kv_blocks=num_blocks,
         num_speculative_tokens=K,
     )
     return Scheduler(BlockPool(num_blocks), sizes, use_prefix_cache)

@@ -10,14 +10,15 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from specdec.models.kv_cache import BLOCK_SIZE
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.scheduler import Chunk, Scheduler, SchedulerSizes
+from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.work import Chunk
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 K, MAX_MODEL_LEN, MAX_AHEAD = 3, 300, 2
 
@@ -94,10 +95,11 @@ class World:
     """A scheduler, the device under it, and the steps between them."""
 
     def __init__(self, num_blocks, num_rows, budget):
-        sizes = SchedulerSizes(
+        sizes = EngineSizes(
             max_num_seqs=num_rows,
             max_num_batched_tokens=budget,
             max_model_len=MAX_MODEL_LEN,
+            num_kv_blocks=num_blocks,
             num_speculative_tokens=K,
         )
         self.scheduler, self.device = Scheduler(BlockPool(num_blocks), sizes, True), Device()

@@ -7,13 +7,12 @@ import torch
 
 from graphs.counters import CaptureRecord, GraphCounters
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.models.kv_cache import BLOCK_SIZE
-from specdec.runner import RunnerSizes
+from specdec.requests.row_start import RowStart
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.memory import GIB, MemoryNeeds, plan_memory, run_largest_steps
-from specdec.stepping.state import RowStart
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
 
-SIZES = RunnerSizes(
+SIZES = EngineSizes(
     max_model_len=2048,
     max_num_seqs=64,
     max_num_batched_tokens=8192,

@@ -8,12 +8,14 @@ import torch
 from specdec.kernels.add import launch_add
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
 from specdec.kernels.linear import Sums
+from specdec.requests.row_start import RowStart
+from specdec.sizes import MAX_STOP_IDS
 from specdec.stepping.accept_commit import accept_and_commit, accept_and_commit_ref, launch_accept_and_commit
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit_chunk import commit_chunk
 from specdec.stepping.fill_round import fill_round_ref, launch_fill_round
 from specdec.stepping.propose import launch_propose, propose_ref
-from specdec.stepping.state import MAX_STOP_IDS, RequestState, RowStart
+from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D = 200, 64

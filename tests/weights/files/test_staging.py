@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 from weights import CheckpointError, load_target
 from weights.demo import demo_directory
-from weights.files.guard import staging
+from weights.files import staging
 from weights.files.reader import Reader
 
 CPU = torch.device("cpu")

@@ -1,0 +1,29 @@
+"""The sizes of an engine, resolved once, and the limits that its host side and its device side share."""
+
+from dataclasses import dataclass
+
+BLOCK_SIZE = 64  # tokens per cache block: one attention tile
+MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
+MAX_BAD_WORDS = 64  # token sequences, per request
+MAX_BAD_WORD_LENGTH = 16  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """All in tokens, requests or blocks."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_kv_blocks: int
+    num_speculative_tokens: int  # K; 0 with or without a draft is plain decoding
+
+    @property
+    def query_len(self) -> int:
+        """Rows per request of a round, Q = K + 1."""
+        return self.num_speculative_tokens + 1
+
+    @property
+    def blocks_per_request(self) -> int:
+        """Blocks of the longest request."""
+        return -(-self.max_model_len // BLOCK_SIZE)

@@ -61,7 +61,10 @@ class CompiledPieces:
         pieces = split_at(module, self._is_split_op)
         names = [name for name, part in pieces.named_children() if not self._has_split_op(part)]
         for name in names:
-            options = CUDAGraphOptions(gc_disable=name != names[0], weak_ref_output=name == names[-1])
+            # the manager logs the pieces of a capture together
+            options = CUDAGraphOptions(
+                debug_log_enable=False, gc_disable=name != names[0], weak_ref_output=name == names[-1]
+            )
             wrapper = CUDAGraphWrapper(getattr(pieces, name), CUDAGraphMode.PIECEWISE, self._pool, options)
             self.pieces.append(wrapper)
             # a child must be a Module, an attribute need not be

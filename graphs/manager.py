@@ -15,9 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from graphs.capturing import set_cudagraph_capturing_enabled, validate_cudagraph_capturing_enabled
-from graphs.counters import CaptureRecord, GraphCounters
+from graphs.counters import BatchKind, CaptureRecord, GraphCounters
 from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
 from graphs.errors import CaptureError
+from graphs.log import log_capture
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.piecewise import PiecewiseRunner
 from graphs.protocol import Graph, GraphBackend, GraphHooks, GraphPool
@@ -160,8 +161,7 @@ class CudaGraphManager:
         chosen = self._dispatcher.dispatch(
             1 if batch.num_reqs is None else batch.num_reqs, batch.num_tokens, batch.query_len, batch.has_lora
         )
-        self.counters.dispatches[chosen.mode] += 1
-        self.counters.padded_tokens += chosen.descriptor.num_tokens - num_tokens
+        self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
 
     def run_fullgraph(self, desc: BatchDescriptor) -> tuple[Tensor, ...]:
@@ -222,6 +222,7 @@ class CudaGraphManager:
                 num_bytes=self.num_bytes() - held,
             )
             self.counters.captures.append(record)
+            log_capture(self.name, mode, desc, num_graphs, record.num_bytes)
             bar.set_postfix_str(f"{backend.free_memory() / 2**30:.2f} GiB free")
 
     def _warm_up(self, mode: CUDAGraphMode, desc: BatchDescriptor, make_forward: MakeForward) -> None:

@@ -23,7 +23,7 @@ class PiecewiseRunner:
     def use_breakable(self, model: Callable[..., object], pool: GraphPool) -> None:
         """Capture `model` in segments around its eager breaks."""
         if not self._is_built_for(model):
-            self._runner = BreakableCUDAGraphWrapper(model, pool)
+            self._runner = BreakableCUDAGraphWrapper(model, pool, debug_log_enable=False)  # the manager logs
 
     def use_compiled(self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]) -> None:
         """Capture `model` in the pieces that torch.compile makes of it."""

@@ -12,7 +12,7 @@ from graphs.addresses import addresses, check_addresses, debug_enabled
 from graphs.breakable import BreakableCUDAGraphCapture
 from graphs.capturing import exclusive_capture
 from graphs.context import ForwardContext, get_forward_context, has_forward_context
-from graphs.log import logger
+from graphs.log import log_capture
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import Graph, GraphPool
 
@@ -24,7 +24,7 @@ class CUDAGraphOptions:
     weak_ref_output: return a weak view at capture too; right only for the last piece, whose output no later one reads.
     """
 
-    debug_log_enable: bool = False
+    debug_log_enable: bool = True
     gc_disable: bool = False
     weak_ref_output: bool = True
 
@@ -82,9 +82,7 @@ class CUDAGraphWrapper:
         clear_entries(self.entries)
 
     def _capture(self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        descriptor, options = descriptor_of(context), self.options
-        if options.debug_log_enable:
-            logger.debug("capturing %s as %s", self.runnable, descriptor)
+        descriptor, options, held = descriptor_of(context), self.options, self._pool.num_bytes()
         graph, output = capture_graph(
             self._pool,
             descriptor,
@@ -96,15 +94,21 @@ class CUDAGraphWrapper:
         if self._debug:
             entry.input_addresses = addresses(args, kwargs, context)
         self.entries[descriptor] = entry
+        if options.debug_log_enable:
+            taken = self._pool.num_bytes() - held
+            log_capture(repr(self.runnable), self.runtime_mode, descriptor, int(graph is not None), taken)
         # a strong output keeps its memory from the pieces captured after this one
         return entry.output if options.weak_ref_output else output
 
 
 class BreakableCUDAGraphWrapper:
-    """Captures `runnable` in segments around its eager breaks, when the runtime mode is PIECEWISE."""
+    """Captures `runnable` in segments around its eager breaks, when the runtime mode is PIECEWISE.
 
-    def __init__(self, runnable: Callable[..., object], pool: GraphPool) -> None:
-        self.runnable, self._pool = runnable, pool
+    debug_log_enable: a debug line for each capture
+    """
+
+    def __init__(self, runnable: Callable[..., object], pool: GraphPool, *, debug_log_enable: bool = True) -> None:
+        self.runnable, self._pool, self._is_logged = runnable, pool, debug_log_enable
         self.entries: dict[BatchDescriptor, CUDAGraphEntry] = {}
         self._debug = debug_enabled()
 
@@ -142,13 +146,16 @@ class BreakableCUDAGraphWrapper:
         return capture.num_graphs if isinstance(capture, BreakableCUDAGraphCapture) else 0
 
     def _capture(self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        descriptor = descriptor_of(context)
+        descriptor, held = descriptor_of(context), self._pool.num_bytes()
         with BreakableCUDAGraphCapture(self._pool, owner=descriptor) as capture:
             output = self.runnable(*args, **kwargs)
         entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=capture, output=self._pool.weaken(output))
         if self._debug:
             entry.input_addresses = addresses(args, kwargs, context)
         self.entries[descriptor] = entry
+        if self._is_logged:
+            taken = self._pool.num_bytes() - held
+            log_capture(repr(self.runnable), CUDAGraphMode.PIECEWISE, descriptor, capture.num_graphs, taken)
         return entry.output
 
 

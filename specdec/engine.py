@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from graphs.counters import summary
 from specdec.kernels.choose_token import NO_TOKEN
 from specdec.requests.intake import Asked, Intake
 from specdec.requests.needs import Needs
@@ -205,6 +206,8 @@ class Engine:
             changed = self._take_round(step.work, result)
         self.scheduler.landed(step.work)
         self._let_go([request for request in before if request.finish is not None])
+        if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
+            logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
 
     def _take_chunk(self, chunk: Chunk, result: RoundResult) -> list[Request]:

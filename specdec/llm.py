@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 
+from graphs.counters import GraphCounters
 from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
@@ -186,6 +187,13 @@ class LLM:
         """In a turn."""
         for request_id in request_ids:
             self.engine.abort(request_id)
+
+    def graph_counters(self) -> dict[str, GraphCounters]:
+        """What the CUDA graphs of each family took, and which batches they served, padded to which sizes, so far.
+
+        `counters.as_dict()` is JSON. Without graphs (on the CPU, with enforce_eager) all batches are of mode NONE.
+        """
+        return self.engine.runner.graphs.counters()
 
     @staticmethod
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:

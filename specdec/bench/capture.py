@@ -1,10 +1,12 @@
 """What graphs cost: seconds and memory of each family, and whether serving lets memory grow."""
 
 import resource
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
+from graphs.counters import GraphCounters
 from specdec.bench.pair import EngineSpec, Pair, build_engine
 from specdec.bench.serving import generate
 from specdec.engine import Engine
@@ -46,6 +48,15 @@ def capture_rows(pair: Pair, K: int, max_num_seqs: int, max_model_len: int) -> l
         rows += [*families, {"chunks": families[0]["chunks"], "family": "all"} | sums]
         engine.runner.clear_graphs()
     return rows
+
+
+def batch_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Row]:
+    """The batches that each family ran while the prompts were served at once: how, over how many rows, padded to."""
+    families = engine.runner.graphs.counters()
+    before = {name: Counter(counters.batches) for name, counters in families.items()}
+    generate(engine, prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
+    served = {name: GraphCounters(batches=counters.batches - before[name]) for name, counters in families.items()}
+    return [{"family": name} | row for name, counters in served.items() for row in counters.rows()]
 
 
 def memory_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, num_rounds: int) -> list[Row]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from specdec.bench.bench import Bench, Row, refused
-from specdec.bench.capture import capture_rows, memory_rows
+from specdec.bench.capture import batch_rows, capture_rows, memory_rows
 from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
 from specdec.bench.exactness import exactness_rows
@@ -127,6 +127,16 @@ def capture(bench: Bench) -> list[Row]:
     return capture_rows(bench.pair, max(bench.ks), largest, bench.options.max_model_len)
 
 
+def padding(bench: Bench) -> list[Row]:
+    """Which graphs serve the prompts at the largest K, and how many rows they compute for nothing."""
+    K, rows = max(bench.ks), list[Row]()
+    for batch in bench.options.batches:
+        if bench.has_time(f"padding: batch {batch}"):
+            served = batch_rows(bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.max_tokens)
+            rows += [{"num_speculative_tokens": K, "batch": batch} | row for row in served]
+    return rows
+
+
 def memory(bench: Bench) -> list[Row]:
     """Memory behind a first batch, along many rounds, and when the graphs are gone."""
     engine = bench.engine(max(bench.ks), max(bench.options.batches))
@@ -175,6 +185,7 @@ SUITES: dict[str, Callable[[Bench], list[Row]]] = {
     "waiting": waiting,
     "prefill": prefill,
     "capture": capture,
+    "padding": padding,
     "memory": memory,
     "cold": cold,
 }

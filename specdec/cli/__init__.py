@@ -27,7 +27,7 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; au
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 SUITES = (
     "protocol, rounds, exactness, k, batch, context, products, gaps, requests, waiting, prefill, capture, "
-    "memory, cold; with commas; or all"
+    "padding, memory, cold; with commas; or all"
 )
 CONTEXTS = "256,1024,4096,8192,16384,32768"
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="capture no CUDA graphs")]

@@ -1,4 +1,5 @@
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from graphs.breakable import BreakableCUDAGraphCapture
 from graphs.context import ForwardContext, get_forward_context, set_forward_context
+from graphs.counters import GraphCounters, summary
 from graphs.errors import CaptureError
 from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
@@ -129,6 +131,35 @@ def test_records_and_counters_tell_what_was_captured_and_run(family):
     assert counters.dispatches == {PIECEWISE: 1, FULL: 1, NONE: 1}
     assert counters.replays == {PIECEWISE: 1, FULL: 1}
     assert counters.padded_tokens == 3 + 2
+    assert counters.batches == {(PIECEWISE, 5, 8): 1, (FULL, 2, 4): 1, (NONE, 40, 40): 1}
+
+
+@pytest.mark.parametrize("use_breakable_cg", [True, False])
+def test_each_capture_of_a_family_is_one_debug_line(family, caplog, use_breakable_cg):
+    caplog.set_level("DEBUG", logger="graphs")
+    toy = family(BOTH, requests=[2], tokens=[8], use_breakable_cg=use_breakable_cg)
+    toy.capture()
+    of_pieces, of_full = (record.num_bytes for record in toy.manager.counters.captures)
+    assert [record.getMessage() for record in caplog.records if record.name == "graphs"] == [
+        f"captured toy, PIECEWISE, {BatchDescriptor(8)}: 4 segments, {of_pieces} bytes",
+        f"captured toy, FULL, {BatchDescriptor(4, 2, 2)}: 1 segments, {of_full} bytes",
+    ]
+
+
+def test_counters_are_kept_by_size_and_mode_and_say_so_in_json_and_in_words(family):
+    toy = family(BOTH, requests=[2], tokens=[8])
+    toy.capture()
+    for num_reqs, num_tokens, query_len in [(1, 5, None), (1, 2, 2), (1, 2, 2), (1, 40, None)]:
+        toy.step(num_reqs, num_tokens, query_len)
+    counters = toy.manager.counters
+    names = ("mode", "unpadded_tokens", "num_tokens", "batches", "padded_tokens")
+    rows = [("FULL", 2, 4, 2, 4), ("NONE", 40, 40, 1, 0), ("PIECEWISE", 5, 8, 1, 3)]
+    assert counters.rows() == [dict(zip(names, row, strict=True)) for row in rows]
+    told = json.loads(json.dumps(counters.as_dict()))
+    assert told["batches"] == counters.rows()
+    assert (told["replays"], told["padded_tokens"], told["num_graphs"]) == ({"PIECEWISE": 1, "FULL": 2}, 7, 5)
+    told = summary({"toy": counters, "idle": GraphCounters()})
+    assert told == "toy PIECEWISE 1, FULL 2, NONE 1, 12.5% padding"
 
 
 def test_without_a_backend_or_a_mode_everything_is_eager(toy, device, backend):

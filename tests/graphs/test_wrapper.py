@@ -1,4 +1,4 @@
-from typing import ClassVar
+import re
 
 import pytest
 import torch
@@ -60,20 +60,20 @@ def test_a_new_descriptor_captures_and_a_known_one_replays(wrapper, x, in_contex
 
 
 def test_hooks_of_the_pool_wait_before_each_replay_and_join_each_capture(wrapper, x, in_context):
-    class Hooks(GraphHooks):
-        calls: ClassVar[list[str]] = []
+    calls = []
 
+    class Hooks(GraphHooks):
         def synchronize(self):
-            self.calls.append("synchronize")
+            calls.append("synchronize")
 
         def join(self):
-            self.calls.append("join")
+            calls.append("join")
 
-    wrapper._pool.hooks = hooks = Hooks()
+    wrapper._pool.hooks = Hooks()
     for _ in range(2):
         with in_context(PIECEWISE):
             wrapper(x)
-    assert hooks.calls == ["synchronize", "join", "synchronize"]
+    assert calls == ["synchronize", "join", "synchronize"]
 
 
 def test_attributes_fall_through_to_the_callable(wrapper):
@@ -162,12 +162,22 @@ def test_a_piece_that_is_not_the_last_returns_a_strong_output_at_capture(tape, i
         assert first.entries[BatchDescriptor(4)].output.shape == (2,)
 
 
-def test_each_capture_is_logged_when_asked(tape, in_context, caplog):
+@pytest.mark.parametrize("is_logged", [True, False])
+@pytest.mark.parametrize("kind", ["full", "breakable"])
+def test_each_capture_is_one_debug_line_unless_told_otherwise(backend, x, in_context, caplog, kind, is_logged):
     caplog.set_level("DEBUG", logger="graphs")
-    wrapper = CUDAGraphWrapper(Counted(), FULL, tape.new_pool(), CUDAGraphOptions(debug_log_enable=True))
-    with in_context(FULL):
-        wrapper(torch.zeros(2))
-    assert "num_tokens=4" in caplog.text
+    if kind == "full":
+        options = None if is_logged else CUDAGraphOptions(debug_log_enable=False)
+        wrapper = CUDAGraphWrapper(Counted(), PIECEWISE, backend.new_pool(), options)
+    else:
+        wrapper = BreakableCUDAGraphWrapper(Counted(), backend.new_pool(), debug_log_enable=is_logged)
+    for _ in range(2):
+        with in_context(PIECEWISE):
+            wrapper(x)
+    lines = [record.getMessage() for record in caplog.records if record.name == "graphs"]
+    assert len(lines) == is_logged
+    wanted = rf"captured .*Counted.*, PIECEWISE, {re.escape(str(BatchDescriptor(4)))}: 1 segments, [1-9]\d* bytes"
+    assert all(re.fullmatch(wanted, line) for line in lines)
 
 
 @pytest.mark.parametrize("is_weak", [True, False])

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import specdec.start.load
+from graphs import CUDAGraphMode
 from specdec import LLM, SamplingParams
 
 
@@ -124,3 +125,15 @@ def test_a_stream_that_nobody_reads_is_aborted(llm):
     assert llm.engine.has_unfinished
     del pieces
     assert not llm.engine.has_unfinished
+
+
+def test_graph_counters_say_which_batches_ran_and_a_debug_line_sums_them_up(llm, caplog):
+    caplog.set_level("DEBUG", logger="specdec")
+    before = llm.graph_counters()["target_decode"].dispatches[CUDAGraphMode.NONE]
+    [output] = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=6, ignore_eos=True))
+    counters = llm.graph_counters()
+    assert counters["target_decode"].dispatches[CUDAGraphMode.NONE] == before + output.stats.num_rounds
+    assert counters["target_prefill"].as_dict()["padded_tokens"] == 0
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("graphs: ")]
+    assert len(lines) == 1
+    assert f"target_decode NONE {before + output.stats.num_rounds}, 0.0% padding" in lines[0]

@@ -121,6 +121,15 @@ def test_every_other_suite_runs(bench):
     assert suites.capture(bench) == suites.exactness(bench) == suites.prefill(bench) == []  # of a GPU only
 
 
+def test_the_batches_of_one_run_are_counted_by_family_and_size(bench):
+    for _ in range(2):  # the second run counts its own alone
+        rows = suites.padding(bench)
+        prefill = [row for row in rows if row["family"] == "target_prefill"]
+        assert [(row["batch"], row["mode"], row["batches"]) for row in prefill] == [(1, "NONE", 1), (2, "NONE", 1)]
+        lengths = [len(prompt) for prompt in bench.pair.prompts[:2]]
+        assert [row["unpadded_tokens"] for row in prefill] == [lengths[0], sum(lengths)]
+
+
 def test_a_budget_that_is_spent_leaves_the_rest_out(bench):
     bench.options = BenchOptions(ks=(2,), batches=(1,), num_prompts=1, max_seconds=0.0)
 

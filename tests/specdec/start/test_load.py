@@ -7,7 +7,7 @@ import time
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.runner import RunnerSizes
+from specdec.sizes import EngineSizes
 from specdec.start.locate import locate
 from specdec.start.memory import check_length
 from weights import CheckpointError, demo_directory
@@ -56,7 +56,7 @@ def test_a_given_max_model_len_is_all_that_is_built(target):
 
 
 def test_the_longest_length_named_is_one_that_fits():
-    sizes = RunnerSizes(
+    sizes = EngineSizes(
         max_model_len=1000, max_num_seqs=1, max_num_batched_tokens=64, num_kv_blocks=16, num_speculative_tokens=0
     )
     with pytest.raises(ValueError, match=r"a max_model_len of at most 960$"):

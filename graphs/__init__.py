@@ -3,21 +3,30 @@
 These names are the library. The backends stay under modules of their own: graphs.cuda (CUDA) and graphs.tape.backend.
 """
 
-from graphs.breakable import BreakableCUDAGraphCapture, eager_break_during_capture
-from graphs.context import get_forward_context, set_forward_context
-from graphs.manager import CudaGraphManager
-from graphs.modes import BatchDescriptor, CUDAGraphMode
-from graphs.wrapper import BreakableCUDAGraphWrapper, CUDAGraphOptions, CUDAGraphWrapper
+import importlib
 
-__all__ = [
-    "BatchDescriptor",
-    "BreakableCUDAGraphCapture",
-    "BreakableCUDAGraphWrapper",
-    "CUDAGraphMode",
-    "CUDAGraphOptions",
-    "CUDAGraphWrapper",
-    "CudaGraphManager",
-    "eager_break_during_capture",
-    "get_forward_context",
-    "set_forward_context",
-]
+_PUBLIC = {
+    "BatchDescriptor": "graphs.modes",
+    "BreakableCUDAGraphCapture": "graphs.breakable",
+    "BreakableCUDAGraphWrapper": "graphs.wrapper",
+    "CUDAGraphMode": "graphs.modes",
+    "CUDAGraphOptions": "graphs.wrapper",
+    "CUDAGraphWrapper": "graphs.wrapper",
+    "CudaGraphManager": "graphs.manager",
+    "eager_break_during_capture": "graphs.breakable",
+    "get_forward_context": "graphs.context",
+    "set_forward_context": "graphs.context",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that nobody has asked for yet."""
+    return __all__
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is asked for: graphs.modes needs no torch."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'graphs' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from graphs.counters import GraphCounters
 from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
@@ -151,9 +149,7 @@ class LLM:
 
     def _step(self) -> None:
         """In a turn: a step for the requests of all threads. An error ends them all, and the other threads return."""
-        device = self.engine.runner.device
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # the current one is each thread's own
+        self.engine.runner.take_device()
         try:
             changed = self.engine.step()
         except BaseException:

@@ -124,6 +124,11 @@ class Runner:
             self.acts.run(step)
         return self.results.latest
 
+    def take_device(self) -> None:
+        """Make this engine's GPU the current one of the calling thread, to which kernels are launched."""
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)
+
     def read(self, num_reqs: int) -> RoundResult:
         """The latest step's result on the host; waits for the target, not for the draft behind it."""
         result = self.results.latest.read()

@@ -1,51 +1,75 @@
-"""The directions of imports, read from the source: what may import what, and where an import may stand.
+"""Who may import what, read from the source: one row per folder, everything that is not named is forbidden.
 
-`violations(root)` checks the packages under a directory, so that the checker itself can be tested on a small tree.
+    python -m tests.layout          prints the rows
+
+`violations(root)` checks the packages under a directory, so that the checker itself can be tested
+on a small tree. Two kinds of files may import late: see LATE_IMPORTS.
 """
 
 import ast
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-# what each package may import beside the standard library and itself
-PACKAGES = {
-    "graphs": {"torch", "tqdm"},
-    "weights": {"torch", "safetensors", "tqdm"},
-    "specdec": {
-        *("torch", "triton", "numpy", "transformers", "huggingface_hub", "tqdm", "typer", "rich"),
-        *("matplotlib", "jinja2"),
-        *("graphs", "weights"),
-    },
-}
+PACKAGES = ("graphs", "weights", "specdec")
 
-# a module of specdec imports from its own layer and from those before it, never from those behind it
-LAYERS = (
-    # plain data and the host's rules over it
-    (
-        *("arguments", "accept", "block_pool", "buffers", "chunk_inputs", "config", "finish", "kv_cache", "locate"),
-        *("output", "processors", "request", "sampling", "state", "stats", "step", "tokenizer", "upload"),
-        *("deltas", "logprobs", "needs", "prefix_keys", "progress", "sampling_rows", "turns"),
-        *("chat_template", "template_worker", "tokenizer_files"),
-    ),
-    ("kernels",),
-    ("attention",),
-    ("models",),
-    ("tile_plans", "contexts", "graph_families"),
-    ("target", "draft", "choice", "commit", "results"),
-    ("round",),
-    ("runner", "memory", "load"),
-    ("intake", "scheduler", "engine", "engine_thread"),
-    ("llm", "async_llm"),
-    ("bench",),
-    ("cli", "server", "__main__"),
-)
+
+@dataclass(frozen=True)
+class Row:
+    """ours: modules or folders of ours; third: parties beside the standard library. Its own files always."""
+
+    ours: tuple[str, ...] = ()
+    third: tuple[str, ...] = ()
+
+
+HOST = ("specdec.arguments", "specdec.sizes")
+STEPPING = (*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs")
+MODEL = ("specdec.sizes", "specdec.kernels", "graphs", "weights")
+STEP = (*STEPPING, "specdec.models", "specdec.stepping", "specdec.sampler", "specdec.passes")
+STORY = (*STEP, "specdec.step", "specdec.target", "specdec.draft", "specdec.config", "specdec.runner")
+ENGINE = (*STORY, "specdec.scheduling", "specdec.engine", "weights")
+LLM = (*ENGINE, "specdec.start", "specdec.llm")
+
+# a file or a folder -> its row; the longest name that fits counts
+ROWS: dict[str, Row] = {
+    "graphs": Row(third=("torch", "tqdm")),
+    "weights": Row(third=("torch", "safetensors", "tqdm")),
+    "weights.errors": Row(),
+    "specdec": Row(),
+    "specdec.arguments": Row(),
+    "specdec.sizes": Row(),
+    "specdec.config": Row(("specdec.arguments", "graphs.modes")),
+    "specdec.requests": Row(HOST),
+    "specdec.requests.tokenizer_files": Row(("weights.errors", "weights.fields"), ("transformers",)),
+    "specdec.requests.template_worker": Row(third=("jinja2",)),
+    "specdec.requests.progress": Row(("specdec.requests",), ("tqdm",)),
+    "specdec.scheduling": Row((*HOST, "specdec.requests")),
+    "specdec.kernels": Row(third=("torch", "triton")),
+    "specdec.models": Row(MODEL, ("torch",)),
+    "specdec.stepping": Row(STEPPING, ("torch", "numpy")),
+    "specdec.sampler": Row((*STEPPING, "specdec.stepping", "specdec.models"), ("torch",)),
+    "specdec.passes": Row((*STEPPING, "specdec.stepping", "specdec.models", "specdec.config"), ("torch",)),
+    "specdec.target": Row(STEP, ("torch",)),
+    "specdec.draft": Row(STEP, ("torch",)),
+    "specdec.step": Row((*STEP, "specdec.target", "specdec.draft"), ("numpy",)),
+    "specdec.runner": Row((*STORY, "weights"), ("torch",)),
+    "specdec.engine": Row(ENGINE, ("torch",)),
+    "specdec.start": Row(ENGINE, ("torch", "huggingface_hub")),
+    "specdec.llm": Row((*LLM, "specdec.serve.turns")),
+    "specdec.serve": Row(LLM),
+    "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton")),
+    "specdec.cli": Row((*LLM, "specdec.serve", "specdec.bench"), ("torch", "typer", "rich")),
+    "specdec.__main__": Row(("specdec.cli",)),
+}
 
 # files that may import inside functions or under conditions, and why
 LATE_IMPORTS = {
-    "specdec/bench/charts.py": "matplotlib is an extra",
+    "graphs/__init__.py": "names are imported when they are asked for: graphs.modes needs no torch",
+    "weights/__init__.py": "names are imported when they are asked for: weights.errors needs no torch",
     "specdec/__init__.py": "public names are imported when they are asked for",
-    "specdec/cli/__init__.py": "a command imports its file when it is called, so that --help does not wait for torch",
+    "specdec/bench/charts.py": "matplotlib is an extra",
+    "specdec/cli/__init__.py": "a command imports its file when it is called: --help needs no torch",
     "specdec/kernels/__init__.py": "Triton, behind one device check",
 }
 
@@ -56,14 +80,24 @@ def violations(root: Path) -> list[str]:
     for package in PACKAGES:
         for file in sorted((root / package).rglob("*.py")):
             path = file.relative_to(root).as_posix()
-            found += [f"{path}:{line}: {what}" for line, what in _violations_of(path, ast.parse(file.read_text()))]
+            for line, what in _violations_of(path, ast.parse(file.read_text())):
+                found.append(f"{path}:{line}: {what}")
     return found
 
 
+def table() -> str:
+    """The rows as text."""
+    lines = [f"{'place':<28}may import of ours; of third parties"]
+    for place, row in ROWS.items():
+        lines.append(f"{place:<28}{', '.join(row.ours) or '-'}; {', '.join(row.third) or '-'}")
+    return "\n".join(lines)
+
+
 def _violations_of(path: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     for node in ast.walk(tree):
         for name in _imported(node):
-            problem = _forbidden(path, name)
+            problem = _forbidden(module, name)
             if problem:
                 yield node.lineno, problem
     if path not in LATE_IMPORTS:
@@ -83,32 +117,32 @@ def _imported(node: ast.AST) -> list[str]:
     return []
 
 
-def _forbidden(path: str, name: str) -> str | None:
-    package, top = path.split("/")[0], name.split(".")[0]
+def _forbidden(module: str, name: str) -> str | None:
+    top = name.split(".")[0]
     if name == ".":
         return "relative import: write the whole name"
     if top in sys.stdlib_module_names:
         return None
-    if top != package:
-        return None if top in PACKAGES[package] else f"{package} may not import {top}"
-    if package != "specdec" or name == "specdec" or path == "specdec/__init__.py":
+    place = place_of(module)
+    if place is None:
+        return f"{module} has no row in tests/layout.py"
+    if top not in PACKAGES:
+        return None if top in ROWS[place].third else f"{place} may not import {top}"
+    allowed = (place, *ROWS[place].ours)
+    if any(_is_in(name, each) or each.startswith(name + ".") for each in allowed):
         return None
-    own, other = _module(path.removesuffix(".py").replace("/", ".")), _module(name)
-    missing = [module for module in (own, other) if _layer(module) is None]
-    if missing:
-        return f"specdec.{missing[0]} has no place in LAYERS (tests/layout.py)"
-    if (_layer(other) or 0) > (_layer(own) or 0):
-        return f"specdec.{own} may not import specdec.{other}, which lies above it"
-    return None
+    return f"{place} may not import {name}"
 
 
-def _module(dotted: str) -> str:
-    """specdec.kernels.linear -> kernels"""
-    return dotted.split(".")[1]
+def place_of(module: str) -> str | None:
+    """The row of a module: the longest name that fits."""
+    return max((place for place in ROWS if _is_in(module, place)), key=len, default=None)
 
 
-def _layer(module: str) -> int | None:
-    return next((index for index, layer in enumerate(LAYERS) if module in layer), None)
+def _is_in(name: str, place: str) -> bool:
+    # the rows of whole packages hold for what has no row of its own
+    is_own = name == place or name.startswith(place + ".")
+    return is_own and (place != "specdec" or name == place)
 
 
 def _late_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -120,3 +154,7 @@ def _late_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, "TYPE_CHECKING"
         if isinstance(node, ast.Attribute) and node.attr == "import_module":
             yield node.lineno, "importlib.import_module"
+
+
+if __name__ == "__main__":
+    print(table())

@@ -17,29 +17,36 @@ Names after a load, the same whatever the file called them (D hidden, C head cha
     d2t [W] int64                                    absolute target ids (the file's offsets added up), drafts only
 """
 
-from weights.config import EagleConfig, LayerConfig, RopeConfig, TargetConfig
-from weights.demo import demo_directory, demo_prompts
-from weights.errors import CheckpointError
-from weights.files.header import TensorEntry
-from weights.inspect import Inspection, inspect_checkpoint
-from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
-from weights.report import BindingReport, Resolved
+import importlib
 
-__all__ = [
-    "BindingReport",
-    "CheckpointError",
-    "EagleConfig",
-    "Inspection",
-    "LayerConfig",
-    "LoadedEagle",
-    "LoadedTarget",
-    "Resolved",
-    "RopeConfig",
-    "TargetConfig",
-    "TensorEntry",
-    "demo_directory",
-    "demo_prompts",
-    "inspect_checkpoint",
-    "load_eagle",
-    "load_target",
-]
+_PUBLIC = {
+    "BindingReport": "weights.report",
+    "CheckpointError": "weights.errors",
+    "EagleConfig": "weights.config",
+    "Inspection": "weights.inspect",
+    "LayerConfig": "weights.config",
+    "LoadedEagle": "weights.load",
+    "LoadedTarget": "weights.load",
+    "Resolved": "weights.report",
+    "RopeConfig": "weights.config",
+    "TargetConfig": "weights.config",
+    "TensorEntry": "weights.files.header",
+    "demo_directory": "weights.demo",
+    "demo_prompts": "weights.demo",
+    "inspect_checkpoint": "weights.inspect",
+    "load_eagle": "weights.load",
+    "load_target": "weights.load",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that nobody has asked for yet."""
+    return __all__
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is asked for: weights.errors needs no torch."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'weights' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

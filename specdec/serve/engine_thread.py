@@ -14,8 +14,6 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-import torch
-
 from specdec.engine import Engine
 from specdec.requests.intake import Asked
 from specdec.requests.output import RequestOutput
@@ -117,7 +115,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            self._take_device()
+            self._engine.runner.take_device()
             while self._obey():
                 self._tell(self._engine.step())
             self._tell(self._engine.abort_all())
@@ -127,11 +125,6 @@ class EngineThread:
             self._end(error)
         else:
             self._end(None)
-
-    def _take_device(self) -> None:
-        device = self._engine.runner.buffers.hidden_states.device
-        if device.type == "cuda":  # the current device is each thread's own
-            torch.cuda.set_device(device)
 
     def _obey(self) -> bool:
         """Do what others have asked for, and wait for it while nothing runs; False to stop."""

@@ -72,8 +72,9 @@ def _phase(name: str) -> Iterator[None]:
     logger.info("start: %-15s %6.2f s", name, time.monotonic() - start)
 
 
-def device_of(name: str | torch.device) -> torch.device:
+def device_of(name: object) -> torch.device:
     """ "auto" is a GPU if there is one. ValueError for what cannot be used here."""
+    assert isinstance(name, str | torch.device), type(name)
     if isinstance(name, str) and name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

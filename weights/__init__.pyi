@@ -1,0 +1,26 @@
+from weights.config import EagleConfig, LayerConfig, RopeConfig, TargetConfig
+from weights.demo import demo_directory, demo_prompts
+from weights.errors import CheckpointError
+from weights.files.header import TensorEntry
+from weights.inspect import Inspection, inspect_checkpoint
+from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
+from weights.report import BindingReport, Resolved
+
+__all__ = [
+    "BindingReport",
+    "CheckpointError",
+    "EagleConfig",
+    "Inspection",
+    "LayerConfig",
+    "LoadedEagle",
+    "LoadedTarget",
+    "Resolved",
+    "RopeConfig",
+    "TargetConfig",
+    "TensorEntry",
+    "demo_directory",
+    "demo_prompts",
+    "inspect_checkpoint",
+    "load_eagle",
+    "load_target",
+]

@@ -16,7 +16,7 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.add import add
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.linear import linear
-from specdec.kernels.support_floor.support_floor import support_floor
+from specdec.kernels.support_floor.floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import DraftGraphs, init_piecewise

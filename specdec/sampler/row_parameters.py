@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.choose_token import Places
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.support_floor.support_floor import Limits
+from specdec.kernels.support_floor.floor import Limits
 from specdec.stepping.state import RequestState
 
 

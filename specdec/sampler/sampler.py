@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
 from specdec.kernels.choose_token import Places, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
-from specdec.kernels.support_floor.support_floor import Limits, support_floor
+from specdec.kernels.support_floor.floor import Limits, support_floor
 from specdec.models.llama import LlamaModel
 from specdec.requests.needs import Needs
 from specdec.sampler.accept import RULES, Decision, Drafted

@@ -33,11 +33,11 @@ def run_scripted(llm, prompts, params, continuations):
     runner = llm.engine.runner
     rows = range(runner.sizes.max_num_seqs)
     scripts = {row: [*p, *c] for row, p, c in zip(rows, prompts, continuations, strict=False)}
-    real, runner.draft = runner.draft, ScriptedDraft(runner, scripts)
+    real, runner.acts.draft = runner.acts.draft, ScriptedDraft(runner, scripts)
     try:
         return llm.generate(prompts, params, use_tqdm=False)
     finally:
-        runner.draft = real
+        runner.acts.draft = real
 
 
 def test_oracle_drafts_are_all_accepted(greedy, prompts, references):

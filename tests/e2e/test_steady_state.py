@@ -84,7 +84,8 @@ def live_bytes():
 
 
 def is_tensor(candidate):
-    return type(candidate) in (torch.Tensor, torch.nn.Parameter) and candidate.device.type == "cpu"
+    is_plain = type(candidate) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and candidate.device.type == "cpu" and candidate.layout is torch.strided
 
 
 def addresses(runner):

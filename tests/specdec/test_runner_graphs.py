@@ -258,7 +258,7 @@ def test_stale_padding_is_caught_by_the_walk(monkeypatch, expected, backend):
     captures, device = make_backend(backend)
     pair, oracle, trace = expected("eagle3", 3, device)
     runner = tiny_runner(pair, 3, GraphConfig(**SIZES), captures)
-    monkeypatch.setattr("specdec.runner.upload", lambda buffer, values: buffer[: sum(values >= 0)].copy_(rows(values)))
+    monkeypatch.setattr("specdec.step.upload", lambda buffer, values: buffer[: sum(values >= 0)].copy_(rows(values)))
     with pytest.raises(AssertionError, match="step"):
         assert_same(walked(runner, oracle, is_poisoned=False).trace, trace)
 

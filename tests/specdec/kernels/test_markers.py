@@ -7,7 +7,7 @@ import torch
 
 from specdec.kernels.best_token import NO_TOKEN, NOT_FINITE, best_token_ref, launch_best_token, launch_write
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
-from specdec.kernels.support_floor.support_floor import Limits, launch_support_floor, support_floor_ref
+from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
 from specdec.requests.needs import Needs
 from specdec.requests.row_start import RowStart
 from specdec.sampler.accept import RULES

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from specdec.kernels import jit, tl
-from specdec.kernels.support_floor.support_floor import Limits, launch_support_floor, support_floor, support_floor_ref
+from specdec.kernels.support_floor import floor
+from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
 from specdec.kernels.support_floor.units import MASS, mass_of
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -120,7 +121,7 @@ def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(
     logits, limits = 2.5 * torch.randn(len(LIMITS), 5000), limits_of(device, 1.0)
     logits[:, 500:] = logits.amax(dim=1, keepdim=True) - below
     usual = launch_support_floor(logits.to(device), limits)
-    monkeypatch.setattr(support_floor, "search_kernel", WithoutRow(support_floor.search_kernel))
+    monkeypatch.setattr(floor, "search_kernel", WithoutRow(floor.search_kernel))
     found = launch_support_floor(logits.to(device), limits) == usual
     # as many tokens as there are, or all but a ten-millionth of the mass
     is_reread = (limits.top_k >= 5000) | (limits.top_p == torch.tensor(0.9999999))

@@ -19,7 +19,7 @@ from specdec.kernels.linear import linear
 from specdec.kernels.support_floor.floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import PassContexts
-from specdec.passes.families import DraftGraphs, init_piecewise
+from specdec.passes.families import Captures, DraftGraphs, init_piecewise
 from specdec.sampler.row_parameters import row_parameters
 from specdec.sampler.sampler import scaled_in_support
 from specdec.stepping.buffers import StepBuffers
@@ -58,7 +58,7 @@ class Draft:
         how = step.passes.draft_prefill
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
-            self.graphs.of(step).prefill.run_fullgraph(how.descriptor)
+            self.graphs.of(step.needs).prefill.run_fullgraph(how.descriptor)
         else:
             self._extend(self.contexts.rows(step, how))
             # padding too: `decode` may be padded, and finds its first row where the proposal leaves it
@@ -69,9 +69,19 @@ class Draft:
         how, K = step.passes.draft_decode, self.buffers.draft_tokens.shape[1]
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
-            self.graphs.of(step).decode.run_fullgraph(how.descriptor)
+            self.graphs.of(step.needs).decode.run_fullgraph(how.descriptor)
         else:
             self._decode(self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how), step.needs.noise)
+
+    def captures(self) -> Captures:
+        """What is captured, in order."""
+        graphs, sampled = self.graphs, self.graphs.sampled
+        return [
+            (graphs.prefill, self.make_prefill),
+            (sampled.prefill, partial(self.make_prefill, is_sampled=True)),
+            (graphs.decode, self.make_decode),
+            (sampled.decode, partial(self.make_decode, is_sampled=True)),
+        ]
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False) -> Callable[[], None]:
         """A prefill of padding, to warm up and capture: pieces, or the uniform rows after a round as a whole."""

@@ -10,9 +10,8 @@ from typing import cast
 from graphs.counters import GraphCounters
 from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.engine import Engine
 from specdec.requests.deltas import Deltas
-from specdec.requests.intake import Asked, Intake, Prompt
+from specdec.requests.intake import Asked, Prompt
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.progress import Progress
@@ -41,22 +40,13 @@ class LLM:
         config = EngineConfig(**options)  # type: ignore[arg-type]
         speculation = SpeculativeConfig.of(speculative_config)
         loaded = load(model, speculation, config)
-        target, eagle, runner = loaded.target, loaded.eagle, loaded.runner
-        self.config, self.speculative_config = config, speculation
-        self.target_report, self.draft_report = target.report, None if eagle is None else eagle.report
-        self.tokenizer, self.sizes = loaded.tokenizer, runner.sizes
-        intake = Intake(
-            self.tokenizer,
-            runner.sizes,
-            target.config.vocab_size,
-            target.config.eos_token_ids,
-            config.seed,
-            runner.acceptance,
-        )
-        is_async = runner.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
-        self.engine = Engine(
-            runner, intake, use_prefix_cache=config.enable_prefix_caching, num_steps_ahead=int(is_async)
-        )
+        self.config = config
+        self.speculative_config = speculation
+        self.target_report = loaded.target.report
+        self.draft_report = None if loaded.eagle is None else loaded.eagle.report
+        self.tokenizer = loaded.tokenizer
+        self.engine = loaded.engine
+        self.sizes = self.engine.runner.sizes
         self._turns = Turns()  # of threads: the engine serves one at a time
         self._progress: list[Progress] = []  # of the calls of generate that run
 

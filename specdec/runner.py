@@ -1,12 +1,10 @@
 """Models, caches and buffers of one engine, and the two kinds of step over them."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from graphs.manager import MakeForward
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
@@ -15,7 +13,7 @@ from specdec.models.build import build_draft, build_target
 from specdec.models.kv_cache import allocate_kv_cache
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
-from specdec.passes.families import SAMPLED, GraphFamilies
+from specdec.passes.families import Captures, GraphFamilies
 from specdec.requests.needs import GREEDY, Needs
 from specdec.requests.row_start import RowStart
 from specdec.sampler.sampler import Sampler
@@ -53,19 +51,14 @@ class Runner:
         self.state = self._new_state(target, eagle)
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), self._dtype, device)
         self.results = Results(self.buffers)
-        self.graphs = GraphFamilies(
-            graph_config or GraphConfig(),
-            backend,
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            query_len=sizes.query_len,
-            has_draft=eagle is not None,
-        )
+        has_draft = eagle is not None
+        self.graphs = GraphFamilies(graph_config or GraphConfig(), backend, sizes, has_draft)
         self._workspace = _workspace(target, eagle, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = self._new_cache(target)
-        self.target = self._new_target(model)
+        contexts = self._contexts(self.target_cache)
+        self.target = Target(model, contexts, self.buffers, self.graphs.target)
         self.draft = None if eagle is None else self._new_draft(eagle, model)
         d2t = None if eagle is None else eagle.tensors.get("d2t")
         self.acts = Acts(
@@ -142,12 +135,12 @@ class Runner:
     def capture(self) -> None:
         """Capture the graphs of every family; until then, and without a backend, everything runs eagerly."""
         with torch.inference_mode():
-            self.graphs.capture(self._makers())
+            self.graphs.capture(self._captures())
 
     def measure(self) -> dict[str, int]:
         """Bytes that the graphs of each family will take, from their largest ones, which are not kept."""
         with torch.inference_mode():
-            return self.graphs.measure(self._makers())
+            return self.graphs.measure(self._captures())
 
     def clear_graphs(self) -> None:
         """Drop all graphs and go on eagerly."""
@@ -169,17 +162,6 @@ class Runner:
         layer, num_layers = model.config.layer, model.config.num_layers
         return allocate_kv_cache(layer, num_layers, self.sizes.num_kv_blocks, self._dtype, self.device)
 
-    def _new_target(self, model: LlamaModel) -> Target:
-        graphs = self.graphs
-        return Target(
-            model,
-            self._contexts(self.target_cache),
-            self.buffers,
-            graphs.target_prefill,
-            graphs.target_decode,
-            graphs.target_plain,
-        )
-
     def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Draft:
         assert self.graphs.draft is not None, "families without the draft's"
         self.draft_cache = self._new_cache(eagle)
@@ -193,18 +175,8 @@ class Runner:
             self.acceptance,
         )
 
-    def _makers(self) -> dict[str, MakeForward]:
-        makers: dict[str, MakeForward] = {
-            "target_prefill": self.target.make_prefill,
-            "target_decode": self.target.make_verify,
-        }
-        if self.graphs.target_plain is not None:
-            makers["target_plain"] = self.target.make_verify
-        if self.draft is not None:
-            makers |= {"draft_prefill": self.draft.make_prefill, "draft_decode": self.draft.make_decode}
-            makers["draft_prefill" + SAMPLED] = partial(self.draft.make_prefill, is_sampled=True)
-            makers["draft_decode" + SAMPLED] = partial(self.draft.make_decode, is_sampled=True)
-        return makers
+    def _captures(self) -> Captures:
+        return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]
 
     def _contexts(self, kv_cache: Tensor) -> PassContexts:
         return PassContexts(kv_cache, self.buffers, self.state, self.sizes.max_model_len, self._workspace)

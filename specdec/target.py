@@ -10,7 +10,7 @@ from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
-from specdec.passes.families import init_piecewise
+from specdec.passes.families import Captures, TargetGraphs, init_piecewise
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.step_sizes import Step
 
@@ -18,8 +18,7 @@ from specdec.stepping.step_sizes import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    prefill_graphs: chunks, in pieces around attention. decode_graphs: rounds of K + 1 rows, whole. plain_graphs: rounds
-    of an engine with a draft in which no request drafts.
+    graphs: of chunks in pieces around attention, of rounds of K + 1 rows whole, and of plain rounds.
     """
 
     def __init__(
@@ -27,15 +26,14 @@ class Target:
         model: LlamaModel,
         contexts: PassContexts,
         buffers: StepBuffers,
-        prefill_graphs: CudaGraphManager,
-        decode_graphs: CudaGraphManager,
-        plain_graphs: CudaGraphManager | None,
+        graphs: TargetGraphs,
     ) -> None:
-        self.model, self.contexts, self.buffers = model, contexts, buffers
-        self.prefill_graphs, self.decode_graphs = prefill_graphs, decode_graphs
-        self.plain_graphs = plain_graphs
+        self.model = model
+        self.contexts = contexts
+        self.buffers = buffers
+        self.graphs = graphs
         self._forward = into_buffers(model)
-        init_piecewise(prefill_graphs, self._forward)
+        init_piecewise(graphs.prefill, self._forward)
 
     def forward(self, step: Step) -> None:
         """One pass over all rows: a chunk eagerly or in pieces, a round eagerly or as one graph."""
@@ -47,6 +45,12 @@ class Target:
         else:
             self._run_whole(self.contexts.rows(step, how))
 
+    def captures(self) -> Captures:
+        """What is captured, in order."""
+        graphs = self.graphs
+        rounds = [graphs.decode] if graphs.plain is None else [graphs.decode, graphs.plain]
+        return [(graphs.prefill, self.make_prefill), *((each, self.make_verify) for each in rounds)]
+
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """A forward of padding, to warm up and capture."""
         return partial(self._run_pieces, self.contexts.dummy_rows(desc, warmup))
@@ -56,14 +60,12 @@ class Target:
         return partial(self._run_whole, self.contexts.dummy_round(desc, warmup))
 
     def _graphs_of(self, step: Step) -> CudaGraphManager:
-        is_plain = self.plain_graphs is not None and not step.has_drafts
-        graphs = self.plain_graphs if is_plain else self.decode_graphs
-        assert graphs is not None, step
-        return graphs
+        plain = self.graphs.plain
+        return self.graphs.decode if plain is None or step.has_drafts else plain
 
     def _run_pieces(self, context: ForwardContext) -> None:
         with set_forward_context(context):
-            self.prefill_graphs.run_pw_graph(self._forward, self._inputs(context.num_tokens))
+            self.graphs.prefill.run_pw_graph(self._forward, self._inputs(context.num_tokens))
 
     def _run_whole(self, context: ForwardContext) -> None:
         with set_forward_context(context):

@@ -11,10 +11,10 @@ import torch
 from graphs.cuda import CudaBackend
 from specdec.config import EngineConfig, GraphConfig, graph_modes
 from specdec.engine import Engine
-from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.start.assemble import assemble
 from specdec.start.load import device_of, dtype_of
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
@@ -110,8 +110,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     backend = CudaBackend(pair.device) if is_captured else None
     runner = Runner(pair.target, eagle, sizes, pair.device, graph_config=graphs, backend=backend)
     runner.capture()
-    intake = Intake(pair.tokenizer, sizes, pair.target.config.vocab_size, pair.target.config.eos_token_ids)
-    return Engine(runner, intake, num_steps_ahead=int(pair.device.type == "cuda"))
+    return assemble(runner, pair.target.config, pair.tokenizer)
 
 
 def joined(prompts: Sequence[Sequence[int]], length: int) -> list[int]:

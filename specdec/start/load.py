@@ -16,10 +16,12 @@ import torch
 from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
 from specdec.config import MAX_MODEL_LEN, EngineConfig, SpeculativeConfig
+from specdec.engine import Engine
 from specdec.models.kv_cache import bytes_per_block
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.start.assemble import assemble
 from specdec.start.locate import locate
 from specdec.start.memory import GIB, blocks_in_host_memory, check_length, device_memory, measure_needs, plan_memory
 from weights.errors import Problems
@@ -40,7 +42,7 @@ class Loaded:
     target: LoadedTarget
     eagle: LoadedEagle | None
     tokenizer: Tokenizer
-    runner: Runner
+    engine: Engine
 
 
 def load(model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig) -> Loaded:
@@ -62,7 +64,15 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
             eagle = _load_draft(draft_directory, speculation, target, device, config.use_tqdm_on_load)
         logger.info("%s", eagle.report)
     runner = _runner(config, speculation, target, eagle, device, backend)
-    return Loaded(target=target, eagle=eagle, tokenizer=tokenizer, runner=runner)
+    engine = assemble(
+        runner,
+        target.config,
+        tokenizer,
+        seed=config.seed,
+        use_prefix_cache=config.enable_prefix_caching,
+        is_async=config.async_scheduling,
+    )
+    return Loaded(target=target, eagle=eagle, tokenizer=tokenizer, engine=engine)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The bundled pair in graphs: the same tokens and the same accepted counts as op by op, round for round."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,11 @@ from graphs.cuda import CudaBackend
 from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
-from specdec.engine import Engine
-from specdec.requests.intake import Intake
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
+from specdec.start.assemble import assemble
 from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 
@@ -68,7 +68,8 @@ def run(pair, draft, k, backend, requests, max_model_len=192, is_eager=False, **
     graphs = GraphConfig(**{"request_sizes": (1, 2, 4), "token_sizes": (32, 48), **config})
     runner = Runner(target, eagle, sizes, device, graph_config=graphs, backend=captures)
     runner.capture()
-    engine = Engine(runner, Intake(Tokenizer(demo_directory("target")), sizes, target.config.vocab_size, ()))
+    config = replace(target.config, eos_token_ids=())
+    engine = assemble(runner, config, Tokenizer(demo_directory("target")), is_async=False)
     added = engine.add_requests(requests)
     while engine.has_unfinished:
         engine.step()

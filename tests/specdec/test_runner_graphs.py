@@ -13,6 +13,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.passes.families import GraphFamilies, init_piecewise
+from specdec.sizes import EngineSizes
 from specdec.target import Target
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
 
@@ -118,14 +119,13 @@ def test_compiled_pieces_give_the_same_drafts(expected, backend, draft, k):
     config = GraphConfig(request_sizes=(32,), token_sizes=(48,), compile_piecewise=True)
     walk = walked(tiny_runner(pair, k, config, captures), oracle, is_poisoned=True, batches=BATCHES[:1])
     assert_same(walk.trace, trace[: len(walk.trace)])
-    assert walk.runner.graphs.target_prefill.counters.replays[PIECEWISE] == len(walk.trace) - 1
+    assert walk.runner.graphs.target.prefill.counters.replays[PIECEWISE] == len(walk.trace) - 1
 
 
 @pytest.mark.parametrize("k", range(9))
 def test_every_count_up_to_the_largest_has_a_graph(k):
     captures, _ = make_backend("tape")
-    limits = {"max_num_seqs": 20, "max_num_batched_tokens": 70, "query_len": k + 1, "has_draft": True}
-    families = GraphFamilies(GraphConfig(), captures, **limits)
+    families = GraphFamilies(GraphConfig(), captures, limits(20, 70, k), has_draft=True)
     x = torch.zeros(1)
 
     def maker(manager):
@@ -138,7 +138,7 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
         init_piecewise(manager, model)
         return make
 
-    families.capture({name: maker(manager) for name, manager in families.by_name.items()})
+    families.capture([(manager, maker(manager)) for manager in families.managers])
     for num_reqs in range(1, 21):
         passes = families.dispatch_round(num_reqs)
         assert {passes.target.mode, passes.draft_prefill.mode, passes.draft_decode.mode} == {FULL}
@@ -147,6 +147,16 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
         passes = families.dispatch_chunk(min(num_tokens, 20), num_tokens, 1)
         assert (passes.target.mode, passes.draft_prefill.mode) == (PIECEWISE, PIECEWISE)
         assert passes.num_tokens >= num_tokens
+
+
+def limits(max_num_seqs, max_num_batched_tokens, k):
+    return EngineSizes(
+        max_model_len=64,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_kv_blocks=1,
+        num_speculative_tokens=k,
+    )
 
 
 def run_pieces(manager, model, desc, x):
@@ -159,13 +169,12 @@ def run_pieces(manager, model, desc, x):
 
 def test_a_family_of_ragged_batches_cannot_be_full():
     modes = graph_modes() | {"target_prefill": FULL}
-    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "query_len": 2, "has_draft": True}
+    sizes = limits(2, 8, 1)
     with pytest.raises(ValueError, match="target_prefill: mode=FULL asks for full graphs of ragged batches"):
-        GraphFamilies(GraphConfig(modes=modes), None, **limits)
-    families = GraphFamilies(GraphConfig(), TapeBackend(), **limits)
-    assert {families.by_name[name].mode for name in ("target_decode", "target_plain", "draft_decode")} == {
-        CUDAGraphMode.FULL_DECODE_ONLY
-    }
+        GraphFamilies(GraphConfig(modes=modes), None, sizes, has_draft=True)
+    families = GraphFamilies(GraphConfig(), TapeBackend(), sizes, has_draft=True)
+    managers = (families.target.decode, families.target.plain, families.draft.decode)
+    assert {manager.mode for manager in managers} == {CUDAGraphMode.FULL_DECODE_ONLY}
 
 
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
@@ -205,7 +214,7 @@ def test_measuring_keeps_no_graph(expected, backend):
 
 def held_bytes(runner):
     """Of each family; what the device has free moves with every other process."""
-    return [manager.num_bytes() for manager in runner.graphs.by_name.values()]
+    return [manager.num_bytes() for manager in runner.graphs.managers]
 
 
 @graphs
@@ -213,9 +222,9 @@ def test_nothing_is_captured_once_serving_began(expected, backend):
     captures, device = make_backend(backend)
     pair, _, _ = expected("eagle3", 3, device)
     runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(2,), token_sizes=(16,)), captures)
-    runner.graphs.target_decode.clear_graphs()
+    runner.graphs.target.decode.clear_graphs()
     with pytest.raises(CaptureError, match="capture ended when serving began"), torch.inference_mode():
-        runner.graphs.target_decode.capture(runner.target.make_verify)
+        runner.graphs.target.decode.capture(runner.target.make_verify)
 
 
 @graphs
@@ -237,7 +246,7 @@ def test_two_engines_that_start_in_two_threads_do_not_forbid_each_others_capture
     first.graphs.clear_all_graphs()
     assert (max(held_bytes(first)), min(held_bytes(second[0])) > 0) == (0, True)
     assert_same(walked(second[0], oracle, is_poisoned=True).trace, trace)
-    assert second[0].graphs.target_decode.counters.replays == {FULL: len(BATCHES)}
+    assert second[0].graphs.target.decode.counters.replays == {FULL: len(BATCHES)}
 
 
 @graphs

@@ -19,8 +19,8 @@ def test_a_traced_model_is_kernels_and_what_moves_tensors(draft):
     captures, device = make_backend("tape")
     config = GraphConfig(request_sizes=(2,), token_sizes=(48, 24, 16, 3, 2), compile_piecewise=True)
     runner = tiny_runner(tiny(draft, device), 2, config, captures)
-    for family, num_layers in (("target_prefill", 2), ("draft_prefill", 1)):
-        pieces = runner.graphs.by_name[family]._piecewise._runner.pieces
+    for manager, num_layers in ((runner.graphs.target.prefill, 2), (runner.graphs.draft.prefill, 1)):
+        pieces = manager._piecewise._runner.pieces
         assert len(pieces) == num_layers + 1, "one trace for all sizes"
         nodes = [node for piece in pieces for node in piece.runnable.graph.nodes if node.op.startswith("call_")]
         names = [name_of(node.target) for node in nodes]

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from specdec import SamplingParams
-from specdec.engine import Engine
-from specdec.requests.intake import Intake
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
+from specdec.start.assemble import assemble
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 from weights import RopeConfig
@@ -82,8 +81,7 @@ def engine_tokens(target, eagle, num_drafts, chunk):
         num_speculative_tokens=num_drafts,
     )
     runner = Runner(target, eagle, sizes, torch.device("cpu"))
-    intake = Intake(SilentTokenizer(), sizes, target.config.vocab_size, target.config.eos_token_ids)
-    engine = Engine(runner, intake)
+    engine = assemble(runner, target.config, SilentTokenizer(), is_async=False)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     requests = engine.add_requests([(prompt, params) for prompt in PROMPTS])
     while engine.has_unfinished:

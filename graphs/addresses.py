@@ -15,12 +15,18 @@ def debug_enabled() -> bool:
     return os.environ.get("SPECDEC_DEBUG") == "1"
 
 
-def addresses(args: tuple[object, ...], kwargs: dict[str, object], context: ForwardContext) -> dict[str, int]:
+def addresses(
+    args: tuple[object, ...], kwargs: dict[str, object], context: ForwardContext
+) -> dict[str, int]:
     """The address of each tensor that a call reads: its arguments, and what its forward context holds."""
     named = {f"args[{i}]": value for i, value in enumerate(args)}
     named |= {f"{name}": value for name, value in kwargs.items()}
     named |= {"slot_mapping": context.slot_mapping, "attn_metadata": context.attn_metadata}
-    return {path: tensor.data_ptr() for name, value in named.items() for path, tensor in _walk(name, value)}
+    return {
+        path: tensor.data_ptr()
+        for name, value in named.items()
+        for path, tensor in _walk(name, value)
+    }
 
 
 def check_addresses(captured: dict[str, int], now: dict[str, int]) -> None:
@@ -31,7 +37,9 @@ def check_addresses(captured: dict[str, int], now: dict[str, int]) -> None:
         if captured.get(name) != now.get(name)
     ]
     if changed:
-        raise CaptureError("a graph replays the addresses of its capture, but " + "; ".join(changed))
+        raise CaptureError(
+            "a graph replays the addresses of its capture, but " + "; ".join(changed)
+        )
 
 
 def _walk(path: str, value: object) -> Iterator[tuple[str, Tensor]]:

@@ -89,16 +89,22 @@ class BreakableCUDAGraphCapture:
         return len(self._steps) - len(self._graphs)
 
     def __repr__(self) -> str:
-        state = "recording" if self.is_recording else "active" if _thread.active is self else "closed"
+        state = (
+            "recording" if self.is_recording else "active" if _thread.active is self else "closed"
+        )
         return f"<{type(self).__name__} {state}: {self.num_graphs} graphs, {self.num_eager_breaks} eager breaks>"
 
     def __enter__(self) -> "BreakableCUDAGraphCapture":
         if self._was_entered:
-            raise CaptureError(f"{self!r} was entered before: a second forward would be replayed after the first")
+            raise CaptureError(
+                f"{self!r} was entered before: a second forward would be replayed after the first"
+            )
         with ExitStack() as stack:
             stack.enter_context(exclusive_capture("a breakable capture", self._pool))
             self._pool.hooks.synchronize()
-            self._session = stack.enter_context(self._pool.session(self._owner, collect=self._collect))
+            self._session = stack.enter_context(
+                self._pool.session(self._owner, collect=self._collect)
+            )
             self._begin()
             self._stack = stack.pop_all()
         self._was_entered = True
@@ -106,7 +112,10 @@ class BreakableCUDAGraphCapture:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         _thread.active = None
         try:
@@ -172,7 +181,9 @@ def _recorded(fn: Callable[[], R], result: R, pool: GraphPool) -> Callable[[], o
     given = {tensor.untyped_storage().data_ptr() for tensor in tensors_in([fn.args, fn.keywords])}
     if any(tensor.untyped_storage().data_ptr() not in given for tensor in tensors_in(result)):
         name = getattr(fn.func, "__qualname__", repr(fn.func))
-        raise CaptureError(f"{name} returned a tensor of its own from an eager break: write into an argument instead")
+        raise CaptureError(
+            f"{name} returned a tensor of its own from an eager break: write into an argument instead"
+        )
     args, kwargs = pool.weaken(fn.args), pool.weaken(fn.keywords)
     assert isinstance(args, tuple)
     assert isinstance(kwargs, dict)

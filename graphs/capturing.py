@@ -46,4 +46,6 @@ def set_cudagraph_capturing_enabled(pool: GraphPool, enabled: bool) -> None:
 def validate_cudagraph_capturing_enabled(what: str, pool: GraphPool) -> None:
     """CaptureError when captures into this pool are forbidden."""
     if not pool.is_capturing_enabled:
-        raise CaptureError(f"{what} would be captured now, but capture ended when serving began: capture it at start")
+        raise CaptureError(
+            f"{what} would be captured now, but capture ended when serving began: capture it at start"
+        )

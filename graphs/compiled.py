@@ -22,11 +22,15 @@ from graphs.wrapper import CUDAGraphOptions, CUDAGraphWrapper, captured_context,
 class CompiledPieces:
     """A model compiled into pieces around its `split_ops`, given by name ("engine::attend")."""
 
-    def __init__(self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]) -> None:
+    def __init__(
+        self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]
+    ) -> None:
         self._model, self._pool = model, pool
         self.split_ops = {name.replace("::", ".") for name in split_ops}
         self.pieces: list[CUDAGraphWrapper] = []
-        self._compiled: Callable[..., object] = torch.compile(model, backend=self._split, fullgraph=True, dynamic=True)
+        self._compiled: Callable[..., object] = torch.compile(
+            model, backend=self._split, fullgraph=True, dynamic=True
+        )
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """The first call of a kind compiles: let it be a warm-up, with mode NONE in the forward context."""
@@ -63,9 +67,13 @@ class CompiledPieces:
         for name in names:
             # the manager logs the pieces of a capture together
             options = CUDAGraphOptions(
-                debug_log_enable=False, gc_disable=name != names[0], weak_ref_output=name == names[-1]
+                debug_log_enable=False,
+                gc_disable=name != names[0],
+                weak_ref_output=name == names[-1],
             )
-            wrapper = CUDAGraphWrapper(getattr(pieces, name), CUDAGraphMode.PIECEWISE, self._pool, options)
+            wrapper = CUDAGraphWrapper(
+                getattr(pieces, name), CUDAGraphMode.PIECEWISE, self._pool, options
+            )
             self.pieces.append(wrapper)
             # a child must be a Module, an attribute need not be
             delattr(pieces, name)
@@ -73,10 +81,15 @@ class CompiledPieces:
         return pieces.forward
 
     def _is_split_op(self, node: Node) -> bool:
-        return node.op == "call_function" and str(node.target).removesuffix(".default") in self.split_ops
+        return (
+            node.op == "call_function"
+            and str(node.target).removesuffix(".default") in self.split_ops
+        )
 
     def _has_split_op(self, part: torch.nn.Module) -> bool:
-        return isinstance(part, GraphModule) and any(self._is_split_op(node) for node in part.graph.nodes)
+        return isinstance(part, GraphModule) and any(
+            self._is_split_op(node) for node in part.graph.nodes
+        )
 
 
 @contextmanager

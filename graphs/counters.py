@@ -46,11 +46,15 @@ class GraphCounters:
     @property
     def padded_tokens(self) -> int:
         """Rows that dispatched batches computed for nothing."""
-        return sum((kind.num_tokens - kind.unpadded_tokens) * n for kind, n in self.batches.copy().items())
+        return sum(
+            (kind.num_tokens - kind.unpadded_tokens) * n for kind, n in self.batches.copy().items()
+        )
 
     def rows(self) -> list[dict[str, object]]:
         """One row for each kind of batch, by mode and size."""
-        kinds = sorted(self.batches.copy().items(), key=lambda item: (item[0].mode.name, *item[0][1:]))
+        kinds = sorted(
+            self.batches.copy().items(), key=lambda item: (item[0].mode.name, *item[0][1:])
+        )
         return [
             {
                 "mode": kind.mode.name,

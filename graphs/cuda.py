@@ -72,7 +72,9 @@ class CudaPool:
         self._broken: list[tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph | None]] = []
 
     @contextmanager
-    def session(self, owner: Hashable, *, collect: bool = True, is_last: bool = True) -> Iterator[GraphSession]:
+    def session(
+        self, owner: Hashable, *, collect: bool = True, is_last: bool = True
+    ) -> Iterator[GraphSession]:
         """Capture one forward, or one piece of it, on the side stream; see GraphPool.session."""
         with self._backend.side_stream(), _no_automatic_gc():
             if collect:

@@ -27,10 +27,16 @@ class Dispatcher:
         self._full: dict[bool, list[Dispatch]] = {False: [], True: []}
         self._piecewise: dict[bool, list[Dispatch]] = {False: [], True: []}
 
-    def set_captured(self, requests: Iterable[int], tokens: Iterable[int], has_lora: bool = False) -> None:
+    def set_captured(
+        self, requests: Iterable[int], tokens: Iterable[int], has_lora: bool = False
+    ) -> None:
         """What can be replayed from now on, for batches with or without LoRA."""
-        full = {n: Dispatch(CUDAGraphMode.FULL, self.uniform(n, has_lora)) for n in sorted(requests)}
-        pieces = {n: Dispatch(CUDAGraphMode.PIECEWISE, self.ragged(n, has_lora)) for n in sorted(tokens)}
+        full = {
+            n: Dispatch(CUDAGraphMode.FULL, self.uniform(n, has_lora)) for n in sorted(requests)
+        }
+        pieces = {
+            n: Dispatch(CUDAGraphMode.PIECEWISE, self.ragged(n, has_lora)) for n in sorted(tokens)
+        }
         self._full[has_lora] = [full[n] for n in padding_map(list(full))]
         self._piecewise[has_lora] = [pieces[n] for n in padding_map(list(pieces))]
 
@@ -42,18 +48,26 @@ class Dispatcher:
         """The key of the PIECEWISE graphs of that many rows."""
         return BatchDescriptor(num_tokens, has_lora=has_lora)
 
-    def dispatch(self, num_reqs: int, num_tokens: int, query_len: int | None, has_lora: bool = False) -> Dispatch:
+    def dispatch(
+        self, num_reqs: int, num_tokens: int, query_len: int | None, has_lora: bool = False
+    ) -> Dispatch:
         """The graph for a batch; query_len None means that its requests have different numbers of rows."""
         if num_reqs < 1 or num_tokens < num_reqs:
-            raise ValueError(f"num_reqs={num_reqs}, num_tokens={num_tokens}: a batch has a request, and a row for each")
+            raise ValueError(
+                f"num_reqs={num_reqs}, num_tokens={num_tokens}: a batch has a request, and a row for each"
+            )
         if query_len is not None and num_reqs * query_len != num_tokens:
-            raise ValueError(f"num_tokens={num_tokens} is not num_reqs={num_reqs} times query_len={query_len}")
+            raise ValueError(
+                f"num_tokens={num_tokens} is not num_reqs={num_reqs} times query_len={query_len}"
+            )
         full, pieces = self._full[has_lora], self._piecewise[has_lora]
         if query_len == self.query_len and num_reqs < len(full):
             return full[num_reqs]
         if num_tokens < len(pieces):
             return pieces[num_tokens]
-        return Dispatch(CUDAGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs, query_len, has_lora))
+        return Dispatch(
+            CUDAGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
+        )
 
 
 def agreed_batch(batches: Sequence[BatchDescriptor]) -> BatchDescriptor:
@@ -65,4 +79,6 @@ def agreed_batch(batches: Sequence[BatchDescriptor]) -> BatchDescriptor:
     query_len = query_lens.pop() if len(query_lens) == 1 else None
     num_reqs = max(batch.num_reqs or 1 for batch in batches)
     num_tokens = max(batch.num_tokens for batch in batches)
-    return BatchDescriptor(max(num_tokens, num_reqs), num_reqs, query_len, any(batch.has_lora for batch in batches))
+    return BatchDescriptor(
+        max(num_tokens, num_reqs), num_reqs, query_len, any(batch.has_lora for batch in batches)
+    )

@@ -7,6 +7,10 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 logger = logging.getLogger("graphs")
 
 
-def log_capture(what: str, mode: CUDAGraphMode, desc: BatchDescriptor, num_graphs: int, num_bytes: int) -> None:
+def log_capture(
+    what: str, mode: CUDAGraphMode, desc: BatchDescriptor, num_graphs: int, num_bytes: int
+) -> None:
     """The debug line of one capture."""
-    logger.debug("captured %s, %s, %s: %d segments, %d bytes", what, mode.name, desc, num_graphs, num_bytes)
+    logger.debug(
+        "captured %s, %s, %s: %d segments, %d bytes", what, mode.name, desc, num_graphs, num_bytes
+    )

@@ -91,8 +91,14 @@ class CudaGraphManager:
         tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
         requests = self.sizes.requests if self.mode.decode_mode() is CUDAGraphMode.FULL else ()
         of, cases = self._dispatcher, self._lora_cases
-        pieces = [(CUDAGraphMode.PIECEWISE, of.ragged(n, lora)) for n in reversed(tokens) for lora in cases]
-        return pieces + [(CUDAGraphMode.FULL, of.uniform(n, lora)) for n in reversed(requests) for lora in cases]
+        pieces = [
+            (CUDAGraphMode.PIECEWISE, of.ragged(n, lora))
+            for n in reversed(tokens)
+            for lora in cases
+        ]
+        return pieces + [
+            (CUDAGraphMode.FULL, of.uniform(n, lora)) for n in reversed(requests) for lora in cases
+        ]
 
     def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
         """Build the breakable wrapper of `model` that `run_pw_graph` uses, before `capture`.
@@ -102,7 +108,9 @@ class CudaGraphManager:
         if self._pool is None or not self.mode.has_piecewise_cudagraphs():
             return
         if not self.use_breakable_cg:
-            raise ValueError(f"{self.name}: use_breakable_cg=False takes init_compiled_runner(model, split_ops)")
+            raise ValueError(
+                f"{self.name}: use_breakable_cg=False takes init_compiled_runner(model, split_ops)"
+            )
         self._piecewise.use_breakable(model, self._pool)
 
     def init_compiled_runner(self, model: Callable[..., object], split_ops: Sequence[str]) -> None:
@@ -110,7 +118,9 @@ class CudaGraphManager:
         if self._pool is None or not self.mode.has_piecewise_cudagraphs():
             return
         if self.use_breakable_cg:
-            raise ValueError(f"{self.name}: use_breakable_cg=True takes init_breakable_cg_runner(model)")
+            raise ValueError(
+                f"{self.name}: use_breakable_cg=True takes init_breakable_cg_runner(model)"
+            )
         self._piecewise.use_compiled(model, self._pool, split_ops)
 
     def capture(self, make_forward: MakeForward, largest_only: bool = False) -> None:
@@ -121,7 +131,11 @@ class CudaGraphManager:
         with self._backend.side_stream(), _frozen_heap():
             for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
                 wanted = [desc for of, desc in self.descriptors() if of is mode]
-                todo = [desc for desc in wanted[: 1 if largest_only else None] if not self._is_captured(mode, desc)]
+                todo = [
+                    desc
+                    for desc in wanted[: 1 if largest_only else None]
+                    if not self._is_captured(mode, desc)
+                ]
                 self._capture_mode(self._backend, mode, todo, make_forward)
         self._update_dispatcher()
 
@@ -155,11 +169,18 @@ class CudaGraphManager:
         own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
         batch = own if agreed is None else agreed
         if agreed is not None and agreed_batch([agreed, own]) != agreed:
-            raise ValueError(f"{self.name}: the agreed batch {agreed} does not hold this rank's own, {own}")
+            raise ValueError(
+                f"{self.name}: the agreed batch {agreed} does not hold this rank's own, {own}"
+            )
         if batch.has_lora not in self._lora_cases:
-            raise ValueError(f"{self.name} has no graphs with LoRA: has_lora=True needs specialize_lora=True")
+            raise ValueError(
+                f"{self.name} has no graphs with LoRA: has_lora=True needs specialize_lora=True"
+            )
         chosen = self._dispatcher.dispatch(
-            1 if batch.num_reqs is None else batch.num_reqs, batch.num_tokens, batch.query_len, batch.has_lora
+            1 if batch.num_reqs is None else batch.num_reqs,
+            batch.num_tokens,
+            batch.query_len,
+            batch.has_lora,
         )
         self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
@@ -167,7 +188,9 @@ class CudaGraphManager:
     def run_fullgraph(self, desc: BatchDescriptor) -> tuple[Tensor, ...]:
         """Replay a FULL graph; returns the first num_tokens rows of each output buffer."""
         if desc not in self._full:
-            raise CaptureError(f"{self.name} has no full graph of {desc}: dispatch says which there are")
+            raise CaptureError(
+                f"{self.name} has no full graph of {desc}: dispatch says which there are"
+            )
         graph, outputs = self._full[desc]
         if graph is not None and self._pool is not None:
             self._pool.hooks.synchronize()
@@ -201,10 +224,16 @@ class CudaGraphManager:
             self._backend.release()
 
     def _capture_mode(
-        self, backend: GraphBackend, mode: CUDAGraphMode, todo: Sequence[BatchDescriptor], make_forward: MakeForward
+        self,
+        backend: GraphBackend,
+        mode: CUDAGraphMode,
+        todo: Sequence[BatchDescriptor],
+        make_forward: MakeForward,
     ) -> None:
         # disable=None: no bar where nobody watches
-        bar = tqdm(todo, desc=f"{self.name} {mode.name}", unit="size", disable=None if todo else True)
+        bar = tqdm(
+            todo, desc=f"{self.name} {mode.name}", unit="size", disable=None if todo else True
+        )
         for desc in bar:
             began = time.perf_counter()
             self._warm_up(mode, desc, make_forward)
@@ -212,7 +241,11 @@ class CudaGraphManager:
             backend.release()
             gc.freeze()  # spares the next collection what survived this one
             held = self.num_bytes()
-            num_graphs = self._capture_full(desc, forward) if desc.query_len else self._capture_pieces(desc, forward)
+            num_graphs = (
+                self._capture_full(desc, forward)
+                if desc.query_len
+                else self._capture_pieces(desc, forward)
+            )
             backend.release(collect=False)
             record = CaptureRecord(
                 mode=mode,
@@ -225,7 +258,9 @@ class CudaGraphManager:
             log_capture(self.name, mode, desc, num_graphs, record.num_bytes)
             bar.set_postfix_str(f"{backend.free_memory() / 2**30:.2f} GiB free")
 
-    def _warm_up(self, mode: CUDAGraphMode, desc: BatchDescriptor, make_forward: MakeForward) -> None:
+    def _warm_up(
+        self, mode: CUDAGraphMode, desc: BatchDescriptor, make_forward: MakeForward
+    ) -> None:
         make_forward(desc, warmup=True)()
         if self._is_captured(mode, desc):
             self._piecewise.clear_graphs()
@@ -249,7 +284,9 @@ class CudaGraphManager:
         return self._piecewise.num_graphs(desc)
 
     def _is_captured(self, mode: CUDAGraphMode, desc: BatchDescriptor) -> bool:
-        return desc in self._full if mode is CUDAGraphMode.FULL else self._piecewise.has_captured(desc)
+        return (
+            desc in self._full if mode is CUDAGraphMode.FULL else self._piecewise.has_captured(desc)
+        )
 
     def _update_dispatcher(self) -> None:
         captured = [desc for mode, desc in self.descriptors() if self._is_captured(mode, desc)]

@@ -23,15 +23,23 @@ class PiecewiseRunner:
     def use_breakable(self, model: Callable[..., object], pool: GraphPool) -> None:
         """Capture `model` in segments around its eager breaks."""
         if not self._is_built_for(model):
-            self._runner = BreakableCUDAGraphWrapper(model, pool, debug_log_enable=False)  # the manager logs
+            self._runner = BreakableCUDAGraphWrapper(
+                model, pool, debug_log_enable=False
+            )  # the manager logs
 
-    def use_compiled(self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]) -> None:
+    def use_compiled(
+        self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]
+    ) -> None:
         """Capture `model` in the pieces that torch.compile makes of it."""
         pieces = CompiledPieces(model, pool, split_ops)
         if not self._is_built_for(model):
             self._runner = pieces
-        elif isinstance(self._runner, CompiledPieces) and self._runner.split_ops != pieces.split_ops:
-            raise ValueError(f"{self.name}: split at {sorted(self._runner.split_ops)}, not at {sorted(split_ops)}")
+        elif (
+            isinstance(self._runner, CompiledPieces) and self._runner.split_ops != pieces.split_ops
+        ):
+            raise ValueError(
+                f"{self.name}: split at {sorted(self._runner.split_ops)}, not at {sorted(split_ops)}"
+            )
 
     def run(self, model: Callable[..., R], model_inputs: Mapping[str, object]) -> R:
         """One forward, as the forward context says: eager, captured now, or replayed."""
@@ -45,7 +53,9 @@ class PiecewiseRunner:
         if self._runner is None or mode is CUDAGraphMode.FULL:
             return model(**model_inputs)
         if self._runner.unwrap() != model:
-            raise CaptureError(f"run_pw_graph was built for {self._runner.unwrap()!r}, not for {model!r}")
+            raise CaptureError(
+                f"run_pw_graph was built for {self._runner.unwrap()!r}, not for {model!r}"
+            )
         return cast(R, self._runner(**model_inputs))
 
     def _is_built_for(self, model: Callable[..., object]) -> bool:
@@ -63,7 +73,9 @@ class PiecewiseRunner:
         context = get_forward_context()
         descriptor = context.batch_descriptor
         return (
-            context.runtime_mode is CUDAGraphMode.PIECEWISE and descriptor is not None and self.has_captured(descriptor)
+            context.runtime_mode is CUDAGraphMode.PIECEWISE
+            and descriptor is not None
+            and self.has_captured(descriptor)
         )
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:

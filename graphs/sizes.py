@@ -48,5 +48,7 @@ def padding_map(sizes: Sequence[int]) -> list[int]:
 
 def _checked(what: str, sizes: Sequence[int], largest: int, unit: str) -> tuple[int, ...]:
     if any(not 1 <= size <= largest for size in sizes):
-        raise ValueError(f"{what}={list(sizes)}: each must lie between 1 and the limit of {largest} {unit}")
+        raise ValueError(
+            f"{what}={list(sizes)}: each must lie between 1 and the limit of {largest} {unit}"
+        )
     return tuple(sorted(set(sizes)))

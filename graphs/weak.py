@@ -17,7 +17,9 @@ def weak_view(tensor: Tensor) -> Tensor:
     It needs torch._C._construct_storage_from_data_pointer, a private call; tests/graphs/test_weak.py watches it.
     """
     storage = tensor.untyped_storage()
-    alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    alias = torch._C._construct_storage_from_data_pointer(
+        storage.data_ptr(), tensor.device, storage.nbytes()
+    )
     return _over(cast(torch.UntypedStorage, alias), tensor)
 
 

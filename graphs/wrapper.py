@@ -34,7 +34,9 @@ class CUDAGraphEntry:
     """What is kept for a descriptor."""
 
     batch_descriptor: BatchDescriptor
-    graph: Graph | BreakableCUDAGraphCapture | None  # None: nothing was captured, nothing needs a launch
+    graph: (
+        Graph | BreakableCUDAGraphCapture | None
+    )  # None: nothing was captured, nothing needs a launch
     output: object  # weak views
     input_addresses: dict[str, int] = field(default_factory=dict)  # with SPECDEC_DEBUG=1
 
@@ -81,7 +83,9 @@ class CUDAGraphWrapper:
         """Drop every graph; the next call of a descriptor captures again."""
         clear_entries(self.entries)
 
-    def _capture(self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _capture(
+        self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         descriptor, options, held = descriptor_of(context), self.options, self._pool.num_bytes()
         graph, output = capture_graph(
             self._pool,
@@ -90,13 +94,17 @@ class CUDAGraphWrapper:
             collect=not options.gc_disable,
             is_last=options.weak_ref_output,
         )
-        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=graph, output=self._pool.weaken(output))
+        entry = CUDAGraphEntry(
+            batch_descriptor=descriptor, graph=graph, output=self._pool.weaken(output)
+        )
         if self._debug:
             entry.input_addresses = addresses(args, kwargs, context)
         self.entries[descriptor] = entry
         if options.debug_log_enable:
             taken = self._pool.num_bytes() - held
-            log_capture(repr(self.runnable), self.runtime_mode, descriptor, int(graph is not None), taken)
+            log_capture(
+                repr(self.runnable), self.runtime_mode, descriptor, int(graph is not None), taken
+            )
         # a strong output keeps its memory from the pieces captured after this one
         return entry.output if options.weak_ref_output else output
 
@@ -107,7 +115,9 @@ class BreakableCUDAGraphWrapper:
     debug_log_enable: a debug line for each capture
     """
 
-    def __init__(self, runnable: Callable[..., object], pool: GraphPool, *, debug_log_enable: bool = True) -> None:
+    def __init__(
+        self, runnable: Callable[..., object], pool: GraphPool, *, debug_log_enable: bool = True
+    ) -> None:
         self.runnable, self._pool, self._is_logged = runnable, pool, debug_log_enable
         self.entries: dict[BatchDescriptor, CUDAGraphEntry] = {}
         self._debug = debug_enabled()
@@ -145,17 +155,23 @@ class BreakableCUDAGraphWrapper:
         capture = self.entries[descriptor].graph
         return capture.num_graphs if isinstance(capture, BreakableCUDAGraphCapture) else 0
 
-    def _capture(self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _capture(
+        self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         descriptor, held = descriptor_of(context), self._pool.num_bytes()
         with BreakableCUDAGraphCapture(self._pool, owner=descriptor) as capture:
             output = self.runnable(*args, **kwargs)
-        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=capture, output=self._pool.weaken(output))
+        entry = CUDAGraphEntry(
+            batch_descriptor=descriptor, graph=capture, output=self._pool.weaken(output)
+        )
         if self._debug:
             entry.input_addresses = addresses(args, kwargs, context)
         self.entries[descriptor] = entry
         if self._is_logged:
             taken = self._pool.num_bytes() - held
-            log_capture(repr(self.runnable), CUDAGraphMode.PIECEWISE, descriptor, capture.num_graphs, taken)
+            log_capture(
+                repr(self.runnable), CUDAGraphMode.PIECEWISE, descriptor, capture.num_graphs, taken
+            )
         return entry.output
 
 
@@ -189,7 +205,9 @@ def captured_context(mode: CUDAGraphMode) -> ForwardContext | None:
 def descriptor_of(context: ForwardContext) -> BatchDescriptor:
     """The key of the graph; a context with a mode must have one."""
     if context.batch_descriptor is None:
-        raise ValueError(f"runtime_mode={context.runtime_mode} needs a batch_descriptor in the forward context")
+        raise ValueError(
+            f"runtime_mode={context.runtime_mode} needs a batch_descriptor in the forward context"
+        )
     return context.batch_descriptor
 
 
@@ -197,7 +215,9 @@ def fall_through(wrapper: CUDAGraphWrapper | BreakableCUDAGraphWrapper, name: st
     """An attribute of the wrapped callable."""
     runnable = wrapper.__dict__.get("runnable")
     if runnable is None or not hasattr(runnable, name):
-        raise AttributeError(f"neither {type(wrapper).__name__} nor what it wraps has an attribute {name!r}")
+        raise AttributeError(
+            f"neither {type(wrapper).__name__} nor what it wraps has an attribute {name!r}"
+        )
     attribute: object = getattr(runnable, name)
     return attribute
 

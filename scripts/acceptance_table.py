@@ -20,14 +20,20 @@ RULES = ("exact", "rejection", "block", "argmax draft")
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num-prompts", type=int, default=48, help="the first so many of 48")
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--temperatures", default="0.7,1.0")
     parser.add_argument("--draft", default="demo", help="demo or demo/eagle1")
-    parser.add_argument("--rules", default=",".join(RULES), help="with commas; of greedy texts one is enough")
-    parser.add_argument("--json", type=Path, default=None, help="write the last line's JSON to a file too")
+    parser.add_argument(
+        "--rules", default=",".join(RULES), help="with commas; of greedy texts one is enough"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=None, help="write the last line's JSON to a file too"
+    )
     return parser.parse_args(args)
 
 
@@ -35,15 +41,23 @@ def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
     temperatures = [float(value) for value in given.temperatures.split(",")]
     prompts = demo_prompts()["prompts"][: given.num_prompts]
-    lengths = {rule: [mean_length(rule, t, prompts, given) for t in temperatures] for rule in given.rules.split(",")}
-    print(f"{'mean acceptance length':<24}" + "".join(f"{f'temperature {t:g}':>18}" for t in temperatures))
+    lengths = {
+        rule: [mean_length(rule, t, prompts, given) for t in temperatures]
+        for rule in given.rules.split(",")
+    }
+    print(
+        f"{'mean acceptance length':<24}"
+        + "".join(f"{f'temperature {t:g}':>18}" for t in temperatures)
+    )
     for rule, row in lengths.items():
         print(f"{rule:<24}" + "".join(f"{length:>18.3f}" for length in row))
     found = {**vars(given), "num_prompts": len(prompts), "mean_acceptance_length": lengths}
     write_json("scripts.acceptance_table", found, given.json)
 
 
-def mean_length(rule: str, temperature: float, prompts: Sequence[list[int]], given: argparse.Namespace) -> float:
+def mean_length(
+    rule: str, temperature: float, prompts: Sequence[list[int]], given: argparse.Namespace
+) -> float:
     """Over all rounds of all prompts; request i has seed i."""
     is_argmax = rule == "argmax draft"
     speculation = {"model": given.draft, "num_speculative_tokens": given.num_speculative_tokens}
@@ -52,10 +66,14 @@ def mean_length(rule: str, temperature: float, prompts: Sequence[list[int]], giv
     if is_argmax:
         draft_greedily(llm)
     params = [
-        SamplingParams(temperature=temperature, seed=i, max_tokens=given.max_tokens, ignore_eos=True)
+        SamplingParams(
+            temperature=temperature, seed=i, max_tokens=given.max_tokens, ignore_eos=True
+        )
         for i in range(len(prompts))
     ]
-    return llm.run_stats(llm.generate(prompts, params, use_tqdm=False)).mean_acceptance_length or 0.0
+    return (
+        llm.run_stats(llm.generate(prompts, params, use_tqdm=False)).mean_acceptance_length or 0.0
+    )
 
 
 def draft_greedily(llm: LLM) -> None:

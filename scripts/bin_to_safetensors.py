@@ -26,7 +26,9 @@ INDEX = "pytorch_model.bin.index.json"
 RESULT = "model.safetensors"
 
 DTYPES = {*TORCH_DTYPES.values(), torch.float8_e4m3fn, torch.float8_e5m2}
-MOST_COPIES = 16  # times a file's size that its tensors may take: a view of one number can claim terabytes
+MOST_COPIES = (
+    16  # times a file's size that its tensors may take: a view of one number can claim terabytes
+)
 
 
 def convert(directory: Path, progress: bool = True) -> Path:
@@ -61,12 +63,18 @@ def _indexed(directory: Path) -> list[Path]:
     problems = Problems(directory)
     weight_map = (read_object(directory / INDEX, problems) or {}).get("weight_map")
     problems.raise_if_any()
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ValueError(f"{directory}: {INDEX}: weight_map must be an object of tensor names to file names")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
+        raise ValueError(
+            f"{directory}: {INDEX}: weight_map must be an object of tensor names to file names"
+        )
     names = sorted(set(weight_map.values()))
     for name in names:
         if not is_file_name(name):
-            raise ValueError(f"{directory}: {INDEX}: {shown(repr(name))} is not the name of a file in this directory")
+            raise ValueError(
+                f"{directory}: {INDEX}: {shown(repr(name))} is not the name of a file in this directory"
+            )
     return [directory / name for name in names]
 
 
@@ -79,13 +87,17 @@ def read_bin(file: Path) -> Iterator[tuple[str, Tensor]]:
     with stream:
         most = MOST_COPIES * os.fstat(stream.fileno()).st_size
     state = _unpickled(file)
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(value, Tensor) for value in state.values()
+    ):
         raise ValueError(f"{file}: not a plain dict of tensors")
     for name, tensor in state.items():
         _check(file, name, tensor)
     size = sum(tensor.numel() * tensor.itemsize for tensor in state.values())
     if size > most:
-        raise ValueError(f"{file}: tensors of {size} bytes in all, more than {MOST_COPIES} times the file")
+        raise ValueError(
+            f"{file}: tensors of {size} bytes in all, more than {MOST_COPIES} times the file"
+        )
     for name, tensor in state.items():
         yield name, tensor.detach().clone(memory_format=torch.contiguous_format)
 
@@ -93,9 +105,13 @@ def read_bin(file: Path) -> Iterator[tuple[str, Tensor]]:
 def _unpickled(file: Path) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # of any kind: a stranger's pickle decides what the unpickler trips over
+    except (
+        Exception
+    ) as error:  # of any kind: a stranger's pickle decides what the unpickler trips over
         text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise ValueError(f"{file}: not read by torch.load(weights_only=True, mmap=True): {shown(text, 300)}") from error
+        raise ValueError(
+            f"{file}: not read by torch.load(weights_only=True, mmap=True): {shown(text, 300)}"
+        ) from error
 
 
 def _check(file: Path, name: object, tensor: Tensor) -> None:
@@ -104,7 +120,9 @@ def _check(file: Path, name: object, tensor: Tensor) -> None:
         raise ValueError(f"{file}: {shown(repr(name))} cannot be the name of a tensor")
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
         what = f"{tensor.layout}, {tensor.device}, {tensor.dtype}"
-        raise ValueError(f"{file}: {shown(name)} is {what}: a dense tensor with data, of a plain dtype, is needed")
+        raise ValueError(
+            f"{file}: {shown(name)} is {what}: a dense tensor with data, of a plain dtype, is needed"
+        )
 
 
 def write_whole(tensors: dict[str, Tensor], result: Path) -> None:
@@ -118,7 +136,9 @@ def write_whole(tensors: dict[str, Tensor], result: Path) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path, help="the checkpoint directory")
     parser.add_argument("--progress", choices=["on", "off"], default="on")
     return parser.parse_args()

@@ -16,7 +16,9 @@ from specdec.bench.charts import draw_charts
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="directory of the PNG files")
     parser.add_argument("--prefix", default="", help="before each file name, like 2026-11-21-h200-")

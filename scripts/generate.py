@@ -13,8 +13,12 @@ from specdec import LLM, SamplingParams, SpeculativeConfig
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prompts", nargs="*", default=["def fibonacci(n):", "class Stack:\n    def push(self"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "prompts", nargs="*", default=["def fibonacci(n):", "class Stack:\n    def push(self"]
+    )
     parser.add_argument("--target", default="demo")
     parser.add_argument("--draft", default="demo")
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=3)
@@ -25,7 +29,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     llm = LLM(args.target, SpeculativeConfig(args.draft, args.num_speculative_tokens))
-    outputs = llm.generate(args.prompts, SamplingParams(temperature=0.0, max_tokens=args.max_tokens))
+    outputs = llm.generate(
+        args.prompts, SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+    )
     for output in outputs:
         length = output.stats.mean_acceptance_length
         print(f"--- acceptance length {'none' if length is None else format(length, '.2f')}")

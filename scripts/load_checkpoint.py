@@ -21,10 +21,18 @@ from weights import BindingReport, CheckpointError, load_eagle, load_target
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", help='directory, hub id or "demo"')
-    parser.add_argument("draft", nargs="?", help='directory, hub id, "demo" (EAGLE-3) or "demo/eagle1"')
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: as the target is stored")
+    parser.add_argument(
+        "draft", nargs="?", help='directory, hub id, "demo" (EAGLE-3) or "demo/eagle1"'
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="default: as the target is stored",
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     return parser.parse_args()
 

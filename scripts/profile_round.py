@@ -17,7 +17,9 @@ from specdec.bench.rounds import WARMUP, tokens_needed
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", nargs="?", default="demo")
     parser.add_argument("--draft", default=None, help='default: "demo" for the target "demo"')
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=5)
@@ -28,7 +30,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
-    parser.add_argument("--json", type=Path, default=None, help="write the last line's JSON to a file too")
+    parser.add_argument(
+        "--json", type=Path, default=None, help="write the last line's JSON to a file too"
+    )
     return parser.parse_args()
 
 
@@ -49,8 +53,12 @@ def main() -> None:
     found = profile_rounds(pair.engine(spec), prompts, args.rounds)
     print(f"K = {K}, batch {args.batch}, per round:")
     print(table(found.kernels[: args.top]))
-    print(f"kernels {found.num_kernels:.1f}; launches {sum(found.launches.values()):.1f}: {found.launches}")
-    print(f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; nothing runs for {found.gap_share:.1%}")
+    print(
+        f"kernels {found.num_kernels:.1f}; launches {sum(found.launches.values()):.1f}: {found.launches}"
+    )
+    print(
+        f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; nothing runs for {found.gap_share:.1%}"
+    )
     print("of it, us: " + ", ".join(f"{name} {us:.1f}" for name, us in found.gaps_us.items()))
     whole = {"num_speculative_tokens": K, "batch": args.batch} | asdict(found)
     write_json("scripts.profile_round", whole, args.json)

@@ -31,7 +31,9 @@ CASES: dict[str, dict[str, float]] = {
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="demo")
     parser.add_argument("--draft", default="demo")
     parser.add_argument("--device", default="auto")
@@ -39,7 +41,9 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--num-rounds", type=int, default=60)
-    parser.add_argument("--json", type=Path, default=None, help="write the last line's JSON to a file too")
+    parser.add_argument(
+        "--json", type=Path, default=None, help="write the last line's JSON to a file too"
+    )
     return parser.parse_args(args)
 
 
@@ -53,7 +57,9 @@ def main(args: Sequence[str] | None = None) -> None:
             spread = time_case(pair, batch, values, given)
             greedy = greedy or spread.median
             added = spread.median - greedy
-            rows.append({"batch": batch, "case": name, "round_ms": spread.median, "added_ms": added})
+            rows.append(
+                {"batch": batch, "case": name, "round_ms": spread.median, "added_ms": added}
+            )
             print(
                 f"batch {batch:<4}{name:<18}{spread.median:>9.3f} ms ({spread.low:.3f} to {spread.high:.3f})"
                 f"{added:>9.3f} ms added = {added / greedy:.1%}",
@@ -63,7 +69,9 @@ def main(args: Sequence[str] | None = None) -> None:
     write_json("scripts.sampling_rounds", {**vars(given), "device": on, "rows": rows}, given.json)
 
 
-def time_case(pair: Pair, batch: int, values: dict[str, float], given: argparse.Namespace) -> Spread:
+def time_case(
+    pair: Pair, batch: int, values: dict[str, float], given: argparse.Namespace
+) -> Spread:
     """Milliseconds of a round of `batch` requests that ask for `values`."""
     prompts = (pair.prompts * -(-batch // len(pair.prompts)))[:batch]
     room = (given.num_rounds + WARMUP + 2) * (given.num_speculative_tokens + 1)
@@ -83,8 +91,13 @@ def time_case(pair: Pair, batch: int, values: dict[str, float], given: argparse.
     engine.drain()
     for request in requests:
         engine.runner.grow(engine.scheduler.reserve(request))
-    needs, rows = Needs.of_all(r.params.needs for r in requests), [r.row for r in engine.scheduler.running]
-    bounds = iter(range(max(r.num_tokens for r in requests) - 1, longest, given.num_speculative_tokens + 1))
+    needs, rows = (
+        Needs.of_all(r.params.needs for r in requests),
+        [r.row for r in engine.scheduler.running],
+    )
+    bounds = iter(
+        range(max(r.num_tokens for r in requests) - 1, longest, given.num_speculative_tokens + 1)
+    )
     try:
         return Clock(pair.device).repeat(
             lambda: engine.runner.run_round(rows, next(bounds), needs), given.num_rounds, WARMUP

@@ -49,7 +49,10 @@ def plan_requests(count: int, seed: int, max_prompt: int, max_tokens: int) -> li
     """Prompts are pieces of 12 texts, each from its beginning, so that some share it."""
     chance = random.Random(seed)
     prompts = demo_prompts()["prompts"]
-    texts = [[token for i in range(12) for token in prompts[(start + i) % len(prompts)]] for start in range(12)]
+    texts = [
+        [token for i in range(12) for token in prompts[(start + i) % len(prompts)]]
+        for start in range(12)
+    ]
     plans, arrival = [], 0
     for _ in range(count):
         arrival += chance.choice([0, 0, 0, 0, 1, 9])
@@ -60,7 +63,9 @@ def plan_requests(count: int, seed: int, max_prompt: int, max_tokens: int) -> li
             "ignore_eos": chance.random() < 0.5,
         }
         abort = arrival + chance.randint(0, 20) if chance.random() < 0.15 else None
-        plans.append(Plan(prompt, values, chance.randint(0, MAX_K), chance.choice([0, 0, 1]), arrival, abort))
+        plans.append(
+            Plan(prompt, values, chance.randint(0, MAX_K), chance.choice([0, 0, 1]), arrival, abort)
+        )
     return plans
 
 
@@ -86,7 +91,13 @@ def run_together(llm: LLM, plans: list[Plan]) -> list[Request]:
 def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
     """What is wrong with the outputs, the statistics and what is left behind."""
     device = llm.config.device
-    alone = LLM("demo", device=device, max_num_seqs=1, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False)
+    alone = LLM(
+        "demo",
+        device=device,
+        max_num_seqs=1,
+        max_model_len=MAX_MODEL_LEN,
+        enable_prefix_caching=False,
+    )
     found = []
     for plan, request in zip(tqdm(plans, desc="alone", disable=None), requests, strict=True):
         expected = alone.generate([plan.prompt], plan.params(), use_tqdm=False)[0].outputs[0]
@@ -99,8 +110,14 @@ def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
             found.append(f"request {request.request_id}: tokens differ")
         found += count_faults(plan, request)
     scheduler = llm.engine.scheduler
-    if scheduler.pool.num_free != scheduler.pool.num_blocks or scheduler.has_unfinished or scheduler.num_in_flight:
-        found.append(f"left behind: {scheduler.pool.num_blocks - scheduler.pool.num_free} blocks are not free")
+    if (
+        scheduler.pool.num_free != scheduler.pool.num_blocks
+        or scheduler.has_unfinished
+        or scheduler.num_in_flight
+    ):
+        found.append(
+            f"left behind: {scheduler.pool.num_blocks - scheduler.pool.num_free} blocks are not free"
+        )
     return found
 
 
@@ -111,11 +128,20 @@ def count_faults(plan: Plan, request: Request) -> list[str]:
         return []
     surplus = 1 + stats.num_rounds + stats.num_accepted_tokens - len(request.token_ids)
     is_right = 0 <= surplus <= K and all(drafted <= K for drafted in stats.num_drafted)
-    return [] if is_right else [f"request {request.request_id}: {surplus} tokens more than rounds account for"]
+    return (
+        []
+        if is_right
+        else [f"request {request.request_id}: {surplus} tokens more than rounds account for"]
+    )
 
 
 def soak(
-    count: int, seed: int, max_prompt: int = 400, max_tokens: int = 100, num_rows: int = 8, device: str = "cpu"
+    count: int,
+    seed: int,
+    max_prompt: int = 400,
+    max_tokens: int = 100,
+    num_rows: int = 8,
+    device: str = "cpu",
 ) -> dict[str, object]:
     """Run, check, and count what happened."""
     began = time.monotonic()
@@ -148,7 +174,9 @@ def soak(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num-requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")

@@ -25,21 +25,27 @@ MARGINS = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", nargs="?", default="demo")
     parser.add_argument("--draft", default="demo")
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--num-prompts", type=int, default=48, help="the first so many of 48")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default=None, help="default: bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument(
+        "--dtype", default=None, help="default: bfloat16 on a GPU, float32 on a CPU"
+    )
     parser.add_argument("--margin", type=float, default=None, help=f"default by dtype: {MARGINS}")
     return parser.parse_args(args)
 
 
 def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
-    is_gpu = given.device.startswith("cuda") or (given.device == "auto" and torch.cuda.is_available())
+    is_gpu = given.device.startswith("cuda") or (
+        given.device == "auto" and torch.cuda.is_available()
+    )
     dtype = given.dtype or ("bfloat16" if is_gpu else "float32")
     margin = MARGINS[dtype] if given.margin is None else given.margin
     prompts = demo_prompts()["prompts"][: given.num_prompts]
@@ -60,13 +66,22 @@ def main(args: Sequence[str] | None = None) -> None:
 def emitted(given: argparse.Namespace, prompts: Sequence[list[int]], dtype: str) -> list[list[int]]:
     """What the engine writes behind each prompt."""
     speculation = {"model": given.draft, "num_speculative_tokens": given.num_speculative_tokens}
-    llm = LLM(given.target, speculation, device=given.device, dtype=dtype, max_num_seqs=24, max_model_len=512)
+    llm = LLM(
+        given.target,
+        speculation,
+        device=given.device,
+        dtype=dtype,
+        max_num_seqs=24,
+        max_model_len=512,
+    )
     params = SamplingParams(temperature=0.0, max_tokens=given.max_tokens, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
 @torch.inference_mode()
-def forced_gaps(target: str, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> list[torch.Tensor]:
+def forced_gaps(
+    target: str, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
+) -> list[torch.Tensor]:
     """For each output [tokens]: the maximum logit less that of the token, by transformers in float32 on the CPU."""
     directory = locate(target, "target")
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -76,7 +91,9 @@ def forced_gaps(target: str, prompts: Sequence[list[int]], outputs: Sequence[lis
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = torch.tensor([[*prompt, *output]])
         logits_TV = model(tokens).logits[0, len(prompt) - 1 : -1]
-        gaps.append(logits_TV.amax(dim=-1) - logits_TV.gather(-1, torch.tensor(output)[:, None])[:, 0])
+        gaps.append(
+            logits_TV.amax(dim=-1) - logits_TV.gather(-1, torch.tensor(output)[:, None])[:, 0]
+        )
     return gaps
 
 

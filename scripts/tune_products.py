@@ -51,15 +51,26 @@ def candidates(product: Product, rows: int, splits: int) -> list[Tiles]:
     found = []
     for block_n, block_m, block_k, stages, warps in itertools.product(
         (64, 128) if is_few else (64, 128, 256),
-        (rows,) if is_few else (64, 128, 256) if is_serial or product.is_head else (64, 96, 128, 192, 256),
+        (rows,)
+        if is_few
+        else (64, 128, 256)
+        if is_serial or product.is_head
+        else (64, 96, 128, 192, 256),
         (64, 128, 256) if is_few else (64, 128),
         (3, 4, 5, 6),
         (4, 8),
     ):
         size = (block_n * halves + block_m) * block_k * 2 * stages
-        accumulators = block_n * block_m * halves * (2 if is_serial and splits > 1 else 1) // (32 * warps)
+        accumulators = (
+            block_n * block_m * halves * (2 if is_serial and splits > 1 else 1) // (32 * warps)
+        )
         is_thin = warps == 8 and block_n * block_m < 8192
-        if block_m > rows or not 48 * 1024 <= size <= SHARED_MEMORY or accumulators > 160 or is_thin:
+        if (
+            block_m > rows
+            or not 48 * 1024 <= size <= SHARED_MEMORY
+            or accumulators > 160
+            or is_thin
+        ):
             continue
         found.append(Tiles(block_n, block_m, block_k, splits, stages, warps, is_serial))
     return found
@@ -88,7 +99,10 @@ def tensors(product: Product, rows: int) -> tuple[torch.Tensor, list[torch.Tenso
 def compile_all(jobs: list[tuple[Product, int, Tiles]]) -> None:
     """Run each once, so that its binary lies in Triton's cache; what does not compile is met again when it is timed."""
     for product, rows, tiles in jobs:
-        x, weight = torch.zeros(rows, product.K, device="cuda").bfloat16(), torch.zeros(0, device="cuda")
+        x, weight = (
+            torch.zeros(rows, product.K, device="cuda").bfloat16(),
+            torch.zeros(0, device="cuda"),
+        )
         weight = torch.empty(product.N, product.K, device="cuda", dtype=torch.bfloat16)
         try:
             launch(product, x, weight, tiles)
@@ -96,7 +110,9 @@ def compile_all(jobs: list[tuple[Product, int, Tiles]]) -> None:
             continue
 
 
-def microseconds(product: Product, x: torch.Tensor, weights: list[torch.Tensor], tiles: Tiles) -> float:
+def microseconds(
+    product: Product, x: torch.Tensor, weights: list[torch.Tensor], tiles: Tiles
+) -> float:
     """Of one product; infinite if it does not compile."""
     try:
         launch(product, x, weights[0], tiles)
@@ -127,12 +143,16 @@ def tune(product: Product, classes: dict[int, int], splits: int | None) -> dict[
         cublas[row_class] = time_graph(lambda weight: torch.mm(x, weight.t()), weights)  # noqa: B023
         best[row_class] = {}
         for count in counts:
-            timed = [(microseconds(product, x, weights, t), t) for t in candidates(product, row_class, count)]
+            timed = [
+                (microseconds(product, x, weights, t), t)
+                for t in candidates(product, row_class, count)
+            ]
             best[row_class][count] = min(timed, key=lambda pair: pair[0])
 
     def cost(count: int) -> float:
         return sum(
-            (2 if c == 16 else 1) * found[count][0] / min(us for us, _ in found.values()) for c, found in best.items()
+            (2 if c == 16 else 1) * found[count][0] / min(us for us, _ in found.values())
+            for c, found in best.items()
         )
 
     chosen = min(counts, key=cost)
@@ -156,9 +176,17 @@ def split_counts(product: Product) -> tuple[int, ...]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=LLAMA_8B, help="KIND:NxK, ...; KIND is split, whole or gate")
-    parser.add_argument("--classes", default="", help="row classes to measure again; default: all, and the splits too")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shapes", default=LLAMA_8B, help="KIND:NxK, ...; KIND is split, whole or gate"
+    )
+    parser.add_argument(
+        "--classes",
+        default="",
+        help="row classes to measure again; default: all, and the splits too",
+    )
     parser.add_argument("--out", type=Path, default=Path("specdec/kernels/tuned.json"))
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     return parser.parse_args()
@@ -167,7 +195,8 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     products = [
-        Product(kind, *map(int, shape.split("x"))) for kind, shape in (s.split(":") for s in args.shapes.split(","))
+        Product(kind, *map(int, shape.split("x")))
+        for kind, shape in (s.split(":") for s in args.shapes.split(","))
     ]
     classes = {
         c: {16: 8, MANY_ROWS: 2048}.get(c, c)
@@ -199,7 +228,13 @@ def compile_in_parallel(
     jobs = list(unique.values())
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         parts = [jobs[i :: 4 * workers] for i in range(4 * workers)]
-        list(tqdm(pool.imap_unordered(compile_all, parts), total=len(parts), desc=f"compiling {len(jobs)}"))
+        list(
+            tqdm(
+                pool.imap_unordered(compile_all, parts),
+                total=len(parts),
+                desc=f"compiling {len(jobs)}",
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -32,11 +32,14 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json"
 LLAMA_8B = (4096, 14336, 32, 32, 8, 128, 128256, 32000)
 TINY = (512, 1024, 12, 16, 4, 128, 4608, 1280)
 SHAPES = {
-    name: Shape(**dict(zip(NAMES, sizes, strict=True))) for name, sizes in (("llama-8b", LLAMA_8B), ("tiny", TINY))
+    name: Shape(**dict(zip(NAMES, sizes, strict=True)))
+    for name, sizes in (("llama-8b", LLAMA_8B), ("tiny", TINY))
 }
 
 
-def write(directory: Path, shards: Iterator[Tensors], count: int, config: dict[str, object]) -> None:
+def write(
+    directory: Path, shards: Iterator[Tensors], count: int, config: dict[str, object]
+) -> None:
     """Files are written while the next tensors are made."""
     directory.mkdir(parents=True, exist_ok=True)
     names: dict[str, str] = {}
@@ -62,30 +65,47 @@ def save(tensors: Tensors, file: Path) -> None:
 
 def read(directory: Path, device: torch.device) -> tuple[dict[str, Any], Tensors]:
     files = sorted(directory.glob("*.safetensors"))
-    tensors = {name: tensor for file in files for name, tensor in load_file(file, str(device)).items()}
+    tensors = {
+        name: tensor for file in files for name, tensor in load_file(file, str(device)).items()
+    }
     return json.loads((directory / "config.json").read_text()), tensors
 
 
 def widened(config: dict[str, Any], small: Shape, big: Shape, dtype: str) -> dict[str, Any]:
     """config.json of the big shape; keys that the small one has not are left out."""
-    sizes = {name: size for name, size in asdict(big).items() if name in config and name != "num_hidden_layers"}
+    sizes = {
+        name: size
+        for name, size in asdict(big).items()
+        if name in config and name != "num_hidden_layers"
+    }
     eps = config["rms_norm_eps"] * small.hidden_size / big.hidden_size
-    return config | sizes | {"rms_norm_eps": eps, "max_position_embeddings": CONTEXT, "dtype": dtype}
+    return (
+        config | sizes | {"rms_norm_eps": eps, "max_position_embeddings": CONTEXT, "dtype": dtype}
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--source", default="demo", help="demo, or a directory with target/, eagle3/, prompts.json")
+    parser.add_argument(
+        "--source", default="demo", help="demo, or a directory with target/, eagle3/, prompts.json"
+    )
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     args = parser.parse_args()
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device)
+    device = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+    )
     source = demo_directory("target").parent if args.source == "demo" else Path(args.source)
     config, weights = read(source / "target", device)
     draft_config, draft_weights = read(source / "eagle3", device)
-    small, big = Shape(**{name: (draft_config | config)[name] for name in NAMES}), SHAPES[args.shape]
+    small, big = (
+        Shape(**{name: (draft_config | config)[name] for name in NAMES}),
+        SHAPES[args.shape],
+    )
     widener = Widener(small, big, getattr(torch, args.dtype), device)
     config = widened(config, small, big, args.dtype) | {
         "num_hidden_layers": big.num_hidden_layers,

@@ -45,15 +45,21 @@ class Widener:
         self.small, self.big, self.dtype, self.device = small, big, dtype, device
         self.generator = torch.Generator(device).manual_seed(0)
         ratio = big.head_dim // small.head_dim
-        pairs = torch.arange(small.head_dim // 2, device=device) * ratio  # rotary pair i -> ratio x i: one frequency
+        pairs = (
+            torch.arange(small.head_dim // 2, device=device) * ratio
+        )  # rotary pair i -> ratio x i: one frequency
         self.rotary = torch.cat([pairs, pairs + big.head_dim // 2])
         self.plain = torch.arange(small.head_dim, device=device)
         groups = [s.num_attention_heads // s.num_key_value_heads for s in (small, big)]
         self.kv_heads = torch.arange(small.num_key_value_heads, device=device)
-        self.q_heads = (self.kv_heads[:, None] * groups[1] + torch.arange(groups[0], device=device)).flatten()
+        self.q_heads = (
+            self.kv_heads[:, None] * groups[1] + torch.arange(groups[0], device=device)
+        ).flatten()
 
     def noise(self, *shape: int) -> Tensor:
-        return (torch.randn(shape, generator=self.generator, device=self.device) * 0.02).to(self.dtype)
+        return (torch.randn(shape, generator=self.generator, device=self.device) * 0.02).to(
+            self.dtype
+        )
 
     def norm(self, weight: Tensor) -> Tensor:
         """A mean over more channels, the added ones 0, is smaller: so must the weight (and eps) be."""
@@ -75,11 +81,17 @@ class Widener:
         out[: len(weight), : weight.shape[1]] = weight.to(self.dtype)
         return out
 
-    def heads(self, weight: Tensor, num_heads: int, at: Tensor, channels: Tensor, is_query: bool = False) -> Tensor:
+    def heads(
+        self, weight: Tensor, num_heads: int, at: Tensor, channels: Tensor, is_query: bool = False
+    ) -> Tensor:
         """A projection to heads. A query's added channels are 0, so that a key's, which are noise, add nothing."""
-        scale = math.sqrt(self.big.head_dim / self.small.head_dim) if is_query else 1.0  # scores are over sqrt(C)
+        scale = (
+            math.sqrt(self.big.head_dim / self.small.head_dim) if is_query else 1.0
+        )  # scores are over sqrt(C)
         wide = self.inputs(weight.float() * scale).view(len(at), self.small.head_dim, -1)
-        out = self.noise(num_heads * self.big.head_dim, wide.shape[-1]).view(num_heads, self.big.head_dim, -1)
+        out = self.noise(num_heads * self.big.head_dim, wide.shape[-1]).view(
+            num_heads, self.big.head_dim, -1
+        )
         if is_query:
             out[at] = 0
         out[at[:, None], channels] = wide
@@ -88,7 +100,9 @@ class Widener:
     def attention_output(self, weight: Tensor) -> Tensor:
         """From heads to the stream."""
         C, big_heads = self.small.head_dim, self.big.num_attention_heads
-        out = torch.zeros(len(weight), big_heads, self.big.head_dim, dtype=self.dtype, device=self.device)
+        out = torch.zeros(
+            len(weight), big_heads, self.big.head_dim, dtype=self.dtype, device=self.device
+        )
         out[:, self.q_heads, :C] = weight.view(len(weight), -1, C).to(self.dtype)
         return self.outputs(out.flatten(1), big_heads * self.big.head_dim)
 
@@ -113,11 +127,16 @@ class Widener:
     def identity(self, layer: Tensors) -> Tensors:
         """A layer that adds nothing to the stream and costs as much as any: noise in front of zeros."""
         zeros = [name for name in layer if name.split(".")[-2] in ("o_proj", "down_proj")]
-        noise = {name: self.noise(*w.shape) if w.ndim == 2 else torch.ones_like(w) for name, w in layer.items()}
+        noise = {
+            name: self.noise(*w.shape) if w.ndim == 2 else torch.ones_like(w)
+            for name, w in layer.items()
+        }
         return noise | {name: torch.zeros_like(layer[name]) for name in zeros}
 
     def embedding(self, weight: Tensor) -> Tensor:
-        out = torch.zeros(self.big.vocab_size, self.big.hidden_size, dtype=self.dtype, device=self.device)
+        out = torch.zeros(
+            self.big.vocab_size, self.big.hidden_size, dtype=self.dtype, device=self.device
+        )
         out[:, : weight.shape[1]] = self.noise(len(out), weight.shape[1])
         out[: len(weight), : weight.shape[1]] = weight.to(self.dtype)
         return out
@@ -129,7 +148,9 @@ class Widener:
 
 def place_layers(small: Shape, big: Shape) -> dict[int, int]:
     """Big layer -> small layer; the others are identities. Both have the same stream at their boundaries."""
-    stretches = zip((0, *small.boundaries), small.boundaries, (0, *big.boundaries), big.boundaries, strict=False)
+    stretches = zip(
+        (0, *small.boundaries), small.boundaries, (0, *big.boundaries), big.boundaries, strict=False
+    )
     return {begin + i: low + i for low, high, begin, _ in stretches for i in range(high - low)}
 
 
@@ -154,7 +175,9 @@ def draft_tensors(widener: Widener, weights: Tensors) -> Tensors:
     """The draft. Its added rows stand for added rows of the target."""
     small, big = widener.small, widener.big
     offset = small.vocab_size - small.draft_vocab_size  # draft id -> target id, as d2t stores it
-    added = torch.full((big.draft_vocab_size - small.draft_vocab_size,), offset, device=widener.device)
+    added = torch.full(
+        (big.draft_vocab_size - small.draft_vocab_size,), offset, device=widener.device
+    )
     d2t = torch.cat([weights["d2t"], added])
     t2d = torch.zeros(big.vocab_size, dtype=torch.bool, device=widener.device)
     t2d[d2t + torch.arange(len(d2t), device=widener.device)] = True

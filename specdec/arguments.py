@@ -25,7 +25,9 @@ def as_list(name: str, value: object, wanted: str) -> list[object]:
     try:
         if not is_other and isinstance(value, Iterable):
             return list(value)
-    except TypeError:  # a tensor or array without dimensions has no items, but says so only when asked for them
+    except (
+        TypeError
+    ):  # a tensor or array without dimensions has no items, but says so only when asked for them
         pass
     raise ValueError(f"{name}={value!r}: give {wanted}")
 
@@ -35,17 +37,27 @@ def refuse_unknown(owner: str, given: Iterable[object], allowed: Collection[str]
     unknown = sorted(str(name) for name in given if name not in allowed)
     if not unknown:
         return
-    close = [match for name in unknown for match in difflib.get_close_matches(name, list(allowed), n=1)]
+    close = [
+        match for name in unknown for match in difflib.get_close_matches(name, list(allowed), n=1)
+    ]
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ValueError(f"{owner} does not take {', '.join(unknown)}{hint} (allowed: {', '.join(sorted(allowed))})")
+    raise ValueError(
+        f"{owner} does not take {', '.join(unknown)}{hint} (allowed: {', '.join(sorted(allowed))})"
+    )
 
 
 def from_mapping(cls: type[Config], values: Mapping[str, object]) -> Config:
     """Build a dataclass from a dict, refusing unknown and missing keys by name."""
     wanted = fields(cls)  # type: ignore[arg-type]
     refuse_unknown(cls.__name__, values, [field.name for field in wanted])
-    needed = [field.name for field in wanted if field.default is MISSING and field.default_factory is MISSING]
+    needed = [
+        field.name
+        for field in wanted
+        if field.default is MISSING and field.default_factory is MISSING
+    ]
     missing = [name for name in needed if name not in values]
     if missing:
-        raise ValueError(f"{cls.__name__} needs {', '.join(missing)}, which {dict(values)!r} does not have")
+        raise ValueError(
+            f"{cls.__name__} needs {', '.join(missing)}, which {dict(values)!r} does not have"
+        )
     return cls(**values)

@@ -39,7 +39,9 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path) or not str(self.model):
-            raise ValueError(f"model={self.model!r}: give a directory, a hub id owner/name, or demo")
+            raise ValueError(
+                f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
+            )
         _check_int("num_speculative_tokens", self.num_speculative_tokens, 0, 32)
         _check_choice("method", self.method, METHODS)
         _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
@@ -51,7 +53,9 @@ class SpeculativeConfig:
         if value is None or isinstance(value, SpeculativeConfig):
             return value
         if not isinstance(value, Mapping):
-            raise ValueError(f"speculative_config={value!r}: give a SpeculativeConfig or a dict of its fields")
+            raise ValueError(
+                f"speculative_config={value!r}: give a SpeculativeConfig or a dict of its fields"
+            )
         return from_mapping(SpeculativeConfig, value)
 
 
@@ -59,7 +63,9 @@ def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraph
     """The mode of each graph family: the default, or the one given by name."""
     changed = {} if changed is None else changed
     if not isinstance(changed, Mapping):
-        raise ValueError(f"cuda_graph_modes={changed!r}: give {{family: mode}}, families are {', '.join(GRAPH_MODES)}")
+        raise ValueError(
+            f"cuda_graph_modes={changed!r}: give {{family: mode}}, families are {', '.join(GRAPH_MODES)}"
+        )
     refuse_unknown("cuda_graph_modes", changed, GRAPH_MODES)
     names = {family: allowed[-1] for family, allowed in GRAPH_MODES.items()} | dict(changed)
     for family, name in names.items():
@@ -130,7 +136,9 @@ class EngineConfig:
         _check_choice("use_tqdm_on_load", self.use_tqdm_on_load, (False, True))
         _check_choice("compile_piecewise", self.compile_piecewise, (False, True))
         _check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
-        _check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, self.max_num_batched_tokens)
+        _check_sizes(
+            "cuda_graph_token_sizes", self.cuda_graph_token_sizes, self.max_num_batched_tokens
+        )
         graph_modes(self.cuda_graph_modes)
         if self.enforce_eager:
             self.refuse_graph_options("enforce_eager=True captures nothing")
@@ -149,21 +157,33 @@ class EngineConfig:
     @property
     def utilization(self) -> float:
         """The part of a GPU's memory that is used."""
-        return GPU_MEMORY_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+        return (
+            GPU_MEMORY_UTILIZATION
+            if self.gpu_memory_utilization is None
+            else self.gpu_memory_utilization
+        )
 
     def refuse_gpu_memory(self, device: object) -> None:
         """ValueError if a part of a GPU's memory is given where there is none."""
         self._refuse(
-            ("gpu_memory_utilization",), f"device {device} is no GPU; num_kv_blocks sets the size of its cache"
+            ("gpu_memory_utilization",),
+            f"device {device} is no GPU; num_kv_blocks sets the size of its cache",
         )
 
     def refuse_graph_options(self, reason: str) -> None:
         """ValueError if an option about graphs is given where none is captured, for a reason to be named."""
-        self._refuse(("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"), reason)
+        self._refuse(
+            ("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"),
+            reason,
+        )
 
     def refuse_unused_graph_options(self, has_draft: bool) -> None:
         """ValueError for modes of a draft that is not there, and for sizes of graphs that no family captures."""
-        modes = {name: mode for name, mode in self.graphs.modes.items() if has_draft or not name.startswith("draft")}
+        modes = {
+            name: mode
+            for name, mode in self.graphs.modes.items()
+            if has_draft or not name.startswith("draft")
+        }
         for name, mode in (self.cuda_graph_modes or {}).items():
             if name not in modes:
                 raise ValueError(
@@ -171,7 +191,10 @@ class EngineConfig:
                     "num_speculative_tokens=0): leave it out"
                 )
         if not any(mode.has_piecewise_cudagraphs() for mode in modes.values()):
-            self._refuse(("cuda_graph_token_sizes", "compile_piecewise"), "cuda_graph_modes leave no graphs in pieces")
+            self._refuse(
+                ("cuda_graph_token_sizes", "compile_piecewise"),
+                "cuda_graph_modes leave no graphs in pieces",
+            )
         if not any(mode.decode_mode() is CUDAGraphMode.FULL for mode in modes.values()):
             self._refuse(("cuda_graph_sizes",), "cuda_graph_modes leave no full graphs")
 
@@ -189,7 +212,9 @@ def _check_layers(values: Sequence[int] | None) -> None:
 
 
 def _is_list(values: object) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray | memoryview)
+    return isinstance(values, Sequence) and not isinstance(
+        values, str | bytes | bytearray | memoryview
+    )
 
 
 def _check_fraction(name: str, value: object) -> None:
@@ -204,7 +229,9 @@ def _check_sizes(name: str, values: Sequence[int] | None, largest: int) -> None:
         raise ValueError(f"{name}={values!r}: give a list of integers")
     for value in values:
         if not is_integer(value) or not 1 <= value <= largest:
-            raise ValueError(f"{name}={list(values)}: {value!r} is not an integer from 1 to {largest}")
+            raise ValueError(
+                f"{name}={list(values)}: {value!r} is not an integer from 1 to {largest}"
+            )
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
@@ -215,6 +242,7 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
     # 1 is not True, and what compares item by item (a tensor, an array) is no choice
     if not any(
-        value is each or (isinstance(each, str) and isinstance(value, str) and value == each) for each in allowed
+        value is each or (isinstance(each, str) and isinstance(value, str) and value == each)
+        for each in allowed
     ):
         raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(str, allowed))}")

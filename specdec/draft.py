@@ -71,7 +71,9 @@ class Draft:
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.of(step.needs).decode.run_fullgraph(how.descriptor)
         else:
-            self._decode(self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how), step.needs.noise)
+            self._decode(
+                self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how), step.needs.noise
+            )
 
     def captures(self) -> Captures:
         """What is captured, in order."""
@@ -83,13 +85,19 @@ class Draft:
             (sampled.decode, partial(self.make_decode, is_sampled=True)),
         ]
 
-    def make_prefill(self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False) -> Callable[[], None]:
+    def make_prefill(
+        self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
+    ) -> Callable[[], None]:
         """A prefill of padding, to warm up and capture: pieces, or the uniform rows after a round as a whole."""
         if desc.num_reqs is None:
             return partial(self._extend, self.contexts.dummy_rows(desc, warmup))
-        return partial(self._prefill_round, self.contexts.dummy_round(desc, warmup), desc.num_reqs, is_sampled)
+        return partial(
+            self._prefill_round, self.contexts.dummy_round(desc, warmup), desc.num_reqs, is_sampled
+        )
 
-    def make_decode(self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False) -> Callable[[], None]:
+    def make_decode(
+        self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
+    ) -> Callable[[], None]:
         """A decode of padding, to warm up and capture."""
         return partial(self._decode, self.contexts.dummy_draft_rows(desc, warmup), is_sampled)
 
@@ -128,7 +136,9 @@ class Draft:
         places = replace(places, token_ids=self.d2t)
         floor_B = support_floor(logits_BW, limits)
         if not is_exact:
-            state.draft_scores[row_B, i] = scaled_in_support(logits_BW, places.temperatures, floor_B)
+            state.draft_scores[row_B, i] = scaled_in_support(
+                logits_BW, places.temperatures, floor_B
+            )
         propose_sampled(logits_BW, floor_B, places, buffers, state, i, self.contexts.max_model_len)
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:

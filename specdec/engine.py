@@ -48,7 +48,12 @@ class Engine:
     """
 
     def __init__(
-        self, runner: Runner, intake: Intake, *, use_prefix_cache: bool = False, num_steps_ahead: int = 0
+        self,
+        runner: Runner,
+        intake: Intake,
+        *,
+        use_prefix_cache: bool = False,
+        num_steps_ahead: int = 0,
     ) -> None:
         self.runner, self.intake, self.num_steps_ahead = runner, intake, num_steps_ahead
         self._use_prefix_cache = use_prefix_cache
@@ -57,17 +62,24 @@ class Engine:
         self._unfinished: dict[str, list[Request]] = {}  # by request id
         self.owner: threading.Thread | None = None  # the only one that may call, if there is one
 
-    def add_requests(self, batch: Iterable[Asked | tuple[str | Sequence[int], SamplingParams]]) -> list[Request]:
+    def add_requests(
+        self, batch: Iterable[Asked | tuple[str | Sequence[int], SamplingParams]]
+    ) -> list[Request]:
         """Check and queue requests. ValueError says what is wrong with one; none is queued then.
 
         Returns the first sample of each; it knows the others.
         """
         self.check_caller()
-        asked = [each if isinstance(each, Asked) else Asked(prompt=each[0], params=each[1]) for each in batch]
+        asked = [
+            each if isinstance(each, Asked) else Asked(prompt=each[0], params=each[1])
+            for each in batch
+        ]
         added = {samples[0].request_id: samples for samples in map(self.intake.samples, asked)}
         taken = [name for name in added if name in self._unfinished]
         if taken or len(added) < len(asked):
-            raise ValueError(f"request_id {taken or 'given twice'}: give each request that runs an id of its own")
+            raise ValueError(
+                f"request_id {taken or 'given twice'}: give each request that runs an id of its own"
+            )
         for samples in added.values():
             self._check_fits(samples[0])
         self._unfinished |= added
@@ -112,7 +124,9 @@ class Engine:
     def abort(self, request_id: str) -> list[Request]:
         """End a request wherever it stands; returns its samples that had not ended, none if the id is unknown."""
         self.check_caller()
-        running = [sample for sample in self._unfinished.get(request_id, []) if sample.finish is None]
+        running = [
+            sample for sample in self._unfinished.get(request_id, []) if sample.finish is None
+        ]
         for sample in running:
             sample.end("abort")
         self._let_go(running)
@@ -121,7 +135,9 @@ class Engine:
     def abort_all(self) -> list[Request]:
         """End all requests."""
         self.check_caller()
-        return [sample for request_id in list(self._unfinished) for sample in self.abort(request_id)]
+        return [
+            sample for request_id in list(self._unfinished) for sample in self.abort(request_id)
+        ]
 
     def drain(self) -> None:
         """Take the results of all that is in flight, so that what ended requests held is free."""
@@ -156,7 +172,9 @@ class Engine:
             blocks=request.blocks,
             num_draft_tokens=request.num_speculative_tokens,
             min_position=len(request.prompt_token_ids) + rules.min_tokens,
-            stop_ids=sorted({*rules.eos_token_ids, *rules.stop_token_ids}) if rules.min_tokens else (),
+            stop_ids=sorted({*rules.eos_token_ids, *rules.stop_token_ids})
+            if rules.min_tokens
+            else (),
             sampling=request.sampling,
             generated=request.token_ids[:-1],
         )
@@ -178,7 +196,9 @@ class Engine:
     def _run_round(self, work: Round) -> PendingResult:
         bound = max(request.num_tokens + request.most_pending for request in work.requests) - 1
         needs = Needs.of_all(request.params.needs for request in work.requests)
-        return self.runner.run_round([request.row for request in work.requests], bound, needs, work.query_len)
+        return self.runner.run_round(
+            [request.row for request in work.requests], bound, needs, work.query_len
+        )
 
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:
         kind = "prefill chunk" if isinstance(work, Chunk) else "round"
@@ -234,12 +254,16 @@ class Engine:
             changed.append(request)
         return changed
 
-    def _append(self, request: Request, tokens: list[int], logprobs: StepLogprobs | None, first: int) -> None:
+    def _append(
+        self, request: Request, tokens: list[int], logprobs: StepLogprobs | None, first: int
+    ) -> None:
         """Give a request the tokens of a step, whose logprobs begin in row `first`; markers below 0 end it."""
         end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
         num_top = request.params.logprobs
         if num_top is not None and logprobs is not None:
-            request.logprobs += [self._named(logprobs.row(first + i, tokens[i], num_top)) for i in range(end)]
+            request.logprobs += [
+                self._named(logprobs.row(first + i, tokens[i], num_top)) for i in range(end)
+            ]
         request.append(tokens[:end], time.monotonic())
         if end == len(tokens) or request.finish is not None:
             return
@@ -255,16 +279,23 @@ class Engine:
             request.prompt_logprobs = [None]
         following = part.prompt[part.start + 1 : part.start + part.length + 1]
         if found is not None:
-            rows = (found.row(i, token, part.num_logprobs or 0) for i, token in enumerate(following))
+            rows = (
+                found.row(i, token, part.num_logprobs or 0) for i, token in enumerate(following)
+            )
             request.prompt_logprobs += [self._named(row) for row in rows]
 
     def _named(self, row: dict[int, tuple[float, int]]) -> dict[int, Logprob]:
         tokenizer = self.intake.tokenizer
-        return {token: Logprob(value, rank, tokenizer.decode([token])) for token, (value, rank) in row.items()}
+        return {
+            token: Logprob(value, rank, tokenizer.decode([token]))
+            for token, (value, rank) in row.items()
+        }
 
     def _num_drafted(self, request: Request) -> int:
         """Drafts of this round: the rows behind the first that lie within the context."""
-        return min(request.num_speculative_tokens, self.runner.sizes.max_model_len - request.num_tokens)
+        return min(
+            request.num_speculative_tokens, self.runner.sizes.max_model_len - request.num_tokens
+        )
 
     def _let_go(self, ended: Sequence[Request]) -> None:
         for request in ended:

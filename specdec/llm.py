@@ -73,7 +73,10 @@ class LLM:
         ]
         requests = self._add(asked)
         is_shown = use_tqdm and sys.stderr.isatty()
-        with self._aborted_on_error(requests), self._watching(Progress(requests, is_shown=is_shown)) as progress:
+        with (
+            self._aborted_on_error(requests),
+            self._watching(Progress(requests, is_shown=is_shown)) as progress,
+        ):
             while not self._step_or_end(progress):
                 pass
         return [request.output() for request in requests]
@@ -93,7 +96,10 @@ class LLM:
         """
         self.engine.check_caller()
         encode = self.tokenizer.encode_chat
-        prompts = [encode(each, add_generation_prompt, chat_template) for each in _as_conversations(messages)]
+        prompts = [
+            encode(each, add_generation_prompt, chat_template)
+            for each in _as_conversations(messages)
+        ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(
@@ -107,13 +113,17 @@ class LLM:
         params = SamplingParams() if sampling_params is None else sampling_params
         [request] = self._add([Asked(prompt=prompt, params=params)])
         pieces = self._pieces(request)
-        next(pieces)  # the generator has begun, so that leaving it aborts the request before its first piece too
+        next(
+            pieces
+        )  # the generator has begun, so that leaving it aborts the request before its first piece too
         return pieces
 
     def _pieces(self, request: Request) -> Generator[CompletionOutput, None, RequestOutput]:
         deltas = Deltas(request)
         with self._aborted_on_error([request]):
-            yield CompletionOutput(index=0, text="", token_ids=[])  # for stream(), not for its caller
+            yield CompletionOutput(
+                index=0, text="", token_ids=[]
+            )  # for stream(), not for its caller
             is_over = False
             while not is_over:
                 # no turn lasts while the caller has the word, nor does a request grow while it is read
@@ -167,7 +177,9 @@ class LLM:
         try:
             yield
         finally:
-            self._turns.soon(partial(self._abort, [each.request_id for each in requests if not each.is_finished]))
+            self._turns.soon(
+                partial(self._abort, [each.request_id for each in requests if not each.is_finished])
+            )
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         """In a turn."""
@@ -207,18 +219,28 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     """A list that begins with a list is several conversations; whether each is one is checked where it is encoded."""
-    is_several = isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
-    return list(cast(Sequence[Conversation], messages)) if is_several else [cast(Conversation, messages)]
+    is_several = (
+        isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
+    )
+    return (
+        list(cast(Sequence[Conversation], messages))
+        if is_several
+        else [cast(Conversation, messages)]
+    )
 
 
-def _as_params(sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _as_params(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
     if sampling_params is None:
         return [SamplingParams()] * count
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * count
     params = as_list("sampling_params", sampling_params, "SamplingParams, or a list of them")
     if len(params) != count:
-        raise ValueError(f"{len(params)} sampling_params for {count} prompts: give one, or one for each")
+        raise ValueError(
+            f"{len(params)} sampling_params for {count} prompts: give one, or one for each"
+        )
     return cast(list[SamplingParams], params)  # each is checked where its request is made
 
 

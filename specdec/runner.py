@@ -94,7 +94,11 @@ class Runner:
         return self._run(step)
 
     def run_round(
-        self, rows: Sequence[int], max_num_computed: int, needs: Needs = GREEDY, query_len: int | None = None
+        self,
+        rows: Sequence[int],
+        max_num_computed: int,
+        needs: Needs = GREEDY,
+        query_len: int | None = None,
     ) -> PendingResult:
         """Launch a round of these request rows; max_num_computed bounds their computed tokens.
 
@@ -155,12 +159,16 @@ class Runner:
             scratch_block=sizes.num_kv_blocks,
             device=self.device,
             vocab_size=target.config.vocab_size,
-            draft_vocab_size=eagle.config.draft_vocab_size if eagle is not None and has_scores else 0,
+            draft_vocab_size=eagle.config.draft_vocab_size
+            if eagle is not None and has_scores
+            else 0,
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle) -> Tensor:
         layer, num_layers = model.config.layer, model.config.num_layers
-        return allocate_kv_cache(layer, num_layers, self.sizes.num_kv_blocks, self._dtype, self.device)
+        return allocate_kv_cache(
+            layer, num_layers, self.sizes.num_kv_blocks, self._dtype, self.device
+        )
 
     def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Draft:
         assert self.graphs.draft is not None, "families without the draft's"
@@ -179,7 +187,9 @@ class Runner:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]
 
     def _contexts(self, kv_cache: Tensor) -> PassContexts:
-        return PassContexts(kv_cache, self.buffers, self.state, self.sizes.max_model_len, self._workspace)
+        return PassContexts(
+            kv_cache, self.buffers, self.state, self.sizes.max_model_len, self._workspace
+        )
 
 
 def _workspace(
@@ -190,11 +200,16 @@ def _workspace(
         return None
     num_rows = sizes.max_num_seqs * sizes.query_len
     layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
-    wanted = [workspace_size(num_rows, layer.num_heads, layer.head_dim, sizes.max_model_len) for layer in layers]
+    wanted = [
+        workspace_size(num_rows, layer.num_heads, layer.head_dim, sizes.max_model_len)
+        for layer in layers
+    ]
     return torch.empty(max(wanted), dtype=torch.float32, device=device)
 
 
-def _buffer_sizes(target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes) -> BufferSizes:
+def _buffer_sizes(
+    target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes
+) -> BufferSizes:
     taps = len(eagle.config.aux_boundaries) if eagle is not None else 0
     return BufferSizes(
         max_tokens=max(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.query_len),

@@ -88,7 +88,9 @@ class Acts:
         if step.is_chunk:
             commit_chunk(self.buffers, self.state, step.num_padded_reqs, step.num_tokens)
         else:
-            accept_and_commit(self.buffers, self.state, step.num_padded_reqs, step.is_decided, step.query_len)
+            accept_and_commit(
+                self.buffers, self.state, step.num_padded_reqs, step.is_decided, step.query_len
+            )
 
     def record(self, step: Step) -> RecordedLogprobs:
         """Count what was generated, for penalties; logprobs where a request asks for them."""

@@ -27,7 +27,14 @@ HOST = ("specdec.arguments", "specdec.sizes")
 STEPPING = (*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs")
 MODEL = ("specdec.sizes", "specdec.kernels", "graphs", "weights")
 STEP = (*STEPPING, "specdec.models", "specdec.stepping", "specdec.sampler", "specdec.passes")
-STORY = (*STEP, "specdec.step", "specdec.target", "specdec.draft", "specdec.config", "specdec.runner")
+STORY = (
+    *STEP,
+    "specdec.step",
+    "specdec.target",
+    "specdec.draft",
+    "specdec.config",
+    "specdec.runner",
+)
 ENGINE = (*STORY, "specdec.scheduling", "specdec.engine", "weights")
 LLM = (*ENGINE, "specdec.start", "specdec.llm")
 
@@ -41,7 +48,9 @@ ROWS: dict[str, Row] = {
     "specdec.sizes": Row(),
     "specdec.config": Row(("specdec.arguments", "graphs.modes")),
     "specdec.requests": Row(HOST),
-    "specdec.requests.tokenizer_files": Row(("weights.errors", "weights.fields"), ("transformers",)),
+    "specdec.requests.tokenizer_files": Row(
+        ("weights.errors", "weights.fields"), ("transformers",)
+    ),
     "specdec.requests.template_worker": Row(third=("jinja2",)),
     "specdec.requests.progress": Row(("specdec.requests",), ("tqdm",)),
     "specdec.scheduling": Row((*HOST, "specdec.requests")),
@@ -49,7 +58,9 @@ ROWS: dict[str, Row] = {
     "specdec.models": Row(MODEL, ("torch",)),
     "specdec.stepping": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.stepping", "specdec.models"), ("torch",)),
-    "specdec.passes": Row((*STEPPING, "specdec.stepping", "specdec.models", "specdec.config"), ("torch",)),
+    "specdec.passes": Row(
+        (*STEPPING, "specdec.stepping", "specdec.models", "specdec.config"), ("torch",)
+    ),
     "specdec.target": Row(STEP, ("torch",)),
     "specdec.draft": Row(STEP, ("torch",)),
     "specdec.step": Row((*STEP, "specdec.target", "specdec.draft"), ("numpy",)),
@@ -113,7 +124,11 @@ def _imported(node: ast.AST) -> list[str]:
             return ["."]
         # `from specdec import llm` imports a module too, `from specdec.llm import LLM` a name
         is_package = node.module in PACKAGES
-        return [f"{node.module}.{alias.name}" for alias in node.names] if is_package else [str(node.module)]
+        return (
+            [f"{node.module}.{alias.name}" for alias in node.names]
+            if is_package
+            else [str(node.module)]
+        )
     return []
 
 
@@ -150,7 +165,9 @@ def _late_imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top_level:
             yield node.lineno, "import inside a function or a block"
-        if isinstance(node, ast.Name | ast.Attribute | ast.alias) and "TYPE_CHECKING" in ast.dump(node, False):
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias) and "TYPE_CHECKING" in ast.dump(
+            node, False
+        ):
             yield node.lineno, "TYPE_CHECKING"
         if isinstance(node, ast.Attribute) and node.attr == "import_module":
             yield node.lineno, "importlib.import_module"

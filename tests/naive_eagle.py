@@ -20,7 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.reference import Reference, Weights, attention, linear, mlp, read_layer, read_weights, rms_norm
+from tests.reference import (
+    Reference,
+    Weights,
+    attention,
+    linear,
+    mlp,
+    read_layer,
+    read_weights,
+    rms_norm,
+)
 
 # what a token is chosen by: the scores of logits at a position, whose columns are these token ids
 Scores = Callable[[Tensor, int, Tensor], Tensor]
@@ -57,7 +66,9 @@ def draft_logits(
     return torch.stack(chain)
 
 
-def forward(cfg: Any, weights: Weights, tokens: Sequence[int], rows_TX: Tensor) -> tuple[Tensor, Tensor]:
+def forward(
+    cfg: Any, weights: Weights, tokens: Sequence[int], rows_TX: Tensor
+) -> tuple[Tensor, Tensor]:
     """Logits [T, W] and the hidden states [T, D] to recycle.
 
     tokens:  x_1 .. x_T, one later than the hidden state of its row
@@ -84,12 +95,18 @@ def forward(cfg: Any, weights: Weights, tokens: Sequence[int], rows_TX: Tensor) 
         x = norm(f"{name}.post_attention_layernorm", stream_TD)
         stream_TD = stream_TD + mlp(cfg.layer, weights, f"{name}.mlp", x)
     normed_TD = norm("norm", stream_TD, cfg.has_final_norm)
-    return linear(weights, "lm_head", normed_TD), normed_TD if cfg.recycled == "post_norm" else stream_TD
+    return linear(
+        weights, "lm_head", normed_TD
+    ), normed_TD if cfg.recycled == "post_norm" else stream_TD
 
 
 def target_features(cfg: Any, boundaries: Any, hidden_TD: Tensor) -> Tensor:
     """[T, E]: the tapped boundaries side by side, or the target's hidden behind its final norm."""
-    return torch.cat([boundaries[i] for i in cfg.aux_boundaries], -1) if cfg.aux_boundaries else hidden_TD
+    return (
+        torch.cat([boundaries[i] for i in cfg.aux_boundaries], -1)
+        if cfg.aux_boundaries
+        else hidden_TD
+    )
 
 
 def fuse(cfg: Any, weights: Weights, features_TE: Tensor) -> Tensor:
@@ -103,7 +120,9 @@ def feature_norms(cfg: Any, weights: Weights, features_TE: Tensor) -> Tensor:
         features_TE = rms_norm(features_TE, weights["input_norm.weight"], eps)
     if cfg.has_fc_norm:
         taps = enumerate(features_TE.split(cfg.target_hidden_size, -1))
-        features_TE = torch.cat([rms_norm(tap, weights[f"fc_norm.{i}.weight"], eps) for i, tap in taps], -1)
+        features_TE = torch.cat(
+            [rms_norm(tap, weights[f"fc_norm.{i}.weight"], eps) for i, tap in taps], -1
+        )
     return features_TE
 
 
@@ -132,10 +151,14 @@ class Generation:
 
     tokens: list[int]
     num_accepted: list[int] = field(default_factory=list)
-    margins: list[float] = field(default_factory=list)  # best draft score minus second, least up to the first rejection
+    margins: list[float] = field(
+        default_factory=list
+    )  # best draft score minus second, least up to the first rejection
 
     def num_accepted_at(self, num_drafts: int) -> list[int]:
-        return [sum(accepted >= k for accepted in self.num_accepted) for k in range(1, num_drafts + 1)]
+        return [
+            sum(accepted >= k for accepted in self.num_accepted) for k in range(1, num_drafts + 1)
+        ]
 
 
 def generate(
@@ -156,7 +179,10 @@ def generate(
     def choices(logits_XV: Tensor, position: int) -> list[int]:
         """The target's tokens from `position` on."""
         ids_V = torch.arange(logits_XV.shape[1])
-        return [int(scores(logits_V, position + i, ids_V).argmax()) for i, logits_V in enumerate(logits_XV)]
+        return [
+            int(scores(logits_V, position + i, ids_V).argmax())
+            for i, logits_V in enumerate(logits_XV)
+        ]
 
     outputs = target.forward(prompt)
     tokens, end = [*prompt, *choices(outputs.logits_TV[-1:], len(prompt))], len(prompt) + num_tokens
@@ -202,7 +228,8 @@ def philox(key: tuple[int, int], counter: Sequence[Any]) -> list[Any]:
     x0, x1, x2, x3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
     for turn in range(10):
         keys = [
-            np.uint64((word + turn * step) % 2**32) for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)
+            np.uint64((word + turn * step) % 2**32)
+            for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)
         ]
         left, right = x0 * np.uint64(0xD2511F53), x2 * np.uint64(0xCD9E8D57)
         x0, x1 = right >> np.uint64(32) ^ x1 ^ keys[0], right & low
@@ -210,10 +237,14 @@ def philox(key: tuple[int, int], counter: Sequence[Any]) -> list[Any]:
     return [x0, x1, x2, x3]
 
 
-def read_draft(directory: str | Path, aux_boundaries: tuple[int, ...] = ()) -> tuple[SimpleNamespace, Weights]:
+def read_draft(
+    directory: str | Path, aux_boundaries: tuple[int, ...] = ()
+) -> tuple[SimpleNamespace, Weights]:
     """Config and weights of a draft in a reference layout: EAGLE-3 if it taps boundaries, else EAGLE-1."""
     config = json.loads((Path(directory) / "config.json").read_text())
-    weights = {name.replace("midlayer.", "layers.0."): t for name, t in read_weights(directory).items()}
+    weights = {
+        name.replace("midlayer.", "layers.0."): t for name, t in read_weights(directory).items()
+    }
     if "d2t" in weights:
         weights["d2t"] += torch.arange(len(weights["d2t"]))  # the file has offsets
     is_eagle3 = bool(aux_boundaries)

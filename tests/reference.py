@@ -25,7 +25,9 @@ Cache = dict[str, tuple[Tensor, Tensor]]  # keys and values [S, G, C] by attenti
 class Outputs(NamedTuple):
     logits_TV: Tensor
     hidden_TD: Tensor  # behind the final norm
-    boundaries: list[Tensor]  # L + 1 of [T, D]: the stream entering layer i; boundary L is before the final norm
+    boundaries: list[
+        Tensor
+    ]  # L + 1 of [T, D]: the stream entering layer i; boundary L is before the final norm
 
 
 class Reference:
@@ -33,7 +35,9 @@ class Reference:
 
     def __init__(self, directory: str | Path) -> None:
         config = json.loads((Path(directory) / "config.json").read_text())
-        self.weights = {name.removeprefix("model."): tensor for name, tensor in read_weights(directory).items()}
+        self.weights = {
+            name.removeprefix("model."): tensor for name, tensor in read_weights(directory).items()
+        }
         self.weights.setdefault("lm_head.weight", self.weights["embed_tokens.weight"])
         self.layer = read_layer(config, self.weights)
         self.num_layers = config["num_hidden_layers"]
@@ -54,7 +58,9 @@ class Reference:
         for i in range(self.num_layers):
             name = f"layers.{i}"
             x = self.norm(f"{name}.input_layernorm", stream_TD)
-            stream_TD = stream_TD + attention(self.layer, self.weights, f"{name}.self_attn", x, cache)
+            stream_TD = stream_TD + attention(
+                self.layer, self.weights, f"{name}.self_attn", x, cache
+            )
             x = self.norm(f"{name}.post_attention_layernorm", stream_TD)
             stream_TD = stream_TD + mlp(self.layer, self.weights, f"{name}.mlp", x)
             boundaries.append(stream_TD)
@@ -65,10 +71,14 @@ class Reference:
         return rms_norm(x_TD, self.weights[f"{name}.weight"], self.layer.rms_norm_eps)
 
 
-def attention(layer: Any, weights: Weights, name: str, x_TD: Tensor, cache: Cache | None = None) -> Tensor:
+def attention(
+    layer: Any, weights: Weights, name: str, x_TD: Tensor, cache: Cache | None = None
+) -> Tensor:
     """Causal attention of G key heads under H query heads; position 0 is the first row that the cache has seen."""
     q_THC, k_TGC, v_TGC = (
-        linear(weights, f"{name}.{role}_proj", x_TD, layer.qkv_bias).unflatten(-1, (-1, layer.head_dim))
+        linear(weights, f"{name}.{role}_proj", x_TD, layer.qkv_bias).unflatten(
+            -1, (-1, layer.head_dim)
+        )
         for role in "qkv"
     )
     if layer.qk_norm:
@@ -81,7 +91,9 @@ def attention(layer: Any, weights: Weights, name: str, x_TD: Tensor, cache: Cach
     q_THC, k_TGC = rotate(q_THC, cos_TC, sin_TC), rotate(k_TGC, cos_TC, sin_TC)
     cache[name] = k_SGC, v_SGC = torch.cat([past_k, k_TGC]), torch.cat([past_v, v_TGC])
     group = layer.num_heads // layer.num_kv_heads
-    scores_HTS = torch.einsum("thc,shc->hts", q_THC, k_SGC.repeat_interleave(group, 1)) / math.sqrt(layer.head_dim)
+    scores_HTS = torch.einsum("thc,shc->hts", q_THC, k_SGC.repeat_interleave(group, 1)) / math.sqrt(
+        layer.head_dim
+    )
     is_future_TS = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
     probs_HTS = scores_HTS.masked_fill(is_future_TS, -math.inf).softmax(-1)
     out_THC = torch.einsum("hts,shc->thc", probs_HTS, v_SGC.repeat_interleave(group, 1))
@@ -89,7 +101,9 @@ def attention(layer: Any, weights: Weights, name: str, x_TD: Tensor, cache: Cach
 
 
 def mlp(layer: Any, weights: Weights, name: str, x_TD: Tensor) -> Tensor:
-    gate, up = (linear(weights, f"{name}.{role}_proj", x_TD, layer.mlp_bias) for role in ("gate", "up"))
+    gate, up = (
+        linear(weights, f"{name}.{role}_proj", x_TD, layer.mlp_bias) for role in ("gate", "up")
+    )
     return linear(weights, f"{name}.down_proj", F.silu(gate) * up, layer.mlp_bias)
 
 
@@ -111,7 +125,9 @@ def rotary(rope: Any, head_dim: int, positions_T: Tensor) -> tuple[Tensor, Tenso
     """cos and sin [T, C] of positions times frequencies, of which scaled kinds divide some by the factor."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2) / head_dim)
     keep = kept_share(rope, head_dim, frequencies).clamp(0, 1)
-    angles_TC = torch.outer(positions_T.float(), frequencies * (keep + (1 - keep) / rope.factor)).repeat(1, 2)
+    angles_TC = torch.outer(
+        positions_T.float(), frequencies * (keep + (1 - keep) / rope.factor)
+    ).repeat(1, 2)
     scale = yarn_scale(rope) if rope.kind == "yarn" else 1.0
     return scale * angles_TC.cos(), scale * angles_TC.sin()
 
@@ -125,8 +141,12 @@ def kept_share(rope: Any, head_dim: int, frequencies: Tensor) -> Tensor:
         return (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     assert rope.kind == "yarn", rope.kind
     # the channels that turn beta_fast and beta_slow times over the original context
-    wavelengths = [rope.original_max_position_embeddings / turns for turns in (rope.beta_fast, rope.beta_slow)]
-    low, high = (head_dim * math.log(w / (2 * math.pi)) / (2 * math.log(rope.theta)) for w in wavelengths)
+    wavelengths = [
+        rope.original_max_position_embeddings / turns for turns in (rope.beta_fast, rope.beta_slow)
+    ]
+    low, high = (
+        head_dim * math.log(w / (2 * math.pi)) / (2 * math.log(rope.theta)) for w in wavelengths
+    )
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
@@ -145,7 +165,11 @@ def yarn_scale(rope: Any) -> float:
 def read_weights(directory: str | Path) -> Weights:
     """Every tensor of every shard, floating ones in float32."""
     shards = [load_file(path) for path in sorted(Path(directory).glob("*.safetensors"))]
-    return {name: t.float() if t.is_floating_point() else t for shard in shards for name, t in shard.items()}
+    return {
+        name: t.float() if t.is_floating_point() else t
+        for shard in shards
+        for name, t in shard.items()
+    }
 
 
 def read_layer(config: dict[str, Any], weights: Weights) -> SimpleNamespace:
@@ -181,5 +205,8 @@ def read_rope(config: dict[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(
         theta=rope.get("rope_theta", 10000.0),
         kind=rope.get("rope_type", rope.get("type", "default")),
-        **{key: default if rope.get(key) is None else rope[key] for key, default in defaults.items()},
+        **{
+            key: default if rope.get(key) is None else rope[key]
+            for key, default in defaults.items()
+        },
     )

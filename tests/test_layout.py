@@ -35,8 +35,16 @@ def test_late_imports_are_allowed_in_files_that_exist():
         ("specdec/kernels/a.py", "from weights.config import X", "may not import weights.config"),
         ("specdec/requests/a.py", "import torch", "specdec.requests may not import torch"),
         ("specdec/requests/a.py", "import transformers", "may not import transformers"),
-        ("specdec/scheduling/a.py", "from specdec.stepping.state import X", "may not import specdec.stepping"),
-        ("specdec/models/a.py", "from specdec.target import Target", "may not import specdec.target"),
+        (
+            "specdec/scheduling/a.py",
+            "from specdec.stepping.state import X",
+            "may not import specdec.stepping",
+        ),
+        (
+            "specdec/models/a.py",
+            "from specdec.target import Target",
+            "may not import specdec.target",
+        ),
         ("specdec/target.py", "from specdec.step import Acts", "may not import specdec.step"),
         ("specdec/step.py", "import specdec.runner", "may not import specdec.runner"),
         ("specdec/runner.py", "from specdec import engine", "may not import specdec.engine"),
@@ -63,7 +71,10 @@ def test_a_planted_violation_is_found(tmp_path, path, source, problem):
         ("graphs/a.py", "import torch\nfrom graphs.modes import X"),
         ("weights/a.py", "import json\nfrom torch import Tensor\nfrom weights.config import X"),
         ("specdec/kernels/a.py", "import torch\nfrom specdec.kernels.b import Y"),
-        ("specdec/llm.py", "from specdec.engine import Engine\nfrom weights.load import load_target"),
+        (
+            "specdec/llm.py",
+            "from specdec.engine import Engine\nfrom weights.load import load_target",
+        ),
         ("specdec/cli/__init__.py", "def f():\n    from specdec.cli.verify import run_verify"),
     ],
 )
@@ -77,7 +88,9 @@ def test_what_the_layout_allows_passes(tmp_path, path, source):
 
 def test_every_row_has_its_place():
     names = [place.replace(".", "/") for place in ROWS]
-    assert [name for name in names if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()] == []
+    assert [
+        name for name in names if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()
+    ] == []
 
 
 def test_the_host_side_runs_without_torch():
@@ -86,7 +99,10 @@ def test_the_host_side_runs_without_torch():
     modules = ["specdec.arguments", "specdec.config", "specdec.sizes"]
     modules += [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
     imports = "; ".join(f"import {module}" for module in modules)
-    assert _python(f"import sys; sys.modules['torch'] = None; {imports}; print(len(sys.modules) > 0)") == "True"
+    assert (
+        _python(f"import sys; sys.modules['torch'] = None; {imports}; print(len(sys.modules) > 0)")
+        == "True"
+    )
 
 
 def test_import_specdec_loads_nothing_heavy():
@@ -101,12 +117,16 @@ def test_the_engine_loads_no_optional_package():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is imported beside a CUDA device")
 def test_without_a_gpu_the_engine_loads_without_triton():
-    assert _python("import sys; from specdec import LLM; print(*{'triton'} & set(sys.modules))") == ""
+    assert (
+        _python("import sys; from specdec import LLM; print(*{'triton'} & set(sys.modules))") == ""
+    )
 
 
 def _python(code: str) -> str:
     """What `code` prints in a process of its own, as a user starts it: without the tests' TRITON_INTERPRET."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

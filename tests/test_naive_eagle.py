@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.naive_eagle import borrow, draft_logits, forward, generate, gumbel, philox, read_draft, target_features
+from tests.naive_eagle import (
+    borrow,
+    draft_logits,
+    forward,
+    generate,
+    gumbel,
+    philox,
+    read_draft,
+    target_features,
+)
 from tests.reference import Reference, attention, linear, mlp, read_rope, rms_norm
 
 DEMO = Path(__file__).parent.parent / "weights" / "demo"
@@ -31,19 +40,30 @@ def target():
         ("eagle1", 3, 1273, [1038, 831, 692], [(11, 9)]),
     ],
 )
-def test_the_demo_pair_reaches_its_figures(target, draft, num_drafts, num_rounds, accepted_at, near_ties):
+def test_the_demo_pair_reaches_its_figures(
+    target, draft, num_drafts, num_rounds, accepted_at, near_ties
+):
     runs = [run_demo(target, draft, i, 160, num_drafts) for i in range(24)]
     assert [run.tokens for run in runs] == RECORDED["greedy_float32"]
     assert sum(len(run.num_accepted) for run in runs) == num_rounds
     assert total_accepted_at(runs, num_drafts) == accepted_at
     # in these (prompt, round) another order of summation may draft otherwise, but no count changes: at the last draft
     # that each round looked at, the target chose neither of the draft's two best
-    assert [(i, j) for i, run in enumerate(runs) for j, margin in enumerate(run.margins) if margin < 1e-3] == near_ties
+    assert [
+        (i, j)
+        for i, run in enumerate(runs)
+        for j, margin in enumerate(run.margins)
+        if margin < 1e-3
+    ] == near_ties
 
 
 @pytest.mark.parametrize(
     "draft, num_drafts, num_rounds, accepted_at",
-    [("eagle3", 5, 22, [16, 12, 9, 3, 2]), ("eagle3", 3, 23, [18, 14, 9]), ("eagle1", 3, 25, [21, 11, 7])],
+    [
+        ("eagle3", 5, 22, [16, 12, 9, 3, 2]),
+        ("eagle3", 3, 23, [18, 14, 9]),
+        ("eagle1", 3, 25, [21, 11, 7]),
+    ],
 )
 def test_two_short_prompts_reach_their_figures(target, draft, num_drafts, num_rounds, accepted_at):
     runs = [run_demo(target, draft, i, 32, num_drafts) for i in (1, 2)]
@@ -59,7 +79,10 @@ def run_demo(target, draft, index, num_tokens, num_drafts):
 
 
 def total_accepted_at(runs, num_drafts):
-    return [sum(counts) for counts in zip(*(run.num_accepted_at(num_drafts) for run in runs), strict=True)]
+    return [
+        sum(counts)
+        for counts in zip(*(run.num_accepted_at(num_drafts) for run in runs), strict=True)
+    ]
 
 
 LLAMA_FLAGS = {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "qk_norm": True}
@@ -67,7 +90,13 @@ LLAMA_FLAGS = {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "qk_norm": Tr
 
 @pytest.mark.parametrize("recycled", ["pre_norm", "post_norm"])
 def test_an_fc_that_passes_only_the_embedding_makes_a_llama(recycled):
-    cfg = eagle1(num_layers=3, has_input_layernorm=True, has_final_norm=True, recycled=recycled, **LLAMA_FLAGS)
+    cfg = eagle1(
+        num_layers=3,
+        has_input_layernorm=True,
+        has_final_norm=True,
+        recycled=recycled,
+        **LLAMA_FLAGS,
+    )
     weights, tokens = random_weights(cfg), random_tokens()
     weights["fc.weight"] = torch.eye(cfg.hidden_size, 2 * cfg.hidden_size)
     logits_KW = draft_logits(cfg, weights, tokens, random_features(cfg), NUM_STEPS)
@@ -116,22 +145,51 @@ def test_what_the_draft_has_not_is_borrowed(target):
     embed = target.weights["embed_tokens.weight"]
     cfg, weights = read_draft(DEMO / "eagle1")
     assert borrow(cfg, weights, {"embed_tokens.weight": embed})["lm_head.weight"] is embed
-    assert borrow(cfg, weights, target.weights)["embed_tokens.weight"] is weights["embed_tokens.weight"]
+    assert (
+        borrow(cfg, weights, target.weights)["embed_tokens.weight"]
+        is weights["embed_tokens.weight"]
+    )
 
 
 FLAGS = {
-    "eagle1": {"fc_bias", "has_embed_norm", "norm_before_fc", "has_input_layernorm", "has_final_norm", "recycled"},
-    "eagle3": {"norm_before_fc", "has_fc_norm", "fc_bias", "has_embed_norm", "has_input_layernorm", "has_hidden_norm"}
-    | {"norm_before_residual", "has_final_norm", "recycled", "aux_boundaries", "num_layers", "has_d2t"},
+    "eagle1": {
+        "fc_bias",
+        "has_embed_norm",
+        "norm_before_fc",
+        "has_input_layernorm",
+        "has_final_norm",
+        "recycled",
+    },
+    "eagle3": {
+        "norm_before_fc",
+        "has_fc_norm",
+        "fc_bias",
+        "has_embed_norm",
+        "has_input_layernorm",
+        "has_hidden_norm",
+    }
+    | {
+        "norm_before_residual",
+        "has_final_norm",
+        "recycled",
+        "aux_boundaries",
+        "num_layers",
+        "has_d2t",
+    },
 }
 LAYER_FLAGS = {"qkv_bias", "o_bias", "mlp_bias", "qk_norm", "rope"}
 
 
-@pytest.mark.parametrize("kind, flag", sorted((kind, flag) for kind in FLAGS for flag in FLAGS[kind] | LAYER_FLAGS))
+@pytest.mark.parametrize(
+    "kind, flag", sorted((kind, flag) for kind in FLAGS for flag in FLAGS[kind] | LAYER_FLAGS)
+)
 def test_every_flag_flipped_moves_the_logits(kind, flag):
     cfg = (eagle1 if kind == "eagle1" else eagle3)(num_layers=2, has_final_norm=True)
     weights, tokens = random_weights(cfg), random_tokens()
-    first, second = (draft_logits(c, weights, tokens, random_features(c), NUM_STEPS) for c in (cfg, flipped(cfg, flag)))
+    first, second = (
+        draft_logits(c, weights, tokens, random_features(c), NUM_STEPS)
+        for c in (cfg, flipped(cfg, flag))
+    )
     # what is recycled and which token is embedded matters from the second step on
     step = 1 if flag in ("recycled", "has_d2t") else 0
     assert ((first - second).abs().amax(-1)[step:] > 1e-2).all()
@@ -142,28 +200,62 @@ def test_every_flag_flipped_moves_the_logits(kind, flag):
 def test_one_to_five_taps_or_none_make_finite_logits(num_taps):
     cfg = eagle3(aux_boundaries=tuple(range(num_taps)), has_fc=num_taps > 0, has_fc_norm=True)
     cfg.target_hidden_size = 24 if num_taps else cfg.hidden_size
-    logits_KW = draft_logits(cfg, random_weights(cfg), random_tokens(), random_features(cfg), NUM_STEPS)
+    logits_KW = draft_logits(
+        cfg, random_weights(cfg), random_tokens(), random_features(cfg), NUM_STEPS
+    )
     assert logits_KW.shape == (NUM_STEPS, cfg.draft_vocab_size)
     assert logits_KW.isfinite().all()
 
 
 def eagle1(**changes):
-    return config(entry="fc", aux_boundaries=(), target_hidden_size=16, draft_vocab_size=48, **changes)
+    return config(
+        entry="fc", aux_boundaries=(), target_hidden_size=16, draft_vocab_size=48, **changes
+    )
 
 
 def eagle3(**changes):
-    fields = {"entry": "qkv", "aux_boundaries": (1, 3, 4), "target_hidden_size": 24, "draft_vocab_size": 32}
-    return config(**(fields | {"has_input_layernorm": True, "has_final_norm": True, "has_d2t": True} | changes))
+    fields = {
+        "entry": "qkv",
+        "aux_boundaries": (1, 3, 4),
+        "target_hidden_size": 24,
+        "draft_vocab_size": 32,
+    }
+    return config(
+        **(
+            fields
+            | {"has_input_layernorm": True, "has_final_norm": True, "has_d2t": True}
+            | changes
+        )
+    )
 
 
 def config(**changes):
     """A draft with nothing optional but what `changes` turns on, the layer's flags among them."""
-    names = ("fc_bias", "norm_before_fc", "has_fc_norm", "has_embed_norm", "has_input_layernorm", "has_hidden_norm")
+    names = (
+        "fc_bias",
+        "norm_before_fc",
+        "has_fc_norm",
+        "has_embed_norm",
+        "has_input_layernorm",
+        "has_hidden_norm",
+    )
     names += ("norm_before_residual", "has_final_norm", "has_d2t")
     layer = {flag: changes.pop(flag, False) for flag in LAYER_FLAGS - {"rope"}}
-    layer |= {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5}
+    layer |= {
+        "hidden_size": 16,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+    }
     layer |= {"rope": read_rope({"max_position_embeddings": 64})}
-    fields = {"num_layers": 1, "hidden_size": 16, "vocab_size": 48, "has_fc": True, "recycled": "pre_norm"}
+    fields = {
+        "num_layers": 1,
+        "hidden_size": 16,
+        "vocab_size": 48,
+        "has_fc": True,
+        "recycled": "pre_norm",
+    }
     flags = dict.fromkeys(names, False) | {"has_hidden_norm": True}
     return SimpleNamespace(layer=SimpleNamespace(**layer), **(fields | flags | changes))
 
@@ -175,7 +267,11 @@ def flipped(cfg, flag):
     elif flag in LAYER_FLAGS:
         setattr(other.layer, flag, not getattr(cfg.layer, flag))
     else:
-        values = {"recycled": "post_norm", "aux_boundaries": cfg.aux_boundaries[::-1], "num_layers": 1}
+        values = {
+            "recycled": "post_norm",
+            "aux_boundaries": cfg.aux_boundaries[::-1],
+            "num_layers": 1,
+        }
         setattr(other, flag, values[flag] if flag in values else not getattr(cfg, flag))
     return other
 
@@ -185,9 +281,16 @@ def random_weights(cfg):
     D, heads, kv, mid = 16, 32, 16, 40
     num_taps, width = len(cfg.aux_boundaries) or 1, cfg.target_hidden_size
     features = num_taps * width
-    shapes = {"embed_tokens.weight": (cfg.vocab_size, D), "lm_head.weight": (cfg.draft_vocab_size, D), "fc.bias": (D,)}
+    shapes = {
+        "embed_tokens.weight": (cfg.vocab_size, D),
+        "lm_head.weight": (cfg.draft_vocab_size, D),
+        "fc.bias": (D,),
+    }
     shapes |= {"norm.weight": (D,), "embed_norm.weight": (D,), "input_norm.weight": (features,)}
-    shapes |= {"fc.weight": (D, 2 * D if cfg.entry == "fc" else features), "layers.0.hidden_norm.weight": (D,)}
+    shapes |= {
+        "fc.weight": (D, 2 * D if cfg.entry == "fc" else features),
+        "layers.0.hidden_norm.weight": (D,),
+    }
     shapes |= {f"fc_norm.{i}.weight": (width,) for i in range(num_taps)}
     for i in range(cfg.num_layers):
         entry = 2 * D if i == 0 and cfg.entry == "qkv" else D
@@ -196,15 +299,25 @@ def random_weights(cfg):
             "self_attn.k_proj": (kv, entry),
             "self_attn.v_proj": (kv, entry),
         }
-        products |= {"self_attn.o_proj": (D, heads), "mlp.gate_proj": (mid, D), "mlp.up_proj": (mid, D)}
+        products |= {
+            "self_attn.o_proj": (D, heads),
+            "mlp.gate_proj": (mid, D),
+            "mlp.up_proj": (mid, D),
+        }
         for name, shape in (products | {"mlp.down_proj": (D, mid)}).items():
             shapes |= {f"layers.{i}.{name}.weight": shape, f"layers.{i}.{name}.bias": shape[:1]}
-        shapes |= {f"layers.{i}.{name}_layernorm.weight": (D,) for name in ("input", "post_attention")}
+        shapes |= {
+            f"layers.{i}.{name}_layernorm.weight": (D,) for name in ("input", "post_attention")
+        }
         shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (8,) for name in "qk"}
     generator = torch.Generator().manual_seed(0)
-    weights = {name: 0.4 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    weights = {
+        name: 0.4 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
+    }
     weights |= {name: tensor + 1 for name, tensor in weights.items() if "norm" in name}
-    return weights | {"d2t": (5 * torch.arange(cfg.draft_vocab_size) + 7) % 48}  # unique, and no id maps to itself
+    return weights | {
+        "d2t": (5 * torch.arange(cfg.draft_vocab_size) + 7) % 48
+    }  # unique, and no id maps to itself
 
 
 def random_tokens():
@@ -213,7 +326,9 @@ def random_tokens():
 
 def random_features(cfg):
     generator = torch.Generator().manual_seed(2)
-    *boundaries, hidden_TD = torch.randn(6, NUM_TOKENS - 1, cfg.target_hidden_size, generator=generator)
+    *boundaries, hidden_TD = torch.randn(
+        6, NUM_TOKENS - 1, cfg.target_hidden_size, generator=generator
+    )
     return target_features(cfg, boundaries, hidden_TD)
 
 

@@ -16,8 +16,12 @@ TARGETS = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "llama-tied": {"tie_word_embeddings": True},
     "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
-    "llama-llama3": {"rope_parameters": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
-    "llama-yarn": {"rope_parameters": {**YARN, "beta_fast": 4.0, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    "llama-llama3": {
+        "rope_parameters": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    },
+    "llama-yarn": {
+        "rope_parameters": {**YARN, "beta_fast": 4.0, "mscale": 0.7, "mscale_all_dim": 1.0}
+    },
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen2-yarn": {"rope_parameters": YARN},
@@ -27,11 +31,14 @@ TARGETS = {
 
 
 @pytest.mark.parametrize(
-    "index", [0, 2, *(pytest.param(i, marks=pytest.mark.slow) for i in range(24) if i not in (0, 2))]
+    "index",
+    [0, 2, *(pytest.param(i, marks=pytest.mark.slow) for i in range(24) if i not in (0, 2))],
 )
 def test_the_demo_target_writes_its_recorded_tokens(index):
     recorded = json.loads((DEMO / "prompts.json").read_text())
-    tokens = Reference(DEMO / "target").greedy(recorded["prompts"][index], recorded["max_new_tokens"])
+    tokens = Reference(DEMO / "target").greedy(
+        recorded["prompts"][index], recorded["max_new_tokens"]
+    )
     assert tokens == recorded["greedy_float32"][index]
 
 
@@ -65,7 +72,9 @@ def test_a_rope_kind_that_is_lost_is_seen(name, tmp_path):
 def test_cached_rows_equal_recomputed_rows():
     reference, tokens, cache = Reference(DEMO / "target"), list(range(30)), {}
     parts = [reference.forward(tokens[a:b], cache).logits_TV for a, b in ((0, 7), (7, 8), (8, 30))]
-    torch.testing.assert_close(torch.cat(parts), reference.forward(tokens).logits_TV, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.cat(parts), reference.forward(tokens).logits_TV, rtol=1e-4, atol=1e-4
+    )
 
 
 def random_target(model_type: str, **changes) -> transformers.PreTrainedModel:

@@ -40,7 +40,17 @@ def test_generate_prints_texts_and_ends_with_json(run):
 
 
 def test_sampling_rounds_times_every_case(run):
-    out = run("scripts.sampling_rounds", "--target", "demo", "--draft", "demo", "--batches", "1", "--num-rounds", "1")
+    out = run(
+        "scripts.sampling_rounds",
+        "--target",
+        "demo",
+        "--draft",
+        "demo",
+        "--batches",
+        "1",
+        "--num-rounds",
+        "1",
+    )
 
     rows = json.loads(out.splitlines()[-1])["rows"]
     assert [row["case"] for row in rows][:2] == ["greedy", "T=1"]
@@ -54,7 +64,19 @@ def test_soak_says_that_nothing_is_wrong(run):
 
 def test_bench_measures_every_k_beside_plain_decoding(run, capsys):
     with pytest.raises(SystemExit, match="0"):
-        run("scripts.bench", "-k", "2", "--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--device", "cpu")
+        run(
+            "scripts.bench",
+            "-k",
+            "2",
+            "--num-prompts",
+            "2",
+            "--max-tokens",
+            "8",
+            "--repeats",
+            "1",
+            "--device",
+            "cpu",
+        )
 
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert [row["num_speculative_tokens"] for row in results] == [0, 2]

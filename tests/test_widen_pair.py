@@ -18,7 +18,16 @@ SIZES = {"max_num_seqs": 2, "max_model_len": 256}
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     out = tmp_path_factory.mktemp("tiny")
-    command = [sys.executable, "-m", "scripts.widen_pair", str(out), "--shape", "tiny", "--dtype", "float32"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.widen_pair",
+        str(out),
+        "--shape",
+        "tiny",
+        "--dtype",
+        "float32",
+    ]
     subprocess.run([*command, "--device", "cpu"], cwd=ROOT, check=True, capture_output=True)
     return out
 
@@ -29,10 +38,14 @@ def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references)
     draft = {"model": pair / "eagle3", "num_speculative_tokens": 3}
     wide = LLM(pair / "target", draft, device="cpu", **SIZES)
 
-    expected, outputs = [llm.generate(prompts[1:3], params, use_tqdm=False) for llm in (small, wide)]
+    expected, outputs = [
+        llm.generate(prompts[1:3], params, use_tqdm=False) for llm in (small, wide)
+    ]
 
     # float32 weights are those of the small pair but for sqrt(2); the best token leads by far more than that moves it
-    assert [output.outputs[0].token_ids for output in outputs] == [tokens[:NUM_TOKENS] for tokens in references[1:3]]
+    assert [output.outputs[0].token_ids for output in outputs] == [
+        tokens[:NUM_TOKENS] for tokens in references[1:3]
+    ]
     accepted = [LLM.run_stats(each).num_accepted_tokens for each in (expected, outputs)]
     assert accepted[0] > NUM_TOKENS / 2
     assert abs(accepted[0] - accepted[1]) <= 2
@@ -46,7 +59,10 @@ def test_layers_stand_so_that_tapped_streams_are_the_same():
 
 def test_added_layers_are_noise_in_front_of_zeros():
     widener = Widener(sized(), sized(hidden_size=32), torch.float32, torch.device("cpu"))
-    layer = {"x.self_attn.o_proj.weight": torch.ones(32, 16), "x.mlp.up_proj.weight": torch.ones(8, 32)}
+    layer = {
+        "x.self_attn.o_proj.weight": torch.ones(32, 16),
+        "x.mlp.up_proj.weight": torch.ones(8, 32),
+    }
 
     added = widener.identity(layer)
 

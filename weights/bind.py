@@ -7,7 +7,14 @@ from weights.files.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 from weights.shapes import Shapes
 
 QUANTISED = (
-    *("weight_packed", "weight_scale", "weight_scale_2", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *(
+        "weight_packed",
+        "weight_scale",
+        "weight_scale_2",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+    ),
     *("qweight", "qzeros", "scales", "g_idx", "input_scale", "weight_scale_inv"),
 )
 # what is not a floating-point weight: allowed dtypes, and the words for them
@@ -27,7 +34,9 @@ def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Pro
             problems.add(f"{files}: missing {name} {list(shape)}")
         elif held[name].shape != shape:
             entry = held[name]
-            problems.add(f"{entry.file.name}: {entry.name} is {list(entry.shape)}, {list(shape)} is needed")
+            problems.add(
+                f"{entry.file.name}: {entry.name} is {list(entry.shape)}, {list(shape)} is needed"
+            )
     for name, entry in held.items():
         if name not in wanted and not _is_quantised(name):
             problems.add(f"{entry.file.name}: unexpected {entry.name} {list(entry.shape)}")

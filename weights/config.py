@@ -60,7 +60,9 @@ class TargetConfig:
     dtype: str  # as stored, "bfloat16"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # config.json and generation_config.json together
-    sliding_window: int | None = None  # a window that some layer uses; the engine refuses longer contexts
+    sliding_window: int | None = (
+        None  # a window that some layer uses; the engine refuses longer contexts
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,9 @@ class EagleConfig:
     fc_bias: bool = False
     norm_before_fc: bool = False
     has_fc_norm: bool = False
-    has_embed_norm: bool = False  # entry "fc": RMSNorm over the embedding before fc (speculators eagle, `layernorms`)
+    has_embed_norm: bool = (
+        False  # entry "fc": RMSNorm over the embedding before fc (speculators eagle, `layernorms`)
+    )
     has_input_layernorm: bool = (
         True  # first layer: on the residual stream (entry "fc") or on the embedding (entry "qkv")
     )

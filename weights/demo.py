@@ -17,5 +17,7 @@ def demo_directory(part: str) -> Path:
 
 def demo_prompts() -> dict[str, object]:
     """prompts.json: "prompts" (48 lists of token ids) and, for the first 24, greedy continuations."""
-    prompts: dict[str, object] = json.loads((files("weights") / "demo" / "prompts.json").read_text(encoding="utf-8"))
+    prompts: dict[str, object] = json.loads(
+        (files("weights") / "demo" / "prompts.json").read_text(encoding="utf-8")
+    )
     return prompts

@@ -30,22 +30,30 @@ class Range:
         return self.low <= value <= self.high and (self.step == 1 or value % self.step == 0)
 
     def __str__(self) -> str:
-        return f"from {self.low:.10g} to {self.high:.10g}" + (f" and a multiple of {self.step}" * (self.step > 1))
+        return f"from {self.low:.10g} to {self.high:.10g}" + (
+            f" and a multiple of {self.step}" * (self.step > 1)
+        )
 
 
 SIZE = Range(1, 2**31 - 1)
 SCALE = Range(1e-3, 1e6)
 # what a key may be, wherever it stands
 RANGES = {
-    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE),
-    **dict.fromkeys(("num_hidden_layers", "vocab_size", "draft_vocab_size", "target_hidden_size"), SIZE),
+    **dict.fromkeys(
+        ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE
+    ),
+    **dict.fromkeys(
+        ("num_hidden_layers", "vocab_size", "draft_vocab_size", "target_hidden_size"), SIZE
+    ),
     **dict.fromkeys(("sliding_window", "original_max_position_embeddings"), SIZE),
     "max_position_embeddings": Range(2, 2**31 - 1),  # a token and its successor
     "max_window_layers": Range(0, 2**31 - 1),
     "head_dim": Range(2, 65536, step=2),  # rope turns pairs
     "rms_norm_eps": Range(0, 1),
     "rope_theta": Range(2, 1e30),
-    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), SCALE),
+    **dict.fromkeys(
+        ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), SCALE
+    ),
     "attention_factor": SCALE,
     **dict.fromkeys(("mscale", "mscale_all_dim"), Range(0, 1e6)),  # 0: none
 }
@@ -81,7 +89,9 @@ class Fields:
         self._open(values, "")
 
     def _open(self, values: Mapping[str, object], path: str) -> None:
-        plain = {key: value for key, value in values.items() if value is not None and key not in WRAPPERS}
+        plain = {
+            key: value for key, value in values.items() if value is not None and key not in WRAPPERS
+        }
         self.nulls |= {key for key, value in values.items() if value is None}
         self.values.update(plain)
         self._paths.update({key: path + key for key in plain})
@@ -91,7 +101,8 @@ class Fields:
                 self._open(inner, f"{path}{wrapper}.")
             elif inner is not None:
                 self.problems.add(
-                    f"{self.file}: {path}{wrapper} is {reprlib.repr(inner)}, an object is needed", fatal=True
+                    f"{self.file}: {path}{wrapper} is {reprlib.repr(inner)}, an object is needed",
+                    fatal=True,
                 )
 
     def __contains__(self, key: str) -> bool:
@@ -109,7 +120,9 @@ class Fields:
         value = self.find(kind, *keys)
         if value is None:
             if not any(key in self.values for key in keys):
-                self.problems.add(f"{self.file}: missing {' or '.join(keys)} ({KINDS[kind][0]})", fatal=True)
+                self.problems.add(
+                    f"{self.file}: missing {' or '.join(keys)} ({KINDS[kind][0]})", fatal=True
+                )
             return kind()
         return value
 
@@ -136,7 +149,9 @@ class Fields:
         return kind(value)  # type: ignore[call-arg]
 
     def refuse(self, key: str, value: object, needed: str) -> None:
-        self.problems.add(f"{self.file}: {self._paths[key]} is {reprlib.repr(value)}, {needed}", fatal=True)
+        self.problems.add(
+            f"{self.file}: {self._paths[key]} is {reprlib.repr(value)}, {needed}", fatal=True
+        )
 
     def ints(self, key: str, limits: Range = INTEGERS) -> tuple[int, ...] | None:
         """A list of integers, or one integer."""
@@ -161,7 +176,9 @@ class Fields:
 def check_size(name: str, value: int, source: str, problems: Problems) -> None:
     """A number that no key states must be as one that a key does."""
     if value not in RANGES[name]:
-        problems.add(f"{source}: {name} is {value}, an integer {RANGES[name]} is needed", fatal=True)
+        problems.add(
+            f"{source}: {name} is {value}, an integer {RANGES[name]} is needed", fatal=True
+        )
 
 
 def check_layer(layer: LayerConfig, head_dim_source: str, fields: Fields) -> None:

@@ -24,7 +24,11 @@ OPEN = (
     "head are copies of its own"
 )
 MOST_OF_A_NAME = 200  # characters in the table
-OF_THE_TARGET = ("fc", "input_norm", "embed_tokens")  # tensors whose shapes follow from the target's sizes
+OF_THE_TARGET = (
+    "fc",
+    "input_norm",
+    "embed_tokens",
+)  # tensors whose shapes follow from the target's sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +43,15 @@ class Inspection:
     def __str__(self) -> str:
         names = [shown(entry.name, MOST_OF_A_NAME) for entry in self.tensors]
         width = max(map(len, names), default=0)
-        table = [_line(entry, f"{name:<{width}}") for entry, name in zip(self.tensors, names, strict=True)]
+        table = [
+            _line(entry, f"{name:<{width}}")
+            for entry, name in zip(self.tensors, names, strict=True)
+        ]
         total = sum(entry.num_bytes for entry in self.tensors)
         wrong = [f"  problem: {problem}" for problem in self.problems]
-        return "\n".join([str(self.report), *wrong, f"{len(table)} tensors, {total:,} bytes", *table])
+        return "\n".join(
+            [str(self.report), *wrong, f"{len(table)} tensors, {total:,} bytes", *table]
+        )
 
 
 def _line(entry: TensorEntry, name: str) -> str:
@@ -66,7 +75,13 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
         )
     except CheckpointError:
         config = None
-    format = "unknown" if config is None else config.format if isinstance(config, EagleConfig) else config.model_type
+    format = (
+        "unknown"
+        if config is None
+        else config.format
+        if isinstance(config, EagleConfig)
+        else config.model_type
+    )
     return Inspection(
         report=make_report(directory, role, format, log, ignored),
         config=config,
@@ -93,12 +108,20 @@ def _target(reader: Reader, log: Log, problems: Problems, ignored: dict[str, str
     check_dtypes(held, problems)
     config = resolve_target(reader, log, problems)
     tied = {"lm_head.weight"} if config.has_tied_head else set()
-    check_binding(target_shapes(config), {name: entry for name, entry in held.items() if name not in tied}, problems)
+    check_binding(
+        target_shapes(config),
+        {name: entry for name, entry in held.items() if name not in tied},
+        problems,
+    )
     return config
 
 
 def _draft(
-    reader: Reader, target: TargetConfig | None, log: Log, problems: Problems, ignored: dict[str, str]
+    reader: Reader,
+    target: TargetConfig | None,
+    log: Log,
+    problems: Problems,
+    ignored: dict[str, str],
 ) -> EagleConfig:
     resolution = resolve_eagle(reader, target, None, log, problems)
     ignored.update(resolution.ignored | training_only(resolution.held))
@@ -106,7 +129,9 @@ def _draft(
     held = {name: entry for name, entry in resolution.held.items() if name != "t2d"}
     if target is None:
         log.note(OPEN)
-        wanted = {name: shape for name, shape in wanted.items() if not name.startswith(OF_THE_TARGET)}
+        wanted = {
+            name: shape for name, shape in wanted.items() if not name.startswith(OF_THE_TARGET)
+        }
         held = {name: entry for name, entry in held.items() if not name.startswith(OF_THE_TARGET)}
     check_binding(wanted, held, problems)
     return resolution.config

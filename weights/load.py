@@ -46,7 +46,11 @@ class LoadedEagle:
 
 
 def load_target(
-    directory: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", progress: bool = True
+    directory: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    progress: bool = True,
 ) -> LoadedTarget:
     """Load a Llama, Mistral, Qwen2 or Qwen3 target; raises CheckpointError with everything that is wrong.
 
@@ -60,7 +64,9 @@ def load_target(
     wanted = target_shapes(config)
     check_binding(wanted | _tied_copy(config, held), held, problems)
     problems.raise_if_any()
-    placement = Placement(dtype=dtype or getattr(torch, config.dtype), device=device, progress=progress)
+    placement = Placement(
+        dtype=dtype or getattr(torch, config.dtype), device=device, progress=progress
+    )
     tensors = read_tensors(reader, wanted, held, placement, log)
     _check_tied(reader, tensors["embed_tokens.weight"], held, config, problems)
     report = make_report(directory, "target", config.model_type, log, renamed.ignored)
@@ -90,11 +96,15 @@ def load_eagle(
     config = _settle_vocabulary(resolution.config, d2t, log)
     weights: Shapes = {name: shape for name, shape in wanted.items() if name != "d2t"}
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
-    tensors = read_tensors(reader, weights, held, Placement(dtype=dtype, device=device, progress=progress), log)
+    tensors = read_tensors(
+        reader, weights, held, Placement(dtype=dtype, device=device, progress=progress), log
+    )
     if d2t is not None and config.has_d2t:
         tensors["d2t"] = d2t.to(device)
     config = drop_copies(config, tensors, target.tensors, log)
-    report = make_report(directory, "draft", config.format, log, resolution.ignored | training_only(held))
+    report = make_report(
+        directory, "draft", config.format, log, resolution.ignored | training_only(held)
+    )
     return LoadedEagle(config=config, tensors=tensors, report=report)
 
 
@@ -113,10 +123,14 @@ def target_ids(reader: Reader, resolution: Resolution, problems: Problems) -> Te
 
 
 def training_only(held: dict[str, TensorEntry]) -> dict[str, str]:
-    return {held["t2d"].name: "a mask used in training; checked against d2t"} if "t2d" in held else {}
+    return (
+        {held["t2d"].name: "a mask used in training; checked against d2t"} if "t2d" in held else {}
+    )
 
 
-def make_report(directory: Path, role: str, format: str, log: Log, ignored: dict[str, str]) -> BindingReport:
+def make_report(
+    directory: Path, role: str, format: str, log: Log, ignored: dict[str, str]
+) -> BindingReport:
     return BindingReport(
         directory=directory,
         role=role,
@@ -142,13 +156,19 @@ def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:
 
 
 def _check_tied(
-    reader: Reader, embedding: Tensor, held: dict[str, TensorEntry], config: TargetConfig, problems: Problems
+    reader: Reader,
+    embedding: Tensor,
+    held: dict[str, TensorEntry],
+    config: TargetConfig,
+    problems: Problems,
 ) -> None:
     if not _tied_copy(config, held):
         return
     entry = held["lm_head.weight"]
     if not torch.equal(reader.read(entry.name, embedding.device).to(embedding.dtype), embedding):
-        problems.add(f"{entry.file.name}: {entry.name} differs from the embedding, but tie_word_embeddings is true")
+        problems.add(
+            f"{entry.file.name}: {entry.name} differs from the embedding, but tie_word_embeddings is true"
+        )
     problems.raise_if_any()
 
 

@@ -19,7 +19,11 @@ class Row:
 
 
 IGNORED = (
-    Row(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$", None, "a table that old transformers saved"),
+    Row(
+        r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$",
+        None,
+        "a table that old transformers saved",
+    ),
     Row(r"(^|\.)(masked_bias|attn\.bias)$", None, "an attention mask that old transformers saved"),
 )
 
@@ -27,15 +31,33 @@ TARGET_ROWS = (*IGNORED, Row(r"^model\.", "", "transformers"))
 
 DRAFT_ROWS = (
     *IGNORED,
-    Row(r"^(?:(?:model|draft_model|eagle|eagle_module)\.)+", "", "wrappers of trainers and of vLLM"),
-    Row(r"^verifier_(?:lm_head|norm)\.weight$", None, "the target's, kept by the speculators trainer"),
+    Row(
+        r"^(?:(?:model|draft_model|eagle|eagle_module)\.)+", "", "wrappers of trainers and of vLLM"
+    ),
+    Row(
+        r"^verifier_(?:lm_head|norm)\.weight$",
+        None,
+        "the target's, kept by the speculators trainer",
+    ),
     Row(r"^midlayer\.", "layers.0.", "reference EAGLE-3, SpecForge, AngelSlim"),
     Row(r"^midlayers\.(\d+)\.", r"layers.\1.", "SGLang, several layers"),
     Row(r"^fusion_fc\.", "fc.", "speculators eagle"),
     Row(r"^transformer\.", "layers.0.", "speculators eagle"),
-    Row(r"^(?:embedding_layernorm|embed_layernorm)\.", "embed_norm.", "speculators eagle, `layernorms`"),
-    Row(r"^hidden_layernorm\.", "layers.0.input_layernorm.", "research checkpoints before speculators converted them"),
-    Row(r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.", "norm.", "speculators eagle, `layernorms`"),
+    Row(
+        r"^(?:embedding_layernorm|embed_layernorm)\.",
+        "embed_norm.",
+        "speculators eagle, `layernorms`",
+    ),
+    Row(
+        r"^hidden_layernorm\.",
+        "layers.0.input_layernorm.",
+        "research checkpoints before speculators converted them",
+    ),
+    Row(
+        r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.",
+        "norm.",
+        "speculators eagle, `layernorms`",
+    ),
 )
 
 

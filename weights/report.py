@@ -60,6 +60,13 @@ def _show(value: object) -> str:
         told = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         plain = RopeConfig(theta=value.theta)
         return ", ".join(
-            [value.kind, *(f"{key}={told[key]}" for key in told if key == "theta" or told[key] != getattr(plain, key))]
+            [
+                value.kind,
+                *(
+                    f"{key}={told[key]}"
+                    for key in told
+                    if key == "theta" or told[key] != getattr(plain, key)
+                ),
+            ]
         )
     return str(value)

@@ -16,7 +16,10 @@ Kind = Literal["default", "linear", "llama3", "yarn"]
 KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
-    "llama3": (("factor", "original_max_position_embeddings"), ("low_freq_factor", "high_freq_factor")),
+    "llama3": (
+        ("factor", "original_max_position_embeddings"),
+        ("low_freq_factor", "high_freq_factor"),
+    ),
     "yarn": (
         ("factor",),
         (
@@ -35,10 +38,14 @@ def read_rope(fields: Fields, problems: Problems) -> RopeConfig:
     kind = rope.find(str, "rope_type", "type") or "default"
     theta = _theta(fields, rope, problems)
     if kind not in KEYS:
-        problems.add(f"{rope.file}: rope type {kind!r} is not supported, only {', '.join(get_args(Kind))}")
+        problems.add(
+            f"{rope.file}: rope type {kind!r} is not supported, only {', '.join(get_args(Kind))}"
+        )
         return RopeConfig()
     if (_partial(fields, rope)) != 1.0:
-        problems.add(f"{rope.file}: partial_rotary_factor {_partial(fields, rope)} is not supported, only 1.0")
+        problems.add(
+            f"{rope.file}: partial_rotary_factor {_partial(fields, rope)} is not supported, only 1.0"
+        )
     return _build(cast(Kind, kind), theta, fields, rope, problems)
 
 
@@ -70,7 +77,9 @@ def _check_agree(parameters: dict[str, object], scaling: dict[str, object], fiel
 def _theta(fields: Fields, rope: Fields, problems: Problems) -> float:
     inner, outer = rope.find(float, "rope_theta"), fields.find(float, "rope_theta")
     if inner is not None and outer is not None and inner != outer:
-        problems.add(f"{fields.file}: rope_theta is {outer}, but {_holder(fields)}.rope_theta is {inner}: keep one")
+        problems.add(
+            f"{fields.file}: rope_theta is {outer}, but {_holder(fields)}.rope_theta is {inner}: keep one"
+        )
     return next((theta for theta in (inner, outer) if theta is not None), 10000.0)
 
 
@@ -79,7 +88,9 @@ def _partial(fields: Fields, rope: Fields) -> float:
     return fields.get(float, "partial_rotary_factor", 1.0) if inner is None else inner
 
 
-def _build(kind: Kind, theta: float, fields: Fields, rope: Fields, problems: Problems) -> RopeConfig:
+def _build(
+    kind: Kind, theta: float, fields: Fields, rope: Fields, problems: Problems
+) -> RopeConfig:
     needed, optional = KEYS[kind]
     unknown = sorted(set(rope.values) - set(needed) - set(optional) - set(COMMON))
     if unknown:

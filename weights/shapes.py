@@ -13,7 +13,9 @@ def target_shapes(config: TargetConfig) -> Shapes:
     return shapes if config.has_tied_head else shapes | {"lm_head.weight": vocab}
 
 
-def layer_shapes(prefix: str, layer: LayerConfig, entry_width: int, has_input_layernorm: bool = True) -> Shapes:
+def layer_shapes(
+    prefix: str, layer: LayerConfig, entry_width: int, has_input_layernorm: bool = True
+) -> Shapes:
     """One decoder layer whose attention reads `entry_width` channels (2D in the first layer of an EAGLE-3 draft)."""
     D, I, C = layer.hidden_size, layer.intermediate_size, layer.head_dim
     query, kv = layer.num_heads * C, layer.num_kv_heads * C

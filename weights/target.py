@@ -23,7 +23,9 @@ class Family:
     o_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: bool = False
-    head_dim: int | None = None  # where config.json has none; None: hidden_size / num_attention_heads
+    head_dim: int | None = (
+        None  # where config.json has none; None: hidden_size / num_attention_heads
+    )
     max_position_embeddings: int = 2048
     sliding_window: int | None = None
     window_switch: str | None = None  # the key that turns the window on
@@ -31,9 +33,14 @@ class Family:
 
 FAMILIES = {
     "llama": Family(
-        architecture="LlamaForCausalLM", qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"
+        architecture="LlamaForCausalLM",
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
     ),
-    "mistral": Family(architecture="MistralForCausalLM", max_position_embeddings=131072, sliding_window=4096),
+    "mistral": Family(
+        architecture="MistralForCausalLM", max_position_embeddings=131072, sliding_window=4096
+    ),
     "qwen2": Family(
         architecture="Qwen2ForCausalLM",
         qkv_bias=True,
@@ -68,7 +75,9 @@ def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig
         layer=_layer(fields, family, log, problems),
         num_layers=fields.need(int, "num_hidden_layers"),
         vocab_size=vocab_size,
-        max_position_embeddings=fields.get(int, "max_position_embeddings", family.max_position_embeddings),
+        max_position_embeddings=fields.get(
+            int, "max_position_embeddings", family.max_position_embeddings
+        ),
         has_tied_head=fields.get(bool, "tie_word_embeddings", False),
         dtype=stored_dtype(reader),
         bos_token_id=fields.find(int, "bos_token_id"),
@@ -76,7 +85,13 @@ def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig
         sliding_window=_sliding_window(fields, family, log),
     )
     keys = {"num_layers": "num_hidden_layers", "has_tied_head": "tie_word_embeddings"}
-    for name in ("num_layers", "vocab_size", "max_position_embeddings", "has_tied_head", "bos_token_id"):
+    for name in (
+        "num_layers",
+        "vocab_size",
+        "max_position_embeddings",
+        "has_tied_head",
+        "bos_token_id",
+    ):
         log.add(name, getattr(config, name), fields.source(keys.get(name, name)))
     log.add("dtype", config.dtype, "embed_tokens.weight")
     if config.num_layers > len(reader.entries):
@@ -91,13 +106,22 @@ def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig
 def stored_dtype(reader: Reader) -> str:
     """The dtype of the embedding as torch names it, "bfloat16"; the first tensor's where there is none."""
     names = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-    entries = sorted(reader.entries.values(), key=lambda entry: not entry.name.endswith("embed_tokens.weight"))
+    entries = sorted(
+        reader.entries.values(), key=lambda entry: not entry.name.endswith("embed_tokens.weight")
+    )
     return names.get(entries[0].dtype, entries[0].dtype) if entries else "unknown"
 
 
 def _model_type(fields: Fields) -> str:
     by_architecture = {family.architecture: name for name, family in FAMILIES.items()}
-    named = next((by_architecture[name] for name in fields.strings("architectures") if name in by_architecture), "")
+    named = next(
+        (
+            by_architecture[name]
+            for name in fields.strings("architectures")
+            if name in by_architecture
+        ),
+        "",
+    )
     return fields.get(str, "model_type", named)
 
 
@@ -105,7 +129,9 @@ def _family(fields: Fields, problems: Problems) -> Family | None:
     model_type, known = _model_type(fields), ", ".join(FAMILIES)
     family = FAMILIES.get(model_type)
     if family is None:
-        problems.add(f"{fields.file}: model_type {model_type!r} is not supported, only {known}", fatal=True)
+        problems.add(
+            f"{fields.file}: model_type {model_type!r} is not supported, only {known}", fatal=True
+        )
         return None
     architectures = fields.strings("architectures")
     if architectures and family.architecture not in architectures:
@@ -122,7 +148,10 @@ def _family(fields: Fields, problems: Problems) -> Family | None:
 
 
 def _layer(fields: Fields, family: Family, log: Log, problems: Problems) -> LayerConfig:
-    hidden_size, num_heads = fields.need(int, "hidden_size"), fields.need(int, "num_attention_heads")
+    hidden_size, num_heads = (
+        fields.need(int, "hidden_size"),
+        fields.need(int, "num_attention_heads"),
+    )
     head_dim = family.head_dim or hidden_size // max(num_heads, 1)
     layer = LayerConfig(
         hidden_size=hidden_size,
@@ -144,12 +173,23 @@ def _layer(fields: Fields, family: Family, log: Log, problems: Problems) -> Laye
 
 def _log_layer(layer: LayerConfig, fields: Fields, family: Family, log: Log) -> None:
     keys = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
-    for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps"):
+    for name in (
+        "hidden_size",
+        "intermediate_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "rms_norm_eps",
+    ):
         log.add(name, getattr(layer, name), fields.source(keys.get(name, name)))
     log.add("rope", layer.rope, rope_source(fields))
     for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm"):
         switch = getattr(family, name)
-        log.add(name, getattr(layer, name), fields.source(switch) if isinstance(switch, str) else "the model family")
+        log.add(
+            name,
+            getattr(layer, name),
+            fields.source(switch) if isinstance(switch, str) else "the model family",
+        )
 
 
 def _switch(fields: Fields, switch: bool | str) -> bool:
@@ -160,9 +200,15 @@ def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) ->
     """Those of config.json, then those that only generation_config.json has; min_tokens indexes logits by them."""
     problems, limits = fields.problems, Range(0, vocab_size - 1) if vocab_size else INTEGERS
     file = reader.directory / "generation_config.json"
-    generation = Fields(read_json_object(file, problems) if is_there(file) else {}, file.name, problems)
-    ids = [token for each in (fields, generation) for token in each.ints("eos_token_id", limits) or ()]
-    sources = [each.source("eos_token_id") for each in (fields, generation) if "eos_token_id" in each]
+    generation = Fields(
+        read_json_object(file, problems) if is_there(file) else {}, file.name, problems
+    )
+    ids = [
+        token for each in (fields, generation) for token in each.ints("eos_token_id", limits) or ()
+    ]
+    sources = [
+        each.source("eos_token_id") for each in (fields, generation) if "eos_token_id" in each
+    ]
     log.add("eos_token_ids", tuple(dict.fromkeys(ids)), ", ".join(sources) or "default")
     return tuple(dict.fromkeys(ids))
 
@@ -170,7 +216,9 @@ def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) ->
 def _sliding_window(fields: Fields, family: Family, log: Log) -> int | None:
     """The window, if any layer uses one."""
     window = _window_of_some_layer(fields, family)
-    keys = [key for key in ("layer_types", family.window_switch, "sliding_window") if key is not None]
+    keys = [
+        key for key in ("layer_types", family.window_switch, "sliding_window") if key is not None
+    ]
     log.add("sliding_window", window, fields.source(*keys))
     return window
 
@@ -185,4 +233,8 @@ def _window_of_some_layer(fields: Fields, family: Family) -> int | None:
         return None
     if not kinds and starts >= fields.need(int, "num_hidden_layers"):
         return None
-    return None if "sliding_window" in fields.nulls else fields.get(int, "sliding_window", family.sliding_window or 0)
+    return (
+        None
+        if "sliding_window" in fields.nulls
+        else fields.get(int, "sliding_window", family.sliding_window or 0)
+    )

@@ -59,7 +59,9 @@ class TapePool:
         self.is_capturing_enabled, self.hooks = True, GraphHooks()
 
     @contextmanager
-    def session(self, owner: Hashable, *, collect: bool = True, is_last: bool = True) -> Iterator[GraphSession]:
+    def session(
+        self, owner: Hashable, *, collect: bool = True, is_last: bool = True
+    ) -> Iterator[GraphSession]:
         """Record one forward, or one piece of it; see GraphPool.session."""
         if collect:
             gc.collect()
@@ -77,7 +79,9 @@ class TapePool:
 
     def weaken(self, value: object) -> object:
         """Weak views of the tensors that lie in results; the pool keeps only those alive."""
-        return map_tensors(lambda tensor: weak_view(tensor) if self._owns(tensor) else tensor, value)
+        return map_tensors(
+            lambda tensor: weak_view(tensor) if self._owns(tensor) else tensor, value
+        )
 
     def close(self) -> None:
         """Forget every owner; weak views of their results are dangling from here on."""
@@ -132,7 +136,9 @@ class TapeSession:
         recorder = self._recorder
         assert recorder is not None, "no graph has begun"
         if recorder.inside is not None:
-            raise CaptureError(f"an eager break inside the captured op {recorder.inside}: the break must be outermost")
+            raise CaptureError(
+                f"an eager break inside the captured op {recorder.inside}: the break must be outermost"
+            )
         self.abort()
         if not recorder.calls:
             return None

@@ -14,8 +14,27 @@ from torch.overrides import TorchFunctionMode
 from graphs.errors import CaptureError
 
 _READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose")
-_DATA_SHAPES = ("nonzero", "nonzero_numpy", "masked_select", "unique_dim", "_unique", "_unique2", "unique_consecutive")
-_CALLS = ("cpu", "numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__", "__repr__")
+_DATA_SHAPES = (
+    "nonzero",
+    "nonzero_numpy",
+    "masked_select",
+    "unique_dim",
+    "_unique",
+    "_unique2",
+    "unique_consecutive",
+)
+_CALLS = (
+    "cpu",
+    "numpy",
+    "tolist",
+    "item",
+    "__array__",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__repr__",
+)
 
 
 def check_op(func: "OpOverload[..., object]", args: tuple[object, ...]) -> None:
@@ -23,8 +42,12 @@ def check_op(func: "OpOverload[..., object]", args: tuple[object, ...]) -> None:
     name = func.overloadpacket.__name__
     if name in _READS:
         raise _host_read(str(func))
-    if name in _DATA_SHAPES or (name == "repeat_interleave" and isinstance(args[0], Tensor) and len(args) == 1):
-        raise CaptureError(f"{func} makes a shape out of data: use torch.where, or an index of fixed size")
+    if name in _DATA_SHAPES or (
+        name == "repeat_interleave" and isinstance(args[0], Tensor) and len(args) == 1
+    ):
+        raise CaptureError(
+            f"{func} makes a shape out of data: use torch.where, or an index of fixed size"
+        )
     if (
         name in ("index", "index_put", "index_put_", "_index_put_impl_")
         and has_masks(args)
@@ -32,7 +55,9 @@ def check_op(func: "OpOverload[..., object]", args: tuple[object, ...]) -> None:
     ):
         raise CaptureError(f"{func} with a boolean mask makes a shape out of data: use torch.where")
     if torch.Tag.nondeterministic_seeded in func.tags:
-        raise CaptureError(f"{func} draws from torch's generator: use a counter-based one with its state in a buffer")
+        raise CaptureError(
+            f"{func} draws from torch's generator: use a counter-based one with its state in a buffer"
+        )
 
 
 class ForbidHostReads(TorchFunctionMode):
@@ -49,20 +74,31 @@ class ForbidHostReads(TorchFunctionMode):
         if name in _CALLS and getattr(Tensor, name, None) is func:
             raise _host_read(f"Tensor.{name}")
         if func is torch.tensor and (kwargs or {}).get("device") is not None:
-            raise CaptureError("torch.tensor(..., device=...) copies from the host: make the tensor before the capture")
+            raise CaptureError(
+                "torch.tensor(..., device=...) copies from the host: make the tensor before the capture"
+            )
         return func(*args, **(kwargs or {}))
 
 
 def _host_read(name: str) -> CaptureError:
-    return CaptureError(f"{name} reads the device from the host: nothing inside a captured region may")
+    return CaptureError(
+        f"{name} reads the device from the host: nothing inside a captured region may"
+    )
 
 
 def has_masks(args: tuple[object, ...]) -> bool:
     """Whether an index op is given a boolean mask."""
     indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
-    return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    return any(
+        isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices
+    )
 
 
 def _is_masked_fill(args: tuple[object, ...]) -> bool:
     """x[mask] = one value: torch fills it without counting the mask."""
-    return len(args) > 2 and isinstance(args[2], Tensor) and args[2].numel() == 1 and not any(args[3:4])
+    return (
+        len(args) > 2
+        and isinstance(args[2], Tensor)
+        and args[2].numel() == 1
+        and not any(args[3:4])
+    )

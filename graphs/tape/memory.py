@@ -66,7 +66,9 @@ class OwnerMemory:
         if not self.owns(tensor):
             kept = [None if index is None else index.clone() for index in indices]
             rows = torch.ops.aten.index.Tensor(tensor, kept)
-            self.undo.append(partial(torch.ops.aten.index_put_.default, weak_view(tensor), kept, rows))
+            self.undo.append(
+                partial(torch.ops.aten.index_put_.default, weak_view(tensor), kept, rows)
+            )
 
     def settle(self) -> None:
         """The capture is over: as if nothing had run."""
@@ -89,7 +91,9 @@ class OwnerMemory:
 
     def pinned_bytes(self) -> int:
         """Bytes that somebody outside still refers to strongly."""
-        return sum(result.storage.nbytes() for result in self.results.values() if result.is_pinned())
+        return sum(
+            result.storage.nbytes() for result in self.results.values() if result.is_pinned()
+        )
 
 
 def _flat(tensor: Tensor) -> Tensor:

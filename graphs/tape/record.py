@@ -35,7 +35,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inputs: dict[int, tuple[str, StorageWeakRef]] = {}
         self.inside: Op | None = None
 
-    def __torch_dispatch__(self, func: Op, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
+    def __torch_dispatch__(
+        self, func: Op, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         check_op(func, args)
         if _is_made_of_ops(func):
@@ -78,7 +80,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Op, args: Args, kwargs: Kwargs, result: object) -> None:
         given = {tensor.untyped_storage()._cdata for tensor in tensors_in([args, kwargs])}
-        made = [tensor for tensor in tensors_in(result) if tensor.untyped_storage()._cdata not in given]
+        made = [
+            tensor for tensor in tensors_in(result) if tensor.untyped_storage()._cdata not in given
+        ]
         for tensor in made:
             self.memory.add_result(tensor)
         if func.overloadpacket in _UNINITIALISED or not (made or func._schema.is_mutable):
@@ -93,9 +97,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         out_op = _out_variant(func) if len(made) == len(func._schema.returns) else None
         if out_op is None:
-            self.calls.append(partial(_run_and_copy, call, [(i, weak_view(t)) for i, t in _places(result, made)]))
+            self.calls.append(
+                partial(_run_and_copy, call, [(i, weak_view(t)) for i, t in _places(result, made)])
+            )
         else:
-            outs = {name: weak_view(tensor) for name, tensor in zip(_out_names(out_op), made, strict=True)}
+            outs = {
+                name: weak_view(tensor)
+                for name, tensor in zip(_out_names(out_op), made, strict=True)
+            }
             self.calls.append(partial(out_op._op, *weak_args, **weak_kwargs, **outs))
 
 
@@ -113,7 +122,9 @@ _UNINITIALISED = (
 def _is_made_of_ops(func: Op) -> bool:
     """Whether to look inside: composite ops, and everything that is not torch's own."""
     name = func.name()  # type: ignore[no-untyped-call]
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, DispatchKey.CompositeImplicitAutograd)
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, DispatchKey.CompositeImplicitAutograd
+    )
     return bool(composite) or func.namespace not in _TORCHS_OWN
 
 
@@ -133,7 +144,11 @@ def _out_variant(func: Op) -> "Op | None":
         op = getattr(func.overloadpacket, name)
         given = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
         if given == wanted and len(_out_names(op)) == len(func._schema.returns):
-            return op if all(str(a.type) == "Tensor" for a in op._schema.arguments if a.is_out) else None
+            return (
+                op
+                if all(str(a.type) == "Tensor" for a in op._schema.arguments if a.is_out)
+                else None
+            )
     return None
 
 

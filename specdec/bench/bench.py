@@ -87,23 +87,32 @@ class Bench:
             self.run(0, batch)
         if (K, batch) not in self.runs:
             prompts = self.prompts(batch)
-            best, runs = best_of(self.engine(K, batch), prompts, batch, self.options.max_tokens, self.options.repeats)
+            best, runs = best_of(
+                self.engine(K, batch), prompts, batch, self.options.max_tokens, self.options.repeats
+            )
             difference = self.difference(runs)
-            self.runs[K, batch] = self._row(K, best) if difference is None else refused(K, batch, difference)
+            self.runs[K, batch] = (
+                self._row(K, best) if difference is None else refused(K, batch, difference)
+            )
         return self.runs[K, batch]
 
     def difference(self, runs: Sequence[Served]) -> str | None:
         """Where any run differs from plain decoding, which the first run of K = 0 stands for."""
         num_prompts = len(self.pair.prompts)
         for run in runs:
-            plain = [self.plain_ids.setdefault(i % num_prompts, ids) for i, ids in enumerate(run.token_ids)]
+            plain = [
+                self.plain_ids.setdefault(i % num_prompts, ids)
+                for i, ids in enumerate(run.token_ids)
+            ]
             difference = first_difference(run.token_ids, plain)
             if difference is not None:
                 return difference
         return None
 
     def _row(self, K: int, run: Served) -> Row:
-        plain = run.tokens_per_second if K == 0 else self.runs[0, run.batch].get("tokens_per_second")
+        plain = (
+            run.tokens_per_second if K == 0 else self.runs[0, run.batch].get("tokens_per_second")
+        )
         return {
             "num_speculative_tokens": K,
             "batch": run.batch,
@@ -112,7 +121,9 @@ class Bench:
             "round_ms": run.round_ms,
             "mean_acceptance_length": run.stats.mean_acceptance_length,
             "per_user": run.tokens_per_second / run.batch,
-            "accepted_per_position": " ".join(f"{rate:.3f}" for rate in run.stats.acceptance_rate_per_position),
+            "accepted_per_position": " ".join(
+                f"{rate:.3f}" for rate in run.stats.acceptance_rate_per_position
+            ),
         }
 
 

@@ -44,7 +44,10 @@ def capture_rows(pair: Pair, K: int, max_num_seqs: int, max_model_len: int) -> l
             }
             for name, family in counters.items()
         ]
-        sums = {key: sum(float(str(row[key])) for row in families) for key in ("sizes", "graphs", "seconds", "gib")}
+        sums = {
+            key: sum(float(str(row[key])) for row in families)
+            for key in ("sizes", "graphs", "seconds", "gib")
+        }
         rows += [*families, {"chunks": families[0]["chunks"], "family": "all"} | sums]
         engine.runner.clear_graphs()
     return rows
@@ -54,12 +57,19 @@ def batch_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int
     """The batches that each family ran while the prompts were served at once: how, over how many rows, padded to."""
     families = engine.runner.graphs.counters()
     before = {name: Counter(counters.batches) for name, counters in families.items()}
-    generate(engine, prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
-    served = {name: GraphCounters(batches=counters.batches - before[name]) for name, counters in families.items()}
+    generate(
+        engine, prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    )
+    served = {
+        name: GraphCounters(batches=counters.batches - before[name])
+        for name, counters in families.items()
+    }
     return [{"family": name} | row for name, counters in served.items() for row in counters.rows()]
 
 
-def memory_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, num_rounds: int) -> list[Row]:
+def memory_rows(
+    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, num_rounds: int
+) -> list[Row]:
     """GiB in use after a first batch, at four places on the way to so many rounds, and after clear_graphs."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     done, rows = 0, list[Row]()
@@ -75,7 +85,10 @@ def memory_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: in
 def memory_row(engine: Engine, when: str) -> Row:
     """allocated: tensors; reserved: what torch holds; used: what the driver gave, to anybody; host: our own peak."""
     device = engine.runner.device
-    host: Row = {"when": when, "host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB}
+    host: Row = {
+        "when": when,
+        "host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
+    }
     if device.type != "cuda":
         return host
     torch.cuda.synchronize(device)

@@ -43,13 +43,25 @@ def bytes_of(pair: Pair) -> Bytes:
     """From the loaded tensors. A tied or borrowed head counts where it is read."""
     target, eagle = pair.target.tensors, pair.eagle
     head = target.get("lm_head.weight", target["embed_tokens.weight"])
-    layers = sum(_size(tensor) for name, tensor in target.items() if name not in (*OTHERS, "lm_head.weight"))
+    layers = sum(
+        _size(tensor) for name, tensor in target.items() if name not in (*OTHERS, "lm_head.weight")
+    )
     if eagle is None:
         return Bytes(target=layers + _size(head), draft_step=0, draft_entry=0)
     own_head = eagle.tensors.get("lm_head.weight", head)
-    entry = _size(eagle.tensors["fc.weight"]) if eagle.config.has_fc and eagle.config.entry == "qkv" else 0
-    step = sum(_size(tensor) for name, tensor in eagle.tensors.items() if name not in (*OTHERS, "lm_head.weight"))
-    return Bytes(target=layers + _size(head), draft_step=step - entry + _size(own_head), draft_entry=entry)
+    entry = (
+        _size(eagle.tensors["fc.weight"])
+        if eagle.config.has_fc and eagle.config.entry == "qkv"
+        else 0
+    )
+    step = sum(
+        _size(tensor)
+        for name, tensor in eagle.tensors.items()
+        if name not in (*OTHERS, "lm_head.weight")
+    )
+    return Bytes(
+        target=layers + _size(head), draft_step=step - entry + _size(own_head), draft_entry=entry
+    )
 
 
 def _size(tensor: Tensor) -> int:
@@ -79,13 +91,17 @@ def card(pair: Pair, bandwidth: Bandwidth, **settings: object) -> dict[str, obje
     sizes, device = bytes_of(pair), pair.device
     is_gpu = device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(device)
+        if is_gpu
+        else f"CPU, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "cuda": torch.version.cuda if is_gpu else None,
         "triton": triton.__version__ if triton is not None else None,
         "dtype": str(pair.target.tensors["embed_tokens.weight"].dtype).removeprefix("torch."),
         "target": _shown(pair.target.report.directory),
-        "draft": None if pair.eagle is None else f"{_shown(pair.eagle.report.directory)} ({pair.eagle.config.format})",
+        "draft": None
+        if pair.eagle is None
+        else f"{_shown(pair.eagle.report.directory)} ({pair.eagle.config.format})",
         "target_bytes_per_pass": sizes.target,
         "draft_bytes_per_step": sizes.draft_step,
         "draft_bytes_once": sizes.draft_entry,

@@ -10,7 +10,9 @@ from typing import Any
 from specdec.step import PHASES
 
 Rows = Sequence[Mapping[str, Any]]
-WIDEST_ROUND = 32  # requests; wider ones compute for so long that the others could not be told apart
+WIDEST_ROUND = (
+    32  # requests; wider ones compute for so long that the others could not be told apart
+)
 
 
 def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -> list[Path]:
@@ -49,7 +51,13 @@ def _anatomy(axes: Any, rows: Rows) -> None:
         axes.bar([i - 0.15 for i in places], values, 0.5, bottom=bottom, label=phase)
         bottom = [a + b for a, b in zip(bottom, values, strict=True)]
     floors = [row["floor_ms"] for row in rows]
-    axes.bar([i + 0.25 for i in places], floors, 0.25, color="lightgrey", label="floor: weights at reading speed")
+    axes.bar(
+        [i + 0.25 for i in places],
+        floors,
+        0.25,
+        color="lightgrey",
+        label="floor: weights at reading speed",
+    )
     names = [f"K = {row['num_speculative_tokens']}\nbatch {row['batch']}" for row in rows]
     axes.set_xticks(list(places), names)
     axes.set(ylabel="ms of a round on the device", title="Where a round's time goes")
@@ -59,7 +67,9 @@ def _per_user(axes: Any, rows: Rows) -> None:
     for K in sorted({row["num_speculative_tokens"] for row in rows}):
         points = per_user(rows, K)
         axes.plot(list(points), list(points.values()), marker="o", label=f"K = {K}")
-    axes.set(xlabel="batch", ylabel="tokens per second and user", ylim=(0, None), title="Speed per user")
+    axes.set(
+        xlabel="batch", ylabel="tokens per second and user", ylim=(0, None), title="Speed per user"
+    )
     _powers_of_two(axes, [row["batch"] for row in rows])
 
 
@@ -71,20 +81,43 @@ def per_user(rows: Rows, K: int) -> dict[int, float]:
 
 def _round_over_k(axes: Any, rows: Rows) -> None:
     ks = [row["num_speculative_tokens"] for row in rows]
-    for key, label in (("round_ms", "served"), ("device_round_ms", "on the device"), ("floor_ms", "floor")):
+    for key, label in (
+        ("round_ms", "served"),
+        ("device_round_ms", "on the device"),
+        ("floor_ms", "floor"),
+    ):
         axes.plot(ks, [row[key] for row in rows], marker="o", label=label)
-    axes.set(xlabel="K", ylabel="ms of a round, batch 1", ylim=(0, None), title="A round by the number of drafts")
+    axes.set(
+        xlabel="K",
+        ylabel="ms of a round, batch 1",
+        ylim=(0, None),
+        title="A round by the number of drafts",
+    )
 
 
 def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
     """The target's products; the draft's have the same shapes but for its inputs."""
-    for index, name in enumerate(dict.fromkeys(row["weight"] for row in rows if "target" in row["weight"])):
+    for index, name in enumerate(
+        dict.fromkeys(row["weight"] for row in rows if "target" in row["weight"])
+    ):
         points = [row for row in rows if row["weight"] == name]
         for key, style in (("of_bandwidth", "-"), ("cublas_of_bandwidth", ":")):
             values = [100 * row[key] for row in points]
             label = name if style == "-" else None
-            axes.plot([row["M"] for row in points], values, style, color=f"C{index}", marker=".", label=label)
-    axes.set(xlabel="rows M", ylabel="% of the reading speed", ylim=(0, None), title="Products; dotted: cuBLAS")
+            axes.plot(
+                [row["M"] for row in points],
+                values,
+                style,
+                color=f"C{index}",
+                marker=".",
+                label=label,
+            )
+    axes.set(
+        xlabel="rows M",
+        ylabel="% of the reading speed",
+        ylim=(0, None),
+        title="Products; dotted: cuBLAS",
+    )
     _powers_of_two(axes, [row["M"] for row in rows])
 
 

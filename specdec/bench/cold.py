@@ -23,7 +23,9 @@ TIMED |= {"measure_needs": "memory plan"}
 Row = dict[str, object]
 
 
-def cold_rows(target: str, draft: str | None, K: int, device: torch.device, starts: int = 2) -> list[Row]:
+def cold_rows(
+    target: str, draft: str | None, K: int, device: torch.device, starts: int = 2
+) -> list[Row]:
     """One row per start, seconds per phase. On a GPU no other engine should hold memory meanwhile.
 
     The starts share a cache of compiled kernels, empty at first: the first start compiles as after an installation.
@@ -39,13 +41,22 @@ def cold_rows(target: str, draft: str | None, K: int, device: torch.device, star
                 raise RuntimeError(f"the fresh process failed:\n{done.stderr[-2000:]}")
             compiled = len(list(Path(cache).rglob("*.cubin"))) - known
             known += compiled
-            rows.append({"start": i + 1, "kernels_compiled": compiled} | json.loads(done.stdout.splitlines()[-1]))
+            rows.append(
+                {"start": i + 1, "kernels_compiled": compiled}
+                | json.loads(done.stdout.splitlines()[-1])
+            )
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("target", str), ("draft", str), ("k", int), ("device", str), ("began", float)):
+    for name, kind in (
+        ("target", str),
+        ("draft", str),
+        ("k", int),
+        ("device", str),
+        ("began", float),
+    ):
         parser.add_argument(name, type=kind)
     args = parser.parse_args()
     seconds: dict[str, float] = {"python and imports": time.time() - args.began}
@@ -55,7 +66,9 @@ def main() -> None:
         if hasattr(loading, name):
             setattr(loading, name, _timed(getattr(loading, name), phase, seconds))
     setattr(Runner, "capture", _timed(Runner.capture, "capture", seconds))  # noqa: B010
-    speculation = None if args.draft == "None" else {"model": args.draft, "num_speculative_tokens": args.k}
+    speculation = (
+        None if args.draft == "None" else {"model": args.draft, "num_speculative_tokens": args.k}
+    )
     start = time.perf_counter()
     llm = LLM(args.target, speculation, device=args.device)
     seconds["the rest of LLM()"] = time.perf_counter() - start
@@ -68,7 +81,9 @@ def main() -> None:
     print(json.dumps(seconds | {"total": time.time() - args.began}))
 
 
-def _timed(call: Callable[..., object], phase: str, seconds: dict[str, float]) -> Callable[..., object]:
+def _timed(
+    call: Callable[..., object], phase: str, seconds: dict[str, float]
+) -> Callable[..., object]:
     def wrapped(*args: object, **options: object) -> object:
         start = time.perf_counter()
         try:

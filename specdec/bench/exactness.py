@@ -25,7 +25,9 @@ Row = dict[str, object]
 Replacement = tuple[object, str, object]  # module, name, what to use instead
 
 
-def cublas_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+def cublas_linear(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
     if out_dtype == x_TK.dtype:
         return F.linear(x_TK, weight_NK, bias_N)
     out_TN = torch.mm(x_TK, weight_NK.t(), out_dtype=out_dtype)
@@ -40,7 +42,9 @@ def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     return silu_mul(F.linear(x_TD, weight_XD, bias_X))
 
 
-def cublas_tile_maxima(x_TD: Tensor, weight_VD: Tensor, mask: object = None) -> tuple[Tensor, Tensor]:
+def cublas_tile_maxima(
+    x_TD: Tensor, weight_VD: Tensor, mask: object = None
+) -> tuple[Tensor, Tensor]:
     """The head's logits, and the best of each part of the vocabulary as best_token.py's second kernel takes them."""
     logits_TV = torch.mm(x_TD, weight_VD.t(), out_dtype=torch.float32)
     parts = math.gcd(len(weight_VD), 256)
@@ -79,7 +83,10 @@ def exactness_rows(
     for batch in batches:
         if not has_time(f"exactness: K = {K}, batch {batch}"):
             continue
-        times = {names: _round_ms(pair, K, batch, names, num_rounds, max_model_len) for names in combinations()}
+        times = {
+            names: _round_ms(pair, K, batch, names, num_rounds, max_model_len)
+            for names in combinations()
+        }
         rows += compared(K, batch, times)
     return rows
 
@@ -102,10 +109,16 @@ def compared(K: int, batch: int, times: Mapping[tuple[str, ...], float]) -> list
 
 def combinations() -> list[tuple[str, ...]]:
     """Nothing exchanged, each place, each two, all three."""
-    return [names for count in range(len(EXCHANGES) + 1) for names in itertools.combinations(EXCHANGES, count)]
+    return [
+        names
+        for count in range(len(EXCHANGES) + 1)
+        for names in itertools.combinations(EXCHANGES, count)
+    ]
 
 
-def _round_ms(pair: Pair, K: int, batch: int, names: Sequence[str], num_rounds: int, max_model_len: int) -> float:
+def _round_ms(
+    pair: Pair, K: int, batch: int, names: Sequence[str], num_rounds: int, max_model_len: int
+) -> float:
     """The median of a captured round with these places exchanged."""
     prompts = [pair.prompts[i % len(pair.prompts)] for i in range(batch)]
     spec = EngineSpec(

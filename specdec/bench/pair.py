@@ -70,7 +70,9 @@ class Pair:
             torch.cuda.empty_cache()
 
 
-def load_pair(target: str, draft: str | None, device: str, dtype: str, prompts: Path | None = None) -> Pair:
+def load_pair(
+    target: str, draft: str | None, device: str, dtype: str, prompts: Path | None = None
+) -> Pair:
     """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like the bundled pair's prompts.json."""
     config = EngineConfig(device=device, dtype=dtype)
     where, directory = device_of(config.device), locate(target, "target")
@@ -87,7 +89,9 @@ def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
         prompts = (json.loads(file.read_text()) if file else demo_prompts())["prompts"]
         assert isinstance(prompts, list), type(prompts)
     except (ValueError, LookupError, TypeError, AssertionError) as error:
-        raise ValueError(f'{file}: give JSON, {{"prompts": [[token ids of one], ...]}}: {error}') from error
+        raise ValueError(
+            f'{file}: give JSON, {{"prompts": [[token ids of one], ...]}}: {error}'
+        ) from error
     return prompts
 
 
@@ -97,7 +101,8 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         max_model_len=spec.max_model_len,
         max_num_seqs=spec.max_num_seqs,
         max_num_batched_tokens=max(8192, spec.max_num_seqs * (spec.num_speculative_tokens + 1)),
-        num_kv_blocks=spec.max_num_seqs * -(-(spec.max_tokens + spec.num_speculative_tokens + 1) // BLOCK_SIZE),
+        num_kv_blocks=spec.max_num_seqs
+        * -(-(spec.max_tokens + spec.num_speculative_tokens + 1) // BLOCK_SIZE),
         num_speculative_tokens=spec.num_speculative_tokens,
     )
     graphs = GraphConfig(

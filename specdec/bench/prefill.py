@@ -38,7 +38,10 @@ def prefill_row(pair: Pair, K: int, length: int) -> Row:
         max_model_len=length + 64,
         enforce_eager=True,
     )
-    shipped, exchange = _chunk_ms(pair, spec, length, ()), _chunk_ms(pair, spec, length, ("layers",))
+    shipped, exchange = (
+        _chunk_ms(pair, spec, length, ()),
+        _chunk_ms(pair, spec, length, ("layers",)),
+    )
     ours, torchs = _attention_ms(pair, spec, length)
     pair.drop(spec)
     fastest = min(shipped, exchange) - pair.target.config.num_layers * max(ours - torchs, 0.0)
@@ -70,7 +73,11 @@ def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, flo
     T, H, G, C = length, layer.num_heads, layer.num_kv_heads, layer.head_dim
     q_THC = torch.randn(T, H, C, device=device, dtype=cache.dtype)
     num_blocks = runner.state.block_table.shape[1]
-    table = torch.arange(num_blocks, device=device)[None].expand(runner.state.block_table.shape[0], -1).contiguous()
+    table = (
+        torch.arange(num_blocks, device=device)[None]
+        .expand(runner.state.block_table.shape[0], -1)
+        .contiguous()
+    )
     rows = QueryRows(
         block_table=table,
         idx_mapping=torch.zeros(1, dtype=torch.int64, device=device),
@@ -82,5 +89,7 @@ def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, flo
     out, clock = torch.empty_like(q_THC), Clock(device)
     ours = clock.repeat(lambda: paged_attention(q_THC, out, cache, rows), 10, 3).median
     q, k, v = (torch.randn(1, heads, T, C, device=device, dtype=cache.dtype) for heads in (H, G, G))
-    sdpa = clock.repeat(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), 10, 3)
+    sdpa = clock.repeat(
+        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), 10, 3
+    )
     return ours, sdpa.median

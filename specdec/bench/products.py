@@ -36,7 +36,9 @@ class Weight:
 def weights_of(pair: Pair) -> list[Weight]:
     """The matrices of both models by role; what a role's reader wants of the product is what is timed."""
     found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
-    parts = {"target": pair.target.tensors} | ({} if pair.eagle is None else {"draft": pair.eagle.tensors})
+    parts = {"target": pair.target.tensors} | (
+        {} if pair.eagle is None else {"draft": pair.eagle.tensors}
+    )
     for owner, tensors in parts.items():
         for name, tensor in tensors.items():
             if tensor.ndim == 2 and "embed_tokens" not in name:
@@ -78,7 +80,9 @@ def product_rows(pair: Pair, bandwidth: float, has_time: Callable[[str], bool]) 
         tensors = weight.tensors + [tensor.clone() for tensor in weight.tensors * (copies - 1)]
         for M in ROWS:
             x = torch.randn(M, first.shape[1], device=first.device).to(first.dtype)
-            ours, cublas = (_seconds(product, x, tensors) for product in (weight.ours, weight.cublas))
+            ours, cublas = (
+                _seconds(product, x, tensors) for product in (weight.ours, weight.cublas)
+            )
             rows.append(
                 {
                     "weight": weight.name,

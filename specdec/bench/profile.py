@@ -47,13 +47,17 @@ class Piece:
     end: float
 
 
-def profile_rounds(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> RoundProfile:
+def profile_rounds(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int
+) -> RoundProfile:
     """Rounds in steady state under torch.profiler; on a CPU its operators stand for kernels."""
     with steady(engine, prompts, 2 * num_rounds + WARMUP) as rounds:
         return _profile(engine, rounds.run, num_rounds)
 
 
-def profile_serving(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> RoundProfile:
+def profile_serving(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int
+) -> RoundProfile:
     """The same with everything that the host does while it serves: results are read, requests brought up to date."""
     room = tokens_needed(num_rounds + 3 * WARMUP, engine.runner.sizes.num_speculative_tokens)
     params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
@@ -99,13 +103,23 @@ def named_range(name: str) -> Iterator[None]:
 
 def read_profile(events: Sequence[FunctionEvent], num_rounds: int, is_gpu: bool) -> RoundProfile:
     """Kernels by phase and name, the longest first."""
-    on_device = [event for event in events if event.device_type.name == ("CUDA" if is_gpu else "CPU")]
-    pieces = [Piece(str(event.name), event.time_range.start, event.time_range.end) for event in on_device]
+    on_device = [
+        event for event in events if event.device_type.name == ("CUDA" if is_gpu else "CPU")
+    ]
+    pieces = [
+        Piece(str(event.name), event.time_range.start, event.time_range.end) for event in on_device
+    ]
     ranges = [piece for piece in pieces if piece.name.startswith("round: ")]
     leaves = [not event.cpu_children for event in on_device]
-    kernels = [piece for piece, is_leaf in zip(pieces, leaves, strict=True) if piece not in ranges and is_leaf]
+    kernels = [
+        piece
+        for piece, is_leaf in zip(pieces, leaves, strict=True)
+        if piece not in ranges and is_leaf
+    ]
     kernels.sort(key=lambda piece: piece.start)
-    launches = Counter(str(event.name) for event in events if str(event.name).endswith(_launch_endings()))
+    launches = Counter(
+        str(event.name) for event in events if str(event.name).endswith(_launch_endings())
+    )
     busy, span = (
         _busy(kernels),
         max((k.end for k in kernels), default=0.0) - min((k.start for k in kernels), default=0.0),
@@ -123,7 +137,11 @@ def read_profile(events: Sequence[FunctionEvent], num_rounds: int, is_gpu: bool)
 
 def _launch_endings() -> tuple[str, ...]:
     """cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch_v10000, ..."""
-    return tuple(f"{name}{ending}" for name in LAUNCHES for ending in ("", "Ex", "ExC", "_v10000", "_v7000", "_ptsz"))
+    return tuple(
+        f"{name}{ending}"
+        for name in LAUNCHES
+        for ending in ("", "Ex", "ExC", "_v10000", "_v7000", "_ptsz")
+    )
 
 
 def _rows(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) -> list[Row]:
@@ -155,13 +173,19 @@ def _gaps(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) ->
     for end, kernel, before, phase in zip(ends, kernels[1:], phases, phases[1:], strict=False):
         name = phase if phase == before else f"{before} > {phase}"
         gaps[name] = gaps.get(name, 0.0) + max(0.0, kernel.start - end)
-    return {name: us / num_rounds for name, us in sorted(gaps.items(), key=lambda item: -item[1]) if us}
+    return {
+        name: us / num_rounds for name, us in sorted(gaps.items(), key=lambda item: -item[1]) if us
+    }
 
 
 def _phase(kernel: Piece, ranges: Sequence[Piece]) -> str:
     """The innermost range in which a kernel begins; those on the device's own time line."""
     inside = [each for each in ranges if each.start <= kernel.start < each.end]
-    return min(inside, key=lambda each: each.end - each.start).name.removeprefix("round: ") if inside else "-"
+    return (
+        min(inside, key=lambda each: each.end - each.start).name.removeprefix("round: ")
+        if inside
+        else "-"
+    )
 
 
 def _busy(kernels: Sequence[Piece]) -> float:

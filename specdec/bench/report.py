@@ -32,7 +32,11 @@ SHARES = (
 def write_json(script: str, found: Mapping[str, object], file: Path | None = None) -> None:
     """What a script found, beside its command: as the last line of its output, and in a file where one is wanted."""
     command = shlex.join(["python", "-m", script, *sys.argv[1:]])
-    whole = {"command": command, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__} | dict(found)
+    whole = {
+        "command": command,
+        "date": time.strftime("%Y-%m-%d"),
+        "torch": torch.__version__,
+    } | dict(found)
     if file is not None:
         file.write_text(json.dumps(whole, indent=1, default=str) + "\n")
     print(json.dumps(whole, default=str))
@@ -50,7 +54,10 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     cells = [[HEADINGS.get(name, name.replace("_", " ")) for name in names]]
     cells += [[_show(row.get(name), name in SHARES) for name in names] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    )
 
 
 def _show(value: object, is_share: bool = False) -> str:
@@ -59,5 +66,11 @@ def _show(value: object, is_share: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.1%}" if is_share else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+        return (
+            f"{value:.1%}"
+            if is_share
+            else f"{value:,.0f}"
+            if abs(value) >= 1000
+            else f"{value:.3f}"
+        )
     return f"{value:,}" if isinstance(value, int) and value >= 10**6 else str(value)

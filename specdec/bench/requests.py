@@ -42,8 +42,14 @@ def gap_rows(bench: Bench) -> list[Row]:
     K = max(bench.ks)
     for batch in bench.options.batches:
         if bench.has_time(f"gaps: batch {batch}"):
-            found = profile_serving(bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds // 3)
-            times: Row = {"round_ms": found.span_us / 1e3, "busy_ms": found.busy_us / 1e3, "gap_share": found.gap_share}
+            found = profile_serving(
+                bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds // 3
+            )
+            times: Row = {
+                "round_ms": found.span_us / 1e3,
+                "busy_ms": found.busy_us / 1e3,
+                "gap_share": found.gap_share,
+            }
             rows.append({"num_speculative_tokens": K, "batch": batch} | times)
     return rows
 
@@ -61,7 +67,9 @@ def request_rows(bench: Bench) -> list[Row]:
             max_model_len=LONGEST_PROMPT + LONGEST_ANSWER + 1,
             has_prefill_graphs=True,
         )
-        jobs = draw_jobs(bench.pair.prompts, NUM_REQUESTS if bench.pair.device.type == "cuda" else NUM_ON_CPU)
+        jobs = draw_jobs(
+            bench.pair.prompts, NUM_REQUESTS if bench.pair.device.type == "cuda" else NUM_ON_CPU
+        )
         engine = bench.pair.engine(spec)
         _serve(engine, [jobs[:BATCH]])  # warm-up
         batches = [jobs[i : i + BATCH] for i in range(0, len(jobs), BATCH)]
@@ -86,7 +94,9 @@ def draw_jobs(prompts: Sequence[Sequence[int]], count: int) -> list[Job]:
         turned = [*prompts[i % len(prompts) :], *prompts[: i % len(prompts)]]
         prompt = joined(turned, draw(160, 1.0, 8, LONGEST_PROMPT))
         wanted = draw(128, 0.9, 4, LONGEST_ANSWER)
-        jobs.append(Job(prompt, SamplingParams(temperature=0.0, max_tokens=wanted, ignore_eos=True)))
+        jobs.append(
+            Job(prompt, SamplingParams(temperature=0.0, max_tokens=wanted, ignore_eos=True))
+        )
     return jobs
 
 
@@ -125,7 +135,10 @@ def waiting_rows(bench: Bench) -> list[Row]:
         max_model_len=LONG_PROMPT + 64,
     )
     engine = pair.engine(spec)
-    long = Job(joined(pair.prompts, LONG_PROMPT), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    long = Job(
+        joined(pair.prompts, LONG_PROMPT),
+        SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
+    )
     _serve(engine, [[long]])  # warm-up
     steps = _steps_around(engine, pair.prompts[:NUM_WAITING], long)
     pair.drop(spec)
@@ -145,7 +158,9 @@ def waiting_rows(bench: Bench) -> list[Row]:
     ]
 
 
-def _steps_around(engine: Engine, prompts: Sequence[Sequence[int]], long: Job) -> list[tuple[str, float]]:
+def _steps_around(
+    engine: Engine, prompts: Sequence[Sequence[int]], long: Job
+) -> list[tuple[str, float]]:
     """The kind and the milliseconds of each step from just before the long prompt to just behind it."""
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     engine.add_requests([(prompt, params) for prompt in prompts])

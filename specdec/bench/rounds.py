@@ -16,7 +16,10 @@ class Steady:
     """Requests behind their prompts; `run` goes one round on and reads nothing back."""
 
     def __init__(self, engine: Engine) -> None:
-        self.runner, self.rows = engine.runner, [request.row for request in engine.scheduler.running]
+        self.runner, self.rows = (
+            engine.runner,
+            [request.row for request in engine.scheduler.running],
+        )
         self._bound = max(request.num_tokens for request in engine.scheduler.running) - 1
 
     def run(self) -> None:
@@ -53,7 +56,9 @@ def time_rounds(engine: Engine, prompts: Sequence[Sequence[int]], repeats: int) 
         return clock.repeat(rounds.run, repeats, WARMUP)
 
 
-def time_phases(engine: Engine, prompts: Sequence[Sequence[int]], repeats: int) -> dict[str, Spread]:
+def time_phases(
+    engine: Engine, prompts: Sequence[Sequence[int]], repeats: int
+) -> dict[str, Spread]:
     """Milliseconds of each act of a round, by the names of step.PHASES."""
     clock = Clock(engine.runner.device)
     marks: dict[str, list[tuple[Mark, Mark]]] = {}
@@ -71,11 +76,17 @@ def time_phases(engine: Engine, prompts: Sequence[Sequence[int]], repeats: int) 
             for _ in range(repeats):
                 rounds.run()
         clock.wait()
-    return {name: Spread.of([clock.milliseconds(*each) for each in marks[name]]) for name in PHASES if name in marks}
+    return {
+        name: Spread.of([clock.milliseconds(*each) for each in marks[name]])
+        for name in PHASES
+        if name in marks
+    }
 
 
 @contextmanager
-def around_phases(runner: Runner, around: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+def around_phases(
+    runner: Runner, around: Callable[[str], AbstractContextManager[None]]
+) -> Iterator[None]:
     """Run each act of the body's steps inside `around(name)`; on this runner only."""
     acts = runner.acts
     for name in PHASES:

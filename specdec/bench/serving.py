@@ -29,7 +29,9 @@ class Served:
     @property
     def round_ms(self) -> float:
         """Time per token and user, times tokens per round."""
-        return 1e3 * self.batch / self.tokens_per_second * (self.stats.mean_acceptance_length or 1.0)
+        return (
+            1e3 * self.batch / self.tokens_per_second * (self.stats.mean_acceptance_length or 1.0)
+        )
 
 
 def serve(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, max_tokens: int) -> Served:
@@ -49,7 +51,9 @@ def serve(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, max_toke
     )
 
 
-def generate(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[RequestOutput]:
+def generate(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[RequestOutput]:
     """All at once, in their order."""
     requests = engine.add_requests([(prompt, params) for prompt in prompts])
     while engine.has_unfinished:
@@ -67,12 +71,15 @@ def best_of(
     return max(runs, key=lambda run: run.tokens_per_second), runs
 
 
-def first_difference(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> str | None:
+def first_difference(
+    found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]
+) -> str | None:
     """Where the first output differs from plain decoding, in words; None where all are equal."""
     for i, (ours, plain) in enumerate(zip(found, expected, strict=True)):
         if list(ours) != list(plain):
             at = next(
-                (t for t, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain))
+                (t for t, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b),
+                min(len(ours), len(plain)),
             )
             return f"prompt {i} differs from plain decoding at token {at}"
     return None

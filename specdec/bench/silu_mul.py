@@ -22,4 +22,8 @@ def _silu_mul_kernel(out_ptr, gate_up_ptr, I, BLOCK: tl.constexpr):  # type: ign
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up_ptr + t * 2 * I + i, mask=i < I, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + t * 2 * I + I + i, mask=i < I, other=0.0).to(tl.float32)
-    tl.store(out_ptr + t * I + i, (gate / (1.0 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty), mask=i < I)
+    tl.store(
+        out_ptr + t * I + i,
+        (gate / (1.0 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty),
+        mask=i < I,
+    )

@@ -51,14 +51,21 @@ def rounds(bench: Bench) -> list[Row]:
             if "refused" in bench.runs.get((K, batch), {}):
                 rows.append(bench.runs[K, batch])
             elif bench.has_time(f"rounds: K = {K}, batch {batch}"):
-                phases = time_phases(bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds)
-                rows.append(round_row(bench, K, batch) | {name: _median(phases.get(name)) for name in PHASES})
+                phases = time_phases(
+                    bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds
+                )
+                rows.append(
+                    round_row(bench, K, batch)
+                    | {name: _median(phases.get(name)) for name in PHASES}
+                )
     return rows
 
 
 def round_row(bench: Bench, K: int, batch: int) -> Row:
     """A round by the device's clock: median, the middle 80 %, and the floor of its bytes."""
-    spread = time_rounds(bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds)
+    spread = time_rounds(
+        bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds
+    )
     floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
     return {
         "num_speculative_tokens": K,
@@ -80,7 +87,9 @@ def context_scaling(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     options, pair = bench.options, bench.pair
     room = max(tokens_needed(options.num_rounds + WARMUP, max(bench.ks)), options.max_tokens)
-    lengths = [n for n in options.contexts if n + room <= pair.target.config.max_position_embeddings]
+    lengths = [
+        n for n in options.contexts if n + room <= pair.target.config.max_position_embeddings
+    ]
     plain: dict[int, Served] = {}
     for K in bench.ks:
         if not lengths or not bench.has_time(f"context: K = {K}"):
@@ -102,7 +111,11 @@ def context_scaling(bench: Bench) -> list[Row]:
             spread = time_rounds(engine, [prompt], options.num_rounds)
             timed: Row = {"device_round_ms": spread.median, "low": spread.low, "high": spread.high}
             floor = bytes_of(pair).floor_ms(K, bench.bandwidth.reading)
-            rows.append({"context": length, "num_speculative_tokens": K} | timed | {"floor_ms_of_weights": floor})
+            rows.append(
+                {"context": length, "num_speculative_tokens": K}
+                | timed
+                | {"floor_ms_of_weights": floor}
+            )
         pair.drop(spec)
     return rows
 
@@ -112,7 +125,9 @@ def exactness(bench: Bench) -> list[Row]:
     pair, options = bench.pair, bench.options
     rows: list[Row] = []
     for K in bench.ks:
-        rows += exactness_rows(pair, K, options.batches, options.num_rounds, options.max_model_len, bench.has_time)
+        rows += exactness_rows(
+            pair, K, options.batches, options.num_rounds, options.max_model_len, bench.has_time
+        )
     return rows
 
 
@@ -132,7 +147,9 @@ def padding(bench: Bench) -> list[Row]:
     K, rows = max(bench.ks), list[Row]()
     for batch in bench.options.batches:
         if bench.has_time(f"padding: batch {batch}"):
-            served = batch_rows(bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.max_tokens)
+            served = batch_rows(
+                bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.max_tokens
+            )
             rows += [{"num_speculative_tokens": K, "batch": batch} | row for row in served]
     return rows
 
@@ -140,7 +157,9 @@ def padding(bench: Bench) -> list[Row]:
 def memory(bench: Bench) -> list[Row]:
     """Memory behind a first batch, along many rounds, and when the graphs are gone."""
     engine = bench.engine(max(bench.ks), max(bench.options.batches))
-    rows = memory_rows(engine, bench.prompts(8)[:8], bench.options.max_tokens, bench.options.rounds_of_memory)
+    rows = memory_rows(
+        engine, bench.prompts(8)[:8], bench.options.max_tokens, bench.options.rounds_of_memory
+    )
     bench.pair.drop()
     return rows
 
@@ -149,7 +168,9 @@ def cold(bench: Bench) -> list[Row]:
     """From the start of a process to its first token; the first start compiles every kernel, the second finds them."""
     bench.pair.drop()
     draft = None if bench.pair.eagle is None else str(bench.pair.eagle.report.directory)
-    return cold_rows(str(bench.pair.target.report.directory), draft, max(bench.ks), bench.pair.device)
+    return cold_rows(
+        str(bench.pair.target.report.directory), draft, max(bench.ks), bench.pair.device
+    )
 
 
 def gaps(bench: Bench) -> list[Row]:

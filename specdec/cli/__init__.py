@@ -22,8 +22,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Target = Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")]
+Target = Annotated[
+    str, typer.Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)
+]
+Dtype = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 SUITES = (
     "protocol, rounds, exactness, k, batch, context, products, gaps, requests, waiting, prefill, capture, "
@@ -32,15 +36,25 @@ SUITES = (
 CONTEXTS = "256,1024,4096,8192,16384,32768"
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="capture no CUDA graphs")]
 GraphSizes = Annotated[str | None, typer.Option(help="request counts to capture rounds for: 1,2,4")]
-GraphTokenSizes = Annotated[str | None, typer.Option(help="row counts to capture prompt chunks for: 256,1024")]
-NoPrefixCaching = Annotated[
-    bool, typer.Option("--no-prefix-caching", help="compute every prompt anew, also where another began the same way")
+GraphTokenSizes = Annotated[
+    str | None, typer.Option(help="row counts to capture prompt chunks for: 256,1024")
 ]
-TopP = Annotated[float | None, typer.Option(help="keep the best tokens up to this mass", show_default="1.0")]
+NoPrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--no-prefix-caching",
+        help="compute every prompt anew, also where another began the same way",
+    ),
+]
+TopP = Annotated[
+    float | None, typer.Option(help="keep the best tokens up to this mass", show_default="1.0")
+]
 TopK = Annotated[int | None, typer.Option(help="keep so many tokens, 0 = all", show_default="0")]
 MinP = Annotated[
     float | None,
-    typer.Option(help="keep tokens of at least so much of the best one's probability", show_default="0.0"),
+    typer.Option(
+        help="keep tokens of at least so much of the best one's probability", show_default="0.0"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")]
 
@@ -61,41 +75,69 @@ def main(args: Sequence[str] | None = None) -> None:
 @app.command()
 def generate(
     target: Target,
-    prompt: Annotated[str | None, typer.Argument(help="default: --prompt-file, or standard input")] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="a text; its last line break is dropped")
+    prompt: Annotated[
+        str | None, typer.Argument(help="default: --prompt-file, or standard input")
     ] = None,
-    draft: Annotated[str | None, typer.Option(help='EAGLE draft: directory, hub id or "demo"; none: no drafts')] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="a text; its last line break is dropped"),
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help='EAGLE draft: directory, hub id or "demo"; none: no drafts')
+    ] = None,
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", "-k", min=0, max=32, show_default="3", help="drafts per round"),
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            min=0,
+            max=32,
+            show_default="3",
+            help="drafts per round",
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens to generate")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_p: TopP = None,
     top_k: TopK = None,
     min_p: MinP = None,
-    seed: Annotated[int | None, typer.Option(help="of the noise", show_default="drawn and reported")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="of the noise", show_default="drawn and reported")
+    ] = None,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="samples; number i has seed + i")] = 1,
-    presence_penalty: Annotated[float, typer.Option(help="off the logits of generated tokens")] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="off the logits of generated tokens")
+    ] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="the same, times their count")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="divides logits of tokens in prompt and output")] = 1.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="divides logits of tokens in prompt and output")
+    ] = 1.0,
     min_tokens: Annotated[int, typer.Option(help="no end before so many tokens")] = 0,
-    logprobs: Annotated[int | None, typer.Option(help="JSON: so many alternatives beside each token")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="JSON: so many alternatives beside each token")
+    ] = None,
     acceptance: Annotated[
         str, typer.Option(help="exact, rejection or block: how sampled drafts are accepted")
     ] = "exact",
-    stop: Annotated[list[str] | None, typer.Option(help="a string that ends the text; may be repeated")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on behind an end-of-text token")] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="a string that ends the text; may be repeated")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="go on behind an end-of-text token")
+    ] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="longest context; default: the target's")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="longest context; default: the target's")
+    ] = None,
     no_prefix_caching: NoPrefixCaching = False,
     enforce_eager: EnforceEager = False,
     cuda_graph_sizes: GraphSizes = None,
     cuda_graph_token_sizes: GraphTokenSizes = None,
     json: Json = False,
-    show_drafts: Annotated[bool, typer.Option("--show-drafts", help="colour what was drafted; JSON: rounds")] = False,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="colour what was drafted; JSON: rounds")
+    ] = False,
 ) -> None:
     """Continue a prompt: the text on stdout as it is written, a line of statistics on stderr."""
     from specdec.cli.generate import GenerateOptions, run_generate
@@ -131,7 +173,9 @@ def generate(
                 "enable_prefix_caching": not no_prefix_caching,
                 "enforce_eager": enforce_eager,
                 "cuda_graph_sizes": _sizes("--cuda-graph-sizes", cuda_graph_sizes),
-                "cuda_graph_token_sizes": _sizes("--cuda-graph-token-sizes", cuda_graph_token_sizes),
+                "cuda_graph_token_sizes": _sizes(
+                    "--cuda-graph-token-sizes", cuda_graph_token_sizes
+                ),
             },
             acceptance=acceptance,
             json=json,
@@ -143,17 +187,28 @@ def generate(
 @app.command()
 def chat(
     target: Target,
-    draft: Annotated[str | None, typer.Option(help='EAGLE draft: directory, hub id or "demo"; none: no drafts')] = None,
+    draft: Annotated[
+        str | None, typer.Option(help='EAGLE draft: directory, hub id or "demo"; none: no drafts')
+    ] = None,
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", "-k", min=0, max=32, show_default="3", help="drafts per round"),
+        typer.Option(
+            "--num-speculative-tokens",
+            "-k",
+            min=0,
+            max=32,
+            show_default="3",
+            help="drafts per round",
+        ),
     ] = None,
     system: Annotated[
         str | None, typer.Option(help="what stands before the conversation, with the role system")
     ] = None,
     chat_template: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Jinja text", show_default="the tokenizer's own"),
+        typer.Option(
+            exists=True, dir_okay=False, help="Jinja text", show_default="the tokenizer's own"
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 1024,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
@@ -161,16 +216,23 @@ def chat(
     top_k: TopK = None,
     min_p: MinP = None,
     seed: Annotated[
-        int | None, typer.Option(help="of the noise of every answer", show_default="drawn and reported")
+        int | None,
+        typer.Option(help="of the noise of every answer", show_default="drawn and reported"),
     ] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="divides logits of tokens in prompt and output")] = 1.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="divides logits of tokens in prompt and output")
+    ] = 1.0,
     acceptance: Annotated[
         str, typer.Option(help="exact, rejection or block: how sampled drafts are accepted")
     ] = "exact",
-    stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="longest conversation; default: the target's")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="longest conversation; default: the target's")
+    ] = None,
     no_prefix_caching: NoPrefixCaching = False,
     enforce_eager: EnforceEager = False,
     cuda_graph_sizes: GraphSizes = None,
@@ -208,7 +270,9 @@ def chat(
                 "enable_prefix_caching": not no_prefix_caching,
                 "enforce_eager": enforce_eager,
                 "cuda_graph_sizes": _sizes("--cuda-graph-sizes", cuda_graph_sizes),
-                "cuda_graph_token_sizes": _sizes("--cuda-graph-token-sizes", cuda_graph_token_sizes),
+                "cuda_graph_token_sizes": _sizes(
+                    "--cuda-graph-token-sizes", cuda_graph_token_sizes
+                ),
             },
         )
     )
@@ -217,9 +281,14 @@ def chat(
 @app.command()
 def inspect(
     checkpoint: Annotated[
-        str, typer.Argument(help='directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"', show_default=False)
+        str,
+        typer.Argument(
+            help='directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"', show_default=False
+        ),
     ],
-    target: Annotated[str | None, typer.Option(help="the target that a draft is meant for: checks more")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="the target that a draft is meant for: checks more")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say what a checkpoint is, every field with its source, without loading it."""
@@ -231,7 +300,9 @@ def inspect(
 @app.command()
 def verify(
     target: Target,
-    draft: Annotated[str, typer.Argument(help='EAGLE draft: directory, hub id or "demo"', show_default=False)],
+    draft: Annotated[
+        str, typer.Argument(help='EAGLE draft: directory, hub id or "demo"', show_default=False)
+    ],
     num_speculative_tokens: Annotated[
         int, typer.Option("--num-speculative-tokens", "-k", min=0, help="positions to check")
     ] = 5,
@@ -257,7 +328,9 @@ def verify(
                 "device": device,
                 "enforce_eager": enforce_eager,
                 "cuda_graph_sizes": _sizes("--cuda-graph-sizes", cuda_graph_sizes),
-                "cuda_graph_token_sizes": _sizes("--cuda-graph-token-sizes", cuda_graph_token_sizes),
+                "cuda_graph_token_sizes": _sizes(
+                    "--cuda-graph-token-sizes", cuda_graph_token_sizes
+                ),
             },
             json=json,
         )
@@ -267,23 +340,35 @@ def verify(
 @app.command()
 def bench(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(help='directory, hub id, or "demo", the bundled pair')] = "demo",
-    draft: Annotated[str | None, typer.Option(help='EAGLE draft; default: "demo" for "demo", else none')] = None,
+    target: Annotated[
+        str, typer.Argument(help='directory, hub id, or "demo", the bundled pair')
+    ] = "demo",
+    draft: Annotated[
+        str | None, typer.Option(help='EAGLE draft; default: "demo" for "demo", else none')
+    ] = None,
     suite: Annotated[str, typer.Option(help=SUITES)] = "protocol",
     num_speculative_tokens: Annotated[
         str | None,
         typer.Option(
-            "--num-speculative-tokens", "-k", help="values of K; 0, plain decoding, is always one", show_default="0,3,5"
+            "--num-speculative-tokens",
+            "-k",
+            help="values of K; 0, plain decoding, is always one",
+            show_default="0,3,5",
         ),
     ] = None,
     batch: Annotated[
-        str | None, typer.Option(help="requests at a time", show_default="1,8,32 on a GPU, 1 on a CPU")
+        str | None,
+        typer.Option(help="requests at a time", show_default="1,8,32 on a GPU, 1 on a CPU"),
     ] = None,
     contexts: Annotated[
         str | None, typer.Option(help="prompt lengths of the suite context", show_default=CONTEXTS)
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, max=4096, help="prompts at the small batches")] = 8,
-    prompts: Annotated[Path | None, typer.Option(exists=True, help="default: prompts.json beside the target")] = None,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, max=4096, help="prompts at the small batches")
+    ] = 8,
+    prompts: Annotated[
+        Path | None, typer.Option(exists=True, help="default: prompts.json beside the target")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="tokens of each answer")] = 160,
     max_model_len: Annotated[
         int, typer.Option(min=2, max=1 << 24, help="longest context, but for the suite context")
@@ -293,11 +378,17 @@ def bench(
     rounds_of_memory: Annotated[
         int | None, typer.Option(min=1, help="rounds of the suite memory", show_default="1000")
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(min=0, help="begin nothing more behind so many seconds")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(min=0, help="begin nothing more behind so many seconds")
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
-    json: Annotated[Path | None, typer.Option(help="write the last line's JSON to a file too")] = None,
-    charts: Annotated[Path | None, typer.Option(help="directory for PNG charts (needs matplotlib)")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the last line's JSON to a file too")
+    ] = None,
+    charts: Annotated[
+        Path | None, typer.Option(help="directory for PNG charts (needs matplotlib)")
+    ] = None,
 ) -> None:
     """Measure speed beside plain decoding in the same process; refuse figures where outputs differ."""
     from specdec.bench.bench import BenchOptions

@@ -48,7 +48,8 @@ def measure_agreement(llm: LLM, prompts: Sequence[str | list[int]], max_tokens: 
         for output, true_tokens in zip(outputs, behind, strict=True)
     ]
     repeated = [
-        output.outputs[0].token_ids[0] == true_tokens[0] for output, true_tokens in zip(outputs, behind, strict=True)
+        output.outputs[0].token_ids[0] == true_tokens[0]
+        for output, true_tokens in zip(outputs, behind, strict=True)
     ]
     return Agreement(
         num_agreeing=tuple(sum(count >= i for count in counts) for i in range(K + 1)),
@@ -57,7 +58,9 @@ def measure_agreement(llm: LLM, prompts: Sequence[str | list[int]], max_tokens: 
     )
 
 
-def _cut_everywhere(texts: Sequence[RequestOutput], K: int) -> tuple[list[list[int]], list[list[int]]]:
+def _cut_everywhere(
+    texts: Sequence[RequestOutput], K: int
+) -> tuple[list[list[int]], list[list[int]]]:
     """Every prefix that has K + 1 tokens of text behind it, and those tokens."""
     prefixes, behind = [], []
     for text in texts:

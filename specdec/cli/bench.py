@@ -53,7 +53,11 @@ def run_bench(command: BenchCommand) -> None:
     pair = load_pair(command.target, command.draft, command.device, command.dtype, command.prompts)
     bandwidth = measure_bandwidth(pair.device)
     bench = Bench(pair, bandwidth, command.options)
-    settings = {**asdict(command.options), "host": platform.machine(), "date": time.strftime("%Y-%m-%d")}
+    settings = {
+        **asdict(command.options),
+        "host": platform.machine(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
     found = Found(command.command, card(pair, bandwidth, **settings))
     print(card_lines(found.card), flush=True)
     for name in names:
@@ -71,7 +75,9 @@ def _check_places(command: BenchCommand) -> None:
     if command.json is not None and command.json.is_dir():
         raise ValueError(f"--json {command.json}: a directory; give a file")
     if command.charts is not None and find_spec("matplotlib") is None:
-        raise ValueError(f"--charts {command.charts}: charts need matplotlib: pip install matplotlib")
+        raise ValueError(
+            f"--charts {command.charts}: charts need matplotlib: pip install matplotlib"
+        )
 
 
 def _run_suite(name: str, bench: Bench, found: Found) -> None:
@@ -97,20 +103,33 @@ def chosen(names: tuple[str, ...]) -> list[str]:
 
 
 def refuse_unread(
-    suites: tuple[str, ...], draft: str | None, ks: str | None, contexts: str | None, rounds_of_memory: int | None
+    suites: tuple[str, ...],
+    draft: str | None,
+    ks: str | None,
+    contexts: str | None,
+    rounds_of_memory: int | None,
 ) -> None:
     """ValueError for options that no suite of this run would read."""
     if draft is None and ks is not None and ks != "0":
         raise ValueError(f"--num-speculative-tokens {ks} without a draft: give --draft too")
     names = chosen(suites)
-    for option, value, suite in (("contexts", contexts, "context"), ("rounds-of-memory", rounds_of_memory, "memory")):
+    for option, value, suite in (
+        ("contexts", contexts, "context"),
+        ("rounds-of-memory", rounds_of_memory, "memory"),
+    ):
         if value is not None and suite not in names:
-            raise ValueError(f"--{option} {value} is for the suite {suite} alone: give --suite {suite} too")
+            raise ValueError(
+                f"--{option} {value} is for the suite {suite} alone: give --suite {suite} too"
+            )
 
 
 def default_batches(device: str) -> str:
     """What the protocol says, and what a CPU has time for."""
-    return "1,8,32" if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()) else "1"
+    return (
+        "1,8,32"
+        if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+        else "1"
+    )
 
 
 def rounded(value: object) -> object:
@@ -137,7 +156,9 @@ def integers(option: str, text: str, least: int = 0, most: int | None = None) ->
 
 def _whole(bench: Bench, found: Found) -> object:
     """What goes to JSON."""
-    return rounded({**asdict(found), "results": list(bench.runs.values()), "skipped": bench.skipped})
+    return rounded(
+        {**asdict(found), "results": list(bench.runs.values()), "skipped": bench.skipped}
+    )
 
 
 def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
@@ -145,10 +166,16 @@ def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
     if command.charts is not None:
         print(*(f"chart: {path}" for path in draw_charts(found.suites, command.charts)), sep="\n")
     if bench.skipped:
-        print(f"\nleft out, --max-seconds {command.options.max_seconds}: {'; '.join(bench.skipped)}")
-    refused = [row for row in [*bench.runs.values(), *found.suites.get("context", [])] if "refused" in row]
+        print(
+            f"\nleft out, --max-seconds {command.options.max_seconds}: {'; '.join(bench.skipped)}"
+        )
+    refused = [
+        row for row in [*bench.runs.values(), *found.suites.get("context", [])] if "refused" in row
+    ]
     for row in refused:
-        print(f"REFUSED: K = {row['num_speculative_tokens']}, batch {row['batch']}: {row['refused']}")
+        print(
+            f"REFUSED: K = {row['num_speculative_tokens']}, batch {row['batch']}: {row['refused']}"
+        )
     for name, error in found.failed.items():
         print(f"FAILED: {name}: {error}")
     print(json.dumps(_whole(bench, found)))

@@ -39,7 +39,11 @@ def run_chat(options: ChatOptions) -> None:
     """Load, and answer what comes."""
     params = sampling_params(options.sampling)
     speculation = speculation_of(options.draft, options.num_speculative_tokens, options.acceptance)
-    template = None if options.chat_template is None else read_text("--chat-template", options.chat_template)
+    template = (
+        None
+        if options.chat_template is None
+        else read_text("--chat-template", options.chat_template)
+    )
     if template is None:
         _check_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -62,7 +66,9 @@ def _check_template(target: str) -> None:
 
 
 def _only_message() -> str:
-    message = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")  # None: closed by who called
+    message = (
+        "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
+    )  # None: closed by who called
     if not message:
         raise ValueError("no message: standard input is empty")
     return message
@@ -71,7 +77,9 @@ def _only_message() -> str:
 class Chat:
     """A conversation and what answers it. system: its first message, which /reset keeps."""
 
-    def __init__(self, llm: AsyncLLM, params: SamplingParams, template: str | None, system: str | None) -> None:
+    def __init__(
+        self, llm: AsyncLLM, params: SamplingParams, template: str | None, system: str | None
+    ) -> None:
         self._llm, self._params, self._template = llm, params, template
         self._beginning = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._beginning)
@@ -79,7 +87,10 @@ class Chat:
 
     def talk(self) -> None:
         """Read lines and answer them until the input ends."""
-        print("/reset begins anew, Ctrl-C ends an answer, /exit or Ctrl-D the program", file=sys.stderr)
+        print(
+            "/reset begins anew, Ctrl-C ends an answer, /exit or Ctrl-D the program",
+            file=sys.stderr,
+        )
         while (line := _read_line()) is not None and line != "/exit":
             if line == "/reset":
                 self.messages = list(self._beginning)
@@ -103,7 +114,9 @@ class Chat:
             self.answer(message)
         except KeyboardInterrupt:
             print("(interrupted)", file=sys.stderr)
-        except ValueError as error:  # the conversation has become too long, or the template does not take it
+        except (
+            ValueError
+        ) as error:  # the conversation has become too long, or the template does not take it
             print(f"specdec: error: {error}\n/reset begins anew", file=sys.stderr)
 
     async def _write(self, messages: list[dict[str, str]]) -> None:
@@ -119,7 +132,9 @@ class Chat:
             print(f"specdec: error: {completion.stop_reason}", file=sys.stderr)
         else:
             self.messages = [*messages, {"role": "assistant", "content": completion.text}]
-        seed = "" if output.seed is None or self._params.temperature == 0 else f"seed {output.seed} | "
+        seed = (
+            "" if output.seed is None or self._params.temperature == 0 else f"seed {output.seed} | "
+        )
         print(seed + stats_line(output.stats), file=sys.stderr)
 
 

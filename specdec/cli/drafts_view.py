@@ -12,8 +12,17 @@ from rich.text import Text
 from specdec.requests.output import RequestOutput
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
 
-STYLES = {"target": "", "accepted": "green", "rejected": "dim red strike", "recovered": "yellow", "bonus": "bold cyan"}
-MARKS = {"accepted": ("{+", "+}"), "rejected": ("[-", "-]")}  # as wdiff writes them, where there are no colours
+STYLES = {
+    "target": "",
+    "accepted": "green",
+    "rejected": "dim red strike",
+    "recovered": "yellow",
+    "bonus": "bold cyan",
+}
+MARKS = {
+    "accepted": ("{+", "+}"),
+    "rejected": ("[-", "-]"),
+}  # as wdiff writes them, where there are no colours
 MEANING = {
     "accepted": "accepted draft",
     "rejected": "rejected draft",
@@ -35,7 +44,10 @@ def draft_spans(output: RequestOutput, tokenizer: Tokenizer) -> list[Span]:
     pieces, detokenizer = [], Detokenizer(tokenizer)
     for token in token_ids:
         pieces.append(detokenizer.push(token))
-    spans, position = [Span("".join(pieces[:1]), "target")], 1  # none, where the request failed at once
+    spans, position = (
+        [Span("".join(pieces[:1]), "target")],
+        1,
+    )  # none, where the request failed at once
     for record in output.stats.rounds:
         end = min(position + record.num_accepted, len(pieces))
         spans.append(Span("".join(pieces[position:end]), "accepted"))
@@ -72,7 +84,11 @@ def _cut(spans: list[Span], text: str) -> list[Span]:
 def render_drafts(console: Console, spans: list[Span], prompt: str | None = None) -> None:
     """Print a legend, the prompt and the spans; marks stand for colours where the console has none."""
     has_colors = console.color_system is not None and not console.no_color
-    shown = [kind for kind in MEANING if any(span.kind == kind for span in spans) and (has_colors or kind in MARKS)]
+    shown = [
+        kind
+        for kind in MEANING
+        if any(span.kind == kind for span in spans) and (has_colors or kind in MARKS)
+    ]
     legend = Text("  ").join(_render(Span(MEANING[kind], kind), has_colors) for kind in shown)
     body = Text().join(_render(span, has_colors) for span in spans)
     if legend:

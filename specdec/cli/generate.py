@@ -38,9 +38,13 @@ def run_generate(options: GenerateOptions) -> None:
     prompt = read_prompt(options)
     params = sampling_params(options.sampling)
     if options.show_drafts and params.n > 1:
-        raise ValueError(f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one of them out")
+        raise ValueError(
+            f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one of them out"
+        )
     if params.logprobs is not None and not options.json:
-        raise ValueError(f"--logprobs {params.logprobs} without --json: text has no place for them; give --json too")
+        raise ValueError(
+            f"--logprobs {params.logprobs} without --json: text has no place for them; give --json too"
+        )
     llm = LLM(
         options.target,
         speculation_of(options.draft, options.num_speculative_tokens, options.acceptance),
@@ -67,7 +71,11 @@ def _write_text(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool
 
 def leave_on_error(output: RequestOutput) -> None:
     """Exit code 2 where a sample could not be written to its end, however much of it there is."""
-    errors = [completion.stop_reason for completion in output.outputs if completion.finish_reason == "error"]
+    errors = [
+        completion.stop_reason
+        for completion in output.outputs
+        if completion.finish_reason == "error"
+    ]
     for error in errors:
         print(f"specdec: error: {error}", file=sys.stderr)
     if errors:
@@ -81,7 +89,9 @@ def _write(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> 
     output = llm.generate(prompt, params, use_tqdm=False)[0]
     if show_drafts:
         console = Console(highlight=False, soft_wrap=True)
-        render_drafts(console, draft_spans(output, llm.tokenizer), prompt if console.is_terminal else None)
+        render_drafts(
+            console, draft_spans(output, llm.tokenizer), prompt if console.is_terminal else None
+        )
     else:
         for number, completion in enumerate(output.outputs, start=1):
             print(f"--- sample {number} of {params.n} ---\n{completion.text}")
@@ -108,7 +118,9 @@ def read_prompt(options: GenerateOptions) -> str:
     if options.prompt_file is not None:
         return read_text("--prompt-file", options.prompt_file).removesuffix("\n")
     if sys.stdin is None or sys.stdin.isatty():  # None: closed by who called
-        raise ValueError("no prompt: give it as an argument, with --prompt-file, or on standard input")
+        raise ValueError(
+            "no prompt: give it as an argument, with --prompt-file, or on standard input"
+        )
     return sys.stdin.read().removesuffix("\n")
 
 
@@ -126,15 +138,21 @@ def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
     for name in ("top_p", "top_k", "min_p"):
         if name in given and given["temperature"] == 0:
             option = f"--{name.replace('_', '-')} {given[name]}"
-            raise ValueError(f"{option} with --temperature 0, which takes the best token: give --temperature too")
+            raise ValueError(
+                f"{option} with --temperature 0, which takes the best token: give --temperature too"
+            )
     return SamplingParams(**given)
 
 
-def speculation_of(draft: str | None, num_speculative_tokens: int | None, acceptance: str) -> SpeculativeConfig | None:
+def speculation_of(
+    draft: str | None, num_speculative_tokens: int | None, acceptance: str
+) -> SpeculativeConfig | None:
     """The options of a draft; those that need one are refused without it."""
     if draft is None:
         if num_speculative_tokens:
-            raise ValueError(f"--num-speculative-tokens {num_speculative_tokens} without a draft: give --draft too")
+            raise ValueError(
+                f"--num-speculative-tokens {num_speculative_tokens} without a draft: give --draft too"
+            )
         if acceptance != "exact":
             raise ValueError(f"--acceptance {acceptance} without a draft: give --draft too")
         return None
@@ -164,7 +182,10 @@ def stats_line(stats: RequestStats) -> str:
     parts = [f"{stats.num_generated_tokens} tokens in {stats.num_rounds} rounds"]
     if stats.num_drafted_tokens:
         rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_rate_per_position)
-        parts += [f"acceptance length {stats.mean_acceptance_length:.2f}", f"accepted per position {rates}"]
+        parts += [
+            f"acceptance length {stats.mean_acceptance_length:.2f}",
+            f"accepted per position {rates}",
+        ]
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
     if stats.time_to_first_token is not None:
@@ -189,7 +210,9 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
     }
     if len(output.outputs) > 1:
         result["samples"] = [_sample_as_json(sample) for sample in output.outputs]
-    return result | ({"rounds": [asdict(record) for record in output.stats.rounds]} if has_rounds else {})
+    return result | (
+        {"rounds": [asdict(record) for record in output.stats.rounds]} if has_rounds else {}
+    )
 
 
 def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
@@ -200,6 +223,8 @@ def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
         "stop_reason": completion.stop_reason,
     }
     if completion.logprobs is not None:
-        tokens = [{str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs]
+        tokens = [
+            {str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs
+        ]
         result |= {"logprobs": tokens, "cumulative_logprob": completion.cumulative_logprob}
     return result

@@ -11,7 +11,9 @@ from weights.inspect import Inspection, inspect_checkpoint
 
 def run_inspect(checkpoint: str, target: str | None, as_json: bool) -> None:
     """Print the inspection; exit code 1 if it found problems."""
-    inspection = inspect_checkpoint(_directory(checkpoint), None if target is None else _target_config(target))
+    inspection = inspect_checkpoint(
+        _directory(checkpoint), None if target is None else _target_config(target)
+    )
     print(json.dumps(inspection_as_dict(inspection)) if as_json else inspection)
     if inspection.problems:
         raise SystemExit(1)
@@ -25,7 +27,9 @@ def _directory(name: str) -> Path:
 def _target_config(name: str) -> TargetConfig:
     inspection = inspect_checkpoint(locate(name, "target"))
     if not isinstance(inspection.config, TargetConfig):
-        raise ValueError(f"--target {name}: {inspection.report.role} of format {inspection.report.format}, no target")
+        raise ValueError(
+            f"--target {name}: {inspection.report.role} of format {inspection.report.format}, no target"
+        )
     return inspection.config
 
 
@@ -36,7 +40,10 @@ def inspection_as_dict(inspection: Inspection) -> dict[str, object]:
         "directory": str(report.directory),
         "role": report.role,
         "format": report.format,
-        "fields": [{"field": row.field, "value": _plain(row.value), "source": row.source} for row in report.fields],
+        "fields": [
+            {"field": row.field, "value": _plain(row.value), "source": row.source}
+            for row in report.fields
+        ],
         "notes": list(report.notes),
         "ignored": [{"name": name, "reason": reason} for name, reason in report.ignored],
         "problems": list(inspection.problems),

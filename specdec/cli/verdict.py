@@ -55,6 +55,8 @@ def judge(agreement: Agreement) -> Verdict:
         return Verdict(works=False, text=f"{text}. Likely causes:", causes=CAUSES)
     second = agreement.rates[1] if len(agreement.rates) > 1 else None
     if second is not None and second < first / 2:
-        text = f"the draft works at position 1 ({first:.0%}) but falls to {second:.0%} at position 2"
+        text = (
+            f"the draft works at position 1 ({first:.0%}) but falls to {second:.0%} at position 2"
+        )
         return Verdict(works=True, text=f"{text}. Likely causes:", causes=LATE_CAUSES)
     return Verdict(works=True, text=f"the draft works: {first:.0%} agreement at position 1")

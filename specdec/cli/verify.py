@@ -43,7 +43,9 @@ class VerifyOptions:
 def run_verify(options: VerifyOptions) -> None:
     """Load, check, print; exit code 1 if the draft does not work."""
     if options.num_speculative_tokens < 1:
-        raise ValueError("--num-speculative-tokens 0: a draft that proposes nothing cannot be checked; give at least 1")
+        raise ValueError(
+            "--num-speculative-tokens 0: a draft that proposes nothing cannot be checked; give at least 1"
+        )
     speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens)
     llm = LLM(options.target, speculation, num_kv_blocks=NUM_KV_BLOCKS, **options.engine)
     print(headline(llm), file=sys.stderr)
@@ -58,7 +60,9 @@ def check_prompts(llm: LLM) -> list[str | list[int]]:
     """Questions in the chat template if there is one, since heads are trained on its answers; else code to continue."""
     if not llm.tokenizer.has_chat_template:
         return list(CODE_STARTS)
-    return [llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+    return [
+        llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS
+    ]
 
 
 def report(agreement: Agreement, verdict: Verdict) -> str:
@@ -69,7 +73,9 @@ def report(agreement: Agreement, verdict: Verdict) -> str:
         f"position   this draft      of{''.join(f'{name:>16}' for name in HEALTHY)}",
     ]
     for i, rate in enumerate(agreement.rates):
-        healthy = "".join(f"{_percent(rates[i] if i < len(rates) else None):>16}" for rates in HEALTHY.values())
+        healthy = "".join(
+            f"{_percent(rates[i] if i < len(rates) else None):>16}" for rates in HEALTHY.values()
+        )
         lines.append(f"{i + 1:>8}{_percent(rate):>13}{agreement.num_agreeing[i]:>8}{healthy}")
     length = agreement.acceptance.mean_acceptance_length
     warning = "" if verdict.works else "WARNING: "

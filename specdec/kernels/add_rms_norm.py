@@ -14,7 +14,13 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 
 
-@opaque(lambda x, residual, *_: (residual.new_empty(residual.shape), residual.new_empty(residual.shape)), "tap_TD")
+@opaque(
+    lambda x, residual, *_: (
+        residual.new_empty(residual.shape),
+        residual.new_empty(residual.shape),
+    ),
+    "tap_TD",
+)
 def add_rms_norm(
     x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -33,7 +39,9 @@ def launch_add_rms_norm(
     assert residual_TD.stride(1) == 1, residual_TD.stride()
     assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
     S, T, D = x.parts_STN.shape
-    out_TD, stream_TD = (torch.empty(T, D, dtype=residual_TD.dtype, device=residual_TD.device) for _ in range(2))
+    out_TD, stream_TD = (
+        torch.empty(T, D, dtype=residual_TD.dtype, device=residual_TD.device) for _ in range(2)
+    )
     _add_rms_norm_kernel[(T,)](
         out_TD,
         stream_TD,
@@ -84,7 +92,9 @@ def _add_rms_norm_kernel(
     inside = d < D
     dtype = out_ptr.dtype.element_ty
     x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
-    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0).to(
+        tl.float32
+    )
     stream = (x + residual).to(dtype)
     tl.store(stream_ptr + t * D + d, stream, mask=inside)
     if HAS_TAP:

@@ -33,7 +33,9 @@ class StopMask:
     stop_ids: Tensor  # [R + 1, P] padded by repeating an id
 
 
-def best_token(x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None) -> None:
+def best_token(
+    x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None
+) -> None:
     """Write the best id behind every row to out_T (int64, may be strided). weight_VD: [V, D]."""
     if use_triton(x_TD):
         launch_best_token(x_TD, weight_VD, out_T, mask)
@@ -41,7 +43,9 @@ def best_token(x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | 
         out_T.copy_(best_token_ref(x_TD, weight_VD, mask))
 
 
-def launch_best_token(x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None) -> None:
+def launch_best_token(
+    x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None
+) -> None:
     launch_write(*launch_tile_maxima(x_TD, weight_VD, mask), out_T)
 
 
@@ -61,7 +65,9 @@ def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
     )
 
 
-def launch_tile_maxima(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> tuple[Tensor, Tensor]:
+def launch_tile_maxima(
+    x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None
+) -> tuple[Tensor, Tensor]:
     """The maximum of each tile of the vocabulary [tiles, T] float32 and its lowest id [tiles, T] int32."""
     T, D = x_TD.shape
     V = len(weight_VD)
@@ -124,14 +130,18 @@ def _tile_maxima_kernel(
     tile, m_tile = place_of(tl.program_id(0), tl.cdiv(V, BLOCK_N), tl.cdiv(T, BLOCK_M))
     m0 = m_tile * BLOCK_M
     wait_for_inputs(PDL)
-    logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, BLOCK_N, BLOCK_M, BLOCK_K, 1, PRECISION)
+    logits = split_sum(
+        x_desc, w_desc, tile * BLOCK_N, m0, 0, D, BLOCK_N, BLOCK_M, BLOCK_K, 1, PRECISION
+    )
     let_the_next_start(PDL)
     n, m = tile * BLOCK_N + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
     logits = tl.where((n < V)[:, None], logits, float("-inf"))
     if HAS_MASK:
         idx = tl.load(idx_ptr + m // rows_per_slot, mask=m < T, other=-1)
         row = tl.where(idx < 0, R, idx)
-        is_early = (tl.load(positions_ptr + m, mask=m < T, other=0) + 1 < tl.load(min_positions_ptr + row)) & (m < T)
+        is_early = (
+            tl.load(positions_ptr + m, mask=m < T, other=0) + 1 < tl.load(min_positions_ptr + row)
+        ) & (m < T)
         if tl.max(is_early.to(tl.int32), axis=0) > 0:
             for p in range(STOP_IDS):
                 stop_id = tl.load(stop_ids_ptr + row * STOP_IDS + p)
@@ -159,7 +169,9 @@ def _write_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     t = tl.program_id(0)
-    tl.store(out_ptr + t * stride_out, lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK).to(tl.int64))
+    tl.store(
+        out_ptr + t * stride_out, lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK).to(tl.int64)
+    )
 
 
 @jit
@@ -195,4 +207,6 @@ def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
     counted_TV = torch.where(scores_TV.isnan(), torch.inf, scores_TV)
     id_T = counted_TV.argmax(dim=-1)
     best_T = counted_TV.gather(1, id_T[:, None])[:, 0]
-    return torch.where(best_T == torch.inf, NOT_FINITE, torch.where(best_T == -torch.inf, NO_TOKEN, id_T))
+    return torch.where(
+        best_T == torch.inf, NOT_FINITE, torch.where(best_T == -torch.inf, NO_TOKEN, id_T)
+    )

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.best_token import NO_ID, NO_TOKEN, NOT_FINITE, id_or_marker_ref, launch_write
-from specdec.kernels.gumbel import gumbel_estimate, gumbel_noise, gumbel_of_all_ref, gumbel_ref, philox
+from specdec.kernels.gumbel import (
+    gumbel_estimate,
+    gumbel_noise,
+    gumbel_of_all_ref,
+    gumbel_ref,
+    philox,
+)
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
 __all__ = ["NOT_FINITE", "NO_TOKEN", "Places", "choose_token", "choose_token_ref", "launch_choices"]
@@ -32,7 +38,9 @@ class Places:
     positions: Tensor  # [T] of the drawn tokens
     epochs: Tensor  # [T] the last word of the counter
     stream: int
-    token_ids: Tensor | None = None  # [W] target ids of the columns, where they are not their numbers
+    token_ids: Tensor | None = (
+        None  # [W] target ids of the columns, where they are not their numbers
+    )
 
 
 def choose_token(logits_TV: Tensor, floor_T: Tensor, places: Places, out_T: Tensor) -> None:
@@ -103,7 +111,9 @@ def _choose_kernel(
     floor = tl.load(floor_ptr + t)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     inside = column < V
-    x = tl.load(logits_ptr + t.to(tl.int64) * stride_logits + column, mask=inside, other=float("-inf"))
+    x = tl.load(
+        logits_ptr + t.to(tl.int64) * stride_logits + column, mask=inside, other=float("-inf")
+    )
     top = tl.max(tl.where(x == x, x, float("inf")), axis=0)
     id = tile * BLOCK
     if (temperature > 0.0) & (tl.abs(top) < float("inf")):
@@ -115,7 +125,17 @@ def _choose_kernel(
             top = tl.max(scaled, axis=0)
         if top > float("-inf"):
             r = _draws(
-                tile, t, column, inside, seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr, STREAM, HAS_IDS, BLOCK
+                tile,
+                t,
+                column,
+                inside,
+                seeds_ptr,
+                positions_ptr,
+                epochs_ptr,
+                token_ids_ptr,
+                STREAM,
+                HAS_IDS,
+                BLOCK,
             )
             guess = scaled + gumbel_estimate(r, IS_GPU)
             most = tl.max(guess, axis=0)

@@ -87,7 +87,9 @@ def _gate_up_kernel(
             gate_rest = tl.dot(w_gate, x_rest, gate_rest, input_precision=PRECISION)
             up_rest = tl.dot(w_up, x_rest, up_rest, input_precision=PRECISION)
         let_the_next_start(PDL)
-        store_gated(out_ptr, bias_ptr, gate_rest, up_rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS, BLOCK_N, TAIL)
+        store_gated(
+            out_ptr, bias_ptr, gate_rest, up_rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS, BLOCK_N, TAIL
+        )
     else:
         for i in range(tl.cdiv(K, BLOCK_K)):
             x = tl.trans(x_desc.load([m0, i * BLOCK_K]))
@@ -99,7 +101,17 @@ def _gate_up_kernel(
 
 @jit
 def store_gated(
-    out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr
+    out_ptr,
+    bias_ptr,
+    gate,
+    up,
+    n0,
+    m0,
+    T,
+    N,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     """Biases, silu, the one rounding, and out."""
     n, m = n0 + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)

@@ -41,7 +41,11 @@ LN2_LOW, LN2_HIGH = _float32(-2.12194440e-4), 0.693359375
 
 
 def gumbel_ref(
-    seeds_X2: Tensor, positions_X: Tensor, token_ids_XN: Tensor, stream: int, epochs_X: Tensor | None = None
+    seeds_X2: Tensor,
+    positions_X: Tensor,
+    token_ids_XN: Tensor,
+    stream: int,
+    epochs_X: Tensor | None = None,
 ) -> Tensor:
     """The noise [X, N] of these tokens. seeds_X2: low and high 32 bits; token_ids_XN may be [1, N]."""
     words = _words(seeds_X2, positions_X, token_ids_XN >> 2, stream, epochs_X)
@@ -50,14 +54,18 @@ def gumbel_ref(
     return noise_of_bits_ref(draws_XN)
 
 
-def gumbel_of_all_ref(seeds_X2: Tensor, positions_X: Tensor, num_tokens: int, stream: int, epochs_X: Tensor) -> Tensor:
+def gumbel_of_all_ref(
+    seeds_X2: Tensor, positions_X: Tensor, num_tokens: int, stream: int, epochs_X: Tensor
+) -> Tensor:
     """The noise [X, N] of tokens 0..N - 1; four of them share a block of Philox."""
     blocks_1N = torch.arange(-(-num_tokens // 4), device=seeds_X2.device)[None]
     words = _words(seeds_X2, positions_X, blocks_1N, stream, epochs_X)
     return noise_of_bits_ref(torch.stack(words, dim=-1).flatten(1)[:, :num_tokens])
 
 
-def uniform_ref(seeds_X2: Tensor, positions_X: Tensor, stream: int, epochs_X: Tensor | None = None) -> Tensor:
+def uniform_ref(
+    seeds_X2: Tensor, positions_X: Tensor, stream: int, epochs_X: Tensor | None = None
+) -> Tensor:
     """One number strictly between 0 and 1 per place, [X] float64, from lane 0 of block 0: (r + 0.5) / 2^32, exact."""
     block_11 = torch.zeros(1, 1, dtype=torch.int64, device=seeds_X2.device)
     draws_X = _words(seeds_X2, positions_X, block_11, stream, epochs_X)[0][:, 0]
@@ -69,7 +77,11 @@ def _words(
 ) -> tuple[Tensor, ...]:
     epochs_X = torch.zeros_like(positions_X) if epochs_X is None else epochs_X
     shape = (len(seeds_X2), blocks_XN.shape[1])
-    counter = (blocks_XN.expand(shape), positions_X[:, None], torch.full_like(positions_X, stream)[:, None])
+    counter = (
+        blocks_XN.expand(shape),
+        positions_X[:, None],
+        torch.full_like(positions_X, stream)[:, None],
+    )
     return philox_ref((seeds_X2[:, :1], seeds_X2[:, 1:]), (*counter, epochs_X[:, None]))
 
 
@@ -78,7 +90,10 @@ def philox_ref(key: tuple[Tensor, Tensor], counter: tuple[Tensor, ...]) -> tuple
     k0, k1 = key
     a, b, c, d = counter
     for _ in range(10):
-        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # bits beyond 63 wrap, and stay the right ones
+        first, second = (
+            a * MULTIPLIERS[0],
+            c * MULTIPLIERS[1],
+        )  # bits beyond 63 wrap, and stay the right ones
         a, c = (second >> 32 & MASK) ^ b ^ k0, (first >> 32 & MASK) ^ d ^ k1
         b, d = second & MASK, first & MASK
         k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
@@ -129,7 +144,9 @@ def philox(k0, k1, a, b, c, d):
 def gumbel_noise(r):
     """g of uint32 draws."""
     is_low = r < 0x80000000
-    x = (tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    x = (
+        tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32) + 0.5
+    ) * 2.3283064365386963e-10
     u = tl.where(is_low, 1.0 - x, x)
     log_u = natural_log(u)
     log_u = tl.where(is_low, log_u + tl.div_rn((1.0 - u) - x, u), log_u)
@@ -153,7 +170,9 @@ def gumbel_estimate(r, IS_GPU: tl.constexpr):
 @jit
 def _log2_estimate(x, IS_GPU: tl.constexpr):
     if IS_GPU:
-        return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
         return tl.log2(x)
 

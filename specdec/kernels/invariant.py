@@ -34,7 +34,11 @@ def blocked_product(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     T, K = x_TK.shape
     N = weight_NK.shape[0]
     x = F.pad(x_TK.float(), (0, -K % ALIGN, 0, -T % ROWS))
-    weight = F.pad(weight_NK.float(), (0, -K % ALIGN, 0, -N % ALIGN)) if K % ALIGN or N % ALIGN else weight_NK.float()
+    weight = (
+        F.pad(weight_NK.float(), (0, -K % ALIGN, 0, -N % ALIGN))
+        if K % ALIGN or N % ALIGN
+        else weight_NK.float()
+    )
     blocks = x.view(-1, ROWS, x.shape[1])
     out = torch.bmm(blocks, weight.t().expand(len(blocks), -1, -1))
     return out.view(-1, weight.shape[0])[:T, :N]

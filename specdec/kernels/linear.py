@@ -18,7 +18,15 @@ from specdec.kernels import TensorDescriptor, jit, launch_options, tl, use_trito
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import MANY_ROWS, ROW_CLASSES, Tiles, choose_tiles, gpu_name, row_class, row_pieces
+from specdec.kernels.tiles import (
+    MANY_ROWS,
+    ROW_CLASSES,
+    Tiles,
+    choose_tiles,
+    gpu_name,
+    row_class,
+    row_pieces,
+)
 
 
 class Sums(NamedTuple):
@@ -35,9 +43,14 @@ class Sums(NamedTuple):
         return (total_TN if self.bias_N is None else total_TN + self.bias_N.float()).to(dtype)
 
 
-@opaque(lambda x, weight, bias, dtype: x.new_empty(x.shape[0], weight.shape[0], dtype=dtype or x.dtype))
+@opaque(
+    lambda x, weight, bias, dtype: x.new_empty(x.shape[0], weight.shape[0], dtype=dtype or x.dtype)
+)
 def linear(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The finished product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators themselves."""
     if use_triton(x_TK):
@@ -50,7 +63,11 @@ def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) 
     return Sums(_split_sums(x_TK, weight_NK), bias_N)
 
 
-@opaque(lambda x, weight: x.new_empty(num_parts(x, weight), x.shape[0], weight.shape[0], dtype=torch.float32))
+@opaque(
+    lambda x, weight: x.new_empty(
+        num_parts(x, weight), x.shape[0], weight.shape[0], dtype=torch.float32
+    )
+)
 def _split_sums(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     if use_triton(x_TK):
         return launch_split_linear(x_TK, weight_NK, None).parts_STN
@@ -61,11 +78,15 @@ def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
     """How many split sums `split_linear` leaves; of the number of rows it asks one thing only, for symbolic ones."""
     if not use_triton(x_TK):
         return 1
-    splits = choose_tiles("split", MANY_ROWS, *weight_NK.shape, x_TK.dtype, gpu_name(x_TK.device)).splits
+    splits = choose_tiles(
+        "split", MANY_ROWS, *weight_NK.shape, x_TK.dtype, gpu_name(x_TK.device)
+    ).splits
     return 1 if splits == 1 or x_TK.shape[0] > ROW_CLASSES[-2] else splits
 
 
-def launch_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+def launch_linear(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
     T, K = x_TK.shape
     N = len(weight_NK)
     tiles = choose_tiles("whole", row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device))
@@ -84,7 +105,9 @@ def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) 
     return Sums(parts_STN, bias_N)
 
 
-def _launch(out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles) -> None:
+def _launch(
+    out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles
+) -> None:
     T, K = x_TK.shape
     N = len(weight_NK)
     grid = (num_tiles(N, T, tiles), 1 if tiles.is_serial else tiles.splits)
@@ -149,22 +172,47 @@ def _linear_kernel(
     wait_for_inputs(PDL)
     if TAIL > 0:
         total, rest = split_sum_and_tail(
-            x_desc, tail_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, TAIL, BLOCK_K, SPLITS, PRECISION
+            x_desc,
+            tail_desc,
+            w_desc,
+            n0,
+            m0,
+            split,
+            K,
+            BLOCK_N,
+            BLOCK_M,
+            TAIL,
+            BLOCK_K,
+            SPLITS,
+            PRECISION,
         )
         let_the_next_start(PDL)
         store_tile(out_ptr, bias_ptr, rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS, BLOCK_N, TAIL)
     else:
-        total = split_sum(x_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
+        total = split_sum(
+            x_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION
+        )
         if IS_SERIAL:
             for i in tl.static_range(1, SPLITS):
-                total += split_sum(x_desc, w_desc, n0, m0, i, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION)
+                total += split_sum(
+                    x_desc, w_desc, n0, m0, i, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION
+                )
         let_the_next_start(PDL)
     store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS, BLOCK_N, BLOCK_M)
 
 
 @jit
 def store_tile(
-    out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr
+    out_ptr,
+    bias_ptr,
+    total,
+    n0,
+    m0,
+    T,
+    N,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     """The bias, the one rounding, and out."""
     n, m = n0 + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
@@ -236,17 +284,24 @@ def split_sum_and_tail(
         k = (split * blocks + i) * BLOCK_K
         w = w_desc.load([n0, k])
         acc = tl.dot(w, tl.trans(x_desc.load([m0, k])), acc, input_precision=PRECISION)
-        rest = tl.dot(w, tl.trans(tail_desc.load([m0 + BLOCK_M, k])), rest, input_precision=PRECISION)
+        rest = tl.dot(
+            w, tl.trans(tail_desc.load([m0 + BLOCK_M, k])), rest, input_precision=PRECISION
+        )
     return acc, rest
 
 
 @jit
 def split_blocks(K, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr):
     """Blocks of K in each split, whose length is a multiple of 256 for every BLOCK_K."""
-    return tl.cdiv(tl.cdiv(K, 256), SPLITS) * (256 // BLOCK_K) if SPLITS > 1 else tl.cdiv(K, BLOCK_K)
+    return (
+        tl.cdiv(tl.cdiv(K, 256), SPLITS) * (256 // BLOCK_K) if SPLITS > 1 else tl.cdiv(K, BLOCK_K)
+    )
 
 
 def linear_ref(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, out_dtype: torch.dtype | None = None
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     return Sums(blocked_product(x_TK, weight_NK)[None], bias_N).finish(out_dtype or x_TK.dtype)

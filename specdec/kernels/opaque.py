@@ -17,8 +17,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Join = Callable[[Sequence[object]], object]
 
-_TYPES: dict[object, str] = {Tensor: "Tensor", int: "int", float: "float", torch.dtype: "ScalarType"}
-_RESULTS: dict[object, str] = {Tensor: "Tensor", tuple[Tensor, Tensor]: "(Tensor, Tensor)", type(None): "()"}
+_TYPES: dict[object, str] = {
+    Tensor: "Tensor",
+    int: "int",
+    float: "float",
+    torch.dtype: "ScalarType",
+}
+_RESULTS: dict[object, str] = {
+    Tensor: "Tensor",
+    tuple[Tensor, Tensor]: "(Tensor, Tensor)",
+    type(None): "()",
+}
 
 
 def opaque(
@@ -36,7 +45,9 @@ def opaque(
             _parameter(p.name, hints[p.name], p.default, p.name == writes)
             for p in inspect.signature(fn).parameters.values()
         ]
-        arguments = ", ".join(argument for parameter in parameters for argument in parameter.arguments)
+        arguments = ", ".join(
+            argument for parameter in parameters for argument in parameter.arguments
+        )
         op = torch.library.custom_op(
             f"specdec::{fn.__name__.lstrip('_')}",
             lambda *flat: cast(Callable[..., R], fn)(*_joined(parameters, flat)),
@@ -76,8 +87,13 @@ def _parameter(name: str, hint: object, default: object, is_written: bool) -> _P
         fields, join = {f"{name}_{i}": item for i, item in enumerate(get_args(kind))}, tuple
     else:
         named = cast(type[NamedTuple], kind)
-        fields, join = {f"{name}_{field}": item for field, item in get_type_hints(named).items()}, named._make
-    arguments = tuple(_argument(field, item, is_optional, is_written) for field, item in fields.items())
+        fields, join = (
+            {f"{name}_{field}": item for field, item in get_type_hints(named).items()},
+            named._make,
+        )
+    arguments = tuple(
+        _argument(field, item, is_optional, is_written) for field, item in fields.items()
+    )
     return _Parameter(name=name, default=default, arguments=arguments, join=join)
 
 
@@ -92,7 +108,9 @@ def _without_none(hint: object) -> tuple[object, bool]:
     return (kinds[0], True) if type(None) in get_args(hint) else (hint, False)
 
 
-def _spread(parameters: Sequence[_Parameter], args: Sequence[object], kwargs: dict[str, object]) -> list[object]:
+def _spread(
+    parameters: Sequence[_Parameter], args: Sequence[object], kwargs: dict[str, object]
+) -> list[object]:
     """The op's arguments from the function's."""
     flat: list[object] = []
     for i, parameter in enumerate(parameters):

@@ -24,7 +24,9 @@ from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
-MAX_SPLIT_TOKENS = 16  # up to this many query tokens per request several programs share a query tile's splits
+MAX_SPLIT_TOKENS = (
+    16  # up to this many query tokens per request several programs share a query tile's splits
+)
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
 # so many warps fill it without sharing; measured on an H200 over 16 to 128 requests, 1 to 6 rows, 300 and 2,048 keys
 MANY_WARPS = 1024
@@ -62,11 +64,15 @@ class QueryRows:
     block_table: Tensor  # [R + 1, M] blocks of every request row; the last row is scratch
     idx_mapping: Tensor  # [B] request row per batch slot
     positions: Tensor  # [T]
-    query_start_loc: Tensor | None  # [B + 1] first row of each batch slot; None: all have max_query_len rows
+    query_start_loc: (
+        Tensor | None
+    )  # [B + 1] first row of each batch slot; None: all have max_query_len rows
     max_query_len: int
     max_seq_len: int
     tiles: TilePlan | None = None  # the twin's
-    workspace: Tensor | None = None  # float32, for the partial results of a round: see workspace_size
+    workspace: Tensor | None = (
+        None  # float32, for the partial results of a round: see workspace_size
+    )
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -79,7 +85,11 @@ def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRo
 
 def num_splits(num_keys: int) -> int:
     """How many splits cover this many keys; the inverse of `split_start`."""
-    low, middle, high = min(num_keys, 1024), min(max(num_keys - 1024, 0), 7168), max(num_keys - 8192, 0)
+    low, middle, high = (
+        min(num_keys, 1024),
+        min(max(num_keys - 1024, 0), 7168),
+        max(num_keys - 8192, 0),
+    )
     return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
 
 
@@ -102,7 +112,9 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     device = q_THC.device
     space = rows.workspace
     if space is None or space.numel() < T * H * NS * (C + 2):
-        space = torch.empty(T * H * NS * (C + 2) if is_split else 1, dtype=torch.float32, device=device)
+        space = torch.empty(
+            T * H * NS * (C + 2) if is_split else 1, dtype=torch.float32, device=device
+        )
     acc, stats = space, space[T * H * NS * C :]
     scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
     sharers = min(NS, -(-PROGRAMS // (query_tiles * G)))
@@ -137,7 +149,9 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         **launch_options(q_THC),
     )
     if is_split:
-        _combine_kernel[(T, H)](out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1, **launch_options(q_THC))
+        _combine_kernel[(T, H)](
+            out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1, **launch_options(q_THC)
+        )
 
 
 @jit
@@ -202,7 +216,20 @@ def _paged_attention_kernel(
     if IS_SPLIT:
         while split_start(split) <= last:
             peak, total, acc = attend_split(
-                q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
+                q,
+                k_ptr,
+                v_ptr,
+                blocks_ptr,
+                position,
+                last,
+                split,
+                scale,
+                g,
+                G,
+                S,
+                C,
+                TOKENS * GROUP,
+                PRECISION,
             )
             at = (t * H + head).to(tl.int64) * NS + split
             tl.store(stats_ptr + at * 2, peak, mask=inside)
@@ -216,13 +243,32 @@ def _paged_attention_kernel(
         split = 0
         while split_start(split) <= last:
             part_peak, part_total, part_acc = attend_split(
-                q, k_ptr, v_ptr, blocks_ptr, position, last, split, scale, g, G, S, C, TOKENS * GROUP, PRECISION
+                q,
+                k_ptr,
+                v_ptr,
+                blocks_ptr,
+                position,
+                last,
+                split,
+                scale,
+                g,
+                G,
+                S,
+                C,
+                TOKENS * GROUP,
+                PRECISION,
             )
             decay, weight, peak = weigh(peak, part_peak)
             total = tl.fma(total, decay, part_total * weight)
-            acc = tl.fma(acc, tl.broadcast_to(decay[:, None], acc.shape), part_acc * weight[:, None])
+            acc = tl.fma(
+                acc, tl.broadcast_to(decay[:, None], acc.shape), part_acc * weight[:, None]
+            )
             split += 1
-        tl.store(out_ptr + q_at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(
+            out_ptr + q_at,
+            (acc / total[:, None]).to(out_ptr.dtype.element_ty),
+            mask=inside[:, None],
+        )
 
 
 @jit
@@ -252,7 +298,9 @@ def attend_split(
         key = start + s
         at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
         k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)  # on its way while the scores are made
+        v = tl.load(
+            v_ptr + at, mask=(key <= last)[:, None], other=0.0
+        )  # on its way while the scores are made
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
         decay, _, peak_now = weigh(peak, tl.max(scores, axis=1))
@@ -300,7 +348,10 @@ def _combine_kernel(
     acc = tl.zeros((C,), tl.float32)
     split = 0
     while split_start(split) <= position:
-        part_peak, part_total = tl.load(stats_ptr + (at + split) * 2), tl.load(stats_ptr + (at + split) * 2 + 1)
+        part_peak, part_total = (
+            tl.load(stats_ptr + (at + split) * 2),
+            tl.load(stats_ptr + (at + split) * 2 + 1),
+        )
         decay, weight, peak = weigh(peak, part_peak)
         total = tl.fma(total, decay, part_total * weight)
         part_acc = tl.load(acc_ptr + (at + split) * C + c)

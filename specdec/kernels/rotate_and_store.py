@@ -130,14 +130,29 @@ def _rotate_and_store_kernel(
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     if first < H + G:
         if HAS_NORMS:
-            q_low, q_high = tl.load(q_norm_ptr + c).to(tl.float32), tl.load(q_norm_ptr + c + half).to(tl.float32)
-            k_low, k_high = tl.load(k_norm_ptr + c).to(tl.float32), tl.load(k_norm_ptr + c + half).to(tl.float32)
+            q_low, q_high = (
+                tl.load(q_norm_ptr + c).to(tl.float32),
+                tl.load(q_norm_ptr + c + half).to(tl.float32),
+            )
+            k_low, k_high = (
+                tl.load(k_norm_ptr + c).to(tl.float32),
+                tl.load(k_norm_ptr + c + half).to(tl.float32),
+            )
             squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
             scale = (1.0 / tl.sqrt(squares / C + eps))[:, None]
-            low = (low * scale * tl.where(first < H, q_low, k_low)[None, :]).to(dtype).to(tl.float32)
-            high = (high * scale * tl.where(first < H, q_high, k_high)[None, :]).to(dtype).to(tl.float32)
+            low = (
+                (low * scale * tl.where(first < H, q_low, k_low)[None, :]).to(dtype).to(tl.float32)
+            )
+            high = (
+                (high * scale * tl.where(first < H, q_high, k_high)[None, :])
+                .to(dtype)
+                .to(tl.float32)
+            )
         position = tl.load(positions_ptr + t)
-        cos, sin = tl.load(cos_ptr + position * half + c)[None, :], tl.load(sin_ptr + position * half + c)[None, :]
+        cos, sin = (
+            tl.load(cos_ptr + position * half + c)[None, :],
+            tl.load(sin_ptr + position * half + c)[None, :],
+        )
         low, high = low * cos - high * sin, high * cos + low * sin
     if first < H:
         at = (t * H + head)[:, None] * C + c[None, :]
@@ -177,4 +192,6 @@ def rotate_and_store_ref(
 def rotary_ref(x_THC: Tensor, positions_T: Tensor, cos_PC: Tensor, sin_PC: Tensor) -> Tensor:
     cos, sin = cos_PC[positions_T].unsqueeze(1), sin_PC[positions_T].unsqueeze(1)
     first, second = x_THC.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_THC.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(
+        x_THC.dtype
+    )

@@ -57,7 +57,9 @@ def choose_tiles(kind: Kind, num_rows: int, N: int, K: int, dtype: torch.dtype, 
 
     kind: "split", sums for a reader; "whole", finished; "gate", two tiles of W at a time.
     """
-    entry = _table().get(gpu, {}).get(f"{kind},{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
+    entry = (
+        _table().get(gpu, {}).get(f"{kind},{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
+    )
     is_wide = dtype == torch.float32
     splits = entry.get("splits", _default_splits(N, K)) if kind == "split" else 1
     shape = entry.get("rows", {}).get(str(num_rows), Shape())
@@ -91,10 +93,16 @@ def gpu_name(device: torch.device) -> str:
 
 def _default_splits(N: int, K: int) -> int:
     """Enough programs to keep every multiprocessor reading, with at least 1,024 of K in each."""
-    return max(splits for splits in (1, 2, 4) if splits == 1 or (K // splits >= 1024 and N // 64 * splits <= 264))
+    return max(
+        splits
+        for splits in (1, 2, 4)
+        if splits == 1 or (K // splits >= 1024 and N // 64 * splits <= 264)
+    )
 
 
 @cache
 def _table() -> dict[str, dict[str, Entry]]:
-    table: dict[str, dict[str, Entry]] = json.loads((files("specdec.kernels") / "tuned.json").read_text())
+    table: dict[str, dict[str, Entry]] = json.loads(
+        (files("specdec.kernels") / "tuned.json").read_text()
+    )
     return table

@@ -26,7 +26,9 @@ class AttentionMetadata:
     idx_mapping: Tensor  # [B] request row per batch slot, -1 = padding
     positions: Tensor  # [T] position per row, 0 for padding
     slot_mapping: Tensor  # [T] cache slot per row, -1 = padding
-    query_start_loc: Tensor | None = None  # [B + 1] first row per batch slot; None: all have max_query_len rows
+    query_start_loc: Tensor | None = (
+        None  # [B + 1] first row per batch slot; None: all have max_query_len rows
+    )
     max_query_len: int = 1  # rows of the longest batch slot
     max_seq_len: int  # host-side bound on the longest context of the step
     tiles: TilePlan | None = None  # the twin's query tiles

@@ -11,9 +11,13 @@ from specdec.models.rope import rope_tables
 from weights.load import LoadedEagle, LoadedTarget
 
 
-def build_target(target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device) -> LlamaModel:
+def build_target(
+    target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device
+) -> LlamaModel:
     """The target's module around the loaded tensors."""
-    rope = rope_tables(target.config.layer.rope, target.config.layer.head_dim, max_model_len, device)
+    rope = rope_tables(
+        target.config.layer.rope, target.config.layer.head_dim, max_model_len, device
+    )
     with torch.device("meta"):
         model = LlamaModel(target.config, rope, taps)
     tensors = {"lm_head.weight": target.tensors["embed_tokens.weight"]} | target.tensors
@@ -21,7 +25,9 @@ def build_target(target: LoadedTarget, taps: Sequence[int], max_model_len: int, 
     return model
 
 
-def build_draft(eagle: LoadedEagle, target: LlamaModel, max_model_len: int, device: torch.device) -> EagleModel:
+def build_draft(
+    eagle: LoadedEagle, target: LlamaModel, max_model_len: int, device: torch.device
+) -> EagleModel:
     """The draft's module around the loaded tensors; what it lacks it borrows from the target."""
     rope = rope_tables(eagle.config.layer.rope, eagle.config.layer.head_dim, max_model_len, device)
     with torch.device("meta"):

@@ -35,7 +35,9 @@ class EagleLayer(nn.Module):
         normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(u_TD), stream_TD)
         return self.mlp(normed_TD), stream_TD
 
-    def _enter(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
+    def _enter(
+        self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What attention reads, and the stream beside it."""
         if isinstance(x, Sums):
             assert self.input_layernorm is not None, "only a first layer may lack it"
@@ -56,7 +58,9 @@ class EagleModel(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, D)
         self.embed_norm = RMSNorm(D, eps) if config.has_embed_norm else None
         self.input_norm = RMSNorm(taps * Dt, eps) if config.norm_before_fc else None
-        self.fc_norm = nn.ModuleList(RMSNorm(Dt, eps) for _ in range(taps)) if config.has_fc_norm else None
+        self.fc_norm = (
+            nn.ModuleList(RMSNorm(Dt, eps) for _ in range(taps)) if config.has_fc_norm else None
+        )
         fc_in = D + Dt if config.entry == "fc" else taps * Dt
         self.fc = Linear(fc_in, D, config.fc_bias) if config.has_fc else None
         self.layers = nn.ModuleList(EagleLayer(config, i, rope) for i in range(config.num_layers))
@@ -67,10 +71,16 @@ class EagleModel(nn.Module):
         """The target's features as the draft's rows take them, [T, D]. Recycled states never pass here."""
         if self.fc_norm is not None:
             taps = features_TE.chunk(len(self.fc_norm), dim=-1)
-            features_TE = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
+            features_TE = torch.cat(
+                [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1
+            )
         if self.input_norm is not None:
             features_TE = self.input_norm(features_TE)
-        return self.fc(features_TE) if self.config.entry == "qkv" and self.fc is not None else features_TE
+        return (
+            self.fc(features_TE)
+            if self.config.entry == "qkv" and self.fc is not None
+            else features_TE
+        )
 
     def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Sums, Tensor]:
         """From tokens and features (or recycled streams): the last product, and the stream to add it to, [T, D]."""

@@ -54,7 +54,9 @@ class RMSNorm(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         return rms_norm(x_TD, self.weight, self.eps)
 
-    def add(self, x: Sums, residual_TD: Tensor, tap_TD: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def add(
+        self, x: Sums, residual_TD: Tensor, tap_TD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Norm of x + residual, and x + residual, which also goes to `tap_TD`."""
         return add_rms_norm(x, residual_TD, self.weight, self.eps, tap_TD)
 
@@ -62,7 +64,9 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Self-attention over the paged cache; `num_in` differs from D in the first layer of an EAGLE-3 draft."""
 
-    def __init__(self, config: LayerConfig, index: int, rope: tuple[Tensor, Tensor], num_in: int) -> None:
+    def __init__(
+        self, config: LayerConfig, index: int, rope: tuple[Tensor, Tensor], num_in: int
+    ) -> None:
         super().__init__()
         H, G, C = config.num_heads, config.num_kv_heads, config.head_dim
         self.index, self.rope = index, rope
@@ -86,7 +90,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
+        self.gate_up_proj = Linear(
+            config.hidden_size, 2 * config.intermediate_size, config.mlp_bias
+        )
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
     def forward(self, x_TD: Tensor) -> Sums:

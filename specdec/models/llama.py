@@ -25,14 +25,18 @@ class DecoderLayer(nn.Module):
 
     def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
         """From the entering stream and its norm (by input_layernorm): the last product, and the stream to add it to."""
-        normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(normed_TD), stream_TD)
+        normed_TD, stream_TD = self.post_attention_layernorm.add(
+            self.self_attn(normed_TD), stream_TD
+        )
         return self.mlp(normed_TD), stream_TD
 
 
 class LlamaModel(nn.Module):
     """aux_boundaries: layers whose entering stream is tapped (L = behind the last), in the order of the columns."""
 
-    def __init__(self, config: TargetConfig, rope: tuple[Tensor, Tensor], aux_boundaries: Sequence[int] = ()) -> None:
+    def __init__(
+        self, config: TargetConfig, rope: tuple[Tensor, Tensor], aux_boundaries: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self.columns = {boundary: i for i, boundary in enumerate(aux_boundaries)}
         D = config.layer.hidden_size
@@ -40,9 +44,15 @@ class LlamaModel(nn.Module):
         layers = [DecoderLayer(config.layer, i, rope) for i in range(config.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(D, config.layer.rms_norm_eps)
-        self._path = list(zip(layers, [*(layer.input_layernorm for layer in layers[1:]), self.norm], strict=True))
-        self._first_norm = (layers[0].input_layernorm,)  # in a tuple: a part of its layer, not one more module
-        self.lm_head = Embedding(config.vocab_size, D)  # never multiplied through forward: see logits
+        self._path = list(
+            zip(layers, [*(layer.input_layernorm for layer in layers[1:]), self.norm], strict=True)
+        )
+        self._first_norm = (
+            layers[0].input_layernorm,
+        )  # in a tuple: a part of its layer, not one more module
+        self.lm_head = Embedding(
+            config.vocab_size, D
+        )  # never multiplied through forward: see logits
 
     def forward(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> Tensor:
         """Hidden states behind the final norm [T, D]; aux_out_TE is filled column block by column block."""

@@ -12,7 +12,9 @@ from torch import Tensor
 from weights.config import RopeConfig
 
 
-def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """cos and sin, each [num_positions, head_dim / 2] float32, computed in float32 on the CPU and moved."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies, scale = _RULES[rope.kind](rope, 1.0 / rope.theta**exponents)
@@ -31,9 +33,13 @@ def _linear(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
     length = _original_length(rope)
     wavelength = 2 * math.pi / frequencies
-    smooth = (length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    smooth = (length / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
     mixed = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
-    scaled = torch.where(wavelength > length / rope.low_freq_factor, frequencies / rope.factor, mixed)
+    scaled = torch.where(
+        wavelength > length / rope.low_freq_factor, frequencies / rope.factor, mixed
+    )
     return torch.where(wavelength < length / rope.high_freq_factor, frequencies, scaled), 1.0
 
 
@@ -41,7 +47,11 @@ def _yarn(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
     pairs = len(frequencies)
 
     def pair_turning(rotations: float) -> float:
-        return pairs * math.log(_original_length(rope) / (rotations * 2 * math.pi)) / math.log(rope.theta)
+        return (
+            pairs
+            * math.log(_original_length(rope) / (rotations * 2 * math.pi))
+            / math.log(rope.theta)
+        )
 
     low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
     if rope.truncate:
@@ -64,7 +74,9 @@ def _yarn_scale(rope: RopeConfig) -> float:
 
 def _original_length(rope: RopeConfig) -> int:
     if rope.original_max_position_embeddings is None:
-        raise ValueError(f"rope kind {rope.kind!r} needs original_max_position_embeddings in config.json")
+        raise ValueError(
+            f"rope kind {rope.kind!r} needs original_max_position_embeddings in config.json"
+        )
     return rope.original_max_position_embeddings
 
 

@@ -29,7 +29,12 @@ class PassContexts:
         max_model_len: int,
         workspace: Tensor | None = None,
     ) -> None:
-        self.kv_cache, self.buffers, self.state, self.max_model_len = kv_cache, buffers, state, max_model_len
+        self.kv_cache, self.buffers, self.state, self.max_model_len = (
+            kv_cache,
+            buffers,
+            state,
+            max_model_len,
+        )
         self.workspace = workspace
         # the kernels need no tiles
         sizes = None if kv_cache.is_cuda else buffers.sizes
@@ -85,7 +90,9 @@ class PassContexts:
     def dummy_draft_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """One row of the draft's own per request, for a full graph."""
         self.buffers.fill_padding([1] * desc.num_tokens)
-        return self.draft_rows(desc.num_tokens, self.max_model_len, _how(CUDAGraphMode.FULL, desc, warmup))
+        return self.draft_rows(
+            desc.num_tokens, self.max_model_len, _how(CUDAGraphMode.FULL, desc, warmup)
+        )
 
     def _rows(self, query_lens: Sequence[int], max_seq_len: int, how: Dispatch) -> ForwardContext:
         B, T = len(query_lens), how.descriptor.num_tokens

@@ -82,7 +82,9 @@ class GraphFamilies:
         )
         self.draft = self._draft() if has_draft else None
 
-    def dispatch_chunk(self, num_reqs: int, num_tokens: int, num_proposing: int, needs: Needs = GREEDY) -> Passes:
+    def dispatch_chunk(
+        self, num_reqs: int, num_tokens: int, num_proposing: int, needs: Needs = GREEDY
+    ) -> Passes:
         """The graphs of a prompt chunk; the draft proposes for the requests whose prompt ends."""
         target = self.target.prefill.dispatch(num_reqs, num_tokens, None)
         if self.draft is None:
@@ -92,7 +94,9 @@ class GraphFamilies:
             decode = self.draft.of(needs).decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
-    def dispatch_round(self, num_reqs: int, needs: Needs = GREEDY, query_len: int | None = None) -> Passes:
+    def dispatch_round(
+        self, num_reqs: int, needs: Needs = GREEDY, query_len: int | None = None
+    ) -> Passes:
         """The graphs of a round; query_len 1 is one in which no request drafts."""
         if query_len == 1 and self.target.plain is not None:
             return Passes(target=self.target.plain.dispatch(num_reqs, num_reqs, 1))
@@ -142,7 +146,10 @@ class GraphFamilies:
         requests, most = self._config.request_sizes, self._sizes.max_num_seqs
         if requests is None:
             requests = (*(n for n in PLAIN_SIZES if n < most), *range(72, most, 8), most)
-        sizes, mode = capture_sizes(most, most, requests, ()), _mode_of(self._config, "target_decode")
+        sizes, mode = (
+            capture_sizes(most, most, requests, ()),
+            _mode_of(self._config, "target_decode"),
+        )
         return self._manager("target_plain", sizes, mode, 1)
 
     def _draft(self) -> DraftGraphs:
@@ -159,9 +166,13 @@ class GraphFamilies:
         mode = CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
         return self._manager(f"{greedy.name}_sampled", greedy.sizes, mode, query_len)
 
-    def _manager(self, name: str, sizes: CaptureSizes, mode: CUDAGraphMode, query_len: int) -> CudaGraphManager:
+    def _manager(
+        self, name: str, sizes: CaptureSizes, mode: CUDAGraphMode, query_len: int
+    ) -> CudaGraphManager:
         is_breakable = not self._config.compile_piecewise
-        manager = CudaGraphManager(name, sizes, mode, query_len, self._backend, use_breakable_cg=is_breakable)
+        manager = CudaGraphManager(
+            name, sizes, mode, query_len, self._backend, use_breakable_cg=is_breakable
+        )
         self.managers.append(manager)
         return manager
 

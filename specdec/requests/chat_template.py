@@ -35,7 +35,9 @@ class TemplateProcess:
             process = self._running()
             try:
                 answer = _exchange(process, request)
-            except BaseException:  # an interrupted exchange too: its answer must not be taken for the next one's
+            except (
+                BaseException
+            ):  # an interrupted exchange too: its answer must not be taken for the next one's
                 self._end()
                 raise
         kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
@@ -105,4 +107,6 @@ def _as_json(request: Mapping[str, object]) -> bytes:
     try:
         return json.dumps(request).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"messages may hold text, numbers, lists and dicts only: {error}") from error
+        raise ValueError(
+            f"messages may hold text, numbers, lists and dicts only: {error}"
+        ) from error

@@ -57,23 +57,35 @@ def num_certain_chars(rules: FinishRules, text: str) -> int:
     return len(text)
 
 
-def _finish_at(rules: FinishRules, token: int, text: str, ends: Sequence[int], index: int) -> Finish | None:
+def _finish_at(
+    rules: FinishRules, token: int, text: str, ends: Sequence[int], index: int
+) -> Finish | None:
     count = index + 1
     if count > rules.min_tokens:
         cut = _stop_string(rules, text, ends, index)
         if cut is not None:
             end, stop = cut
-            return Finish(reason="stop", num_tokens=count, num_text_tokens=count, num_chars=end, stop_reason=stop)
+            return Finish(
+                reason="stop",
+                num_tokens=count,
+                num_text_tokens=count,
+                num_chars=end,
+                stop_reason=stop,
+            )
         if token in rules.eos_token_ids or token in rules.stop_token_ids:
             shown = count if rules.include_stop_str_in_output else index
             stop_reason = None if token in rules.eos_token_ids else token
-            return Finish(reason="stop", num_tokens=count, num_text_tokens=shown, stop_reason=stop_reason)
+            return Finish(
+                reason="stop", num_tokens=count, num_text_tokens=shown, stop_reason=stop_reason
+            )
     if count >= rules.max_tokens:
         return Finish(reason="length", num_tokens=count, num_text_tokens=count)
     return None
 
 
-def _stop_string(rules: FinishRules, text: str, ends: Sequence[int], index: int) -> tuple[int, str] | None:
+def _stop_string(
+    rules: FinishRules, text: str, ends: Sequence[int], index: int
+) -> tuple[int, str] | None:
     """Where the stop string that this token completed cuts the text; the earliest start wins, then the longest."""
     if not rules.stop_strings:
         return None

@@ -60,7 +60,9 @@ class Intake:
             sample.samples = samples
         return samples
 
-    def _sample(self, asked: Asked, token_ids: list[int], sampling: SamplingStart, index: int) -> Request:
+    def _sample(
+        self, asked: Asked, token_ids: list[int], sampling: SamplingStart, index: int
+    ) -> Request:
         """token_ids: of the prompt, shared by all samples. sampling: of the first one."""
         prompt, params = asked.prompt, asked.params
         self._num_samples += 1
@@ -72,7 +74,9 @@ class Intake:
             rules=self._rules(len(token_ids), params),
             detokenizer=Detokenizer(self.tokenizer, params.skip_special_tokens),
             stats=RequestStats(
-                acceptance=self.acceptance, num_prompt_tokens=len(token_ids), arrival_time=time.monotonic()
+                acceptance=self.acceptance,
+                num_prompt_tokens=len(token_ids),
+                arrival_time=time.monotonic(),
             ),
             sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 64)),
             index=index,
@@ -92,7 +96,9 @@ class Intake:
             )
         return params.num_speculative_tokens
 
-    def _sampling(self, token_ids: Sequence[int], params: SamplingParams, seed: int) -> SamplingStart:
+    def _sampling(
+        self, token_ids: Sequence[int], params: SamplingParams, seed: int
+    ) -> SamplingStart:
         return SamplingStart(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -112,7 +118,9 @@ class Intake:
         """Ids of each bad word as it stands at the start of a text and, where it is one more token, behind a space."""
         found: list[list[int]] = []
         for word in params.bad_words:
-            plain, spaced = (self.tokenizer.encode_word(prefix + word.lstrip()) for prefix in ("", " "))
+            plain, spaced = (
+                self.tokenizer.encode_word(prefix + word.lstrip()) for prefix in ("", " ")
+            )
             found.append(plain)
             if spaced[0] != plain[0] and len(spaced) == len(plain):
                 found.append(spaced)
@@ -139,7 +147,9 @@ class Intake:
         if not token_ids:
             raise ValueError("empty prompt: give at least one token")
         if params.min_tokens and len({*self.eos_token_ids, *params.stop_token_ids}) > MAX_STOP_IDS:
-            raise ValueError(f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids: give fewer of them")
+            raise ValueError(
+                f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids: give fewer of them"
+            )
         named = [("", token_ids), ("", params.stop_token_ids), ("logit_bias: ", params.logit_bias)]
         named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
         for name, token in ((name, token) for name, tokens in named for token in tokens):
@@ -158,7 +168,9 @@ def _as_ids(prompt: Sequence[int]) -> list[int]:
     """Integers of any type; what has to be rounded or read as a number is none, and neither is True."""
     wanted = "text or a list of token ids"
     if isinstance(prompt, Iterator):
-        raise ValueError(f"prompt={prompt!r}: give {wanted}")  # which a second sample would find empty
+        raise ValueError(
+            f"prompt={prompt!r}: give {wanted}"
+        )  # which a second sample would find empty
     tokens = as_list("prompt", prompt, wanted)
     try:
         if any(isinstance(token, bool) for token in tokens):

@@ -17,13 +17,18 @@ class Progress:
         self._running = {request.request_id for request in requests}
         self._num_tokens = self._num_rounds = self._num_accepted = 0
         self._start = time.monotonic()
-        self._bar = tqdm(total=len(requests), desc="generating", unit="request", disable=not is_shown)
+        self._bar = tqdm(
+            total=len(requests), desc="generating", unit="request", disable=not is_shown
+        )
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._bar.close()
 
@@ -44,7 +49,9 @@ class Progress:
         self._num_tokens += sum(sample.stats.num_generated_tokens for sample in samples)
         self._num_rounds += sum(sample.stats.num_rounds for sample in samples)
         self._num_accepted += sum(sample.stats.num_accepted_tokens for sample in samples)
-        figures = {"tokens/s": f"{self._num_tokens / max(time.monotonic() - self._start, 1e-9):.0f}"}
+        figures = {
+            "tokens/s": f"{self._num_tokens / max(time.monotonic() - self._start, 1e-9):.0f}"
+        }
         if self._num_accepted:
             figures["acceptance length"] = f"{1 + self._num_accepted / self._num_rounds:.2f}"
         self._bar.set_postfix(figures, refresh=False)

@@ -32,7 +32,9 @@ class Request:
     # where it stands; the scheduler keeps these
     row: int = -1  # of the state, -1 = none
     blocks: list[int] = field(default_factory=list)
-    context: Sequence[int] = ()  # the prompt, and after a preemption what was generated; prefill computes all of it
+    context: Sequence[
+        int
+    ] = ()  # the prompt, and after a preemption what was generated; prefill computes all of it
     # but a generated last token, which the next round computes
     num_prefilled: int = 0  # tokens of the context that are computed or about to be
     num_in_flight: int = 0  # steps launched whose results are not taken yet
@@ -43,7 +45,9 @@ class Request:
     num_named: int = 0  # blocks whose contents the pool knows
 
     token_ids: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # ends[i]: characters of text that token_ids[: i + 1] completed;
+    ends: list[int] = field(
+        default_factory=list
+    )  # ends[i]: characters of text that token_ids[: i + 1] completed;
     # shorter than token_ids until somebody needs the text
     finish: Finish | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # of token_ids, if asked for
@@ -62,12 +66,18 @@ class Request:
     @property
     def is_ending(self) -> bool:
         """Whether it has ended, or what is in flight is sure to end it."""
-        return self.finish is not None or len(self.token_ids) + self.least_pending >= self.rules.max_tokens
+        return (
+            self.finish is not None
+            or len(self.token_ids) + self.least_pending >= self.rules.max_tokens
+        )
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Prompt and generated tokens from `start` up to `stop`."""
         P = len(self.prompt_token_ids)
-        return [*self.prompt_token_ids[start:stop], *self.token_ids[max(start - P, 0) : max(stop - P, 0)]]
+        return [
+            *self.prompt_token_ids[start:stop],
+            *self.token_ids[max(start - P, 0) : max(stop - P, 0)],
+        ]
 
     def append(self, tokens: list[int], now: float) -> None:
         """Take the tokens of a step, cut at the request's end; sets `finish` there. `now`: seconds, monotonic."""
@@ -75,7 +85,9 @@ class Request:
         self.token_ids += tokens
         if self.rules.stop_strings:
             self._complete_text()
-        self.finish = find_finish(self.rules, self.token_ids, self.detokenizer.text, self.ends, num_before)
+        self.finish = find_finish(
+            self.rules, self.token_ids, self.detokenizer.text, self.ends, num_before
+        )
         if self.finish is not None:
             del self.token_ids[self.finish.num_tokens :]
             del self.logprobs[self.finish.num_tokens :]
@@ -95,12 +107,17 @@ class Request:
         params, count = self.params, len(self.token_ids)
         names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
         names += ["min_tokens"] if count < params.min_tokens else []
-        self.end("error", f"no token is left at position {count} of the output: forbidden by {', '.join(names)}")
+        self.end(
+            "error",
+            f"no token is left at position {count} of the output: forbidden by {', '.join(names)}",
+        )
 
     def end(self, reason: str, message: str | None = None) -> None:
         """End here, for a reason that lies outside of the text."""
         count = len(self.token_ids)
-        self.finish = Finish(reason=reason, num_tokens=count, num_text_tokens=count, stop_reason=message)
+        self.finish = Finish(
+            reason=reason, num_tokens=count, num_text_tokens=count, stop_reason=message
+        )
 
     def record_round(self, record: RoundRecord) -> None:
         """Count a round of this request; K is what it drafted."""
@@ -119,18 +136,27 @@ class Request:
             finished=self.is_finished,
             stats=RequestStats.of_samples([sample.stats for sample in samples]),
             seed=first.sampling.seed if self.params.temperature > 0 else self.params.seed,
-            prompt_logprobs=None if self.params.prompt_logprobs is None else list(first.prompt_logprobs),
+            prompt_logprobs=None
+            if self.params.prompt_logprobs is None
+            else list(first.prompt_logprobs),
         )
 
     @property
     def is_finished(self) -> bool:
         """Whether every sample has ended."""
-        return self.finish is not None and all(sample.finish is not None for sample in self.samples or [self])
+        return self.finish is not None and all(
+            sample.finish is not None for sample in self.samples or [self]
+        )
 
     def _completion(self) -> CompletionOutput:
-        completion = CompletionOutput(index=self.index, text=self.text(), token_ids=list(self.token_ids))
+        completion = CompletionOutput(
+            index=self.index, text=self.text(), token_ids=list(self.token_ids)
+        )
         if self.finish is not None:
-            completion.finish_reason, completion.stop_reason = self.finish.reason, self.finish.stop_reason
+            completion.finish_reason, completion.stop_reason = (
+                self.finish.reason,
+                self.finish.stop_reason,
+            )
         if self.params.logprobs is not None:
             completion.logprobs = list(self.logprobs)
             pairs = zip(self.token_ids, self.logprobs, strict=True)

@@ -24,12 +24,18 @@ class SpeculationStats:
     """Rounds and their accepted counts; every figure is derived from them."""
 
     num_drafted: list[int] = field(default_factory=list)  # per round
-    num_accepted: list[int] = field(default_factory=list)  # per round, before the last one is trimmed
-    acceptance: str = "exact"  # the rule that accepted them; "mixed" where runs under several rules are merged
+    num_accepted: list[int] = field(
+        default_factory=list
+    )  # per round, before the last one is trimmed
+    acceptance: str = (
+        "exact"  # the rule that accepted them; "mixed" where runs under several rules are merged
+    )
 
     def __post_init__(self) -> None:
         if len(self.num_drafted) != len(self.num_accepted):
-            raise ValueError(f"{len(self.num_drafted)} rounds drafted, {len(self.num_accepted)} accepted: give both")
+            raise ValueError(
+                f"{len(self.num_drafted)} rounds drafted, {len(self.num_accepted)} accepted: give both"
+            )
         for num_drafted, num_accepted in zip(self.num_drafted, self.num_accepted, strict=True):
             _check_round(num_drafted, num_accepted)
 
@@ -71,7 +77,9 @@ class SpeculationStats:
     @property
     def draft_acceptance_rate(self) -> float | None:
         """A / T."""
-        return self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else None
+        return (
+            self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else None
+        )
 
     @property
     def num_accepted_per_position(self) -> list[int]:
@@ -118,8 +126,12 @@ class RequestStats(SpeculationStats):
     rounds: list[RoundRecord] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0  # emitted, after trimming
-    num_cached_tokens: int = 0  # not computed, since the prefix cache had them; each time that prefill began
-    num_preemptions: int = 0  # times that it lost its blocks to others and computed its tokens again
+    num_cached_tokens: int = (
+        0  # not computed, since the prefix cache had them; each time that prefill began
+    )
+    num_preemptions: int = (
+        0  # times that it lost its blocks to others and computed its tokens again
+    )
     arrival_time: float = 0.0
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -173,7 +185,11 @@ class RequestStats(SpeculationStats):
     @property
     def round_ms(self) -> float | None:
         """Milliseconds per round, waiting for other requests included."""
-        return 1e3 * self.decode_time / self.num_rounds if self.decode_time and self.num_rounds else None
+        return (
+            1e3 * self.decode_time / self.num_rounds
+            if self.decode_time and self.num_rounds
+            else None
+        )
 
     def as_dict(self) -> dict[str, object]:
         times = {

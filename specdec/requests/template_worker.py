@@ -152,7 +152,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Without the HTML escapes of jinja2's own."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 if __name__ == "__main__":

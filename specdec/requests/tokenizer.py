@@ -11,7 +11,11 @@ from specdec.requests.tokenizer_files import read_tokenizer
 Conversation = Sequence[Mapping[str, str]]  # messages, {"role": ..., "content": ...}
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing in a message; templates read the first
+REASONING = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # names of one thing in a message; templates read the first
 
 
 class Tokenizer:
@@ -40,7 +44,10 @@ class Tokenizer:
         return bool(getattr(self.backend, "chat_template", None))
 
     def encode_chat(
-        self, messages: Conversation, add_generation_prompt: bool = True, chat_template: str | None = None
+        self,
+        messages: Conversation,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
     ) -> list[int]:
         """Token ids of a conversation as the template writes it, which adds the special tokens itself.
 
@@ -49,7 +56,10 @@ class Tokenizer:
         return self.encode_word(self.write_chat(messages, add_generation_prompt, chat_template))
 
     def write_chat(
-        self, messages: Conversation, add_generation_prompt: bool = True, chat_template: str | None = None
+        self,
+        messages: Conversation,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
     ) -> str:
         """The text of a conversation. Unlike all else here it may be asked for by several threads at once."""
         check_bool("add_generation_prompt", add_generation_prompt)
@@ -70,7 +80,9 @@ class Tokenizer:
     def _template(self, chat_template: str | None) -> str:
         """The Jinja text: what was given (the text, or a name among several), else the tokenizer's own."""
         if chat_template is not None and not isinstance(chat_template, str):
-            raise ValueError(f"chat_template={chat_template!r}: give Jinja text, or None for the tokenizer's own")
+            raise ValueError(
+                f"chat_template={chat_template!r}: give Jinja text, or None for the tokenizer's own"
+            )
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
                 f"the tokenizer in {self.directory} has no chat template: give a chat_template, as Jinja text, or a "
@@ -85,7 +97,9 @@ class Tokenizer:
         """The text of token ids, nothing cleaned up."""
         with self._lock:
             text: str = self.backend.decode(
-                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+                token_ids,
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
             )
         return text
 
@@ -103,7 +117,9 @@ class Detokenizer:
         self._tokenizer, self._skip_special_tokens = tokenizer, skip_special_tokens
         self._tokens: list[int] = []
         self._window = 0
-        self._pieces: list[tuple[int, int]] = [(0, 0)]  # tokens and characters up to the end of each piece of text
+        self._pieces: list[tuple[int, int]] = [
+            (0, 0)
+        ]  # tokens and characters up to the end of each piece of text
         self.text = ""
 
     def push(self, token: int) -> str:
@@ -135,16 +151,24 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{text!r}: character {error.start} is no Unicode text; give text in UTF-8") from error
+        raise ValueError(
+            f"{text!r}: character {error.start} is no Unicode text; give text in UTF-8"
+        ) from error
 
 
 def _check_messages(messages: object) -> None:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages={messages!r}: give a list of messages with role and content")
     for index, message in enumerate(messages):
-        values = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
+        values = (
+            [message.get(key) for key in ("role", "content")]
+            if isinstance(message, Mapping)
+            else [None]
+        )
         if not all(isinstance(value, str) for value in values):
-            raise ValueError(f'messages[{index}] is {message!r}: give {{"role": text, "content": text}}')
+            raise ValueError(
+                f'messages[{index}] is {message!r}: give {{"role": text, "content": text}}'
+            )
         _check_text(message["role"])
         _check_text(message["content"])
 

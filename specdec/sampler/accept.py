@@ -61,7 +61,10 @@ def block_accept(drafted: Drafted, coins_BK: Tensor) -> Decision:
     return _decide(drafted, num_accepted_B, share_BQ)
 
 
-RULES: dict[str, Callable[[Drafted, Tensor], Decision]] = {"rejection": rejection_accept, "block": block_accept}
+RULES: dict[str, Callable[[Drafted, Tensor], Decision]] = {
+    "rejection": rejection_accept,
+    "block": block_accept,
+}
 
 
 def coins_pass(coins_BK: Tensor, numerator_BK: Tensor, denominator_BK: Tensor) -> Tensor:
@@ -77,7 +80,9 @@ def block_shares(drafted: Drafted) -> Tensor:
     for i in range(target_BK.shape[1]):
         weight_B = share_B * target_BK[:, i]
         # min(1, weight / q) without the quotient where it would be above 1
-        share_B = torch.where(weight_B >= draft_BK[:, i], (weight_B > 0).to(weight_B), weight_B / draft_BK[:, i])
+        share_B = torch.where(
+            weight_B >= draft_BK[:, i], (weight_B > 0).to(weight_B), weight_B / draft_BK[:, i]
+        )
         shares.append(share_B)
     return torch.stack(shares, dim=1)
 
@@ -88,14 +93,18 @@ def block_odds(drafted: Drafted, share_BQ: Tensor) -> tuple[Tensor, Tensor]:
     if K == 0:
         return share_BQ[:, 1:], share_BQ[:, 1:]
     rest_BKV = share_BQ[:, :K, None] * drafted.target_probs_BQV[:, :K] - drafted.draft_probs_BKV
-    rest_BK = torch.cat([rest_BKV.clamp(min=0).sum(dim=-1)[:, 1:], torch.zeros_like(share_BQ[:, :1])], dim=1)
+    rest_BK = torch.cat(
+        [rest_BKV.clamp(min=0).sum(dim=-1)[:, 1:], torch.zeros_like(share_BQ[:, :1])], dim=1
+    )
     share_BK = share_BQ[:, 1:]
     is_last_BK = torch.arange(1, K + 1, device=share_BQ.device) >= drafted.num_drafts_B[:, None]
     numerator_BK = torch.where(is_last_BK, share_BK, rest_BK)
     denominator_BK = torch.where(is_last_BK, torch.ones_like(share_BK), rest_BK + 1 - share_BK)
     # 0 / 0: target and draft agree on all that may follow, and nothing is left to be drawn instead
     is_certain_BK = denominator_BK == 0
-    return torch.where(is_certain_BK, 1, numerator_BK), torch.where(is_certain_BK, 1, denominator_BK)
+    return torch.where(is_certain_BK, 1, numerator_BK), torch.where(
+        is_certain_BK, 1, denominator_BK
+    )
 
 
 def _is_draft(drafted: Drafted) -> Tensor:

@@ -8,7 +8,9 @@ from specdec.sampler.processors import count_sampled as count_sampled_ref
 from specdec.stepping.state import RequestState
 
 
-def count_sampled(state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor) -> None:
+def count_sampled(
+    state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor
+) -> None:
     """The first num_accepted + 1 tokens of each batch slot; row -1 is padding, markers below 0 count nowhere."""
     if use_triton(row_B):
         launch_count_sampled(state, row_B, token_BQ, num_accepted_B)
@@ -16,7 +18,9 @@ def count_sampled(state: RequestState, row_B: Tensor, token_BQ: Tensor, num_acce
         count_sampled_ref(state, row_B, token_BQ, num_accepted_B + 1)
 
 
-def launch_count_sampled(state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor) -> None:
+def launch_count_sampled(
+    state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor
+) -> None:
     B, Q = token_BQ.shape
     _count_sampled_kernel[(B,)](
         state.sampling.output_counts,

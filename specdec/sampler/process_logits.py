@@ -24,7 +24,9 @@ def process_logits(logits_TV: Tensor, block: Block, state: RequestState, needs: 
         process(logits_TV, block, state, needs)
 
 
-def launch_process_logits(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+def launch_process_logits(
+    logits_TV: Tensor, block: Block, state: RequestState, needs: Needs
+) -> None:
     if needs.bias or needs.penalties:
         _launch_weights(logits_TV, block, state, needs)
     rows = state.sampling
@@ -118,7 +120,9 @@ def _weights_kernel(
             for i in tl.static_range(1, Q):
                 if i <= t % Q:
                     count += (column == tl.load(tokens_ptr + t // Q * Q + i)).to(tl.int32)
-            is_known = (tl.load(in_prompt_ptr + at, mask=inside, other=0).to(tl.int32) != 0) | (count > 0)
+            is_known = (tl.load(in_prompt_ptr + at, mask=inside, other=0).to(tl.int32) != 0) | (
+                count > 0
+            )
             weaker = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
             x = tl.where(is_known, weaker, x)
             x = x - frequency * count.to(tl.float32)
@@ -157,7 +161,9 @@ def _forbid_kernel(
     row_ptr, position = logits_ptr + t.to(tl.int64) * stride_logits, tl.load(positions_ptr + t)
     if position + 1 < tl.load(min_positions_ptr + row):
         _forbid(
-            row_ptr, tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS)), tl.full((STOP_IDS,), 1, tl.int1)
+            row_ptr,
+            tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS)),
+            tl.full((STOP_IDS,), 1, tl.int1),
         )
     if HAS_WORDS:
         is_next = _ends_word(
@@ -211,7 +217,10 @@ def _ends_word(
     earlier = tl.load(history_ptr + row * N + place, mask=is_generated & (place < first), other=-1)
     before = tl.where(is_own, own, earlier)
     word = row * WORDS + tl.arange(0, WORDS)
-    length, tokens = tl.load(lengths_ptr + word), tl.load(words_ptr + word[:, None] * LENGTH + j[None, :])
+    length, tokens = (
+        tl.load(lengths_ptr + word),
+        tl.load(words_ptr + word[:, None] * LENGTH + j[None, :]),
+    )
     is_open = (j[None, :] < LENGTH - length[:, None]) | (j[None, :] == LENGTH - 1)
     return (tl.min(((tokens == before[None, :]) | is_open).to(tl.int32), axis=1) > 0) & (length > 0)
 

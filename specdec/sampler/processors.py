@@ -27,7 +27,10 @@ class Block:
     @property
     def is_valid_BQ(self) -> Tensor:
         """Which rows are not padding."""
-        return torch.arange(self.token_BQ.shape[1], device=self.row_B.device) < self.num_valid_B[:, None]
+        return (
+            torch.arange(self.token_BQ.shape[1], device=self.row_B.device)
+            < self.num_valid_B[:, None]
+        )
 
     @property
     def row_T(self) -> Tensor:
@@ -60,10 +63,14 @@ def mask_bad_words(logits_TV: Tensor, block: Block, state: RequestState) -> None
     rows.history[scratch, block.position_BQ] = block.token_BQ
     position_TL = block.position_T[:, None] - torch.arange(L - 2, -1, -1, device=row_T.device)
     is_generated_TL = position_TL >= rows.num_prompt_tokens[row_T][:, None]
-    before_TL = torch.where(is_generated_TL, rows.history[row_T[:, None], position_TL.clamp(min=0)], -1)
+    before_TL = torch.where(
+        is_generated_TL, rows.history[row_T[:, None], position_TL.clamp(min=0)], -1
+    )
     word_TPL, length_TP = rows.bad_words[row_T], rows.bad_lengths[row_T]
     is_behind_word_PL = torch.arange(L - 1, device=row_T.device) < L - length_TP[..., None]
-    is_next_TP = ((word_TPL[..., :-1] == before_TL[:, None]) | is_behind_word_PL).all(dim=-1) & (length_TP > 0)
+    is_next_TP = ((word_TPL[..., :-1] == before_TL[:, None]) | is_behind_word_PL).all(dim=-1) & (
+        length_TP > 0
+    )
     _forbid(logits_TV, word_TPL[..., -1], is_next_TP)
 
 
@@ -97,11 +104,15 @@ def counts_in_block(block: Block, state: RequestState) -> Tensor:
     count_BQV = state.sampling.output_counts[block.row_B][:, None].repeat(1, Q, 1)
     for i in range(1, Q):
         token_B11 = block.token_BQ[:, i, None, None]
-        count_BQV[:, i:].scatter_add_(2, token_B11.expand(B, Q - i, 1), torch.ones_like(count_BQV[:, i:, :1]))
+        count_BQV[:, i:].scatter_add_(
+            2, token_B11.expand(B, Q - i, 1), torch.ones_like(count_BQV[:, i:, :1])
+        )
     return count_BQV.flatten(0, 1)
 
 
-def count_sampled(state: RequestState, row_B: Tensor, token_BQ: Tensor, num_sampled_B: Tensor) -> None:
+def count_sampled(
+    state: RequestState, row_B: Tensor, token_BQ: Tensor, num_sampled_B: Tensor
+) -> None:
     """Count the tokens that a step committed, the first num_sampled of each batch slot; row -1 is padding."""
     V = state.sampling.vocab_size
     is_new_BQ = torch.arange(token_BQ.shape[1], device=row_B.device) < num_sampled_B[:, None]

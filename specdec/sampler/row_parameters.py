@@ -17,7 +17,12 @@ from specdec.stepping.state import RequestState
 
 
 def row_parameters(
-    state: RequestState, row_B: Tensor, position_BQ: Tensor | None, offset: int, stream: int, has_epoch: bool
+    state: RequestState,
+    row_B: Tensor,
+    position_BQ: Tensor | None,
+    offset: int,
+    stream: int,
+    has_epoch: bool,
 ) -> tuple[Limits, Places]:
     """Of T = B x Q rows, whose drawn tokens stand `offset` behind their positions.
 
@@ -30,7 +35,12 @@ def row_parameters(
 
 
 def launch_row_parameters(
-    state: RequestState, row_B: Tensor, position_BQ: Tensor | None, offset: int, stream: int, has_epoch: bool
+    state: RequestState,
+    row_B: Tensor,
+    position_BQ: Tensor | None,
+    offset: int,
+    stream: int,
+    has_epoch: bool,
 ) -> tuple[Limits, Places]:
     rows = state.sampling
     Q = 1 if position_BQ is None else position_BQ.shape[1]
@@ -93,20 +103,35 @@ def _row_parameters_kernel(
     idx = tl.load(idx_ptr + t // Q, mask=inside, other=-1)
     row = tl.where(idx < 0, R, idx)
     for i in tl.static_range(3):
-        tl.store(floats_ptr + i * T + t, tl.load(row_floats_ptr + row * stride_floats + i), mask=inside)
+        tl.store(
+            floats_ptr + i * T + t, tl.load(row_floats_ptr + row * stride_floats + i), mask=inside
+        )
     tl.store(integers_ptr + t, tl.load(row_integers_ptr + row * stride_integers + 2), mask=inside)
     for i in tl.static_range(2):
-        tl.store(integers_ptr + T + 2 * t + i, tl.load(row_integers_ptr + row * stride_integers + i), mask=inside)
+        tl.store(
+            integers_ptr + T + 2 * t + i,
+            tl.load(row_integers_ptr + row * stride_integers + i),
+            mask=inside,
+        )
     at = row if BY_ROW else t
     first = row if BY_ROW else t // Q * Q
     position = tl.load(positions_ptr + at, mask=inside, other=0)
     tl.store(integers_ptr + 3 * T + t, position + offset, mask=inside)
-    epoch = tl.load(positions_ptr + first, mask=inside, other=0) if HAS_EPOCH else tl.zeros_like(position)
+    epoch = (
+        tl.load(positions_ptr + first, mask=inside, other=0)
+        if HAS_EPOCH
+        else tl.zeros_like(position)
+    )
     tl.store(integers_ptr + 4 * T + t, epoch, mask=inside)
 
 
 def row_parameters_ref(
-    state: RequestState, row_B: Tensor, position_BQ: Tensor | None, offset: int, stream: int, has_epoch: bool
+    state: RequestState,
+    row_B: Tensor,
+    position_BQ: Tensor | None,
+    offset: int,
+    stream: int,
+    has_epoch: bool,
 ) -> tuple[Limits, Places]:
     rows = state.sampling
     base_BQ = state.num_computed_tokens[row_B][:, None] if position_BQ is None else position_BQ

@@ -26,7 +26,13 @@ from specdec.sampler.processors import Block
 from specdec.sampler.row_parameters import row_parameters
 from specdec.scheduling.work import PromptPart
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.logprobs import ROWS_AT_ONCE, RecordedLogprobs, StepLogprobs, joined, logprobs_of
+from specdec.stepping.logprobs import (
+    ROWS_AT_ONCE,
+    RecordedLogprobs,
+    StepLogprobs,
+    joined,
+    logprobs_of,
+)
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 
@@ -35,7 +41,12 @@ class Sampler:
     """rule: "exact", "rejection" or "block". d2t: target ids of the draft's, None where they are the same."""
 
     def __init__(
-        self, model: LlamaModel, buffers: StepBuffers, state: RequestState, rule: str, d2t: Tensor | None
+        self,
+        model: LlamaModel,
+        buffers: StepBuffers,
+        state: RequestState,
+        rule: str,
+        d2t: Tensor | None,
     ) -> None:
         self.model, self.buffers, self.state, self.rule, self.d2t = model, buffers, state, rule, d2t
         self._raw_TV: Tensor | None = None  # of the step, where logprobs are asked for
@@ -99,7 +110,9 @@ class Sampler:
         else:
             self._decide(logits_TV, floor_T, block, places)
 
-    def _choose_best(self, hidden_TD: Tensor, positions_T: Tensor, row_B: Tensor, out_T: Tensor) -> None:
+    def _choose_best(
+        self, hidden_TD: Tensor, positions_T: Tensor, row_B: Tensor, out_T: Tensor
+    ) -> None:
         """The greedy case: no logits are written out."""
         mask = StopMask(
             positions=positions_T,
@@ -114,7 +127,9 @@ class Sampler:
 
     def _count(self, step: Step) -> None:
         buffers, B, tokens_BQ = self.buffers, step.num_reqs, self._tokens(step)
-        accepted_B = torch.zeros_like(tokens_BQ[:, 0]) if step.is_chunk else buffers.num_accepted[:B]
+        accepted_B = (
+            torch.zeros_like(tokens_BQ[:, 0]) if step.is_chunk else buffers.num_accepted[:B]
+        )
         count_sampled(self.state, buffers.sample_mapping[:B], tokens_BQ, accepted_B)
 
     def _prompt_logprobs(self, parts: Sequence[PromptPart]) -> list[StepLogprobs | None]:
@@ -124,10 +139,16 @@ class Sampler:
         for part in parts:
             following = part.prompt[part.start + 1 : part.start + part.length + 1]
             pieces = []
-            for start in range(0, len(following) if part.num_logprobs is not None else 0, ROWS_AT_ONCE):
-                hidden = self.buffers.hidden_states[row + start : row + min(start + ROWS_AT_ONCE, len(following))]
+            for start in range(
+                0, len(following) if part.num_logprobs is not None else 0, ROWS_AT_ONCE
+            ):
+                hidden = self.buffers.hidden_states[
+                    row + start : row + min(start + ROWS_AT_ONCE, len(following))
+                ]
                 tokens = torch.tensor(following[start : start + ROWS_AT_ONCE], device=hidden.device)
-                pieces.append(logprobs_of(self.model.logits(hidden), tokens, part.num_logprobs or 0))
+                pieces.append(
+                    logprobs_of(self.model.logits(hidden), tokens, part.num_logprobs or 0)
+                )
             found.append(joined(pieces) if pieces else None)
             row += part.length
         return found
@@ -141,7 +162,9 @@ class Sampler:
     def _parameters(self, block: Block, stream: int) -> tuple[Limits, Places]:
         # padding within a slot draws too, and nobody reads it
         is_exact = self.rule == "exact"
-        return row_parameters(self.state, block.row_B, block.position_BQ, 1, stream, has_epoch=not is_exact)
+        return row_parameters(
+            self.state, block.row_B, block.position_BQ, 1, stream, has_epoch=not is_exact
+        )
 
     def _decide(self, logits_TV: Tensor, floor_T: Tensor, block: Block, places: Places) -> None:
         buffers, (B, Q) = self.buffers, block.token_BQ.shape
@@ -155,9 +178,13 @@ class Sampler:
         buffers.decided[:B] = decision.num_accepted_B
         draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
         is_accepted_BQ = torch.arange(Q, device=token_B.device) < decision.num_accepted_B[:, None]
-        buffers.target_tokens[: B * Q] = torch.where(is_accepted_BQ, draft_BQ, token_B[:, None]).flatten()
+        buffers.target_tokens[: B * Q] = torch.where(
+            is_accepted_BQ, draft_BQ, token_B[:, None]
+        ).flatten()
 
-    def _drafted(self, logits_TV: Tensor, floor_T: Tensor, block: Block, temperature_T: Tensor) -> Drafted:
+    def _drafted(
+        self, logits_TV: Tensor, floor_T: Tensor, block: Block, temperature_T: Tensor
+    ) -> Drafted:
         rows, (B, Q), V = self.state.sampling, block.token_BQ.shape, logits_TV.shape[1]
         is_greedy_B11 = (rows.temperature[block.row_B] == 0)[:, None, None]
         draft_BK = block.token_BQ[:, 1:]
@@ -167,12 +194,16 @@ class Sampler:
         draft_BKW = probabilities(self.state.draft_scores[block.row_B, : Q - 1])
         draft_BKV = draft_BKW
         if self.d2t is not None:
-            draft_BKV = torch.zeros(B, Q - 1, V, device=logits_TV.device).index_copy_(2, self.d2t, draft_BKW)
+            draft_BKV = torch.zeros(B, Q - 1, V, device=logits_TV.device).index_copy_(
+                2, self.d2t, draft_BKW
+            )
         point_BKV = torch.zeros_like(draft_BKV).scatter_(2, draft_BK[..., None], 1)
         # a draft without a choice is no draw: its token was certain
         is_point_BK1 = is_greedy_B11 | (draft_BKW.sum(dim=-1, keepdim=True) == 0)
         return Drafted(
-            target_probs_BQV=torch.where(is_greedy_B11, best_TV.view(B, Q, V), target_TV.view(B, Q, V)),
+            target_probs_BQV=torch.where(
+                is_greedy_B11, best_TV.view(B, Q, V), target_TV.view(B, Q, V)
+            ),
             draft_probs_BKV=torch.where(is_point_BK1, point_BKV, draft_BKV),
             draft_tokens_BK=draft_BK,
             num_drafts_B=(block.is_valid_BQ.sum(dim=1) - 1).clamp(min=0),
@@ -191,12 +222,18 @@ class Sampler:
                 epochs=block.position_BQ[:, 0],
                 stream=stream,
             )
-            choose_token(log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), places, out_B)
+            choose_token(
+                log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), places, out_B
+            )
         return torch.where(decision.is_bonus_B, bonus_B, token_B)
 
 
 def _floor(logits_TV: Tensor, limits: Limits, needs: Needs) -> Tensor:
-    return support_floor(logits_TV, limits) if needs.floor else torch.full_like(logits_TV[:, 0], -torch.inf)
+    return (
+        support_floor(logits_TV, limits)
+        if needs.floor
+        else torch.full_like(logits_TV[:, 0], -torch.inf)
+    )
 
 
 def _rows_per_slot(step: Step) -> int:

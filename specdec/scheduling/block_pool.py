@@ -14,8 +14,12 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._num_holders = [0] * num_blocks
-        self._blank = list(range(num_blocks - 1, -1, -1))  # free, without a key; the last one goes first
-        self._idle: OrderedDict[int, None] = OrderedDict()  # free, with a key; the first one goes first
+        self._blank = list(
+            range(num_blocks - 1, -1, -1)
+        )  # free, without a key; the last one goes first
+        self._idle: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # free, with a key; the first one goes first
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 

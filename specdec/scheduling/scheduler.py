@@ -51,7 +51,9 @@ class Scheduler:
         admitted = self._admit()
         ranks = self._ranks()
         ready = sorted((each for each in self.running if not each.is_ending), key=ranks.__getitem__)
-        prompts = sorted((each for each in self.prefilling if each.finish is None), key=ranks.__getitem__)
+        prompts = sorted(
+            (each for each in self.prefilling if each.finish is None), key=ranks.__getitem__
+        )
         work: Work | None = None
         if prompts and not (self._was_chunk and ready):
             work = self._chunk(prompts)
@@ -128,7 +130,9 @@ class Scheduler:
         found = self._find(request, context)
         self.pool.hold(found)
         num_new = self._num_blocks(request, len(context)) - len(found)
-        num_growing = sum(len(each.blocks) < self.blocks_needed(each) for each in self.prefilling + self.running)
+        num_growing = sum(
+            len(each.blocks) < self.blocks_needed(each) for each in self.prefilling + self.running
+        )
         if num_new + num_growing > self.pool.num_free:
             self.pool.free(found)
             return False
@@ -141,18 +145,29 @@ class Scheduler:
 
     def _find(self, request: Request, context: list[int]) -> list[int]:
         """Blocks that hold the beginning of a context. Logprobs of a prompt need all of it computed."""
-        if not self.use_prefix_cache or (request.params.prompt_logprobs is not None and not request.token_ids):
+        if not self.use_prefix_cache or (
+            request.params.prompt_logprobs is not None and not request.token_ids
+        ):
             return []
-        count = num_whole_blocks(len(context) - bool(request.token_ids))  # a row is left to be computed
+        count = num_whole_blocks(
+            len(context) - bool(request.token_ids)
+        )  # a row is left to be computed
         self._make_keys(request, count)
         return self.pool.find(request.keys[:count])
 
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks up to a round that stands behind so many tokens: its rows, and those of the drafts for the next."""
-        return -(-min(num_tokens + 2 * request.num_speculative_tokens, self._most_slots(request)) // BLOCK_SIZE)
+        return -(
+            -min(num_tokens + 2 * request.num_speculative_tokens, self._most_slots(request))
+            // BLOCK_SIZE
+        )
 
     def _most_slots(self, request: Request) -> int:
-        most = len(request.prompt_token_ids) + request.rules.max_tokens + request.num_speculative_tokens
+        most = (
+            len(request.prompt_token_ids)
+            + request.rules.max_tokens
+            + request.num_speculative_tokens
+        )
         return min(most, self.sizes.max_model_len)
 
     # steps
@@ -161,7 +176,9 @@ class Scheduler:
         """Pack prompts in order, up to the budget."""
         budget, requests, parts = self.sizes.max_num_batched_tokens, [], []
         for request in prompts:
-            length = min(len(request.context) - bool(request.token_ids) - request.num_prefilled, budget)
+            length = min(
+                len(request.context) - bool(request.token_ids) - request.num_prefilled, budget
+            )
             if length == 0:
                 break
             budget -= length
@@ -173,7 +190,9 @@ class Scheduler:
                 self.running.append(request)
         return self._launched(Chunk(requests=requests, parts=parts))
 
-    def _round(self, ready: list[Request], ranks: dict[Request, tuple[int, int, int]]) -> Round | None:
+    def _round(
+        self, ready: list[Request], ranks: dict[Request, tuple[int, int, int]]
+    ) -> Round | None:
         """All that are ready, in order of rank.
 
         None where blocks are short and a step in flight may still free some, or where all went back to wait after
@@ -195,7 +214,9 @@ class Scheduler:
 
     def _grow(self, request: Request) -> bool:
         """Whether a request has blocks for its next round, wherever the ones in flight leave it."""
-        count = self._num_blocks(request, request.num_tokens + request.most_pending) - len(request.blocks)
+        count = self._num_blocks(request, request.num_tokens + request.most_pending) - len(
+            request.blocks
+        )
         if count > self.pool.num_free:
             return False
         if count > 0:
@@ -247,11 +268,15 @@ class Scheduler:
     def _make_keys(self, request: Request, count: int) -> None:
         for i in range(len(request.keys), count):
             before = request.keys[i - 1] if i else NO_PREFIX
-            request.keys.append(block_key(before, request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1)))
+            request.keys.append(
+                block_key(before, request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1))
+            )
 
 
 def _part(request: Request, length: int) -> PromptPart:
-    is_resumed = bool(request.token_ids)  # a preemption came between, and logprobs of the prompt are there
+    is_resumed = bool(
+        request.token_ids
+    )  # a preemption came between, and logprobs of the prompt are there
     return PromptPart(
         row=request.row,
         prompt=request.context,

@@ -17,7 +17,9 @@ class PromptPart:
     length: int
     blocks: Sequence[int]  # the request's cache blocks
     num_logprobs: int | None = None  # alternatives beside each prompt token, None = no logprobs
-    is_resumed: bool = False  # after a preemption: the last token was sampled before, and is not computed here
+    is_resumed: bool = (
+        False  # after a preemption: the last token was sampled before, and is not computed here
+    )
 
     @property
     def ends_prompt(self) -> bool:

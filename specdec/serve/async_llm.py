@@ -82,10 +82,14 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """`generate` for one conversation, through the tokenizer's chat template or the one given."""
         tokenizer = self.llm.tokenizer
-        text = await asyncio.to_thread(tokenizer.write_chat, messages, add_generation_prompt, chat_template)
+        text = await asyncio.to_thread(
+            tokenizer.write_chat, messages, add_generation_prompt, chat_template
+        )
         # in the engine's thread, since a tokenizer may serve one at a time
         prompt = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
-        async with aclosing(self.generate(prompt, sampling_params, request_id, priority)) as outputs:
+        async with aclosing(
+            self.generate(prompt, sampling_params, request_id, priority)
+        ) as outputs:
             async for output in outputs:
                 yield output
 
@@ -103,7 +107,10 @@ class AsyncLLM:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.shutdown()
 
@@ -111,7 +118,10 @@ class AsyncLLM:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self.shutdown)
 

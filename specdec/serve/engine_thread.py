@@ -101,7 +101,9 @@ class EngineThread:
 
     def _send(self, function: Callable[[], Answer], is_callers: bool) -> Future[Answer]:
         command = Command(function, is_callers, Future[Answer]())
-        if self._process != os.getpid():  # before the lock, which another thread may have held in the fork
+        if (
+            self._process != os.getpid()
+        ):  # before the lock, which another thread may have held in the fork
             command.refuse(self._left_behind())
             return command.answer
         with self._lock:
@@ -121,7 +123,9 @@ class EngineThread:
             self._tell(self._engine.abort_all())
             self._engine.drain()
         except BaseException as error:
-            logger.exception("the engine has failed: requests that run are lost, and no others are taken")
+            logger.exception(
+                "the engine has failed: requests that run are lost, and no others are taken"
+            )
             self._end(error)
         else:
             self._end(None)
@@ -160,14 +164,18 @@ class EngineThread:
         """A new one for each who gets it, so that their tracebacks stay apart."""
         if self._cause is None:
             return EngineDeadError("the engine was shut down")
-        error = EngineDeadError(f"the engine has failed: {type(self._cause).__name__}: {self._cause}")
+        error = EngineDeadError(
+            f"the engine has failed: {type(self._cause).__name__}: {self._cause}"
+        )
         error.__cause__ = self._cause
         return error
 
     def _add(self, asked: Asked, listener: Listener) -> None:
         assert asked.request_id is not None
         if asked.request_id in self._listeners:
-            raise ValueError(f"request_id {asked.request_id!r} is already running: give each request an id of its own")
+            raise ValueError(
+                f"request_id {asked.request_id!r} is already running: give each request an id of its own"
+            )
         self._engine.add_requests([asked])
         self._listeners[asked.request_id] = listener
 
@@ -184,7 +192,9 @@ class EngineThread:
                 del self._listeners[request.request_id]
             is_heard = listener.take(_snapshot(request))
             if not is_heard and not request.is_finished:
-                logger.info("request %s: its event loop is closed, so it is aborted", request.request_id)
+                logger.info(
+                    "request %s: its event loop is closed, so it is aborted", request.request_id
+                )
                 self._tell(self._engine.abort(request.request_id))
 
 

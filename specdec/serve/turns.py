@@ -14,7 +14,9 @@ class Turns:
     """`with turns:` waits for a turn and ends it. Not reentrant."""
 
     def __init__(self) -> None:
-        self._line: deque[threading.Lock] = deque()  # the first has its turn, the others wait for their lock
+        self._line: deque[threading.Lock] = (
+            deque()
+        )  # the first has its turn, the others wait for their lock
         self._mutex = threading.Lock()  # of the line
         self._calls: deque[Callable[[], object]] = deque()
         self._process = os.getpid()

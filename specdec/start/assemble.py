@@ -17,6 +17,8 @@ def assemble(
     is_async: bool | None = None,
 ) -> Engine:
     """seed: of the seeds that are drawn, None by chance. is_async: run a step ahead; None: on a GPU."""
-    intake = Intake(tokenizer, runner.sizes, target.vocab_size, target.eos_token_ids, seed, runner.acceptance)
+    intake = Intake(
+        tokenizer, runner.sizes, target.vocab_size, target.eos_token_ids, seed, runner.acceptance
+    )
     is_async = runner.device.type == "cuda" if is_async is None else is_async
     return Engine(runner, intake, use_prefix_cache=use_prefix_cache, num_steps_ahead=int(is_async))

@@ -23,7 +23,14 @@ from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.assemble import assemble
 from specdec.start.locate import locate
-from specdec.start.memory import GIB, blocks_in_host_memory, check_length, device_memory, measure_needs, plan_memory
+from specdec.start.memory import (
+    GIB,
+    blocks_in_host_memory,
+    check_length,
+    device_memory,
+    measure_needs,
+    plan_memory,
+)
 from weights.errors import Problems
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
@@ -52,16 +59,22 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     backend, dtype = _backend(config, device, has_draft), dtype_of(config.dtype, device)
     directory = locate(model, "target")
     draft_directory = None if speculation is None else locate(speculation.model, "draft")
-    resolve_target(Reader(directory), Log(), Problems(directory))  # what is no target says so, and has no tokenizer
+    resolve_target(
+        Reader(directory), Log(), Problems(directory)
+    )  # what is no target says so, and has no tokenizer
     with _phase("tokenizer"):
         tokenizer = Tokenizer(directory)  # before the weights, which take longer
     with _phase("target weights"):
-        target = load_target(directory, dtype=dtype, device=device, progress=config.use_tqdm_on_load)
+        target = load_target(
+            directory, dtype=dtype, device=device, progress=config.use_tqdm_on_load
+        )
     logger.info("%s", target.report)
     eagle = None
     if speculation is not None and draft_directory is not None:
         with _phase("draft weights"):
-            eagle = _load_draft(draft_directory, speculation, target, device, config.use_tqdm_on_load)
+            eagle = _load_draft(
+                draft_directory, speculation, target, device, config.use_tqdm_on_load
+            )
         logger.info("%s", eagle.report)
     runner = _runner(config, speculation, target, eagle, device, backend)
     engine = assemble(
@@ -96,7 +109,9 @@ def device_of(name: object) -> torch.device:
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices here")
+        raise ValueError(
+            f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices here"
+        )
     return device
 
 
@@ -122,9 +137,15 @@ def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> Gra
 
 
 def _load_draft(
-    directory: Path, speculation: SpeculativeConfig, target: LoadedTarget, device: torch.device, progress: bool
+    directory: Path,
+    speculation: SpeculativeConfig,
+    target: LoadedTarget,
+    device: torch.device,
+    progress: bool,
 ) -> LoadedEagle:
-    eagle = load_eagle(directory, target, device=device, aux_layers=speculation.aux_layers, progress=progress)
+    eagle = load_eagle(
+        directory, target, device=device, aux_layers=speculation.aux_layers, progress=progress
+    )
     method = "eagle" if eagle.config.entry == "fc" else "eagle3"
     if speculation.method not in ("auto", method):
         raise ValueError(
@@ -144,13 +165,17 @@ def _runner(
 ) -> Runner:
     """The runner with a cache that fits, its graphs captured."""
     most = _sizes(config, speculation, target, eagle)
-    build = partial(Runner, target, eagle, device=device, graph_config=config.graphs, backend=backend)
+    build = partial(
+        Runner, target, eagle, device=device, graph_config=config.graphs, backend=backend
+    )
     if speculation is not None:
         build = partial(build, acceptance=speculation.acceptance)
     models: list[LoadedTarget | LoadedEagle] = [target] if eagle is None else [target, eagle]
     dtype = target.tensors["embed_tokens.weight"].dtype
     cached = models if most.num_speculative_tokens > 0 else [target]
-    block = sum(bytes_per_block(model.config.layer, model.config.num_layers, dtype) for model in cached)
+    block = sum(
+        bytes_per_block(model.config.layer, model.config.num_layers, dtype) for model in cached
+    )
     if config.max_model_len is None:
         check_length(most, block, device_memory(device))
     if config.num_kv_blocks is None and device.type == "cuda":
@@ -180,7 +205,9 @@ def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> 
         )
     if config.gpu_memory_utilization is not None:
         logger.info(
-            "num_kv_blocks=%d overrides gpu_memory_utilization=%g", config.num_kv_blocks, config.gpu_memory_utilization
+            "num_kv_blocks=%d overrides gpu_memory_utilization=%g",
+            config.num_kv_blocks,
+            config.gpu_memory_utilization,
         )
 
 
@@ -192,7 +219,10 @@ def _captured(build: Callable[[EngineSizes], Runner], sizes: EngineSizes) -> Run
 
 
 def _sizes(
-    config: EngineConfig, speculation: SpeculativeConfig | None, target: LoadedTarget, eagle: LoadedEagle | None
+    config: EngineConfig,
+    speculation: SpeculativeConfig | None,
+    target: LoadedTarget,
+    eagle: LoadedEagle | None,
 ) -> EngineSizes:
     """Sizes with as many cache blocks as are of use at most: what all rows together can hold, and with a prefix cache
     several times that for what ended requests leave."""
@@ -213,7 +243,9 @@ def _sizes(
 def _max_model_len(given: int | None, longest: int) -> int:
     """The length asked for, else the target's longest, as long as an engine may be built for it."""
     if given is not None and given > longest:
-        raise ValueError(f"max_model_len={given} exceeds the target's max_position_embeddings={longest}")
+        raise ValueError(
+            f"max_model_len={given} exceeds the target's max_position_embeddings={longest}"
+        )
     if given is None and longest > MAX_MODEL_LEN:
         raise ValueError(
             f"the target's max_position_embeddings={longest} is more than an engine takes: "

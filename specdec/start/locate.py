@@ -28,15 +28,29 @@ def locate(name: str | Path, role: str) -> Path:
     if os.path.isdir(path):
         return path
     if str(name).startswith("demo/"):
-        raise ValueError(f"{role} {name}: the bundled pair has no such {role} (allowed: {', '.join(DEMO_PARTS[role])})")
+        raise ValueError(
+            f"{role} {name}: the bundled pair has no such {role} (allowed: {', '.join(DEMO_PARTS[role])})"
+        )
     if os.path.lexists(path):
-        raise ValueError(f"{role} {name}: no directory; give the directory that holds config.json and *.safetensors")
+        raise ValueError(
+            f"{role} {name}: no directory; give the directory that holds config.json and *.safetensors"
+        )
     if not _looks_like_hub_id(str(name)):
-        raise ValueError(f"{role} {name}: no such directory (allowed: a directory, a hub id owner/name, or demo)")
+        raise ValueError(
+            f"{role} {name}: no such directory (allowed: a directory, a hub id owner/name, or demo)"
+        )
     try:
         return Path(snapshot_download(str(name), allow_patterns=_WANTED))
-    except (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
-        raise ValueError(f"{role} {name}: no such directory, and not to be had from the hub: {error}") from error
+    except (
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        HfHubHTTPError,
+        OSError,
+        ValueError,
+    ) as error:
+        raise ValueError(
+            f"{role} {name}: no such directory, and not to be had from the hub: {error}"
+        ) from error
 
 
 def _looks_like_hub_id(name: str) -> bool:

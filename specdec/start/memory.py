@@ -69,7 +69,9 @@ class MemoryPlan:
         for name, planned in self.needs.pools.items():
             taken = counters[name].num_bytes
             if taken > 1.05 * planned:
-                logger.warning("graphs %s took %.3f GiB, planned %.3f", name, taken / GIB, planned / GIB)
+                logger.warning(
+                    "graphs %s took %.3f GiB, planned %.3f", name, taken / GIB, planned / GIB
+                )
 
 
 def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:
@@ -84,7 +86,9 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> M
             f"graphs {sum(needs.pools.values()) / GIB:.2f} and a cache for one request of max_model_len="
             f"{sizes.max_model_len} need {least / GIB:.2f} GiB: {_advice(needs, sizes)}"
         )
-    return MemoryPlan(needs=needs, utilization=utilization, num_kv_blocks=min(blocks, sizes.num_kv_blocks))
+    return MemoryPlan(
+        needs=needs, utilization=utilization, num_kv_blocks=min(blocks, sizes.num_kv_blocks)
+    )
 
 
 def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
@@ -92,13 +96,21 @@ def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
     costs = {
         f"lower max_model_len={sizes.max_model_len}": sizes.blocks_per_request * needs.block,
         f"lower max_num_batched_tokens={sizes.max_num_batched_tokens} or max_num_seqs={sizes.max_num_seqs}": needs.step,
-        "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True": sum(needs.pools.values()),
+        "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True": sum(
+            needs.pools.values()
+        ),
     }
-    return "; ".join([*sorted(costs, key=lambda advice: -costs[advice]), "or raise gpu_memory_utilization"])
+    return "; ".join(
+        [*sorted(costs, key=lambda advice: -costs[advice]), "or raise gpu_memory_utilization"]
+    )
 
 
 def measure_needs(
-    build: Callable[[EngineSizes], Runner], sizes: EngineSizes, tensors: Iterable[Tensor], block: int, vocab_size: int
+    build: Callable[[EngineSizes], Runner],
+    sizes: EngineSizes,
+    tensors: Iterable[Tensor],
+    block: int,
+    vocab_size: int,
 ) -> MemoryNeeds:
     """Run the largest steps and capture the largest graphs on a trial runner; none of it stays.
 
@@ -115,7 +127,9 @@ def measure_needs(
     torch.cuda.empty_cache()
     # the trial's buffers are counted here, which the real runner will have again
     free, total = torch.cuda.mem_get_info(device)
-    weights = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    weights = sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+    )
     return MemoryNeeds(
         total=total,
         weights=weights,

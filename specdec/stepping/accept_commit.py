@@ -17,7 +17,11 @@ from specdec.stepping.state import RequestState
 
 
 def accept_and_commit(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool = False, query_len: int | None = None
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    is_decided: bool = False,
+    query_len: int | None = None,
 ) -> None:
     """Decide a round of `num_reqs` batch slots, padding included; results and state are written in place.
 
@@ -112,7 +116,11 @@ def accept_and_commit_ref(
     is_real_B1 = (row_B >= 0)[:, None]
     target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
     draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
-    accepted_B = buffers.decided[:B] if is_decided else greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
+    accepted_B = (
+        buffers.decided[:B]
+        if is_decided
+        else greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
+    )
     buffers.results[:B] = 0
     buffers.sampled_tokens[:B, :Q] = target_BQ
     buffers.num_accepted[:B] = accepted_B

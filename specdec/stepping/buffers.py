@@ -38,13 +38,19 @@ class StepBuffers:
 
         # inputs of the target
         self.idx_mapping = integers(B)  # [B] request row per batch slot, -1 = padding
-        self.sample_mapping = integers(B)  # [B] the same where the slot samples in this step, else -1
+        self.sample_mapping = integers(
+            B
+        )  # [B] the same where the slot samples in this step, else -1
         self.input_ids = integers(T)  # [T] 0 = padding
         self.positions = integers(T)  # [T] 0 = padding
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
         self.num_valid = integers(B)  # [B] rows of a round that are not padding, 0..Q
-        self.query_start_loc = integers(B + 1)  # [B + 1] first row of each batch slot; T of the step for padding
-        self.last_token_indices = integers(B)  # [B] row that a chunk samples from; the draft's seed row; 0 = padding
+        self.query_start_loc = integers(
+            B + 1
+        )  # [B + 1] first row of each batch slot; T of the step for padding
+        self.last_token_indices = integers(
+            B
+        )  # [B] row that a chunk samples from; the draft's seed row; 0 = padding
 
         # what the target leaves
         self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] behind the final norm
@@ -53,13 +59,17 @@ class StepBuffers:
         self.decided = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
         self.results = integers(B, 2 * K + 2)  # [B, 2K + 2]
-        self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] accepted drafts and the token after them
+        self.sampled_tokens = self.results[
+            :, : K + 1
+        ]  # [B, Q] accepted drafts and the token after them
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K
         self.verified_tokens = self.results[:, K + 2 :]  # [B, K] the drafts that a round verified
 
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
-        self.draft_sample_slots = integers(T)  # [T] batch slot whose sampled token a chunk's row embeds, else -1
+        self.draft_sample_slots = integers(
+            T
+        )  # [T] batch slot whose sampled token a chunk's row embeds, else -1
         self.draft_streams = floats(T, sizes.draft_hidden_size)  # [T, D] of the draft prefill
         self.draft_hidden = floats(B, sizes.draft_hidden_size)  # [B, D] recycled
         self.draft_last_tokens = integers(B)  # [B] what the next draft row embeds
@@ -69,7 +79,13 @@ class StepBuffers:
 
     def fill_padding(self, query_lens: Sequence[int]) -> None:
         """Make every row padding, laid out as batch slots of these lengths: what graphs are captured with."""
-        for buffer in (self.input_ids, self.positions, self.num_valid, self.last_token_indices, self.draft_input_ids):
+        for buffer in (
+            self.input_ids,
+            self.positions,
+            self.num_valid,
+            self.last_token_indices,
+            self.draft_input_ids,
+        ):
             buffer.zero_()
         for buffer in (self.draft_last_tokens, self.draft_positions, self.draft_tokens):
             buffer.zero_()

@@ -10,7 +10,9 @@ from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.upload import upload
 
 
-def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int) -> None:
+def fill_chunk(
+    buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int
+) -> None:
     """Write the parts into the buffers, padded to `num_reqs` batch slots and `num_tokens` rows.
 
     A draft row embeds the token behind its own: the next prompt token, also behind a chunk that does not end the
@@ -27,7 +29,9 @@ def fill_chunk(buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int,
         here = slice(start, start + part.length)
         position = np.arange(part.start, part.start + part.length)
         ids[here], positions[here] = part.prompt[part.start : part.start + part.length], position
-        slots[here] = np.asarray(part.blocks)[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        slots[here] = (
+            np.asarray(part.blocks)[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        )
         following = part.prompt[part.start + 1 : part.start + part.length + 1]
         next_ids[start : start + len(following)] = following
         rows[b], starts[b], last[b] = part.row, start, start + part.length - 1

@@ -16,7 +16,11 @@ from specdec.stepping.state import RequestState
 
 
 def fill_round(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int | None = None
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    max_model_len: int,
+    query_len: int | None = None,
 ) -> None:
     """Gather the inputs of `num_reqs` batch slots (padding included) from the state by buffers.idx_mapping.
 
@@ -29,7 +33,9 @@ def fill_round(
         fill_round_ref(buffers, state, num_reqs, max_model_len, Q)
 
 
-def launch_fill_round(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, Q: int) -> None:
+def launch_fill_round(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, Q: int
+) -> None:
     _fill_round_kernel[(num_reqs,)](
         buffers.input_ids,
         buffers.positions,
@@ -101,14 +107,20 @@ def _fill_round_kernel(
         tl.store(starts_ptr, 0)
 
 
-def fill_round_ref(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, Q: int) -> None:
+def fill_round_ref(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, Q: int
+) -> None:
     row_B = buffers.idx_mapping[:num_reqs]
     T = num_reqs * Q
     row_BQ = row_B[:, None].expand(num_reqs, Q)
     i_BQ = torch.arange(Q, device=row_B.device).expand(num_reqs, Q)
     position_BQ = state.num_computed_tokens[row_BQ] + i_BQ
-    is_valid_BQ = (row_BQ >= 0) & (i_BQ <= state.num_draft_tokens[row_BQ]) & (position_BQ < max_model_len)
-    ids_BQ = torch.cat([state.last_sampled_tokens[row_B][:, None], state.draft_tokens[row_B]], dim=1)[:, :Q]
+    is_valid_BQ = (
+        (row_BQ >= 0) & (i_BQ <= state.num_draft_tokens[row_BQ]) & (position_BQ < max_model_len)
+    )
+    ids_BQ = torch.cat(
+        [state.last_sampled_tokens[row_B][:, None], state.draft_tokens[row_B]], dim=1
+    )[:, :Q]
 
     buffers.input_ids[:T] = torch.where(is_valid_BQ, ids_BQ, 0).view(T)
     buffers.positions[:T] = torch.where(is_valid_BQ, position_BQ, 0).view(T)

@@ -28,7 +28,9 @@ class StepLogprobs:
     def row(self, x: int, token: int, num_top: int) -> dict[int, tuple[float, int]]:
         """Logprob and rank by token id: the chosen token first, then the best `num_top`."""
         found = {token: (float(self.chosen_X[x]), int(self.rank_X[x]))}
-        tops = zip(self.top_ids_XN[x, :num_top].tolist(), self.top_XN[x, :num_top].tolist(), strict=True)
+        tops = zip(
+            self.top_ids_XN[x, :num_top].tolist(), self.top_XN[x, :num_top].tolist(), strict=True
+        )
         for rank, (top_id, value) in enumerate(tops, start=1):
             found.setdefault(top_id, (value, rank))
         return found

@@ -64,7 +64,9 @@ def launch_propose(
     step: int,
     max_model_len: int,
 ) -> None:
-    launch_place(*launch_tile_maxima(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len)
+    launch_place(
+        *launch_tile_maxima(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len
+    )
 
 
 def launch_place(
@@ -167,7 +169,12 @@ def propose_ref(
 
 
 def place_ref(
-    id_B: Tensor, d2t_W: Tensor | None, buffers: StepBuffers, state: RequestState, step: int, max_model_len: int
+    id_B: Tensor,
+    d2t_W: Tensor | None,
+    buffers: StepBuffers,
+    state: RequestState,
+    step: int,
+    max_model_len: int,
 ) -> None:
     B, K = len(id_B), buffers.draft_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
@@ -181,4 +188,6 @@ def place_ref(
     is_valid_B = (row_B >= 0) & (position_B < max_model_len)
     buffers.draft_last_tokens[:B] = token_B
     buffers.draft_positions[:B] = torch.where(is_valid_B, position_B, 0)
-    buffers.draft_slots[:B] = slot_mapping_ref(position_B, row_B, state.block_table, BLOCK_SIZE, is_valid_B)
+    buffers.draft_slots[:B] = slot_mapping_ref(
+        position_B, row_B, state.block_table, BLOCK_SIZE, is_valid_B
+    )

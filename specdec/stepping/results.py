@@ -19,8 +19,12 @@ class RoundResult:
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
     num_accepted: list[int]
     draft_tokens: list[list[int]]  # what was verified
-    logprobs: StepLogprobs | None = None  # of sampled_tokens, one behind another; a chunk has one per batch slot
-    prompt_logprobs: Sequence[StepLogprobs | None] = ()  # of a chunk that was asked for them, one per part
+    logprobs: StepLogprobs | None = (
+        None  # of sampled_tokens, one behind another; a chunk has one per batch slot
+    )
+    prompt_logprobs: Sequence[
+        StepLogprobs | None
+    ] = ()  # of a chunk that was asked for them, one per part
 
 
 @dataclass(slots=True)
@@ -37,7 +41,11 @@ class PendingResult:
         if self.sent is not None:
             self.sent.synchronize()
         rows, Q = self.rows_cpu.tolist(), self.rows_cpu.shape[1] // 2
-        tokens, accepted, drafts = [row[:Q] for row in rows], [row[Q] for row in rows], [row[Q + 1 :] for row in rows]
+        tokens, accepted, drafts = (
+            [row[:Q] for row in rows],
+            [row[Q] for row in rows],
+            [row[Q + 1 :] for row in rows],
+        )
         return RoundResult(tokens, accepted, drafts, self.logprobs, self.prompt_logprobs)
 
 
@@ -60,7 +68,8 @@ class Results:
         rows_cpu = self._slots_cpu[slot, :num_reqs]
         rows_cpu.copy_(self._results[:num_reqs], non_blocking=True)
         sampled, *prompts = [
-            None if part is None else part.to_host(is_async=True) for part in (logprobs.sampled, *logprobs.prompts)
+            None if part is None else part.to_host(is_async=True)
+            for part in (logprobs.sampled, *logprobs.prompts)
         ]
         self.latest = PendingResult(rows_cpu, self._sent[slot], sampled, prompts)
         if self.latest.sent is not None:

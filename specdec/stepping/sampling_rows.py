@@ -18,7 +18,9 @@ from specdec.stepping.upload import upload
 class SamplingRows:
     """num_rows: without the scratch row, which is the last and stays greedy."""
 
-    def __init__(self, num_rows: int, vocab_size: int, max_positions: int, device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, vocab_size: int, max_positions: int, device: torch.device
+    ) -> None:
         R, V, P, L = num_rows + 1, vocab_size, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH
         self.vocab_size = V
 
@@ -26,12 +28,26 @@ class SamplingRows:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.floats = zeros(R, 6, dtype=torch.float32)  # [R + 1, 6] the six below
-        self.temperature, self.log_min_p, self.top_p = self.floats[:, 0], self.floats[:, 1], self.floats[:, 2]
-        self.presence, self.frequency, self.repetition = self.floats[:, 3], self.floats[:, 4], self.floats[:, 5]
+        self.temperature, self.log_min_p, self.top_p = (
+            self.floats[:, 0],
+            self.floats[:, 1],
+            self.floats[:, 2],
+        )
+        self.presence, self.frequency, self.repetition = (
+            self.floats[:, 3],
+            self.floats[:, 4],
+            self.floats[:, 5],
+        )
         self.floats.copy_(torch.tensor(_floats(SamplingStart())))
         self.integers = zeros(R, 4)  # [R + 1, 4] the three below
-        self.seeds, self.top_k, self.num_prompt_tokens = self.integers[:, :2], self.integers[:, 2], self.integers[:, 3]
-        self.bias = zeros(R, V, dtype=torch.float32)  # [R + 1, V] added to logits; -inf = not allowed
+        self.seeds, self.top_k, self.num_prompt_tokens = (
+            self.integers[:, :2],
+            self.integers[:, 2],
+            self.integers[:, 3],
+        )
+        self.bias = zeros(
+            R, V, dtype=torch.float32
+        )  # [R + 1, V] added to logits; -inf = not allowed
         self.in_prompt = zeros(R, V, dtype=torch.bool)  # [R + 1, V]
         self.output_counts = zeros(R, V, dtype=torch.int32)  # [R + 1, V] of generated tokens
         self.bad_words = zeros(R, P, L)  # [R + 1, P, L] each ends in the last column

@@ -35,9 +35,15 @@ class RequestState:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        self.last_sampled_tokens = zeros(R)  # [R + 1] sampled, not yet computed: the first row of the next verify
-        self.num_computed_tokens = zeros(R)  # [R + 1] tokens with target KV = position of last_sampled_tokens
-        self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K] proposed for the positions behind it
+        self.last_sampled_tokens = zeros(
+            R
+        )  # [R + 1] sampled, not yet computed: the first row of the next verify
+        self.num_computed_tokens = zeros(
+            R
+        )  # [R + 1] tokens with target KV = position of last_sampled_tokens
+        self.draft_tokens = zeros(
+            R, num_draft_tokens
+        )  # [R + 1, K] proposed for the positions behind it
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
@@ -45,7 +51,9 @@ class RequestState:
         self.stop_ids = zeros(R, MAX_STOP_IDS)  # [R + 1, P] padded by repeating the first
         self.sampling = SamplingRows(num_rows, vocab_size, blocks_per_request * BLOCK_SIZE, device)
         scores = torch.zeros(R, num_draft_tokens, draft_vocab_size, device=device)
-        self.draft_scores = scores  # [R + 1, K, W] logits / temperature that the drafts were drawn from, -inf = out
+        self.draft_scores = (
+            scores  # [R + 1, K, W] logits / temperature that the drafts were drawn from, -inf = out
+        )
         self._scratch_block = scratch_block
 
     def assign(self, row: int, start: RowStart) -> None:

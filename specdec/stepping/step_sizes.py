@@ -27,7 +27,9 @@ class Passes:
         return max(how.descriptor.num_tokens for how in self._all())
 
     def _all(self) -> list[Dispatch]:
-        return [how for how in (self.target, self.draft_prefill, self.draft_decode) if how is not None]
+        return [
+            how for how in (self.target, self.draft_prefill, self.draft_decode) if how is not None
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,4 +78,6 @@ class Step:
     @property
     def num_padded_tokens(self) -> int:
         """Rows that `fill` writes."""
-        return max(self.num_tokens, self.passes.num_tokens, self.num_padded_reqs * (self.query_len or 0))
+        return max(
+            self.num_tokens, self.passes.num_tokens, self.num_padded_reqs * (self.query_len or 0)
+        )

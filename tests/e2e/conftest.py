@@ -14,8 +14,14 @@ def demo_llm() -> Callable[..., LLM]:
 
     @cache
     def build(draft: str | None, num_speculative_tokens: int = 0, **options: object) -> LLM:
-        speculation = {"model": draft, "num_speculative_tokens": num_speculative_tokens} if draft else None
-        return LLM("demo", speculation, **{"max_num_seqs": 24, "max_model_len": 512, "device": "cpu", **options})
+        speculation = (
+            {"model": draft, "num_speculative_tokens": num_speculative_tokens} if draft else None
+        )
+        return LLM(
+            "demo",
+            speculation,
+            **{"max_num_seqs": 24, "max_model_len": 512, "device": "cpu", **options},
+        )
 
     return build
 
@@ -23,4 +29,6 @@ def demo_llm() -> Callable[..., LLM]:
 @pytest.fixture(scope="session")
 def greedy() -> Callable[..., SamplingParams]:
     """greedy(max_tokens): greedy sampling that no EOS ends."""
-    return lambda max_tokens, **more: SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **more)
+    return lambda max_tokens, **more: SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **more
+    )

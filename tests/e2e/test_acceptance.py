@@ -26,7 +26,9 @@ def trimmed(stats, num_tokens):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draft, k, num_rounds, accepted", FIGURES)
-def test_acceptance_equals_the_figures_of_the_pair(demo_llm, greedy, prompts, draft, k, num_rounds, accepted):
+def test_acceptance_equals_the_figures_of_the_pair(
+    demo_llm, greedy, prompts, draft, k, num_rounds, accepted
+):
     outputs = demo_llm(draft, k).generate(prompts[:24], greedy(160), use_tqdm=False)
     counts = [count for output in outputs for count in trimmed(output.stats, 160)]
     assert len(counts) == num_rounds
@@ -35,7 +37,9 @@ def test_acceptance_equals_the_figures_of_the_pair(demo_llm, greedy, prompts, dr
 
 def naive_pair(draft):
     target = Reference(demo_directory("target"))
-    cfg, weights = naive_eagle.read_draft(demo_directory(draft), (2, 4, 5) if draft == "eagle3" else ())
+    cfg, weights = naive_eagle.read_draft(
+        demo_directory(draft), (2, 4, 5) if draft == "eagle3" else ()
+    )
     return target, cfg, naive_eagle.borrow(cfg, weights, target.weights)
 
 
@@ -49,9 +53,13 @@ def test_every_round_equals_the_naive_draft(demo_llm, greedy, prompts, draft, k)
         assert trimmed(output.stats, 32) == naive.num_accepted
 
 
-@pytest.mark.parametrize("values", [{"temperature": 1.0}, {"temperature": 1.5, "top_k": 2}], ids=["all", "top_k"])
+@pytest.mark.parametrize(
+    "values", [{"temperature": 1.0}, {"temperature": 1.5, "top_k": 2}], ids=["all", "top_k"]
+)
 @pytest.mark.parametrize("draft, k", [("eagle3", 5), ("eagle1", 3)])
-def test_every_sampled_round_equals_the_naive_draft_with_the_public_noise(demo_llm, prompts, draft, k, values):
+def test_every_sampled_round_equals_the_naive_draft_with_the_public_noise(
+    demo_llm, prompts, draft, k, values
+):
     pair, mean = naive_pair(draft), []
     for seed, prompt in ((11, prompts[1]), (2**63 + 12, prompts[2])):
         naive = naive_eagle.generate(*pair, prompt, 20, k, naive_eagle.sampled(seed=seed, **values))

@@ -14,15 +14,24 @@ from specdec import LLM, SamplingParams, SpeculativeConfig
         (lambda: LLM("demo", max_num_seq=3), "did you mean max_num_seqs"),
         (lambda: LLM("demo", max_num_seqs=-1), "max_num_seqs=-1"),
         (lambda: LLM("demo", max_model_len=0), "max_model_len=0"),
-        (lambda: LLM("demo", max_model_len=4096), "exceeds the target's max_position_embeddings=2048"),
+        (
+            lambda: LLM("demo", max_model_len=4096),
+            "exceeds the target's max_position_embeddings=2048",
+        ),
         (lambda: LLM("demo", device="tpu"), "give auto, cpu, cuda"),
         (lambda: LLM("demo", dtype="int8"), "dtype='int8'"),
         (lambda: LLM("no/such/place"), "no such directory"),
         (lambda: LLM("demo", {"model": "demo", "k": 3}), "SpeculativeConfig does not take k"),
         (lambda: LLM("demo", {"model": "demo", "method": "medusa"}), "method='medusa'"),
-        (lambda: LLM("demo", {"num_speculative_tokens": 3}), "SpeculativeConfig needs model, which .*'num_spec"),
+        (
+            lambda: LLM("demo", {"num_speculative_tokens": 3}),
+            "SpeculativeConfig needs model, which .*'num_spec",
+        ),
         (lambda: LLM("demo", {"model": "demo", "aux_layers": 5}), "aux_layers=5: give a list"),
-        (lambda: LLM("demo", {"model": "demo", "aux_layers": "123"}), "aux_layers='123': give a list"),
+        (
+            lambda: LLM("demo", {"model": "demo", "aux_layers": "123"}),
+            "aux_layers='123': give a list",
+        ),
         (lambda: LLM("demo", device=None), "device=None: give auto, cpu, cuda"),
         (lambda: LLM(None), "target None: give a directory, a hub id owner/name, or demo"),
         (lambda: LLM(""), "target '': give a directory"),
@@ -31,7 +40,10 @@ from specdec import LLM, SamplingParams, SpeculativeConfig
         (lambda: SpeculativeConfig("demo", num_speculative_tokens=-1), "num_speculative_tokens=-1"),
         (lambda: SamplingParams(temperature=0.0, max_token=3), "did you mean max_tokens"),
         (lambda: SamplingParams(temperature=0.0, max_tokens=-3), "max_tokens=-3"),
-        (lambda: SamplingParams(temperature=0.0, max_tokens=3, max_new_tokens=3), "another name of max_tokens"),
+        (
+            lambda: SamplingParams(temperature=0.0, max_tokens=3, max_new_tokens=3),
+            "another name of max_tokens",
+        ),
         (lambda: SamplingParams(temperature=0.0, max_tokens=3, min_tokens=4), "min_tokens=4"),
         (lambda: SamplingParams(temperature=0.0, stop=[""]), "non-empty"),
     ],
@@ -68,7 +80,10 @@ def test_prompts_that_cannot_run_are_refused(demo_llm, prompt, params, words):
     [
         ((None,), "prompts=None: give text, a list of token ids, or a list of these"),
         ((b"ab",), "prompts=b'ab': give text, a list"),
-        (("a", {"temperature": 0}), "sampling_params={'temperature': 0}: give SamplingParams, or a list"),
+        (
+            ("a", {"temperature": 0}),
+            "sampling_params={'temperature': 0}: give SamplingParams, or a list",
+        ),
         (("a", [{"temperature": 0}]), "sampling_params={'temperature': 0}: give SamplingParams"),
         (("a", None, False, 1), "priority=1: give a list of 1 integers, one for each prompt"),
     ],
@@ -82,7 +97,9 @@ def test_what_is_no_prompt_and_no_parameter_is_refused_by_name(demo_llm, args, w
 
 def test_a_cache_too_small_for_a_request_is_refused_before_anything_runs(demo_llm, greedy):
     llm = demo_llm("demo/eagle3", 3, num_kv_blocks=2)
-    with pytest.raises(ValueError, match=r"need 4 blocks of 64 tokens, num_kv_blocks=2: raise num_kv_blocks"):
+    with pytest.raises(
+        ValueError, match=r"need 4 blocks of 64 tokens, num_kv_blocks=2: raise num_kv_blocks"
+    ):
         llm.generate([[0] * 10, [0] * 100], [greedy(5), greedy(120)], use_tqdm=False)
     assert not llm.engine.scheduler.has_unfinished
 
@@ -102,10 +119,14 @@ def test_one_params_for_each_prompt_or_one_for_all(demo_llm, greedy, prompts):
         llm.generate(prompts[:2], [greedy(3)], use_tqdm=False)
 
 
-@pytest.mark.parametrize("values", [{"top_k": 1 << 80}, {"min_tokens": 1 << 80, "max_tokens": 1 << 80}])
+@pytest.mark.parametrize(
+    "values", [{"top_k": 1 << 80}, {"min_tokens": 1 << 80, "max_tokens": 1 << 80}]
+)
 def test_counts_beyond_what_there_is_are_as_good_as_all(demo_llm, values):
     llm = demo_llm("demo/eagle3", 3, max_model_len=64)
-    [expected] = llm.generate([5, 6, 7], SamplingParams(seed=4, max_tokens=61, min_tokens=61), use_tqdm=False)
+    [expected] = llm.generate(
+        [5, 6, 7], SamplingParams(seed=4, max_tokens=61, min_tokens=61), use_tqdm=False
+    )
     params = SamplingParams(**{"seed": 4, "max_tokens": 61, "min_tokens": 61, **values})
     [output] = llm.generate([5, 6, 7], params, use_tqdm=False)
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
@@ -150,7 +171,9 @@ def test_a_stream_takes_sampling_params_and_nothing_else(demo_llm, params):
     assert not llm.engine.has_unfinished
 
 
-@pytest.mark.parametrize("prompt", [None, 5, {1: 2}, {1}, iter([1]), torch.tensor(1), np.array([0.5]), [[1]], object()])
+@pytest.mark.parametrize(
+    "prompt", [None, 5, {1: 2}, {1}, iter([1]), torch.tensor(1), np.array([0.5]), [[1]], object()]
+)
 def test_a_stream_refuses_what_is_no_prompt(demo_llm, prompt):
     with pytest.raises(ValueError, match=r"prompt=.*: give text or a list of token ids"):
         demo_llm("demo/eagle3", 3).stream(prompt)
@@ -188,7 +211,9 @@ def test_a_chat_refuses_odd_values_by_name(demo_llm, messages, options, words):
         demo_llm("demo/eagle3", 3).chat(messages, **{"chat_template": template} | options)
 
 
-@pytest.mark.parametrize("name", ["a\0b", "~no-such-user/x", "x" * 5000, "a b/c d", "\udce9/x", b"demo", 5, True])
+@pytest.mark.parametrize(
+    "name", ["a\0b", "~no-such-user/x", "x" * 5000, "a b/c d", "\udce9/x", b"demo", 5, True]
+)
 def test_names_that_no_model_can_have_are_refused(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match=r"target .*: (give|no such) "):

@@ -40,7 +40,9 @@ def own():
 def aborted(shared, monkeypatch):
     """The ids of requests that the engine was told to abort."""
     ids, real = [], shared.llm.engine.abort
-    monkeypatch.setattr(shared.llm.engine, "abort", lambda request_id: ids.append(request_id) or real(request_id))
+    monkeypatch.setattr(
+        shared.llm.engine, "abort", lambda request_id: ids.append(request_id) or real(request_id)
+    )
     return ids
 
 
@@ -78,7 +80,9 @@ def test_concurrent_requests_give_what_generate_gives(shared, demo_llm, greedy, 
     found = asyncio.run(all_of_them())
     expected = demo_llm("demo", 3).generate(prompts[: len(params)], params, use_tqdm=False)
     assert [outputs[-1].outputs for outputs in found] == [output.outputs for output in expected]
-    assert [outputs[-1].stats.rounds for outputs in found] == [output.stats.rounds for output in expected]
+    assert [outputs[-1].stats.rounds for outputs in found] == [
+        output.stats.rounds for output in expected
+    ]
     assert len(found[3]) > 2
 
 
@@ -89,16 +93,22 @@ def test_graphs_captured_in_one_thread_are_replayed_in_another(greedy, prompts):
     async def all_of_them():
         async with AsyncLLM("demo", DRAFT, **options) as llm:
             requests = (last_of(llm.generate(prompt, greedy(NUM_TOKENS))) for prompt in prompts[:8])
-            return await asyncio.gather(*requests), llm.llm.engine.runner.graphs.counters()["target_decode"].replays
+            return await asyncio.gather(*requests), llm.llm.engine.runner.graphs.counters()[
+                "target_decode"
+            ].replays
 
     found, replays = asyncio.run(all_of_them())
-    expected = LLM("demo", DRAFT, **options).generate(prompts[:8], greedy(NUM_TOKENS), use_tqdm=False)
+    expected = LLM("demo", DRAFT, **options).generate(
+        prompts[:8], greedy(NUM_TOKENS), use_tqdm=False
+    )
     assert [output.outputs for output in found] == [output.outputs for output in expected]
     assert replays.total() >= NUM_TOKENS // 4
 
 
 def test_outputs_are_cumulative_snapshots_and_the_last_is_finished(shared, prompts):
-    params = SamplingParams(temperature=0.8, seed=4, n=2, max_tokens=NUM_TOKENS, logprobs=1, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.8, seed=4, n=2, max_tokens=NUM_TOKENS, logprobs=1, ignore_eos=True
+    )
     outputs = asyncio.run(outputs_of(shared.generate(prompts[5], params, request_id="mine")))
 
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
@@ -114,7 +124,8 @@ def test_outputs_are_cumulative_snapshots_and_the_last_is_finished(shared, promp
 def test_statistics_of_an_output_stand_still(shared, greedy, prompts):
     async def first_and_last():
         outputs = [
-            (output, output.stats.num_rounds) async for output in shared.generate(prompts[0], greedy(NUM_TOKENS))
+            (output, output.stats.num_rounds)
+            async for output in shared.generate(prompts[0], greedy(NUM_TOKENS))
         ]
         return outputs[1], outputs[-1]
 
@@ -126,14 +137,20 @@ def test_two_event_loops_share_the_engine(shared, greedy, prompts):
     found = {}
 
     def ask(index):
-        found[index] = asyncio.run(last_of(shared.generate(prompts[index], greedy(NUM_TOKENS)))).outputs[0].token_ids
+        found[index] = (
+            asyncio.run(last_of(shared.generate(prompts[index], greedy(NUM_TOKENS))))
+            .outputs[0]
+            .token_ids
+        )
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {index: len(tokens) for index, tokens in found.items()} == dict.fromkeys(range(3), NUM_TOKENS)
+    assert {index: len(tokens) for index, tokens in found.items()} == dict.fromkeys(
+        range(3), NUM_TOKENS
+    )
 
 
 def test_a_slow_consumer_gets_the_latest_output_and_keeps_nobody_waiting(shared, greedy, prompts):
@@ -194,9 +211,14 @@ def test_those_who_leave_change_nothing_for_those_who_stay(shared, demo_llm, gre
         return found
 
     found = asyncio.run(everybody())
-    expected = [output.outputs[0].token_ids for output in demo_llm("demo", 3).generate(prompts[:12], params, False)]
+    expected = [
+        output.outputs[0].token_ids
+        for output in demo_llm("demo", 3).generate(prompts[:12], params, False)
+    ]
     assert found[::2] == expected[::2]
-    assert all(tokens == whole[: len(tokens)] for tokens, whole in zip(found, expected, strict=True))
+    assert all(
+        tokens == whole[: len(tokens)] for tokens, whole in zip(found, expected, strict=True)
+    )
     assert any(len(tokens) < NUM_TOKENS for tokens in found)
 
 
@@ -226,15 +248,27 @@ def test_an_aborted_request_yields_a_last_output(shared, greedy, prompts):
         ({"prompt": "x", "request_id": 7}, ValueError, "request_id=7"),
         ({"prompt": "x", "priority": "high"}, ValueError, "priority='high'"),
         ({"prompt": "x", "priority": True}, ValueError, "priority=True"),
-        ({"prompt": "x", "sampling_params": 0}, ValueError, "sampling_params=0: give SamplingParams"),
-        ({"prompt": "x", "sampling_params": torch.tensor([1, 2])}, ValueError, "give SamplingParams"),
+        (
+            {"prompt": "x", "sampling_params": 0},
+            ValueError,
+            "sampling_params=0: give SamplingParams",
+        ),
+        (
+            {"prompt": "x", "sampling_params": torch.tensor([1, 2])},
+            ValueError,
+            "give SamplingParams",
+        ),
         ({"prompt": {1: 2}}, ValueError, "prompt={1: 2}: give text"),
     ],
 )
-def test_what_is_wrong_with_a_request_reaches_its_caller_only(shared, greedy, prompts, arguments, error, message):
+def test_what_is_wrong_with_a_request_reaches_its_caller_only(
+    shared, greedy, prompts, arguments, error, message
+):
     async def both():
         good = last_of(shared.generate(prompts[0], greedy(NUM_TOKENS)))
-        return await asyncio.gather(good, last_of(shared.generate(**arguments)), return_exceptions=True)
+        return await asyncio.gather(
+            good, last_of(shared.generate(**arguments)), return_exceptions=True
+        )
 
     good, bad = asyncio.run(both())
     assert good.outputs[0].finish_reason == "length"
@@ -243,7 +277,9 @@ def test_what_is_wrong_with_a_request_reaches_its_caller_only(shared, greedy, pr
 
 
 @pytest.mark.parametrize("request_id", [None, 7, ["a"], torch.tensor(1)])
-def test_an_id_that_is_no_string_is_refused_and_the_engine_goes_on(shared, greedy, prompts, request_id):
+def test_an_id_that_is_no_string_is_refused_and_the_engine_goes_on(
+    shared, greedy, prompts, request_id
+):
     with pytest.raises(ValueError, match=r"request_id=.*: give the string that names the request"):
         asyncio.run(shared.abort(request_id))
     assert asyncio.run(last_of(shared.generate(prompts[0], greedy(4)))).finished
@@ -267,7 +303,9 @@ def test_an_id_that_is_running_is_refused_and_its_owner_goes_on(shared, greedy, 
 def test_a_failed_request_ends_with_error_and_the_others_go_on(own, greedy, prompts):
     poison = 901
     embed = own.llm.engine.runner.target.model.embed_tokens
-    embed.weight = type(embed.weight)(embed.weight.clone(), requires_grad=False)  # the head shares it
+    embed.weight = type(embed.weight)(
+        embed.weight.clone(), requires_grad=False
+    )  # the head shares it
     embed.weight[poison] = float("nan")
 
     async def both():
@@ -280,19 +318,25 @@ def test_a_failed_request_ends_with_error_and_the_others_go_on(own, greedy, prom
     assert good.outputs[0].finish_reason == "length"
 
 
-def test_a_failure_of_the_engine_reaches_all_who_wait_and_every_later_call(own, greedy, prompts, monkeypatch):
+def test_a_failure_of_the_engine_reaches_all_who_wait_and_every_later_call(
+    own, greedy, prompts, monkeypatch
+):
     cause = RuntimeError("the device fell off the bus")
     fail_in_rounds(own, monkeypatch, cause)
 
     async def everybody():
         waiting = [last_of(own.generate(prompt, greedy(NUM_TOKENS))) for prompt in prompts[:6]]
         found = await asyncio.gather(*waiting, return_exceptions=True)
-        later = await asyncio.gather(last_of(own.generate("x")), own.abort("x"), return_exceptions=True)
+        later = await asyncio.gather(
+            last_of(own.generate("x")), own.abort("x"), return_exceptions=True
+        )
         return found + later
 
     errors = asyncio.run(asyncio.wait_for(everybody(), 20))
     assert {type(error) for error in errors} == {EngineDeadError}
-    assert {str(error) for error in errors} == {"the engine has failed: RuntimeError: the device fell off the bus"}
+    assert {str(error) for error in errors} == {
+        "the engine has failed: RuntimeError: the device fell off the bus"
+    }
     assert {error.__cause__ for error in errors} == {cause}
     assert len({id(error) for error in errors}) == 8
 
@@ -357,7 +401,9 @@ async def begin():
         return
 {end}
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == (1 if "raise" in end else 3), done.stderr
     assert ("Traceback" in done.stderr) == ("raise" in end)
 
@@ -393,7 +439,9 @@ def test_a_template_that_hangs_does_not_hold_up_other_requests(shared, greedy):
     hangs = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
     async def run():
-        chat = asyncio.create_task(last_of(shared.chat([{"role": "user", "content": "a"}], chat_template=hangs)))
+        chat = asyncio.create_task(
+            last_of(shared.chat([{"role": "user", "content": "a"}], chat_template=hangs))
+        )
         await asyncio.sleep(0.1)
         output = await last_of(shared.generate([1, 2, 3], greedy(4)))
         is_over = chat.done()

@@ -41,7 +41,13 @@ def run_scripted(llm, prompts, params, continuations):
 
 
 def test_oracle_drafts_are_all_accepted(greedy, prompts, references):
-    llm = LLM("demo", {"model": "demo", "num_speculative_tokens": K}, max_num_seqs=3, max_model_len=512, device="cpu")
+    llm = LLM(
+        "demo",
+        {"model": "demo", "num_speculative_tokens": K},
+        max_num_seqs=3,
+        max_model_len=512,
+        device="cpu",
+    )
     outputs = run_scripted(llm, prompts[:3], greedy(41), references[:3])
     assert [o.outputs[0].token_ids for o in outputs] == [r[:41] for r in references[:3]]
     assert {count for o in outputs for count in o.stats.num_accepted} == {K}
@@ -49,7 +55,13 @@ def test_oracle_drafts_are_all_accepted(greedy, prompts, references):
 
 
 def test_garbage_drafts_are_all_rejected(greedy, prompts, references):
-    llm = LLM("demo", {"model": "demo", "num_speculative_tokens": K}, max_num_seqs=3, max_model_len=512, device="cpu")
+    llm = LLM(
+        "demo",
+        {"model": "demo", "num_speculative_tokens": K},
+        max_num_seqs=3,
+        max_model_len=512,
+        device="cpu",
+    )
     garbage = [[(token + 1) % 4096 for token in reference] for reference in references[:3]]
     outputs = run_scripted(llm, prompts[:3], greedy(24), garbage)
     assert [o.outputs[0].token_ids for o in outputs] == [r[:24] for r in references[:3]]
@@ -60,7 +72,10 @@ def test_garbage_drafts_are_all_rejected(greedy, prompts, references):
 def test_draft_cache_equals_a_prefill_of_the_committed_tokens(greedy, prompts, draft):
     speculation = {"model": draft, "num_speculative_tokens": 3}
     sizes = {"max_num_seqs": 1, "max_model_len": 512, "device": "cpu"}
-    after_rounds, from_scratch = LLM("demo", speculation, **sizes), LLM("demo", speculation, **sizes)
+    after_rounds, from_scratch = (
+        LLM("demo", speculation, **sizes),
+        LLM("demo", speculation, **sizes),
+    )
     [output] = after_rounds.generate([prompts[1]], greedy(40), use_tqdm=False)
     tokens = prompts[1] + output.outputs[0].token_ids
     from_scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
@@ -75,7 +90,9 @@ def cache_rows(llm, num_tokens):
     return cache.transpose(3, 4).flatten(2, 3)[:, :, :num_tokens]
 
 
-def test_a_prompt_beyond_the_drafts_own_max_position_embeddings_keeps_its_acceptance(tmp_path, greedy, prompts):
+def test_a_prompt_beyond_the_drafts_own_max_position_embeddings_keeps_its_acceptance(
+    tmp_path, greedy, prompts
+):
     short = shutil.copytree(demo_directory("eagle3"), tmp_path / "eagle3")
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
@@ -83,7 +100,9 @@ def test_a_prompt_beyond_the_drafts_own_max_position_embeddings_keeps_its_accept
     assert len(prompt) > 128
     rounds = []
     for draft in ("demo/eagle3", short):
-        llm = LLM("demo", {"model": draft, "num_speculative_tokens": 3}, max_num_seqs=1, device="cpu")
+        llm = LLM(
+            "demo", {"model": draft, "num_speculative_tokens": 3}, max_num_seqs=1, device="cpu"
+        )
         [output] = llm.generate([prompt], greedy(60), use_tqdm=False)
         rounds.append(output.stats.rounds)
     assert rounds[0] == rounds[1]

@@ -28,7 +28,9 @@ def in_batches(llm, prompts, params, size):
 
 @pytest.mark.parametrize("draft, k", SETTINGS)
 @pytest.mark.parametrize("batch", [1, 5, 8])
-def test_tokens_equal_transformers_greedy_float32(demo_llm, greedy, prompts, references, draft, k, batch):
+def test_tokens_equal_transformers_greedy_float32(
+    demo_llm, greedy, prompts, references, draft, k, batch
+):
     outputs = in_batches(demo_llm(draft, k), prompts[:8], greedy(64 if batch > 1 else 24), batch)
     length = 64 if batch > 1 else 24
     assert tokens_of(outputs) == [reference[:length] for reference in references[:8]]
@@ -43,7 +45,9 @@ def test_the_whole_matrix_is_exact(demo_llm, greedy, prompts, references, draft,
     outputs = in_batches(demo_llm(draft, k), prompts[:24], greedy(160), batch)
     assert tokens_of(outputs) == references
     stats = demo_llm(draft, k).run_stats(outputs)
-    print(f"{draft} K={k} batch={batch}: rounds {stats.num_rounds}, mean {stats.mean_acceptance_length:.3f}")
+    print(
+        f"{draft} K={k} batch={batch}: rounds {stats.num_rounds}, mean {stats.mean_acceptance_length:.3f}"
+    )
 
 
 @pytest.mark.parametrize("k", [1, 5])
@@ -56,7 +60,9 @@ def test_bfloat16_equals_its_own_plain_decoding(demo_llm, greedy, prompts, k):
 
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 7])
-def test_a_request_holds_exactly_max_model_len_tokens(demo_llm, greedy, prompts, references, monkeypatch, k):
+def test_a_request_holds_exactly_max_model_len_tokens(
+    demo_llm, greedy, prompts, references, monkeypatch, k
+):
     prompt, limit = prompts[0], len(prompts[0]) + 40
     llm = demo_llm("demo/eagle3", k, max_model_len=limit)
     num_verified = rows_of_rounds(llm.engine.runner, monkeypatch)

@@ -26,7 +26,9 @@ def in_child(function):
         os._exit(0)
     os.close(write)
     answers = []
-    reader = threading.Thread(target=lambda: answers.append(os.read(read, 10_000).decode()), daemon=True)
+    reader = threading.Thread(
+        target=lambda: answers.append(os.read(read, 10_000).decode()), daemon=True
+    )
     reader.start()
     reader.join(30)
     if not answers:
@@ -40,8 +42,12 @@ async def last_of(outputs):
 
 
 CALLS = {
-    "generate": lambda llm: asyncio.run(last_of(llm.generate([5, 6, 7], SamplingParams(max_tokens=2)))),
-    "chat": lambda llm: asyncio.run(last_of(llm.chat([{"role": "user", "content": "x"}], chat_template=TEMPLATE))),
+    "generate": lambda llm: asyncio.run(
+        last_of(llm.generate([5, 6, 7], SamplingParams(max_tokens=2)))
+    ),
+    "chat": lambda llm: asyncio.run(
+        last_of(llm.chat([{"role": "user", "content": "x"}], chat_template=TEMPLATE))
+    ),
     "abort": lambda llm: asyncio.run(llm.abort("x")),
 }
 
@@ -50,7 +56,9 @@ CALLS = {
 def test_a_forked_child_is_told_that_the_engine_is_not_there(name):
     with AsyncLLM("demo", **OPTIONS) as llm:
         answer = in_child(lambda: CALLS[name](llm))
-        assert answer.startswith(f"EngineDeadError: this AsyncLLM was built in process {os.getpid()}")
+        assert answer.startswith(
+            f"EngineDeadError: this AsyncLLM was built in process {os.getpid()}"
+        )
         assert in_child(llm.shutdown) == "None"
         assert asyncio.run(last_of(llm.generate([5, 6, 7], SamplingParams(max_tokens=2)))).finished
 

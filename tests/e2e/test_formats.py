@@ -10,16 +10,30 @@ import json
 import pytest
 import torch
 
-from tests.specdec.tiny_pair import PROMPT, changed, engine_chains, naive_chain, on_disk, random_draft
+from tests.specdec.tiny_pair import (
+    PROMPT,
+    changed,
+    engine_chains,
+    naive_chain,
+    on_disk,
+    random_draft,
+)
 from tests.weights.formats import FORMATS
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
 from weights import CheckpointError, RopeConfig, load_eagle
 
 LLAMA3 = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position_embeddings=16)
-YARN = RopeConfig(theta=5e5, kind="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=4.0)
+YARN = RopeConfig(
+    theta=5e5, kind="yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=4.0
+)
 LINEAR = RopeConfig(theta=1e4, kind="linear", factor=4.0)
 FULL = {"has_d2t": False, "draft_vocab_size": 96}
-LAYERNORMS = {"has_embed_norm": True, "has_input_layernorm": True, "has_final_norm": True, "recycled": "post_norm"}
+LAYERNORMS = {
+    "has_embed_norm": True,
+    "has_input_layernorm": True,
+    "has_final_norm": True,
+    "recycled": "post_norm",
+}
 NO_TAPS = {"aux_boundaries": (), "has_fc": False}
 
 # what differs from a reference draft of its kind, by name
@@ -52,9 +66,19 @@ EAGLE3 = {
     "borrowed head": FULL | {"has_own_head": False},
     "own embedding": {"has_own_embedding": True},
     "narrower than its target": {"hidden_size": 24, "has_own_embedding": True, "has_fc_norm": True},
-    "narrower, norm_before_fc": {"hidden_size": 24, "has_own_embedding": True, "norm_before_fc": True, **FULL},
+    "narrower, norm_before_fc": {
+        "hidden_size": 24,
+        "has_own_embedding": True,
+        "norm_before_fc": True,
+        **FULL,
+    },
     "head_dim": {"head_dim": 16},
-    "odd sizes": {"hidden_size": 28, "intermediate_size": 37, "head_dim": 6, "has_own_embedding": True},
+    "odd sizes": {
+        "hidden_size": 28,
+        "intermediate_size": 37,
+        "head_dim": 6,
+        "has_own_embedding": True,
+    },
     "rope theta": {"rope": RopeConfig(theta=100.0)},
     "rope linear": {"rope": LINEAR},
     "rope llama3": {"rope": LLAMA3},
@@ -84,14 +108,20 @@ FLIPS = {
     "rope llama3": {"rope": LLAMA3},
     "rope yarn": {"rope": YARN},
     "rms_norm_eps": {"rms_norm_eps": 0.3},
-    **{name: {name: True} for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "has_own_embedding")},
+    **{
+        name: {name: True}
+        for name in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "has_own_embedding")
+    },
 }
 FLIPS3 = FLIPS | {
     "taps one too low": {"aux_boundaries": (1, 3, 4)},
     "taps one too high": {"aux_boundaries": (3, 5, 6)},
     "one tap off by one": {"aux_boundaries": (2, 4, 6)},
     "taps reversed": {"aux_boundaries": (5, 4, 2)},
-    **{name: {name: True} for name in ("norm_before_residual", "norm_before_fc", "has_fc_norm", "fc_bias")},
+    **{
+        name: {name: True}
+        for name in ("norm_before_residual", "norm_before_fc", "has_fc_norm", "fc_bias")
+    },
     **{name: {name: False} for name in ("has_input_layernorm", "has_hidden_norm", "has_d2t")},
 }
 FLIPS1 = FLIPS | {
@@ -125,13 +155,17 @@ def tied_target(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("tied"), tiny_target("qwen3", has_tied_head=True).config)
 
 
-@pytest.mark.parametrize("kind, name", [(kind, name) for kind, (_, rows) in KINDS.items() for name in rows])
+@pytest.mark.parametrize(
+    "kind, name", [(kind, name) for kind, (_, rows) in KINDS.items() for name in rows]
+)
 def test_every_format_of_a_draft_computes_what_the_naive_draft_does(target, tmp_path, kind, name):
     make_config, rows = KINDS[kind]
     check_all_formats(target, make_config(target.loaded, **rows[name]), tmp_path)
 
 
-@pytest.mark.parametrize("kind, name", [("eagle3", "borrowed head"), ("eagle3", "plain"), ("eagle1", "plain")])
+@pytest.mark.parametrize(
+    "kind, name", [("eagle3", "borrowed head"), ("eagle3", "plain"), ("eagle1", "plain")]
+)
 def test_a_draft_borrows_from_a_tied_target(tied_target, tmp_path, kind, name):
     make_config, rows = KINDS[kind]
     check_all_formats(tied_target, make_config(tied_target.loaded, **rows[name]), tmp_path)
@@ -166,7 +200,9 @@ def test_a_flag_flipped_moves_the_logits_and_the_naive_draft_with_them(target, m
     assert distance(chain, naive_chain(target.reference, random_draft(config), chain.tokens)) > 1e-3
 
 
-@pytest.mark.parametrize("format, keys", SILENT, ids=lambda value: value if isinstance(value, str) else "-".join(value))
+@pytest.mark.parametrize(
+    "format, keys", SILENT, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
 def test_a_key_flipped_in_config_json_is_heard(target, tmp_path, format, keys):
     draft = random_draft(eagle3_config(target.loaded))
     FORMATS[format].write(tmp_path, draft.config, draft.tensors, target.loaded)
@@ -178,11 +214,18 @@ def test_a_key_flipped_in_config_json_is_heard(target, tmp_path, format, keys):
     assert distance(chain, naive_chain(target.reference, draft, chain.tokens)) > 1e-3
 
 
-@pytest.mark.parametrize("ids, boundaries", [([1, 3, 4], (2, 4, 5)), ([4, 6, 8], (4, 6, 8)), ([1, 8], (1, 8))])
+@pytest.mark.parametrize(
+    "ids, boundaries", [([1, 3, 4], (2, 4, 5)), ([4, 6, 8], (4, 6, 8)), ([1, 8], (1, 8))]
+)
 def test_ids_of_either_convention_read_the_same_streams(target, tmp_path, ids, boundaries):
     draft = random_draft(eagle3_config(target.loaded, aux_boundaries=boundaries))
     FORMATS["modelopt"].write(tmp_path, draft.config, draft.tensors, target.loaded)
-    assert json.loads((tmp_path / "config.json").read_text())["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == ids
+    assert (
+        json.loads((tmp_path / "config.json").read_text())["eagle_config"][
+            "eagle_aux_hidden_state_layer_ids"
+        ]
+        == ids
+    )
     [chain, _] = engine_chains(target, load_eagle(tmp_path, target.loaded, progress=False))
     assert distance(chain, naive_chain(target.reference, draft, chain.tokens)) < 1e-5
 
@@ -196,8 +239,17 @@ def test_chunks_of_a_prompt_do_not_move_a_bit_of_the_chain(target, kind, chunks)
 
 
 def test_every_format_is_among_those_compared(target):
-    configs = [make_config(target.loaded, **row) for make_config, rows in KINDS.values() for row in rows.values()]
-    seen = {name for name, format in FORMATS.items() for c in configs if format.can_express(c, target.loaded)}
+    configs = [
+        make_config(target.loaded, **row)
+        for make_config, rows in KINDS.values()
+        for row in rows.values()
+    ]
+    seen = {
+        name
+        for name, format in FORMATS.items()
+        for c in configs
+        if format.can_express(c, target.loaded)
+    }
     assert seen == FORMATS.keys()
 
 
@@ -205,7 +257,9 @@ def test_every_format_is_among_those_compared(target):
 def test_an_eagle1_head_with_a_norm_before_fc_is_refused(target, tmp_path, name, width):
     # the formulas do not say whether recycled states would pass it
     draft = random_draft(eagle1_config(target.loaded))
-    FORMATS["eagle-1"].write(tmp_path, draft.config, draft.tensors | {name: torch.ones(width)}, target.loaded)
+    FORMATS["eagle-1"].write(
+        tmp_path, draft.config, draft.tensors | {name: torch.ones(width)}, target.loaded
+    )
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
         load_eagle(tmp_path, target.loaded, progress=False)
 

@@ -44,10 +44,14 @@ def pair():
 
     def load(device, draft):
         if device not in known:
-            known[device] = load_target(demo_directory("target"), dtype=torch.float32, device=device, progress=False)
+            known[device] = load_target(
+                demo_directory("target"), dtype=torch.float32, device=device, progress=False
+            )
         key = device, draft
         if key not in known:
-            known[key] = load_eagle(demo_directory(draft), known[device], device=device, progress=False)
+            known[key] = load_eagle(
+                demo_directory(draft), known[device], device=device, progress=False
+            )
         return known[device], known[key]
 
     return load
@@ -82,12 +86,16 @@ def rounds(outputs):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("draft, k", SETTINGS)
-def test_graphs_change_no_token_and_no_accepted_count(pair, greedy, prompts, references, backend, draft, k):
+def test_graphs_change_no_token_and_no_accepted_count(
+    pair, greedy, prompts, references, backend, draft, k
+):
     requests = [(prompt, greedy(NUM_TOKENS - i)) for i, prompt in enumerate(prompts[:5])]
     captured, counters = run(pair, draft, k, backend, requests)
     eager, _ = run(pair, draft, k, backend, requests, is_eager=True)
     assert rounds(captured) == rounds(eager)
-    assert [o.outputs[0].token_ids for o in captured] == [r[: NUM_TOKENS - i] for i, r in enumerate(references[:5])]
+    assert [o.outputs[0].token_ids for o in captured] == [
+        r[: NUM_TOKENS - i] for i, r in enumerate(references[:5])
+    ]
     assert counters["target_decode"].replays.keys() == {FULL}
     assert counters["target_prefill"].replays.keys() == {PIECEWISE}
     families = {"target_prefill", "target_decode"}
@@ -102,7 +110,10 @@ def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(pair, greedy,
     modes = graph_modes({"draft_prefill": "PIECEWISE"})
     pieces, by_pieces = run(pair, "eagle3", 3, backend, requests, modes=modes)
     assert rounds(pieces) == rounds(whole)
-    num_rounds, num_chunks = by_whole["target_decode"].replays[FULL], by_whole["target_prefill"].replays[PIECEWISE]
+    num_rounds, num_chunks = (
+        by_whole["target_decode"].replays[FULL],
+        by_whole["target_prefill"].replays[PIECEWISE],
+    )
     assert by_whole["draft_prefill"].replays == {FULL: num_rounds, PIECEWISE: num_chunks}
     assert by_pieces["draft_prefill"].replays == {PIECEWISE: num_rounds + num_chunks}
 
@@ -110,18 +121,29 @@ def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(pair, greedy,
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds_in_which_nobody_drafts_have_graphs_of_their_own(pair, greedy, prompts, backend):
     values = [{}, {"frequency_penalty": 0.5}]
-    requests = [(prompt, greedy(8, speculate=False, **more)) for prompt, more in zip(prompts, values, strict=False)]
+    requests = [
+        (prompt, greedy(8, speculate=False, **more))
+        for prompt, more in zip(prompts, values, strict=False)
+    ]
     captured, counters = run(pair, "eagle3", 3, backend, requests)
     plain, _ = run(
-        pair, "eagle3", 0, backend, [(prompt, greedy(8, **more)) for prompt, more in zip(prompts, values, strict=False)]
+        pair,
+        "eagle3",
+        0,
+        backend,
+        [(prompt, greedy(8, **more)) for prompt, more in zip(prompts, values, strict=False)],
     )
-    assert [output.outputs[0].token_ids for output in captured] == [output.outputs[0].token_ids for output in plain]
+    assert [output.outputs[0].token_ids for output in captured] == [
+        output.outputs[0].token_ids for output in plain
+    ]
     assert counters["target_plain"].replays.keys() == {FULL}
     assert not counters["target_decode"].replays
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_request_fills_the_context_to_its_end_in_graphs(pair, greedy, prompts, references, backend):
+def test_a_request_fills_the_context_to_its_end_in_graphs(
+    pair, greedy, prompts, references, backend
+):
     limit = len(prompts[0]) + 30
     [output], counters = run(pair, "eagle3", 5, backend, [(prompts[0], greedy(1000))], limit)
     assert output.outputs[0].token_ids == references[0][:30]
@@ -130,7 +152,9 @@ def test_a_request_fills_the_context_to_its_end_in_graphs(pair, greedy, prompts,
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("draft, k", [("eagle3", 0), ("eagle3", 3)])
-def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(pair, greedy, prompts, backend, draft, k):
+def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
+    pair, greedy, prompts, backend, draft, k
+):
     sampled = {"temperature": 0.9, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     params = [
         SamplingParams(seed=1, top_p=0.9, **sampled),

@@ -31,7 +31,9 @@ NEEDS = Needs(noise=True, floor=True)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    target = on_disk(tmp_path_factory.mktemp("target"), changed(tiny_target("llama").config, vocab_size=V))
+    target = on_disk(
+        tmp_path_factory.mktemp("target"), changed(tiny_target("llama").config, vocab_size=V)
+    )
     return target, random_draft(eagle3_config(target.loaded, draft_vocab_size=V - 1))
 
 
@@ -78,9 +80,14 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
         texts = [[] for _ in range(ROWS)]
         for row in range(ROWS):
             seed = (first + row) * 0x9E3779B97F4A7C15 % 2**64
-            start = SamplingStart(temperature=temperature, top_k=limits[0], top_p=limits[1], seed=seed)
+            start = SamplingStart(
+                temperature=temperature, top_k=limits[0], top_p=limits[1], seed=seed
+            )
             runner.start(row, RowStart(blocks=[row], num_draft_tokens=K, sampling=start))
-        parts = [PromptPart(row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r]) for r in range(ROWS)]
+        parts = [
+            PromptPart(row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r])
+            for r in range(ROWS)
+        ]
         runner.run_chunk(parts, NEEDS)
         for row, token in enumerate(runner.read_sampled(ROWS)):
             texts[row].append(token)
@@ -88,7 +95,9 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
             spoil(runner)
             runner.run_round(list(range(ROWS)), 32, NEEDS)
             result = runner.read(ROWS)
-            for row, (tokens, count) in enumerate(zip(result.sampled_tokens, result.num_accepted, strict=True)):
+            for row, (tokens, count) in enumerate(
+                zip(result.sampled_tokens, result.num_accepted, strict=True)
+            ):
                 texts[row] += tokens[: count + 1]
             accepted += result.num_accepted
         counts.update(tuple(text[:LENGTH]) for text in texts)
@@ -128,7 +137,9 @@ def test_three_tokens_have_the_targets_law(pair, law, rule, num_draws):
     assert num_accepted > 0.1
 
 
-@pytest.mark.parametrize("rule", ["exact", *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:])])
+@pytest.mark.parametrize(
+    "rule", ["exact", *(pytest.param(rule, marks=pytest.mark.slow) for rule in RULES[1:])]
+)
 def test_another_temperature_is_seen(pair, law, rule):
     counts, _ = draw(pair, rule, 6 * ROWS, temperature=TEMPERATURE * 0.6)
     assert excess(counts, law) > 1
@@ -163,7 +174,9 @@ def test_drafts_whose_probabilities_are_kept_without_their_limits_are_seen(pair,
 
 
 @pytest.mark.parametrize("rule", RULES[1:])
-def test_no_coin_and_no_draft_of_a_round_comes_from_the_place_of_an_earlier_one(pair, rule, monkeypatch):
+def test_no_coin_and_no_draft_of_a_round_comes_from_the_place_of_an_earlier_one(
+    pair, rule, monkeypatch
+):
     coins, places = [], []
 
     def toss(*place):

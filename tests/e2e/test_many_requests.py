@@ -18,7 +18,9 @@ def make():
 
     def build(k=K, **options):
         draft = {"model": "demo", "num_speculative_tokens": k}
-        return LLM("demo", draft, **{"max_num_seqs": 4, "max_model_len": 320, "device": "cpu", **options})
+        return LLM(
+            "demo", draft, **{"max_num_seqs": 4, "max_model_len": 320, "device": "cpu", **options}
+        )
 
     return build
 
@@ -52,7 +54,9 @@ def written_by_prefill(llm, prompt, greedy):
     return found, request.token_ids
 
 
-def test_chunks_of_any_size_write_the_same_draft_cache_and_give_the_same_tokens(make, greedy, prompts):
+def test_chunks_of_any_size_write_the_same_draft_cache_and_give_the_same_tokens(
+    make, greedy, prompts
+):
     prompt = [token for prompt in prompts for token in prompt][:70]
     whole = written_by_prefill(make(), prompt, greedy)
     for chunk in (1, 7, 64):
@@ -63,9 +67,13 @@ def test_chunks_of_any_size_write_the_same_draft_cache_and_give_the_same_tokens(
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_prompts_packed_into_chunks_of_any_size_give_the_same_tokens_and_rounds(make, greedy, prompts, chunk):
+def test_prompts_packed_into_chunks_of_any_size_give_the_same_tokens_and_rounds(
+    make, greedy, prompts, chunk
+):
     batch = prompts[:3]
-    assert run(make(max_num_batched_tokens=chunk), batch, greedy(NUM_TOKENS)) == run(make(), batch, greedy(NUM_TOKENS))
+    assert run(make(max_num_batched_tokens=chunk), batch, greedy(NUM_TOKENS)) == run(
+        make(), batch, greedy(NUM_TOKENS)
+    )
 
 
 def test_a_prefix_hit_gives_the_tokens_and_rounds_of_a_miss(make, greedy, long_prompt):
@@ -84,10 +92,17 @@ def test_a_block_is_not_found_after_other_blocks_than_its_own(make, greedy, prom
     # `other` is found, since its own next token is that of `shared`; `shared` is there after `first` alone
     assert first != other
     run(llm, [first + shared, [*other, shared[0], *rest]], greedy(1))
-    [hit], [miss] = (each.generate([other + shared], params, use_tqdm=False) for each in (llm, plain))
+    [hit], [miss] = (
+        each.generate([other + shared], params, use_tqdm=False) for each in (llm, plain)
+    )
     assert (hit.stats.num_cached_tokens, miss.stats.num_cached_tokens) == (BLOCK_SIZE, 0)
-    assert (hit.outputs[0].token_ids, hit.stats.rounds) == (miss.outputs[0].token_ids, miss.stats.rounds)
-    assert [row.keys() for row in hit.outputs[0].logprobs] == [row.keys() for row in miss.outputs[0].logprobs]
+    assert (hit.outputs[0].token_ids, hit.stats.rounds) == (
+        miss.outputs[0].token_ids,
+        miss.stats.rounds,
+    )
+    assert [row.keys() for row in hit.outputs[0].logprobs] == [
+        row.keys() for row in miss.outputs[0].logprobs
+    ]
     for ours, theirs in zip(hit.outputs[0].logprobs, miss.outputs[0].logprobs, strict=True):
         assert all(abs(ours[token].logprob - theirs[token].logprob) < 1e-5 for token in theirs)
 
@@ -97,7 +112,9 @@ def test_what_rounds_wrote_is_a_prefix_too(make, greedy, long_prompt):
     [(tokens, _)] = run(llm, long_prompt, greedy(60))
     follow_up = long_prompt + tokens + [11, 12]
     [hit] = llm.generate([follow_up], greedy(NUM_TOKENS), use_tqdm=False)
-    assert [(hit.outputs[0].token_ids, hit.stats.rounds)] == run(plain, follow_up, greedy(NUM_TOKENS))
+    assert [(hit.outputs[0].token_ids, hit.stats.rounds)] == run(
+        plain, follow_up, greedy(NUM_TOKENS)
+    )
     assert hit.stats.num_cached_tokens == (135 + 60 - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
@@ -111,7 +128,9 @@ def test_running_ahead_changes_no_token_and_no_round(make, greedy, prompts, k):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(make, greedy, prompts, monkeypatch, is_async):
+def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(
+    make, greedy, prompts, monkeypatch, is_async
+):
     llm, slack = make(async_scheduling=is_async), []
     runner, real = llm.engine.runner, llm.engine.runner.run_round
 
@@ -125,7 +144,9 @@ def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(make, greedy,
     assert max(slack) <= (K if is_async else 0)  # the round in flight may accept all of its drafts
 
 
-def test_the_longest_context_of_the_drafts_own_rows_is_bounded_by_the_last(make, greedy, prompts, monkeypatch):
+def test_the_longest_context_of_the_drafts_own_rows_is_bounded_by_the_last(
+    make, greedy, prompts, monkeypatch
+):
     llm, slack = make(), []
     runner, draft = llm.engine.runner, llm.engine.runner.draft
     real = draft._decode
@@ -149,7 +170,13 @@ def test_results_are_read_one_step_late_when_running_ahead(make, greedy, prompts
     assert (len(request.token_ids), request.num_in_flight) == (1, 1)
 
 
-SAMPLED = {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "bad_words": ["return"]}
+SAMPLED = {
+    "temperature": 0.8,
+    "seed": 3,
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.5,
+    "bad_words": ["return"],
+}
 
 
 @pytest.mark.parametrize("values", [{"temperature": 0.0}, SAMPLED], ids=["greedy", "sampled"])
@@ -159,7 +186,9 @@ def test_preempted_requests_write_what_they_write_alone(make, prompts, values):
     short = make(num_kv_blocks=3, max_num_seqs=4, enable_prefix_caching=False)
     outputs = short.generate(batch, params, use_tqdm=False)
     index = next(index for index, output in enumerate(outputs) if output.stats.num_preemptions)
-    assert outputs[index].outputs[0].token_ids == run(make(max_num_seqs=1), batch[index], params)[0][0]
+    assert (
+        outputs[index].outputs[0].token_ids == run(make(max_num_seqs=1), batch[index], params)[0][0]
+    )
     assert [len(output.outputs[0].token_ids) for output in outputs] == [60] * 3
     assert short.engine.scheduler.pool.num_free == 3
 
@@ -174,7 +203,14 @@ def test_preempted_requests_draw_what_they_would_have_drawn(prompts, acceptance,
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=80, ignore_eos=True, **more)
     speculation = {"model": "demo", "num_speculative_tokens": K, "acceptance": acceptance}
     short, large = (
-        LLM("demo", speculation, device="cpu", max_num_seqs=4, max_model_len=320, num_kv_blocks=num_blocks)
+        LLM(
+            "demo",
+            speculation,
+            device="cpu",
+            max_num_seqs=4,
+            max_model_len=320,
+            num_kv_blocks=num_blocks,
+        )
         for num_blocks in (5, 40)
     )
     outputs = short.generate(prompts[:10], params, use_tqdm=False)
@@ -185,7 +221,9 @@ def test_preempted_requests_draw_what_they_would_have_drawn(prompts, acceptance,
 
 
 def test_a_preempted_request_keeps_its_logprobs(make, prompts):
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=2, prompt_logprobs=1
+    )
     batch = [prompts[i] for i in (1, 3, 4)]
     short, alone = make(num_kv_blocks=3), make(max_num_seqs=1)
     outputs = short.generate(batch, params, use_tqdm=False)
@@ -198,7 +236,9 @@ def test_a_preempted_request_keeps_its_logprobs(make, prompts):
 def test_each_request_has_its_own_k(make, greedy, prompts):
     own = [0, 1, 2, 3]
     llm = make(num_kv_blocks=20)
-    outputs = llm.generate(prompts[:4], [greedy(NUM_TOKENS, num_speculative_tokens=k) for k in own], use_tqdm=False)
+    outputs = llm.generate(
+        prompts[:4], [greedy(NUM_TOKENS, num_speculative_tokens=k) for k in own], use_tqdm=False
+    )
     for k, prompt, output in zip(own, prompts, outputs, strict=False):
         tokens, rounds = run(make(k), prompt, greedy(NUM_TOKENS))[0]
         assert output.outputs[0].token_ids == tokens
@@ -210,26 +250,37 @@ def test_requests_that_do_not_speculate_run_rounds_of_one_row(make, greedy, prom
     llm, lengths = make(), []
     real = llm.engine.runner.run_round
     monkeypatch.setattr(
-        llm.engine.runner, "run_round", lambda rows, bound, needs, Q: lengths.append(Q) or real(rows, bound, needs, Q)
+        llm.engine.runner,
+        "run_round",
+        lambda rows, bound, needs, Q: lengths.append(Q) or real(rows, bound, needs, Q),
     )
     params = [greedy(6, speculate=False), greedy(NUM_TOKENS, speculate=False)]
     plain, drafted = run(llm, prompts[:2], params), set(lengths)
     assert drafted == {1}
-    assert [tokens for tokens, _ in plain] == [tokens for tokens, _ in run(make(0), prompts[:2], params)]
+    assert [tokens for tokens, _ in plain] == [
+        tokens for tokens, _ in run(make(0), prompts[:2], params)
+    ]
     run(llm, prompts[:2], [greedy(NUM_TOKENS), greedy(NUM_TOKENS, speculate=False)])
     assert set(lengths) == {1, K + 1}
 
 
 def test_more_drafts_than_the_engine_has_are_refused(make, greedy, prompts):
-    with pytest.raises(ValueError, match="num_speculative_tokens=4 of a request: the engine was built for at most 3"):
+    with pytest.raises(
+        ValueError,
+        match="num_speculative_tokens=4 of a request: the engine was built for at most 3",
+    ):
         make().generate(prompts[0], greedy(4, num_speculative_tokens=4))
 
 
 @pytest.mark.parametrize("num_steps", range(6))
-def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(make, greedy, prompts, num_steps):
+def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(
+    make, greedy, prompts, num_steps
+):
     llm = make(max_num_batched_tokens=8, async_scheduling=True)
     engine = llm.engine
-    gone, stays = engine.add_requests([(prompts[0], greedy(NUM_TOKENS)), (prompts[1], greedy(NUM_TOKENS))])
+    gone, stays = engine.add_requests(
+        [(prompts[0], greedy(NUM_TOKENS)), (prompts[1], greedy(NUM_TOKENS))]
+    )
     for _ in range(num_steps):
         engine.step()
     assert engine.abort(gone.request_id) == [gone]
@@ -237,7 +288,10 @@ def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(make, gre
     while engine.has_unfinished:
         engine.step()
     engine.drain()
-    assert (gone.output().outputs[0].finish_reason, stays.output().outputs[0].finish_reason) == ("abort", "length")
+    assert (gone.output().outputs[0].finish_reason, stays.output().outputs[0].finish_reason) == (
+        "abort",
+        "length",
+    )
     assert stays.token_ids == run(make(max_num_seqs=1), prompts[1], greedy(NUM_TOKENS))[0][0]
     assert engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
     assert not engine.scheduler.has_unfinished
@@ -256,9 +310,17 @@ def test_a_step_without_memory_ends_its_own_requests_only(make, greedy, prompts,
 
     monkeypatch.setattr(runner, kind, fails_once)
     outputs = llm.generate(prompts[:4], greedy(NUM_TOKENS), use_tqdm=False)
-    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "error", "length", "length"]
+    assert [output.outputs[0].finish_reason for output in outputs] == [
+        "error",
+        "error",
+        "length",
+        "length",
+    ]
     assert "out of memory in a" in outputs[0].outputs[0].stop_reason
-    assert "lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens" in outputs[0].outputs[0].stop_reason
+    assert (
+        "lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens"
+        in outputs[0].outputs[0].stop_reason
+    )
     alone = make(max_num_seqs=1)
     for prompt, output in zip(prompts[2:4], outputs[2:], strict=True):
         assert output.outputs[0].token_ids == run(alone, prompt, greedy(NUM_TOKENS))[0][0]
@@ -271,7 +333,9 @@ def test_logits_that_are_no_numbers_end_their_own_request_only(make, greedy, pro
     expected = run(make(max_num_seqs=1), others, greedy(NUM_TOKENS))
     assert all(poison not in tokens for tokens, _ in expected)
     embed = llm.engine.runner.target.model.embed_tokens
-    embed.weight = torch.nn.Parameter(embed.weight.clone(), requires_grad=False)  # the head shares it
+    embed.weight = torch.nn.Parameter(
+        embed.weight.clone(), requires_grad=False
+    )  # the head shares it
     embed.weight[poison] = torch.nan
     batch = [others[0], [*others[1], poison, 5], *others[1:]]
     outputs = llm.generate(batch, greedy(NUM_TOKENS), use_tqdm=False)
@@ -284,7 +348,9 @@ def test_logits_that_are_no_numbers_end_their_own_request_only(make, greedy, pro
 
 def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, monkeypatch):
     llm = make()
-    monkeypatch.setattr(llm.engine.runner, "run_round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        llm.engine.runner, "run_round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         llm.generate(prompts[:3], greedy(NUM_TOKENS), use_tqdm=False)
     assert not llm.engine.has_unfinished
@@ -292,12 +358,16 @@ def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, m
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("place", ["start", "run_chunk", "run_round"])
-def test_an_engine_serves_on_behind_a_step_that_broke_off(make, greedy, prompts, monkeypatch, place, is_async):
+def test_an_engine_serves_on_behind_a_step_that_broke_off(
+    make, greedy, prompts, monkeypatch, place, is_async
+):
     llm = make(max_num_seqs=2, async_scheduling=is_async)
     expected = run(llm, prompts[:3], greedy(NUM_TOKENS))
     stream = llm.stream(prompts[3], greedy(NUM_TOKENS))
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner, place, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt("now")))
+        patch.setattr(
+            llm.engine.runner, place, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt("now"))
+        )
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts[:3], greedy(NUM_TOKENS), use_tqdm=False)
     scheduler = llm.engine.scheduler
@@ -309,7 +379,10 @@ def test_an_engine_serves_on_behind_a_step_that_broke_off(make, greedy, prompts,
 
 
 def test_streamed_pieces_join_to_the_whole_output(make, prompts):
-    llm, params = make(async_scheduling=True), SamplingParams(temperature=0.7, seed=5, n=2, max_tokens=40, logprobs=1)
+    llm, params = (
+        make(async_scheduling=True),
+        SamplingParams(temperature=0.7, seed=5, n=2, max_tokens=40, logprobs=1),
+    )
     pieces = list(llm.stream(prompts[5], params))
     [whole] = llm.generate(prompts[5], params, use_tqdm=False)
     for sample in whole.outputs:

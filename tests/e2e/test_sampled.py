@@ -40,7 +40,9 @@ def sampled(llm, prompts, count, order=None, batch=None):
     found = {}
     for start in range(0, count, batch or count):
         ids = order[start : start + (batch or count)]
-        outputs = llm.generate([prompts[i % 48] for i in ids], [mixed(i) for i in ids], use_tqdm=False)
+        outputs = llm.generate(
+            [prompts[i % 48] for i in ids], [mixed(i) for i in ids], use_tqdm=False
+        )
         found |= {i: output.outputs[0].token_ids for i, output in zip(ids, outputs, strict=True)}
     return [found[i] for i in range(count)]
 
@@ -67,12 +69,16 @@ def test_two_hundred_requests_for_every_k_batch_and_order(demo_llm, prompts, k):
     expected = sampled(demo_llm(None), prompts, 200)
     llm = demo_llm("demo/eagle3", k)
     assert sampled(llm, prompts, 200, batch=1) == expected
-    assert sampled(llm, prompts, 200, random.Random(k).sample(range(200), 200), batch=16) == expected
+    assert (
+        sampled(llm, prompts, 200, random.Random(k).sample(range(200), 200), batch=16) == expected
+    )
 
 
 def test_greedy_rows_keep_their_tokens_beside_sampled_ones(demo_llm, prompts, references, greedy):
     params = [greedy(24), SamplingParams(seed=1, max_tokens=24, logprobs=3), greedy(24, logprobs=0)]
-    outputs = demo_llm("demo/eagle3", 3).generate([prompts[0], prompts[1], prompts[2]], params, use_tqdm=False)
+    outputs = demo_llm("demo/eagle3", 3).generate(
+        [prompts[0], prompts[1], prompts[2]], params, use_tqdm=False
+    )
     assert outputs[0].outputs[0].token_ids == references[0][:24]
     assert outputs[2].outputs[0].token_ids == references[2][:24]
 
@@ -108,7 +114,9 @@ def test_an_engines_seed_decides_the_drawn_ones(prompts):
     runs = []
     for seed in (4, 4, 5):
         llm = LLM("demo", max_num_seqs=1, max_model_len=256, device="cpu", seed=seed)
-        runs.append(llm.generate([prompts[2]], SamplingParams(max_tokens=4), use_tqdm=False)[0].seed)
+        runs.append(
+            llm.generate([prompts[2]], SamplingParams(max_tokens=4), use_tqdm=False)[0].seed
+        )
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -127,7 +135,10 @@ def test_an_engines_seed_decides_the_drawn_ones(prompts):
     ],
 )
 def test_every_parameter_changes_the_output(demo_llm, prompts, values):
-    llm, base = demo_llm("demo/eagle3", 3), {"temperature": 1.2, "seed": 11, "max_tokens": 24, "ignore_eos": True}
+    llm, base = (
+        demo_llm("demo/eagle3", 3),
+        {"temperature": 1.2, "seed": 11, "max_tokens": 24, "ignore_eos": True},
+    )
     with_, without = llm.generate(
         [prompts[1]] * 2, [SamplingParams(**base | values), SamplingParams(**base)], use_tqdm=False
     )
@@ -140,14 +151,18 @@ def test_bias_and_bad_words_keep_words_out(demo_llm, prompts, greedy, references
     word = llm.tokenizer.decode(references[0][3:5])
     token = references[0][2]
     outputs = llm.generate(
-        [prompts[0]] * 2, [greedy(24, bad_words=[word]), greedy(24, logit_bias={token: -100.0})], use_tqdm=False
+        [prompts[0]] * 2,
+        [greedy(24, bad_words=[word]), greedy(24, logit_bias={token: -100.0})],
+        use_tqdm=False,
     )
     assert word in llm.tokenizer.decode(references[0][:24])
     assert references[0][3:5] not in [outputs[0].outputs[0].token_ids[i : i + 2] for i in range(23)]
     assert token not in outputs[1].outputs[0].token_ids
 
 
-def test_a_bad_word_that_begins_in_the_prompt_may_be_completed(demo_llm, prompts, greedy, references):
+def test_a_bad_word_that_begins_in_the_prompt_may_be_completed(
+    demo_llm, prompts, greedy, references
+):
     llm, index = demo_llm("demo/eagle3", 3), 4
     ids = [prompts[index][-1], references[index][0]]
     word = llm.tokenizer.decode(ids)
@@ -161,7 +176,10 @@ def test_where_no_token_is_left_the_request_ends_with_the_names_of_those_who_did
     demo_llm, prompts, greedy, logprobs
 ):
     llm = demo_llm("demo/eagle3", 3)
-    params = [greedy(8, allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=3, logprobs=logprobs), greedy(8)]
+    params = [
+        greedy(8, allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=3, logprobs=logprobs),
+        greedy(8),
+    ]
     broken, sound = llm.generate(prompts[:2], params, use_tqdm=False)
     completion = broken.outputs[0]
     assert (completion.finish_reason, completion.token_ids) == ("error", [])
@@ -175,12 +193,18 @@ def test_a_draft_of_the_round_flips_decisions_behind_it(demo_llm, prompts):
     reference, flipped = Reference(demo_directory("target")), 0
     for output in demo_llm("demo/eagle3", 5).generate(prompts[:8], params, use_tqdm=False):
         tokens, num_prompt = output.outputs[0].token_ids, len(output.prompt_token_ids)
-        behind = reference.forward([*output.prompt_token_ids, *tokens]).logits_TV.double().numpy()[num_prompt - 1 :]
+        behind = (
+            reference.forward([*output.prompt_token_ids, *tokens])
+            .logits_TV.double()
+            .numpy()[num_prompt - 1 :]
+        )
         start = 1
         for record in output.stats.rounds:
             end = min(start + record.num_accepted + 1, len(tokens))
             for i in range(start, end):  # row i decides token i
-                before_round, before_row = (np.bincount(tokens[:n], minlength=behind.shape[1]) for n in (start, i))
+                before_round, before_row = (
+                    np.bincount(tokens[:n], minlength=behind.shape[1]) for n in (start, i)
+                )
                 assert np.argmax(behind[i] - 2 * before_row) == tokens[i]
                 flipped += np.argmax(behind[i] - 2 * before_round) != tokens[i]
             start = end
@@ -188,18 +212,26 @@ def test_a_draft_of_the_round_flips_decisions_behind_it(demo_llm, prompts):
     assert flipped > 0
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5, "top_p": 0.9, "repetition_penalty": 1.2}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"seed": 5, "top_p": 0.9, "repetition_penalty": 1.2}]
+)
 def test_logprobs_are_those_of_transformers(demo_llm, prompts, params):
-    model = AutoModelForCausalLM.from_pretrained(demo_directory("target"), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        demo_directory("target"), dtype=torch.float32
+    ).eval()
     params = SamplingParams(max_tokens=24, logprobs=3, ignore_eos=True, **params)
     outputs = demo_llm("demo/eagle3", 3).generate(prompts[:3], params, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=False):
         completion = output.outputs[0]
         with torch.inference_mode():
-            logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+            logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[
+                0, len(prompt) - 1 : -1
+            ]
         truth = logits.log_softmax(dim=-1)
         assert len(completion.logprobs) == len(completion.token_ids) == 24
-        for row_V, token, found in zip(truth, completion.token_ids, completion.logprobs, strict=True):
+        for row_V, token, found in zip(
+            truth, completion.token_ids, completion.logprobs, strict=True
+        ):
             assert abs(found[token].logprob - row_V[token]) < 1e-4
             assert all(abs(entry.logprob - row_V[other]) < 1e-4 for other, entry in found.items())
             assert next(iter(found.values())).logprob == found[token].logprob
@@ -207,8 +239,12 @@ def test_logprobs_are_those_of_transformers(demo_llm, prompts, params):
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_logprobs_are_those_of_the_reference_before_processors(demo_llm, prompts, k):
-    params = SamplingParams(seed=3, max_tokens=12, logprobs=4, prompt_logprobs=2, top_k=5, ignore_eos=True)
-    [output] = demo_llm("demo/eagle3", k, max_num_batched_tokens=48).generate([prompts[5]], params, use_tqdm=False)
+    params = SamplingParams(
+        seed=3, max_tokens=12, logprobs=4, prompt_logprobs=2, top_k=5, ignore_eos=True
+    )
+    [output] = demo_llm("demo/eagle3", k, max_num_batched_tokens=48).generate(
+        [prompts[5]], params, use_tqdm=False
+    )
     tokens, completion = [*prompts[5], *output.outputs[0].token_ids], output.outputs[0]
     logits = Reference(demo_directory("target")).forward(tokens).logits_TV
     truth = logits.double().log_softmax(-1).numpy()
@@ -237,7 +273,9 @@ def test_logprobs_are_those_of_the_reference_before_processors(demo_llm, prompts
         ({"bad_words": ["a b c d e f g h i j k l m n o p q r s t u v w x y z" * 3]}, "bad_words"),
     ],
 )
-def test_ids_outside_the_vocabulary_and_words_too_long_are_refused_by_name(demo_llm, prompts, values, words):
+def test_ids_outside_the_vocabulary_and_words_too_long_are_refused_by_name(
+    demo_llm, prompts, values, words
+):
     llm = demo_llm("demo/eagle3", 3)
     with pytest.raises(ValueError, match=words):
         llm.generate([prompts[0]], SamplingParams(**values), use_tqdm=False)

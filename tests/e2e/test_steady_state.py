@@ -39,7 +39,13 @@ def is_mask(index):
 @pytest.fixture
 def runner(prompts):
     """A runner with three requests past their prompts."""
-    llm = LLM("demo", {"model": "demo", "num_speculative_tokens": 3}, max_num_seqs=3, max_model_len=640, device="cpu")
+    llm = LLM(
+        "demo",
+        {"model": "demo", "num_speculative_tokens": 3},
+        max_num_seqs=3,
+        max_model_len=640,
+        device="cpu",
+    )
     runner, parts = llm.engine.runner, []
     for row, prompt in enumerate(prompts[:3]):
         blocks = range(row * 10, row * 10 + 10)
@@ -55,8 +61,13 @@ def test_rounds_read_nothing_back(runner):
         for _ in range(3):
             runner.run_round([0, 1, 2], 400)
     last = runner.read(3).num_accepted
-    grown = [int(now) - then for now, then in zip(runner.state.num_computed_tokens[:3], before, strict=True)]
-    assert all(2 + accepted + 1 <= each <= 3 * 4 for each, accepted in zip(grown, last, strict=True))
+    grown = [
+        int(now) - then
+        for now, then in zip(runner.state.num_computed_tokens[:3], before, strict=True)
+    ]
+    assert all(
+        2 + accepted + 1 <= each <= 3 * 4 for each, accepted in zip(grown, last, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +90,11 @@ def test_a_hundred_rounds_leave_memory_and_addresses_as_they_were(runner):
 
 def live_bytes():
     gc.collect()
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in gc.get_objects() if is_tensor(t)}
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in gc.get_objects()
+        if is_tensor(t)
+    }
     return sum(storages.values())
 
 
@@ -89,6 +104,10 @@ def is_tensor(candidate):
 
 
 def addresses(runner):
-    state = {name: value.data_ptr() for name, value in vars(runner.state).items() if isinstance(value, torch.Tensor)}
+    state = {
+        name: value.data_ptr()
+        for name, value in vars(runner.state).items()
+        if isinstance(value, torch.Tensor)
+    }
     buffers = {name: value.data_ptr() for name, value in runner.buffers.tensors().items()}
     return state, buffers, runner.target_cache.data_ptr(), runner.draft_cache.data_ptr()

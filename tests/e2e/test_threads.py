@@ -27,7 +27,9 @@ def run_threads(calls):
         except BaseException as error:
             found[index] = error
 
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
+    threads = [
+        threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -38,11 +40,19 @@ def run_threads(calls):
 
 def texts_of(llm, index, prompts):
     """A few calls of each kind, which differ from thread to thread."""
-    params = SamplingParams(temperature=0.8, seed=index, max_tokens=4 + 3 * index, stop="zz", ignore_eos=True)
-    found = [output.outputs[0].text for output in llm.generate(prompts[index : index + 2], params, use_tqdm=False)]
+    params = SamplingParams(
+        temperature=0.8, seed=index, max_tokens=4 + 3 * index, stop="zz", ignore_eos=True
+    )
+    found = [
+        output.outputs[0].text
+        for output in llm.generate(prompts[index : index + 2], params, use_tqdm=False)
+    ]
     conversation = [{"role": "user", "content": f"sort {index} lists"}]
     [chat] = llm.chat(conversation, params, use_tqdm=False, chat_template=TEMPLATE)
-    found += [chat.outputs[0].text, "".join(piece.text for piece in llm.stream(f"def f{index}(", params))]
+    found += [
+        chat.outputs[0].text,
+        "".join(piece.text for piece in llm.stream(f"def f{index}(", params)),
+    ]
     for piece in llm.stream(prompts[index], SamplingParams(temperature=0.0, max_tokens=200)):
         found.append(piece.token_ids[0])  # how many come at once depends on the steps of others
         break
@@ -51,13 +61,17 @@ def texts_of(llm, index, prompts):
 
 def test_threads_get_what_each_gets_alone(llm, prompts):
     expected = [texts_of(llm, index, prompts) for index in range(NUM_THREADS)]
-    assert run_threads([lambda i=i: texts_of(llm, i, prompts) for i in range(NUM_THREADS)]) == expected
+    assert (
+        run_threads([lambda i=i: texts_of(llm, i, prompts) for i in range(NUM_THREADS)]) == expected
+    )
     assert not llm.engine.has_unfinished
     llm.engine.drain()
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
-def test_a_step_that_breaks_off_in_one_thread_lets_the_others_return(llm, greedy, prompts, monkeypatch):
+def test_a_step_that_breaks_off_in_one_thread_lets_the_others_return(
+    llm, greedy, prompts, monkeypatch
+):
     real, steps = llm.engine.runner.run_round, []
 
     def fails_once(*args):
@@ -74,7 +88,9 @@ def test_a_step_that_breaks_off_in_one_thread_lets_the_others_return(llm, greedy
     assert [str(error) for error in raised] == ["the device fell off the bus"]
     assert len(others) == 3
     assert any("a step was broken off" in (other.stop_reason or "") for other in others)
-    assert llm.generate(prompts[0], greedy(4), use_tqdm=False)[0].outputs[0].finish_reason == "length"
+    assert (
+        llm.generate(prompts[0], greedy(4), use_tqdm=False)[0].outputs[0].finish_reason == "length"
+    )
 
 
 def test_no_thread_waits_for_anothers_long_answer(llm, greedy, prompts):

@@ -32,7 +32,8 @@ def test_every_tensor_that_a_call_reads_has_a_name():
 def test_changed_new_and_lost_addresses_are_all_named():
     check_addresses({"a": 1}, {"a": 1})
     with pytest.raises(
-        CaptureError, match="a: 0x1 at capture, 0x2 now; b: 0x3 at capture, no tensor now; c: no tensor"
+        CaptureError,
+        match="a: 0x1 at capture, 0x2 now; b: 0x3 at capture, no tensor now; c: no tensor",
     ):
         check_addresses({"a": 1, "b": 3}, {"a": 2, "c": 4})
 

@@ -173,7 +173,10 @@ def test_a_break_may_not_return_a_tensor_of_its_own(pool, device):
     def own_tensor(x):
         return x * 2
 
-    with pytest.raises(CaptureError, match="own_tensor returned a tensor of its own"), BreakableCUDAGraphCapture(pool):
+    with (
+        pytest.raises(CaptureError, match="own_tensor returned a tensor of its own"),
+        BreakableCUDAGraphCapture(pool),
+    ):
         own_tensor(torch.ones(2, device=device))
 
 

@@ -38,7 +38,10 @@ def test_two_threads_may_capture_at_once(pool):
 
 def test_the_switch_forbids_every_later_capture_into_its_pool_and_no_other(pool, backend):
     set_cudagraph_capturing_enabled(pool, False)
-    for check in (validate_cudagraph_capturing_enabled, lambda *given: exclusive_capture(*given).__enter__()):
+    for check in (
+        validate_cudagraph_capturing_enabled,
+        lambda *given: exclusive_capture(*given).__enter__(),
+    ):
         with pytest.raises(CaptureError, match="a graph would be captured now"):
             check("a graph", pool)
     validate_cudagraph_capturing_enabled("a graph", backend.new_pool())

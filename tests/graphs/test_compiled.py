@@ -14,12 +14,17 @@ def test_a_graph_is_split_into_a_chain_with_each_split_op_alone():
         return torch.relu(z) - y
 
     pieces = split_at(symbolic_trace(model), lambda node: node.target is torch.relu)
-    ops = [[n.name for n in part.graph.nodes if n.op == "call_function"] for _, part in pieces.named_children()]
+    ops = [
+        [n.name for n in part.graph.nodes if n.op == "call_function"]
+        for _, part in pieces.named_children()
+    ]
     assert ops == [["add"], ["relu"], ["mul"], ["relu"], ["sub"]]
     assert torch.equal(pieces(torch.ones(2)), model(torch.ones(2)))
 
 
-def test_pieces_around_the_split_op_are_captured_and_the_op_stays_live(backend, device, toy, in_context):
+def test_pieces_around_the_split_op_are_captured_and_the_op_stays_live(
+    backend, device, toy, in_context
+):
     compiled = CompiledPieces(toy, backend.new_pool(), ["toy::scale_rows"])
     x, out = torch.zeros(8, 8, device=device), torch.zeros(8, 8, device=device)
     scale = torch.ones((), device=device)

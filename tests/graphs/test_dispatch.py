@@ -21,7 +21,9 @@ def test_every_request_count_and_every_token_count_has_a_graph(k, max_num_reqs):
         assert n > 8 or chosen.descriptor.num_reqs == n
     for n in range(1, max_num_reqs * (k + 1) + 1):
         chosen = dispatcher.dispatch(1, n, None)
-        assert chosen == Dispatch(PIECEWISE, BatchDescriptor(min(s for s in sizes.tokens if s >= n)))
+        assert chosen == Dispatch(
+            PIECEWISE, BatchDescriptor(min(s for s in sizes.tokens if s >= n))
+        )
 
 
 def test_before_any_capture_a_batch_keeps_its_true_sizes():
@@ -39,10 +41,16 @@ def test_a_batch_too_large_for_full_falls_to_piecewise_then_to_eager():
 def test_batches_with_lora_have_graphs_of_their_own():
     dispatcher = Dispatcher(2)
     dispatcher.set_captured([1, 2], [8])
-    assert dispatcher.dispatch(1, 2, 2, has_lora=True) == Dispatch(NONE, BatchDescriptor(2, 1, 2, True))
+    assert dispatcher.dispatch(1, 2, 2, has_lora=True) == Dispatch(
+        NONE, BatchDescriptor(2, 1, 2, True)
+    )
     dispatcher.set_captured([4], [16], has_lora=True)
-    assert dispatcher.dispatch(1, 2, 2, has_lora=True) == Dispatch(FULL, BatchDescriptor(8, 4, 2, True))
-    assert dispatcher.dispatch(1, 3, None, has_lora=True) == Dispatch(PIECEWISE, BatchDescriptor(16, has_lora=True))
+    assert dispatcher.dispatch(1, 2, 2, has_lora=True) == Dispatch(
+        FULL, BatchDescriptor(8, 4, 2, True)
+    )
+    assert dispatcher.dispatch(1, 3, None, has_lora=True) == Dispatch(
+        PIECEWISE, BatchDescriptor(16, has_lora=True)
+    )
     assert dispatcher.dispatch(1, 2, 2) == Dispatch(FULL, BatchDescriptor(2, 1, 2))
 
 

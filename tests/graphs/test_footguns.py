@@ -80,7 +80,9 @@ def test_a_new_tensor_under_an_old_name_is_not_read(capture, buffers):
     assert y.tolist() == [2, 2]
 
 
-def test_debugging_names_the_argument_whose_address_changed(monkeypatch, backend, buffers, warm, in_context):
+def test_debugging_names_the_argument_whose_address_changed(
+    monkeypatch, backend, buffers, warm, in_context
+):
     """With SPECDEC_DEBUG=1 a wrapper compares addresses with those of its capture."""
     monkeypatch.setenv("SPECDEC_DEBUG", "1")
     x, _ = buffers
@@ -131,7 +133,9 @@ def _attention(x, out):
 
 
 @pytest.mark.parametrize("is_break, expected", [(True, [9, 9]), (False, [2, 2])])
-def test_live_metadata_is_read_live_only_in_a_break(backend, buffers, warm, in_context, is_break, expected):
+def test_live_metadata_is_read_live_only_in_a_break(
+    backend, buffers, warm, in_context, is_break, expected
+):
     """The classic corruption: an attention that should have been a break keeps the metadata of its capture."""
     x, y = buffers
     attention = eager_break_during_capture(_attention) if is_break else _attention

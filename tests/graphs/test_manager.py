@@ -23,13 +23,22 @@ MAX_TOKENS = 48
 class Family:
     """A manager around the toy model, its static buffers and its make_forward, as an engine would have them."""
 
-    def __init__(self, model, backend, device, mode, sizes, query_len=2, use_breakable_cg=True, **options):
+    def __init__(
+        self, model, backend, device, mode, sizes, query_len=2, use_breakable_cg=True, **options
+    ):
         self.model, self.num_prepared, self.num_runs = model, [], 0
         self.x = torch.zeros(MAX_TOKENS + 3, 8, device=device)
         self.out = torch.zeros(MAX_TOKENS + 3, 8, device=device)
         self.scale = torch.ones(MAX_TOKENS + 3, 1, device=device)
         self.manager = CudaGraphManager(
-            "toy", sizes, mode, query_len, backend, outputs=(self.out,), use_breakable_cg=use_breakable_cg, **options
+            "toy",
+            sizes,
+            mode,
+            query_len,
+            backend,
+            outputs=(self.out,),
+            use_breakable_cg=use_breakable_cg,
+            **options,
         )
         self.use_breakable_cg = use_breakable_cg
         self.init_runner(model)
@@ -53,10 +62,16 @@ class Family:
         n = desc.num_tokens
         metadata = {"scale": self.scale[:n]}
         context = ForwardContext(
-            attn_metadata=metadata, slot_mapping=None, num_tokens=n, runtime_mode=mode, batch_descriptor=desc
+            attn_metadata=metadata,
+            slot_mapping=None,
+            num_tokens=n,
+            runtime_mode=mode,
+            batch_descriptor=desc,
         )
         with set_forward_context(context):
-            return self.manager.run_pw_graph(self.model, {"x_TD": self.x[:n], "out_TD": self.out[:n]})
+            return self.manager.run_pw_graph(
+                self.model, {"x_TD": self.x[:n], "out_TD": self.out[:n]}
+            )
 
     def step(self, num_reqs, num_tokens, query_len=None, **dispatched):
         """Run a batch on fresh inputs; padding holds NaN, so a row that reads it is seen."""
@@ -75,7 +90,9 @@ class Family:
 
     def eager(self, n):
         expected = torch.zeros_like(self.out[:n])
-        context = ForwardContext(attn_metadata={"scale": self.scale[:n]}, slot_mapping=None, num_tokens=n)
+        context = ForwardContext(
+            attn_metadata={"scale": self.scale[:n]}, slot_mapping=None, num_tokens=n
+        )
         with set_forward_context(context):
             self.model(self.x[:n], expected)
         return expected
@@ -85,7 +102,9 @@ class Family:
 def family(toy, backend, device):
     def make(mode, max_num_reqs=8, query_len=2, **kwargs):
         sizes = capture_sizes(
-            max_num_reqs, MAX_TOKENS, **{k: kwargs.pop(k) for k in ("requests", "tokens") if k in kwargs}
+            max_num_reqs,
+            MAX_TOKENS,
+            **{k: kwargs.pop(k) for k in ("requests", "tokens") if k in kwargs},
         )
         return Family(toy, backend, device, mode, sizes, query_len, **kwargs)
 
@@ -94,7 +113,9 @@ def family(toy, backend, device):
 
 @pytest.mark.parametrize("use_breakable_cg", [True, False])
 def test_replay_equals_eager_over_shrinking_and_growing_batches(family, use_breakable_cg):
-    toy = family(BOTH, max_num_reqs=24, use_breakable_cg=use_breakable_cg, tokens=[1, 2, 4, 16, 32, 48])
+    toy = family(
+        BOTH, max_num_reqs=24, use_breakable_cg=use_breakable_cg, tokens=[1, 2, 4, 16, 32, 48]
+    )
     toy.capture()
     for num_reqs in (24, 12, 23, 1, 17, 2):
         for query_len in (2, None):
@@ -107,8 +128,13 @@ def test_replay_equals_eager_over_shrinking_and_growing_batches(family, use_brea
 def test_the_first_forward_of_a_size_is_eager_and_the_second_is_captured(family):
     toy = family(BOTH, requests=[1, 2], tokens=[4, 8])
     toy.capture()
-    full, pieces = [BatchDescriptor(n * 2, n, 2) for n in (2, 1)], [BatchDescriptor(8), BatchDescriptor(4)]
-    assert toy.num_prepared == [(desc, warmup) for desc in pieces + full for warmup in (True, False)]
+    full, pieces = (
+        [BatchDescriptor(n * 2, n, 2) for n in (2, 1)],
+        [BatchDescriptor(8), BatchDescriptor(4)],
+    )
+    assert toy.num_prepared == [
+        (desc, warmup) for desc in pieces + full for warmup in (True, False)
+    ]
     assert toy.num_runs == 8
     assert not toy.manager.needs_capture()
     toy.capture()
@@ -157,7 +183,11 @@ def test_counters_are_kept_by_size_and_mode_and_say_so_in_json_and_in_words(fami
     assert counters.rows() == [dict(zip(names, row, strict=True)) for row in rows]
     told = json.loads(json.dumps(counters.as_dict()))
     assert told["batches"] == counters.rows()
-    assert (told["replays"], told["padded_tokens"], told["num_graphs"]) == ({"PIECEWISE": 1, "FULL": 2}, 7, 5)
+    assert (told["replays"], told["padded_tokens"], told["num_graphs"]) == (
+        {"PIECEWISE": 1, "FULL": 2},
+        7,
+        5,
+    )
     told = summary({"toy": counters, "idle": GraphCounters()})
     assert told == "toy PIECEWISE 1, FULL 2, NONE 1, 12.5% padding"
 
@@ -179,7 +209,9 @@ def test_full_graphs_of_ragged_batches_are_refused_by_name(tape, given):
         CudaGraphManager("mixed", capture_sizes(1, 4), FULL, 1, tape if given else None)
 
 
-@pytest.mark.parametrize("mode, uniform, ragged", [(FULL_DECODE_ONLY, FULL, NONE), (PIECEWISE, PIECEWISE, PIECEWISE)])
+@pytest.mark.parametrize(
+    "mode, uniform, ragged", [(FULL_DECODE_ONLY, FULL, NONE), (PIECEWISE, PIECEWISE, PIECEWISE)]
+)
 def test_a_family_runs_in_the_modes_that_it_was_given(family, mode, uniform, ragged):
     toy = family(mode, requests=[1, 2], tokens=[2, 4])
     toy.capture()
@@ -203,7 +235,10 @@ def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(
     num_bytes = family.manager.measure(family.make_forward)
     assert num_bytes > 0
     assert tape.free_memory() == free
-    assert {desc for desc, _ in family.num_prepared} == {BatchDescriptor(48), BatchDescriptor(16, 8, 2)}
+    assert {desc for desc, _ in family.num_prepared} == {
+        BatchDescriptor(48),
+        BatchDescriptor(16, 8, 2),
+    }
     assert family.manager.needs_capture()
 
 
@@ -267,7 +302,9 @@ def test_a_runner_is_built_once_and_keeps_its_graphs(family, use_breakable_cg):
     with pytest.raises(ValueError, match="toy: its runner was built for"):
         toy.init_runner(torch.nn.Identity())
     if not use_breakable_cg:
-        with pytest.raises(ValueError, match=r"split at \['toy.scale_rows'\], not at \['toy::other'\]"):
+        with pytest.raises(
+            ValueError, match=r"split at \['toy.scale_rows'\], not at \['toy::other'\]"
+        ):
             toy.manager.init_compiled_runner(toy.model, ["toy::other"])
 
 
@@ -278,7 +315,10 @@ def test_in_mode_piecewise_without_a_runner_nothing_runs_eagerly(backend, in_con
     for runtime_mode in (NONE, FULL):
         with in_context(runtime_mode):
             manager.run_pw_graph(lambda: runs.append(1), {})
-    with in_context(PIECEWISE), pytest.raises(CaptureError, match="bare: run_pw_graph in mode PIECEWISE without a run"):
+    with (
+        in_context(PIECEWISE),
+        pytest.raises(CaptureError, match="bare: run_pw_graph in mode PIECEWISE without a run"),
+    ):
         manager.run_pw_graph(lambda: runs.append(1), {})
     assert runs == [1, 1]
 
@@ -294,7 +334,9 @@ def test_a_mode_without_pieces_has_no_runner(toy, backend, mode):
 
 
 def test_each_implementation_has_its_own_constructor(toy, tape):
-    manager = CudaGraphManager("toy", CaptureSizes(requests=(), tokens=(4,)), BOTH, 1, tape, use_breakable_cg=False)
+    manager = CudaGraphManager(
+        "toy", CaptureSizes(requests=(), tokens=(4,)), BOTH, 1, tape, use_breakable_cg=False
+    )
     with pytest.raises(ValueError, match="init_compiled_runner"):
         manager.init_breakable_cg_runner(toy)
     manager.use_breakable_cg = True
@@ -335,7 +377,9 @@ def test_a_warm_up_that_would_be_captured_is_an_error(family, use_breakable_cg):
     # what runs first on a stream cannot be captured on CUDA
     with toy.manager._backend.side_stream():
         toy.forward(NONE, BatchDescriptor(4))
-    with pytest.raises(CaptureError, match=r"toy: the warm-up of .* was captured: with warmup=True"):
+    with pytest.raises(
+        CaptureError, match=r"toy: the warm-up of .* was captured: with warmup=True"
+    ):
         toy.manager.capture(lambda desc, warmup: toy.make_forward(desc, warmup=False))
     assert toy.manager.needs_capture()
     toy.capture()
@@ -347,7 +391,9 @@ def test_a_warm_up_is_eager(family, monkeypatch):
     seen = []
     forward = toy.model.forward
     monkeypatch.setattr(
-        toy.model, "forward", lambda **kw: (seen.append(get_forward_context().runtime_mode), forward(**kw))[1]
+        toy.model,
+        "forward",
+        lambda **kw: (seen.append(get_forward_context().runtime_mode), forward(**kw))[1],
     )
     toy.capture()
     assert seen == [NONE, PIECEWISE]
@@ -362,16 +408,25 @@ def test_batches_with_lora_run_what_was_captured_with_it(family):
     for query_len in (2, None):
         for has_lora in (True, False):
             chosen, rows, expected = toy.step(2, 4, query_len, has_lora=has_lora)
-            assert (chosen.mode, chosen.descriptor.has_lora) == (FULL if query_len else PIECEWISE, has_lora)
+            assert (chosen.mode, chosen.descriptor.has_lora) == (
+                FULL if query_len else PIECEWISE,
+                has_lora,
+            )
             torch.testing.assert_close(rows, expected)
-    with pytest.raises(ValueError, match="toy has no graphs with LoRA: has_lora=True needs specialize_lora=True"):
+    with pytest.raises(
+        ValueError, match="toy has no graphs with LoRA: has_lora=True needs specialize_lora=True"
+    ):
         family(BOTH).manager.dispatch(1, 2, 2, has_lora=True)
 
 
 def test_ranks_that_agreed_on_a_batch_choose_the_same_graph(family):
     toy = family(BOTH, requests=[1, 2, 4], tokens=[4, 8])
     toy.capture()
-    for agreed, mode, num_tokens in [((6, 3, 2), FULL, 8), ((7, 3, None), PIECEWISE, 8), ((30, 9, None), NONE, 30)]:
+    for agreed, mode, num_tokens in [
+        ((6, 3, 2), FULL, 8),
+        ((7, 3, None), PIECEWISE, 8),
+        ((30, 9, None), NONE, 30),
+    ]:
         batch = BatchDescriptor(*agreed)
         own = [(1, 2, 2), (3, 6, 2)]
         chosen = [toy.manager.dispatch(*each, agreed=batch) for each in own]
@@ -389,7 +444,12 @@ def test_ranks_that_agreed_on_a_batch_choose_the_same_graph(family):
 def test_outputs_are_the_rows_of_static_buffers(toy, backend, device):
     first, second = torch.zeros(8, 3, device=device), torch.zeros(8, device=device)
     manager = CudaGraphManager(
-        "two", CaptureSizes(requests=(2, 4), tokens=()), FULL_DECODE_ONLY, 2, backend, outputs=(first, second)
+        "two",
+        CaptureSizes(requests=(2, 4), tokens=()),
+        FULL_DECODE_ONLY,
+        2,
+        backend,
+        outputs=(first, second),
     )
 
     def forward(n):
@@ -410,7 +470,9 @@ def test_outputs_are_the_rows_of_static_buffers(toy, backend, device):
 
 
 @pytest.mark.parametrize("mode", [FULL_DECODE_ONLY, PIECEWISE])
-def test_hooks_wait_before_captures_and_replays_and_join_inside_the_capture(family, device, warm, mode):
+def test_hooks_wait_before_captures_and_replays_and_join_inside_the_capture(
+    family, device, warm, mode
+):
     class Hooks(GraphHooks):
         """Stands for a stream that copies weights: its work must end inside the graph."""
 

@@ -13,7 +13,9 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
         ("FULL_AND_PIECEWISE", "FULL", "PIECEWISE", True, True),
     ],
 )
-def test_a_compound_mode_names_one_mode_for_decode_and_one_for_the_rest(mode, decode, mixed, is_separate, has_pieces):
+def test_a_compound_mode_names_one_mode_for_decode_and_one_for_the_rest(
+    mode, decode, mixed, is_separate, has_pieces
+):
     mode = CUDAGraphMode[mode]
     assert mode.decode_mode() is CUDAGraphMode[decode]
     assert mode.mixed_mode() is CUDAGraphMode[mixed]

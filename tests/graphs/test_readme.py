@@ -22,7 +22,9 @@ def test_the_package_exports_its_ten_names_and_the_readme_says_so():
 def test_importing_the_package_loads_no_backend():
     code = "import sys, graphs; print(*{'graphs.cuda', 'graphs.tape.backend'} & set(sys.modules))"
     root = Path(graphs.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == ""
 
 

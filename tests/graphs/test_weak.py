@@ -22,7 +22,11 @@ def test_a_weak_view_is_the_same_memory_shape_and_strides(device):
     for tensor in (base, base.t(), base[1:3, ::2], base[:0], torch.ones((), device=device)):
         view = weak_view(tensor)
         assert view.data_ptr() == tensor.data_ptr()
-        assert (view.shape, view.stride(), view.device) == (tensor.shape, tensor.stride(), tensor.device)
+        assert (view.shape, view.stride(), view.device) == (
+            tensor.shape,
+            tensor.stride(),
+            tensor.device,
+        )
         assert torch.equal(view, tensor)
 
 

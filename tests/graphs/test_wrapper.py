@@ -29,7 +29,11 @@ class Counted:
 @pytest.fixture(params=["full", "breakable"])
 def wrapper(request, backend):
     pool, call = backend.new_pool(), Counted()
-    return CUDAGraphWrapper(call, PIECEWISE, pool) if request.param == "full" else BreakableCUDAGraphWrapper(call, pool)
+    return (
+        CUDAGraphWrapper(call, PIECEWISE, pool)
+        if request.param == "full"
+        else BreakableCUDAGraphWrapper(call, pool)
+    )
 
 
 @pytest.fixture
@@ -92,7 +96,9 @@ def test_cleared_graphs_are_captured_again(wrapper, x, in_context):
 
 
 def test_a_mode_without_a_descriptor_is_an_error(wrapper, x):
-    context = ForwardContext(attn_metadata=None, slot_mapping=None, num_tokens=8, runtime_mode=PIECEWISE)
+    context = ForwardContext(
+        attn_metadata=None, slot_mapping=None, num_tokens=8, runtime_mode=PIECEWISE
+    )
     with set_forward_context(context), pytest.raises(ValueError, match="needs a batch_descriptor"):
         wrapper(x)
 
@@ -103,7 +109,10 @@ def test_nothing_is_captured_once_serving_began(wrapper, x, in_context):
     set_cudagraph_capturing_enabled(wrapper._pool, False)
     with in_context(PIECEWISE, 4):
         assert wrapper(x[:4]).tolist() == [2] * 4
-    with in_context(PIECEWISE, 8), pytest.raises(CaptureError, match="capture ended when serving began"):
+    with (
+        in_context(PIECEWISE, 8),
+        pytest.raises(CaptureError, match="capture ended when serving began"),
+    ):
         wrapper(x)
 
 
@@ -152,7 +161,9 @@ def test_outputs_keep_their_structure_and_pin_nothing(tape, in_context):
 
 def test_a_piece_that_is_not_the_last_returns_a_strong_output_at_capture(tape, in_context):
     pool = tape.new_pool()
-    first = CUDAGraphWrapper(lambda x: x + 1, PIECEWISE, pool, CUDAGraphOptions(weak_ref_output=False))
+    first = CUDAGraphWrapper(
+        lambda x: x + 1, PIECEWISE, pool, CUDAGraphOptions(weak_ref_output=False)
+    )
     x = torch.zeros(2)
     with in_context(PIECEWISE):
         output = first(x)
@@ -164,13 +175,17 @@ def test_a_piece_that_is_not_the_last_returns_a_strong_output_at_capture(tape, i
 
 @pytest.mark.parametrize("is_logged", [True, False])
 @pytest.mark.parametrize("kind", ["full", "breakable"])
-def test_each_capture_is_one_debug_line_unless_told_otherwise(backend, x, in_context, caplog, kind, is_logged):
+def test_each_capture_is_one_debug_line_unless_told_otherwise(
+    backend, x, in_context, caplog, kind, is_logged
+):
     caplog.set_level("DEBUG", logger="graphs")
     if kind == "full":
         options = None if is_logged else CUDAGraphOptions(debug_log_enable=False)
         wrapper = CUDAGraphWrapper(Counted(), PIECEWISE, backend.new_pool(), options)
     else:
-        wrapper = BreakableCUDAGraphWrapper(Counted(), backend.new_pool(), debug_log_enable=is_logged)
+        wrapper = BreakableCUDAGraphWrapper(
+            Counted(), backend.new_pool(), debug_log_enable=is_logged
+        )
     for _ in range(2):
         with in_context(PIECEWISE):
             wrapper(x)
@@ -181,9 +196,13 @@ def test_each_capture_is_one_debug_line_unless_told_otherwise(backend, x, in_con
 
 
 @pytest.mark.parametrize("is_weak", [True, False])
-def test_the_output_of_a_capture_pins_its_memory_only_where_a_later_piece_reads_it(tape, in_context, is_weak):
+def test_the_output_of_a_capture_pins_its_memory_only_where_a_later_piece_reads_it(
+    tape, in_context, is_weak
+):
     pool, x = tape.new_pool(), torch.ones(8)
-    wrapper = CUDAGraphWrapper(Counted(), PIECEWISE, pool, CUDAGraphOptions(weak_ref_output=is_weak))
+    wrapper = CUDAGraphWrapper(
+        Counted(), PIECEWISE, pool, CUDAGraphOptions(weak_ref_output=is_weak)
+    )
     with in_context(PIECEWISE):
         output = wrapper(x)
     assert output.shape == x.shape

@@ -44,9 +44,17 @@ def tiny(draft: str | None, device: torch.device) -> Pair:
     """Two layers of 64 channels; "eagle3", "eagle1" or no draft."""
     plain = tiny_target()
     config = changed(
-        plain.config, num_layers=2, hidden_size=64, intermediate_size=96, num_heads=2, num_kv_heads=1, head_dim=32
+        plain.config,
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=96,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
     )
-    target = dataclasses.replace(plain, config=config, tensors=_on(device, lively(target_shapes(config))))
+    target = dataclasses.replace(
+        plain, config=config, tensors=_on(device, lively(target_shapes(config)))
+    )
     if draft is None:
         return Pair(target, None, device)
     make = eagle3_config if draft == "eagle3" else eagle1_config
@@ -60,7 +68,9 @@ def _on(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def tiny_runner(pair: Pair, k: int, config: GraphConfig | None = None, backend: GraphBackend | None = None) -> Runner:
+def tiny_runner(
+    pair: Pair, k: int, config: GraphConfig | None = None, backend: GraphBackend | None = None
+) -> Runner:
     """A captured runner of 36 rows and chunks of 48 tokens, whose caches start as NaN."""
     sizes = EngineSizes(
         max_model_len=100,
@@ -69,7 +79,9 @@ def tiny_runner(pair: Pair, k: int, config: GraphConfig | None = None, backend: 
         num_kv_blocks=2 * NUM_ROWS,
         num_speculative_tokens=k,
     )
-    runner = Runner(pair.target, pair.eagle, sizes, pair.device, graph_config=config, backend=backend)
+    runner = Runner(
+        pair.target, pair.eagle, sizes, pair.device, graph_config=config, backend=backend
+    )
     runner.capture()
     for cache in caches(runner):
         cache[:, :, :-1] = torch.nan
@@ -77,7 +89,9 @@ def tiny_runner(pair: Pair, k: int, config: GraphConfig | None = None, backend: 
 
 
 def caches(runner: Runner) -> list[Tensor]:
-    return [runner.target_cache] if runner.draft is None else [runner.target_cache, runner.draft_cache]
+    return (
+        [runner.target_cache] if runner.draft is None else [runner.target_cache, runner.draft_cache]
+    )
 
 
 @dataclass
@@ -95,10 +109,14 @@ class Walk:
         runner, chunk, room = self.runner, [], 48
         for row in range(NUM_REQS):
             prompt, blocks, start = prompt_of(row), [2 * row, 2 * row + 1], 0
-            runner.start(row, RowStart(blocks=blocks, num_draft_tokens=runner.sizes.num_speculative_tokens))
+            runner.start(
+                row, RowStart(blocks=blocks, num_draft_tokens=runner.sizes.num_speculative_tokens)
+            )
             while start < len(prompt):
                 length = min(len(prompt) - start, room)
-                chunk.append(PromptPart(row=row, prompt=prompt, start=start, length=length, blocks=blocks))
+                chunk.append(
+                    PromptPart(row=row, prompt=prompt, start=start, length=length, blocks=blocks)
+                )
                 start, room = start + length, room - length
                 if room == 0:
                     self._chunk(chunk)
@@ -111,7 +129,9 @@ class Walk:
         for row in rows[:: 3 if K else 1000]:
             state = self.runner.state
             held = held_tokens(self.runner, row)[:K]
-            state.draft_tokens[row, : len(held)] = torch.tensor(held, device=state.draft_tokens.device)
+            state.draft_tokens[row, : len(held)] = torch.tensor(
+                held, device=state.draft_tokens.device
+            )
         with self._poison(rows):
             self.runner.run_round(rows, 90)
         result = self.runner.read(len(rows))
@@ -133,7 +153,9 @@ class Walk:
         buffers += [runner.buffers.draft_streams[:T]]
         assert all(buffer.isfinite().all() for buffer in buffers)
         kept = [cache[:, :, : 2 * NUM_REQS] for cache in caches(runner)]
-        self.trace.append([*results, *(tensor.cpu().clone() for tensor in [*state, *buffers, *kept])])
+        self.trace.append(
+            [*results, *(tensor.cpu().clone() for tensor in [*state, *buffers, *kept])]
+        )
 
     @contextmanager
     def _poison(self, rows: Sequence[int]) -> Iterator[None]:

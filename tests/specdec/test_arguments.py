@@ -12,14 +12,81 @@ from specdec.config import EngineConfig
 from specdec.requests.params import _Fields
 
 ODD = [
-    *(None, True, False, 0, 1, -1, 2**70, -(2**70), 10**400, 0.5, -0.5, 2.0, float("nan"), float("inf"), -float("inf")),
-    *("", "x", "\udce9", "0", b"", b"\x01", bytearray(b"\x01"), memoryview(b"\x01"), 1j, object(), int, print),
-    *((), [], [1], ["a"], [b"a"], [None], [[1]], [True], [-1], [2**70], [0.5], [float("nan")], (1, "a"), iter([1])),
-    *({}, {1: 1.0}, {"a": 1}, {None: None}, {1: float("nan")}, {"draft_prefill": 1}, {"target_decode": [1]}),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2**70,
+        -(2**70),
+        10**400,
+        0.5,
+        -0.5,
+        2.0,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+    ),
+    *(
+        "",
+        "x",
+        "\udce9",
+        "0",
+        b"",
+        b"\x01",
+        bytearray(b"\x01"),
+        memoryview(b"\x01"),
+        1j,
+        object(),
+        int,
+        print,
+    ),
+    *(
+        (),
+        [],
+        [1],
+        ["a"],
+        [b"a"],
+        [None],
+        [[1]],
+        [True],
+        [-1],
+        [2**70],
+        [0.5],
+        [float("nan")],
+        (1, "a"),
+        iter([1]),
+    ),
+    *(
+        {},
+        {1: 1.0},
+        {"a": 1},
+        {None: None},
+        {1: float("nan")},
+        {"draft_prefill": 1},
+        {"target_decode": [1]},
+    ),
     *(set(), {1}, frozenset("a"), range(0), range(3)),
-    *(np.int64(1), np.int64(-1), np.float32(0.5), np.float64("nan"), np.bool_(True), np.str_("x"), np.array(1)),
+    *(
+        np.int64(1),
+        np.int64(-1),
+        np.float32(0.5),
+        np.float64("nan"),
+        np.bool_(True),
+        np.str_("x"),
+        np.array(1),
+    ),
     *(np.array([1, 2]), np.array(["a", "b"]), np.array([])),
-    *(torch.tensor(1), torch.tensor(0.5), torch.tensor([1, 2]), torch.tensor([0.5]), torch.tensor([]), torch.float16),
+    *(
+        torch.tensor(1),
+        torch.tensor(0.5),
+        torch.tensor([1, 2]),
+        torch.tensor([0.5]),
+        torch.tensor([]),
+        torch.float16,
+    ),
 ]
 
 
@@ -46,7 +113,10 @@ def test_every_option_of_an_engine_takes_a_value_or_refuses_it_by_name(name):
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SpeculativeConfig)])
 def test_every_option_of_a_draft_takes_a_value_or_refuses_it_by_name(name):
-    assert refusals(lambda **values: SpeculativeConfig(**{"model": "demo"} | values), name) > len(ODD) / 2
+    assert (
+        refusals(lambda **values: SpeculativeConfig(**{"model": "demo"} | values), name)
+        > len(ODD) / 2
+    )
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(_Fields)])
@@ -67,7 +137,10 @@ def test_every_parameter_of_a_request_takes_a_value_or_refuses_it_by_name(name):
         ({"device": "cpu:1"}, "device='cpu:1': give auto, cpu"),
         ({"dtype": torch.float16}, "dtype=torch.float16: allowed are auto, float32"),
         ({"dtype": np.array(["auto", "auto"])}, "dtype=array.*: allowed are auto"),
-        ({"num_kv_blocks": 1 << 30}, "num_kv_blocks=1073741824 take .* GiB, and there are .* GiB: give fewer"),
+        (
+            {"num_kv_blocks": 1 << 30},
+            "num_kv_blocks=1073741824 take .* GiB, and there are .* GiB: give fewer",
+        ),
     ],
 )
 def test_an_engine_refuses_odd_values_by_name(options, words):
@@ -110,7 +183,10 @@ def test_a_draft_refuses_odd_values_by_name(value, words):
 
 
 def test_names_of_any_type_are_refused_together():
-    with pytest.raises(ValueError, match=r"it does not take 1, None, modle; did you mean model\? \(allowed: model\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"it does not take 1, None, modle; did you mean model\? \(allowed: model\)",
+    ):
         refuse_unknown("it", {"modle": 0, 1: 0, None: 0}, ["model"])
 
 
@@ -121,4 +197,8 @@ def test_what_is_no_list_is_refused_by_name(value):
 
 
 def test_what_has_an_order_is_a_list():
-    assert as_list("things", (1, 2), "") == as_list("things", range(1, 3), "") == as_list("things", iter([1, 2]), "")
+    assert (
+        as_list("things", (1, 2), "")
+        == as_list("things", range(1, 3), "")
+        == as_list("things", iter([1, 2]), "")
+    )

@@ -21,12 +21,27 @@ NO_PIECES = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
         ({"enforce_eager": "no"}, "enforce_eager='no': allowed are False, True"),
         ({"cuda_graph_sizes": 4}, "cuda_graph_sizes=4: give a list of integers"),
         ({"cuda_graph_sizes": []}, "cuda_graph_sizes="),
-        ({"cuda_graph_sizes": [1, 65]}, r"cuda_graph_sizes=\[1, 65\]: 65 is not an integer from 1 to 64"),
-        ({"cuda_graph_token_sizes": [0]}, "cuda_graph_token_sizes=.* 0 is not an integer from 1 to 8192"),
+        (
+            {"cuda_graph_sizes": [1, 65]},
+            r"cuda_graph_sizes=\[1, 65\]: 65 is not an integer from 1 to 64",
+        ),
+        (
+            {"cuda_graph_token_sizes": [0]},
+            "cuda_graph_token_sizes=.* 0 is not an integer from 1 to 8192",
+        ),
         ({"cuda_graph_modes": {"draft_decod": "FULL"}}, "did you mean draft_decode"),
-        ({"cuda_graph_modes": {"draft_decode": "PIECEWISE"}}, r"cuda_graph_modes\['draft_decode'\]='PIECEWISE'"),
-        ({"enforce_eager": True, "cuda_graph_sizes": [1]}, "enforce_eager=True captures nothing: leave it out"),
-        ({"enforce_eager": True, "compile_piecewise": True}, "compile_piecewise=True, but enforce_eager=True"),
+        (
+            {"cuda_graph_modes": {"draft_decode": "PIECEWISE"}},
+            r"cuda_graph_modes\['draft_decode'\]='PIECEWISE'",
+        ),
+        (
+            {"enforce_eager": True, "cuda_graph_sizes": [1]},
+            "enforce_eager=True captures nothing: leave it out",
+        ),
+        (
+            {"enforce_eager": True, "compile_piecewise": True},
+            "compile_piecewise=True, but enforce_eager=True",
+        ),
     ],
 )
 def test_options_about_graphs_are_checked(options, words):
@@ -44,21 +59,35 @@ def test_options_about_graphs_are_checked(options, words):
     ],
 )
 def test_a_cpu_refuses_what_it_would_ignore(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))}=.*, but graphs are captured on a GPU only"):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(options))}=.*, but graphs are captured on a GPU only"
+    ):
         LLM("demo", device="cpu", **options)
 
 
 @pytest.mark.parametrize(
     "options, has_draft, words",
     [
-        ({"cuda_graph_modes": {"draft_prefill": "NONE"}}, False, r"\['draft_prefill'\]='NONE', but nothing is drafted"),
+        (
+            {"cuda_graph_modes": {"draft_prefill": "NONE"}},
+            False,
+            r"\['draft_prefill'\]='NONE', but nothing is drafted",
+        ),
         (
             {"cuda_graph_modes": {"target_prefill": "NONE"}, "compile_piecewise": True},
             False,
             "compile_piecewise=True, but",
         ),
-        ({"cuda_graph_modes": NO_PIECES, "cuda_graph_token_sizes": [8]}, True, "token_sizes=.* no graphs in pieces"),
-        ({"cuda_graph_modes": {"target_decode": "NONE"}, "cuda_graph_sizes": [1]}, False, "sizes=.* no full graphs"),
+        (
+            {"cuda_graph_modes": NO_PIECES, "cuda_graph_token_sizes": [8]},
+            True,
+            "token_sizes=.* no graphs in pieces",
+        ),
+        (
+            {"cuda_graph_modes": {"target_decode": "NONE"}, "cuda_graph_sizes": [1]},
+            False,
+            "sizes=.* no full graphs",
+        ),
     ],
 )
 def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
@@ -70,10 +99,21 @@ def test_a_gpu_refuses_what_no_family_would_read(options, has_draft, words):
     "options, has_draft",
     [
         (
-            {"cuda_graph_modes": {"draft_prefill": "NONE"}, "cuda_graph_token_sizes": [8], "compile_piecewise": True},
+            {
+                "cuda_graph_modes": {"draft_prefill": "NONE"},
+                "cuda_graph_token_sizes": [8],
+                "compile_piecewise": True,
+            },
             True,
         ),
-        ({"cuda_graph_modes": {"target_prefill": "NONE"}, "cuda_graph_sizes": [1], "compile_piecewise": True}, True),
+        (
+            {
+                "cuda_graph_modes": {"target_prefill": "NONE"},
+                "cuda_graph_sizes": [1],
+                "compile_piecewise": True,
+            },
+            True,
+        ),
         ({"cuda_graph_modes": {"target_decode": "NONE"}, "cuda_graph_token_sizes": [8]}, False),
     ],
 )
@@ -82,12 +122,18 @@ def test_options_that_one_family_reads_are_taken(options, has_draft):
 
 
 def test_a_share_of_a_gpu_is_refused_on_a_cpu():
-    with pytest.raises(ValueError, match=r"gpu_memory_utilization=0.9, but device cpu is no GPU; num_kv_blocks sets"):
+    with pytest.raises(
+        ValueError,
+        match=r"gpu_memory_utilization=0.9, but device cpu is no GPU; num_kv_blocks sets",
+    ):
         LLM("demo", device="cpu", gpu_memory_utilization=0.9)
 
 
 def test_a_share_of_a_gpu_is_nine_tenths_unless_it_is_given():
-    assert (EngineConfig().utilization, EngineConfig(gpu_memory_utilization=0.5).utilization) == (0.9, 0.5)
+    assert (EngineConfig().utilization, EngineConfig(gpu_memory_utilization=0.5).utilization) == (
+        0.9,
+        0.5,
+    )
 
 
 def test_a_cache_of_a_given_size_says_that_it_overrides_the_share(caplog):
@@ -107,7 +153,11 @@ def test_the_defaults_are_as_they_were():
         "draft_prefill": CUDAGraphMode.FULL_AND_PIECEWISE,
         "draft_decode": CUDAGraphMode.FULL,
     }
-    assert (graphs.request_sizes, graphs.token_sizes, graphs.compile_piecewise) == (None, None, False)
+    assert (graphs.request_sizes, graphs.token_sizes, graphs.compile_piecewise) == (
+        None,
+        None,
+        False,
+    )
 
 
 def test_a_family_can_be_turned_off_by_name():

@@ -30,7 +30,10 @@ def run(llm, prompts):
     """run([parameters]): completions of the prompt, one for each, all in one batch."""
 
     def generate(batch):
-        params = [SamplingParams(temperature=0.0, **{"max_tokens": NUM_TOKENS} | values) for values in batch]
+        params = [
+            SamplingParams(temperature=0.0, **{"max_tokens": NUM_TOKENS} | values)
+            for values in batch
+        ]
         outputs = llm.generate([prompts[PROMPT_INDEX]] * len(batch), params, use_tqdm=False)
         return [output.outputs[0] for output in outputs]
 
@@ -59,10 +62,15 @@ def test_a_stop_token_at_every_position_cuts_there(llm, run, written):
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3, 6, 8])
-def test_an_eos_cuts_ids_and_text_and_an_ignored_one_does_not(llm, run, written, monkeypatch, index):
+def test_an_eos_cuts_ids_and_text_and_an_ignored_one_does_not(
+    llm, run, written, monkeypatch, index
+):
     monkeypatch.setattr(llm.engine.intake, "eos_token_ids", frozenset({written[index]}))
     ended, ignored, too_late = run([{}, {"ignore_eos": True}, {"max_tokens": max(index, 1)}])
-    assert (ended.token_ids, ended.text) == (written[: index + 1], llm.tokenizer.decode(written[:index]))
+    assert (ended.token_ids, ended.text) == (
+        written[: index + 1],
+        llm.tokenizer.decode(written[:index]),
+    )
     assert (ended.finish_reason, ended.stop_reason) == ("stop", None)
     assert (ignored.token_ids, ignored.finish_reason) == (written, "length")
     assert too_late.finish_reason == ("length" if index else "stop")
@@ -75,7 +83,9 @@ def test_stop_strings_end_the_text_wherever_rounds_and_tokens_part_them(llm, run
     stops = [text[start : start + length] for start in starts for length in (1, 5, 12)]
     completions = run([{"stop": stop, "include_stop_str_in_output": is_kept} for stop in stops])
     for stop, completion in zip(stops, completions, strict=True):
-        num_tokens = next(n for n in range(NUM_TOKENS + 1) if stop in llm.tokenizer.decode(written[:n]))
+        num_tokens = next(
+            n for n in range(NUM_TOKENS + 1) if stop in llm.tokenizer.decode(written[:n])
+        )
         assert completion.token_ids == written[:num_tokens]
         assert completion.text == text[: text.index(stop) + is_kept * len(stop)]
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
@@ -85,12 +95,16 @@ def test_the_first_of_several_ends_wins(run, written, llm):
     pieces = [llm.tokenizer.decode([token]) for token in written]
     both = {"stop": [pieces[5]], "stop_token_ids": [written[4]]}
     at_once = {"stop": [pieces[4]], "stop_token_ids": [written[4]], "max_tokens": 5}
-    reasons = [completion.stop_reason for completion in run([both, at_once, {**both, "max_tokens": 4}])]
+    reasons = [
+        completion.stop_reason for completion in run([both, at_once, {**both, "max_tokens": 4}])
+    ]
     assert reasons == [written[4], pieces[4], None]
 
 
 @pytest.mark.parametrize("min_tokens", [3, 9, 16])
-def test_min_tokens_masks_what_would_end_the_text(run, llm, prompts, written, min_tokens, monkeypatch):
+def test_min_tokens_masks_what_would_end_the_text(
+    run, llm, prompts, written, min_tokens, monkeypatch
+):
     monkeypatch.setattr(llm.engine.intake, "eos_token_ids", frozenset({written[1]}))
     stops = [written[2], written[5], written[7]]
     expected = masked_greedy(prompts[PROMPT_INDEX], {written[1], *stops}, min_tokens)
@@ -114,9 +128,15 @@ def masked_greedy(prompt, stops, min_tokens):
     return tokens
 
 
-def test_a_stop_token_at_every_position_ends_the_text_just_behind_min_tokens_and_not_before(run, written):
-    behind = run([{"stop_token_ids": [token], "min_tokens": index} for index, token in firsts(written)])
-    before = run([{"stop_token_ids": [token], "min_tokens": index + 1} for index, token in firsts(written)])
+def test_a_stop_token_at_every_position_ends_the_text_just_behind_min_tokens_and_not_before(
+    run, written
+):
+    behind = run(
+        [{"stop_token_ids": [token], "min_tokens": index} for index, token in firsts(written)]
+    )
+    before = run(
+        [{"stop_token_ids": [token], "min_tokens": index + 1} for index, token in firsts(written)]
+    )
     for (index, token), ended, masked in zip(firsts(written), behind, before, strict=True):
         assert (ended.token_ids, ended.stop_reason) == (written[: index + 1], token)
         assert masked.token_ids[:index] == written[:index]

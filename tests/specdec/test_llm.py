@@ -27,7 +27,9 @@ def windowed(monkeypatch):
 
         def load(*args, **kwargs):
             loaded = real(*args, **kwargs)
-            return dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, sliding_window=window))
+            return dataclasses.replace(
+                loaded, config=dataclasses.replace(loaded.config, sliding_window=window)
+            )
 
         monkeypatch.setattr(specdec.start.load, name, load)
 
@@ -38,12 +40,21 @@ def windowed(monkeypatch):
 def test_no_model_goes_beyond_its_sliding_window(windowed):
     options = {"device": "cpu", "max_num_seqs": 1}
     draft = {"model": "demo", "num_speculative_tokens": 2}
-    with pytest.raises(ValueError, match=r"the target attends over a sliding window of 96 tokens.*max_model_len=97"):
+    with pytest.raises(
+        ValueError, match=r"the target attends over a sliding window of 96 tokens.*max_model_len=97"
+    ):
         LLM("demo", draft, max_model_len=97, **options)
-    with pytest.raises(ValueError, match=r"the draft attends over a sliding window of 64 tokens.*max_model_len=65"):
+    with pytest.raises(
+        ValueError, match=r"the draft attends over a sliding window of 64 tokens.*max_model_len=65"
+    ):
         LLM("demo", draft, max_model_len=65, **options)
     assert LLM("demo", draft, max_model_len=64, **options).sizes.max_model_len == 64
-    assert LLM("demo", draft | {"num_speculative_tokens": 0}, max_model_len=96, **options).sizes.max_model_len == 96
+    assert (
+        LLM(
+            "demo", draft | {"num_speculative_tokens": 0}, max_model_len=96, **options
+        ).sizes.max_model_len
+        == 96
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +79,8 @@ def llm():
 
 
 @pytest.mark.parametrize(
-    "is_terminal, use_tqdm, is_shown", [(True, True, True), (False, True, False), (True, False, False)]
+    "is_terminal, use_tqdm, is_shown",
+    [(True, True, True), (False, True, False), (True, False, False)],
 )
 def test_generating_is_shown_on_a_terminal_unless_it_is_not_wanted(
     llm, monkeypatch, capsys, is_terminal, use_tqdm, is_shown
@@ -76,7 +88,9 @@ def test_generating_is_shown_on_a_terminal_unless_it_is_not_wanted(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     llm.generate(["def f(", "x"], SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=use_tqdm)
     shown = capsys.readouterr().err
-    assert [word in shown for word in ("generating", "2/2", "tokens/s=", "acceptance length=")] == [is_shown] * 4
+    assert [word in shown for word in ("generating", "2/2", "tokens/s=", "acceptance length=")] == [
+        is_shown
+    ] * 4
 
 
 def test_a_prompt_is_encoded_once_for_all_samples(llm, monkeypatch):
@@ -88,7 +102,9 @@ def test_a_prompt_is_encoded_once_for_all_samples(llm, monkeypatch):
     llm.engine.abort(request.request_id)
 
 
-CHAT_TEMPLATE = "{% for m in messages %}# {{ m.content }}\n{% endfor %}{{ 'def' if add_generation_prompt }}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}# {{ m.content }}\n{% endfor %}{{ 'def' if add_generation_prompt }}"
+)
 
 
 def test_chat_answers_one_conversation_or_several(llm):
@@ -97,12 +113,20 @@ def test_chat_answers_one_conversation_or_several(llm):
     both = llm.chat([first, second], params, use_tqdm=False, chat_template=CHAT_TEMPLATE)
     [one] = llm.chat(second, params, use_tqdm=False, chat_template=CHAT_TEMPLATE)
     assert both[0].prompt_token_ids == llm.tokenizer.encode_word("# sort a list\ndef")
-    assert one.outputs == both[1].outputs == llm.generate([one.prompt_token_ids], params, use_tqdm=False)[0].outputs
-    [bare] = llm.chat(first, params, False, add_generation_prompt=False, chat_template=CHAT_TEMPLATE)
+    assert (
+        one.outputs
+        == both[1].outputs
+        == llm.generate([one.prompt_token_ids], params, use_tqdm=False)[0].outputs
+    )
+    [bare] = llm.chat(
+        first, params, False, add_generation_prompt=False, chat_template=CHAT_TEMPLATE
+    )
     assert bare.prompt_token_ids == llm.tokenizer.encode_word("# sort a list\n")
 
 
-@pytest.mark.parametrize("messages", ["hi", [], [["hi"]], [{"role": "user", "content": "a"}, []], [[]]])
+@pytest.mark.parametrize(
+    "messages", ["hi", [], [["hi"]], [{"role": "user", "content": "a"}, []], [[]]]
+)
 def test_what_is_no_conversation_is_refused(llm, messages):
     with pytest.raises(ValueError, match=r"give a list of messages|give \{"):
         llm.chat(messages, chat_template=CHAT_TEMPLATE)
@@ -132,8 +156,14 @@ def test_graph_counters_say_which_batches_ran_and_a_debug_line_sums_them_up(llm,
     before = llm.graph_counters()["target_decode"].dispatches[CUDAGraphMode.NONE]
     [output] = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=6, ignore_eos=True))
     counters = llm.graph_counters()
-    assert counters["target_decode"].dispatches[CUDAGraphMode.NONE] == before + output.stats.num_rounds
+    assert (
+        counters["target_decode"].dispatches[CUDAGraphMode.NONE] == before + output.stats.num_rounds
+    )
     assert counters["target_prefill"].as_dict()["padded_tokens"] == 0
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("graphs: ")]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("graphs: ")
+    ]
     assert len(lines) == 1
     assert f"target_decode NONE {before + output.stats.num_rounds}, 0.0% padding" in lines[0]

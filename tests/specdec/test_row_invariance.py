@@ -16,7 +16,18 @@ from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 
 NUM_ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 200]
-WIDTHS = [(1, 1), (7, 5), (16, 32), (37, 2), (37, 30), (96, 33), (100, 1), (129, 3), (129, 64), (256, 100)]
+WIDTHS = [
+    (1, 1),
+    (7, 5),
+    (16, 32),
+    (37, 2),
+    (37, 30),
+    (96, 33),
+    (100, 1),
+    (129, 3),
+    (129, 64),
+    (256, 100),
+]
 WHERE = [0, 1, 7, 100, 199]  # rows of 200 that are compared
 
 
@@ -39,7 +50,11 @@ def test_a_product_gives_a_row_the_same_bits_among_any_rows(product, num_in, num
     alone = {row: product(x_TK[row : row + 1], weight_NK)[0] for row in WHERE}
     for num_rows in NUM_ROWS:
         for row, place, window in windows(num_rows):
-            assert torch.equal(product(x_TK[window], weight_NK)[place], alone[row]), (num_rows, row, place)
+            assert torch.equal(product(x_TK[window], weight_NK)[place], alone[row]), (
+                num_rows,
+                row,
+                place,
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -83,7 +98,14 @@ def test_two_threads_give_the_bits_of_one():
     results, before = [], torch.get_num_threads()
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
-        results.append([linear(x_TK, weight_NK), tree_sum(wide_TD), tree_sum(wide_TD[:1]), blocked_exp(wide_TD)])
+        results.append(
+            [
+                linear(x_TK, weight_NK),
+                tree_sum(wide_TD),
+                tree_sum(wide_TD[:1]),
+                blocked_exp(wide_TD),
+            ]
+        )
     torch.set_num_threads(before)
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
@@ -103,7 +125,9 @@ SHAPES = {
 }
 LENGTHS = [70, 1, 9, 130, 3, 64, 17, 8]
 BLOCKS = 3  # of each request
-PROMPTS = [[(i * 31 + t * t + 7 * t) % 96 for t in range(length)] for i, length in enumerate(LENGTHS)]
+PROMPTS = [
+    [(i * 31 + t * t + 7 * t) % 96 for t in range(length)] for i, length in enumerate(LENGTHS)
+]
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -135,7 +159,9 @@ def blocks(row):
 
 def part(row, first=0, length=None, prompt=None):
     prompt = prompt or PROMPTS[row]
-    return PromptPart(row=row, prompt=prompt, start=first, length=length or len(prompt), blocks=blocks(row))
+    return PromptPart(
+        row=row, prompt=prompt, start=first, length=length or len(prompt), blocks=blocks(row)
+    )
 
 
 def caches(runner):
@@ -154,7 +180,11 @@ def cached(runner, row, num_tokens):
         [[part(row) for row in range(8)]],
         [[part(row) for row in reversed(range(8))]],
         [[part(0), part(3)], [part(1), part(2), part(4)], [part(5), part(6), part(7)]],
-        [[part(3, 0, 5), part(7)], [part(3, 5, 1), part(0, 0, 69)], [part(3, 6, 124), part(0, 69, 1)]],
+        [
+            [part(3, 0, 5), part(7)],
+            [part(3, 5, 1), part(0, 0, 69)],
+            [part(3, 6, 124), part(0, 69, 1)],
+        ],
     ],
     ids=["together", "in another order", "in groups", "in pieces"],
 )
@@ -164,7 +194,9 @@ def test_a_prefill_leaves_the_same_bits_in_any_company(pair, chunks):
         runner.run_chunk(parts)
     for row in {each.row for parts in chunks for each in parts}:
         alone.run_chunk([part(row)])
-        for kv, expected in zip(cached(runner, row, LENGTHS[row]), cached(alone, row, LENGTHS[row]), strict=True):
+        for kv, expected in zip(
+            cached(runner, row, LENGTHS[row]), cached(alone, row, LENGTHS[row]), strict=True
+        ):
             assert torch.equal(kv, expected)
             assert expected.isfinite().all()
         assert torch.equal(runner.state.draft_tokens[row], alone.state.draft_tokens[row])
@@ -191,15 +223,21 @@ def test_rounds_leave_the_bits_that_a_prefill_of_their_tokens_leaves(pair, greed
     for round_rows in ([0, 1, 2, 3, 4, 5, 6, 7], [7, 0, 2], [1], [3, 0, 5, 1, 7, 2, 6, 4]):
         for row in round_rows:
             drafts = greedy[row][num_written[row] : num_written[row] + K]
-            drafts[row:] = [(token + 1) % 96 for token in drafts[row:]]  # row 0 drafts nothing right, row 7 nearly all
+            drafts[row:] = [
+                (token + 1) % 96 for token in drafts[row:]
+            ]  # row 0 drafts nothing right, row 7 nearly all
             runner.state.draft_tokens[row] = torch.tensor(drafts, dtype=torch.int64)
         runner.run_round(round_rows, 180)
-        for row, accepted in zip(round_rows, runner.read(len(round_rows)).num_accepted, strict=True):
+        for row, accepted in zip(
+            round_rows, runner.read(len(round_rows)).num_accepted, strict=True
+        ):
             assert accepted == min(row, K)
             num_written[row] += accepted + 1
     for row, count in enumerate(num_written):
         committed = PROMPTS[row] + greedy[row][:count]
         alone.run_chunk([part(row, prompt=committed[:-1])])
         computed = len(committed) - 1
-        for kv, expected in zip(cached(runner, row, computed), cached(alone, row, computed), strict=True):
+        for kv, expected in zip(
+            cached(runner, row, computed), cached(alone, row, computed), strict=True
+        ):
             assert torch.equal(kv, expected)

@@ -91,7 +91,9 @@ def test_families_may_be_off_or_in_pieces_with_the_same_drafts(expected, backend
     for family, mode in modes.items():
         assert counters[family].replays[FULL] == (5 if mode == "FULL_DECODE_ONLY" else 0)
     if modes == {"draft_prefill": "PIECEWISE"}:
-        assert counters["draft_prefill"].replays == {PIECEWISE: 5 + counters["target_prefill"].replays[PIECEWISE]}
+        assert counters["draft_prefill"].replays == {
+            PIECEWISE: 5 + counters["target_prefill"].replays[PIECEWISE]
+        }
 
 
 @graphs
@@ -100,7 +102,9 @@ def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
     pair, oracle, _ = expected("eagle3", 3, device)
     walk = walked(tiny_runner(pair, 3, GraphConfig(**SIZES), captures), oracle, is_poisoned=False)
     counters, num_chunks = walk.runner.graphs.counters(), len(walk.trace) - len(BATCHES)
-    assert {name: dict(counter.replays) for name, counter in counters.items() if counter.replays} == {
+    assert {
+        name: dict(counter.replays) for name, counter in counters.items() if counter.replays
+    } == {
         "target_prefill": {PIECEWISE: num_chunks},
         "target_decode": {FULL: len(BATCHES)},
         "draft_prefill": {PIECEWISE: num_chunks, FULL: len(BATCHES)},
@@ -108,7 +112,10 @@ def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
     }
     assert all(NONE not in counter.dispatches for counter in counters.values())
     assert counters["target_decode"].padded_tokens == 4 * ((16 - 12) + (32 - 31) + (32 - 17))
-    assert all(counter.num_graphs and counter.seconds and counter.num_bytes for counter in counters.values())
+    assert all(
+        counter.num_graphs and counter.seconds and counter.num_bytes
+        for counter in counters.values()
+    )
 
 
 @graphs
@@ -117,7 +124,9 @@ def test_compiled_pieces_give_the_same_drafts(expected, backend, draft, k):
     captures, device = make_backend(backend)
     pair, oracle, trace = expected(draft, k, device)
     config = GraphConfig(request_sizes=(32,), token_sizes=(48,), compile_piecewise=True)
-    walk = walked(tiny_runner(pair, k, config, captures), oracle, is_poisoned=True, batches=BATCHES[:1])
+    walk = walked(
+        tiny_runner(pair, k, config, captures), oracle, is_poisoned=True, batches=BATCHES[:1]
+    )
     assert_same(walk.trace, trace[: len(walk.trace)])
     assert walk.runner.graphs.target.prefill.counters.replays[PIECEWISE] == len(walk.trace) - 1
 
@@ -133,7 +142,9 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
             x.add_(1)
 
         def make(desc, warmup):
-            return lambda: model(x) if warmup or desc.query_len else run_pieces(manager, model, desc, x)
+            return lambda: (
+                model(x) if warmup or desc.query_len else run_pieces(manager, model, desc, x)
+            )
 
         init_piecewise(manager, model)
         return make
@@ -161,7 +172,11 @@ def limits(max_num_seqs, max_num_batched_tokens, k):
 
 def run_pieces(manager, model, desc, x):
     context = ForwardContext(
-        attn_metadata=None, slot_mapping=None, num_tokens=1, runtime_mode=PIECEWISE, batch_descriptor=desc
+        attn_metadata=None,
+        slot_mapping=None,
+        num_tokens=1,
+        runtime_mode=PIECEWISE,
+        batch_descriptor=desc,
     )
     with set_forward_context(context):
         manager.run_pw_graph(model, {"x": x})
@@ -170,7 +185,9 @@ def run_pieces(manager, model, desc, x):
 def test_a_family_of_ragged_batches_cannot_be_full():
     modes = graph_modes() | {"target_prefill": FULL}
     sizes = limits(2, 8, 1)
-    with pytest.raises(ValueError, match="target_prefill: mode=FULL asks for full graphs of ragged batches"):
+    with pytest.raises(
+        ValueError, match="target_prefill: mode=FULL asks for full graphs of ragged batches"
+    ):
         GraphFamilies(GraphConfig(modes=modes), None, sizes, has_draft=True)
     families = GraphFamilies(GraphConfig(), TapeBackend(), sizes, has_draft=True)
     managers = (families.target.decode, families.target.plain, families.draft.decode)
@@ -180,9 +197,13 @@ def test_a_family_of_ragged_batches_cannot_be_full():
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
     captures, device = make_backend("tape")
     made, context = [], specdec.passes.contexts._context
-    monkeypatch.setattr(specdec.passes.contexts, "_context", lambda m, how: made.append(how) or context(m, how))
+    monkeypatch.setattr(
+        specdec.passes.contexts, "_context", lambda m, how: made.append(how) or context(m, how)
+    )
     runner = tiny_runner(expected("eagle3", 3, device)[0], 3, GraphConfig(**SIZES), captures)
-    assert len(made) == 2 * sum(len(counter.captures) for counter in runner.graphs.counters().values())
+    assert len(made) == 2 * sum(
+        len(counter.captures) for counter in runner.graphs.counters().values()
+    )
     for warmup, captured in zip(made[::2], made[1::2], strict=True):
         assert (warmup.mode, warmup.descriptor) == (NONE, captured.descriptor)
         assert captured.mode is (FULL if captured.descriptor.query_len else PIECEWISE)
@@ -204,7 +225,9 @@ def test_cleared_graphs_give_the_memory_back_and_eager_goes_on(expected, backend
 def test_measuring_keeps_no_graph(expected, backend):
     captures, device = make_backend(backend)
     pair, _, _ = expected("eagle3", 3, device)
-    runner = tiny_runner(pair, 3, GraphConfig(modes=graph_modes(dict.fromkeys(graph_modes(), "NONE"))), captures)
+    runner = tiny_runner(
+        pair, 3, GraphConfig(modes=graph_modes(dict.fromkeys(graph_modes(), "NONE"))), captures
+    )
     assert set(runner.measure().values()) == {0}
     runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(8,), token_sizes=(16,)), captures)
     runner.clear_graphs()
@@ -223,19 +246,26 @@ def test_nothing_is_captured_once_serving_began(expected, backend):
     pair, _, _ = expected("eagle3", 3, device)
     runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(2,), token_sizes=(16,)), captures)
     runner.graphs.target.decode.clear_graphs()
-    with pytest.raises(CaptureError, match="capture ended when serving began"), torch.inference_mode():
+    with (
+        pytest.raises(CaptureError, match="capture ended when serving began"),
+        torch.inference_mode(),
+    ):
         runner.graphs.target.decode.capture(runner.target.make_verify)
 
 
 @graphs
-def test_two_engines_that_start_in_two_threads_do_not_forbid_each_others_captures(monkeypatch, expected, backend):
+def test_two_engines_that_start_in_two_threads_do_not_forbid_each_others_captures(
+    monkeypatch, expected, backend
+):
     captures, device = make_backend(backend)
     pair, oracle, trace = expected("eagle3", 3, device)
     second, make_prefill = [], Target.make_prefill
 
     def start_another(target, desc, warmup):
         monkeypatch.setattr(Target, "make_prefill", make_prefill)
-        thread = threading.Thread(target=lambda: second.append(tiny_runner(pair, 3, GraphConfig(**SIZES), captures)))
+        thread = threading.Thread(
+            target=lambda: second.append(tiny_runner(pair, 3, GraphConfig(**SIZES), captures))
+        )
         thread.start()
         thread.join()
         return make_prefill(target, desc, warmup)
@@ -250,12 +280,16 @@ def test_two_engines_that_start_in_two_threads_do_not_forbid_each_others_capture
 
 
 @graphs
-@pytest.mark.parametrize("name, words", [("input_ids", "input_ids_T"), ("slot_mapping", "slot_mapping")])
+@pytest.mark.parametrize(
+    "name, words", [("input_ids", "input_ids_T"), ("slot_mapping", "slot_mapping")]
+)
 def test_a_moved_buffer_is_named(monkeypatch, expected, backend, name, words):
     monkeypatch.setenv("SPECDEC_DEBUG", "1")
     captures, device = make_backend(backend)
     pair, oracle, trace = expected("eagle3", 3, device)
-    runner = tiny_runner(pair, 3, GraphConfig(**SIZES, modes=graph_modes({"draft_prefill": "PIECEWISE"})), captures)
+    runner = tiny_runner(
+        pair, 3, GraphConfig(**SIZES, modes=graph_modes({"draft_prefill": "PIECEWISE"})), captures
+    )
     assert_same(walked(runner, oracle, is_poisoned=True).trace, trace)
     setattr(runner.buffers, name, getattr(runner.buffers, name).clone())
     with pytest.raises(CaptureError, match=words):
@@ -267,7 +301,9 @@ def test_stale_padding_is_caught_by_the_walk(monkeypatch, expected, backend):
     captures, device = make_backend(backend)
     pair, oracle, trace = expected("eagle3", 3, device)
     runner = tiny_runner(pair, 3, GraphConfig(**SIZES), captures)
-    monkeypatch.setattr("specdec.step.upload", lambda buffer, values: buffer[: sum(values >= 0)].copy_(rows(values)))
+    monkeypatch.setattr(
+        "specdec.step.upload", lambda buffer, values: buffer[: sum(values >= 0)].copy_(rows(values))
+    )
     with pytest.raises(AssertionError, match="step"):
         assert_same(walked(runner, oracle, is_poisoned=False).trace, trace)
 

@@ -21,7 +21,15 @@ from tests.naive_eagle import borrow, draft_logits, target_features
 from tests.reference import Reference
 from tests.weights.formats import unfuse
 from tests.weights.tiny import tiny_target, write_target
-from weights import BindingReport, EagleConfig, LayerConfig, LoadedEagle, LoadedTarget, TargetConfig, load_target
+from weights import (
+    BindingReport,
+    EagleConfig,
+    LayerConfig,
+    LoadedEagle,
+    LoadedTarget,
+    TargetConfig,
+    load_target,
+)
 from weights.fuse import fuse_plan
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 
@@ -34,9 +42,15 @@ ROW, BLOCK = 1, 2  # neither the first row nor the first block
 
 def lively(shapes: Shapes, seed: int = 0, scale: float = 0.15) -> dict[str, Tensor]:
     """Fused random tensors, norms around 1."""
-    pieces = {name: scale * torch.randn(shape, generator=_generator(name, seed)) for name, shape in shapes.items()}
+    pieces = {
+        name: scale * torch.randn(shape, generator=_generator(name, seed))
+        for name, shape in shapes.items()
+    }
     pieces |= {name: tensor + 1 for name, tensor in pieces.items() if "norm" in name}
-    return {name: torch.cat([pieces[part] for part in parts]) for name, parts in fuse_plan(list(shapes)).items()}
+    return {
+        name: torch.cat([pieces[part] for part in parts])
+        for name, parts in fuse_plan(list(shapes)).items()
+    }
 
 
 def _generator(name: str, seed: int) -> torch.Generator:
@@ -63,13 +77,19 @@ def on_disk(directory: Path, config: TargetConfig, seed: int = 0, **keys: object
 def changed(config: Config, **changes: object) -> Config:
     """A target's or a draft's config with other values; keys of LayerConfig go to its layer."""
     of_layer = {field.name for field in dataclasses.fields(LayerConfig)}
-    layer = dataclasses.replace(config.layer, **{key: value for key, value in changes.items() if key in of_layer})
-    return dataclasses.replace(config, layer=layer, **{k: v for k, v in changes.items() if k not in of_layer})
+    layer = dataclasses.replace(
+        config.layer, **{key: value for key, value in changes.items() if key in of_layer}
+    )
+    return dataclasses.replace(
+        config, layer=layer, **{k: v for k, v in changes.items() if k not in of_layer}
+    )
 
 
 def random_draft(config: EagleConfig) -> LoadedEagle:
     """A draft that was never in a file."""
-    tensors = lively({name: shape for name, shape in eagle_shapes(config).items() if name != "d2t"}, seed=1)
+    tensors = lively(
+        {name: shape for name, shape in eagle_shapes(config).items() if name != "d2t"}, seed=1
+    )
     if config.has_d2t:
         order = torch.randperm(config.vocab_size, generator=_generator("d2t", 0))
         tensors["d2t"] = order[: config.draft_vocab_size].sort().values
@@ -85,7 +105,9 @@ class Chain:
     logits_KW: Tensor
 
 
-def engine_chains(target: TargetPair, eagle: LoadedEagle, chunks: Sequence[int] = (len(PROMPT),)) -> list[Chain]:
+def engine_chains(
+    target: TargetPair, eagle: LoadedEagle, chunks: Sequence[int] = (len(PROMPT),)
+) -> list[Chain]:
     """The chains behind PROMPT, prefilled in these chunks, and behind a round that accepts. Caches start as NaN."""
     sizes = EngineSizes(
         max_model_len=64,
@@ -102,11 +124,15 @@ def engine_chains(target: TargetPair, eagle: LoadedEagle, chunks: Sequence[int] 
     start = 0
     for length in chunks:
         heard.clear()
-        runner.run_chunk([PromptPart(row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])])
+        runner.run_chunk(
+            [PromptPart(row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])]
+        )
         start += length
     first = Chain([*PROMPT, *runner.read_sampled(1)], torch.cat(heard))
     heard.clear()
-    runner.state.draft_tokens[ROW, :2] = torch.tensor(target.reference.greedy(first.tokens, 2))  # two drafts that hold
+    runner.state.draft_tokens[ROW, :2] = torch.tensor(
+        target.reference.greedy(first.tokens, 2)
+    )  # two drafts that hold
     runner.run_round([ROW], len(PROMPT))
     result = runner.read(1)
     committed = result.sampled_tokens[0][: result.num_accepted[0] + 1]

@@ -50,17 +50,32 @@ def is_plain1(config: EagleConfig) -> bool:
 
 def is_fancy(config: EagleConfig) -> bool:
     """What only the newest trainers write."""
-    return config.layer.o_bias or config.layer.mlp_bias or config.layer.qk_norm or config.sliding_window is not None
+    return (
+        config.layer.o_bias
+        or config.layer.mlp_bias
+        or config.layer.qk_norm
+        or config.sliding_window is not None
+    )
 
 
 def is_eagle3(config: EagleConfig) -> bool:
-    is_whole = config.has_fc and config.has_input_layernorm and config.has_final_norm and not config.fc_bias
+    is_whole = (
+        config.has_fc
+        and config.has_input_layernorm
+        and config.has_final_norm
+        and not config.fc_bias
+    )
     return config.entry == "qkv" and is_whole and bool(config.aux_boundaries)
 
 
 def is_plain3(config: EagleConfig) -> bool:
     """No flag of any kind, as of 2025."""
-    flags = config.norm_before_fc or config.has_fc_norm or config.norm_before_residual or config.recycled == "post_norm"
+    flags = (
+        config.norm_before_fc
+        or config.has_fc_norm
+        or config.norm_before_residual
+        or config.recycled == "post_norm"
+    )
     return is_eagle3(config) and not flags and not is_fancy(config) and not config.layer.qkv_bias
 
 
@@ -71,16 +86,28 @@ def can_copy_head(config: EagleConfig) -> bool:
 # --- EAGLE-1
 
 
-def write_eagle1(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
-    pieces = with_copies(unfuse(config.layer, tensors), target, embedding=not config.has_own_embedding, head=False)
-    keys = {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias, "qkv_bias": config.layer.qkv_bias}
+def write_eagle1(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    pieces = with_copies(
+        unfuse(config.layer, tensors), target, embedding=not config.has_own_embedding, head=False
+    )
+    keys = {
+        "architectures": ["LlamaForCausalLM"],
+        "bias": config.fc_bias,
+        "qkv_bias": config.layer.qkv_bias,
+    }
     save(directory, layer_keys(config) | keys, pieces)
 
 
-def write_eagle1_vllm(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_eagle1_vllm(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """vLLM V0's conversion: config wrapped, the target's head copied."""
     pieces = unfuse(config.layer, tensors)
-    pieces = with_copies(pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head)
+    pieces = with_copies(
+        pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head
+    )
     inner = layer_keys(config) | {"architectures": ["LlamaForCausalLM"]}
     fc_bias = {"eagle_fc_bias": True} if config.fc_bias else {}
     save(directory, {"model_type": "eagle", "model": inner | fc_bias}, pieces)
@@ -89,7 +116,12 @@ def write_eagle1_vllm(directory: Path, config: EagleConfig, tensors: Tensors, ta
 def speculators_keys(kind: str, config: EagleConfig, inner: Json) -> Json:
     """What vllm-project/speculators puts around every head."""
     verifier = {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
-    method = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    method = {
+        "proposal_type": "greedy",
+        "speculative_tokens": 3,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     return {
         "speculators_model_type": kind,
         "speculators_version": "0.3.0",
@@ -103,8 +135,12 @@ def speculators_keys(kind: str, config: EagleConfig, inner: Json) -> Json:
     }
 
 
-def write_speculators_eagle(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
-    pieces = with_copies(unfuse(config.layer, tensors), target, embedding=not config.has_own_embedding, head=False)
+def write_speculators_eagle(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
+    pieces = with_copies(
+        unfuse(config.layer, tensors), target, embedding=not config.has_own_embedding, head=False
+    )
     names = {
         "fc.": "fusion_fc.",
         "layers.0.": "transformer.",
@@ -112,30 +148,47 @@ def write_speculators_eagle(directory: Path, config: EagleConfig, tensors: Tenso
         "norm.": "pre_lm_head_layernorm.",
     }
     pieces = renamed(pieces, names)
-    flags = {"architectures": ["EagleSpeculator"], "fusion_bias": config.fc_bias, "layernorms": config.has_final_norm}
+    flags = {
+        "architectures": ["EagleSpeculator"],
+        "fusion_bias": config.fc_bias,
+        "layernorms": config.has_final_norm,
+    }
     save(directory, speculators_keys("eagle", config, layer_keys(config)) | flags, pieces)
 
 
 def can_speculators_eagle(config: EagleConfig, target: LoadedTarget) -> bool:
     norms = {config.has_embed_norm, config.has_input_layernorm, config.has_final_norm}
     recycled = "post_norm" if config.has_final_norm else "pre_norm"
-    return is_eagle1(config) and len(norms) == 1 and config.recycled == recycled and config.num_layers == 1
+    return (
+        is_eagle1(config)
+        and len(norms) == 1
+        and config.recycled == recycled
+        and config.num_layers == 1
+    )
 
 
 # --- EAGLE-3
 
 
-def write_eagle3(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_eagle3(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """SafeAILab: the least that config.json can say."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
     pieces = renamed(
-        with_copies(pieces, target, embedding=False, head=not config.has_own_head), {"layers.0.": "midlayer."}
+        with_copies(pieces, target, embedding=False, head=not config.has_own_head),
+        {"layers.0.": "midlayer."},
     )
-    keys = layer_keys(config) | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": config.draft_vocab_size}
+    keys = layer_keys(config) | {
+        "architectures": ["LlamaForCausalLM"],
+        "draft_vocab_size": config.draft_vocab_size,
+    }
     save(directory, keys | target_width(config), pieces)
 
 
-def write_eagle3_vllm(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_eagle3_vllm(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """As vLLM and TorchSpec's export have it: layers.{i}, boundaries, EAGLE 3.1 flags at the top."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
     pieces = with_copies(pieces, target, embedding=False, head=not config.has_own_head)
@@ -152,15 +205,21 @@ def write_eagle3_vllm(directory: Path, config: EagleConfig, tensors: Tensors, ta
     save(directory, layer_keys(config) | keys | target_width(config) | window_keys(config), pieces)
 
 
-def write_specforge(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_specforge(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """Outputs of layers, inside eagle_config; norm_output says whether a norm precedes lm_head."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
-    pieces = midlayers(config, with_copies(pieces, target, embedding=False, head=not config.has_own_head))
+    pieces = midlayers(
+        config, with_copies(pieces, target, embedding=False, head=not config.has_own_head)
+    )
     keys = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [b - 1 for b in config.aux_boundaries]},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [b - 1 for b in config.aux_boundaries]
+        },
         "fc_norm": config.has_fc_norm,
         "norm_output": config.has_final_norm,
     }
@@ -168,17 +227,36 @@ def write_specforge(directory: Path, config: EagleConfig, tensors: Tensors, targ
 
 
 def can_specforge(config: EagleConfig, target: LoadedTarget) -> bool:
-    flags = config.norm_before_fc or config.norm_before_residual or config.recycled == "post_norm" or config.fc_bias
+    flags = (
+        config.norm_before_fc
+        or config.norm_before_residual
+        or config.recycled == "post_norm"
+        or config.fc_bias
+    )
     plain = config.has_fc and config.has_input_layernorm and not flags and not is_fancy(config)
     taps = bool(config.aux_boundaries) and min(config.aux_boundaries) > 0
-    return config.entry == "qkv" and plain and taps and can_copy_head(config) and not config.layer.qkv_bias
+    return (
+        config.entry == "qkv"
+        and plain
+        and taps
+        and can_copy_head(config)
+        and not config.layer.qkv_bias
+    )
 
 
-def write_speculators_eagle3(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_speculators_eagle3(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """Embedding and head always saved; boundaries; transformers 5 rope inside transformer_layer_config."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
-    pieces = with_copies(pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head)
-    inner = layer_keys(config, new_rope=True) | {"attention_bias": config.layer.qkv_bias} | window_keys(config)
+    pieces = with_copies(
+        pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head
+    )
+    inner = (
+        layer_keys(config, new_rope=True)
+        | {"attention_bias": config.layer.qkv_bias}
+        | window_keys(config)
+    )
     inner["model_type"] = "qwen3" if config.layer.qk_norm else "llama"
     keys = {
         "architectures": ["Eagle3Speculator"],
@@ -194,7 +272,9 @@ def write_speculators_eagle3(directory: Path, config: EagleConfig, tensors: Tens
     save(directory, speculators_keys("eagle3", config, inner) | keys, pieces)
 
 
-def write_modelopt(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_modelopt(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """Switches in eagle_config; ids are outputs of layers unless one of them is the number of layers; no t2d."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
     taps = config.aux_boundaries
@@ -218,16 +298,24 @@ def write_modelopt(directory: Path, config: EagleConfig, tensors: Tensors, targe
 
 
 def can_modelopt(config: EagleConfig, target: LoadedTarget) -> bool:
-    flags = config.has_fc_norm or config.norm_before_residual or config.fc_bias or config.layer.qkv_bias
-    taps = all(boundary > 0 for boundary in config.aux_boundaries) or target.config.num_layers in config.aux_boundaries
+    flags = (
+        config.has_fc_norm or config.norm_before_residual or config.fc_bias or config.layer.qkv_bias
+    )
+    taps = (
+        all(boundary > 0 for boundary in config.aux_boundaries)
+        or target.config.num_layers in config.aux_boundaries
+    )
     return config.entry == "qkv" and not flags and not is_fancy(config) and taps
 
 
-def write_angelslim(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_angelslim(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """head_dim left at hidden_size / heads, as published: wrong wherever the head has its own."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
     pieces = renamed(
-        with_copies(pieces, target, embedding=False, head=not config.has_own_head), {"layers.0.": "midlayer."}
+        with_copies(pieces, target, embedding=False, head=not config.has_own_head),
+        {"layers.0.": "midlayer."},
     )
     keys = {
         "architectures": ["Eagle3LlamaForCausalLM"],
@@ -241,16 +329,25 @@ def write_angelslim(directory: Path, config: EagleConfig, tensors: Tensors, targ
 
 
 def can_angelslim(config: EagleConfig, target: LoadedTarget) -> bool:
-    flags = config.norm_before_fc or config.norm_before_residual or config.layer.qkv_bias or bool(target_width(config))
+    flags = (
+        config.norm_before_fc
+        or config.norm_before_residual
+        or config.layer.qkv_bias
+        or bool(target_width(config))
+    )
     bias = config.layer.o_bias or config.layer.mlp_bias or config.sliding_window is not None
     is_whole = is_eagle3(config) and config.num_layers == 1 and can_copy_head(config)
     return is_whole and not flags and not bias and config.aux_boundaries == default_taps(target)
 
 
-def write_deepspec(directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget) -> None:
+def write_deepspec(
+    directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
+) -> None:
     """Qwen3-shaped, five outputs of layers, full vocabulary, the target's embedding and head copied in."""
     pieces = unfuse(config.layer, tensors)
-    pieces = with_copies(pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head)
+    pieces = with_copies(
+        pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head
+    )
     keys = {
         "architectures": ["Qwen3Eagle3Model"],
         "model_type": "qwen3",
@@ -260,7 +357,12 @@ def write_deepspec(directory: Path, config: EagleConfig, tensors: Tensors, targe
 
 
 def can_deepspec(config: EagleConfig, target: LoadedTarget) -> bool:
-    flags = config.norm_before_fc or config.has_fc_norm or config.norm_before_residual or config.recycled == "post_norm"
+    flags = (
+        config.norm_before_fc
+        or config.has_fc_norm
+        or config.norm_before_residual
+        or config.recycled == "post_norm"
+    )
     layer = config.layer
     bias = (
         layer.qkv_bias
@@ -270,7 +372,14 @@ def can_deepspec(config: EagleConfig, target: LoadedTarget) -> bool:
         or bool(target_width(config))
     )
     taps = len(config.aux_boundaries) == 5 and min(config.aux_boundaries) > 0
-    return is_eagle3(config) and taps and layer.qk_norm and not flags and not bias and not config.has_d2t
+    return (
+        is_eagle3(config)
+        and taps
+        and layer.qk_norm
+        and not flags
+        and not bias
+        and not config.has_d2t
+    )
 
 
 FORMATS: dict[str, Format] = {
@@ -278,7 +387,9 @@ FORMATS: dict[str, Format] = {
         can_express=lambda config, target: is_plain1(config) and not config.has_own_head,
         write=write_eagle1,
     ),
-    "eagle-1-vllm": Format(can_express=lambda config, target: is_plain1(config), write=write_eagle1_vllm),
+    "eagle-1-vllm": Format(
+        can_express=lambda config, target: is_plain1(config), write=write_eagle1_vllm
+    ),
     "speculators-eagle": Format(can_express=can_speculators_eagle, write=write_speculators_eagle),
     "eagle-3": Format(
         can_express=lambda config, target: (
@@ -290,11 +401,13 @@ FORMATS: dict[str, Format] = {
         write=write_eagle3,
     ),
     "eagle-3-vllm": Format(
-        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config), write=write_eagle3_vllm
+        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config),
+        write=write_eagle3_vllm,
     ),
     "specforge": Format(can_express=can_specforge, write=write_specforge),
     "speculators-eagle3": Format(
-        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config), write=write_speculators_eagle3
+        can_express=lambda config, target: is_eagle3(config) and can_copy_head(config),
+        write=write_speculators_eagle3,
     ),
     "modelopt": Format(can_express=can_modelopt, write=write_modelopt),
     "angelslim": Format(can_express=can_angelslim, write=write_angelslim),

@@ -15,7 +15,11 @@ Json = dict[str, object]
 
 def unfuse(layer: LayerConfig, tensors: Tensors) -> Tensors:
     """Split qkv_proj and gate_up_proj by rows; everything else as it is."""
-    query, kv, mlp = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim, layer.intermediate_size
+    query, kv, mlp = (
+        layer.num_heads * layer.head_dim,
+        layer.num_kv_heads * layer.head_dim,
+        layer.intermediate_size,
+    )
     parts = {
         "qkv_proj": (("q_proj", query), ("k_proj", kv), ("v_proj", kv)),
         "gate_up_proj": (("gate_proj", mlp), ("up_proj", mlp)),
@@ -27,7 +31,10 @@ def unfuse(layer: LayerConfig, tensors: Tensors) -> Tensors:
             pieces[name] = tensor.clone()
             continue
         rows = tensor.split([size for _, size in parts[whole]])
-        pieces |= {name.replace(whole, part): row.clone() for (part, _), row in zip(parts[whole], rows, strict=True)}
+        pieces |= {
+            name.replace(whole, part): row.clone()
+            for (part, _), row in zip(parts[whole], rows, strict=True)
+        }
     return pieces
 
 
@@ -47,7 +54,9 @@ def with_copies(pieces: Tensors, target: LoadedTarget, embedding: bool, head: bo
     if embedding:
         pieces = {"embed_tokens.weight": theirs["embed_tokens.weight"].clone()} | pieces
     if head:
-        pieces = {"lm_head.weight": theirs.get("lm_head.weight", theirs["embed_tokens.weight"]).clone()} | pieces
+        pieces = {
+            "lm_head.weight": theirs.get("lm_head.weight", theirs["embed_tokens.weight"]).clone()
+        } | pieces
     return pieces
 
 
@@ -71,7 +80,12 @@ def rope_keys(rope: RopeConfig, new: bool) -> Json:
     keys = {
         "default": (),
         "linear": ("factor",),
-        "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+        "llama3": (
+            "factor",
+            "original_max_position_embeddings",
+            "low_freq_factor",
+            "high_freq_factor",
+        ),
         "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
     }[rope.kind]
     scaled = {"rope_type": rope.kind} | {key: getattr(rope, key) for key in keys}
@@ -101,13 +115,19 @@ def layer_keys(config: EagleConfig, new_rope: bool = False) -> Json:
 def save(directory: Path, config: Json, pieces: Tensors) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in pieces.items()}, directory / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in pieces.items()},
+        directory / "model.safetensors",
+    )
 
 
 def window_keys(config: EagleConfig) -> Json:
     if config.sliding_window is None:
         return {}
-    return {"sliding_window": config.sliding_window, "layer_types": ["sliding_attention"] * config.num_layers}
+    return {
+        "sliding_window": config.sliding_window,
+        "layer_types": ["sliding_attention"] * config.num_layers,
+    }
 
 
 def target_width(config: EagleConfig) -> Json:

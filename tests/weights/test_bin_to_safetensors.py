@@ -27,11 +27,20 @@ def test_a_bin_head_loads_after_the_command_of_the_error(tmp_path):
     FORMATS["eagle-3"].write(tmp_path, config, draft_tensors(config), target)
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    command = [sys.executable, "-m", "scripts.bin_to_safetensors", str(tmp_path), "--progress", "off"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bin_to_safetensors",
+        str(tmp_path),
+        "--progress",
+        "off",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "model.safetensors" in done.stdout
     loaded = load_eagle(tmp_path, target, progress=False)
-    assert all(torch.equal(tensor, loaded.tensors[name]) for name, tensor in draft_tensors(config).items())
+    assert all(
+        torch.equal(tensor, loaded.tensors[name]) for name, tensor in draft_tensors(config).items()
+    )
 
 
 def test_shards_and_shared_or_strided_tensors_come_out_whole(tmp_path):
@@ -94,7 +103,9 @@ def run_main(directory, monkeypatch) -> str:
     return text
 
 
-@pytest.mark.parametrize("shard", ["../secret.bin", "{}/secret.bin", "sub/../../secret.bin", "..", ""])
+@pytest.mark.parametrize(
+    "shard", ["../secret.bin", "{}/secret.bin", "sub/../../secret.bin", "..", ""]
+)
 def test_an_index_cannot_name_files_elsewhere(tmp_path, monkeypatch, shard):
     directory = tmp_path / "checkpoint"
     (directory / "sub").mkdir(parents=True)
@@ -105,7 +116,8 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path, monkeypatch, shard):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", "5", '{"weight_map": []}', '{"weight_map": {"a": [1]}}', "[" * 10**5, "\xff"]
+    "text",
+    ["{", "[]", "{}", "5", '{"weight_map": []}', '{"weight_map": {"a": [1]}}', "[" * 10**5, "\xff"],
 )
 def test_an_index_that_is_none_is_refused(tmp_path, monkeypatch, text):
     (tmp_path / "pytorch_model.bin.index.json").write_text(text, encoding="latin-1")
@@ -140,7 +152,9 @@ PICKLES = {
     "a sparse tensor": {"a": torch.eye(3).to_sparse()},
     "a complex tensor": {"a": torch.ones(2, dtype=torch.complex128)},
     "one number as terabytes": {"a": torch.ones(1).expand(10**6, 10**6)},
-    "a thousand times the same": {f"a{i}": tensor for tensor in [torch.ones(1000)] for i in range(1000)},
+    "a thousand times the same": {
+        f"a{i}": tensor for tensor in [torch.ones(1000)] for i in range(1000)
+    },
 }
 
 

@@ -13,7 +13,12 @@ def target():
 
 def test_the_target(target):
     config = target.config
-    assert (config.model_type, config.num_layers, config.vocab_size, config.has_tied_head) == ("llama", 8, 4096, True)
+    assert (config.model_type, config.num_layers, config.vocab_size, config.has_tied_head) == (
+        "llama",
+        8,
+        4096,
+        True,
+    )
     assert config.dtype == "bfloat16"
     assert config.eos_token_ids == (1,)
     assert sum(tensor.numel() for tensor in target.tensors.values()) == 7344384
@@ -31,8 +36,18 @@ def test_the_eagle3_draft(target):
 def test_the_eagle1_draft_borrows_embedding_and_a_tied_head(target):
     draft = load_eagle(demo_directory("eagle1"), target, progress=False)
     config = draft.config
-    assert (config.format, config.entry, config.fc_bias, config.recycled) == ("eagle-1", "fc", True, "pre_norm")
-    flags = (config.has_own_embedding, config.has_own_head, config.has_input_layernorm, config.has_final_norm)
+    assert (config.format, config.entry, config.fc_bias, config.recycled) == (
+        "eagle-1",
+        "fc",
+        True,
+        "pre_norm",
+    )
+    flags = (
+        config.has_own_embedding,
+        config.has_own_head,
+        config.has_input_layernorm,
+        config.has_final_norm,
+    )
     assert not any(flags)
     assert draft.tensors["fc.bias"].dtype == torch.bfloat16
 

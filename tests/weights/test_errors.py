@@ -17,7 +17,9 @@ from weights.errors import MOST_LINES, Problems, shown
 NAME = "model.\x1b[2J\x1b]0;title\x07\x9b31m\u202e\n  problem: none\ud800"
 
 
-@pytest.mark.parametrize("char", ["\x1b", "\n", "\r", "\x07", "\x7f", "\x9b", "\u202e", "\u2028", "\ud800"])
+@pytest.mark.parametrize(
+    "char", ["\x1b", "\n", "\r", "\x07", "\x7f", "\x9b", "\u202e", "\u2028", "\ud800"]
+)
 def test_what_is_not_printable_is_escaped(char):
     assert shown(f"a{char}b").isprintable()
     assert shown(f"a{char}b") == f"a{ascii(char)[1:-1]}b"

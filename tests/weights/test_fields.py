@@ -20,7 +20,17 @@ def test_a_missing_key_is_named_with_its_type_and_file():
 
 
 @pytest.mark.parametrize(
-    "kind, value", [(int, 1.5), (int, True), (int, "1"), (bool, 1), (float, "x"), (float, False), (str, 1), (list, {})]
+    "kind, value",
+    [
+        (int, 1.5),
+        (int, True),
+        (int, "1"),
+        (bool, 1),
+        (float, "x"),
+        (float, False),
+        (str, 1),
+        (list, {}),
+    ],
 )
 def test_a_wrong_type_is_named_with_its_value(kind, value):
     config = fields(key=value)

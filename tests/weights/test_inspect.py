@@ -6,7 +6,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.weights.formats import FORMATS
-from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target, write_target
+from tests.weights.tiny import (
+    draft_tensors,
+    eagle1_config,
+    eagle3_config,
+    tiny_target,
+    write_target,
+)
 from weights import CheckpointError, EagleConfig, TargetConfig, inspect_checkpoint
 from weights.demo import demo_directory
 from weights.files.reader import Reader
@@ -41,7 +47,12 @@ def test_a_target_with_its_tensor_table(tmp_path):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_draft_of_every_format_with_and_without_its_target(tmp_path, name):
     target = tiny_target()
-    full = {"aux_boundaries": (2, 3, 5, 6, 7), "qk_norm": True, "has_d2t": False, "draft_vocab_size": 96}
+    full = {
+        "aux_boundaries": (2, 3, 5, 6, 7),
+        "qk_norm": True,
+        "has_d2t": False,
+        "draft_vocab_size": 96,
+    }
     candidates = [eagle1_config(target), eagle3_config(target), eagle3_config(target, **full)]
     config = next(config for config in candidates if FORMATS[name].can_express(config, target))
     FORMATS[name].write(tmp_path, config, draft_tensors(config), target)
@@ -78,7 +89,9 @@ def test_a_broken_draft_needs_no_target_to_be_seen(tmp_path):
     problems = inspect_checkpoint(tmp_path).problems
     assert len(problems) == 2
     assert any("missing norm.weight" in problem for problem in problems)
-    assert any("down_proj.weight is [255, 768], [256, 768] is needed" in problem for problem in problems)
+    assert any(
+        "down_proj.weight is [255, 768], [256, 768] is needed" in problem for problem in problems
+    )
 
 
 def test_headers_that_cannot_be_read_are_an_error(tmp_path):

@@ -10,19 +10,39 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.weights.formats import FORMATS
-from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target, write_target
+from tests.weights.tiny import (
+    draft_tensors,
+    eagle1_config,
+    eagle3_config,
+    tiny_target,
+    write_target,
+)
 from weights import CheckpointError, inspect_checkpoint, load_eagle, load_target
 
 TARGET = tiny_target()
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 WRONG_SIZES = (0, -1, -(10**30), 10**30)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 NO_SCALE = (0, 0.0, -1.0, math.nan, math.inf, -math.inf, 10**400, -(10**400))
 
 ODD = [
-    *((key, value) for key in ("intermediate_size", "max_position_embeddings") for value in WRONG_SIZES),
-    *((key, value) for key in ("num_attention_heads", "num_key_value_heads") for value in WRONG_SIZES),
+    *(
+        (key, value)
+        for key in ("intermediate_size", "max_position_embeddings")
+        for value in WRONG_SIZES
+    ),
+    *(
+        (key, value)
+        for key in ("num_attention_heads", "num_key_value_heads")
+        for value in WRONG_SIZES
+    ),
     *(("num_hidden_layers", value) for value in (0, -1, -(10**30))),
     *(("head_dim", value) for value in (0, -2, 15, 2**40)),
     *(("rms_norm_eps", value) for value in (math.inf, -math.inf, math.nan, -1e-5, 10**400, 1e300)),
@@ -35,13 +55,29 @@ ODD_OF_A_TARGET = [(key, value) for key in ("hidden_size", "vocab_size") for val
 ODD_OF_A_DRAFT = [("attention_bias", value) for value in (1.5, 1, 0, "false", [])]
 ODD_ROPE = [
     *(({"rope_type": "linear"}, "factor", value) for value in NO_SCALE),
-    *((LLAMA3, key, value) for key in ("factor", "low_freq_factor", "high_freq_factor") for value in NO_SCALE),
+    *(
+        (LLAMA3, key, value)
+        for key in ("factor", "low_freq_factor", "high_freq_factor")
+        for value in NO_SCALE
+    ),
     *((LLAMA3, "low_freq_factor", value) for value in (4, 4.0, 8.0)),
     *((LLAMA3, "high_freq_factor", value) for value in (1.0, 0.5)),
-    *((YARN, key, value) for key in ("factor", "beta_fast", "beta_slow", "attention_factor") for value in NO_SCALE),
+    *(
+        (YARN, key, value)
+        for key in ("factor", "beta_fast", "beta_slow", "attention_factor")
+        for value in NO_SCALE
+    ),
     *((YARN, "beta_slow", value) for value in (33, 1000.0)),
-    *((YARN, key, value) for key in ("mscale", "mscale_all_dim") for value in (-1.0, math.nan, math.inf, 10**400)),
-    *((rope, "original_max_position_embeddings", value) for rope in (LLAMA3, YARN) for value in WRONG_SIZES),
+    *(
+        (YARN, key, value)
+        for key in ("mscale", "mscale_all_dim")
+        for value in (-1.0, math.nan, math.inf, 10**400)
+    ),
+    *(
+        (rope, "original_max_position_embeddings", value)
+        for rope in (LLAMA3, YARN)
+        for value in WRONG_SIZES
+    ),
 ]
 
 
@@ -49,7 +85,9 @@ def write_draft(directory, format="eagle-3", **changes):
     config = eagle1_config(TARGET) if format == "eagle-1" else eagle3_config(TARGET)
     FORMATS[format].write(directory, config, draft_tensors(config), TARGET)
     keys = json.loads((directory / "config.json").read_text()) | changes
-    (directory / "config.json").write_text(json.dumps({key: value for key, value in keys.items() if value is not None}))
+    (directory / "config.json").write_text(
+        json.dumps({key: value for key, value in keys.items() if value is not None})
+    )
 
 
 def refusals(directory, load):
@@ -85,13 +123,17 @@ def test_an_odd_rope_is_refused_by_name(tmp_path, rope, key, value):
     text = refusals(tmp_path / "target", lambda: load_target(tmp_path / "target", progress=False))
     assert "config.json: rope_parameters: " in text
     assert key in text
-    text = refusals(tmp_path / "draft", lambda: load_eagle(tmp_path / "draft", TARGET, progress=False))
+    text = refusals(
+        tmp_path / "draft", lambda: load_eagle(tmp_path / "draft", TARGET, progress=False)
+    )
     assert "config.json: rope_scaling: " in text
     assert key in text
 
 
 def test_a_yarn_draft_without_any_length_is_refused(tmp_path):
-    write_draft(tmp_path, max_position_embeddings=None, rope_scaling={"rope_type": "yarn", "factor": 2})
+    write_draft(
+        tmp_path, max_position_embeddings=None, rope_scaling={"rope_type": "yarn", "factor": 2}
+    )
     text = refusals(tmp_path, lambda: load_eagle(tmp_path, TARGET, progress=False))
     assert "config.json: rope_scaling: missing original_max_position_embeddings" in text
 
@@ -125,12 +167,20 @@ def test_a_tap_before_the_target_is_refused(tmp_path, format, ids):
 def test_heads_that_do_not_divide_are_refused(tmp_path):
     write_target(tmp_path, TARGET, num_attention_heads=5)
     text = refusals(tmp_path, lambda: load_target(tmp_path, progress=False))
-    assert "config.json: num_attention_heads is 5, a multiple of num_key_value_heads, 2, is needed" in text
+    assert (
+        "config.json: num_attention_heads is 5, a multiple of num_key_value_heads, 2, is needed"
+        in text
+    )
 
 
 @pytest.mark.parametrize("heads", [5, 64])
 def test_a_head_dim_that_no_key_states_is_checked_too(tmp_path, heads):
-    keys = {"head_dim": None, "hidden_size": 35, "num_attention_heads": heads, "num_key_value_heads": heads}
+    keys = {
+        "head_dim": None,
+        "hidden_size": 35,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+    }
     write_target(tmp_path, TARGET, **keys)
     text = refusals(tmp_path, lambda: load_target(tmp_path, progress=False))
     assert "config.json: hidden_size / num_attention_heads: head_dim is" in text
@@ -146,7 +196,9 @@ def test_a_draft_without_a_width_is_refused(tmp_path):
     }
     save_file(load_file(file) | empty, file)
     text = refusals(tmp_path, lambda: load_eagle(tmp_path, TARGET, progress=False))
-    assert "model.safetensors: shape of layers.0.mlp.down_proj.weight: intermediate_size is 0" in text
+    assert (
+        "model.safetensors: shape of layers.0.mlp.down_proj.weight: intermediate_size is 0" in text
+    )
 
 
 @pytest.mark.parametrize("number", ["\u00b2", "9" * 5000])
@@ -182,19 +234,72 @@ NUMBERS = st.one_of(
     st.sampled_from([2**31, 2**63, 2**70, 10**400, -(10**400), 1e308, -0.0, 5e-324]),
 )
 SCALARS = st.one_of(NUMBERS, st.booleans(), st.none(), st.text(max_size=8))
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner)
+)
 ROPES = st.dictionaries(
-    st.sampled_from(["rope_type", "type", "rope_theta", "truncate", "partial_rotary_factor", *YARN, *LLAMA3])
-    | st.sampled_from(["beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "low_freq_factor"]),
+    st.sampled_from(
+        ["rope_type", "type", "rope_theta", "truncate", "partial_rotary_factor", *YARN, *LLAMA3]
+    )
+    | st.sampled_from(
+        [
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "attention_factor",
+            "low_freq_factor",
+        ]
+    ),
     st.sampled_from(["linear", "llama3", "yarn", "default"]) | VALUES,
 )
 KEYS = [
-    *(*SIZES, "head_dim", "vocab_size", "draft_vocab_size", "target_hidden_size", "max_position_embeddings"),
-    *("rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "eos_token_id", "bos_token_id"),
-    *("architectures", "model_type", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
-    *("attention_bias", "mlp_bias", "tie_word_embeddings", "hidden_act", "quantization_config", "eagle_config"),
-    *("eagle_aux_hidden_state_layer_ids", "norm_before_fc", "fc_norm", "norm_output", "text_config", "model"),
-    *("use_aux_hidden_state", "speculators_model_type", "transformer_layer_config", "partial_rotary_factor"),
+    *(
+        *SIZES,
+        "head_dim",
+        "vocab_size",
+        "draft_vocab_size",
+        "target_hidden_size",
+        "max_position_embeddings",
+    ),
+    *(
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "eos_token_id",
+        "bos_token_id",
+    ),
+    *(
+        "architectures",
+        "model_type",
+        "layer_types",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+    ),
+    *(
+        "attention_bias",
+        "mlp_bias",
+        "tie_word_embeddings",
+        "hidden_act",
+        "quantization_config",
+        "eagle_config",
+    ),
+    *(
+        "eagle_aux_hidden_state_layer_ids",
+        "norm_before_fc",
+        "fc_norm",
+        "norm_output",
+        "text_config",
+        "model",
+    ),
+    *(
+        "use_aux_hidden_state",
+        "speculators_model_type",
+        "transformer_layer_config",
+        "partial_rotary_factor",
+    ),
 ]
 CONFIGS = st.dictionaries(st.sampled_from(KEYS), ROPES | VALUES, max_size=4)
 
@@ -205,7 +310,9 @@ def pair(tmp_path_factory):
     write_target(directory / "target", TARGET)
     for format in ("eagle-3", "eagle-1"):
         write_draft(directory / format, format)
-    configs = {part.name: json.loads((part / "config.json").read_text()) for part in directory.iterdir()}
+    configs = {
+        part.name: json.loads((part / "config.json").read_text()) for part in directory.iterdir()
+    }
     return directory, configs
 
 
@@ -217,7 +324,11 @@ def test_whatever_a_config_says_it_loads_or_is_a_checkpoint_error(pair, part, ch
     inspected = str(inspect_checkpoint(directory))
     assert all(line.isprintable() for line in inspected.split("\n"))
     try:
-        loaded = load_target(directory, progress=False) if part == "target" else load_eagle(directory, TARGET)
+        loaded = (
+            load_target(directory, progress=False)
+            if part == "target"
+            else load_eagle(directory, TARGET)
+        )
     except CheckpointError:
         return
     layer = loaded.config.layer

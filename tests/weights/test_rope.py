@@ -9,7 +9,12 @@ from weights.errors import Problems
 from weights.fields import Fields
 from weights.rope import read_rope
 
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 BUILT = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position_embeddings=8192)
 
 
@@ -42,8 +47,12 @@ def test_silence_means_the_base_of_10000():
 
 
 def test_yarn_falls_back_to_the_configs_own_length():
-    rope, lines = read(max_position_embeddings=4096, rope_scaling={"type": "yarn", "factor": 4, "mscale": 0.7})
-    assert rope == RopeConfig(kind="yarn", factor=4.0, original_max_position_embeddings=4096, mscale=0.7)
+    rope, lines = read(
+        max_position_embeddings=4096, rope_scaling={"type": "yarn", "factor": 4, "mscale": 0.7}
+    )
+    assert rope == RopeConfig(
+        kind="yarn", factor=4.0, original_max_position_embeddings=4096, mscale=0.7
+    )
     assert lines == []
 
 
@@ -57,7 +66,10 @@ def test_an_unknown_kind_is_refused_by_name(kind):
 @pytest.mark.parametrize(
     "keys, words",
     [
-        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "keep one"),
+        (
+            {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "keep one",
+        ),
         (
             {
                 "rope_parameters": {"rope_type": "linear", "factor": 2.0},
@@ -72,10 +84,19 @@ def test_an_unknown_kind_is_refused_by_name(kind):
             },
             "rope_type is 'linear' in rope_parameters and 'yarn' in rope_scaling",
         ),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "missing original_max_position_embeddings"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "missing original_max_position_embeddings",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: missing factor"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": "8"}}, "factor is '8', a number is needed"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 8, "short_factor": [1]}}, "unknown key short_factor"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": "8"}},
+            "factor is '8', a number is needed",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 8, "short_factor": [1]}},
+            "unknown key short_factor",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"rope_scaling": "linear"}, "an object is needed"),

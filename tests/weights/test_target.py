@@ -36,7 +36,10 @@ def test_a_target_comes_back_as_it_was_written(tmp_path, family, has_tied_head, 
 def test_products_are_fused_in_the_order_of_their_names(tmp_path):
     target = tiny_target("qwen2")
     write_target(tmp_path, target)
-    pieces, tensors = load_file(tmp_path / "model.safetensors"), load_target(tmp_path, progress=False).tensors
+    pieces, tensors = (
+        load_file(tmp_path / "model.safetensors"),
+        load_target(tmp_path, progress=False).tensors,
+    )
     for whole, parts in FUSED.items():
         expected = torch.cat([pieces[f"model.layers.3.{part}.weight"] for part in parts])
         assert torch.equal(tensors[f"layers.3.{whole}.weight"], expected)
@@ -55,7 +58,8 @@ def test_the_stored_dtype_is_kept_and_a_cast_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "own, generation, expected", [(1, [1, 2], (1, 2)), ([3, 1], 7, (3, 1, 7)), (None, [5], (5,)), (4, None, (4,))]
+    "own, generation, expected",
+    [(1, [1, 2], (1, 2)), ([3, 1], 7, (3, 1, 7)), (None, [5], (5,)), (4, None, (4,))],
 )
 def test_eos_ids_of_both_files_count(tmp_path, own, generation, expected):
     write_target(tmp_path, tiny_target(), eos_token_id=own)
@@ -72,8 +76,24 @@ def test_eos_ids_of_both_files_count(tmp_path, own, generation, expected):
         ("qwen2", {"sliding_window": 64}, None),
         ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 4}, 64),
         ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 8}, None),
-        ("qwen3", {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["full_attention"] * 8}, None),
-        ("qwen3", {"sliding_window": 64, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 8}, 64),
+        (
+            "qwen3",
+            {
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"] * 8,
+            },
+            None,
+        ),
+        (
+            "qwen3",
+            {
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention"] * 8,
+            },
+            64,
+        ),
     ],
 )
 def test_a_window_that_some_layer_uses_is_told(tmp_path, family, keys, window):
@@ -108,9 +128,15 @@ def test_harmless_leftovers_are_ignored_and_listed(tmp_path):
 @pytest.mark.parametrize(
     "keys, words",
     [
-        ({"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"]}, "model_type 'gemma3' is not supported"),
+        (
+            {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"]},
+            "model_type 'gemma3' is not supported",
+        ),
         ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "only LlamaForCausalLM is supported"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "only LlamaForCausalLM is supported",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),

@@ -37,7 +37,9 @@ LAYER = LayerConfig(
 )
 
 
-def tiny_target(model_type: str = "llama", *, has_tied_head: bool = False, dtype: str = "float32") -> LoadedTarget:
+def tiny_target(
+    model_type: str = "llama", *, has_tied_head: bool = False, dtype: str = "float32"
+) -> LoadedTarget:
     """A target with random weights, as if loaded; V 96, L 8, D 32."""
     qkv_bias, o_bias, qk_norm = BIASES[model_type]
     config = TargetConfig(
@@ -53,11 +55,15 @@ def tiny_target(model_type: str = "llama", *, has_tied_head: bool = False, dtype
     )
     tensors = random_tensors(target_shapes(config), seed=0, dtype=getattr(torch, dtype))
     return LoadedTarget(
-        config=config, tensors=tensors, report=BindingReport(directory=Path(), role="", format="", fields=())
+        config=config,
+        tensors=tensors,
+        report=BindingReport(directory=Path(), role="", format="", fields=()),
     )
 
 
-def write_target(directory: Path, target: LoadedTarget, num_shards: int = 1, **changes: object) -> None:
+def write_target(
+    directory: Path, target: LoadedTarget, num_shards: int = 1, **changes: object
+) -> None:
     """The directory that transformers would save; `changes` overwrite keys of config.json."""
     directory.mkdir(parents=True, exist_ok=True)
     keys = target_keys(target.config) | changes
@@ -75,7 +81,9 @@ def write_target(directory: Path, target: LoadedTarget, num_shards: int = 1, **c
         shard = f"model-{i + 1:05}-of-{num_shards:05}.safetensors"
         save_file({name: pieces[name] for name in names[i::num_shards]}, directory / shard)
         weight_map |= dict.fromkeys(names[i::num_shards], shard)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 def target_keys(config: TargetConfig) -> dict[str, object]:
@@ -138,13 +146,17 @@ def eagle1_config(target: LoadedTarget, **changes: object) -> EagleConfig:
 
 def _changed(config: EagleConfig, changes: dict[str, object]) -> EagleConfig:
     of_layer = {field.name for field in dataclasses.fields(LayerConfig)}
-    layer = dataclasses.replace(config.layer, **{key: value for key, value in changes.items() if key in of_layer})
+    layer = dataclasses.replace(
+        config.layer, **{key: value for key, value in changes.items() if key in of_layer}
+    )
     return dataclasses.replace(
         config, layer=layer, **{key: value for key, value in changes.items() if key not in of_layer}
     )
 
 
-def draft_tensors(config: EagleConfig, seed: int = 1, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def draft_tensors(
+    config: EagleConfig, seed: int = 1, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """Random weights under the loader's names; d2t distinct target ids, ascending."""
     shapes = {name: shape for name, shape in eagle_shapes(config).items() if name != "d2t"}
     tensors = random_tensors(shapes, seed, dtype)
@@ -156,5 +168,11 @@ def draft_tensors(config: EagleConfig, seed: int = 1, dtype: torch.dtype = torch
 
 def random_tensors(shapes: Shapes, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    pieces = {name: (torch.randn(shape, generator=generator) * 0.1).to(dtype) for name, shape in shapes.items()}
-    return {name: torch.cat([pieces[part] for part in parts]) for name, parts in fuse_plan(list(shapes)).items()}
+    pieces = {
+        name: (torch.randn(shape, generator=generator) * 0.1).to(dtype)
+        for name, shape in shapes.items()
+    }
+    return {
+        name: torch.cat([pieces[part] for part in parts])
+        for name, parts in fuse_plan(list(shapes)).items()
+    }

@@ -15,7 +15,11 @@ HIDDEN_SIZE = {
     f"{MLP}down_proj.weight": 0,
     "fc.weight": 0,
 }
-INTERMEDIATE_SIZE = {f"{MLP}down_proj.weight": 1, f"{MLP}gate_proj.weight": 0, f"{MLP}up_proj.weight": 0}
+INTERMEDIATE_SIZE = {
+    f"{MLP}down_proj.weight": 1,
+    f"{MLP}gate_proj.weight": 0,
+    f"{MLP}up_proj.weight": 0,
+}
 
 
 def resolve_layer(witness: Witness) -> LayerConfig:
@@ -33,10 +37,16 @@ def resolve_layer(witness: Witness) -> LayerConfig:
         head_dim=_head_dim(witness, hidden_size, num_heads, num_kv_heads),
         rms_norm_eps=fields.get(float, "rms_norm_eps", 1e-6),
         rope=read_rope(fields, witness.problems),
-        qkv_bias=_built(witness, "qkv_bias", tuple(f"{ATTENTION}{name}_proj.bias" for name in "qkv")),
+        qkv_bias=_built(
+            witness, "qkv_bias", tuple(f"{ATTENTION}{name}_proj.bias" for name in "qkv")
+        ),
         o_bias=_built(witness, "o_bias", (f"{ATTENTION}o_proj.bias",)),
-        mlp_bias=_built(witness, "mlp_bias", tuple(f"{MLP}{name}_proj.bias" for name in ("gate", "up", "down"))),
-        qk_norm=_built(witness, "qk_norm", tuple(f"{ATTENTION}{name}_norm.weight" for name in "qk")),
+        mlp_bias=_built(
+            witness, "mlp_bias", tuple(f"{MLP}{name}_proj.bias" for name in ("gate", "up", "down"))
+        ),
+        qk_norm=_built(
+            witness, "qk_norm", tuple(f"{ATTENTION}{name}_norm.weight" for name in "qk")
+        ),
     )
     check_layer(layer, witness.log.rows["head_dim"].source, fields)
     _log(witness, layer)
@@ -56,13 +66,17 @@ def _head_dim(witness: Witness, hidden_size: int, num_heads: int, num_kv_heads: 
         width = witness.dim(f"{ATTENTION}{name}.weight", axis)
         if width is not None and heads > 0 and width % heads == 0:
             places[f"{ATTENTION}{name}.weight"] = width // heads
-    return witness.number("head_dim", "head_dim", places, hidden_size // max(num_heads, 1), may_lie=True)
+    return witness.number(
+        "head_dim", "head_dim", places, hidden_size // max(num_heads, 1), may_lie=True
+    )
 
 
 def _built(witness: Witness, field: str, names: tuple[str, ...]) -> bool:
     """Told by the tensors alone: trainers copy `attention_bias` from the target's config and build none."""
     found = next((name for name in names if witness.has(name)), None)
-    witness.log.add(field, found is not None, f"{found} is there" if found else f"{names[0]} is absent")
+    witness.log.add(
+        field, found is not None, f"{found} is there" if found else f"{names[0]} is absent"
+    )
     return found is not None
 
 

@@ -33,7 +33,11 @@ class Evidence:
 
     def is_architecture(self, pattern: str) -> bool:
         named = self.raw.get("architectures")
-        return any(re.search(pattern, str(name)) for name in named) if isinstance(named, list) else False
+        return (
+            any(re.search(pattern, str(name)) for name in named)
+            if isinstance(named, list)
+            else False
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,13 @@ class Layout:
 
 
 MIDLAYER = r"(^|\.)midlayers?\."
-SPECFORGE_KEYS = ("eagle_aux_hidden_state_layer_ids", "fc_norm", "norm_output", "target_hidden_size", "rope_parameters")
+SPECFORGE_KEYS = (
+    "eagle_aux_hidden_state_layer_ids",
+    "fc_norm",
+    "norm_output",
+    "target_hidden_size",
+    "rope_parameters",
+)
 MODELOPT_KEYS = (
     "use_aux_hidden_state",
     "use_input_layernorm_in_first_layer",
@@ -67,12 +77,17 @@ MODELOPT_KEYS = (
 
 LAYOUTS = (
     Layout(name="speculators-eagle", is_it=lambda e: e.is_speculators("eagle"), recycles_norm=True),
-    Layout(name="speculators-eagle3", is_it=lambda e: e.is_speculators("eagle3"), norm_before_residual=True),
+    Layout(
+        name="speculators-eagle3",
+        is_it=lambda e: e.is_speculators("eagle3"),
+        norm_before_residual=True,
+    ),
     Layout(name="deepspec", is_it=lambda e: e.is_architecture(r"Eagle3Model$"), layer_ids="output"),
     Layout(
         name="angelslim",
         is_it=lambda e: (
-            e.has_name(MIDLAYER) and (e.is_architecture("^Eagle3LlamaForCausalLM$") or e.has_key("target_model_type"))
+            e.has_name(MIDLAYER)
+            and (e.is_architecture("^Eagle3LlamaForCausalLM$") or e.has_key("target_model_type"))
         ),
     ),
     Layout(name="modelopt", is_it=lambda e: e.has_key(*MODELOPT_KEYS), layer_ids="output"),
@@ -84,29 +99,52 @@ LAYOUTS = (
         final_norm_key="norm_output",
         recycled_keys=(),
     ),
-    Layout(name="eagle-1-vllm", is_it=lambda e: e.raw.get("model_type") == "eagle" and "model" in e.raw),
+    Layout(
+        name="eagle-1-vllm", is_it=lambda e: e.raw.get("model_type") == "eagle" and "model" in e.raw
+    ),
     Layout(name="eagle-3", is_it=lambda e: e.has_name(r"hidden_norm\.weight$")),
     Layout(name="eagle-1", is_it=lambda e: e.has_name(r"(^|\.)fc\.weight$")),
 )
 
 REFUSED: tuple[tuple[str, Callable[[Evidence], bool]], ...] = (
-    ("P-EAGLE (parallel drafting)", lambda e: e.is_speculators("peagle") or e.has_name(r"(^|\.)mask_hidden$")),
+    (
+        "P-EAGLE (parallel drafting)",
+        lambda e: e.is_speculators("peagle") or e.has_name(r"(^|\.)mask_hidden$"),
+    ),
     (
         "DFlash",
-        lambda e: e.is_speculators("dflash", "dflash2") or e.is_architecture("DFlash") or "dflash_config" in e.raw,
+        lambda e: (
+            e.is_speculators("dflash", "dflash2")
+            or e.is_architecture("DFlash")
+            or "dflash_config" in e.raw
+        ),
     ),
-    ("DSpark", lambda e: e.is_speculators("dspark") or e.is_architecture("(?i)dspark") or e.has_name(r"markov_head\.")),
+    (
+        "DSpark",
+        lambda e: (
+            e.is_speculators("dspark")
+            or e.is_architecture("(?i)dspark")
+            or e.has_name(r"markov_head\.")
+        ),
+    ),
     (
         "EagleMedusa (parallel draft heads)",
-        lambda e: e.has_name(r"parallel_draft_heads\.") or e.flat.get("parallel_draft_step", 1) != 1,
+        lambda e: (
+            e.has_name(r"parallel_draft_heads\.") or e.flat.get("parallel_draft_step", 1) != 1
+        ),
     ),
     (
         "MTP (multi-token prediction)",
-        lambda e: e.is_speculators("mtp", "fastmtp") or e.has_name(r"(eh_proj|enorm|hnorm|shared_head\.\w+)\.weight$"),
+        lambda e: (
+            e.is_speculators("mtp", "fastmtp")
+            or e.has_name(r"(eh_proj|enorm|hnorm|shared_head\.\w+)\.weight$")
+        ),
     ),
     (
         "an MLA draft (latent attention)",
-        lambda e: e.has_name(r"self_attn\.(kv_a_proj|q_a_proj)") or e.is_architecture("Eagle3?Deepseek"),
+        lambda e: (
+            e.has_name(r"self_attn\.(kv_a_proj|q_a_proj)") or e.is_architecture("Eagle3?Deepseek")
+        ),
     ),
     (
         "GRIFFIN (token-guided fusion)",
@@ -132,16 +170,22 @@ def find_layout(evidence: Evidence, problems: Problems) -> Layout | None:
     """The format, or None with a problem that names what it is instead."""
     for kind, is_it in REFUSED:
         if is_it(evidence):
-            problems.add(f"config.json and tensor names: this is {kind}, which is not supported", fatal=True)
+            problems.add(
+                f"config.json and tensor names: this is {kind}, which is not supported", fatal=True
+            )
             return None
     layout = next((layout for layout in LAYOUTS if layout.is_it(evidence)), None)
     speculator = evidence.raw.get("speculators_model_type")
     if speculator is not None and (layout is None or not layout.name.startswith("speculators")):
         problems.add(
-            f"config.json: speculators_model_type {speculator!r} is not supported, only eagle, eagle3", fatal=True
+            f"config.json: speculators_model_type {speculator!r} is not supported, only eagle, eagle3",
+            fatal=True,
         )
     elif layout is None:
-        problems.add("no EAGLE draft: no fc.weight, no hidden_norm, and config.json names no known format", fatal=True)
+        problems.add(
+            "no EAGLE draft: no fc.weight, no hidden_norm, and config.json names no known format",
+            fatal=True,
+        )
     return layout
 
 

@@ -23,19 +23,25 @@ class Norms:
 def resolve_norms(witness: Witness, layout: Layout, entry: str) -> Norms:
     resolved = _entry_fc(witness, layout) if entry == "fc" else _entry_qkv(witness, layout)
     if resolved.norm_before_fc and resolved.has_fc_norm:
-        witness.problems.add(f"{witness.fields.file}: norm_before_fc (input_norm) and fc_norm exclude each other")
+        witness.problems.add(
+            f"{witness.fields.file}: norm_before_fc (input_norm) and fc_norm exclude each other"
+        )
     return resolved
 
 
 def _entry_fc(witness: Witness, layout: Layout) -> Norms:
     """EAGLE-1 has none; speculators' `layernorms` switches three on together."""
     has_final_norm = witness.flag("has_final_norm", "layernorms", "norm.weight")
-    witness.ignore("an EAGLE-1 draft has no such norm", "norm_before_fc", "fc_norm", "norm_before_residual")
+    witness.ignore(
+        "an EAGLE-1 draft has no such norm", "norm_before_fc", "fc_norm", "norm_before_residual"
+    )
     return Norms(
         norm_before_fc=False,
         has_fc_norm=False,
         has_embed_norm=witness.flag("has_embed_norm", "layernorms", "embed_norm.weight"),
-        has_input_layernorm=witness.flag("has_input_layernorm", "layernorms", "layers.0.input_layernorm.weight"),
+        has_input_layernorm=witness.flag(
+            "has_input_layernorm", "layernorms", "layers.0.input_layernorm.weight"
+        ),
         norm_before_residual=False,
         has_final_norm=has_final_norm,
         recycled=_recycled(witness, layout, has_final_norm),
@@ -49,7 +55,9 @@ def _entry_qkv(witness: Witness, layout: Layout) -> Norms:
         norm_before_fc=witness.flag("norm_before_fc", "norm_before_fc", "input_norm.weight"),
         has_fc_norm=witness.flag("has_fc_norm", "fc_norm", "fc_norm.0.weight"),
         has_embed_norm=False,
-        has_input_layernorm=witness.flag("has_input_layernorm", first, "layers.0.input_layernorm.weight", default=True),
+        has_input_layernorm=witness.flag(
+            "has_input_layernorm", first, "layers.0.input_layernorm.weight", default=True
+        ),
         norm_before_residual=_norm_before_residual(witness, layout),
         has_final_norm=has_final_norm,
         recycled=_recycled(witness, layout, has_final_norm),
@@ -59,17 +67,25 @@ def _entry_qkv(witness: Witness, layout: Layout) -> Norms:
 def _norm_before_residual(witness: Witness, layout: Layout) -> bool:
     value = witness.fields.get(bool, "norm_before_residual", layout.norm_before_residual)
     source = witness.fields.source("norm_before_residual")
-    witness.log.add("norm_before_residual", value, f"default of {layout.name}" if source == "default" else source)
+    witness.log.add(
+        "norm_before_residual",
+        value,
+        f"default of {layout.name}" if source == "default" else source,
+    )
     return value
 
 
-def _recycled(witness: Witness, layout: Layout, has_final_norm: bool) -> Literal["pre_norm", "post_norm"]:
+def _recycled(
+    witness: Witness, layout: Layout, has_final_norm: bool
+) -> Literal["pre_norm", "post_norm"]:
     fields, log = witness.fields, witness.log
     if layout.recycles_norm and has_final_norm:
         log.add("recycled", "post_norm", f"{layout.name}: the head reads what is recycled")
         return "post_norm"
     if "norm_output" in fields and "norm_output" not in layout.recycled_keys:
-        log.note(f"norm_output in a {layout.name} head: a norm before lm_head; the hidden is recycled pre_norm")
+        log.note(
+            f"norm_output in a {layout.name} head: a norm before lm_head; the hidden is recycled pre_norm"
+        )
     if not has_final_norm:
         witness.ignore("this draft has no norm behind its layers", *layout.recycled_keys)
     asked = (key for key in layout.recycled_keys if fields.find(bool, key))

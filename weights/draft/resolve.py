@@ -36,7 +36,11 @@ class Resolution:
 
 
 def resolve_eagle(
-    reader: Reader, target: TargetConfig | None, aux_layers: tuple[int, ...] | None, log: Log, problems: Problems
+    reader: Reader,
+    target: TargetConfig | None,
+    aux_layers: tuple[int, ...] | None,
+    log: Log,
+    problems: Problems,
 ) -> Resolution:
     """Work out what the draft in `reader` is; raises only where nothing more could be told.
 
@@ -45,7 +49,9 @@ def resolve_eagle(
     raw = read_json_object(reader.directory / "config.json", problems)
     problems.raise_if_fatal()
     fields = Fields(raw, "config.json", problems)
-    layout = find_layout(Evidence(raw=raw, flat=fields.values, names=frozenset(reader.entries)), problems)
+    layout = find_layout(
+        Evidence(raw=raw, flat=fields.values, names=frozenset(reader.entries)), problems
+    )
     fields.strings("architectures")
     refuse_values(fields, problems)
     renamed = rename(reader.entries, DRAFT_ROWS, problems)
@@ -54,13 +60,18 @@ def resolve_eagle(
     problems.raise_if_fatal()
     assert layout is not None, "no layout without a fatal problem"
     log.add("format", layout.name, "config.json and tensor names")
-    config = _config(Witness(held=held, fields=fields, log=log, problems=problems), layout, target, aux_layers)
+    config = _config(
+        Witness(held=held, fields=fields, log=log, problems=problems), layout, target, aux_layers
+    )
     problems.raise_if_fatal()
     return Resolution(config=config, held=held, ignored=renamed.ignored)
 
 
 def _config(
-    witness: Witness, layout: Layout, target: TargetConfig | None, aux_layers: tuple[int, ...] | None
+    witness: Witness,
+    layout: Layout,
+    target: TargetConfig | None,
+    aux_layers: tuple[int, ...] | None,
 ) -> EagleConfig:
     fields, log = witness.fields, witness.log
     layer = resolve_layer(witness)
@@ -86,9 +97,19 @@ def _config(
         has_d2t=witness.has("d2t") or W != V,
         sliding_window=_sliding_window(fields),
     )
-    log.add("max_position_embeddings", config.max_position_embeddings, fields.source("max_position_embeddings"))
-    log.add("d2t", "offsets" if witness.has("d2t") else None, f"d2t is {'there' if witness.has('d2t') else 'absent'}")
-    log.add("sliding_window", config.sliding_window, fields.source("layer_types", "use_sliding_window"))
+    log.add(
+        "max_position_embeddings",
+        config.max_position_embeddings,
+        fields.source("max_position_embeddings"),
+    )
+    log.add(
+        "d2t",
+        "offsets" if witness.has("d2t") else None,
+        f"d2t is {'there' if witness.has('d2t') else 'absent'}",
+    )
+    log.add(
+        "sliding_window", config.sliding_window, fields.source("layer_types", "use_sliding_window")
+    )
     _check_borrowing(witness, config)
     return config
 
@@ -109,18 +130,27 @@ def _num_layers(witness: Witness) -> int:
     source = "tensor names" if seen >= written else witness.fields.source("num_hidden_layers")
     witness.log.add("num_layers", max(written, seen), source)
     if max(written, seen) > len(witness.held):
-        witness.problems.add(f"{source}: {max(written, seen)} layers, but only {len(witness.held)} tensors", fatal=True)
+        witness.problems.add(
+            f"{source}: {max(written, seen)} layers, but only {len(witness.held)} tensors",
+            fatal=True,
+        )
     return max(written, seen)
 
 
 def _target_hidden_size(witness: Witness, hidden_size: int, target: TargetConfig | None) -> int:
     written = witness.fields.find(int, "target_hidden_size")
     told = hidden_size if written is None else written
-    source = "the draft's hidden_size" if written is None else witness.fields.source("target_hidden_size")
+    source = (
+        "the draft's hidden_size"
+        if written is None
+        else witness.fields.source("target_hidden_size")
+    )
     actual = told if target is None else target.layer.hidden_size
     witness.log.add("target_hidden_size", actual, source if target is None else "the target")
     if told != actual:
-        witness.problems.add(f"a draft for another hidden size: {source} says {told}, the target's is {actual}")
+        witness.problems.add(
+            f"a draft for another hidden size: {source} says {told}, the target's is {actual}"
+        )
     return actual
 
 
@@ -133,10 +163,19 @@ def _vocabulary(witness: Witness, target: TargetConfig | None) -> tuple[int, int
         witness.log.add("vocab_size", V, "the target")
     for what, size in {fields.source("vocab_size"): fields.find(int, "vocab_size"), **told}.items():
         if size is not None and size != V:
-            witness.problems.add(f"a draft for another vocabulary: {what} says {size}, the target has {V} tokens")
-    W = witness.number("draft_vocab_size", "draft_vocab_size", witness.dims({"lm_head.weight": 0, "d2t": 0}), default=V)
+            witness.problems.add(
+                f"a draft for another vocabulary: {what} says {size}, the target has {V} tokens"
+            )
+    W = witness.number(
+        "draft_vocab_size",
+        "draft_vocab_size",
+        witness.dims({"lm_head.weight": 0, "d2t": 0}),
+        default=V,
+    )
     if W > V > 0:
-        witness.problems.add(f"the draft's vocabulary of {W} tokens is larger than the target's {V}")
+        witness.problems.add(
+            f"the draft's vocabulary of {W} tokens is larger than the target's {V}"
+        )
     return V, W
 
 
@@ -158,7 +197,9 @@ def _features(
         witness.ignore("this draft reads the target's hidden after its final norm", *KEYS)
         return entry == "fc" or witness.has("fc.weight"), ()
     num_taps = _num_taps(witness, Dt)
-    return True, resolve_taps(fields, layout, num_taps, target.num_layers if target else None, aux_layers, log)
+    return True, resolve_taps(
+        fields, layout, num_taps, target.num_layers if target else None, aux_layers, log
+    )
 
 
 def _num_taps(witness: Witness, Dt: int) -> int | None:
@@ -177,31 +218,48 @@ def _num_taps(witness: Witness, Dt: int) -> int | None:
 def _fc_bias(witness: Witness, entry: str) -> bool:
     # `bias` of an EAGLE-3 config is read by some engines as the attention's
     keys = ("eagle_fc_bias", "fusion_bias", "bias") if entry == "fc" else ("fusion_bias",)
-    return witness.flag("fc_bias", next((key for key in keys if key in witness.fields), None), "fc.bias")
+    return witness.flag(
+        "fc_bias", next((key for key in keys if key in witness.fields), None), "fc.bias"
+    )
 
 
 def _owns(witness: Witness, field: str, name: str) -> bool:
     found = witness.has(name)
-    witness.log.add(field, found, f"{name} is there" if found else f"{name} is absent: the target's")
+    witness.log.add(
+        field, found, f"{name} is there" if found else f"{name} is absent: the target's"
+    )
     return found
 
 
 def _sliding_window(fields: Fields) -> int | None:
-    is_on = "sliding_attention" in layer_types(fields) or fields.get(bool, "use_sliding_window", False)
+    is_on = "sliding_attention" in layer_types(fields) or fields.get(
+        bool, "use_sliding_window", False
+    )
     return fields.need(int, "sliding_window") if is_on else None
 
 
 def _check_borrowing(witness: Witness, config: EagleConfig) -> None:
     """What is borrowed must fit."""
-    D, Dt, V, W = config.layer.hidden_size, config.target_hidden_size, config.vocab_size, config.draft_vocab_size
+    D, Dt, V, W = (
+        config.layer.hidden_size,
+        config.target_hidden_size,
+        config.vocab_size,
+        config.draft_vocab_size,
+    )
     if not config.has_own_embedding and Dt != D:
-        witness.problems.add(f"missing embed_tokens.weight [{V}, {D}]: the target's, of width {Dt}, does not fit")
+        witness.problems.add(
+            f"missing embed_tokens.weight [{V}, {D}]: the target's, of width {Dt}, does not fit"
+        )
     if not config.has_own_head and (Dt != D or W != V):
-        witness.problems.add(f"missing lm_head.weight [{W}, {D}]: the target's, [{V}, {Dt}], does not fit")
+        witness.problems.add(
+            f"missing lm_head.weight [{W}, {D}]: the target's, [{V}, {Dt}], does not fit"
+        )
     if config.entry == "fc" and Dt != D:
         witness.problems.add(
             f"an EAGLE-1 draft of hidden size {D} for a target of {Dt}: fc reads the target's hidden behind its tokens "
             "and the draft's own behind drafted ones, so both must have one size"
         )
     if not config.has_fc and Dt != D:
-        witness.problems.add(f"no fc: a draft of hidden size {D} cannot read the target's hidden of {Dt}")
+        witness.problems.add(
+            f"no fc: a draft of hidden size {D} cannot read the target's hidden of {Dt}"
+        )

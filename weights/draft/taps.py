@@ -38,21 +38,34 @@ def resolve_taps(
         log.add("aux_boundaries", "(2, L//2, L-3)", "default, depends on the target's L layers")
         return ()
     else:
-        boundaries, source = (2, num_target_layers // 2, num_target_layers - 3), "default (2, L//2, L-3)"
+        boundaries, source = (
+            (2, num_target_layers // 2, num_target_layers - 3),
+            "default (2, L//2, L-3)",
+        )
     log.add("aux_boundaries", boundaries, source)
     _check(boundaries, num_taps, num_target_layers, source, fields.problems)
     return boundaries
 
 
-def _from_ids(ids: tuple[int, ...], layout: Layout, L: int | None, source: str) -> tuple[tuple[int, ...], str]:
+def _from_ids(
+    ids: tuple[int, ...], layout: Layout, L: int | None, source: str
+) -> tuple[tuple[int, ...], str]:
     if layout.layer_ids == "boundary":
         return ids, f"{source} (boundaries, as {layout.name} has them)"
     if L is not None and max(ids) == L:
         return ids, f"{source} (boundaries: {L} layers, and {L} is no layer's output)"
-    return tuple(i + 1 for i in ids), f"{source} {list(ids)} (outputs of layers, as {layout.name} has them, +1)"
+    return tuple(
+        i + 1 for i in ids
+    ), f"{source} {list(ids)} (outputs of layers, as {layout.name} has them, +1)"
 
 
-def _check(boundaries: tuple[int, ...], num_taps: int | None, L: int | None, source: str, problems: Problems) -> None:
+def _check(
+    boundaries: tuple[int, ...],
+    num_taps: int | None,
+    L: int | None,
+    source: str,
+    problems: Problems,
+) -> None:
     if num_taps is not None and len(boundaries) != num_taps:
         problems.add(
             f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers {boundaries} come from "
@@ -61,4 +74,6 @@ def _check(boundaries: tuple[int, ...], num_taps: int | None, L: int | None, sou
     if len(set(boundaries)) < len(boundaries):
         problems.add(f"boundaries {boundaries} from {source} name a layer more than once")
     if L is not None and not all(0 <= boundary <= L for boundary in boundaries):
-        problems.add(f"boundaries {boundaries} from {source} must lie in 0..{L}, the target has {L} layers")
+        problems.add(
+            f"boundaries {boundaries} from {source} must lie in 0..{L}, the target has {L} layers"
+        )

@@ -21,11 +21,15 @@ def absolute_ids(d2t: Tensor, vocab_size: int, where: str, problems: Problems) -
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     repeated = _repeated(ids)
     if (outside.numel() or repeated.numel()) and _looks_absolute(offsets, vocab_size):
-        problems.add(f"{where} holds absolute target ids, offsets are needed: target id = draft id + d2t[draft id]")
+        problems.add(
+            f"{where} holds absolute target ids, offsets are needed: target id = draft id + d2t[draft id]"
+        )
         return ids
     if outside.numel():
         first, last = int(outside[0]), vocab_size - 1
-        problems.add(f"{where} maps {outside.numel()} draft tokens outside 0..{last}, the first to {first}")
+        problems.add(
+            f"{where} maps {outside.numel()} draft tokens outside 0..{last}, the first to {first}"
+        )
     if repeated.numel():
         problems.add(
             f"{where} maps several draft tokens to one target id, {repeated.numel()} times, {int(repeated[0])}"
@@ -42,8 +46,14 @@ def check_mask(t2d: Tensor, ids: Tensor, vocab_size: int, where: str, problems: 
         return
     differing = int((_cover(ids, vocab_size) != t2d).sum())
     offsets = ids - torch.arange(ids.numel())
-    if differing and _looks_absolute(offsets, vocab_size) and torch.equal(_cover(offsets, vocab_size), t2d):
-        problems.add(f"{where} covers exactly the values of d2t: they are absolute target ids, offsets are needed")
+    if (
+        differing
+        and _looks_absolute(offsets, vocab_size)
+        and torch.equal(_cover(offsets, vocab_size), t2d)
+    ):
+        problems.add(
+            f"{where} covers exactly the values of d2t: they are absolute target ids, offsets are needed"
+        )
     elif differing:
         problems.add(f"{where} and d2t disagree about {differing} target tokens")
 

@@ -35,7 +35,12 @@ class Witness:
         return {name: self.dim(name, axis) for name, axis in axes.items()}
 
     def number(
-        self, field: str, key: str, places: dict[str, int | None], default: int | None = None, may_lie: bool = False
+        self,
+        field: str,
+        key: str,
+        places: dict[str, int | None],
+        default: int | None = None,
+        may_lie: bool = False,
     ) -> int:
         """The number that most of `places` (what: value) and config.json[key] agree on.
 
@@ -51,9 +56,14 @@ class Witness:
         witness = next((what for what, seen in told.items() if seen == value), None)
         self.log.add(field, value, f"shape of {witness}" if witness else self.fields.source(key))
         if witness:
-            check_size(key, value, f"{self.held[witness].file.name}: shape of {witness}", self.problems)
+            check_size(
+                key, value, f"{self.held[witness].file.name}: shape of {witness}", self.problems
+            )
         if written is not None and written != value:
-            self._disagree(f"{self.fields.source(key)} is {written}, the shape of {witness} says {value}", may_lie)
+            self._disagree(
+                f"{self.fields.source(key)} is {written}, the shape of {witness} says {value}",
+                may_lie,
+            )
         return value
 
     def flag(self, field: str, key: str | None, name: str, default: bool | None = None) -> bool:
@@ -67,7 +77,9 @@ class Witness:
         decided = written if written is not None else default
         value = found if decided is None else decided
         source = presence if decided is None or found == value else "default"
-        self.log.add(field, value, source if written is None or key is None else self.fields.source(key))
+        self.log.add(
+            field, value, source if written is None or key is None else self.fields.source(key)
+        )
         return value
 
     def ignore(self, why: str, *keys: str) -> None:
@@ -78,7 +90,9 @@ class Witness:
 
     def _silent(self, field: str, key: str, default: int | None) -> int:
         if default is None and key not in self.fields:
-            self.problems.add(f"{self.fields.file}: missing {key}, and no tensor tells it", fatal=True)
+            self.problems.add(
+                f"{self.fields.file}: missing {key}, and no tensor tells it", fatal=True
+            )
         self.log.add(field, default, "default")
         return default or 0
 

@@ -40,7 +40,10 @@ def open_file(file: Path, problems: Problems, fatal: bool = False) -> BinaryIO |
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    problems.add(f"{file.name}: {'a directory' if file.is_dir() else 'not a file'}, a regular file is needed", fatal)
+    problems.add(
+        f"{file.name}: {'a directory' if file.is_dir() else 'not a file'}, a regular file is needed",
+        fatal,
+    )
     return None
 
 

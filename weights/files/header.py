@@ -24,15 +24,28 @@ MAX_COUNT = 1 << 63  # of bytes and of rows
 MAX_RANK = 64  # what torch takes
 
 DTYPE_BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(
+        ("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8
+    ),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
 }
 
-FLOAT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-INTEGER_DTYPES = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+FLOAT_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+INTEGER_DTYPES = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 TORCH_DTYPES = {**FLOAT_DTYPES, **INTEGER_DTYPES, "BOOL": torch.bool}
 
 
@@ -61,7 +74,9 @@ def read_header(file: Path, problems: Problems) -> dict[str, TensorEntry]:
         size = os.fstat(stream.fileno()).st_size
         values, data_start = _read_json(stream, file, size, problems)
     entries = [
-        _entry(file, name, value, data_start, problems) for name, value in values.items() if name != "__metadata__"
+        _entry(file, name, value, data_start, problems)
+        for name, value in values.items()
+        if name != "__metadata__"
     ]
     sound = [entry for entry in entries if entry is not None and _is_inside(entry, size, problems)]
     _check_overlap(sound, problems)
@@ -70,20 +85,31 @@ def read_header(file: Path, problems: Problems) -> dict[str, TensorEntry]:
     return {entry.name: entry for entry in sound}
 
 
-def _read_json(stream: BinaryIO, file: Path, size: int, problems: Problems) -> tuple[Mapping[str, object], int]:
+def _read_json(
+    stream: BinaryIO, file: Path, size: int, problems: Problems
+) -> tuple[Mapping[str, object], int]:
     if size < 8:
-        problems.add(f"{file.name}: {size} bytes, shorter than the 8-byte length of a safetensors header")
+        problems.add(
+            f"{file.name}: {size} bytes, shorter than the 8-byte length of a safetensors header"
+        )
         return {}, 8
     length = int.from_bytes(stream.read(8), "little")
     if length > size - 8:
-        problems.add(f"{file.name}: the header claims {length} bytes, the file has {size - 8} after its length")
+        problems.add(
+            f"{file.name}: the header claims {length} bytes, the file has {size - 8} after its length"
+        )
         return {}, 8
     if length > MAX_JSON_BYTES:
-        problems.add(f"{file.name}: the header claims {length} bytes, more than the limit of {MAX_JSON_BYTES}")
+        problems.add(
+            f"{file.name}: the header claims {length} bytes, more than the limit of {MAX_JSON_BYTES}"
+        )
         return {}, 8
     repeated: list[str] = []
     values = parse_object(
-        stream.read(length), f"{file.name}: the header", problems, hook=lambda pairs: _unique(pairs, repeated)
+        stream.read(length),
+        f"{file.name}: the header",
+        problems,
+        hook=lambda pairs: _unique(pairs, repeated),
     )
     for key in repeated:
         problems.add(f"{file.name}: {key} occurs twice in the header")
@@ -99,9 +125,15 @@ def _unique(pairs: list[tuple[str, object]], repeated: list[str]) -> dict[str, o
     return values
 
 
-def _entry(file: Path, name: str, value: object, data_start: int, problems: Problems) -> TensorEntry | None:
+def _entry(
+    file: Path, name: str, value: object, data_start: int, problems: Problems
+) -> TensorEntry | None:
     fields = value if isinstance(value, dict) else {}
-    dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    dtype, shape, offsets = (
+        fields.get("dtype"),
+        _counts(fields.get("shape")),
+        _counts(fields.get("data_offsets")),
+    )
     if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
         problems.add(
             f"{file.name}: {name}: its entry needs dtype, shape and two data_offsets, it is {reprlib.repr(value)}"
@@ -112,9 +144,18 @@ def _entry(file: Path, name: str, value: object, data_start: int, problems: Prob
         return None
     begin, end = offsets
     if (end - begin) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
-        problems.add(f"{file.name}: {name}: data_offsets {begin}..{end} do not hold {dtype} {list(shape)}")
+        problems.add(
+            f"{file.name}: {name}: data_offsets {begin}..{end} do not hold {dtype} {list(shape)}"
+        )
         return None
-    return TensorEntry(name=name, dtype=dtype, shape=shape, file=file, start=data_start + begin, stop=data_start + end)
+    return TensorEntry(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        file=file,
+        start=data_start + begin,
+        stop=data_start + end,
+    )
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
@@ -130,12 +171,16 @@ def _is_inside(entry: TensorEntry, size: int, problems: Problems) -> bool:
     if entry.stop <= size:
         return True
     file = entry.file.name
-    problems.add(f"{file}: {entry.name} ends at byte {entry.stop}, the file has {size}: truncated or a false header")
+    problems.add(
+        f"{file}: {entry.name} ends at byte {entry.stop}, the file has {size}: truncated or a false header"
+    )
     return False
 
 
 def _check_overlap(entries: list[TensorEntry], problems: Problems) -> None:
-    ordered = sorted((entry for entry in entries if entry.num_bytes), key=lambda entry: (entry.start, entry.stop))
+    ordered = sorted(
+        (entry for entry in entries if entry.num_bytes), key=lambda entry: (entry.start, entry.stop)
+    )
     for before, after in pairwise(ordered):
         if after.start < before.stop:
             problems.add(
@@ -144,7 +189,9 @@ def _check_overlap(entries: list[TensorEntry], problems: Problems) -> None:
             )
 
 
-def _check_coverage(file: Path, entries: list[TensorEntry], data_start: int, size: int, problems: Problems) -> None:
+def _check_coverage(
+    file: Path, entries: list[TensorEntry], data_start: int, size: int, problems: Problems
+) -> None:
     held = sum(entry.num_bytes for entry in entries)
     if held < size - data_start:
         problems.add(f"{file.name}: {size - data_start - held} bytes of data belong to no tensor")

@@ -35,7 +35,10 @@ class Reader:
         problems.raise_if_any()
         self._files = {file: stream for file, stream in opened.items() if stream is not None}
         # private maps: torch wants a writable buffer, the files are never written
-        self._maps = {name: mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) for name, f in self._files.items()}
+        self._maps = {
+            name: mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
+            for name, f in self._files.items()
+        }
 
     def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
         """One tensor with the dtype and shape of its header, in memory of its own."""
@@ -49,9 +52,13 @@ class Reader:
         assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
         if not entry.num_bytes:
             return
-        raw = torch.frombuffer(self._maps[entry.file], dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
+        raw = torch.frombuffer(
+            self._maps[entry.file], dtype=torch.uint8, count=entry.num_bytes, offset=entry.start
+        )
         if out.dtype == dtype:
-            out.view(-1).view(torch.uint8).copy_(raw)  # as bytes: a file may hold tensors at odd addresses
+            out.view(-1).view(torch.uint8).copy_(
+                raw
+            )  # as bytes: a file may hold tensors at odd addresses
         else:
             out.copy_(raw.to(out.device, copy=True).view(dtype).reshape(entry.shape))
 
@@ -63,7 +70,8 @@ class Reader:
         def read(room: ctypes.Array[ctypes.c_char], start: int) -> None:
             if not read_exactly(self._files[entry.file].fileno(), room, start):
                 raise CheckpointError(
-                    self.directory, (f"{entry.file.name}: {name} has lost its end since it was opened",)
+                    self.directory,
+                    (f"{entry.file.name}: {name} has lost its end since it was opened",),
                 )
 
         return Freight(read, entry.start, out.view(-1).view(torch.uint8))
@@ -73,7 +81,9 @@ class Reader:
         entry = self.entries[name]
         dtype = TORCH_DTYPES.get(entry.dtype)
         if dtype is None:
-            raise CheckpointError(self.directory, (f"{entry.file.name}: {name} is {entry.dtype}, not supported",))
+            raise CheckpointError(
+                self.directory, (f"{entry.file.name}: {name} is {entry.dtype}, not supported",)
+            )
         return dtype
 
 
@@ -94,7 +104,9 @@ def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
 
 def _nothing_to_read(directory: Path, files: list[Path]) -> str:
     if files:
-        return f"several safetensors files ({', '.join(file.name for file in files)}) and no {INDEX}"
+        return (
+            f"several safetensors files ({', '.join(file.name for file in files)}) and no {INDEX}"
+        )
     pickles = sorted(file.name for file in directory.glob("*.bin"))
     if pickles:
         return (
@@ -106,14 +118,18 @@ def _nothing_to_read(directory: Path, files: list[Path]) -> str:
 
 def _sharded(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
     weight_map = _weight_map(directory / INDEX, problems)
-    shards = {shard: _shard(directory, shard, problems) for shard in sorted(set(weight_map.values()))}
+    shards = {
+        shard: _shard(directory, shard, problems) for shard in sorted(set(weight_map.values()))
+    }
     for name, shard in weight_map.items():
         if shards[shard] is not None and name not in (shards[shard] or {}):
             problems.add(f"{INDEX}: {name} is said to be in {shard}, which does not hold it")
     for shard, held in shards.items():
         for name in held or {}:
             if weight_map.get(name) != shard:
-                problems.add(f"{shard}: {name} is not where {INDEX} says ({weight_map.get(name, 'nowhere')})")
+                problems.add(
+                    f"{shard}: {name} is not where {INDEX} says ({weight_map.get(name, 'nowhere')})"
+                )
     return {name: entry for held in shards.values() for name, entry in (held or {}).items()}
 
 
@@ -122,7 +138,9 @@ def _weight_map(index: Path, problems: Problems) -> dict[str, str]:
     if values is None:
         return {}
     weight_map = values.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(shard, str) for shard in weight_map.values()
+    ):
         problems.add(f"{INDEX}: weight_map must be an object of tensor names to file names")
         return {}
     return weight_map

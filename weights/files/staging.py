@@ -19,7 +19,9 @@ THREADS = 8
 BUFFERS = 2 * THREADS
 CHUNK = 8 << 20  # bytes of a buffer
 
-ReadBytes = Callable[[ctypes.Array[ctypes.c_char], int], None]  # fill this from that place of a file, or raise
+ReadBytes = Callable[
+    [ctypes.Array[ctypes.c_char], int], None
+]  # fill this from that place of a file, or raise
 
 
 @dataclass(frozen=True, slots=True)

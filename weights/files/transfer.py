@@ -34,13 +34,20 @@ def read_tensors(
     """Everything in `wanted` under the fused names; casts are noted in `log`."""
     total = sum(held[name].num_bytes for name in wanted)
     plan = fuse_plan(list(wanted))
-    tensors = {name: _allocated([wanted[piece] for piece in pieces], placement) for name, pieces in plan.items()}
+    tensors = {
+        name: _allocated([wanted[piece] for piece in pieces], placement)
+        for name, pieces in plan.items()
+    }
     freights: list[Freight] = []
     # disable=None: no bar where nobody watches
     disable = None if placement.progress else True
-    with tqdm(total=total, unit="B", unit_scale=True, desc=reader.directory.name, disable=disable) as bar:
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc=reader.directory.name, disable=disable
+    ) as bar:
         for name, pieces in plan.items():
-            for piece, part in zip(pieces, _parts(tensors[name], [wanted[piece] for piece in pieces]), strict=True):
+            for piece, part in zip(
+                pieces, _parts(tensors[name], [wanted[piece] for piece in pieces]), strict=True
+            ):
                 if part.is_cuda and part.dtype == reader.dtype(held[piece].name):
                     freights.append(reader.freight(held[piece].name, part))
                 else:

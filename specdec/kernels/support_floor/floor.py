@@ -40,7 +40,11 @@ class Limits:
 
 def support_floor(logits_TV: Tensor, limits: Limits) -> Tensor:
     """[T] float32."""
-    return launch_support_floor(logits_TV, limits) if use_triton(logits_TV) else support_floor_ref(logits_TV, limits)
+    return (
+        launch_support_floor(logits_TV, limits)
+        if use_triton(logits_TV)
+        else support_floor_ref(logits_TV, limits)
+    )
 
 
 def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_KEYS) -> Tensor:
@@ -55,15 +59,28 @@ def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_
     keys = torch.empty(T, 2, num_keys, dtype=torch.int32, device=device)
     places = torch.empty(T, 3, dtype=torch.int32, device=device)
     floor_T = torch.empty(T, dtype=torch.float32, device=device)
-    rows = (logits_TV, limits.temperatures, limits.log_min_p, limits.top_k, limits.top_p, logits_TV.stride(0), V, tiles)
+    rows = (
+        logits_TV,
+        limits.temperatures,
+        limits.log_min_p,
+        limits.top_k,
+        limits.top_p,
+        logits_TV.stride(0),
+        V,
+        tiles,
+    )
     options = {"num_warps": 8, "enable_fp_fusion": False} | launch_options(logits_TV)
     sizes = {"TILES": next_power_of_2(tiles), "NUM_BINS": NUM_BINS, "BLOCK": block}
-    top_kernel[(tiles, T)](tops, bins, masses, places, *rows, NUM_BINS=NUM_BINS, BLOCK=block, **options)
+    top_kernel[(tiles, T)](
+        tops, bins, masses, places, *rows, NUM_BINS=NUM_BINS, BLOCK=block, **options
+    )
     count_kernel[(tiles, T)](bins, masses, tops, *rows, **sizes, **options)
     gather_kernel[(tiles, T)](keys, places, masses, bins, tops, *rows, num_keys, **sizes, **options)
     sizes |= {"PIVOTS": PIVOTS, "BLOCK": 512}
     options["num_warps"] = 4
-    search_kernel[(T,)](floor_T, keys, places, masses, bins, tops, *rows, num_keys, **sizes, **options)
+    search_kernel[(T,)](
+        floor_T, keys, places, masses, bins, tops, *rows, num_keys, **sizes, **options
+    )
     return floor_T
 
 
@@ -85,5 +102,7 @@ def support_floor_ref(logits_TV: Tensor, limits: Limits) -> Tensor:
     is_kept_TV = (up_to_TV - mass_TV).double() < share_T1 * up_to_TV[:, -1:].double()
     num_kept_T1 = is_kept_TV.sum(dim=-1, keepdim=True).clamp(min=1)
     floor_T1 = torch.maximum(floor_T1, x_TV.gather(1, num_kept_T1 - 1))
-    has_limit_T1 = ((limits.top_k > 0) | (limits.top_p < 1) | (limits.log_min_p > -torch.inf))[:, None]
+    has_limit_T1 = ((limits.top_k > 0) | (limits.top_p < 1) | (limits.log_min_p > -torch.inf))[
+        :, None
+    ]
     return torch.where(has_limit_T1 & ~is_greedy_T1, floor_T1, -torch.inf)[:, 0]

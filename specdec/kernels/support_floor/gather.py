@@ -49,23 +49,38 @@ def gather_kernel(
         tile_top = tl.load(tops_ptr + t * tiles + tile)
         # the first tile says where to search, even if it holds no token
         if (top > float("-inf")) & ((tile == 0) | (tile_top > top - 32.0)):
-            top_k, top_p = tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32), tl.load(top_p_ptr + t)
+            top_k, top_p = (
+                tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32),
+                tl.load(top_p_ptr + t),
+            )
             first, last = _bins_of_floor(
-                bins_ptr + t * NUM_BINS, tl.load(masses_ptr + t * 2), tl.load(log_min_p_ptr + t), top_k, top_p, NUM_BINS
+                bins_ptr + t * NUM_BINS,
+                tl.load(masses_ptr + t * 2),
+                tl.load(log_min_p_ptr + t),
+                top_k,
+                top_p,
+                NUM_BINS,
             )
             if tile == 0:
                 tl.store(places_ptr + t * 3 + 1, first)
                 tl.store(places_ptr + t * 3 + 2, last)
             nearest = bin_of(tile_top, top, NUM_BINS)
             if nearest <= last:
-                x = load_values(logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK)
+                x = load_values(
+                    logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK
+                )
                 bin = bin_of(x, top, NUM_BINS)
                 if (nearest < first) & (top_p < 1.0):
                     before = tl.sum(tl.where(bin < first, mass_of(x, top), 0), axis=0)
                     tl.atomic_add(masses_ptr + t * 2 + 1, before, sem="relaxed")
                 is_in = (bin >= first) & (bin <= last) & (x > float("-inf"))
                 _store_keys(
-                    keys_ptr + t.to(tl.int64) * 2 * num_keys, places_ptr + t * 3, key_of(x), is_in, num_keys, BLOCK
+                    keys_ptr + t.to(tl.int64) * 2 * num_keys,
+                    places_ptr + t * 3,
+                    key_of(x),
+                    is_in,
+                    num_keys,
+                    BLOCK,
                 )
 
 
@@ -114,4 +129,8 @@ def _store_keys(keys_ptr, place_ptr, key, is_in, num_keys, BLOCK: tl.constexpr):
             place = tl.atomic_add(place_ptr, num, sem="relaxed")
             at = place + tl.cumsum(is_in.to(tl.int32), axis=0) - 1
             tl.store(keys_ptr + at, key, mask=is_in & (at < num_keys))
-            tl.store(keys_ptr + num_keys + at, tl.full((BLOCK,), 1, tl.int32), mask=is_in & (at < num_keys))
+            tl.store(
+                keys_ptr + num_keys + at,
+                tl.full((BLOCK,), 1, tl.int32),
+                mask=is_in & (at < num_keys),
+            )

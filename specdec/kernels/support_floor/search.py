@@ -61,15 +61,29 @@ def search_kernel(
             top_k = tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32)
             has_cut = (top_k > 0) | (log_min_p > float("-inf"))
             is_whole = (num > num_keys) | ((last == NUM_BINS - 1) & has_cut)
-            row_ptr, keys_ptr = logits_ptr + t.to(tl.int64) * stride_logits, keys_ptr + t.to(tl.int64) * 2 * num_keys
-            source = (is_whole, tl.where(is_whole, V, num), row_ptr, temperature, keys_ptr, num_keys)
+            row_ptr, keys_ptr = (
+                logits_ptr + t.to(tl.int64) * stride_logits,
+                keys_ptr + t.to(tl.int64) * 2 * num_keys,
+            )
+            source = (
+                is_whole,
+                tl.where(is_whole, V, num),
+                row_ptr,
+                temperature,
+                keys_ptr,
+                num_keys,
+            )
             low, high = _bounds(is_whole, first, last, top, NUM_BINS)
             lowest = least_key()
             if log_min_p > float("-inf"):
                 lowest = key_of(top + log_min_p).to(tl.int64)
             if top_k > 0:
-                above = tl.where(is_whole, 0, _tokens_before(bins_ptr + t * NUM_BINS, first, NUM_BINS))
-                lowest = tl.maximum(lowest, _kth_key(source, low, high, top_k, above, PIVOTS, BLOCK))
+                above = tl.where(
+                    is_whole, 0, _tokens_before(bins_ptr + t * NUM_BINS, first, NUM_BINS)
+                )
+                lowest = tl.maximum(
+                    lowest, _kth_key(source, low, high, top_k, above, PIVOTS, BLOCK)
+                )
             if top_p < 1.0:
                 kept, before = tl.load(masses_ptr + t * 2), tl.load(masses_ptr + t * 2 + 1)
                 before = tl.where(is_whole, 0, before)
@@ -129,7 +143,9 @@ def _key_of_mass(source, low, high, limit, before, top, PIVOTS: tl.constexpr, BL
         step = (high - low) // PIVOTS + 1
         ends = tl.minimum(low + step * (tl.arange(0, PIVOTS) + 1) - 1, high)
         above = before + _masses_from(source, (ends + 1).to(tl.int32), top, PIVOTS, BLOCK)
-        at = tl.min(tl.where(above.to(tl.float64) < limit, tl.arange(0, PIVOTS), PIVOTS - 1), axis=0)
+        at = tl.min(
+            tl.where(above.to(tl.float64) < limit, tl.arange(0, PIVOTS), PIVOTS - 1), axis=0
+        )
         high = tl.minimum(low + step * (at + 1) - 1, high)
         low = tl.minimum(low + step * at, high)
     return low

@@ -38,7 +38,13 @@ def _products(x, i, out):
 
 
 def _factories(x, i, out):
-    out.copy_(torch.zeros_like(x) + torch.arange(T) + x.new_zeros(T, 1) + torch.full((T, T), 2.5) + x.new_ones(1) * x)
+    out.copy_(
+        torch.zeros_like(x)
+        + torch.arange(T)
+        + x.new_zeros(T, 1)
+        + torch.full((T, T), 2.5)
+        + x.new_ones(1) * x
+    )
 
 
 def _choices(x, i, out):
@@ -59,7 +65,12 @@ def _softmax(x, i, out):
 
 def _gathers(x, i, out):
     table = x.reshape(-1)[:T]
-    out.copy_(torch.nn.functional.embedding(i, x) + table[i][:, None] + torch.gather(x, 1, i[:, None]) + x[i])
+    out.copy_(
+        torch.nn.functional.embedding(i, x)
+        + table[i][:, None]
+        + torch.gather(x, 1, i[:, None])
+        + x[i]
+    )
 
 
 def _norms(x, i, out):
@@ -74,10 +85,25 @@ def _masked_fill(x, i, out):
 
 
 def _cumulates(x, i, out):
-    out.copy_(torch.cumsum(x, 0) + torch.nn.functional.layer_norm(x, (T,)) + x.contiguous().flatten().view(T, T))
+    out.copy_(
+        torch.cumsum(x, 0)
+        + torch.nn.functional.layer_norm(x, (T,))
+        + x.contiguous().flatten().view(T, T)
+    )
 
 
-CASES = [_slices, _index_put, _products, _factories, _choices, _cats, _softmax, _gathers, _norms, _masked_fill]
+CASES = [
+    _slices,
+    _index_put,
+    _products,
+    _factories,
+    _choices,
+    _cats,
+    _softmax,
+    _gathers,
+    _norms,
+    _masked_fill,
+]
 
 
 @pytest.mark.parametrize("case", [*CASES, _cumulates], ids=lambda case: case.__name__[1:])
@@ -148,7 +174,9 @@ def test_a_replay_spoils_the_results_of_other_captures_of_the_pool(record):
 
 def test_another_pool_spoils_nothing(tape):
     x = torch.ones(3)
-    (first, y), (second, _) = (capture_graph(tape.new_pool(), BatchDescriptor(1), lambda: x * 2) for _ in range(2))
+    (first, y), (second, _) = (
+        capture_graph(tape.new_pool(), BatchDescriptor(1), lambda: x * 2) for _ in range(2)
+    )
     first.replay()
     second.replay()
     assert y.tolist() == [2, 2, 2]
@@ -180,13 +208,20 @@ def test_a_break_inside_a_custom_op_is_refused(tape):
     def broken(x: torch.Tensor, out: torch.Tensor) -> None:
         eager_break_during_capture(lambda: None)()
 
-    with pytest.raises(CaptureError, match=r"tape_test\.broken.*outermost"), BreakableCUDAGraphCapture(tape.new_pool()):
+    with (
+        pytest.raises(CaptureError, match=r"tape_test\.broken.*outermost"),
+        BreakableCUDAGraphCapture(tape.new_pool()),
+    ):
         torch.ops.tape_test.broken(torch.ones(1), torch.ones(1))
 
 
 def test_constants_made_from_python_numbers_survive(record):
     x = torch.ones(3)
-    graph, y = record(lambda: x * torch.tensor(3.0) + torch.where(x > 0, 1.5, x) + torch.maximum(x, torch.tensor(2)))
+    graph, y = record(
+        lambda: (
+            x * torch.tensor(3.0) + torch.where(x > 0, 1.5, x) + torch.maximum(x, torch.tensor(2))
+        )
+    )
     graph.replay()
     assert y.tolist() == [6.5, 6.5, 6.5]
 
@@ -222,7 +257,9 @@ def test_replay_is_not_slower_than_twice_eager():
     def forward():
         h = x
         for weight in w:
-            h = torch.nn.functional.silu(h @ weight) + h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+            h = torch.nn.functional.silu(h @ weight) + h * torch.rsqrt(
+                h.pow(2).mean(-1, keepdim=True) + 1e-6
+            )
         y.copy_(h)
 
     graph, _ = capture_graph(TapeBackend().new_pool(), BatchDescriptor(1), forward)

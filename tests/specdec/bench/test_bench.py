@@ -29,7 +29,20 @@ from specdec.requests.params import SamplingParams
 from specdec.step import PHASES
 from specdec.stepping import propose
 
-TINY = ["--device", "cpu", "-k", "2", "--num-prompts", "2", "--max-tokens", "8", "--repeats", "1", "--num-rounds", "2"]
+TINY = [
+    "--device",
+    "cpu",
+    "-k",
+    "2",
+    "--num-prompts",
+    "2",
+    "--max-tokens",
+    "8",
+    "--repeats",
+    "1",
+    "--num-rounds",
+    "2",
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +68,16 @@ def bench(pair):
 
 
 def test_the_command_prints_card_tables_and_one_line_of_json(capsys, tmp_path):
-    run(given := ["bench", "--suite", "protocol,rounds", "--json", str(tmp_path / "run.json"), *TINY])
+    run(
+        given := [
+            "bench",
+            "--suite",
+            "protocol,rounds",
+            "--json",
+            str(tmp_path / "run.json"),
+            *TINY,
+        ]
+    )
 
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])
@@ -83,7 +105,11 @@ def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert exit_info.value.code == 1
     assert "REFUSED: K = 2, batch 1: prompt 1 differs from plain decoding at token 3" in out
-    [row] = [row for row in json.loads(out.splitlines()[-1])["results"] if row["num_speculative_tokens"] == 2]
+    [row] = [
+        row
+        for row in json.loads(out.splitlines()[-1])["results"]
+        if row["num_speculative_tokens"] == 2
+    ]
     assert "tokens_per_second" not in row
 
 
@@ -118,14 +144,19 @@ def test_every_other_suite_runs(bench):
     assert [row["context"] for row in suites.context_scaling(bench)] == [70, 70]
     assert [row["batch"] for row in suites.batch_scaling(bench)] == [1, 2, 1, 2]
     assert [row["when"] for row in suites.memory(bench)][-1] == "after clear_graphs"
-    assert suites.capture(bench) == suites.exactness(bench) == suites.prefill(bench) == []  # of a GPU only
+    assert (
+        suites.capture(bench) == suites.exactness(bench) == suites.prefill(bench) == []
+    )  # of a GPU only
 
 
 def test_the_batches_of_one_run_are_counted_by_family_and_size(bench):
     for _ in range(2):  # the second run counts its own alone
         rows = suites.padding(bench)
         prefill = [row for row in rows if row["family"] == "target_prefill"]
-        assert [(row["batch"], row["mode"], row["batches"]) for row in prefill] == [(1, "NONE", 1), (2, "NONE", 1)]
+        assert [(row["batch"], row["mode"], row["batches"]) for row in prefill] == [
+            (1, "NONE", 1),
+            (2, "NONE", 1),
+        ]
         lengths = [len(prompt) for prompt in bench.pair.prompts[:2]]
         assert [row["unpadded_tokens"] for row in prefill] == [lengths[0], sum(lengths)]
 
@@ -141,18 +172,30 @@ def test_products_are_measured_over_every_weight(pair, monkeypatch):
     monkeypatch.setattr("specdec.bench.products.ROWS", (1, 3))
     rows = suites.product_rows(pair, 1e9, lambda _: True)
 
-    assert {"target qkv_proj", "target lm_head", "draft fc", "draft lm_head"} <= {row["weight"] for row in rows}
+    assert {"target qkv_proj", "target lm_head", "draft fc", "draft lm_head"} <= {
+        row["weight"] for row in rows
+    }
     assert all(row["us"] > 0 and row["cublas_us"] > 0 for row in rows)
 
 
 def test_a_fresh_process_reports_its_phases(pair):
     [row] = suites.cold_rows(str(pair.target.report.directory), "demo", 2, pair.device, starts=1)
 
-    phases = {name: value for name, value in row.items() if name not in ("start", "kernels_compiled", "total")}
+    phases = {
+        name: value
+        for name, value in row.items()
+        if name not in ("start", "kernels_compiled", "total")
+    }
     assert all(value >= 0 for value in phases.values())
     assert max(phases.values()) < sum(phases.values()) <= row["total"]
     assert (row["start"], row["kernels_compiled"]) == (1, 0)  # a CPU compiles none
-    assert {"python and imports", "target weights", "draft weights", "capture", "first token"} <= set(row)
+    assert {
+        "python and imports",
+        "target weights",
+        "draft weights",
+        "capture",
+        "first token",
+    } <= set(row)
 
 
 def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
@@ -160,12 +203,16 @@ def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
     from specdec.bench.charts import draw_charts
 
     found = {"protocol": suites.protocol(bench), "rounds": suites.rounds(bench)}
-    assert [path.name for path in draw_charts(found, tmp_path, "now-")] == ["now-anatomy.png", "now-batch.png"]
+    assert [path.name for path in draw_charts(found, tmp_path, "now-")] == [
+        "now-anatomy.png",
+        "now-batch.png",
+    ]
 
 
 def test_a_batch_that_two_suites_measured_is_one_point():
     rows = [
-        {"num_speculative_tokens": K, "batch": B, "per_user": K + v} for K, B, v in ((3, 8, 1), (3, 1, 2), (0, 8, 3))
+        {"num_speculative_tokens": K, "batch": B, "per_user": K + v}
+        for K, B, v in ((3, 8, 1), (3, 1, 2), (0, 8, 3))
     ]
     rows.append({"num_speculative_tokens": 3, "batch": 8, "per_user": 50})
     assert per_user(rows, 3) == {1: 5, 8: 50}
@@ -216,7 +263,10 @@ def test_requests_are_served_both_ways_with_the_same_tokens(bench, monkeypatch):
 
     assert [row["num_speculative_tokens"] for row in rows] == [0, 0, 2, 2]
     assert [row["served"] for row in rows] == ["one batch at a time", "continuously"] * 2
-    num_tokens, num_prompt_tokens = sum(job.params.max_tokens for job in jobs), sum(len(job.prompt) for job in jobs)
+    num_tokens, num_prompt_tokens = (
+        sum(job.params.max_tokens for job in jobs),
+        sum(len(job.prompt) for job in jobs),
+    )
     for row in rows:
         assert (row["requests"], row["same_tokens"]) == (4, True)
         assert row["tokens_per_second"] * row["seconds"] == pytest.approx(num_tokens)
@@ -228,13 +278,20 @@ def test_lengths_of_requests_are_those_that_are_stated(pair):
     lengths = [(len(job.prompt), job.params.max_tokens) for job in draw_jobs(pair.prompts, 256)]
     prompts, answers = (sorted(column) for column in zip(*lengths, strict=True))
 
-    assert (min(prompts) >= 8, max(prompts) <= 1024, min(answers) >= 4, max(answers) <= 512) == (True, True, True, True)
+    assert (min(prompts) >= 8, max(prompts) <= 1024, min(answers) >= 4, max(answers) <= 512) == (
+        True,
+        True,
+        True,
+        True,
+    )
     assert (120 < prompts[128] < 200, 100 < answers[128] < 160) == (True, True)
 
 
 def test_steps_around_a_long_prompt_are_timed_by_their_kind(pair):
     spec = EngineSpec(num_speculative_tokens=2, max_num_seqs=3, max_tokens=364, max_model_len=364)
-    long = Job(joined(pair.prompts, 300), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
+    long = Job(
+        joined(pair.prompts, 300), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    )
     steps = _steps_around(pair.engine(spec), pair.prompts[:2], long)
 
     assert [kind for kind, _ in steps].count("chunk") == 1
@@ -248,7 +305,11 @@ def test_a_wait_of_two_chunks_is_not_within_one(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.requests._steps_around", lambda *_: steps)
     [row] = suites.waiting(bench)
 
-    assert (row["chunks"], row["longest_wait_ms"], row["is_within_a_chunk_and_a_round"]) == (2, 53.0, False)
+    assert (row["chunks"], row["longest_wait_ms"], row["is_within_a_chunk_and_a_round"]) == (
+        2,
+        53.0,
+        False,
+    )
 
 
 def test_no_long_prompt_where_the_target_has_no_room_for_it(bench):
@@ -277,7 +338,9 @@ def test_prefill_compares_the_chunk_with_exchanged_products(pair, monkeypatch):
 
 
 def test_exactness_is_measured_for_every_k(bench, monkeypatch):
-    monkeypatch.setattr(suites, "exactness_rows", lambda pair, K, *_: [{"num_speculative_tokens": K}])
+    monkeypatch.setattr(
+        suites, "exactness_rows", lambda pair, K, *_: [{"num_speculative_tokens": K}]
+    )
     assert [row["num_speculative_tokens"] for row in suites.exactness(bench)] == [0, 2]
 
 
@@ -308,8 +371,14 @@ def test_places_that_exactness_exchanges_exist():
     names = combinations()[-1]
     originals = [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each]
     with exchanged(names):
-        assert all(getattr(module, name) == value for each in EXCHANGES.values() for module, name, value in each)
-    assert [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each] == originals
+        assert all(
+            getattr(module, name) == value
+            for each in EXCHANGES.values()
+            for module, name, value in each
+        )
+    assert [
+        getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each
+    ] == originals
 
 
 def test_the_yardstick_of_exactness_runs_no_shipped_kernel(monkeypatch):
@@ -322,18 +391,25 @@ def test_the_yardstick_of_exactness_runs_no_shipped_kernel(monkeypatch):
         monkeypatch.setattr(module, name, shipped)
     for module in {module for module, _, _ in places}:
         monkeypatch.setattr(module, "use_triton", lambda *_: True)
-    monkeypatch.setattr("specdec.bench.exactness.F.linear", lambda *given: seen.append("linear") or real(*given))
-    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype: seen.append("mm") or (a @ b).to(out_dtype))
+    monkeypatch.setattr(
+        "specdec.bench.exactness.F.linear", lambda *given: seen.append("linear") or real(*given)
+    )
+    monkeypatch.setattr(
+        torch, "mm", lambda a, b, out_dtype: seen.append("mm") or (a @ b).to(out_dtype)
+    )
     monkeypatch.setattr("specdec.bench.exactness.silu_mul", lambda x: x)
     x, weight = torch.randn(3, 16), torch.randn(512, 16)
     with exchanged(("layers", "heads")):
         torch.testing.assert_close(linear.linear(x, weight), x @ weight.t())
-        torch.testing.assert_close(linear.split_linear(x, weight, None).finish(torch.float32), x @ weight.t())
+        torch.testing.assert_close(
+            linear.split_linear(x, weight, None).finish(torch.float32), x @ weight.t()
+        )
         torch.testing.assert_close(gate_up.gate_up(x, weight, None), x @ weight.t())
         for module in (best_token, propose):
             values_PT, ids_PT = module.launch_tile_maxima(x, weight)
             assert (
-                ids_PT.gather(0, values_PT.argmax(dim=0)[None])[0].tolist() == (x @ weight.t()).argmax(dim=1).tolist()
+                ids_PT.gather(0, values_PT.argmax(dim=0)[None])[0].tolist()
+                == (x @ weight.t()).argmax(dim=1).tolist()
             )
 
     assert seen == ["linear", "mm", "linear", "mm", "mm"]
@@ -347,7 +423,12 @@ def test_the_yardstick_of_exactness_is_the_fastest_round():
 
     assert [row["exchanged"] for row in rows if row["is_yardstick"]] == ["layers"]
     assert {row["exchanged"]: row["price"] for row in rows}["layers"] == pytest.approx(0.25)
-    assert rows[0] == rows[0] | {"exchanged": "nothing (shipped)", "price": 0.0, "device_round_ms": 4.0, "batch": 8}
+    assert rows[0] == rows[0] | {
+        "exchanged": "nothing (shipped)",
+        "price": 0.0,
+        "device_round_ms": 4.0,
+        "batch": 8,
+    }
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton or its interpreter")
@@ -359,21 +440,29 @@ def test_silu_mul_is_the_second_half_of_swiglu():
 
 def test_bytes_and_floor_follow_the_loaded_tensors(pair):
     sizes = bytes_of(pair)
-    assert sizes.target == sum(t.nbytes for t in pair.target.tensors.values())  # tied: the table is the head
+    assert sizes.target == sum(
+        t.nbytes for t in pair.target.tensors.values()
+    )  # tied: the table is the head
     assert Bytes(target=100, draft_step=10, draft_entry=5).of_round(3) == 135
     assert Bytes(target=100, draft_step=10, draft_entry=5).floor_ms(0, 1000) == 100
 
 
 def test_first_difference_names_prompt_and_token():
     assert first_difference([[1, 2], [3, 4]], [[1, 2], [3, 4]]) is None
-    assert first_difference([[1, 2], [3, 5]], [[1, 2], [3, 4]]) == "prompt 1 differs from plain decoding at token 1"
+    assert (
+        first_difference([[1, 2], [3, 5]], [[1, 2], [3, 4]])
+        == "prompt 1 differs from plain decoding at token 1"
+    )
     assert first_difference([[1]], [[1, 2]]) == "prompt 0 differs from plain decoding at token 1"
 
 
 def test_small_pieces():
     assert joined([[1, 2], [3]], 5) == [1, 2, 3, 1, 2]
     assert Spread.of([3, 1, 2]) == Spread(2, 1, 3)
-    assert table([{"batch": 1, "price": 0.031}, {"batch": 32}]).splitlines()[1].split() == ["1", "3.1%"]
+    assert table([{"batch": 1, "price": 0.031}, {"batch": 32}]).splitlines()[1].split() == [
+        "1",
+        "3.1%",
+    ]
 
 
 def test_an_unknown_suite_is_refused(capsys):

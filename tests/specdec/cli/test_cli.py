@@ -42,7 +42,11 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 def expected() -> str:
     """What the target writes without any draft."""
     llm = LLM("demo", device="cpu", max_num_seqs=1)
-    return llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)[0].outputs[0].text
+    return (
+        llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)[0]
+        .outputs[0]
+        .text
+    )
 
 
 @pytest.mark.parametrize("draft", [(), ("--draft", "demo"), ("--draft", "demo/eagle1", "-k", "2")])
@@ -79,12 +83,16 @@ def test_several_samples_are_written_one_behind_another(run, monkeypatch):
     sampled = ("generate", "demo", PROMPT, "--max-tokens", "8", "--temperature", "1", "--seed", "3")
     texts = [json.loads(run(*sampled[:-1], seed, "--json")[1])["text"] for seed in ("3", "4")]
 
-    written = [f"--- sample {number} of 2 ---\n{text}\n" for number, text in enumerate(texts, start=1)]
+    written = [
+        f"--- sample {number} of 2 ---\n{text}\n" for number, text in enumerate(texts, start=1)
+    ]
     assert run(*sampled, "-n", "2", "--no-prefix-caching")[1] == "".join(written)
 
 
 def test_json_is_one_object_with_text_ids_and_statistics(run, expected):
-    code, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "-k", "5", "--json")
+    code, out, _ = run(
+        "generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "-k", "5", "--json"
+    )
 
     result = json.loads(out)
     assert (code, result["text"], len(result["token_ids"])) == (0, expected, 40)
@@ -95,7 +103,17 @@ def test_json_is_one_object_with_text_ids_and_statistics(run, expected):
 
 
 def test_json_with_show_drafts_holds_every_round(run):
-    _, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "20", "--draft", "demo", "--json", "--show-drafts")
+    _, out, _ = run(
+        "generate",
+        "demo",
+        PROMPT,
+        "--max-tokens",
+        "20",
+        "--draft",
+        "demo",
+        "--json",
+        "--show-drafts",
+    )
 
     result = json.loads(out)
     assert len(result["rounds"]) == result["stats"]["num_rounds"]
@@ -103,7 +121,9 @@ def test_json_with_show_drafts_holds_every_round(run):
 
 
 def test_show_drafts_marks_them_where_there_are_no_colors(run, expected):
-    _, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts")
+    _, out, _ = run(
+        "generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts"
+    )
 
     legend, body = out.split("\n", 1)
     assert "{+accepted draft+}" in legend
@@ -115,7 +135,9 @@ def test_show_drafts_marks_them_where_there_are_no_colors(run, expected):
 def test_show_drafts_colors_them_on_a_terminal(run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    _, out, _ = run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts")
+    _, out, _ = run(
+        "generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts"
+    )
 
     assert "\x1b[32maccepted draft" in out
     assert "\x1b[2;9;31mrejected draft" in out
@@ -129,8 +151,12 @@ def test_show_drafts_puts_the_legend_in_front_of_the_prompt():
     assert out.getvalue() == "{+accepted draft+}\n\ndef fab{+c+}\n"
 
 
-def test_charts_without_matplotlib_are_refused_before_anything_is_measured(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(importlib.import_module("specdec.cli.bench"), "find_spec", lambda name: None)
+def test_charts_without_matplotlib_are_refused_before_anything_is_measured(
+    run, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(
+        importlib.import_module("specdec.cli.bench"), "find_spec", lambda name: None
+    )
     code, out, err = run("bench", "--charts", str(tmp_path))
 
     assert (code, out) == (2, "")
@@ -154,7 +180,17 @@ def test_stop_cuts_the_text(run, expected):
 
 
 def test_a_drawn_seed_is_reported_and_repeats_the_text(run):
-    sampled = ("generate", "demo", PROMPT, "--max-tokens", "24", "--temperature", "0.9", "--top-p", "0.95")
+    sampled = (
+        "generate",
+        "demo",
+        PROMPT,
+        "--max-tokens",
+        "24",
+        "--temperature",
+        "0.9",
+        "--top-p",
+        "0.95",
+    )
     first = json.loads(run(*sampled, "--json")[1])
     again = run(*sampled, "--seed", str(first["seed"]), "--draft", "demo", "-k", "2")
     other = run(*sampled, "--seed", str((first["seed"] + 1) % 2**64))
@@ -165,8 +201,22 @@ def test_a_drawn_seed_is_reported_and_repeats_the_text(run):
 
 
 def test_samples_logprobs_and_the_rule_are_in_the_json(run):
-    args = ("--temperature", "1", "--seed", "5", "-n", "3", "--logprobs", "1", "--acceptance", "block", "--json")
-    result = json.loads(run("generate", "demo", PROMPT, "--max-tokens", "6", "--draft", "demo", *args)[1])
+    args = (
+        "--temperature",
+        "1",
+        "--seed",
+        "5",
+        "-n",
+        "3",
+        "--logprobs",
+        "1",
+        "--acceptance",
+        "block",
+        "--json",
+    )
+    result = json.loads(
+        run("generate", "demo", PROMPT, "--max-tokens", "6", "--draft", "demo", *args)[1]
+    )
 
     assert (len(result["samples"]), result["seed"], result["acceptance"]) == (3, 5, "block")
     assert len(result["logprobs"]) == len(result["token_ids"]) == 6
@@ -214,19 +264,28 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
     [
         (("generate", "demo", "x", "--temperature", "-1"), "temperature=-1"),
         (("generate", "demo", "x", "--temperature", "1", "--top-p", "0"), "top_p=0"),
-        (("generate", "demo", "x", "--top-p", "0.9"), "--top-p 0.9 with --temperature 0, which takes the best token"),
+        (
+            ("generate", "demo", "x", "--top-p", "0.9"),
+            "--top-p 0.9 with --temperature 0, which takes the best token",
+        ),
         (("generate", "demo", "x", "--top-p", "1"), "--top-p 1.0 with --temperature 0"),
         (("generate", "demo", "x", "--top-k", "5"), "--top-k 5 with --temperature 0"),
         (("generate", "demo", "x", "--min-p", "0.1"), "--min-p 0.1 with --temperature 0"),
         (("chat", "demo", "--top-k", "5"), "--top-k 5 with --temperature 0"),
         (("chat", "demo", "--chat-template", TENSORS), ".safetensors: no text in UTF-8"),
         (("generate", "demo", "x", "--temperature", "nan"), "temperature=nan"),
-        (("generate", "demo", "x", "--max-model-len", str(2**70)), "max_model_len=1180591620717411303424"),
+        (
+            ("generate", "demo", "x", "--max-model-len", str(2**70)),
+            "max_model_len=1180591620717411303424",
+        ),
         (("verify", "demo", "demo", "-k", "99"), "num_speculative_tokens=99"),
         (("verify", "demo", "demo", "--device", "tpu"), "device='tpu': give auto"),
         (("generate", "demo", "x", "-n", "2"), "n=2 with temperature=0"),
         (("generate", "demo", "x", "--acceptance", "block"), "give --draft too"),
-        (("generate", "demo", "x", "--draft", "demo", "--acceptance", "typical"), "acceptance='typical'"),
+        (
+            ("generate", "demo", "x", "--draft", "demo", "--acceptance", "typical"),
+            "acceptance='typical'",
+        ),
         (("generate", "demo", "x", "-k", "3"), "give --draft too"),
         (("generate", "./nowhere", "x"), "no such directory"),
         (("generate", "demo", "x", "--draft", "./nowhere"), "no such directory"),
@@ -236,20 +295,44 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
         (("generate", "demo", "x", "--dtype", "int8"), "allowed are auto, float32"),
         (("generate", "demo", "x", "--prompt-file", __file__), "give one of them"),
         (("generate", "demo", "--prompt-file", TENSORS), ".safetensors: no text in UTF-8"),
-        (("generate", "demo/eagle3", "x"), "the bundled pair has no such target (allowed: demo, demo/target)"),
-        (("generate", "demo", "x", "--draft", "demo/eagle2"), "(allowed: demo, demo/eagle3, demo/eagle1)"),
+        (
+            ("generate", "demo/eagle3", "x"),
+            "the bundled pair has no such target (allowed: demo, demo/target)",
+        ),
+        (
+            ("generate", "demo", "x", "--draft", "demo/eagle2"),
+            "(allowed: demo, demo/eagle3, demo/eagle1)",
+        ),
         (("bench", "--batch", "0"), "--batch 0: give numbers of at least 1"),
-        (("bench", "-k", "3,40"), "--num-speculative-tokens 3,40: give numbers of at least 0, at most 32"),
+        (
+            ("bench", "-k", "3,40"),
+            "--num-speculative-tokens 3,40: give numbers of at least 0, at most 32",
+        ),
         (("bench", "--json", "/nosuch/run.json"), "there is no directory /nosuch"),
         (("bench", "--json", "/"), "--json /: a directory; give a file"),
         (("bench", "--prompts", __file__), "give JSON"),
         (("bench", "--dtype", "int8"), "dtype='int8': allowed are auto, float32"),
         (("bench", "--device", "tpu"), "device='tpu': give auto, cpu"),
-        (("bench", "--batch", str(2**70)), "--batch 1180591620717411303424: give numbers of at least 1, at most 4096"),
-        (("bench", "demo/target", "-k", "3"), "--num-speculative-tokens 3 without a draft: give --draft too"),
-        (("bench", "--contexts", "70"), "--contexts 70 is for the suite context alone: give --suite context too"),
-        (("bench", "--rounds-of-memory", "7"), "--rounds-of-memory 7 is for the suite memory alone"),
-        (("chat", "demo"), "target demo: its tokenizer has no chat template: give --chat-template FILE"),
+        (
+            ("bench", "--batch", str(2**70)),
+            "--batch 1180591620717411303424: give numbers of at least 1, at most 4096",
+        ),
+        (
+            ("bench", "demo/target", "-k", "3"),
+            "--num-speculative-tokens 3 without a draft: give --draft too",
+        ),
+        (
+            ("bench", "--contexts", "70"),
+            "--contexts 70 is for the suite context alone: give --suite context too",
+        ),
+        (
+            ("bench", "--rounds-of-memory", "7"),
+            "--rounds-of-memory 7 is for the suite memory alone",
+        ),
+        (
+            ("chat", "demo"),
+            "target demo: its tokenizer has no chat template: give --chat-template FILE",
+        ),
         (("chat", "demo", "-k", "3"), "give --draft too"),
         (("chat", "demo", "--temperature", "-1"), "temperature=-1"),
         (("inspect", "./nowhere"), "no such directory"),
@@ -276,9 +359,15 @@ def test_a_checkpoint_error_is_a_message_too(run, tmp_path):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (["--cuda-graph-sizes", "1;2"], "--cuda-graph-sizes 1;2: give integers with commas between them"),
+        (
+            ["--cuda-graph-sizes", "1;2"],
+            "--cuda-graph-sizes 1;2: give integers with commas between them",
+        ),
         (["--cuda-graph-sizes", "1,2"], "cuda_graph_sizes=[1, 2]: 2 is not an integer from 1 to 1"),
-        (["--cuda-graph-token-sizes", "64"], "cuda_graph_token_sizes=[64], but graphs are captured on a GPU only"),
+        (
+            ["--cuda-graph-token-sizes", "64"],
+            "cuda_graph_token_sizes=[64], but graphs are captured on a GPU only",
+        ),
         (["--enforce-eager", "--cuda-graph-sizes", "1"], "enforce_eager=True captures nothing"),
     ],
 )
@@ -290,7 +379,9 @@ def test_graph_options_are_refused_by_name(run, options, words):
 
 
 def test_enforce_eager_is_what_a_cpu_does_anyway(run):
-    code, out, _ = run("generate", "demo", "def", "--device", "cpu", "--max-tokens", "4", "--enforce-eager")
+    code, out, _ = run(
+        "generate", "demo", "def", "--device", "cpu", "--max-tokens", "4", "--enforce-eager"
+    )
 
     assert code == 0
     assert out
@@ -335,7 +426,17 @@ def chat(run, monkeypatch, tmp_path):
         monkeypatch.setattr(builtins, "input", read)
         monkeypatch.setattr(sys, "stdin", StringIO())
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-        found = run("chat", "demo", "--draft", "demo", "--chat-template", str(file), "--max-tokens", "12", *args)
+        found = run(
+            "chat",
+            "demo",
+            "--draft",
+            "demo",
+            "--chat-template",
+            str(file),
+            "--max-tokens",
+            "12",
+            *args,
+        )
         assert list(left) == [], "the program ended too early"
         return found
 
@@ -345,10 +446,16 @@ def chat(run, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def answers() -> Callable[..., str]:
     """answers(messages): what the target says to a conversation, without a draft."""
-    llm, params = LLM("demo", device="cpu", max_num_seqs=1), SamplingParams(temperature=0.0, max_tokens=12)
+    llm, params = (
+        LLM("demo", device="cpu", max_num_seqs=1),
+        SamplingParams(temperature=0.0, max_tokens=12),
+    )
 
     def answer(*contents: str, roles: tuple[str, ...] = ("user", "assistant") * 3) -> str:
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+        messages = [
+            {"role": role, "content": content}
+            for role, content in zip(roles, contents, strict=False)
+        ]
         return llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE)[0].outputs[0].text
 
     return answer
@@ -359,7 +466,9 @@ def test_chat_remembers_the_conversation_until_reset(chat, answers):
     first = answers("sort a list")
 
     assert code == 0
-    assert out == "".join(f"{text}\n" for text in (first, answers("sort a list", first, "again"), answers("again")))
+    assert out == "".join(
+        f"{text}\n" for text in (first, answers("sort a list", first, "again"), answers("again"))
+    )
     assert err.count("12 tokens in") == err.count("acceptance length") == 3
     assert "no command /help: there are /reset and /exit" in err
 
@@ -443,7 +552,11 @@ def test_specdec_log_refuses_unknown_levels(run, monkeypatch):
 
 @pytest.mark.parametrize(
     "name, role, format, num_tensors",
-    [("demo", "target", "llama", 74), ("demo/eagle3", "draft", "eagle-3", 15), ("demo/eagle1", "draft", "eagle-1", 11)],
+    [
+        ("demo", "target", "llama", 74),
+        ("demo/eagle3", "draft", "eagle-3", 15),
+        ("demo/eagle1", "draft", "eagle-1", 11),
+    ],
 )
 def test_inspect_names_format_fields_and_tensors(run, name, role, format, num_tensors):
     code, text, _ = run("inspect", name)
@@ -470,7 +583,9 @@ def test_verify_says_that_the_demo_drafts_work(run):
 
 
 def test_verify_json_has_agreement_per_position(run):
-    result = json.loads(run("verify", "demo", "demo/eagle1", "-k", "3", "--max-tokens", "24", "--json")[1])
+    result = json.loads(
+        run("verify", "demo", "demo/eagle1", "-k", "3", "--max-tokens", "24", "--json")[1]
+    )
 
     assert result["works"] is True
     assert len(result["agreement"]) == 3
@@ -513,14 +628,19 @@ def test_verify_stops_a_chat_template_that_hangs(run, tmp_path):
 def test_a_chat_template_that_is_no_text_is_named(run, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_bytes(b"\xff")
-    assert f"--chat-template {file}: no text in UTF-8" in run("chat", "demo", "--chat-template", str(file))[2]
+    assert (
+        f"--chat-template {file}: no text in UTF-8"
+        in run("chat", "demo", "--chat-template", str(file))[2]
+    )
 
 
 def test_verify_asks_questions_where_there_is_a_chat_template(run, tmp_path):
     target = tmp_path / "target"
     shutil.copytree(demo_directory("target"), target)
     config = json.loads((target / "tokenizer_config.json").read_text())
-    config["chat_template"] = "{% for message in messages %}# {{ message['content'] }}\n{% endfor %}"
+    config["chat_template"] = (
+        "{% for message in messages %}# {{ message['content'] }}\n{% endfor %}"
+    )
     (target / "tokenizer_config.json").write_text(json.dumps(config))
     result = json.loads(run("verify", str(target), "demo", "--max-tokens", "24", "--json")[1])
 

@@ -18,7 +18,9 @@ class Letters:
 
 
 def output_of(text: str, token_ids: list[int], rounds: list[RoundRecord]) -> RequestOutput:
-    return RequestOutput("0", "", [0], [CompletionOutput(0, text, token_ids)], True, RequestStats(rounds=rounds))
+    return RequestOutput(
+        "0", "", [0], [CompletionOutput(0, text, token_ids)], True, RequestStats(rounds=rounds)
+    )
 
 
 def test_a_round_is_accepted_then_rejected_then_recovered():
@@ -51,7 +53,9 @@ def test_the_view_ends_where_a_stop_string_cut_the_text():
 @pytest.mark.parametrize("has_colors", [True, False])
 def test_colors_or_marks(has_colors):
     stream = StringIO()
-    console = Console(file=stream, force_terminal=has_colors, color_system="standard" if has_colors else None)
+    console = Console(
+        file=stream, force_terminal=has_colors, color_system="standard" if has_colors else None
+    )
     render_drafts(console, [Span("a", "target"), Span("b\n", "rejected"), Span("c", "recovered")])
 
     shown = stream.getvalue()

@@ -9,7 +9,9 @@ from specdec.requests.stats import SpeculationStats
 
 def agreement(*num_agreeing: int, num_repeated: int | None = None) -> Agreement:
     repeated = num_agreeing[0] if num_repeated is None else num_repeated
-    return Agreement(num_agreeing=num_agreeing, num_repeated=repeated, acceptance=SpeculationStats())
+    return Agreement(
+        num_agreeing=num_agreeing, num_repeated=repeated, acceptance=SpeculationStats()
+    )
 
 
 @pytest.mark.parametrize("first, works", [(24, False), (25, True), (80, True)])
@@ -39,6 +41,8 @@ def test_rates_are_conditional_and_none_over_nothing():
     assert agreement(10, 5, 0, 0).rates == [0.5, 0.0, None]
 
 
-@pytest.mark.parametrize("drafts, count", [([], 0), ([1], 1), ([1, 2, 3], 3), ([1, 9, 3], 1), ([9, 2, 3], 0)])
+@pytest.mark.parametrize(
+    "drafts, count", [([], 0), ([1], 1), ([1, 2, 3], 3), ([1, 9, 3], 1), ([9, 2, 3], 0)]
+)
 def test_count_equal_stops_at_the_first_difference(drafts, count):
     assert count_equal(drafts, [1, 2, 3]) == count

@@ -54,7 +54,9 @@ def places_of(num_rows, device, **changes):
 
 
 @pytest.mark.parametrize("num_ids", [1, 63, 65, V])
-def test_what_lies_behind_the_vocabulary_is_no_token_though_all_logits_are_negative(device, num_ids):
+def test_what_lies_behind_the_vocabulary_is_no_token_though_all_logits_are_negative(
+    device, num_ids
+):
     x, weight = torch.rand(5, D, device=device), -torch.rand(num_ids, D, device=device)
     assert torch.equal(best_by_kernel(x, weight), best_token_ref(x, weight))
 
@@ -113,7 +115,12 @@ def test_rows_of_a_wider_tensor_are_chosen_from_by_their_own_columns(device):
 def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, monkeypatch, has_d2t):
     K = 2
     sizes = BufferSizes(
-        max_tokens=16, max_reqs=4, num_speculative_tokens=K, hidden_size=D, aux_width=0, draft_hidden_size=D
+        max_tokens=16,
+        max_reqs=4,
+        num_speculative_tokens=K,
+        hidden_size=D,
+        aux_width=0,
+        draft_hidden_size=D,
     )
     ours = StepBuffers(sizes, torch.float32, device), RequestState(4, K, 1, 9, device)
     for row in range(3):

@@ -46,7 +46,9 @@ def device(request):
     ],
 )
 def test_philox_is_the_published_one(key, counter, words):
-    result = philox_ref(tuple(torch.tensor(k) for k in key), tuple(torch.tensor(c) for c in counter))
+    result = philox_ref(
+        tuple(torch.tensor(k) for k in key), tuple(torch.tensor(c) for c in counter)
+    )
     assert tuple(int(word) for word in result) == words
     assert philox_numpy(key, counter) == words
 
@@ -56,7 +58,12 @@ def philox_numpy(key, counter):
     (k0, k1), (a, b, c, d) = key, counter
     for _ in range(10):
         first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = (second >> 32) ^ b ^ k0, second & 0xFFFFFFFF, (first >> 32) ^ d ^ k1, first & 0xFFFFFFFF
+        a, b, c, d = (
+            (second >> 32) ^ b ^ k0,
+            second & 0xFFFFFFFF,
+            (first >> 32) ^ d ^ k1,
+            first & 0xFFFFFFFF,
+        )
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return a, b, c, d
 
@@ -70,7 +77,11 @@ def noise_numpy(seed, position, token, stream, epoch=0):
 
 
 def places_of(seed, position, epoch=0):
-    return torch.tensor([[seed & 0xFFFFFFFF, seed >> 32]]), torch.tensor([position]), torch.tensor([epoch])
+    return (
+        torch.tensor([[seed & 0xFFFFFFFF, seed >> 32]]),
+        torch.tensor([position]),
+        torch.tensor([epoch]),
+    )
 
 
 @pytest.mark.parametrize("stream", [TARGET, DRAFT, COIN, RESIDUAL, BONUS])
@@ -104,7 +115,9 @@ PINNED = [
 
 def test_noise_is_accurate_in_both_tails():
     edge = torch.arange(2000)
-    draws = torch.cat([edge, 2**31 - 1000 + edge, 2**32 - 1 - edge, torch.randint(0, 2**32, (100_000,))])
+    draws = torch.cat(
+        [edge, 2**31 - 1000 + edge, 2**32 - 1 - edge, torch.randint(0, 2**32, (100_000,))]
+    )
     r = draws.double().numpy()
     e = np.where(r < 2**31, -np.log1p(-(r + 0.5) / 2**32), -np.log((2**32 - 0.5 - r) / 2**32))
     truth, ours = -np.log(e), noise_of_bits_ref(draws).numpy()
@@ -115,7 +128,13 @@ def test_noise_is_accurate_in_both_tails():
 
 
 def test_log_is_within_two_units_of_the_last_place():
-    x = torch.cat([torch.rand(100_000) * 23, torch.exp2(torch.linspace(-33, 5, 10_000)), 1 + torch.randn(1000) * 1e-6])
+    x = torch.cat(
+        [
+            torch.rand(100_000) * 23,
+            torch.exp2(torch.linspace(-33, 5, 10_000)),
+            1 + torch.randn(1000) * 1e-6,
+        ]
+    )
     x = x[x > 0]
     truth = x.double().log()
     assert ((log_ref(x) - truth).abs() <= 2 * 2.0**-23 * truth.abs().clamp(min=2**-24)).all()
@@ -168,7 +187,11 @@ def test_the_kernel_chooses_as_the_twin_does(device, T, V, has_ids):
 def test_the_kernel_has_the_bits_of_the_twin(device):
     V, (seeds, positions, epochs) = 3000, (part.to(device) for part in places_of(SEED, POSITION, 9))
     places = Places(
-        temperatures=torch.ones(1, device=device), seeds=seeds, positions=positions, epochs=epochs, stream=TARGET
+        temperatures=torch.ones(1, device=device),
+        seeds=seeds,
+        positions=positions,
+        epochs=epochs,
+        stream=TARGET,
     )
     noise = gumbel_of_all_ref(seeds, positions, V, TARGET, epochs)
     floor = torch.full((1,), -torch.inf, device=device)
@@ -181,7 +204,15 @@ def test_the_kernel_has_the_bits_of_the_twin(device):
 
 @pytest.mark.parametrize("V", [5, 300, 5000])
 def test_floor_of_the_kernel_and_of_the_twin(device, V):
-    rows = [(0, 0, 1.0), (0, 3, 1.0), (0, 0, 0.7), (0.1, 0, 1.0), (0.05, 4, 0.9), (0, V + 9, 0.3), (0, 1, 0.01)]
+    rows = [
+        (0, 0, 1.0),
+        (0, 3, 1.0),
+        (0, 0, 0.7),
+        (0.1, 0, 1.0),
+        (0.05, 4, 0.9),
+        (0, V + 9, 0.3),
+        (0, 1, 0.01),
+    ]
     logits, _ = make_rows(device, len(rows) + 1, V)
     limits = Limits(
         temperatures=torch.tensor([0.8] * len(rows) + [0.0], device=device),
@@ -198,7 +229,8 @@ def test_floor_of_the_kernel_and_of_the_twin(device, V):
             logits[row].double().cpu().numpy() / float(limits.temperatures[0]), min_p, top_k, top_p
         )
         assert np.array_equal(
-            (scaled[row] >= theirs[row]).cpu().numpy() & np.isfinite(logits[row].cpu().numpy()), expected
+            (scaled[row] >= theirs[row]).cpu().numpy() & np.isfinite(logits[row].cpu().numpy()),
+            expected,
         )
 
 

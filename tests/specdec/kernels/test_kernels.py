@@ -18,7 +18,11 @@ from specdec.kernels.paged_attention import (
     workspace_size,
 )
 from specdec.kernels.rms_norm import launch_rms_norm, rms_norm_ref
-from specdec.kernels.rotate_and_store import HeadNorms, launch_rotate_and_store, rotate_and_store_ref
+from specdec.kernels.rotate_and_store import (
+    HeadNorms,
+    launch_rotate_and_store,
+    rotate_and_store_ref,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16]
@@ -43,7 +47,9 @@ def close(actual, expected, dtype):
 @pytest.mark.parametrize("rows", ROW_COUNTS)
 @pytest.mark.parametrize("n, k, bias", [(64, 64, False), (100, 96, True), (130, 40, False)])
 def test_linear(device, dtype, rows, n, k, bias):
-    x, w, b = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
+    x, w, b = (
+        torch.randn(*shape, device=device, dtype=dtype) for shape in ((rows, k), (n, k), (n,))
+    )
     bias_n = b if bias else None
     close(launch_linear(x, w, bias_n, dtype), linear_ref(x, w, bias_n), dtype)
 
@@ -60,7 +66,10 @@ def test_split_linear(device, rows):
 @pytest.mark.parametrize("rows", ROW_COUNTS)
 @pytest.mark.parametrize("i, d, bias", [(64, 64, False), (40, 48, True)])
 def test_gate_up(device, dtype, rows, i, d, bias):
-    x, w, b = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((rows, d), (2 * i, d), (2 * i,)))
+    x, w, b = (
+        torch.randn(*shape, device=device, dtype=dtype)
+        for shape in ((rows, d), (2 * i, d), (2 * i,))
+    )
     close(launch_gate_up(x, w, b if bias else None), gate_up_ref(x, w, b if bias else None), dtype)
 
 
@@ -73,7 +82,9 @@ def test_norms(device, dtype, rows, d):
     for parts, bias in ((1, None), (3, b)):
         sums = Sums(torch.randn(parts, rows, d, device=device), bias)
         for actual, expected in zip(
-            launch_add_rms_norm(sums, residual, w, 1e-5), add_rms_norm_ref(sums, residual, w, 1e-5), strict=True
+            launch_add_rms_norm(sums, residual, w, 1e-5),
+            add_rms_norm_ref(sums, residual, w, 1e-5),
+            strict=True,
         ):
             close(actual, expected, dtype)
 
@@ -82,17 +93,28 @@ def test_norms(device, dtype, rows, d):
 @pytest.mark.parametrize("has_bias, has_norms", [(False, False), (True, True)])
 def test_rotate_and_store(device, dtype, has_bias, has_norms):
     T, H, G, C, S, N = 7, 4, 2, 16, 64, 3
-    norms = HeadNorms(*(torch.randn(C, device=device, dtype=dtype) for _ in range(2)), 1e-5) if has_norms else None
+    norms = (
+        HeadNorms(*(torch.randn(C, device=device, dtype=dtype) for _ in range(2)), 1e-5)
+        if has_norms
+        else None
+    )
     bias = torch.randn((H + 2 * G) * C, device=device, dtype=dtype) if has_bias else None
     qkv = Sums(torch.randn(2, T, (H + 2 * G) * C, device=device), bias)
-    rope = torch.randn(300, C // 2, device=device).cos(), torch.randn(300, C // 2, device=device).sin()
+    rope = (
+        torch.randn(300, C // 2, device=device).cos(),
+        torch.randn(300, C // 2, device=device).sin(),
+    )
     positions = torch.tensor([0, 5, 63, 64, 199, 0, 0], device=device)
     slots = torch.tensor([0, 5, 63, 64, 130, -1, -1], device=device)
-    caches = [torch.full((2, N + 1, G, S, C), torch.nan, dtype=dtype, device=device) for _ in range(2)]
+    caches = [
+        torch.full((2, N + 1, G, S, C), torch.nan, dtype=dtype, device=device) for _ in range(2)
+    ]
     actual = launch_rotate_and_store(qkv, rope, norms, positions, slots, caches[0])
     expected = rotate_and_store_ref(qkv, rope, norms, positions, slots, caches[1])
     close(actual, expected, dtype)
-    torch.testing.assert_close(caches[0][:, :N], caches[1][:, :N], rtol=2e-2, atol=2e-2, equal_nan=True)
+    torch.testing.assert_close(
+        caches[0][:, :N], caches[1][:, :N], rtol=2e-2, atol=2e-2, equal_nan=True
+    )
     assert caches[0][:, N].isnan().all()  # padding writes nothing at all
 
 
@@ -107,7 +129,9 @@ def attention_case(lengths, query_lens, H, G, C, device, dtype):
         cache.transpose(2, 3)[:, table[b, position // S], position % S] = torch.randn(
             2, length, G, C, device=device, dtype=dtype
         )
-    positions = torch.cat([torch.arange(n - q, n, device=device) for n, q in zip(lengths, query_lens, strict=True)])
+    positions = torch.cat(
+        [torch.arange(n - q, n, device=device) for n, q in zip(lengths, query_lens, strict=True)]
+    )
     starts = torch.tensor([0, *torch.tensor(query_lens).cumsum(0)], device=device)
     rows = QueryRows(
         block_table=table,
@@ -125,7 +149,13 @@ def attention_case(lengths, query_lens, H, G, C, device, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "lengths, query_lens",
-    [((1,), (1,)), ((63, 100), (6, 6)), ((129, 3, 64), (1, 1, 1)), ((90, 20, 41), (90, 7, 33)), ((1100,), (4,))],
+    [
+        ((1,), (1,)),
+        ((63, 100), (6, 6)),
+        ((129, 3, 64), (1, 1, 1)),
+        ((90, 20, 41), (90, 7, 33)),
+        ((1100,), (4,)),
+    ],
 )
 @pytest.mark.parametrize("H, G", [(4, 2), (7, 1)])
 def test_paged_attention(device, dtype, lengths, query_lens, H, G):
@@ -136,14 +166,25 @@ def test_paged_attention(device, dtype, lengths, query_lens, H, G):
     close(actual, expected, dtype)
 
 
-@pytest.mark.parametrize("dtype, H, G, C", [(torch.float32, 4, 2, 16), (torch.float16, 4, 2, 16), (BF16, 32, 8, 128)])
+@pytest.mark.parametrize(
+    "dtype, H, G, C", [(torch.float32, 4, 2, 16), (torch.float16, 4, 2, 16), (BF16, 32, 8, 128)]
+)
 def test_a_round_and_a_chunk_give_a_row_the_same_bits(device, dtype, H, G, C):
     if device == "cpu" and dtype == BF16:
         pytest.skip("the interpreter's bfloat16 product is wrong")
     q, cache, rows = attention_case((300,), (300,), H, G, C, device, dtype)
     chunk = torch.full_like(q, torch.nan)
     launch_paged_attention(q, chunk, cache, rows)
-    for first, length in ((299, 1), (127, 3), (128, 1), (250, 6), (200, 4), (60, 9), (290, 10), (63, 2)):
+    for first, length in (
+        (299, 1),
+        (127, 3),
+        (128, 1),
+        (250, 6),
+        (200, 4),
+        (60, 9),
+        (290, 10),
+        (63, 2),
+    ):
         here = slice(first, first + length)
         few = QueryRows(
             block_table=rows.block_table,
@@ -177,6 +218,8 @@ def test_enough_requests_share_no_splits_and_keep_their_bits(device, query_len, 
     assert device == "cpu" or torch.equal(*outs)
 
 
-@pytest.mark.parametrize("keys, count", [(1, 1), (64, 1), (65, 2), (1024, 16), (1025, 17), (8192, 30), (8193, 31)])
+@pytest.mark.parametrize(
+    "keys, count", [(1, 1), (64, 1), (65, 2), (1024, 16), (1025, 17), (8192, 30), (8193, 31)]
+)
 def test_splits_cover_the_context(keys, count):
     assert num_splits(keys) == count

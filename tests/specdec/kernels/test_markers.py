@@ -5,7 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.kernels.best_token import NO_TOKEN, NOT_FINITE, best_token_ref, launch_best_token, launch_write
+from specdec.kernels.best_token import (
+    NO_TOKEN,
+    NOT_FINITE,
+    best_token_ref,
+    launch_best_token,
+    launch_write,
+)
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
 from specdec.requests.needs import Needs
@@ -46,14 +52,20 @@ def test_a_poisoned_hidden_state_gives_its_own_row_a_marker_and_no_other(device,
     launch_best_token(bad, weight, ours)
     for tokens in (ours, best_token_ref(bad, weight)):
         assert tokens[1] == NOT_FINITE
-        assert tokens[torch.arange(num_rows) != 1].tolist() == sound[torch.arange(num_rows) != 1].tolist()
+        assert (
+            tokens[torch.arange(num_rows) != 1].tolist()
+            == sound[torch.arange(num_rows) != 1].tolist()
+        )
 
 
 @pytest.mark.parametrize("tiles", [1, 5])
 def test_tiles_without_a_token_give_none(device, tiles):
     best = torch.full((tiles, 3), -torch.inf, device=device)
     best[tiles - 1, 1], best[tiles - 1, 2] = 0.5, torch.inf
-    ids, out = torch.arange(3 * tiles, device=device).view(tiles, 3).int(), torch.full((3,), -999, device=device)
+    ids, out = (
+        torch.arange(3 * tiles, device=device).view(tiles, 3).int(),
+        torch.full((3,), -999, device=device),
+    )
     launch_write(best, ids, out)
     assert out.tolist() == [NO_TOKEN, 3 * tiles - 2, NOT_FINITE]
 
@@ -76,7 +88,10 @@ def test_poisoned_logits_give_their_own_row_a_marker_sampled_or_greedy(device, v
     bad = poisoned(poisoned(logits, 2, value), 3, value)
     ones = torch.ones(6, device=device)
     limits = Limits(
-        temperatures=places.temperatures, log_min_p=-torch.inf * ones, top_k=5 * ones.long(), top_p=0.9 * ones
+        temperatures=places.temperatures,
+        log_min_p=-torch.inf * ones,
+        top_k=5 * ones.long(),
+        top_p=0.9 * ones,
     )
     floors = [torch.full((6,), -torch.inf, device=device)] * 2
     if has_floor:
@@ -84,14 +99,21 @@ def test_poisoned_logits_give_their_own_row_a_marker_sampled_or_greedy(device, v
     ours = torch.full((6,), -999, device=device)
     launch_write(*launch_choices(bad, floors[0], places), ours)
     theirs = choose_token_ref(bad, floors[1], places)
-    sound = choose_token_ref(logits, support_floor_ref(logits, limits) if has_floor else floors[1], places)
+    sound = choose_token_ref(
+        logits, support_floor_ref(logits, limits) if has_floor else floors[1], places
+    )
     for tokens in (ours, theirs):
         assert tokens.tolist() == [*sound[:2].tolist(), NOT_FINITE, NOT_FINITE, NO_TOKEN, NO_TOKEN]
 
 
 def round_of(device, num_slots=3):
     sizes = BufferSizes(
-        max_tokens=16, max_reqs=4, num_speculative_tokens=K, hidden_size=D, aux_width=0, draft_hidden_size=D
+        max_tokens=16,
+        max_reqs=4,
+        num_speculative_tokens=K,
+        hidden_size=D,
+        aux_width=0,
+        draft_hidden_size=D,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
     state = RequestState(4, K, 1, 9, device, vocab_size=V, draft_vocab_size=V)
@@ -172,18 +194,24 @@ def decide(rule, hidden, drafts, scores, temperature):
     Sampler(Head(), buffers, state, rule, None).choose(step)
     accept_and_commit_ref(buffers, state, 3, rule != "exact", K + 1)
     counts = buffers.num_accepted[:3].tolist()
-    return counts, [row[: n + 1] for row, n in zip(buffers.sampled_tokens[:3].tolist(), counts, strict=True)]
+    return counts, [
+        row[: n + 1] for row, n in zip(buffers.sampled_tokens[:3].tolist(), counts, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("rule", ["exact", *RULES])
 @pytest.mark.parametrize("bad_row", [3, 4, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_under_every_rule_the_round_of_a_poisoned_request_ends_in_its_marker(rule, bad_row, temperature):
+def test_under_every_rule_the_round_of_a_poisoned_request_ends_in_its_marker(
+    rule, bad_row, temperature
+):
     torch.manual_seed(1)
     hidden = 0.1 * torch.randn(9, V)
     hidden[torch.arange(9), torch.arange(9) + 20] = 50.0  # the choices, with and without noise
     drafts = torch.tensor([9, 20, 21, 9, 23, 24, 9, 26, 99])
-    scores = 50.0 * torch.nn.functional.one_hot(torch.cat([drafts, torch.zeros(6).long()]).view(5, 3)[:, 1:], V)
+    scores = 50.0 * torch.nn.functional.one_hot(
+        torch.cat([drafts, torch.zeros(6).long()]).view(5, 3)[:, 1:], V
+    )
     counts, tokens = decide(rule, hidden, drafts, scores, temperature)
     assert (counts, tokens[1]) == ([2, 2, 1], [23, 24, 25])
     ours, theirs = decide(rule, poisoned(hidden, bad_row, torch.nan), drafts, scores, temperature)
@@ -197,5 +225,12 @@ def test_a_draft_that_was_not_drawn_is_accepted_by_the_targets_probability_alone
     hidden = torch.full((9, V), -torch.inf)
     hidden[:, 50], hidden[:, 0] = 0.0, -30.0
     drafts = torch.tensor([9, 0, 0] * 3)
-    assert decide(rule, hidden, drafts, torch.full((5, K, V), score), 1.0) == ([0, 0, 0], [[50]] * 3)
-    assert decide(rule, hidden.roll(-50, 1), drafts, torch.full((5, K, V), score), 1.0)[0] == [2, 2, 2]
+    assert decide(rule, hidden, drafts, torch.full((5, K, V), score), 1.0) == (
+        [0, 0, 0],
+        [[50]] * 3,
+    )
+    assert decide(rule, hidden.roll(-50, 1), drafts, torch.full((5, K, V), score), 1.0)[0] == [
+        2,
+        2,
+        2,
+    ]

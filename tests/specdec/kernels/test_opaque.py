@@ -19,10 +19,18 @@ def test_a_traced_model_is_kernels_and_what_moves_tensors(draft):
     captures, device = make_backend("tape")
     config = GraphConfig(request_sizes=(2,), token_sizes=(48, 24, 16, 3, 2), compile_piecewise=True)
     runner = tiny_runner(tiny(draft, device), 2, config, captures)
-    for manager, num_layers in ((runner.graphs.target.prefill, 2), (runner.graphs.draft.prefill, 1)):
+    for manager, num_layers in (
+        (runner.graphs.target.prefill, 2),
+        (runner.graphs.draft.prefill, 1),
+    ):
         pieces = manager._piecewise._runner.pieces
         assert len(pieces) == num_layers + 1, "one trace for all sizes"
-        nodes = [node for piece in pieces for node in piece.runnable.graph.nodes if node.op.startswith("call_")]
+        nodes = [
+            node
+            for piece in pieces
+            for node in piece.runnable.graph.nodes
+            if node.op.startswith("call_")
+        ]
         names = [name_of(node.target) for node in nodes]
         assert set(names) <= MOVES | {f"specdec.{kernel}.default" for kernel in KERNELS}
         assert names.count("specdec.store_kv.default") == num_layers
@@ -38,7 +46,11 @@ def name_of(target):
 def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     D, N = 2048, 96
     x, y = torch.rand(T, D, device=device), torch.rand(T, N, device=device)
-    w, w_down, norm = torch.rand(N, D, device=device), torch.rand(D, N, device=device), torch.rand(D, device=device)
+    w, w_down, norm = (
+        torch.rand(N, D, device=device),
+        torch.rand(D, N, device=device),
+        torch.rand(D, device=device),
+    )
     parts, out = torch.rand(2, T, D, device=device), torch.empty(T, D, device=device)
     check("linear", x, w, None, torch.float32)
     check("linear", y, w_down, norm, None)
@@ -64,7 +76,10 @@ def test_the_shape_of_the_queries_is_told_by_the_cache(device, has_norms):
         max_seq_len=T,
     )
     norms = (*torch.rand(2, C, device=device), 1e-5) if has_norms else (None, None, None)
-    parts, rope = torch.rand(1, T, (H + 2 * G) * C, device=device), torch.rand(2, 8, C // 2, device=device)
+    parts, rope = (
+        torch.rand(1, T, (H + 2 * G) * C, device=device),
+        torch.rand(2, 8, C // 2, device=device),
+    )
     context = ForwardContext(attn_metadata=metadata, slot_mapping=positions, num_tokens=T)
     with set_forward_context(context):
         check("store_kv", parts, None, *rope, *norms, 0)

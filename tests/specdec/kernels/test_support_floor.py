@@ -15,8 +15,12 @@ KINDS = {
     "equals": lambda shape: torch.randint(-3, 3, shape).float(),
     "far below zero": lambda shape: torch.randn(shape) - 500,
     "one above all": lambda shape: torch.randn(shape) + 100 * (torch.arange(shape[1]) == 3),
-    "many equals below the top": lambda shape: torch.where(torch.arange(shape[1]) < 500, 3 * torch.randn(shape), -4.0),
-    "mostly masked": lambda shape: torch.randn(shape).masked_fill(torch.rand(shape) < 0.99, -torch.inf),
+    "many equals below the top": lambda shape: torch.where(
+        torch.arange(shape[1]) < 500, 3 * torch.randn(shape), -4.0
+    ),
+    "mostly masked": lambda shape: torch.randn(shape).masked_fill(
+        torch.rand(shape) < 0.99, -torch.inf
+    ),
 }
 LIMITS = [
     *((0, k, 1.0) for k in (1, 3, 40, 700, 10_000)),
@@ -49,7 +53,10 @@ def limits_of(device, temperature):
 def borders(logits, limits, floors):
     """How many tokens are kept, and how many by a floor one part in a million lower or higher."""
     scaled = logits / limits.temperatures[:, None]
-    return [(scaled >= (floors + d * 1e-6 * (1 + floors.abs().nan_to_num(0)))[:, None]).sum(1) for d in (0, -1, 1)]
+    return [
+        (scaled >= (floors + d * 1e-6 * (1 + floors.abs().nan_to_num(0)))[:, None]).sum(1)
+        for d in (0, -1, 1)
+    ]
 
 
 # room for all that is gathered, for few, for none
@@ -79,7 +86,9 @@ def test_the_way_of_the_search_and_the_neighbours_do_not_move_the_floor(device, 
     assert torch.equal(launch_support_floor(logits[5:16], few), usual[5:16])
 
 
-@pytest.mark.parametrize("tokens", [slice(2048, None), slice(1500, 1600), slice(4999, None), slice(0, 0)])
+@pytest.mark.parametrize(
+    "tokens", [slice(2048, None), slice(1500, 1600), slice(4999, None), slice(0, 0)]
+)
 def test_limits_hold_where_whole_tiles_are_masked(device, tokens):
     logits, limits = torch.full((len(LIMITS), 5000), -torch.inf), limits_of(device, 0.7)
     logits[:, tokens] = 3 * torch.randn(logits[:, tokens].shape)
@@ -93,7 +102,9 @@ def test_every_tile_counts_what_lies_within_the_last_steps(device, far):
     logits[:, [5, 6, 7, 3000]] = -torch.tensor([0.0, 30.8, 31.3, far], device=device)
     off = torch.full((3,), -torch.inf, device=device)
     top_k = torch.tensor([2, 3, 4], device=device)
-    limits = Limits(temperatures=torch.ones_like(off), log_min_p=off, top_k=top_k, top_p=torch.ones_like(off))
+    limits = Limits(
+        temperatures=torch.ones_like(off), log_min_p=off, top_k=top_k, top_p=torch.ones_like(off)
+    )
     assert torch.equal(launch_support_floor(logits, limits), support_floor_ref(logits, limits))
 
 
@@ -117,7 +128,9 @@ class WithoutRow:
 
 
 @pytest.mark.parametrize("below", [0.5, 9.0, 14.0, 17.0, 25.0])
-def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(device, monkeypatch, below):
+def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(
+    device, monkeypatch, below
+):
     logits, limits = 2.5 * torch.randn(len(LIMITS), 5000), limits_of(device, 1.0)
     logits[:, 500:] = logits.amax(dim=1, keepdim=True) - below
     usual = launch_support_floor(logits.to(device), limits)
@@ -125,7 +138,9 @@ def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(
     found = launch_support_floor(logits.to(device), limits) == usual
     # as many tokens as there are, or all but a ten-millionth of the mass
     is_reread = (limits.top_k >= 5000) | (limits.top_p == torch.tensor(0.9999999))
-    assert (found.cpu() | is_reread.cpu()).all(), [LIMITS[i] for i in (~found).nonzero()[:, 0].tolist()]
+    assert (found.cpu() | is_reread.cpu()).all(), [
+        LIMITS[i] for i in (~found).nonzero()[:, 0].tolist()
+    ]
 
 
 @jit
@@ -151,7 +166,12 @@ def halves(masses_of, device):
     while rest:
         # the float32 numbers around log(rest); of those with no more than the rest, the one with the most
         middle = torch.tensor([rest / MASS], dtype=torch.float64).log().float()
-        near = (middle.view(torch.int32) + torch.arange(-2000, 2000)).int().view(torch.float32).to(device)
+        near = (
+            (middle.view(torch.int32) + torch.arange(-2000, 2000))
+            .int()
+            .view(torch.float32)
+            .to(device)
+        )
         masses = masses_of(near)
         best = int(torch.where(masses <= rest, masses, 0).argmax())
         found.append(float(near[best]))
@@ -164,8 +184,16 @@ def test_a_token_with_exactly_top_p_of_the_mass_above_it_is_out(device, floor_of
     x = halves(twins_masses if floor_of == "twin" else kernels_masses, device)
     logits = torch.full((2, 5000), -torch.inf, device=device)
     logits[:, 7], logits[:, 100 : 100 + len(x)] = 0, x
-    p = torch.tensor([0.5, 0.5 + 2**-24], device=device)  # the neighbour above 0.5 keeps one token more
+    p = torch.tensor(
+        [0.5, 0.5 + 2**-24], device=device
+    )  # the neighbour above 0.5 keeps one token more
     off = torch.full_like(p, -torch.inf)
-    limits = Limits(temperatures=torch.ones_like(p), log_min_p=off, top_k=torch.zeros_like(p).long(), top_p=p)
-    floors = support_floor_ref(logits, limits) if floor_of == "twin" else launch_support_floor(logits, limits, floor_of)
+    limits = Limits(
+        temperatures=torch.ones_like(p), log_min_p=off, top_k=torch.zeros_like(p).long(), top_p=p
+    )
+    floors = (
+        support_floor_ref(logits, limits)
+        if floor_of == "twin"
+        else launch_support_floor(logits, limits, floor_of)
+    )
     assert floors.tolist() == [0.0, -0.5]

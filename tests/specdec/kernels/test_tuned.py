@@ -31,7 +31,9 @@ def test_rows_are_bit_identical_for_every_number_of_rows(kind, N, K):
     weight = (torch.randn(N, K, device="cuda") * 0.02).bfloat16()
     whole = product(x, weight)
     if kind != "gate":
-        torch.testing.assert_close(whole[:64], x[:64].float() @ weight.float().T, rtol=1e-3, atol=2e-3)
+        torch.testing.assert_close(
+            whole[:64], x[:64].float() @ weight.float().T, rtol=1e-3, atol=2e-3
+        )
     for rows in (count for count in ROW_COUNTS if count <= most):
         for first in {0, min(5, most - rows)}:
             part = product(x[first : first + rows].contiguous(), weight)
@@ -48,7 +50,9 @@ def test_rows_are_alike_in_the_interpreter(kind, dtype):
     whole = PRODUCTS[kind](x, weight)
     for rows in (1, 17, 64):
         # numpy multiplies here, so a row's bits do depend on its tile
-        torch.testing.assert_close(PRODUCTS[kind](x[:rows], weight), whole[:rows], rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(
+            PRODUCTS[kind](x[:rows], weight), whole[:rows], rtol=2e-3, atol=2e-3
+        )
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)
@@ -65,6 +69,8 @@ def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monke
     torch.testing.assert_close(PRODUCTS[kind](x, weight), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("block_m, pieces", [(16, (16, 0)), (96, (64, 32)), (128, (128, 0)), (192, (128, 64))])
+@pytest.mark.parametrize(
+    "block_m, pieces", [(16, (16, 0)), (96, (64, 32)), (128, (128, 0)), (192, (128, 64))]
+)
 def test_rows_of_a_tile_are_powers_of_two(block_m, pieces):
     assert row_pieces(block_m) == pieces

@@ -24,7 +24,10 @@ TARGETS = {
     "llama, linear rope": ("llama", {"rope": RopeConfig(theta=1e4, kind="linear", factor=4.0)}),
     "llama, tied head": ("llama", {"has_tied_head": True}),
     "llama, biases": ("llama", BIASES),
-    "llama, odd sizes": ("llama", {"hidden_size": 30, "intermediate_size": 37, "num_heads": 3, "num_kv_heads": 1}),
+    "llama, odd sizes": (
+        "llama",
+        {"hidden_size": 30, "intermediate_size": 37, "num_heads": 3, "num_kv_heads": 1},
+    ),
     "mistral": ("mistral", {"rope": RopeConfig(theta=1e6)}),
     "qwen2": ("qwen2", {"has_tied_head": True}),
     "qwen2, yarn": ("qwen2", {"rope": YARN}),
@@ -60,11 +63,17 @@ def target(tmp_path_factory):
 def test_tokens_equal_the_reference(target, name, num_drafts, chunk):
     loaded, expected, least_margin = target(name)
     assert least_margin > 1e-4, "a near tie: choose another seed"
-    eagle = random_draft(eagle3_config(loaded, aux_boundaries=(1, 2, 4), head_dim=8)) if num_drafts else None
+    eagle = (
+        random_draft(eagle3_config(loaded, aux_boundaries=(1, 2, 4), head_dim=8))
+        if num_drafts
+        else None
+    )
     assert engine_tokens(loaded, eagle, num_drafts, chunk) == expected
 
 
-@pytest.mark.parametrize("name", [name for name, (_, changes) in TARGETS.items() if "rope" in changes])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, changes) in TARGETS.items() if "rope" in changes]
+)
 def test_a_rope_that_is_lost_changes_the_tokens(target, name):
     loaded, expected, _ = target(name)
     config = changed(loaded.config, rope=RopeConfig(theta=500.0))

@@ -20,7 +20,12 @@ DEMO = Tokenizer(demo_directory("target"))
 TALK = [
     {"role": "system", "content": " Be <brief> & 'kind'. "},
     {"role": "user", "content": "Sort\n[3, 1]\u00e9\U0001f642"},
-    {"role": "assistant", "content": "<think>\neasy\n</think>\n\n[1, 3]", "reasoning": "easy", "name": None},
+    {
+        "role": "assistant",
+        "content": "<think>\neasy\n</think>\n\n[1, 3]",
+        "reasoning": "easy",
+        "name": None,
+    },
     {"role": "user", "content": "again"},
 ]
 HEADERS = """{{- bos_token }}
@@ -116,7 +121,9 @@ def test_a_conversation_is_written_as_transformers_writes_it(name, messages, add
     ],
 )
 def test_what_a_template_raises_is_said(template, message):
-    with pytest.raises(ValueError, match=f"the chat template does not take these messages: .*{message}"):
+    with pytest.raises(
+        ValueError, match=f"the chat template does not take these messages: .*{message}"
+    ):
         DEMO.encode_chat(TALK, chat_template=template)
 
 
@@ -153,7 +160,9 @@ def test_a_template_that_never_ends_is_stopped(name):
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_a_template_that_writes_or_holds_too_much_is_refused(name):
     start = time.monotonic()
-    with pytest.raises(ValueError, match=r"these messages: it (writes|needs|was stopped after)") as caught:
+    with pytest.raises(
+        ValueError, match=r"these messages: it (writes|needs|was stopped after)"
+    ) as caught:
         DEMO.encode_chat(TALK, chat_template=TOO_LARGE[name])
     assert time.monotonic() - start < 6
     assert len(str(caught.value)) < 3000
@@ -162,7 +171,9 @@ def test_a_template_that_writes_or_holds_too_much_is_refused(name):
 
 def test_the_longest_text_is_written_in_any_script():
     character = "\U0001f642"  # four bytes, as in memory
-    text = TemplateProcess().render("{{ x ~ '' }}", {"x": character * (template_worker.TEXT_BYTES // 4)})
+    text = TemplateProcess().render(
+        "{{ x ~ '' }}", {"x": character * (template_worker.TEXT_BYTES // 4)}
+    )
     assert text == character * (template_worker.TEXT_BYTES // 4)
 
 
@@ -207,7 +218,12 @@ def test_one_process_serves_all_threads():
 
 def test_a_template_that_hangs_does_not_hold_up_an_event_loop():
     async def run():
-        started, ticks = asyncio.create_task(asyncio.to_thread(DEMO.write_chat, TALK, True, NEVER_ENDING["a power"])), 0
+        started, ticks = (
+            asyncio.create_task(
+                asyncio.to_thread(DEMO.write_chat, TALK, True, NEVER_ENDING["a power"])
+            ),
+            0,
+        )
         while not started.done():
             await asyncio.sleep(0.02)
             ticks += 1
@@ -286,7 +302,9 @@ def wait_until_gone(pid):
     return False
 
 
-@pytest.mark.parametrize("end", ["", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)", "1 / 0"])
+@pytest.mark.parametrize(
+    "end", ["", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)", "1 / 0"]
+)
 def test_no_process_outlives_the_one_that_began_it(tmp_path, end):
     run_script(tmp_path, BEGIN + end, cwd=tmp_path, stderr=subprocess.DEVNULL).wait()
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
@@ -305,7 +323,9 @@ def test_a_process_that_hangs_does_not_outlive_the_one_that_began_it(tmp_path):
 
 def test_templates_are_rendered_where_standard_streams_are_closed(tmp_path):
     code = (
-        "import os\nfor number in range(3): os.close(number)\n" + BEGIN + "assert process.render('b', {}) == 'b'\n"
+        "import os\nfor number in range(3): os.close(number)\n"
+        + BEGIN
+        + "assert process.render('b', {}) == 'b'\n"
         "open('done', 'w').write('yes')"
     )
     assert run_script(tmp_path, code, cwd=tmp_path).wait(timeout=60) == 0
@@ -325,10 +345,10 @@ def test_a_script_without_a_main_guard_runs_once_and_signals_are_not_handed_down
 
 
 def test_the_worker_needs_no_more_than_jinja2():
-    code = (
-        f"import runpy, sys, json; runpy.run_path({template_worker.__file__!r}); print(json.dumps(list(sys.modules)))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    code = f"import runpy, sys, json; runpy.run_path({template_worker.__file__!r}); print(json.dumps(list(sys.modules)))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
     tops = {name.partition(".")[0] for name in json.loads(found)}
     assert "jinja2" in tops
     assert not tops & {"torch", "transformers", "numpy", "specdec", "tokenizers"}

@@ -12,7 +12,13 @@ EOS, STOP = ord("."), ord("!")
 def finish(rules, pieces, num_before=0, tokens=None):
     """The end in a text of one piece per token; a token is the piece's last character unless given."""
     text, ends = "".join(pieces), list(itertools.accumulate(map(len, pieces)))
-    return find_finish(rules, tokens or [ord(piece[-1]) if piece else 0 for piece in pieces], text, ends, num_before)
+    return find_finish(
+        rules,
+        tokens or [ord(piece[-1]) if piece else 0 for piece in pieces],
+        text,
+        ends,
+        num_before,
+    )
 
 
 def rules(max_tokens=100, **more):
@@ -21,7 +27,11 @@ def rules(max_tokens=100, **more):
 
 def stopped(num_tokens, num_chars, stop):
     return Finish(
-        reason="stop", num_tokens=num_tokens, num_text_tokens=num_tokens, num_chars=num_chars, stop_reason=stop
+        reason="stop",
+        num_tokens=num_tokens,
+        num_text_tokens=num_tokens,
+        num_chars=num_chars,
+        stop_reason=stop,
     )
 
 
@@ -47,10 +57,16 @@ STOP_3 = Finish(reason="stop", num_tokens=3, num_text_tokens=2, stop_reason=STOP
         (rules(3, stop_strings=["c"]), "abc", stopped(3, 2, "c")),
         (rules(stop_strings=["."]), "ab.", stopped(3, 2, ".")),
         (rules(stop_strings=["d"]), "ab.d", EOS_3),
-        (rules(2, stop_strings=["c"]), "abc", Finish(reason="length", num_tokens=2, num_text_tokens=2)),
+        (
+            rules(2, stop_strings=["c"]),
+            "abc",
+            Finish(reason="length", num_tokens=2, num_text_tokens=2),
+        ),
     ],
 )
-def test_the_earliest_position_wins_and_there_stop_string_then_token_then_length(given, pieces, expected):
+def test_the_earliest_position_wins_and_there_stop_string_then_token_then_length(
+    given, pieces, expected
+):
     assert finish(given, pieces) == expected
 
 
@@ -59,7 +75,11 @@ def test_the_earliest_position_wins_and_there_stop_string_then_token_then_length
     [
         (["bcd"], ["ab", "c", "de"], stopped(3, 1, "bcd")),  # over three tokens
         (["bc"], ["abcd"], stopped(1, 1, "bc")),  # inside one token: the rest of it goes
-        (["c", "bcd"], ["abcde"], stopped(1, 1, "bcd")),  # the earliest start wins, not the first of the list
+        (
+            ["c", "bcd"],
+            ["abcde"],
+            stopped(1, 1, "bcd"),
+        ),  # the earliest start wins, not the first of the list
         (["b", "bcd"], ["abcde"], stopped(1, 1, "bcd")),  # from one start the longest
         (["bcd", "c"], ["ab", "c", "d"], stopped(2, 2, "c")),  # the one that is complete first
         (["aab"], ["a", "a", "a", "b"], stopped(4, 1, "aab")),  # overlapping attempts
@@ -86,7 +106,11 @@ def test_a_stop_string_is_cut_off_or_kept_and_a_stop_token_likewise():
         (rules(min_tokens=2), "ab.", EOS_3),
         (rules(min_tokens=2), "!.!", STOP_3),
         (rules(min_tokens=3, stop_strings=["b"]), "abcd", None),
-        (rules(min_tokens=2, stop_strings=["bc"]), "abc", stopped(3, 1, "bc")),  # completed behind the minimum
+        (
+            rules(min_tokens=2, stop_strings=["bc"]),
+            "abc",
+            stopped(3, 1, "bc"),
+        ),  # completed behind the minimum
         (rules(min_tokens=2, stop_strings=["b"]), "abcb", stopped(4, 3, "b")),
         (rules(3, min_tokens=3), "...", LENGTH_3),
     ],
@@ -107,7 +131,13 @@ def test_an_ignored_eos_is_a_token_like_others():
 
 @pytest.mark.parametrize("pieces", ["ab.cd", "abcde", ["ab", "", "b.", "c!"]])
 @pytest.mark.parametrize(
-    "given", [rules(), rules(2), rules(4, stop_strings=["bc", "d"]), rules(min_tokens=2, stop_strings=["bb"])]
+    "given",
+    [
+        rules(),
+        rules(2),
+        rules(4, stop_strings=["bc", "d"]),
+        rules(min_tokens=2, stop_strings=["bb"]),
+    ],
 )
 def test_steps_of_any_size_end_at_the_same_place(given, pieces):
     whole = finish(given, pieces)

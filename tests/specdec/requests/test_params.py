@@ -7,8 +7,17 @@ from specdec import SamplingParams
 
 def test_names_and_defaults_are_those_of_vllm():
     params = SamplingParams(temperature=0.0)
-    assert (params.max_tokens, params.min_tokens, params.stop, params.stop_token_ids) == (256, 0, (), ())
-    assert (params.ignore_eos, params.skip_special_tokens, params.include_stop_str_in_output) == (False, True, False)
+    assert (params.max_tokens, params.min_tokens, params.stop, params.stop_token_ids) == (
+        256,
+        0,
+        (),
+        (),
+    )
+    assert (params.ignore_eos, params.skip_special_tokens, params.include_stop_str_in_output) == (
+        False,
+        True,
+        False,
+    )
     assert SamplingParams(temperature=0.0, max_new_tokens=7).max_tokens == 7
 
 
@@ -26,7 +35,10 @@ def test_stop_is_a_string_or_several(stop, strings):
         ({"max_tokens": 0}, "max_tokens=0: give an integer of at least 1"),
         ({"max_tokens": 2.0}, "max_tokens=2.0"),
         ({"max_tokens": True}, "max_tokens=True"),
-        ({"max_tokens": 4, "min_tokens": 5}, "min_tokens=5: give an integer from 0 to max_tokens=4"),
+        (
+            {"max_tokens": 4, "min_tokens": 5},
+            "min_tokens=5: give an integer from 0 to max_tokens=4",
+        ),
         ({"min_tokens": -1}, "min_tokens=-1"),
         ({"stop": ["a", ""]}, "give non-empty strings"),
         ({"stop": [3]}, "give non-empty strings"),
@@ -59,7 +71,10 @@ def test_stop_is_a_string_or_several(stop, strings):
         ({"allowed_token_ids": 5}, "allowed_token_ids=5: give a list of token ids, or None"),
         ({"ignore_eos": "no"}, "ignore_eos='no': give True or False"),
         ({"skip_special_tokens": 0}, "skip_special_tokens=0: give True or False"),
-        ({"include_stop_str_in_output": None}, "include_stop_str_in_output=None: give True or False"),
+        (
+            {"include_stop_str_in_output": None},
+            "include_stop_str_in_output=None: give True or False",
+        ),
         ({"speculate": 1}, "speculate=1: give True or False"),
         ({"top_n": 2}, "SamplingParams does not take top_n"),
         ({"stop_tokens": [1]}, "did you mean stop_token_ids"),
@@ -70,7 +85,9 @@ def test_what_does_not_fit_is_refused_by_name(values, words):
         SamplingParams(**({"temperature": 0.0} | values if values else {}))
 
 
-@pytest.mark.parametrize("values", [{"top_p": 1.0}, {"top_k": -1}, {"n": 1}, {"seed": None}, {"repetition_penalty": 1}])
+@pytest.mark.parametrize(
+    "values", [{"top_p": 1.0}, {"top_k": -1}, {"n": 1}, {"seed": None}, {"repetition_penalty": 1}]
+)
 def test_values_that_change_nothing_are_taken(values):
     assert SamplingParams(temperature=0.0, **values) == SamplingParams(temperature=0.0)
 

@@ -40,15 +40,28 @@ def test_a_running_request_shows_what_it_has():
     made = request()
     output = after(made, "x", "yz")
     [completion] = output.outputs
-    assert (completion.text, completion.token_ids, completion.finish_reason) == ("xyz", [120, 121, 122], None)
-    assert (output.finished, output.request_id, output.prompt, output.prompt_token_ids) == (False, "7", "ab", [97, 98])
+    assert (completion.text, completion.token_ids, completion.finish_reason) == (
+        "xyz",
+        [120, 121, 122],
+        None,
+    )
+    assert (output.finished, output.request_id, output.prompt, output.prompt_token_ids) == (
+        False,
+        "7",
+        "ab",
+        [97, 98],
+    )
     assert made.num_tokens == 5
 
 
 @pytest.mark.parametrize(
     "rules, steps, shown",
     [
-        ({"stop_strings": ["yzq"]}, ["x", "y", "z", "y", "y", "a"], ["x", "x", "x", "xyz", "xyzy", "xyzyya"]),
+        (
+            {"stop_strings": ["yzq"]},
+            ["x", "y", "z", "y", "y", "a"],
+            ["x", "x", "x", "xyz", "xyzy", "xyzyya"],
+        ),
         ({"stop_strings": ["zz", "yzzy"]}, ["xy", "z", "a"], ["x", "x", "xyza"]),
         ({"stop_strings": ["yz"], "min_tokens": 3}, ["xyz", "a"], ["xyz", "xyza"]),
         ({"stop_strings": ["yz"], "include_stop_str_in_output": True}, ["xy"], ["xy"]),
@@ -77,7 +90,14 @@ def test_what_a_running_request_shows_stays_shown():
         ({"max_tokens": 2}, ["x", "y.q"], "xy", "xy", "length", None),
         ({"stop_strings": ["yz"]}, ["x", "yzq"], "x", "xyz", "stop", "yz"),
         ({"stop_strings": ["xyz"]}, ["x", "y", "zq"], "", "xyz", "stop", "xyz"),
-        ({"stop_strings": ["yz"], "include_stop_str_in_output": True}, ["x", "yzq"], "xyz", "xyz", "stop", "yz"),
+        (
+            {"stop_strings": ["yz"], "include_stop_str_in_output": True},
+            ["x", "yzq"],
+            "xyz",
+            "xyz",
+            "stop",
+            "yz",
+        ),
         ({"include_stop_str_in_output": True}, ["x", "y.zz"], "xy.", "xy.", "stop", None),
         ({}, ["."], "", ".", "stop", None),
     ],
@@ -87,7 +107,11 @@ def test_nothing_behind_the_end_leaks(rules, steps, text, ids, reason, stop_reas
     output = after(made, *steps)
     [completion] = output.outputs
     assert (completion.text, "".join(map(chr, completion.token_ids))) == (text, ids)
-    assert (completion.finish_reason, completion.stop_reason, output.finished) == (reason, stop_reason, True)
+    assert (completion.finish_reason, completion.stop_reason, output.finished) == (
+        reason,
+        stop_reason,
+        True,
+    )
     assert (made.num_tokens, output.stats.num_generated_tokens) == (2 + len(ids), len(ids))
 
 
@@ -100,7 +124,11 @@ def test_an_output_is_a_snapshot():
 
 def test_times_are_those_of_the_first_and_the_last_step():
     stats = after(request(), "x", "yz", "uvw").stats
-    assert (stats.time_to_first_token, stats.decode_time, stats.time_per_token) == (1.0, 2.0, 2.0 / 5)
+    assert (stats.time_to_first_token, stats.decode_time, stats.time_per_token) == (
+        1.0,
+        2.0,
+        2.0 / 5,
+    )
 
 
 def test_rounds_count_accepted_tokens_before_they_are_cut():
@@ -108,4 +136,8 @@ def test_rounds_count_accepted_tokens_before_they_are_cut():
     made.append([120], 2.0)
     made.record_round(RoundRecord((121, 122, 123), 3, 124))
     made.append([121, 122, 123, 124], 3.0)
-    assert (made.stats.num_accepted, made.stats.num_drafted, made.stats.num_generated_tokens) == ([3], [3], 3)
+    assert (made.stats.num_accepted, made.stats.num_drafted, made.stats.num_generated_tokens) == (
+        [3],
+        [3],
+        3,
+    )

@@ -33,7 +33,11 @@ def test_the_mean_is_one_plus_the_rates_of_all_positions(counts):
 
 def test_plain_decoding_has_rounds_of_one_token_and_no_rate():
     made = stats(0, 0, 0, 0)
-    assert (made.num_rounds, made.mean_acceptance_length, made.draft_acceptance_rate) == (3, 1.0, None)
+    assert (made.num_rounds, made.mean_acceptance_length, made.draft_acceptance_rate) == (
+        3,
+        1.0,
+        None,
+    )
     assert (made.acceptance_rate_per_position, made.acceptance_histogram) == ([], {1: 3})
 
 
@@ -57,7 +61,9 @@ def test_requests_may_draft_different_numbers():
     assert (run.num_drafted_tokens, run.num_accepted_per_position) == (5, [2, 1, 0, 0])
 
 
-@pytest.mark.parametrize("rules, name", [(["block"] * 2, "block"), (["exact", "block"], "mixed"), ([], "exact")])
+@pytest.mark.parametrize(
+    "rules, name", [(["block"] * 2, "block"), (["exact", "block"], "mixed"), ([], "exact")]
+)
 def test_a_run_says_which_rule_accepted(rules, name):
     parts = [RequestStats(acceptance=rule) for rule in rules]
     assert SpeculationStats.merged(parts).as_dict()["acceptance"] == name
@@ -66,7 +72,9 @@ def test_a_run_says_which_rule_accepted(rules, name):
 
 
 def test_times_of_a_request():
-    made = RequestStats(num_generated_tokens=5, arrival_time=10.0, first_token_time=10.5, last_token_time=12.5)
+    made = RequestStats(
+        num_generated_tokens=5, arrival_time=10.0, first_token_time=10.5, last_token_time=12.5
+    )
     made.record(3, 3)
     assert (made.time_to_first_token, made.decode_time, made.time_per_token) == (0.5, 2.0, 0.5)
     assert (made.tokens_per_second, made.round_ms) == (2.0, 2000.0)
@@ -75,7 +83,9 @@ def test_times_of_a_request():
 def test_samples_together_last_from_the_first_token_of_any_to_the_last_of_any():
     times = [(11.0, 14.0), (10.5, 12.0), (None, None)]
     parts = [
-        RequestStats(num_prompt_tokens=7, arrival_time=10.0, first_token_time=first, last_token_time=last)
+        RequestStats(
+            num_prompt_tokens=7, arrival_time=10.0, first_token_time=first, last_token_time=last
+        )
         for first, last in times
     ]
     for part, count in zip(parts, (4, 2, 0), strict=True):
@@ -86,7 +96,13 @@ def test_samples_together_last_from_the_first_token_of_any_to_the_last_of_any():
 
 
 def test_times_that_nobody_measured_are_none():
-    names = ("time_to_first_token", "decode_time", "time_per_token", "tokens_per_second", "round_ms")
+    names = (
+        "time_to_first_token",
+        "decode_time",
+        "time_per_token",
+        "tokens_per_second",
+        "round_ms",
+    )
     assert {getattr(RequestStats(), name) for name in names} == {None}
     one_token = RequestStats(num_generated_tokens=1, first_token_time=1.0, last_token_time=1.0)
     assert (one_token.time_per_token, one_token.round_ms) == (None, None)

@@ -21,7 +21,20 @@ from specdec.requests.tokenizer_files import reader_of
 from weights.demo import demo_directory
 
 DEMO = Tokenizer(demo_directory("target"))
-WORDS = ["\u2581", "\u2581\u2581", "a", "b", "\u2581a", "\u2581the", "x\u2581", "s", ".", "\u00e9", "\n", INCOMPLETE]
+WORDS = [
+    "\u2581",
+    "\u2581\u2581",
+    "a",
+    "b",
+    "\u2581a",
+    "\u2581the",
+    "x\u2581",
+    "s",
+    ".",
+    "\u00e9",
+    "\n",
+    INCOMPLETE,
+]
 NUM_SPECIAL, NUM_BYTES = 3, 256
 SAMPLES = [
     "",
@@ -43,7 +56,9 @@ def build(directory, decoder):
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoder
     backend.add_special_tokens([AddedToken(word, special=True) for word in words[:NUM_SPECIAL]])
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     fast.save_pretrained(directory)
     return Tokenizer(directory)
 
@@ -52,7 +67,12 @@ def build(directory, decoder):
 def tokenizers(tmp_path_factory):
     """demo: byte-level. metaspace: the first token loses its space. llama: so does the text, and bytes make characters
     only where the whole run of them is valid."""
-    replaced = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    replaced = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     spaced = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]
     return {
         "demo": DEMO,
@@ -65,7 +85,9 @@ def some_tokens(name, max_size=30):
     """Token ids, special ones and single bytes more often than their number says."""
     few = st.integers(0, NUM_SPECIAL - 1)
     if name == "demo":
-        return st.lists(st.integers(0, len(DEMO.backend) - 1) | st.integers(2, 257) | few, max_size=max_size)
+        return st.lists(
+            st.integers(0, len(DEMO.backend) - 1) | st.integers(2, 257) | few, max_size=max_size
+        )
     end = NUM_SPECIAL + NUM_BYTES
     bytes_of = st.text("ab \u00e9\u8a9e\U0001f642", min_size=1, max_size=3).map(
         lambda text: [NUM_SPECIAL + byte for byte in text.encode()]
@@ -86,7 +108,12 @@ def test_joined_pieces_are_the_text(tokenizers, name, text):
     tokenizer = tokenizers[name]
     tokens = tokenizer.encode(text)
     pieces, detokenizer = pieces_of(tokens, tokenizer)
-    assert "".join(pieces) == detokenizer.text == detokenizer.decode_all(len(tokens)) == tokenizer.decode(tokens)
+    assert (
+        "".join(pieces)
+        == detokenizer.text
+        == detokenizer.decode_all(len(tokens))
+        == tokenizer.decode(tokens)
+    )
     assert detokenizer.text in (text, text.removeprefix(" "))
 
 
@@ -140,14 +167,20 @@ def test_a_text_cut_within_an_emoji_keeps_the_one_before_it(tokenizers):
 
 
 def test_text_behind_broken_bytes_is_that_of_its_own_tokens(tokenizers):
-    e_acute, broken, letter = [NUM_SPECIAL + 0xC3, NUM_SPECIAL + 0xA9], NUM_SPECIAL + 0xE2, NUM_SPECIAL + NUM_BYTES + 2
+    e_acute, broken, letter = (
+        [NUM_SPECIAL + 0xC3, NUM_SPECIAL + 0xA9],
+        NUM_SPECIAL + 0xE2,
+        NUM_SPECIAL + NUM_BYTES + 2,
+    )
     pieces, _ = pieces_of([*e_acute, broken, letter, letter], tokenizers["llama"])
     assert pieces == ["", "\u00e9", "", f"{INCOMPLETE}a", "a"]
 
 
 def test_a_token_of_a_long_text_decodes_a_short_window(monkeypatch):
     lengths, real = [], DEMO.decode
-    monkeypatch.setattr(DEMO, "decode", lambda tokens, skip: lengths.append(len(tokens)) or real(tokens, skip))
+    monkeypatch.setattr(
+        DEMO, "decode", lambda tokens, skip: lengths.append(len(tokens)) or real(tokens, skip)
+    )
     pieces_of(DEMO.encode_word("def f(x):\n    return x\n" * 20))
     assert max(lengths) <= 2
 
@@ -217,7 +250,9 @@ def cut_by_hand(tokenizer, tokens, stops, is_included):
     detokenizer = Detokenizer(tokenizer)
     for count, token in enumerate(tokens, start=1):
         detokenizer.push(token)
-        found = [(detokenizer.text.find(stop), -len(stop)) for stop in stops if stop in detokenizer.text]
+        found = [
+            (detokenizer.text.find(stop), -len(stop)) for stop in stops if stop in detokenizer.text
+        ]
         if found:
             start, length = min(found)
             return detokenizer.text[: start - length if is_included else start], tokens[:count]
@@ -234,7 +269,11 @@ def test_joined_deltas_are_the_full_decode_in_any_steps(tokenizers, name, data, 
     tokens = data.draw(some_tokens(name))
     made = request(tokenizers[name], skip)
     texts, pieces = run_in_steps(made, tokens, sizes)
-    assert "".join(piece.text for piece in pieces) == texts[-1] == tokenizers[name].decode(tokens, skip)
+    assert (
+        "".join(piece.text for piece in pieces)
+        == texts[-1]
+        == tokenizers[name].decode(tokens, skip)
+    )
     assert [token for piece in pieces for token in piece.token_ids] == tokens
     assert all(texts[-1].startswith(text) for text in texts)
 
@@ -242,13 +281,19 @@ def test_joined_deltas_are_the_full_decode_in_any_steps(tokenizers, name, data, 
 @pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
 @settings(examples, max_examples=400)
 @given(data=st.data(), sizes=step_sizes, is_included=st.booleans())
-def test_stop_strings_across_steps_cut_where_they_cut_the_whole_text(tokenizers, name, data, sizes, is_included):
+def test_stop_strings_across_steps_cut_where_they_cut_the_whole_text(
+    tokenizers, name, data, sizes, is_included
+):
     tokenizer = tokenizers[name]
     tokens = tokenizer.encode(data.draw(st.text("ab \u00e9\u8a9e\U0001f642\n", max_size=24)))
     text = tokenizer.decode(tokens)
     starts = st.integers(0, max(len(text) - 1, 0))
-    within = st.tuples(starts, st.integers(1, 6)).map(lambda span: text[span[0] : span[0] + span[1]])
-    stops = data.draw(st.lists(within | st.text("ab \u00e9", min_size=1, max_size=4), min_size=1, max_size=3))
+    within = st.tuples(starts, st.integers(1, 6)).map(
+        lambda span: text[span[0] : span[0] + span[1]]
+    )
+    stops = data.draw(
+        st.lists(within | st.text("ab \u00e9", min_size=1, max_size=4), min_size=1, max_size=3)
+    )
     stops = [stop for stop in stops if stop]
 
     made = request(tokenizer, stop_strings=stops, include_stop_str_in_output=is_included)
@@ -260,10 +305,19 @@ def test_stop_strings_across_steps_cut_where_they_cut_the_whole_text(tokenizers,
 
 
 @examples
-@given(text=st.text("abc", max_size=20), sizes=step_sizes, min_tokens=st.integers(0, 12), max_tokens=st.integers(1, 20))
+@given(
+    text=st.text("abc", max_size=20),
+    sizes=step_sizes,
+    min_tokens=st.integers(0, 12),
+    max_tokens=st.integers(1, 20),
+)
 def test_limits_and_stop_strings_together_take_nothing_back(text, sizes, min_tokens, max_tokens):
     tokens = [token for letter in text for token in DEMO.encode_word(letter)]
-    rules = {"stop_strings": ["ab", "bca", "cc"], "min_tokens": min(min_tokens, max_tokens), "max_tokens": max_tokens}
+    rules = {
+        "stop_strings": ["ab", "bca", "cc"],
+        "min_tokens": min(min_tokens, max_tokens),
+        "max_tokens": max_tokens,
+    }
     made, whole = request(DEMO, **rules), request(DEMO, **rules)
     texts, pieces = run_in_steps(made, tokens, sizes)
     assert texts[-1] == run_in_steps(whole, tokens, [1])[0][-1] if tokens else True
@@ -284,7 +338,9 @@ MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "
 def test_a_conversation_is_written_by_its_template_with_one_bos():
     text = "# user: a\n# assistant: b\n"
     assert DEMO.encode_chat(MESSAGES, chat_template=TEMPLATE) == DEMO.encode(text + "# assistant:")
-    assert DEMO.encode_chat(MESSAGES, add_generation_prompt=False, chat_template=TEMPLATE) == DEMO.encode(text)
+    assert DEMO.encode_chat(
+        MESSAGES, add_generation_prompt=False, chat_template=TEMPLATE
+    ) == DEMO.encode(text)
     assert DEMO.encode_chat(MESSAGES, chat_template=TEMPLATE).count(0) == 1
 
 
@@ -297,10 +353,22 @@ def test_a_conversation_is_written_by_its_template_with_one_bos():
         (["hello"], TEMPLATE, r"messages\[0\] is 'hello'"),
         ([*MESSAGES, {"role": "user"}], TEMPLATE, r"messages\[2\] is"),
         ([{"role": "user", "content": ["a"]}], TEMPLATE, r"messages\[0\] is"),
-        ([{"role": "system", "content": "a"}], TEMPLATE, "does not take these messages: role system"),
+        (
+            [{"role": "system", "content": "a"}],
+            TEMPLATE,
+            "does not take these messages: role system",
+        ),
         (MESSAGES, "{% if %}", "the chat template does not take these messages"),
-        (MESSAGES, "{{ messages[0].content + 1 }}", "the chat template does not take these messages: can only conc"),
-        (MESSAGES, "{{ 1 / 0 }}", "the chat template does not take these messages: division by zero"),
+        (
+            MESSAGES,
+            "{{ messages[0].content + 1 }}",
+            "the chat template does not take these messages: can only conc",
+        ),
+        (
+            MESSAGES,
+            "{{ 1 / 0 }}",
+            "the chat template does not take these messages: division by zero",
+        ),
     ],
 )
 def test_conversations_that_cannot_be_written_are_refused(messages, template, message):
@@ -317,7 +385,9 @@ def test_a_tokenizer_is_the_one_that_transformers_finds(tokenizers, name, text):
     assert ours.decode(ours.encode(text), False) == theirs.decode(theirs.encode(text))
 
 
-@pytest.mark.parametrize("change", [{"tokenizer_class": "LlamaTokenizer"}, {"auto_map": {}}, {"tokenizer_class": None}])
+@pytest.mark.parametrize(
+    "change", [{"tokenizer_class": "LlamaTokenizer"}, {"auto_map": {}}, {"tokenizer_class": None}]
+)
 def test_a_class_with_code_of_its_own_is_left_to_the_registry(tmp_path, change):
     build(tmp_path, decoders.ByteFallback())
     file = tmp_path / "tokenizer_config.json"

@@ -26,7 +26,12 @@ ODD = {
     "latin": b'{"a": "\xe9"}',
     "deep": b"[" * 100_000,
 }
-OBJECTS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+OBJECTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 TEMPLATES = ("chat_template.jinja", "additional_chat_templates/more.jinja")
 PLAIN = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|bos|>"}  # read through the registry
 
@@ -35,7 +40,9 @@ PLAIN = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<|bos|>"}  # read th
 def target(tmp_path):
     """A copy of the demo target without its weights."""
     directory = tmp_path / "target"
-    shutil.copytree(demo_directory("target"), directory, ignore=shutil.ignore_patterns("*.safetensors*"))
+    shutil.copytree(
+        demo_directory("target"), directory, ignore=shutil.ignore_patterns("*.safetensors*")
+    )
     return directory
 
 
@@ -89,7 +96,9 @@ def test_a_template_that_is_no_text_is_refused_by_the_name_of_its_file(target, n
     assert f"{Path(name).name}: not UTF-8" in refusal(target)
 
 
-@pytest.mark.parametrize("fields", [{}, {"model": None}, {"model": {"type": "BPE"}}, {"added_tokens": 5}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"model": None}, {"model": {"type": "BPE"}}, {"added_tokens": 5}]
+)
 def test_a_vocabulary_of_the_wrong_form_is_refused(target, fields):
     (target / "tokenizer.json").write_text(json.dumps(fields))
     assert "tokenizer.json" in refusal(target)
@@ -103,7 +112,13 @@ def test_a_vocabulary_that_fails_at_its_first_use_is_refused(target):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"bos_token": 5}, {"model_max_length": []}, {"tokenizer_class": 5}, {"added_tokens_decoder": [1]}]
+    "fields",
+    [
+        {"bos_token": 5},
+        {"model_max_length": []},
+        {"tokenizer_class": 5},
+        {"added_tokens_decoder": [1]},
+    ],
 )
 def test_a_config_of_the_wrong_form_is_refused(target, fields):
     change(target / "tokenizer_config.json", **fields)
@@ -121,7 +136,9 @@ def test_the_tokenizer_is_refused_before_the_weights_are_read(tmp_path, monkeypa
     directory = tmp_path / "target"
     shutil.copytree(demo_directory("target"), directory)
     (directory / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr("specdec.start.load.load_target", lambda *args, **options: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "specdec.start.load.load_target", lambda *args, **options: pytest.fail("weights were read")
+    )
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         LLM(directory)
 
@@ -150,18 +167,30 @@ ROADS = {
     },
     "AutoModel": {
         "tokenizer_config.json": {"tokenizer_class": None},
-        "config.json": {"model_type": "new", "tokenizer_class": "AutoModel", "auto_map": {"AutoModel": "code.Evil"}},
+        "config.json": {
+            "model_type": "new",
+            "tokenizer_class": "AutoModel",
+            "auto_map": {"AutoModel": "code.Evil"},
+        },
     },
     "AutoProcessor": {
-        "tokenizer_config.json": {"tokenizer_class": "AutoProcessor", "auto_map": {"AutoProcessor": "code.Evil"}}
+        "tokenizer_config.json": {
+            "tokenizer_class": "AutoProcessor",
+            "auto_map": {"AutoProcessor": "code.Evil"},
+        }
     },
     "RagTokenizer": {"tokenizer_config.json": {"tokenizer_class": "RagTokenizer"}},
-    "rag": {"tokenizer_config.json": {"tokenizer_class": None}, "config.json": {"model_type": "rag"}},
+    "rag": {
+        "tokenizer_config.json": {"tokenizer_class": None},
+        "config.json": {"model_type": "rag"},
+    },
 }
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_code_in_a_checkpoint_is_refused_whatever_standard_input_says(target, tmp_path, monkeypatch, capfd, road):
+def test_code_in_a_checkpoint_is_refused_whatever_standard_input_says(
+    target, tmp_path, monkeypatch, capfd, road
+):
     with_code(target, tmp_path / "marker")
     for name, fields in ROADS[road].items():
         change(target / name, **PLAIN | fields if name == "tokenizer_config.json" else fields)
@@ -176,10 +205,10 @@ def test_a_model_of_an_unknown_type_does_not_run_its_code(target, tmp_path):
     with_code(target, tmp_path / "marker")
     change(target / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "code.Evil"]})
     change(target / "config.json", model_type="new", auto_map={"AutoConfig": "code.Config"})
-    code = (
-        f"from specdec.requests.tokenizer import Tokenizer; from pathlib import Path; Tokenizer(Path({str(target)!r}))"
+    code = f"from specdec.requests.tokenizer import Tokenizer; from pathlib import Path; Tokenizer(Path({str(target)!r}))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], input="y\ny\ny\n", capture_output=True, text=True, cwd=ROOT
     )
-    found = subprocess.run([sys.executable, "-c", code], input="y\ny\ny\n", capture_output=True, text=True, cwd=ROOT)
     assert found.returncode == 1
     assert "auto_map says that the tokenizer is" in found.stderr
     assert "Do you wish to run" not in found.stdout
@@ -200,10 +229,17 @@ def test_every_reading_of_a_checkpoint_refuses_code():
     needed = {"from_pretrained": ("trust_remote_code", False), "torch.load": ("weights_only", True)}
     found = []
     for file in sorted(
-        file for package in ("specdec", "weights", "graphs", "scripts") for file in (ROOT / package).rglob("*.py")
+        file
+        for package in ("specdec", "weights", "graphs", "scripts")
+        for file in (ROOT / package).rglob("*.py")
     ):
         tree = ast.parse(file.read_text())
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         assert not names & {"pickle", "marshal", "shelve", "dill", "joblib"}, file
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             name = ast.unparse(call.func)
@@ -211,5 +247,7 @@ def test_every_reading_of_a_checkpoint_refuses_code():
             if key is not None:
                 found.append(name)
                 options = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
-                assert options.get(needed[key][0]) is needed[key][1], f"{file}:{call.lineno}: {name}"
+                assert options.get(needed[key][0]) is needed[key][1], (
+                    f"{file}:{call.lineno}: {name}"
+                )
     assert len(found) >= 3

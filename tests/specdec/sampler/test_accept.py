@@ -33,7 +33,10 @@ class Pair:
             self.draft = {x: normal(q * (torch.arange(V) != hidden)) for x, q in self.draft.items()}
         self.drawn = self.draft  # what drafts are really drawn from
         if is_point:
-            self.drawn = {x: torch.nn.functional.one_hot(q.argmax(), V).double() for x, q in self.draft.items()}
+            self.drawn = {
+                x: torch.nn.functional.one_hot(q.argmax(), V).double()
+                for x, q in self.draft.items()
+            }
 
     def joint(self):
         """The target's law of three tokens."""
@@ -61,7 +64,9 @@ def law_of(accept, pair, claimed=None):
         if weight == 0:
             continue
         drafted = Drafted(
-            target_probs_BQV=torch.stack([pair.target[()], pair.target[(a,)], pair.target[(a, b)]])[None],
+            target_probs_BQV=torch.stack([pair.target[()], pair.target[(a,)], pair.target[(a, b)]])[
+                None
+            ],
             draft_probs_BKV=torch.stack([claimed[()], claimed[(a,)]])[None],
             draft_tokens_BK=torch.tensor([[a, b]]),
             num_drafts_B=torch.tensor([K]),
@@ -81,7 +86,11 @@ def rest_of(pair, prefix):
     if len(prefix) == 3:
         return torch.tensor(1.0, dtype=torch.float64)
     behind = pair.target[prefix]
-    return behind if len(prefix) == 2 else behind[:, None] * torch.stack([pair.target[(*prefix, x)] for x in range(V)])
+    return (
+        behind
+        if len(prefix) == 2
+        else behind[:, None] * torch.stack([pair.target[(*prefix, x)] for x in range(V)])
+    )
 
 
 def boxes(accept, drafted):
@@ -117,7 +126,11 @@ def distance(law, pair):
     return float((law - pair.joint()).abs().sum() / 2)
 
 
-PAIRS = [Pair(seed) for seed in range(4)] + [Pair(7, is_point=True), Pair(8, hidden=0), Pair(9, hidden=2)]
+PAIRS = [Pair(seed) for seed in range(4)] + [
+    Pair(7, is_point=True),
+    Pair(8, hidden=0),
+    Pair(9, hidden=2),
+]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -132,7 +145,9 @@ def test_block_gives_more_than_rejection_and_as_much_for_an_argmax_draft():
         (_, block), (_, rejection) = law_of(RULES["block"], pair), law_of(RULES["rejection"], pair)
         assert block >= rejection - 1e-12
         assert abs(block - rejection) < 1e-12 or pair.drawn is pair.draft
-    assert sum(law_of(RULES["block"], p)[1] - law_of(RULES["rejection"], p)[1] for p in PAIRS) > 0.01
+    assert (
+        sum(law_of(RULES["block"], p)[1] - law_of(RULES["rejection"], p)[1] for p in PAIRS) > 0.01
+    )
 
 
 def test_a_draft_that_is_the_target_is_accepted_whole():
@@ -164,9 +179,10 @@ def first_failure(drafted, coins):
     share = block_shares(drafted)
     passes = coins_pass(coins, *block_odds(drafted, share))
     n = passes.long().cumprod(1).sum(1)
-    residual = (share[0, n] * drafted.target_probs_BQV[0, n] - drafted.draft_probs_BKV[0, n.clamp(max=K - 1)]).clamp(
-        min=0
-    )
+    residual = (
+        share[0, n] * drafted.target_probs_BQV[0, n]
+        - drafted.draft_probs_BKV[0, n.clamp(max=K - 1)]
+    ).clamp(min=0)
     weights = drafted.target_probs_BQV[0, n] if int(n) == K else residual
     return Decision(num_accepted_B=n, weights_BV=weights, is_bonus_B=n == K)
 
@@ -175,36 +191,52 @@ def token_shares(drafted, coins):
     """Block verification whose residual forgets the share of the block."""
     decision = RULES["block"](drafted, coins)
     n = decision.num_accepted_B
-    rest = (drafted.target_probs_BQV[0, n] - drafted.draft_probs_BKV[0, n.clamp(max=K - 1)]).clamp(min=0)
+    rest = (drafted.target_probs_BQV[0, n] - drafted.draft_probs_BKV[0, n.clamp(max=K - 1)]).clamp(
+        min=0
+    )
     weights = decision.weights_BV if int(n) == K else rest
     return Decision(num_accepted_B=n, weights_BV=weights, is_bonus_B=decision.is_bonus_B)
 
 
 def bonus_of_the_row_before(decision, drafted, target_BV, draft_BV):
-    return torch.where(decision.is_bonus_B[:, None], drafted.target_probs_BQV[:, K - 1], decision.weights_BV)
+    return torch.where(
+        decision.is_bonus_B[:, None], drafted.target_probs_BQV[:, K - 1], decision.weights_BV
+    )
 
 
 WRONG = {
-    "the recovered token is drawn from the target": with_weights("rejection", lambda d, x, target, draft: target),
+    "the recovered token is drawn from the target": with_weights(
+        "rejection", lambda d, x, target, draft: target
+    ),
     "the recovered token is the target without the draft's": with_weights(
         "rejection",
         lambda d, x, target, draft: torch.where(
             d.is_bonus_B[:, None],
             target,
-            target.scatter(1, x.draft_tokens_BK.gather(1, d.num_accepted_B.clamp(max=K - 1)[:, None]), 0),
+            target.scatter(
+                1, x.draft_tokens_BK.gather(1, d.num_accepted_B.clamp(max=K - 1)[:, None]), 0
+            ),
         ),
     ),
     "the residual is not clamped at the draft": with_weights(
-        "rejection", lambda d, x, target, draft: torch.where(d.is_bonus_B[:, None], target, (target - draft).abs())
+        "rejection",
+        lambda d, x, target, draft: torch.where(
+            d.is_bonus_B[:, None], target, (target - draft).abs()
+        ),
     ),
     "the bonus token is drawn from the draft": with_weights(
-        "rejection", lambda d, x, target, draft: torch.where(d.is_bonus_B[:, None], draft, d.weights_BV)
+        "rejection",
+        lambda d, x, target, draft: torch.where(d.is_bonus_B[:, None], draft, d.weights_BV),
     ),
-    "the bonus token is drawn from the row before": with_weights("rejection", bonus_of_the_row_before),
+    "the bonus token is drawn from the row before": with_weights(
+        "rejection", bonus_of_the_row_before
+    ),
     "the bonus token is the best one": with_weights(
         "block",
         lambda d, x, target, draft: torch.where(
-            d.is_bonus_B[:, None], torch.nn.functional.one_hot(target.argmax(1), V).double(), d.weights_BV
+            d.is_bonus_B[:, None],
+            torch.nn.functional.one_hot(target.argmax(1), V).double(),
+            d.weights_BV,
         ),
     ),
     "block stops at the first failure": first_failure,
@@ -227,7 +259,9 @@ def test_a_false_word_about_the_drafts_law_is_seen(rule):
     sharper = {x: normal(q**1.5) for x, q in pair.draft.items()}  # another temperature
     assert distance(law_of(RULES[rule], pair, claimed=sharper)[0], pair) > 1e-3
     hidden = Pair(8, hidden=0)
-    spread = {x: normal(q + 0.2) for x, q in hidden.draft.items()}  # some mass on ids that the draft has not
+    spread = {
+        x: normal(q + 0.2) for x, q in hidden.draft.items()
+    }  # some mass on ids that the draft has not
     assert distance(law_of(RULES[rule], hidden, claimed=spread)[0], hidden) > 1e-3
 
 

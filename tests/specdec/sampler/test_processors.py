@@ -14,7 +14,11 @@ STARTS = [
     {},
     {"presence_penalty": 0.7, "frequency_penalty": 0.3},
     {"repetition_penalty": 1.6, "logit_bias": {3: 5.0, 7: -2.0}},
-    {"allowed_token_ids": [1, 2, 3, 5, 8, 13], "repetition_penalty": 0.7, "frequency_penalty": -0.5},
+    {
+        "allowed_token_ids": [1, 2, 3, 5, 8, 13],
+        "repetition_penalty": 0.7,
+        "frequency_penalty": -0.5,
+    },
     {"bad_words": [[4], [1, 2], [2, 2, 3], [1, 3]], "presence_penalty": -1.0},
 ]
 MIN_TOKENS, STOPS = 6, [0, 9]
@@ -34,7 +38,9 @@ def oracle(logits, start, prompt, output, position):
         x[STOPS] = -np.inf
     counts = np.bincount(output, minlength=V)
     known = (np.bincount(prompt + output, minlength=V) > 0) & (x > -np.inf)
-    x[known] = np.where(x > 0, x / start.get("repetition_penalty", 1), x * start.get("repetition_penalty", 1))[known]
+    x[known] = np.where(
+        x > 0, x / start.get("repetition_penalty", 1), x * start.get("repetition_penalty", 1)
+    )[known]
     x -= start.get("frequency_penalty", 0) * counts
     return x - start.get("presence_penalty", 0) * (counts > 0)
 
@@ -86,7 +92,9 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
                 history = outputs[r] + drafts[r, :i].tolist()
                 row = b * Q + i
                 expected = oracle(logits[row].numpy(), STARTS[r], prompts[r], history, None)
-                np.testing.assert_allclose(ours[row].numpy(), expected, rtol=1e-5, atol=1e-5, err_msg=f"{r} {i}")
+                np.testing.assert_allclose(
+                    ours[row].numpy(), expected, rtol=1e-5, atol=1e-5, err_msg=f"{r} {i}"
+                )
         accepted = [int(rng.integers(0, valid[r])) if r >= 0 else 0 for r in order]
         sampled = torch.from_numpy(rng.integers(0, 5, (len(order), Q)))
         for b, r in enumerate(order):
@@ -130,6 +138,9 @@ def test_a_row_forgets_the_request_before_it(scene):
     _, state, _ = scene
     for r in range(R):
         state.assign(r, RowStart(blocks=[0], num_draft_tokens=0))
-    rows, fresh = state.sampling, RequestState(R, Q - 1, 1, 0, torch.device("cpu"), vocab_size=V).sampling
+    rows, fresh = (
+        state.sampling,
+        RequestState(R, Q - 1, 1, 0, torch.device("cpu"), vocab_size=V).sampling,
+    )
     for name in ("floats", "integers", "bias", "in_prompt", "output_counts", "bad_lengths"):
         assert torch.equal(getattr(rows, name), getattr(fresh, name)), name

@@ -20,10 +20,24 @@ from specdec.stepping.state import RequestState
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, K, R = 2100, 3, 4
 STARTS = [
-    {"temperature": 0.8, "top_p": 0.9, "seed": 2**63 + 5, "bad_words": [[4], [1, 2], [2, 2, 3], [1, 3]]},
+    {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "seed": 2**63 + 5,
+        "bad_words": [[4], [1, 2], [2, 2, 3], [1, 3]],
+    },
     {"presence_penalty": 0.7, "frequency_penalty": 0.3, "top_k": 7, "min_p": 0.1},
-    {"repetition_penalty": 1.6, "logit_bias": {3: 5.0, 2050: -2.0}, "bad_words": [[3, 1]], "presence_penalty": -1.0},
-    {"allowed_token_ids": [1, 2, 3, 4, 0, 2049], "repetition_penalty": 0.7, "frequency_penalty": -0.5},
+    {
+        "repetition_penalty": 1.6,
+        "logit_bias": {3: 5.0, 2050: -2.0},
+        "bad_words": [[3, 1]],
+        "presence_penalty": -1.0,
+    },
+    {
+        "allowed_token_ids": [1, 2, 3, 4, 0, 2049],
+        "repetition_penalty": 0.7,
+        "frequency_penalty": -0.5,
+    },
 ]
 
 
@@ -53,9 +67,14 @@ def make_state(device):
 def make_block(device, state, Q):
     row_B = torch.tensor([3, 0, -1, 2, 1], device=device)
     num_valid = torch.tensor([Q, max(Q - 1, 1), 0, Q, 1], device=device)
-    position_BQ = (state.num_computed_tokens[row_B][:, None] + torch.arange(Q, device=device)).contiguous()
+    position_BQ = (
+        state.num_computed_tokens[row_B][:, None] + torch.arange(Q, device=device)
+    ).contiguous()
     return Block(
-        row_B=row_B, token_BQ=torch.randint(0, 5, (5, Q), device=device), position_BQ=position_BQ, num_valid_B=num_valid
+        row_B=row_B,
+        token_BQ=torch.randint(0, 5, (5, Q), device=device),
+        position_BQ=position_BQ,
+        num_valid_B=num_valid,
     )
 
 
@@ -109,13 +128,16 @@ def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, a
 
 
 @pytest.mark.parametrize(
-    "alone", [{"presence_penalty": 0.7}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.3}, {}]
+    "alone",
+    [{"presence_penalty": 0.7}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.3}, {}],
 )
 def test_one_penalty_is_enough(device, alone):
     state = make_state(device)
     for row in range(R):
         sampling = SamplingStart(prompt=[1, 2], **alone)
-        state.assign(row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, generated=[3, 3]))
+        state.assign(
+            row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, generated=[3, 3])
+        )
     block = make_block(device, state, 4)
     logits = torch.randn(20, V, device=device)
     ours, theirs = logits.clone(), logits.clone()
@@ -138,7 +160,9 @@ def test_row_parameters(device, B, has_epoch):
         for a, b in zip(ours, theirs, strict=True):
             for name in a.__dataclass_fields__:
                 one, other = getattr(a, name), getattr(b, name)
-                assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+                assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, (
+                    name
+                )
 
 
 def test_count_sampled(device):
@@ -148,7 +172,13 @@ def test_count_sampled(device):
     ours.sampling.output_counts = guarded[1:]
     row_B = torch.tensor([3, 0, -1, 2, 1], device=device)
     # columns of the results: four tokens, how many hold, three drafts
-    results = [[4, 4, 4, 9, 2], [1, -2, 3, 4, 1], [5, 6, 7, 8, 3], [-1, 2, 3, 4, 0], [2099, 0, 0, 0, 0]]
+    results = [
+        [4, 4, 4, 9, 2],
+        [1, -2, 3, 4, 1],
+        [5, 6, 7, 8, 3],
+        [-1, 2, 3, 4, 0],
+        [2099, 0, 0, 0, 0],
+    ]
     results = torch.tensor([[*row, 7, 7, 7] for row in results], device=device)
     tokens, accepted = results[:, :4], results[:, 4]
     launch_count_sampled(ours, row_B, tokens, accepted)

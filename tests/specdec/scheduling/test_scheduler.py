@@ -85,16 +85,22 @@ def names(requests):
     "num_prompt_tokens, max_tokens, blocks",
     [(1, 1, 1), (50, 11, 1), (50, 12, 2), (64, 64, 3), (200, 56, 4), (1, 999, 4)],
 )
-def test_blocks_cover_the_context_and_the_last_drafts_up_to_max_model_len(num_prompt_tokens, max_tokens, blocks):
+def test_blocks_cover_the_context_and_the_last_drafts_up_to_max_model_len(
+    num_prompt_tokens, max_tokens, blocks
+):
     assert scheduler().blocks_needed(request(1, num_prompt_tokens, max_tokens)) == blocks
 
 
 @pytest.mark.parametrize("num_prompt_tokens, num_blocks", [(58, 1), (59, 2), (122, 2), (123, 3)])
-def test_a_prompt_comes_with_blocks_for_its_first_round_and_the_drafts_after_it(num_prompt_tokens, num_blocks):
+def test_a_prompt_comes_with_blocks_for_its_first_round_and_the_drafts_after_it(
+    num_prompt_tokens, num_blocks
+):
     made = scheduler()
     [a] = added(made, request(1, num_prompt_tokens, max_tokens=50))
     made.schedule()
-    assert len(a.blocks) == num_blocks  # of 64 slots, of which a round and the next drafts take up to 2 K
+    assert (
+        len(a.blocks) == num_blocks
+    )  # of 64 slots, of which a round and the next drafts take up to 2 K
 
 
 def test_requests_are_admitted_in_order_while_rows_last():
@@ -121,7 +127,12 @@ def test_a_request_that_does_not_fit_yet_holds_back_those_behind_it():
 
 def test_admission_leaves_a_block_for_each_that_may_still_grow():
     made = scheduler(num_blocks=3, max_num_seqs=4)
-    a, b, c = added(made, request(1, 10, max_tokens=100), request(2, 10, max_tokens=10), request(3, 10, max_tokens=10))
+    a, b, c = added(
+        made,
+        request(1, 10, max_tokens=100),
+        request(2, 10, max_tokens=10),
+        request(3, 10, max_tokens=10),
+    )
     assert made.schedule().admitted == [a, b]
     assert made.pool.num_free == 1
     assert c.row == -1
@@ -245,7 +256,9 @@ def test_blocks_are_taken_ahead_of_rounds_in_flight():
     [a] = added(made, request(1, 49, max_tokens=100))
     land(made, made.schedule().work)
     counts = []
-    for _ in range(3):  # 50 tokens, then at most 4 more with each round in flight; a round needs 2 K slots
+    for _ in range(
+        3
+    ):  # 50 tokens, then at most 4 more with each round in flight; a round needs 2 K slots
         made.schedule()
         counts.append(len(a.blocks))
     assert counts == [1, 1, 1]
@@ -288,7 +301,10 @@ def test_a_preempted_request_computes_its_tokens_again():
     while b.row < 0:
         seen = step(made)
         assert seen
-    assert seen == ("chunk", [("2", 0, num_tokens - 1)])  # the last one is the first row of the next round
+    assert seen == (
+        "chunk",
+        [("2", 0, num_tokens - 1)],
+    )  # the last one is the first row of the next round
     assert b.num_tokens == num_tokens > 60
 
 
@@ -310,7 +326,12 @@ def test_the_beginning_of_a_prompt_is_found_and_one_token_is_always_computed():
     made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
     added(made, request(1, 200, max_tokens=1))
     step(made)
-    added(made, request(2, 200, max_tokens=1), request(3, 193, max_tokens=1), request(4, 192, max_tokens=1))
+    added(
+        made,
+        request(2, 200, max_tokens=1),
+        request(3, 193, max_tokens=1),
+        request(4, 192, max_tokens=1),
+    )
     assert step(made) == ("chunk", [("2", 192, 8), ("3", 192, 1), ("4", 128, 64)])
 
 
@@ -394,13 +415,20 @@ def test_rounds_without_drafts_leave_blocks_that_nobody_finds():
 
 @pytest.mark.parametrize("is_off", ["by the switch", "prompt_logprobs", "an error"])
 def test_nothing_is_found_with(is_off):
-    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=is_off != "by the switch")
+    made = scheduler(
+        num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=is_off != "by the switch"
+    )
     [a] = added(made, request(1, 200, max_tokens=5))
     step(made)
     if is_off == "an error":
         a.finish = Finish(reason="error", num_tokens=1, num_text_tokens=1)
         made.drop(a)
-    added(made, request(2, 200, max_tokens=1, **({"prompt_logprobs": 1} if is_off == "prompt_logprobs" else {})))
+    added(
+        made,
+        request(
+            2, 200, max_tokens=1, **({"prompt_logprobs": 1} if is_off == "prompt_logprobs" else {})
+        ),
+    )
     assert step(made) in [("chunk", [("2", 0, 200)]), ("round", ["1"], K + 1)]
     if is_off != "an error":
         assert step(made) == ("chunk", [("2", 0, 200)])

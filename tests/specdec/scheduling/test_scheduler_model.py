@@ -49,14 +49,22 @@ class Device:
         if position >= MAX_MODEL_LEN or slot is None:
             return
         self.garbage += 1
-        cache[slot] = Device.value(self.texts[request.number], position, behind) if is_true else self.garbage
+        cache[slot] = (
+            Device.value(self.texts[request.number], position, behind) if is_true else self.garbage
+        )
 
     def check(self, request):
         """Everything before the request's next row is true; of the draft's, where it drafts."""
         for position in range(self.lengths[request.number]):
-            for cache, behind in [(self.target, 0)] + [(self.draft, 1)] * (request.num_speculative_tokens > 0):
+            for cache, behind in [(self.target, 0)] + [(self.draft, 1)] * (
+                request.num_speculative_tokens > 0
+            ):
                 expected = Device.value(self.texts[request.number], position, behind)
-                assert cache.get(self.slot(request, position)) == expected, (request.number, position, behind)
+                assert cache.get(self.slot(request, position)) == expected, (
+                    request.number,
+                    position,
+                    behind,
+                )
 
     @staticmethod
     def value(text, position, behind):
@@ -148,7 +156,9 @@ class World:
             counts = self.device.chunk(plan.work)
         else:
             counts = self.device.round(plan.work, accepted[: len(plan.work.requests)])
-        self.must_be_round = isinstance(plan.work, Chunk) and any(not each.is_ending for each in self.scheduler.running)
+        self.must_be_round = isinstance(plan.work, Chunk) and any(
+            not each.is_ending for each in self.scheduler.running
+        )
         self.in_flight.append((plan.work, counts))
         self.check()
         return True
@@ -220,7 +230,9 @@ EVENT = st.one_of(
     budget=st.sampled_from([1, 5, 40, 400]),
     num_ahead=st.integers(0, MAX_AHEAD),
 )
-def test_no_step_reads_an_entry_that_is_not_its_own(events, num_blocks, num_rows, budget, num_ahead):
+def test_no_step_reads_an_entry_that_is_not_its_own(
+    events, num_blocks, num_rows, budget, num_ahead
+):
     world = World(num_blocks, num_rows, budget)
     for kind, value in events:
         if kind == "add":

@@ -29,7 +29,10 @@ def target(tmp_path):
 @pytest.mark.parametrize("length", [10**8, 10**9, 2**31 - 1])
 def test_a_length_beyond_every_engine_asks_for_max_model_len(target, length):
     start = time.perf_counter()
-    with pytest.raises(ValueError, match=rf"max_position_embeddings={length} .* give a max_model_len of at most 16777"):
+    with pytest.raises(
+        ValueError,
+        match=rf"max_position_embeddings={length} .* give a max_model_len of at most 16777",
+    ):
         LLM(str(target(max_position_embeddings=length)), device="cpu")
     assert time.perf_counter() - start < 10
 
@@ -38,7 +41,8 @@ def test_a_length_that_no_memory_holds_asks_for_max_model_len(target, monkeypatc
     monkeypatch.setattr("specdec.start.load.device_memory", lambda device: 16 << 30)
     start = time.perf_counter()
     with pytest.raises(
-        ValueError, match=r"=10000000: the cache .* 76.29 GiB, the device has 16.00 GiB: give a max_mod"
+        ValueError,
+        match=r"=10000000: the cache .* 76.29 GiB, the device has 16.00 GiB: give a max_mod",
     ):
         LLM(str(target(max_position_embeddings=10**7)), device="cpu")
     assert time.perf_counter() - start < 10
@@ -46,18 +50,30 @@ def test_a_length_that_no_memory_holds_asks_for_max_model_len(target, monkeypatc
 
 def test_a_given_max_model_len_is_all_that_is_built(target):
     start = time.perf_counter()
-    llm = LLM(str(target(max_position_embeddings=2**31 - 1)), device="cpu", max_model_len=64, max_num_seqs=2)
+    llm = LLM(
+        str(target(max_position_embeddings=2**31 - 1)),
+        device="cpu",
+        max_model_len=64,
+        max_num_seqs=2,
+    )
     assert llm.sizes.max_model_len == 64
     plain = LLM("demo", device="cpu", max_model_len=64, max_num_seqs=2)
     params = SamplingParams(temperature=0.0, max_tokens=8)
-    texts = [each.generate([[0, 5, 9]], params, use_tqdm=False)[0].outputs[0].token_ids for each in (llm, plain)]
+    texts = [
+        each.generate([[0, 5, 9]], params, use_tqdm=False)[0].outputs[0].token_ids
+        for each in (llm, plain)
+    ]
     assert texts[0] == texts[1]
     assert time.perf_counter() - start < 60
 
 
 def test_the_longest_length_named_is_one_that_fits():
     sizes = EngineSizes(
-        max_model_len=1000, max_num_seqs=1, max_num_batched_tokens=64, num_kv_blocks=16, num_speculative_tokens=0
+        max_model_len=1000,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+        num_kv_blocks=16,
+        num_speculative_tokens=0,
     )
     with pytest.raises(ValueError, match=r"a max_model_len of at most 960$"):
         check_length(sizes, block=100, memory=1599)
@@ -70,7 +86,9 @@ def test_an_eos_id_outside_the_vocabulary_builds_no_engine(target, id):
         LLM(str(target(eos_token_id=id)), device="cpu")
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "/" + "x" * 5000, "~no-such-user/x", "x" * 300 + "/y", "a\0/b"])
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "/" + "x" * 5000, "~no-such-user/x", "x" * 300 + "/y", "a\0/b"]
+)
 def test_a_name_that_can_be_no_path_is_a_value_error(name):
     with pytest.raises(ValueError, match=r"^target "):
         locate(name, "target")

@@ -22,8 +22,19 @@ SIZES = EngineSizes(
 
 
 def needs(**changes):
-    values = {"total": 80 * GIB, "weights": 16 * GIB, "other": 2 * GIB, "step": 3 * GIB, "logits": GIB // 5}
-    pools = {"target_prefill": GIB // 2, "target_decode": GIB // 4, "draft_prefill": 0, "draft_decode": GIB // 8}
+    values = {
+        "total": 80 * GIB,
+        "weights": 16 * GIB,
+        "other": 2 * GIB,
+        "step": 3 * GIB,
+        "logits": GIB // 5,
+    }
+    pools = {
+        "target_prefill": GIB // 2,
+        "target_decode": GIB // 4,
+        "draft_prefill": 0,
+        "draft_decode": GIB // 8,
+    }
     return MemoryNeeds(**(values | {"pools": pools, "block": 16 << 20} | changes))
 
 
@@ -40,7 +51,10 @@ def test_the_cache_is_never_larger_than_all_rows_can_fill():
 
 def test_a_cache_for_just_one_request_is_enough():
     least = needs(block=64 << 20).without_cache + SIZES.blocks_per_request * (64 << 20)
-    assert plan_memory(needs(block=64 << 20, total=least), 1.0, SIZES).num_kv_blocks == SIZES.blocks_per_request
+    assert (
+        plan_memory(needs(block=64 << 20, total=least), 1.0, SIZES).num_kv_blocks
+        == SIZES.blocks_per_request
+    )
     with pytest.raises(ValueError, match="gpu_memory_utilization"):
         plan_memory(needs(block=64 << 20, total=least - 1), 1.0, SIZES)
 
@@ -49,12 +63,17 @@ def test_a_cache_for_just_one_request_is_enough():
     "changes, first",
     [
         ({"weights": 70 * GIB}, "lower max_num_batched_tokens=8192 or max_num_seqs=64"),
-        ({"pools": {"target_prefill": 60 * GIB}}, "give fewer cuda_graph_sizes and cuda_graph_token_sizes"),
+        (
+            {"pools": {"target_prefill": 60 * GIB}},
+            "give fewer cuda_graph_sizes and cuda_graph_token_sizes",
+        ),
         ({"block": 4 * GIB}, "lower max_model_len=2048"),
     ],
 )
 def test_an_overfull_budget_says_what_to_lower_first(changes, first):
-    with pytest.raises(ValueError, match=r"gpu_memory_utilization=0.9 of 80.00 GiB is 72.00 GiB; weights") as error:
+    with pytest.raises(
+        ValueError, match=r"gpu_memory_utilization=0.9 of 80.00 GiB is 72.00 GiB; weights"
+    ) as error:
         plan_memory(needs(**changes), 0.9, SIZES)
     assert f"GiB: {first}" in str(error.value)
     assert str(error.value).endswith("or raise gpu_memory_utilization")
@@ -83,15 +102,23 @@ def test_pools_above_the_plan_are_reported(caplog):
         counters["target_decode"].captures = [record]
         with caplog.at_level(logging.WARNING, logger="specdec"):
             plan.report_pools(counters)
-    assert [record.getMessage() for record in caplog.records] == ["graphs target_decode took 0.265 GiB, planned 0.250"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "graphs target_decode took 0.265 GiB, planned 0.250"
+    ]
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_largest_steps_write_scratch_only(backend):
     runner = tiny_runner(tiny("eagle3", make_backend(backend)[1]), 3)
     runner.start(0, RowStart(blocks=[0, 1], num_draft_tokens=3))
-    before = {name: value[:-1].clone() for name, value in vars(runner.state).items() if torch.is_tensor(value)}
+    before = {
+        name: value[:-1].clone()
+        for name, value in vars(runner.state).items()
+        if torch.is_tensor(value)
+    }
     run_largest_steps(runner)
     assert all(counter.dispatches.total() for counter in runner.graphs.counters().values())
-    assert all(torch.equal(getattr(runner.state, name)[:-1], value) for name, value in before.items())
+    assert all(
+        torch.equal(getattr(runner.state, name)[:-1], value) for name, value in before.items()
+    )
     assert all(cache[:, :, :-1].isnan().all() for cache in caches(runner))

@@ -23,7 +23,9 @@ from specdec.stepping.accept_commit import greedy_accept
     ],
 )
 def test_drafts_hold_up_to_the_first_that_differs(target, draft, num_valid, num_accepted):
-    accepted_B = greedy_accept(torch.tensor([target]), torch.tensor([draft]).long(), torch.tensor([num_valid]))
+    accepted_B = greedy_accept(
+        torch.tensor([target]), torch.tensor([draft]).long(), torch.tensor([num_valid])
+    )
     assert accepted_B.tolist() == [num_accepted]
 
 
@@ -35,5 +37,7 @@ def test_a_batch_is_decided_row_by_row(K):
     draft_BK = torch.where(holds_BK == 1, target_BQ[:, :K], 7)
     for num_valid in range(K + 2):
         accepted_B = greedy_accept(target_BQ, draft_BK, torch.full((len(rows),), num_valid))
-        expected = [sum(1 for _ in itertools.takewhile(bool, row[: max(num_valid - 1, 0)])) for row in rows]
+        expected = [
+            sum(1 for _ in itertools.takewhile(bool, row[: max(num_valid - 1, 0)])) for row in rows
+        ]
         assert accepted_B.tolist() == expected

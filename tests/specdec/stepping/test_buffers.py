@@ -13,7 +13,12 @@ NONE = {"idx_mapping", "sample_mapping", "slot_mapping", "draft_slots", "draft_s
 @pytest.fixture
 def buffers():
     sizes = BufferSizes(
-        max_tokens=9, max_reqs=3, num_speculative_tokens=2, hidden_size=4, aux_width=0, draft_hidden_size=4
+        max_tokens=9,
+        max_reqs=3,
+        num_speculative_tokens=2,
+        hidden_size=4,
+        aux_width=0,
+        draft_hidden_size=4,
     )
     made = StepBuffers(sizes, torch.float32, torch.device("cpu"))
     for tensor in made.tensors().values():

@@ -10,7 +10,11 @@ from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_max
 from specdec.kernels.linear import Sums
 from specdec.requests.row_start import RowStart
 from specdec.sizes import MAX_STOP_IDS
-from specdec.stepping.accept_commit import accept_and_commit, accept_and_commit_ref, launch_accept_and_commit
+from specdec.stepping.accept_commit import (
+    accept_and_commit,
+    accept_and_commit_ref,
+    launch_accept_and_commit,
+)
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit_chunk import commit_chunk
 from specdec.stepping.fill_round import fill_round_ref, launch_fill_round
@@ -33,12 +37,19 @@ def device(request):
 def make(device, K, num_reqs=5):
     """Five request rows in 5 batch slots of which the fourth is padding, with poison where nothing was written."""
     sizes = BufferSizes(
-        max_tokens=64, max_reqs=8, num_speculative_tokens=K, hidden_size=D, aux_width=0, draft_hidden_size=D
+        max_tokens=64,
+        max_reqs=8,
+        num_speculative_tokens=K,
+        hidden_size=D,
+        aux_width=0,
+        draft_hidden_size=D,
     )
     buffers, state = StepBuffers(sizes, torch.float32, device), RequestState(6, K, 3, 99, device)
     for tensor in buffers.tensors().values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
-    for row, (length, own_k) in enumerate([(5, K), (63, K), (64, 0), (MAX_LEN - 2, K), (MAX_LEN - 1, K), (7, K)]):
+    for row, (length, own_k) in enumerate(
+        [(5, K), (63, K), (64, 0), (MAX_LEN - 2, K), (MAX_LEN - 1, K), (7, K)]
+    ):
         state.assign(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own_k))
         state.num_computed_tokens[row] = length
     state.last_sampled_tokens.copy_(torch.arange(7) + 100)
@@ -75,7 +86,9 @@ def decided_case(device, K, Q):
     buffers.input_ids[5 * Q :], buffers.target_tokens[5 * Q :] = -999, -999
     buffers.num_valid[:5].clamp_(max=Q)
     buffers.target_tokens[: 5 * Q] = torch.randint(0, 4, (5 * Q,), device=device)
-    buffers.target_tokens[:Q] = torch.cat([ids[0, 1:], ids[0, :1]])  # one request accepts all it may
+    buffers.target_tokens[:Q] = torch.cat(
+        [ids[0, 1:], ids[0, :1]]
+    )  # one request accepts all it may
     buffers.decided[:5] = (torch.arange(5, device=device) * 2).clamp(max=Q - 1)
     return buffers, state
 
@@ -107,7 +120,11 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
     buffers, state = decided_case(device, 3, 4)
     buffers.draft_tokens.fill_(77)
     if commit is None:
-        buffers.sampled_tokens[:5, 0], buffers.draft_sample_slots[:20], buffers.positions[:20] = 4, -1, 0
+        buffers.sampled_tokens[:5, 0], buffers.draft_sample_slots[:20], buffers.positions[:20] = (
+            4,
+            -1,
+            0,
+        )
         buffers.last_token_indices[:5] = 0
         commit_chunk(buffers, state, 5, 20)
     else:
@@ -117,7 +134,10 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
 
 
 def test_seed_rows_follow_the_rows_of_the_round(device):
-    for (buffers, state), query_len in ((decided_case(device, 5, 6), None), (decided_case(device, 5, 1), 1)):
+    for (buffers, state), query_len in (
+        (decided_case(device, 5, 6), None),
+        (decided_case(device, 5, 1), 1),
+    ):
         buffers.target_tokens[:30] = 50  # no draft holds
         accept_and_commit(buffers, state, 5, query_len=query_len)
         Q = query_len or 6
@@ -156,7 +176,9 @@ def test_tile_maxima_take_the_lowest_id_and_no_stop_id(device, rows, slots):
         maxima, ids = launch_tile_maxima(x, weight, chosen)
         lowest = torch.where(maxima == maxima.amax(0), ids, 1 << 30).amin(0)
         assert torch.equal(lowest.long(), best_token_ref(x, weight, chosen))
-    assert (best_token_ref(x, weight, mask)[:: rows // slots] != stop_ids[:slots, 0])[: slots - 1].all()
+    assert (best_token_ref(x, weight, mask)[:: rows // slots] != stop_ids[:slots, 0])[
+        : slots - 1
+    ].all()
 
 
 @pytest.mark.parametrize("parts, has_bias", [(1, False), (3, True)])

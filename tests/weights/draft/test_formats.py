@@ -9,9 +9,16 @@ from tests.weights.formats import FORMATS
 from tests.weights.tiny import draft_tensors, eagle1_config, eagle3_config, tiny_target
 from weights import RopeConfig, load_eagle
 
-YARN = RopeConfig(theta=5e5, kind="yarn", factor=32.0, original_max_position_embeddings=64, beta_fast=16.0)
+YARN = RopeConfig(
+    theta=5e5, kind="yarn", factor=32.0, original_max_position_embeddings=64, beta_fast=16.0
+)
 LLAMA3 = RopeConfig(
-    theta=5e5, kind="llama3", factor=8.0, original_max_position_embeddings=64, low_freq_factor=1.0, high_freq_factor=4.0
+    theta=5e5,
+    kind="llama3",
+    factor=8.0,
+    original_max_position_embeddings=64,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
 )
 FULL = {"has_d2t": False, "draft_vocab_size": 96}
 
@@ -62,7 +69,12 @@ EAGLE1 = [
     ({"has_own_head": True}, 2),
     ({"num_layers": 2}, 2),
     (
-        {"has_embed_norm": True, "has_input_layernorm": True, "has_final_norm": True, "recycled": "post_norm"},
+        {
+            "has_embed_norm": True,
+            "has_input_layernorm": True,
+            "has_final_norm": True,
+            "recycled": "post_norm",
+        },
         1,
     ),
 ]

@@ -47,37 +47,64 @@ def eagle1(tmp_path):
 
 
 ATTACKS = {
-    "no lm_head and a smaller vocabulary": (lambda t: t.pop("lm_head.weight"), ["missing lm_head.weight [40, 32]"]),
+    "no lm_head and a smaller vocabulary": (
+        lambda t: t.pop("lm_head.weight"),
+        ["missing lm_head.weight [40, 32]"],
+    ),
     "no d2t and a smaller vocabulary": (lambda t: t.pop("d2t"), ["missing d2t [40]"]),
     "no fc": (lambda t: t.pop("fc.weight"), ["missing fc.weight [32, 96]"]),
     "no norm": (lambda t: t.pop("norm.weight"), ["missing norm.weight [32]"]),
-    "no hidden_norm": (lambda t: t.pop("midlayer.hidden_norm.weight"), ["missing layers.0.hidden_norm.weight [32]"]),
+    "no hidden_norm": (
+        lambda t: t.pop("midlayer.hidden_norm.weight"),
+        ["missing layers.0.hidden_norm.weight [32]"],
+    ),
     "no input_layernorm": (
         lambda t: t.pop("midlayer.input_layernorm.weight"),
         ["missing layers.0.input_layernorm.weight"],
     ),
-    "a float d2t": (lambda t: t.update(d2t=t["d2t"].float()), ["model.safetensors: d2t is F32: integers are needed"]),
+    "a float d2t": (
+        lambda t: t.update(d2t=t["d2t"].float()),
+        ["model.safetensors: d2t is F32: integers are needed"],
+    ),
     "an integer t2d": (lambda t: t.update(t2d=t["t2d"].int()), ["t2d is I32: BOOL is needed"]),
     "d2t out of range": (lambda t: t["d2t"].add_(60), ["outside 0..95"]),
     "d2t below zero": (lambda t: t["d2t"].fill_(-1), ["outside 0..95, the first to -1"]),
-    "d2t twice": (lambda t: t.update(d2t=torch.arange(40).neg()), ["several draft tokens to one target id"]),
+    "d2t twice": (
+        lambda t: t.update(d2t=torch.arange(40).neg()),
+        ["several draft tokens to one target id"],
+    ),
     "a short d2t": (lambda t: t.update(d2t=t["d2t"][:-1]), ["d2t is [39], [40] is needed"]),
-    "t2d disagrees": (lambda t: t["t2d"].logical_not_(), ["t2d and d2t disagree about 96 target tokens"]),
+    "t2d disagrees": (
+        lambda t: t["t2d"].logical_not_(),
+        ["t2d and d2t disagree about 96 target tokens"],
+    ),
     "a wrong shape": (
         lambda t: t.update({"midlayer.self_attn.o_proj.weight": torch.zeros(32, 7)}),
         ["midlayer.self_attn.o_proj.weight is [32, 7], [32, 32] is needed"],
     ),
-    "a wrong rank": (lambda t: t.update({"fc.weight": torch.zeros(32)}), ["fc.weight is [32], [32, 96] is needed"]),
-    "an unknown key": (lambda t: t.update(gate=torch.zeros(3)), ["model.safetensors: unexpected gate [3]"]),
+    "a wrong rank": (
+        lambda t: t.update({"fc.weight": torch.zeros(32)}),
+        ["fc.weight is [32], [32, 96] is needed"],
+    ),
+    "an unknown key": (
+        lambda t: t.update(gate=torch.zeros(3)),
+        ["model.safetensors: unexpected gate [3]"],
+    ),
     "a bias of q alone": (
         lambda t: t.update({"midlayer.self_attn.q_proj.bias": torch.zeros(32)}),
-        ["missing layers.0.self_attn.k_proj.bias [16]", "missing layers.0.self_attn.v_proj.bias [16]"],
+        [
+            "missing layers.0.self_attn.k_proj.bias [16]",
+            "missing layers.0.self_attn.v_proj.bias [16]",
+        ],
     ),
     "fp8": (
         lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.float8_e4m3fn)}),
         ["fc.weight is F8_E4M3: packed, fp8 and integer weights are not supported"],
     ),
-    "integer weights": (lambda t: t.update({"fc.weight": t["fc.weight"].char()}), ["fc.weight is I8: packed, fp8"]),
+    "integer weights": (
+        lambda t: t.update({"fc.weight": t["fc.weight"].char()}),
+        ["fc.weight is I8: packed, fp8"],
+    ),
     "packed weights": (
         lambda t: t.update({"fc.weight_packed": t.pop("fc.weight").int()}),
         ["fc.weight_packed is I32: packed, fp8", "missing fc.weight"],
@@ -132,7 +159,10 @@ CONFIGS = {
         "rope type 'dynamic' is not supported",
     ),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-    "another kind of layer": ({"layer_types": ["chunked_attention"]}, "layer_types chunked_attention"),
+    "another kind of layer": (
+        {"layer_types": ["chunked_attention"]},
+        "layer_types chunked_attention",
+    ),
     "quantised": ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
 }
 
@@ -195,7 +225,8 @@ def test_everything_wrong_comes_in_one_error(head):
 
 
 @pytest.mark.parametrize(
-    "width, vocab_size, words", [(64, 96, "hidden size"), (48, 96, "hidden size"), (32, 80, "vocabulary")]
+    "width, vocab_size, words",
+    [(64, 96, "hidden size"), (48, 96, "hidden size"), (32, 80, "vocabulary")],
 )
 @pytest.mark.parametrize("format", ["eagle-3", "eagle-1"])
 def test_a_draft_for_another_target_is_refused(tmp_path, format, width, vocab_size, words):
@@ -214,12 +245,25 @@ def test_an_eagle1_draft_of_another_width_than_its_target_is_refused(tmp_path):
 
 
 def test_what_an_eagle1_config_asks_for_in_vain_is_told(eagle1):
-    asked = {"norm_before_fc": True, "fc_norm": True, "norm_before_residual": True, "norm_output": True}
-    eagle1.keys |= {**asked, "eagle_aux_hidden_state_layer_ids": [1, 3, 4], "return_hidden_post_norm": False}
+    asked = {
+        "norm_before_fc": True,
+        "fc_norm": True,
+        "norm_before_residual": True,
+        "norm_output": True,
+    }
+    eagle1.keys |= {
+        **asked,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+        "return_hidden_post_norm": False,
+    }
     loaded = eagle1.load()
     assert (loaded.config.recycled, loaded.config.aux_boundaries) == ("pre_norm", ())
-    told = [note.split(" is ignored: ")[0] for note in loaded.report.notes if " is ignored: " in note]
-    assert set(told) == {f"config.json: {key}" for key in (*asked, "eagle_aux_hidden_state_layer_ids")}
+    told = [
+        note.split(" is ignored: ")[0] for note in loaded.report.notes if " is ignored: " in note
+    ]
+    assert set(told) == {
+        f"config.json: {key}" for key in (*asked, "eagle_aux_hidden_state_layer_ids")
+    }
 
 
 def test_a_bin_only_draft_is_told_the_command(head):
@@ -254,7 +298,9 @@ def test_aux_layers_overrides_what_the_checkpoint_says(head):
     loaded = head.load(aux_layers=(2, 5, 8))
     assert loaded.config.aux_boundaries == (2, 5, 8)
     assert "argument aux_layers" in str(loaded.report)
-    assert "fc.weight takes 3 hidden states of the target, 2 layers" in head.refusal(aux_layers=(2, 5))
+    assert "fc.weight takes 3 hidden states of the target, 2 layers" in head.refusal(
+        aux_layers=(2, 5)
+    )
     assert "more than once" in head.refusal(aux_layers=(2, 5, 5))
 
 
@@ -271,7 +317,10 @@ def test_both_id_conventions_are_told_in_the_report(tmp_path):
 
 
 def test_the_two_meanings_of_norm_output(tmp_path):
-    forge, speculators = Head(tmp_path / "a", "specforge"), Head(tmp_path / "b", "speculators-eagle3")
+    forge, speculators = (
+        Head(tmp_path / "a", "specforge"),
+        Head(tmp_path / "b", "speculators-eagle3"),
+    )
     forge.keys["norm_output"] = speculators.keys["norm_output"] = True
     assert forge.load().config.recycled == "pre_norm"
     assert any("norm_output in a specforge head" in note for note in forge.load().report.notes)
@@ -309,16 +358,23 @@ def test_one_different_row_makes_the_embedding_the_drafts_own(eagle1):
 def test_the_draft_takes_the_targets_dtype_with_one_line(tmp_path):
     target = tiny_target(dtype="bfloat16")
     loaded = Head(tmp_path).load(target)
-    assert {tensor.dtype for name, tensor in loaded.tensors.items() if name != "d2t"} == {torch.bfloat16}
+    assert {tensor.dtype for name, tensor in loaded.tensors.items() if name != "d2t"} == {
+        torch.bfloat16
+    }
     assert loaded.tensors["d2t"].dtype == torch.int64
-    assert [note for note in loaded.report.notes if "cast" in note] == ["13 tensors stored as F32 are cast to bfloat16"]
+    assert [note for note in loaded.report.notes if "cast" in note] == [
+        "13 tensors stored as F32 are cast to bfloat16"
+    ]
     half = Head(tmp_path).load(target, dtype=torch.float16)
     assert half.tensors["fc.weight"].dtype == torch.float16
 
 
 def test_zero_offsets_over_the_full_vocabulary_are_no_d2t(tmp_path):
     head = Head(tmp_path, config=eagle3_config(TARGET, has_d2t=False, draft_vocab_size=96))
-    head.tensors |= {"d2t": torch.zeros(96, dtype=torch.int64), "t2d": torch.ones(96, dtype=torch.bool)}
+    head.tensors |= {
+        "d2t": torch.zeros(96, dtype=torch.int64),
+        "t2d": torch.ones(96, dtype=torch.bool),
+    }
     loaded = head.load()
     assert not loaded.config.has_d2t
     assert "d2t" not in loaded.tensors

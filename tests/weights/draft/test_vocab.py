@@ -33,7 +33,9 @@ def test_offsets_become_target_ids_in_any_order():
 
 def test_int32_offsets_are_read_as_int64():
     problems = Problems(Path("dir"))
-    assert absolute_ids(torch.tensor([1, 1], dtype=torch.int32), V, "f", problems).dtype == torch.int64
+    assert (
+        absolute_ids(torch.tensor([1, 1], dtype=torch.int32), V, "f", problems).dtype == torch.int64
+    )
 
 
 def test_ids_outside_the_vocabulary_are_refused():

@@ -53,10 +53,14 @@ def test_inspect_tells_it_too(tmp_path):
     write_target(tmp_path, tiny_target())
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")
-    assert inspect_checkpoint(tmp_path).problems == ("config.json: not a file, a regular file is needed",)
+    assert inspect_checkpoint(tmp_path).problems == (
+        "config.json: not a file, a regular file is needed",
+    )
 
 
-@pytest.mark.parametrize("shard", ["x" * 5000, "a\0b", "\ud800", "", ".", "..", "../x", "/etc/passwd", "a/b"])
+@pytest.mark.parametrize(
+    "shard", ["x" * 5000, "a\0b", "\ud800", "", ".", "..", "../x", "/etc/passwd", "a/b"]
+)
 def test_an_index_may_name_files_of_its_directory_only(tmp_path, shard):
     write_target(tmp_path, tiny_target(), 2)
     values = json.loads((tmp_path / INDEX).read_text())
@@ -80,7 +84,9 @@ def test_a_link_to_a_regular_file_is_followed(tmp_path):
 
 
 @pytest.mark.parametrize("levels", [MAX_JSON_LEVELS + 1, 900, 10**5])
-@pytest.mark.parametrize("key", ["quantization_config", "rope_parameters", "eos_token_id", "architectures"])
+@pytest.mark.parametrize(
+    "key", ["quantization_config", "rope_parameters", "eos_token_id", "architectures"]
+)
 def test_json_nested_too_deep_is_refused(tmp_path, key, levels):
     write_target(tmp_path, tiny_target())
     text = (tmp_path / "config.json").read_text()

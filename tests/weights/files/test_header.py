@@ -22,21 +22,56 @@ def write(directory: Path, header: object, data: bytes = DATA, length: int | Non
 
 
 ATTACKS = {
-    "truncated": ({"a": A, "b": B}, DATA[:12], None, ["model.safetensors: b ends at byte", "truncated"]),
+    "truncated": (
+        {"a": A, "b": B},
+        DATA[:12],
+        None,
+        ["model.safetensors: b ends at byte", "truncated"],
+    ),
     "header longer than the file": ({"a": A}, b"", 10**6, ["the header claims 1000000 bytes"]),
     "header of 2^64 bytes": ({"a": A}, b"", 2**64 - 1, ["the header claims"]),
-    "overlapping": ({"a": A, "b": B | {"data_offsets": [4, 12]}}, DATA[:12], None, ["b starts at byte", "overlapping"]),
+    "overlapping": (
+        {"a": A, "b": B | {"data_offsets": [4, 12]}},
+        DATA[:12],
+        None,
+        ["b starts at byte", "overlapping"],
+    ),
     "same bytes twice": ({"a": A, "b": A}, DATA[:8], None, ["overlapping"]),
-    "wrong size": ({"a": A | {"shape": [3]}}, DATA[:8], None, ["a: data_offsets 0..8 do not hold F32 [3]"]),
-    "negative size": ({"a": A | {"data_offsets": [8, 0]}}, DATA[:8], None, ["a: data_offsets 8..0"]),
-    "negative offset": ({"a": A | {"data_offsets": [-8, 0]}}, DATA[:8], None, ["a: its entry needs"]),
+    "wrong size": (
+        {"a": A | {"shape": [3]}},
+        DATA[:8],
+        None,
+        ["a: data_offsets 0..8 do not hold F32 [3]"],
+    ),
+    "negative size": (
+        {"a": A | {"data_offsets": [8, 0]}},
+        DATA[:8],
+        None,
+        ["a: data_offsets 8..0"],
+    ),
+    "negative offset": (
+        {"a": A | {"data_offsets": [-8, 0]}},
+        DATA[:8],
+        None,
+        ["a: its entry needs"],
+    ),
     "true as a number": ({"a": A | {"shape": [True, 2]}}, DATA[:8], None, ["a: its entry needs"]),
     "huge shape": ({"a": A | {"shape": [2**62, 2**62]}}, DATA[:8], None, ["do not hold"]),
     "unknown dtype": ({"a": A | {"dtype": "F7"}}, DATA[:8], None, ["a: unknown dtype 'F7'"]),
-    "no dtype": ({"a": {"shape": [2], "data_offsets": [0, 8]}}, DATA[:8], None, ["a: its entry needs"]),
+    "no dtype": (
+        {"a": {"shape": [2], "data_offsets": [0, 8]}},
+        DATA[:8],
+        None,
+        ["a: its entry needs"],
+    ),
     "not an object": ([A], DATA[:8], None, ["the header is a JSON list"]),
     "not JSON": (b"{", DATA, None, ["the header is not JSON"]),
-    "a number of 5000 digits": (b'{"a": ' + b"9" * 5000 + b"}", DATA, None, ["the header is not JSON"]),
+    "a number of 5000 digits": (
+        b'{"a": ' + b"9" * 5000 + b"}",
+        DATA,
+        None,
+        ["the header is not JSON"],
+    ),
     "not text": (b"\xff\xfe{}", DATA, None, ["the header is not JSON"]),
     "deeply nested": (b"[" * 10**5, DATA, None, ["model.safetensors"]),
     "a key twice": (

@@ -16,7 +16,9 @@ INDEX = "model.safetensors.index.json"
 def write_shards(directory, shards, weight_map=None):
     for shard, tensors in shards.items():
         save_file(tensors, directory / shard)
-    weight_map = weight_map or {name: shard for shard, tensors in shards.items() for name in tensors}
+    weight_map = weight_map or {
+        name: shard for shard, tensors in shards.items() for name in tensors
+    }
     (directory / INDEX).write_text(json.dumps({"weight_map": weight_map}))
 
 
@@ -28,7 +30,16 @@ def refusal(directory) -> str:
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool],
+    [
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 0), (5, 7)])
 def test_tensors_come_back_bit_for_bit(tmp_path, dtype, shape):
@@ -51,7 +62,10 @@ def test_several_threads_may_read_at_once(tmp_path):
     wanted = {f"t{i}": torch.randn(50, 50) for i in range(8)}
     save_file(wanted, tmp_path / "model.safetensors")
     reader, found = Reader(tmp_path), {}
-    threads = [threading.Thread(target=lambda name=name: found.update({name: reader.read(name)})) for name in wanted]
+    threads = [
+        threading.Thread(target=lambda name=name: found.update({name: reader.read(name)}))
+        for name in wanted
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -60,7 +74,10 @@ def test_several_threads_may_read_at_once(tmp_path):
 
 
 def test_shards_are_one_table(tmp_path):
-    write_shards(tmp_path, {"one.safetensors": {"a": torch.ones(1)}, "two.safetensors": {"b": torch.zeros(2)}})
+    write_shards(
+        tmp_path,
+        {"one.safetensors": {"a": torch.ones(1)}, "two.safetensors": {"b": torch.zeros(2)}},
+    )
     reader = Reader(tmp_path)
     assert {name: entry.file.name for name, entry in reader.entries.items()} == {
         "a": "one.safetensors",
@@ -70,8 +87,16 @@ def test_shards_are_one_table(tmp_path):
 
 
 def test_an_index_that_lies_is_one_error_with_every_lie(tmp_path):
-    shards = {"one.safetensors": {"a": torch.ones(1)}, "two.safetensors": {"b": torch.ones(1), "c": torch.ones(1)}}
-    lies = {"a": "two.safetensors", "b": "two.safetensors", "x": "one.safetensors", "y": "gone.safetensors"}
+    shards = {
+        "one.safetensors": {"a": torch.ones(1)},
+        "two.safetensors": {"b": torch.ones(1), "c": torch.ones(1)},
+    }
+    lies = {
+        "a": "two.safetensors",
+        "b": "two.safetensors",
+        "x": "one.safetensors",
+        "y": "gone.safetensors",
+    }
     write_shards(tmp_path, shards, lies)
     text = refusal(tmp_path)
     assert "gone.safetensors: named by model.safetensors.index.json, missing" in text
@@ -86,7 +111,9 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path, shard):
     assert "is not the name of a file in this directory" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}']
+)
 def test_an_index_that_is_none_is_refused(tmp_path, text):
     (tmp_path / INDEX).write_text(text)
     assert INDEX in refusal(tmp_path)
@@ -120,7 +147,9 @@ def test_an_fp8_tensor_is_refused_by_name_when_read(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_read_into_fills_its_place_and_nothing_else_and_casts(tmp_path, dtype):
     wanted = torch.randn(3, 5)
-    save_file({"odd": torch.ones(3, dtype=torch.uint8), "x": wanted}, tmp_path / "model.safetensors")
+    save_file(
+        {"odd": torch.ones(3, dtype=torch.uint8), "x": wanted}, tmp_path / "model.safetensors"
+    )
     out = torch.full((5, 5), -9.0, dtype=dtype)
     Reader(tmp_path).read_into("x", out[1:4])
     assert torch.equal(out[1:4], wanted.to(dtype))

@@ -17,7 +17,8 @@ def reader(tmp_path):
     torch.manual_seed(0)
     sizes = {"odd": 3, "short": 63, "full": 64, "long": 1000, "empty": 0}
     save_file(
-        {name: torch.randint(256, (n,)).to(torch.uint8) for name, n in sizes.items()}, tmp_path / "model.safetensors"
+        {name: torch.randint(256, (n,)).to(torch.uint8) for name, n in sizes.items()},
+        tmp_path / "model.safetensors",
     )
     return Reader(tmp_path)
 
@@ -30,7 +31,10 @@ def small_chunks(monkeypatch):
 
 def test_every_byte_arrives_in_its_place(reader):
     names = [name for name, entry in reader.entries.items() if entry.num_bytes]
-    found = {name: torch.full((reader.entries[name].shape[0] + 2,), 99, dtype=torch.uint8) for name in names}
+    found = {
+        name: torch.full((reader.entries[name].shape[0] + 2,), 99, dtype=torch.uint8)
+        for name in names
+    }
     freights = [reader.freight(name, found[name][1:-1]) for name in names]
     assert sum(staging.carry_all(freights, CPU)) == 3 + 63 + 64 + 1000
     for name in names:

@@ -16,8 +16,8 @@ import torch
 from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import write_json
 from specdec.bench.timing import Clock, Spread
-from specdec.requests.needs import Needs
 from specdec.requests.params import SamplingParams
+from specdec.requests.sampling_flags import SamplingFlags
 
 WARMUP = 8
 CASES: dict[str, dict[str, float]] = {
@@ -91,8 +91,8 @@ def time_case(
     engine.drain()
     for request in requests:
         engine.runner.grow(engine.scheduler.reserve(request))
-    needs, rows = (
-        Needs.of_all(r.params.needs for r in requests),
+    flags, rows = (
+        SamplingFlags.of_all(r.params.flags for r in requests),
         [r.row for r in engine.scheduler.running],
     )
     bounds = iter(
@@ -100,7 +100,7 @@ def time_case(
     )
     try:
         return Clock(pair.device).repeat(
-            lambda: engine.runner.run_round(rows, next(bounds), needs), given.num_rounds, WARMUP
+            lambda: engine.runner.run_round(rows, next(bounds), flags), given.num_rounds, WARMUP
         )
     finally:
         engine.abort_all()

@@ -58,21 +58,21 @@ class Draft:
         how = step.passes.draft_prefill
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
-            self.graphs.of(step.needs).prefill.run_fullgraph(how.descriptor)
+            self.graphs.of(step.flags).prefill.run_fullgraph(how.descriptor)
         else:
             self._extend(self.contexts.rows(step, how))
             # padding too: `decode` may be padded, and finds its first row where the proposal leaves it
-            self._propose_first(step.num_padded_reqs, step.needs.noise)
+            self._propose_first(step.num_padded_reqs, step.flags.noise)
 
     def decode(self, step: Step) -> None:
         """Propose tokens 2..K, one row per request each; the last one takes all K to the state."""
         how, K = step.passes.draft_decode, self.buffers.draft_tokens.shape[1]
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
-            self.graphs.of(step.needs).decode.run_fullgraph(how.descriptor)
+            self.graphs.of(step.flags).decode.run_fullgraph(how.descriptor)
         else:
             self._decode(
-                self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how), step.needs.noise
+                self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how), step.flags.noise
             )
 
     def captures(self) -> Captures:

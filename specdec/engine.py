@@ -17,11 +17,11 @@ import torch
 from graphs.counters import summary
 from specdec.kernels.choose_token import NO_TOKEN
 from specdec.requests.intake import Asked, Intake
-from specdec.requests.needs import Needs
 from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.row_start import RowStart
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
@@ -190,14 +190,16 @@ class Engine:
 
     def _run_chunk(self, chunk: Chunk) -> PendingResult:
         ended = zip(chunk.requests, chunk.parts, strict=True)
-        needs = Needs.of_all(request.params.needs for request, part in ended if part.ends_prompt)
-        return self.runner.run_chunk(chunk.parts, needs)
+        flags = SamplingFlags.of_all(
+            request.params.flags for request, part in ended if part.ends_prompt
+        )
+        return self.runner.run_chunk(chunk.parts, flags)
 
     def _run_round(self, work: Round) -> PendingResult:
         bound = max(request.num_tokens + request.most_pending for request in work.requests) - 1
-        needs = Needs.of_all(request.params.needs for request in work.requests)
+        flags = SamplingFlags.of_all(request.params.flags for request in work.requests)
         return self.runner.run_round(
-            [request.row for request in work.requests], bound, needs, work.query_len
+            [request.row for request in work.requests], bound, flags, work.query_len
         )
 
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:

@@ -14,8 +14,8 @@ from specdec.models.kv_cache import allocate_kv_cache
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import Captures, GraphFamilies
-from specdec.requests.needs import GREEDY, Needs
 from specdec.requests.row_start import RowStart
+from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
@@ -31,7 +31,7 @@ from weights.load import LoadedEagle, LoadedTarget
 class Runner:
     """backend: captures the graphs of `graph_config` when `capture` is called; None runs everything eagerly.
 
-    acceptance: the rule for requests that are not greedy. `needs`: see needs.py; the default is that all are greedy.
+    acceptance: the rule for requests that are not greedy. `flags`: see sampling_flags.py; the default is that all are greedy.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class Runner:
         """Give requests further blocks: (row, place in the block table, cache block) each."""
         self.state.grow(grown)
 
-    def run_chunk(self, parts: Sequence[PromptPart], needs: Needs = GREEDY) -> PendingResult:
-        """Launch a prefill chunk; `needs` of the requests whose prompt ends in it."""
+    def run_chunk(
+        self, parts: Sequence[PromptPart], flags: SamplingFlags = GREEDY
+    ) -> PendingResult:
+        """Launch a prefill chunk; `flags` of the requests whose prompt ends in it."""
         lengths = tuple(part.length for part in parts)
         num_ends = sum(part.ends_prompt for part in parts)
         step = Step(
@@ -88,8 +90,8 @@ class Runner:
             query_lens=lengths,
             query_len=None,
             max_seq_len=max(part.start + part.length for part in parts),
-            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_ends, needs),
-            needs=needs,
+            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_ends, flags),
+            flags=flags,
         )
         return self._run(step)
 
@@ -97,7 +99,7 @@ class Runner:
         self,
         rows: Sequence[int],
         max_num_computed: int,
-        needs: Needs = GREEDY,
+        flags: SamplingFlags = GREEDY,
         query_len: int | None = None,
     ) -> PendingResult:
         """Launch a round of these request rows; max_num_computed bounds their computed tokens.
@@ -110,9 +112,9 @@ class Runner:
             query_lens=(Q,) * len(rows),
             query_len=Q,
             max_seq_len=min(max_num_computed + Q, self.sizes.max_model_len),
-            passes=self.graphs.dispatch_round(len(rows), needs, Q),
-            needs=needs,
-            is_decided=needs.logits and self.acceptance != "exact",
+            passes=self.graphs.dispatch_round(len(rows), flags, Q),
+            flags=flags,
+            is_decided=flags.logits and self.acceptance != "exact",
         )
         return self._run(step)
 

@@ -14,7 +14,7 @@ the drafts of everything that runs (stepping/step_sizes.py). Both run the same a
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens
 
 Nothing reads the device from the host between `fill` and the end of the draft. The step says how
-each act runs: `step.passes` names the graphs (passes/families.py), `step.needs` what sampling takes.
+each act runs: `step.passes` names the graphs (passes/families.py), `step.flags` what sampling takes.
 """
 
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
-from specdec.requests.needs import GREEDY, Needs
+from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.sizes import EngineSizes
 from specdec.stepping.step_sizes import Passes
 
@@ -56,9 +56,9 @@ class DraftGraphs(DraftPair):
 
     sampled: DraftPair
 
-    def of(self, needs: Needs) -> DraftPair:
+    def of(self, flags: SamplingFlags) -> DraftPair:
         """The families whose full graphs a step runs."""
-        return self.sampled if needs.noise else self
+        return self.sampled if flags.noise else self
 
 
 class GraphFamilies:
@@ -83,7 +83,7 @@ class GraphFamilies:
         self.draft = self._draft() if has_draft else None
 
     def dispatch_chunk(
-        self, num_reqs: int, num_tokens: int, num_proposing: int, needs: Needs = GREEDY
+        self, num_reqs: int, num_tokens: int, num_proposing: int, flags: SamplingFlags = GREEDY
     ) -> Passes:
         """The graphs of a prompt chunk; the draft proposes for the requests whose prompt ends."""
         target = self.target.prefill.dispatch(num_reqs, num_tokens, None)
@@ -91,11 +91,11 @@ class GraphFamilies:
             return Passes(target=target)
         prefill, decode = self.draft.prefill.dispatch(num_reqs, num_tokens, None), None
         if num_proposing:
-            decode = self.draft.of(needs).decode.dispatch(num_reqs, num_reqs, 1)
+            decode = self.draft.of(flags).decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
     def dispatch_round(
-        self, num_reqs: int, needs: Needs = GREEDY, query_len: int | None = None
+        self, num_reqs: int, flags: SamplingFlags = GREEDY, query_len: int | None = None
     ) -> Passes:
         """The graphs of a round; query_len 1 is one in which no request drafts."""
         if query_len == 1 and self.target.plain is not None:
@@ -104,9 +104,9 @@ class GraphFamilies:
         target = self.target.decode.dispatch(num_reqs, num_tokens, self.query_len)
         if self.draft is None:
             return Passes(target=target)
-        draft = self.draft.of(needs)
+        draft = self.draft.of(flags)
         prefill = draft.prefill.dispatch(num_reqs, num_tokens, self.query_len)
-        if needs.noise and prefill.mode is CUDAGraphMode.NONE:
+        if flags.noise and prefill.mode is CUDAGraphMode.NONE:
             # the pieces of the greedy family end where a token is chosen
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
         decode = draft.decode.dispatch(num_reqs, num_reqs, 1)

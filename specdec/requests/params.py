@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import TypeGuard
 
 from specdec.arguments import check_bool, is_integer, refuse_unknown
-from specdec.requests.needs import Needs
+from specdec.requests.sampling_flags import SamplingFlags
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024  # of one request
@@ -90,10 +90,10 @@ class SamplingParams(_Fields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
-    def needs(self) -> Needs:
+    def flags(self) -> SamplingFlags:
         """What a step with this request has to compute."""
         has_limit = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
-        return Needs(
+        return SamplingFlags(
             noise=self.temperature > 0,
             floor=self.temperature > 0 and has_limit,
             bias=bool(self.logit_bias) or self.allowed_token_ids is not None,

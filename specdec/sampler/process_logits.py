@@ -9,26 +9,28 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.requests.needs import Needs
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.processors import Block, process
 from specdec.stepping.state import RequestState
 
 BLOCK = 2048
 
 
-def process_logits(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+def process_logits(
+    logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags
+) -> None:
     """Apply what the step needs to its logits, in place."""
     if use_triton(logits_TV):
-        launch_process_logits(logits_TV, block, state, needs)
+        launch_process_logits(logits_TV, block, state, flags)
     else:
-        process(logits_TV, block, state, needs)
+        process(logits_TV, block, state, flags)
 
 
 def launch_process_logits(
-    logits_TV: Tensor, block: Block, state: RequestState, needs: Needs
+    logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags
 ) -> None:
-    if needs.bias or needs.penalties:
-        _launch_weights(logits_TV, block, state, needs)
+    if flags.bias or flags.penalties:
+        _launch_weights(logits_TV, block, state, flags)
     rows = state.sampling
     _forbid_kernel[(len(logits_TV),)](
         logits_TV,
@@ -48,7 +50,7 @@ def launch_process_logits(
         rows.history.shape[1],
         Q=block.token_BQ.shape[1],
         STOP_IDS=state.stop_ids.shape[1],
-        HAS_WORDS=needs.bad_words,
+        HAS_WORDS=flags.bad_words,
         WORDS=rows.bad_words.shape[1],
         LENGTH=rows.bad_words.shape[2],
         num_warps=1,
@@ -56,7 +58,9 @@ def launch_process_logits(
     )
 
 
-def _launch_weights(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+def _launch_weights(
+    logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags
+) -> None:
     rows, (T, V) = state.sampling, logits_TV.shape
     _weights_kernel[(-(-V // BLOCK), T)](
         logits_TV,
@@ -72,8 +76,8 @@ def _launch_weights(logits_TV: Tensor, block: Block, state: RequestState, needs:
         len(rows.floats) - 1,
         V,
         Q=block.token_BQ.shape[1],
-        HAS_BIAS=needs.bias,
-        HAS_PENALTIES=needs.penalties,
+        HAS_BIAS=flags.bias,
+        HAS_PENALTIES=flags.penalties,
         BLOCK=BLOCK,
         num_warps=4,
         enable_fp_fusion=False,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.requests.needs import Needs
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sizes import MAX_BAD_WORD_LENGTH
 from specdec.stepping.state import RequestState
 
@@ -43,15 +43,15 @@ class Block:
         return self.position_BQ.flatten()
 
 
-def process(logits_TV: Tensor, block: Block, state: RequestState, needs: Needs) -> None:
+def process(logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags) -> None:
     """Apply what the step needs to its logits."""
     rows = state.sampling
-    if needs.bias:
+    if flags.bias:
         logits_TV += rows.bias[block.row_T]
-    if needs.bad_words:
+    if flags.bad_words:
         mask_bad_words(logits_TV, block, state)
     mask_stops(logits_TV, block, state)
-    if needs.penalties:
+    if flags.penalties:
         penalize(logits_TV, block, state)
 
 

@@ -18,7 +18,7 @@ from specdec.kernels.choose_token import Places, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.support_floor.floor import Limits, support_floor
 from specdec.models.llama import LlamaModel
-from specdec.requests.needs import Needs
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.accept import RULES, Decision, Drafted
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.process_logits import process_logits
@@ -63,12 +63,12 @@ class Sampler:
 
     def record(self, step: Step) -> RecordedLogprobs:
         """After the commit: count what was generated; logprobs of the rows of sampled_tokens and of prompts."""
-        if step.needs.penalties:
+        if step.flags.penalties:
             self._count(step)
         raw_TV, self._raw_TV = self._raw_TV, None
         sampled = None
         if raw_TV is not None:
-            sampled = logprobs_of(raw_TV, self._tokens(step).flatten(), step.needs.logprobs)
+            sampled = logprobs_of(raw_TV, self._tokens(step).flatten(), step.flags.logprobs)
         asked = any(part.num_logprobs is not None for part in step.parts)
         return RecordedLogprobs(sampled, self._prompt_logprobs(step.parts) if asked else ())
 
@@ -76,7 +76,7 @@ class Sampler:
         buffers, B = self.buffers, step.num_reqs
         last_B, row_B = buffers.last_token_indices[:B], buffers.sample_mapping[:B]
         hidden_BD, out_B = buffers.hidden_states[last_B], buffers.sampled_tokens[:B, 0]
-        if not step.needs.logits:
+        if not step.flags.logits:
             self._choose_best(hidden_BD, buffers.positions[last_B], row_B, out_B)
             return
         block = Block(
@@ -85,15 +85,15 @@ class Sampler:
             position_BQ=buffers.positions[last_B][:, None],
             num_valid_B=(row_B >= 0).long(),
         )
-        logits_BV = self._logits(hidden_BD, block, step.needs)
+        logits_BV = self._logits(hidden_BD, block, step.flags)
         limits, places = self._parameters(block, TARGET if self.rule == "exact" else BONUS)
-        choose_token(logits_BV, _floor(logits_BV, limits, step.needs), places, out_B)
+        choose_token(logits_BV, _floor(logits_BV, limits, step.flags), places, out_B)
 
     def _choose_round(self, step: Step) -> None:
         buffers, B, Q = self.buffers, step.num_reqs, _rows_per_slot(step)
         T = B * Q
         row_B, hidden_TD = buffers.idx_mapping[:B], buffers.hidden_states[:T]
-        if not step.needs.logits:
+        if not step.flags.logits:
             self._choose_best(hidden_TD, buffers.positions[:T], row_B, buffers.target_tokens[:T])
             return
         block = Block(
@@ -102,9 +102,9 @@ class Sampler:
             position_BQ=buffers.positions[:T].view(B, Q),
             num_valid_B=buffers.num_valid[:B],
         )
-        logits_TV = self._logits(hidden_TD, block, step.needs)
+        logits_TV = self._logits(hidden_TD, block, step.flags)
         limits, places = self._parameters(block, TARGET)
-        floor_T = _floor(logits_TV, limits, step.needs)
+        floor_T = _floor(logits_TV, limits, step.flags)
         if self.rule == "exact":
             choose_token(logits_TV, floor_T, places, buffers.target_tokens[:T])
         else:
@@ -153,10 +153,10 @@ class Sampler:
             row += part.length
         return found
 
-    def _logits(self, hidden_TD: Tensor, block: Block, needs: Needs) -> Tensor:
+    def _logits(self, hidden_TD: Tensor, block: Block, flags: SamplingFlags) -> Tensor:
         logits_TV = self.model.logits(hidden_TD)
-        self._raw_TV = logits_TV.clone() if needs.logprobs >= 0 else None
-        process_logits(logits_TV, block, self.state, needs)
+        self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
+        process_logits(logits_TV, block, self.state, flags)
         return logits_TV
 
     def _parameters(self, block: Block, stream: int) -> tuple[Limits, Places]:
@@ -228,10 +228,10 @@ class Sampler:
         return torch.where(decision.is_bonus_B, bonus_B, token_B)
 
 
-def _floor(logits_TV: Tensor, limits: Limits, needs: Needs) -> Tensor:
+def _floor(logits_TV: Tensor, limits: Limits, flags: SamplingFlags) -> Tensor:
     return (
         support_floor(logits_TV, limits)
-        if needs.floor
+        if flags.floor
         else torch.full_like(logits_TV[:, 0], -torch.inf)
     )
 

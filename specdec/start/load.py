@@ -181,8 +181,8 @@ def _runner(
     if config.num_kv_blocks is None and device.type == "cuda":
         tensors = [tensor for model in models for tensor in model.tensors.values()]
         with _phase("memory plan"):
-            needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
-        plan = plan_memory(needs, config.utilization, most)
+            flags = measure_needs(build, most, tensors, block, target.config.vocab_size)
+        plan = plan_memory(flags, config.utilization, most)
         logger.info("memory:\n%s", plan.table())
         runner = _captured(build, replace(most, num_kv_blocks=plan.num_kv_blocks))
         plan.report_pools(runner.graphs.counters())

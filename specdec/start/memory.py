@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graphs.counters import GraphCounters
-from specdec.requests.needs import EVERYTHING, GREEDY
+from specdec.requests.sampling_flags import EVERYTHING, GREEDY
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE, EngineSizes

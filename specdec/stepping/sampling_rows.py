@@ -1,6 +1,6 @@
 """How tokens are chosen for each request, one row per request on the device, beside state.py's rows.
 
-`needs` of the requests decide which tensors are read at all (needs.py). Letters: R rows, V vocabulary, P bad words of
+`flags` of the requests decide which tensors are read at all (sampling_flags.py). Letters: R rows, V vocabulary, P bad words of
 at most L tokens, N positions.
 """
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphs.dispatch import Dispatch
-from specdec.requests.needs import GREEDY, Needs
+from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.scheduling.work import PromptPart
 
 
@@ -42,7 +42,7 @@ class Step:
     query_len: int | None  # rows of every batch slot of a round, None in a chunk
     max_seq_len: int  # a bound on positions + 1 over all rows
     passes: Passes
-    needs: Needs = GREEDY  # of all its requests together
+    flags: SamplingFlags = GREEDY  # of all its requests together
     is_decided: bool = False  # p/q says how many drafts hold
 
     @property

@@ -12,8 +12,8 @@ import torch
 
 from specdec import draft
 from specdec.kernels.gumbel import uniform_ref
-from specdec.requests.needs import Needs
 from specdec.requests.row_start import RowStart, SamplingStart
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.runner import Runner
 from specdec.sampler import sampler as choice
 from specdec.sampler.sampler import scaled_in_support
@@ -26,7 +26,7 @@ from tests.weights.tiny import eagle3_config, tiny_target
 K, V, ROWS, LENGTH = 2, 8, 256, 3
 PROMPT = [5, 2]
 TEMPERATURE, LIMITS = 1.4, (6, 0.9)  # top_k, top_p
-NEEDS = Needs(noise=True, floor=True)
+NEEDS = SamplingFlags(noise=True, floor=True)
 
 
 @pytest.fixture(scope="module")

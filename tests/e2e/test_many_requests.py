@@ -134,9 +134,9 @@ def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(
     llm, slack = make(async_scheduling=is_async), []
     runner, real = llm.engine.runner, llm.engine.runner.run_round
 
-    def run_round(rows, bound, needs, query_len):
+    def run_round(rows, bound, flags, query_len):
         slack.append(bound - int(runner.state.num_computed_tokens[rows].max()) - query_len)
-        return real(rows, bound, needs, query_len)
+        return real(rows, bound, flags, query_len)
 
     monkeypatch.setattr(runner, "run_round", run_round)
     run(llm, prompts[:2], [greedy(NUM_TOKENS), greedy(5)])
@@ -252,7 +252,7 @@ def test_requests_that_do_not_speculate_run_rounds_of_one_row(make, greedy, prom
     monkeypatch.setattr(
         llm.engine.runner,
         "run_round",
-        lambda rows, bound, needs, Q: lengths.append(Q) or real(rows, bound, needs, Q),
+        lambda rows, bound, flags, Q: lengths.append(Q) or real(rows, bound, flags, Q),
     )
     params = [greedy(6, speculate=False), greedy(NUM_TOKENS, speculate=False)]
     plain, drafted = run(llm, prompts[:2], params), set(lengths)

@@ -14,8 +14,8 @@ from specdec.kernels.best_token import (
 )
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
-from specdec.requests.needs import Needs
 from specdec.requests.row_start import RowStart
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.accept_commit import accept_and_commit_ref, launch_accept_and_commit
@@ -190,7 +190,7 @@ def decide(rule, hidden, drafts, scores, temperature):
     buffers.hidden_states, buffers.input_ids[:9] = hidden, drafts
     buffers.positions[:9] = torch.arange(5, 8).repeat(3)
     state.draft_scores.copy_(scores)
-    step = SimpleNamespace(num_reqs=3, query_len=3, is_chunk=False, needs=Needs(noise=True))
+    step = SimpleNamespace(num_reqs=3, query_len=3, is_chunk=False, flags=SamplingFlags(noise=True))
     Sampler(Head(), buffers, state, rule, None).choose(step)
     accept_and_commit_ref(buffers, state, 3, rule != "exact", K + 1)
     counts = buffers.num_accepted[:3].tolist()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.requests.needs import Needs
 from specdec.requests.row_start import RowStart, SamplingStart
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.processors import Block, count_sampled, process
 from specdec.stepping.state import RequestState
 
@@ -86,7 +86,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
         )
         logits = torch.from_numpy(rng.normal(0, 3, (len(order) * Q, V)).astype(np.float32))
         ours = logits.clone()
-        process(ours, block, state, Needs(bias=True, bad_words=True, penalties=True))
+        process(ours, block, state, SamplingFlags(bias=True, bad_words=True, penalties=True))
         for b, r in enumerate(order):
             for i in range(int(valid[r]) if r >= 0 else 0):
                 history = outputs[r] + drafts[r, :i].tolist()
@@ -115,7 +115,7 @@ def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing
     )
     logits = torch.randn(2 * Q, V)
     ours = logits.clone()
-    process(ours, block, state, Needs(bias=True, bad_words=True, penalties=True))
+    process(ours, block, state, SamplingFlags(bias=True, bad_words=True, penalties=True))
     assert torch.equal(ours[:Q], logits[:Q])
     assert not torch.equal(ours[Q:], logits[Q:])
 
@@ -130,7 +130,7 @@ def test_a_minimum_without_ids_that_end_the_text_forbids_nothing(scene):
         num_valid_B=torch.tensor([1]),
     )
     logits = torch.zeros(1, V)
-    process(logits, block, state, Needs())
+    process(logits, block, state, SamplingFlags())
     assert not logits.any()
 
 

@@ -9,8 +9,8 @@ import torch
 from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_of_all_ref
-from specdec.requests.needs import Needs
 from specdec.requests.row_start import RowStart, SamplingStart
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
 from specdec.sampler.process_logits import launch_process_logits
 from specdec.sampler.processors import Block, process
@@ -80,16 +80,16 @@ def make_block(device, state, Q):
 
 @pytest.mark.parametrize("Q", [1, 4])
 @pytest.mark.parametrize(
-    "needs",
+    "flags",
     [
-        Needs(noise=True),
-        Needs(bias=True),
-        Needs(penalties=True),
-        Needs(bad_words=True),
-        Needs(bias=True, bad_words=True, penalties=True),
+        SamplingFlags(noise=True),
+        SamplingFlags(bias=True),
+        SamplingFlags(penalties=True),
+        SamplingFlags(bad_words=True),
+        SamplingFlags(bias=True, bad_words=True, penalties=True),
     ],
 )
-def test_process_logits(device, Q, needs):
+def test_process_logits(device, Q, flags):
     ours = make_state(device)
     theirs = copy.deepcopy(ours)
     for past in range(3):
@@ -97,8 +97,8 @@ def test_process_logits(device, Q, needs):
         logits = torch.randn(5 * Q, V + 13, device=device)[:, :V]
         logits[Q, [0, 4, 7]] = torch.nan  # ids that are forbidden, and one that is not
         expected = logits.clone()
-        launch_process_logits(logits, block, ours, needs)
-        process(expected, block, theirs, needs)
+        launch_process_logits(logits, block, ours, flags)
+        process(expected, block, theirs, flags)
         assert torch.equal(logits.nan_to_num(9e9), expected.nan_to_num(9e9))
         assert torch.equal(ours.sampling.history[:-1], theirs.sampling.history[:-1])
         assert (logits == -torch.inf).any() or past
@@ -120,7 +120,7 @@ def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, a
             position_BQ=torch.arange(position, position + Q, device=device)[None],
             num_valid_B=torch.full((1,), Q, device=device),
         )
-        apply(logits, block, state, Needs(bad_words=True))
+        apply(logits, block, state, SamplingFlags(bad_words=True))
         return [row.isinf().nonzero()[:, 0].tolist() for row in logits]
 
     assert forbidden([1], 2) == [[]]  # the last token of the prompt, from which a chunk draws
@@ -141,8 +141,8 @@ def test_one_penalty_is_enough(device, alone):
     block = make_block(device, state, 4)
     logits = torch.randn(20, V, device=device)
     ours, theirs = logits.clone(), logits.clone()
-    launch_process_logits(ours, block, state, Needs(penalties=True))
-    process(theirs, block, state, Needs(penalties=True))
+    launch_process_logits(ours, block, state, SamplingFlags(penalties=True))
+    process(theirs, block, state, SamplingFlags(penalties=True))
     assert torch.equal(ours, theirs)
     assert torch.equal(ours, logits) == (not alone)
 

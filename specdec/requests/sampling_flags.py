@@ -9,7 +9,7 @@ from functools import reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class SamplingFlags:
     noise: bool = False  # a temperature above 0
     floor: bool = False  # top_p, top_k or min_p
     bias: bool = False  # logit_bias or allowed_token_ids
@@ -17,8 +17,8 @@ class Needs:
     penalties: bool = False
     logprobs: int = -1  # alternatives beside the token, -1 = no logprobs
 
-    def __or__(self, other: "Needs") -> "Needs":
-        return Needs(
+    def __or__(self, other: "SamplingFlags") -> "SamplingFlags":
+        return SamplingFlags(
             noise=self.noise or other.noise,
             floor=self.floor or other.floor,
             bias=self.bias or other.bias,
@@ -33,10 +33,12 @@ class Needs:
         return self != GREEDY
 
     @staticmethod
-    def of_all(parts: "Iterable[Needs]") -> "Needs":
+    def of_all(parts: "Iterable[SamplingFlags]") -> "SamplingFlags":
         """What any of them needs."""
-        return reduce(Needs.__or__, parts, GREEDY)
+        return reduce(SamplingFlags.__or__, parts, GREEDY)
 
 
-GREEDY = Needs()
-EVERYTHING = Needs(noise=True, floor=True, bias=True, bad_words=True, penalties=True, logprobs=1)
+GREEDY = SamplingFlags()
+EVERYTHING = SamplingFlags(
+    noise=True, floor=True, bias=True, bad_words=True, penalties=True, logprobs=1
+)

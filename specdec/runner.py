@@ -29,9 +29,10 @@ from weights.load import LoadedEagle, LoadedTarget
 
 
 class Runner:
-    """backend: captures the graphs of `graph_config` when `capture` is called; None runs everything eagerly.
+    """The device side of an engine: `run_chunk` and `run_round` launch a step and do not wait.
 
-    acceptance: the rule for requests that are not greedy. `flags`: see sampling_flags.py; the default is that all are greedy.
+    backend: captures the graphs of `graph_config` when `capture` is called; None: all is eager.
+    acceptance: the rule for requests that are not greedy.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Runner:
         backend: GraphBackend | None = None,
         acceptance: str = "exact",
     ) -> None:
-        self.sizes, self.device, self.acceptance = sizes, device, acceptance
+        self.sizes = sizes
+        self.device = device
+        self.acceptance = acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self._dtype = target.tensors["embed_tokens.weight"].dtype
         self.state = self._new_state(target, eagle)
@@ -82,7 +85,7 @@ class Runner:
     def run_chunk(
         self, parts: Sequence[PromptPart], flags: SamplingFlags = GREEDY
     ) -> PendingResult:
-        """Launch a prefill chunk; `flags` of the requests whose prompt ends in it."""
+        """Launch a chunk of prompts; flags: of the requests whose prompt ends in it."""
         lengths = tuple(part.length for part in parts)
         num_ends = sum(part.ends_prompt for part in parts)
         step = Step(
@@ -102,9 +105,10 @@ class Runner:
         flags: SamplingFlags = GREEDY,
         query_len: int | None = None,
     ) -> PendingResult:
-        """Launch a round of these request rows; max_num_computed bounds their computed tokens.
+        """Launch a round of the requests in these state rows.
 
-        query_len: 1 for a round in which nobody drafts, None for K + 1.
+        max_num_computed: a bound on their computed tokens. query_len: 1 for a round in which no
+        request drafts, None for K + 1.
         """
         Q = query_len or self.sizes.query_len
         step = Step(
@@ -124,12 +128,12 @@ class Runner:
         return self.results.latest
 
     def take_device(self) -> None:
-        """Make this engine's GPU the current one of the calling thread, to which kernels are launched."""
+        """Make this engine's GPU the one to which the calling thread launches kernels."""
         if self.device.type == "cuda" and self.device.index is not None:
             torch.cuda.set_device(self.device)
 
     def read(self, num_reqs: int) -> RoundResult:
-        """The latest step's result on the host; waits for the target, not for the draft behind it."""
+        """The latest step's result on the host; waits for the target, not for the draft."""
         result = self.results.latest.read()
         assert len(result.num_accepted) == num_reqs, (len(result.num_accepted), num_reqs)
         return result
@@ -139,12 +143,12 @@ class Runner:
         return [tokens[0] for tokens in self.read(num_reqs).sampled_tokens]
 
     def capture(self) -> None:
-        """Capture the graphs of every family; until then, and without a backend, everything runs eagerly."""
+        """Capture the graphs of every family; until then, and without a backend, all is eager."""
         with torch.inference_mode():
             self.graphs.capture(self._captures())
 
     def measure(self) -> dict[str, int]:
-        """Bytes that the graphs of each family will take, from their largest ones, which are not kept."""
+        """Bytes that the graphs of each family will take, by their largest ones; none is kept."""
         with torch.inference_mode():
             return self.graphs.measure(self._captures())
 
@@ -153,7 +157,11 @@ class Runner:
         self.graphs.clear_all_graphs()
 
     def _new_state(self, target: LoadedTarget, eagle: LoadedEagle | None) -> RequestState:
-        sizes, has_scores = self.sizes, self.acceptance != "exact"
+        sizes = self.sizes
+        # the scores of drafts are kept for p/q acceptance only
+        draft_vocab_size = (
+            eagle.config.draft_vocab_size if eagle is not None and self.acceptance != "exact" else 0
+        )
         return RequestState(
             sizes.max_num_seqs,
             sizes.num_speculative_tokens,
@@ -161,9 +169,7 @@ class Runner:
             scratch_block=sizes.num_kv_blocks,
             device=self.device,
             vocab_size=target.config.vocab_size,
-            draft_vocab_size=eagle.config.draft_vocab_size
-            if eagle is not None and has_scores
-            else 0,
+            draft_vocab_size=draft_vocab_size,
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle) -> Tensor:
@@ -197,7 +203,7 @@ class Runner:
 def _workspace(
     target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes, device: torch.device
 ) -> Tensor | None:
-    """Where attention keeps its partial results, outside of all graph pools: passes run one after another."""
+    """Where attention keeps partial results, outside all graph pools: no two passes overlap."""
     if device.type != "cuda":
         return None
     num_rows = sizes.max_num_seqs * sizes.query_len

@@ -1,4 +1,4 @@
-"""The sizes of an engine, resolved once, and the limits that its host side and its device side share."""
+"""The sizes of an engine, resolved once, and the limits that host and device share."""
 
 from dataclasses import dataclass
 

@@ -14,7 +14,8 @@ the drafts of everything that runs (stepping/step_sizes.py). Both run the same a
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens
 
 Nothing reads the device from the host between `fill` and the end of the draft. The step says how
-each act runs: `step.passes` names the graphs (passes/families.py), `step.flags` what sampling takes.
+each act runs: `step.passes` names the graphs (passes/families.py), `step.flags` what its requests
+ask of the sampler.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ PHASES = ("fill", "forward", "choose", "commit", "record", "send", "prefill_draf
 
 @dataclass(kw_only=True)
 class Acts:
-    """One engine's models, buffers and state, and what a step does with them. draft: None for plain decoding."""
+    """One engine's models, buffers and state, and what a step does with them.
+
+    draft: None for plain decoding.
+    """
 
     target: Target
     sampler: Sampler
@@ -64,7 +68,7 @@ class Acts:
             self.decode_draft(step)
 
     def fill(self, step: Step) -> None:
-        """Lay out the rows: prompt tokens, or of each request its last sampled token and its drafts."""
+        """Lay out the rows: prompt tokens, or each request's last sampled token and its drafts."""
         buffers, B, T = self.buffers, step.num_padded_reqs, step.num_padded_tokens
         if step.is_chunk:
             fill_chunk(buffers, step.parts, B, T)
@@ -80,7 +84,7 @@ class Acts:
         self.target.forward(step)
 
     def choose(self, step: Step) -> None:
-        """The target's own token after each row of a round, or after the last row of each part of a chunk."""
+        """The target's token after each row of a round, or the last row of each part of a chunk."""
         self.sampler.choose(step)
 
     def commit(self, step: Step) -> None:

@@ -15,7 +15,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.assemble import assemble
-from specdec.start.load import device_of, dtype_of
+from specdec.start.device import device_of, dtype_of
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target

@@ -1,7 +1,8 @@
 """The forward context of each kind of pass over one model's cache.
 
-A pass that runs eagerly or in pieces knows the real requests of its step and the longest of them. A full graph is
-captured for every step of its shape, so it knows only what holds for all: the largest context and its own query tiles.
+A pass that runs eagerly or in pieces knows the requests of its step and the longest of them. A full
+graph serves every step of its shape, so it knows only what holds for all of them: the largest
+context, and its own query tiles.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from torch import Tensor
 from graphs.context import ForwardContext
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from specdec.kernels.paged_attention import TilePlan
 from specdec.models.attention import AttentionMetadata
 from specdec.passes.tile_plans import TilePlans
 from specdec.stepping.buffers import StepBuffers
@@ -29,12 +31,10 @@ class PassContexts:
         max_model_len: int,
         workspace: Tensor | None = None,
     ) -> None:
-        self.kv_cache, self.buffers, self.state, self.max_model_len = (
-            kv_cache,
-            buffers,
-            state,
-            max_model_len,
-        )
+        self.kv_cache = kv_cache
+        self.buffers = buffers
+        self.state = state
+        self.max_model_len = max_model_len
         self.workspace = workspace
         # the kernels need no tiles
         sizes = None if kv_cache.is_cuda else buffers.sizes
@@ -58,10 +58,8 @@ class PassContexts:
         assert desc.query_len is not None, desc
         B, Q, T = desc.num_reqs, desc.query_len, desc.num_tokens
         self.buffers.fill_padding([Q] * B)
-        metadata = AttentionMetadata(
-            kv_cache=self.kv_cache,
-            workspace=self.workspace,
-            block_table=self.state.block_table,
+        return self._context(
+            _how(CUDAGraphMode.FULL, desc, warmup),
             idx_mapping=self.buffers.idx_mapping[:B],
             positions=self.buffers.positions[:T],
             slot_mapping=self.buffers.slot_mapping[:T],
@@ -69,15 +67,12 @@ class PassContexts:
             max_seq_len=self.max_model_len,
             tiles=None if self._plans is None else self._plans.uniform(B, Q),
         )
-        return _context(metadata, _how(CUDAGraphMode.FULL, desc, warmup))
 
     def draft_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
         """One row of the draft's own per request."""
         B = num_reqs
-        metadata = AttentionMetadata(
-            kv_cache=self.kv_cache,
-            workspace=self.workspace,
-            block_table=self.state.block_table,
+        return self._context(
+            how,
             idx_mapping=self.buffers.sample_mapping[:B],
             positions=self.buffers.draft_positions[:B],
             slot_mapping=self.buffers.draft_slots[:B],
@@ -85,7 +80,6 @@ class PassContexts:
             max_seq_len=min(max_seq_len, self.max_model_len),
             tiles=None if self._plans is None else self._plans.uniform(B, 1),
         )
-        return _context(metadata, how)
 
     def dummy_draft_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """One row of the draft's own per request, for a full graph."""
@@ -96,10 +90,8 @@ class PassContexts:
 
     def _rows(self, query_lens: Sequence[int], max_seq_len: int, how: Dispatch) -> ForwardContext:
         B, T = len(query_lens), how.descriptor.num_tokens
-        metadata = AttentionMetadata(
-            kv_cache=self.kv_cache,
-            workspace=self.workspace,
-            block_table=self.state.block_table,
+        return self._context(
+            how,
             idx_mapping=self.buffers.idx_mapping[:B],
             positions=self.buffers.positions[:T],
             slot_mapping=self.buffers.slot_mapping[:T],
@@ -108,19 +100,40 @@ class PassContexts:
             max_seq_len=max_seq_len,
             tiles=None if self._plans is None else self._plans.ragged(query_lens, T),
         )
-        return _context(metadata, how)
+
+    def _context(
+        self,
+        how: Dispatch,
+        *,
+        idx_mapping: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        tiles: TilePlan | None,
+        query_start_loc: Tensor | None = None,
+    ) -> ForwardContext:
+        metadata = AttentionMetadata(
+            kv_cache=self.kv_cache,
+            workspace=self.workspace,
+            block_table=self.state.block_table,
+            idx_mapping=idx_mapping,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            query_start_loc=query_start_loc,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            tiles=tiles,
+        )
+        return ForwardContext(
+            attn_metadata=metadata,
+            slot_mapping=slot_mapping,
+            num_tokens=len(positions),
+            runtime_mode=how.mode,
+            batch_descriptor=how.descriptor,
+        )
 
 
 def _how(mode: CUDAGraphMode, desc: BatchDescriptor, warmup: bool) -> Dispatch:
     """A warm-up runs eagerly, on the sizes of the capture."""
     return Dispatch(CUDAGraphMode.NONE if warmup else mode, desc)
-
-
-def _context(metadata: AttentionMetadata, how: Dispatch) -> ForwardContext:
-    return ForwardContext(
-        attn_metadata=metadata,
-        slot_mapping=metadata.slot_mapping,
-        num_tokens=len(metadata.positions),
-        runtime_mode=how.mode,
-        batch_descriptor=how.descriptor,
-    )

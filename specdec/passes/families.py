@@ -1,4 +1,4 @@
-"""The graph families of an engine: one CudaGraphManager per kind of forward, with its own pool and sizes.
+"""The graph families of an engine: one CudaGraphManager per kind of forward, with its own pool.
 
     target.prefill  PIECEWISE  prompt chunks
     target.decode   FULL       rounds: K + 1 rows per request
@@ -113,7 +113,7 @@ class GraphFamilies:
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
     def capture(self, captures: Captures) -> None:
-        """Capture every size of every family; from then on nothing is captured until the next call."""
+        """Capture every size of every family; then nothing more until the next call."""
         if self._needs_capture():
             with self._capturing_allowed():
                 for manager, make_forward in captures:

@@ -1,7 +1,7 @@
-"""Query tiles of the attention twin for each pass: kept for uniform batches, laid out anew for the others.
+"""Query tiles of the attention twin: kept for uniform batches, laid out anew for ragged ones.
 
-A full graph reads the plan of its own shape for ever. The plan of a ragged batch lies in static memory, since a graph
-in pieces may be told to check addresses.
+A full graph reads the plan of its own shape each time. The plan of a ragged batch lies in static
+memory, since a graph in pieces may be told to check addresses.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From a runner that is ready to an engine that takes requests: the one place that joins the two."""
+"""From a runner that is ready to an engine that takes requests: the one place that joins both."""
 
 from specdec.engine import Engine
 from specdec.requests.intake import Intake
@@ -16,7 +16,7 @@ def assemble(
     use_prefix_cache: bool = False,
     is_async: bool | None = None,
 ) -> Engine:
-    """seed: of the seeds that are drawn, None by chance. is_async: run a step ahead; None: on a GPU."""
+    """seed: of the seeds that are drawn, None by chance. is_async: run ahead; None: on a GPU."""
     intake = Intake(
         tokenizer, runner.sizes, target.vocab_size, target.eos_token_ids, seed, runner.acceptance
     )

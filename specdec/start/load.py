@@ -1,6 +1,6 @@
-"""From what a user chose to a runner that is ready: weights read, memory planned, graphs captured.
+"""From what a caller chose to an engine that is ready: weights, a memory plan, graphs.
 
-Each phase says at the log level "info" how long it took.
+Each phase logs how long it took, at level "info".
 """
 
 import logging
@@ -15,22 +15,17 @@ import torch
 
 from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
-from specdec.config import MAX_MODEL_LEN, EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.models.kv_cache import bytes_per_block
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
-from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.sizes import EngineSizes
 from specdec.start.assemble import assemble
+from specdec.start.device import device_memory, device_of, dtype_of
 from specdec.start.locate import locate
-from specdec.start.memory import (
-    GIB,
-    blocks_in_host_memory,
-    check_length,
-    device_memory,
-    measure_needs,
-    plan_memory,
-)
+from specdec.start.memory import measure_needs, plan_memory
+from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
 from weights.errors import Problems
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
@@ -39,7 +34,7 @@ from weights.target import resolve_target
 
 logger = logging.getLogger("specdec")
 
-MOST_PREFIXES = 4  # times what all rows together can hold: the cache is never larger than that
+Build = Callable[[EngineSizes], Runner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +48,33 @@ class Loaded:
 
 
 def load(model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig) -> Loaded:
-    """ValueError for what does not fit together or on the device; weights.CheckpointError for files."""
+    """Load everything and build the engine.
+
+    ValueError for what does not fit together or on the device; weights.CheckpointError for files.
+    """
     device = device_of(config.device)
-    has_draft = speculation is not None and speculation.num_speculative_tokens > 0
-    backend, dtype = _backend(config, device, has_draft), dtype_of(config.dtype, device)
+    backend = _backend(config, device, _num_drafts(speculation) > 0)
     directory = locate(model, "target")
     draft_directory = None if speculation is None else locate(speculation.model, "draft")
-    resolve_target(
-        Reader(directory), Log(), Problems(directory)
-    )  # what is no target says so, and has no tokenizer
+    # first: a directory that is no target says so here, not by the tokenizer that it lacks
+    resolve_target(Reader(directory), Log(), Problems(directory))
     with _phase("tokenizer"):
-        tokenizer = Tokenizer(directory)  # before the weights, which take longer
+        tokenizer = Tokenizer(directory)
     with _phase("target weights"):
         target = load_target(
-            directory, dtype=dtype, device=device, progress=config.use_tqdm_on_load
+            directory,
+            dtype=dtype_of(config.dtype, device),
+            device=device,
+            progress=config.use_tqdm_on_load,
         )
     logger.info("%s", target.report)
     eagle = None
     if speculation is not None and draft_directory is not None:
         with _phase("draft weights"):
-            eagle = _load_draft(
-                draft_directory, speculation, target, device, config.use_tqdm_on_load
-            )
+            eagle = _load_draft(draft_directory, speculation, target, config.use_tqdm_on_load)
         logger.info("%s", eagle.report)
-    runner = _runner(config, speculation, target, eagle, device, backend)
     engine = assemble(
-        runner,
+        _runner(config, speculation, target, eagle, backend),
         target.config,
         tokenizer,
         seed=config.seed,
@@ -95,37 +91,15 @@ def _phase(name: str) -> Iterator[None]:
     logger.info("start: %-15s %6.2f s", name, time.monotonic() - start)
 
 
-def device_of(name: object) -> torch.device:
-    """ "auto" is a GPU if there is one. ValueError for what cannot be used here."""
-    assert isinstance(name, str | torch.device), type(name)
-    if isinstance(name, str) and name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: torch sees no CUDA device here; give cpu or auto")
-    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
-        raise ValueError(f"device={name!r}: give auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"device={name!r}: torch sees {torch.cuda.device_count()} CUDA devices here"
-        )
-    return device
-
-
-def dtype_of(name: str, device: torch.device) -> torch.dtype | None:
-    """None: as stored. On the CPU "auto" is float32."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else None
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype), name
-    return dtype
+def _num_drafts(speculation: SpeculativeConfig | None) -> int:
+    return 0 if speculation is None else speculation.num_speculative_tokens
 
 
 def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> GraphBackend | None:
-    """None: everything runs eagerly, as it always does on the CPU. ValueError for options that would do nothing."""
+    """What captures; None: everything runs eagerly, as it always does on the CPU.
+
+    ValueError for options that would do nothing.
+    """
     if device.type != "cuda":
         config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
         config.refuse_gpu_memory(device)
@@ -137,15 +111,10 @@ def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> Gra
 
 
 def _load_draft(
-    directory: Path,
-    speculation: SpeculativeConfig,
-    target: LoadedTarget,
-    device: torch.device,
-    progress: bool,
+    directory: Path, speculation: SpeculativeConfig, target: LoadedTarget, progress: bool
 ) -> LoadedEagle:
-    eagle = load_eagle(
-        directory, target, device=device, aux_layers=speculation.aux_layers, progress=progress
-    )
+    device, aux_layers = _device(target), speculation.aux_layers
+    eagle = load_eagle(directory, target, device=device, aux_layers=aux_layers, progress=progress)
     method = "eagle" if eagle.config.entry == "fc" else "eagle3"
     if speculation.method not in ("auto", method):
         raise ValueError(
@@ -155,53 +124,79 @@ def _load_draft(
     return eagle
 
 
+def _device(target: LoadedTarget) -> torch.device:
+    return target.tensors["embed_tokens.weight"].device
+
+
 def _runner(
     config: EngineConfig,
     speculation: SpeculativeConfig | None,
     target: LoadedTarget,
     eagle: LoadedEagle | None,
-    device: torch.device,
     backend: GraphBackend | None,
 ) -> Runner:
     """The runner with a cache that fits, its graphs captured."""
-    most = _sizes(config, speculation, target, eagle)
+    device, K = _device(target), _num_drafts(speculation)
+    acceptance = "exact" if speculation is None else speculation.acceptance
+    most = largest_sizes(config, K, target.config, None if eagle is None else eagle.config)
     build = partial(
-        Runner, target, eagle, device=device, graph_config=config.graphs, backend=backend
+        Runner,
+        target,
+        eagle,
+        device=device,
+        graph_config=config.graphs,
+        backend=backend,
+        acceptance=acceptance,
     )
-    if speculation is not None:
-        build = partial(build, acceptance=speculation.acceptance)
-    models: list[LoadedTarget | LoadedEagle] = [target] if eagle is None else [target, eagle]
-    dtype = target.tensors["embed_tokens.weight"].dtype
-    cached = models if most.num_speculative_tokens > 0 else [target]
-    block = sum(
-        bytes_per_block(model.config.layer, model.config.num_layers, dtype) for model in cached
-    )
+    block = _bytes_per_block(target, eagle if K > 0 else None)
     if config.max_model_len is None:
         check_length(most, block, device_memory(device))
     if config.num_kv_blocks is None and device.type == "cuda":
-        tensors = [tensor for model in models for tensor in model.tensors.values()]
-        with _phase("memory plan"):
-            flags = measure_needs(build, most, tensors, block, target.config.vocab_size)
-        plan = plan_memory(flags, config.utilization, most)
-        logger.info("memory:\n%s", plan.table())
-        runner = _captured(build, replace(most, num_kv_blocks=plan.num_kv_blocks))
-        plan.report_pools(runner.graphs.counters())
-        return runner
+        return _planned(config, build, most, target, eagle, block)
     if config.num_kv_blocks is None:
-        blocks = min(most.num_kv_blocks // _cache_factor(config), blocks_in_host_memory(block))
+        in_a_quarter = max(device_memory(device) // 4 // block, 1)
+        blocks = min(most.num_kv_blocks // cache_factor(config), in_a_quarter)
     else:
         blocks = config.num_kv_blocks
         _check_cache(config, blocks * block, device)
     return _captured(build, replace(most, num_kv_blocks=blocks))
 
 
+def _bytes_per_block(target: LoadedTarget, eagle: LoadedEagle | None) -> int:
+    """Of one block in the caches of both models."""
+    dtype = target.tensors["embed_tokens.weight"].dtype
+    total = bytes_per_block(target.config.layer, target.config.num_layers, dtype)
+    if eagle is not None:
+        total += bytes_per_block(eagle.config.layer, eagle.config.num_layers, dtype)
+    return total
+
+
+def _planned(
+    config: EngineConfig,
+    build: Build,
+    most: EngineSizes,
+    target: LoadedTarget,
+    eagle: LoadedEagle | None,
+    block: int,
+) -> Runner:
+    """On a GPU: measure on a trial runner, and give the cache what is left of the budget."""
+    tensors = [*target.tensors.values(), *(eagle.tensors.values() if eagle is not None else ())]
+    with _phase("memory plan"):
+        needs = measure_needs(build, most, tensors, block, target.config.vocab_size)
+    plan = plan_memory(needs, config.utilization, most)
+    logger.info("memory:\n%s", plan.table())
+    runner = _captured(build, replace(most, num_kv_blocks=plan.num_kv_blocks))
+    plan.report_pools(runner.graphs.counters())
+    return runner
+
+
 def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> None:
-    """The cache that was asked for: less than all memory there is, and in place of a share of it."""
+    """Refuse a cache of a given size that is larger than the memory; it overrides a share of it."""
     memory = device_memory(device)
     if num_bytes >= memory:
         raise ValueError(
-            f"num_kv_blocks={config.num_kv_blocks} take {num_bytes / GIB:.2f} GiB, and there are {memory / GIB:.2f} "
-            "GiB: give fewer, or leave it out"
+            f"num_kv_blocks={config.num_kv_blocks} take {num_bytes / GIB:.2f} GiB, and there are "
+            f"{memory / GIB:.2f} GiB: give fewer, or leave it out"
         )
     if config.gpu_memory_utilization is not None:
         logger.info(
@@ -211,56 +206,8 @@ def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> 
         )
 
 
-def _captured(build: Callable[[EngineSizes], Runner], sizes: EngineSizes) -> Runner:
+def _captured(build: Build, sizes: EngineSizes) -> Runner:
     with _phase("cache, graphs"):
         runner = build(sizes)
         runner.capture()
     return runner
-
-
-def _sizes(
-    config: EngineConfig,
-    speculation: SpeculativeConfig | None,
-    target: LoadedTarget,
-    eagle: LoadedEagle | None,
-) -> EngineSizes:
-    """Sizes with as many cache blocks as are of use at most: what all rows together can hold, and with a prefix cache
-    several times that for what ended requests leave."""
-    max_model_len = _max_model_len(config.max_model_len, target.config.max_position_embeddings)
-    num_speculative_tokens = speculation.num_speculative_tokens if speculation is not None else 0
-    _check_window("target", target.config.sliding_window, max_model_len)
-    if eagle is not None and num_speculative_tokens > 0:
-        _check_window("draft", eagle.config.sliding_window, max_model_len)
-    return EngineSizes(
-        max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        num_kv_blocks=config.max_num_seqs * -(-max_model_len // BLOCK_SIZE) * _cache_factor(config),
-        num_speculative_tokens=num_speculative_tokens,
-    )
-
-
-def _max_model_len(given: int | None, longest: int) -> int:
-    """The length asked for, else the target's longest, as long as an engine may be built for it."""
-    if given is not None and given > longest:
-        raise ValueError(
-            f"max_model_len={given} exceeds the target's max_position_embeddings={longest}"
-        )
-    if given is None and longest > MAX_MODEL_LEN:
-        raise ValueError(
-            f"the target's max_position_embeddings={longest} is more than an engine takes: "
-            f"give a max_model_len of at most {MAX_MODEL_LEN}"
-        )
-    return longest if given is None else given
-
-
-def _cache_factor(config: EngineConfig) -> int:
-    return MOST_PREFIXES if config.enable_prefix_caching else 1
-
-
-def _check_window(role: str, window: int | None, max_model_len: int) -> None:
-    if window is not None and max_model_len > window:
-        raise ValueError(
-            f"the {role} attends over a sliding window of {window} tokens, which is not supported beyond it: "
-            f"give max_model_len={window} or less (max_model_len={max_model_len})"
-        )

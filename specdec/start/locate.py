@@ -1,4 +1,4 @@
-"""From a name to a directory on this machine: a path, "demo", or a hub id through the hub's cache."""
+"""From a name to a directory on this machine: a path, "demo", or a hub id by the hub's cache."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Repo
 from weights.demo import demo_directory
 
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+HUB_ERRORS = (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError)
 DEMO_PARTS = {
     "target": {"demo": "target", "demo/target": "target"},
     "draft": {"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
@@ -18,7 +19,7 @@ DEMO_PARTS = {
 def locate(name: str | Path, role: str) -> Path:
     """The directory of a checkpoint. role: "target" or "draft", which decides what "demo" means.
 
-    Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError if there is no such thing.
+    Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError: there is none.
     """
     if not isinstance(name, str | Path) or not str(name):
         raise ValueError(f"{role} {name!r}: give a directory, a hub id owner/name, or demo")
@@ -27,29 +28,23 @@ def locate(name: str | Path, role: str) -> Path:
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
     if os.path.isdir(path):
         return path
+    what = f"{role} {name}"
     if str(name).startswith("demo/"):
-        raise ValueError(
-            f"{role} {name}: the bundled pair has no such {role} (allowed: {', '.join(DEMO_PARTS[role])})"
-        )
+        allowed = ", ".join(DEMO_PARTS[role])
+        raise ValueError(f"{what}: the bundled pair has no such {role} (allowed: {allowed})")
     if os.path.lexists(path):
         raise ValueError(
-            f"{role} {name}: no directory; give the directory that holds config.json and *.safetensors"
+            f"{what}: no directory; give the directory that holds config.json and *.safetensors"
         )
     if not _looks_like_hub_id(str(name)):
         raise ValueError(
-            f"{role} {name}: no such directory (allowed: a directory, a hub id owner/name, or demo)"
+            f"{what}: no such directory (allowed: a directory, a hub id owner/name, or demo)"
         )
     try:
         return Path(snapshot_download(str(name), allow_patterns=_WANTED))
-    except (
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        HfHubHTTPError,
-        OSError,
-        ValueError,
-    ) as error:
+    except (*HUB_ERRORS, OSError, ValueError) as error:
         raise ValueError(
-            f"{role} {name}: no such directory, and not to be had from the hub: {error}"
+            f"{what}: no such directory, and not to be had from the hub: {error}"
         ) from error
 
 

@@ -1,12 +1,11 @@
-"""Where a GPU's memory goes, decided before the cache is allocated: weights, the largest step, graphs, and the rest.
+"""Where a GPU's memory goes: weights, the largest step, graphs, and the cache, which gets the rest.
 
-The step and the graphs are measured on a trial runner with a cache of one block. What is left of the budget becomes
-cache; a budget that does not fit is refused with what to lower.
+Decided before the cache is allocated: step and graphs are measured on a trial runner with a cache
+of one block. A budget that does not fit is refused, with what to lower.
 """
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,10 +17,9 @@ from specdec.requests.sampling_flags import EVERYTHING, GREEDY
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.start.sizing import GIB
 
 logger = logging.getLogger("specdec")
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +28,7 @@ class MemoryNeeds:
 
     total: int  # of the device
     weights: int  # of both models
-    other: int  # buffers, driver, kernels, and whoever else uses the device
+    other: int  # buffers, driver, kernels, other processes
     step: int  # the peak of the largest chunk or round
     logits: int  # the part of `step` that vocabulary and rows decide
     pools: Mapping[str, int]  # graphs, by family
@@ -75,15 +73,19 @@ class MemoryPlan:
 
 
 def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:
-    """The largest cache in the budget, up to that of `sizes`; ValueError where not even one request fits."""
+    """The largest cache in the budget, at most that of `sizes`.
+
+    ValueError if not even one request of max_model_len fits.
+    """
     budget = int(needs.total * utilization)
     blocks = (budget - needs.without_cache) // needs.block
     if blocks < sizes.blocks_per_request:
         least = needs.without_cache + sizes.blocks_per_request * needs.block
         raise ValueError(
-            f"gpu_memory_utilization={utilization} of {needs.total / GIB:.2f} GiB is {budget / GIB:.2f} GiB; weights "
-            f"{needs.weights / GIB:.2f}, others {needs.other / GIB:.2f}, the largest step {needs.step / GIB:.2f}, "
-            f"graphs {sum(needs.pools.values()) / GIB:.2f} and a cache for one request of max_model_len="
+            f"gpu_memory_utilization={utilization} of {needs.total / GIB:.2f} GiB is "
+            f"{budget / GIB:.2f} GiB; weights {needs.weights / GIB:.2f}, others "
+            f"{needs.other / GIB:.2f}, the largest step {needs.step / GIB:.2f}, graphs "
+            f"{sum(needs.pools.values()) / GIB:.2f} and a cache for one request of max_model_len="
             f"{sizes.max_model_len} need {least / GIB:.2f} GiB: {_advice(needs, sizes)}"
         )
     return MemoryPlan(
@@ -93,16 +95,15 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> M
 
 def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
     """What to lower, the largest first."""
+    batched, seqs = sizes.max_num_batched_tokens, sizes.max_num_seqs
+    fewer_graphs = "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True"
     costs = {
         f"lower max_model_len={sizes.max_model_len}": sizes.blocks_per_request * needs.block,
-        f"lower max_num_batched_tokens={sizes.max_num_batched_tokens} or max_num_seqs={sizes.max_num_seqs}": needs.step,
-        "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True": sum(
-            needs.pools.values()
-        ),
+        f"lower max_num_batched_tokens={batched} or max_num_seqs={seqs}": needs.step,
+        fewer_graphs: sum(needs.pools.values()),
     }
-    return "; ".join(
-        [*sorted(costs, key=lambda advice: -costs[advice]), "or raise gpu_memory_utilization"]
-    )
+    largest_first = sorted(costs, key=lambda advice: -costs[advice])
+    return "; ".join([*largest_first, "or raise gpu_memory_utilization"])
 
 
 def measure_needs(
@@ -125,7 +126,7 @@ def measure_needs(
     pools = trial.measure()
     gc.collect()
     torch.cuda.empty_cache()
-    # the trial's buffers are counted here, which the real runner will have again
+    # counts the trial's buffers, which the real runner will have too
     free, total = torch.cuda.mem_get_info(device)
     weights = sum(
         {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
@@ -142,7 +143,7 @@ def measure_needs(
 
 
 def run_largest_steps(runner: Runner) -> None:
-    """The longest chunk and the widest round, of requests that have no row: all that they write is scratch."""
+    """The longest chunk and the widest round, of requests without state rows."""
     sizes, budget = runner.sizes, runner.sizes.max_num_batched_tokens
     parts: list[PromptPart] = []
     while budget > 0 and len(parts) < sizes.max_num_seqs:
@@ -155,29 +156,3 @@ def run_largest_steps(runner: Runner) -> None:
         for query_len in {1, sizes.query_len}:
             runner.run_round([-1] * sizes.max_num_seqs, sizes.max_model_len, needs, query_len)
         runner.read(sizes.max_num_seqs)
-
-
-def blocks_in_host_memory(block: int) -> int:
-    """Blocks of both caches in a quarter of the host's memory."""
-    return max(device_memory(torch.device("cpu")) // 4 // block, 1)
-
-
-def device_memory(device: torch.device) -> int:
-    """Bytes of a device, or of the host, in all."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
-    """ValueError for a context that config.json alone asks for and whose cache no device of `memory` bytes can hold.
-
-    It comes before the tables of its positions are built: those of 10**7 positions take half a minute.
-    """
-    need = sizes.blocks_per_request * block
-    if need > memory:
-        raise ValueError(
-            f"the target's max_position_embeddings={sizes.max_model_len}: the cache of one request needs "
-            f"{need / GIB:.2f} GiB, the device has {memory / GIB:.2f} GiB: give a max_model_len of at most "
-            f"{memory // block * BLOCK_SIZE}"
-        )

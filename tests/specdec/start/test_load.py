@@ -9,7 +9,7 @@ import pytest
 from specdec import LLM, SamplingParams
 from specdec.sizes import EngineSizes
 from specdec.start.locate import locate
-from specdec.start.memory import check_length
+from specdec.start.sizing import check_length
 from weights import CheckpointError, demo_directory
 
 

@@ -9,7 +9,8 @@ from graphs.counters import CaptureRecord, GraphCounters
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.requests.row_start import RowStart
 from specdec.sizes import BLOCK_SIZE, EngineSizes
-from specdec.start.memory import GIB, MemoryNeeds, plan_memory, run_largest_steps
+from specdec.start.memory import MemoryNeeds, plan_memory, run_largest_steps
+from specdec.start.sizing import GIB
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
 
 SIZES = EngineSizes(

@@ -1,0 +1,44 @@
+"""Which device and dtype an engine runs on, by the names that a caller gave."""
+
+import os
+
+import torch
+
+
+def device_of(name: object) -> torch.device:
+    """Resolve a name or a torch.device; "auto" is a GPU if there is one.
+
+    ValueError if torch cannot use the device here.
+    """
+    assert isinstance(name, str | torch.device), type(name)
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    allowed = f"device={name!r}: give auto, cpu, cuda or cuda:N"
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(allowed) from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
+        raise ValueError(allowed)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}: torch sees no CUDA device here; give cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"device={name!r}: torch sees {count} CUDA devices here")
+    return device
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype | None:
+    """The dtype to load weights in; None: as stored. "auto" is float32 on the CPU."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else None
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype), name
+    return dtype
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes of a GPU, or of the host, in all."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,74 @@
+"""From options and checkpoints to the largest sizes that an engine may need, the cache included."""
+
+from specdec.config import MAX_MODEL_LEN, EngineConfig
+from specdec.sizes import BLOCK_SIZE, EngineSizes
+from weights.config import EagleConfig, TargetConfig
+
+GIB = 1 << 30
+MOST_PREFIXES = 4  # a prefix cache holds at most as many times what all state rows hold together
+
+
+def largest_sizes(
+    config: EngineConfig,
+    num_speculative_tokens: int,
+    target: TargetConfig,
+    eagle: EagleConfig | None,
+) -> EngineSizes:
+    """Sizes with as many cache blocks as can be of use.
+
+    That is what all state rows together can hold; with a prefix cache, several times that, for what
+    ended requests leave.
+    """
+    max_model_len = _max_model_len(config.max_model_len, target.max_position_embeddings)
+    _check_window("target", target.sliding_window, max_model_len)
+    if eagle is not None and num_speculative_tokens > 0:
+        _check_window("draft", eagle.sliding_window, max_model_len)
+    blocks = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
+    return EngineSizes(
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_kv_blocks=blocks * cache_factor(config),
+        num_speculative_tokens=num_speculative_tokens,
+    )
+
+
+def cache_factor(config: EngineConfig) -> int:
+    """How many times what all state rows hold the cache may hold."""
+    return MOST_PREFIXES if config.enable_prefix_caching else 1
+
+
+def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
+    """Refuse a context that only config.json asks for and `memory` bytes cannot hold.
+
+    Called before the rotary tables are built: those of 10**7 positions take half a minute.
+    """
+    need = sizes.blocks_per_request * block
+    if need > memory:
+        raise ValueError(
+            f"the target's max_position_embeddings={sizes.max_model_len}: the cache of one request "
+            f"needs {need / GIB:.2f} GiB, the device has {memory / GIB:.2f} GiB: give a "
+            f"max_model_len of at most {memory // block * BLOCK_SIZE}"
+        )
+
+
+def _max_model_len(given: int | None, longest: int) -> int:
+    """The length asked for, else the target's longest, if an engine may be built for it."""
+    if given is not None and given > longest:
+        raise ValueError(
+            f"max_model_len={given} exceeds the target's max_position_embeddings={longest}"
+        )
+    if given is None and longest > MAX_MODEL_LEN:
+        raise ValueError(
+            f"the target's max_position_embeddings={longest} is more than an engine takes: "
+            f"give a max_model_len of at most {MAX_MODEL_LEN}"
+        )
+    return longest if given is None else given
+
+
+def _check_window(role: str, window: int | None, max_model_len: int) -> None:
+    if window is not None and max_model_len > window:
+        raise ValueError(
+            f"the {role} attends over a sliding window of {window} tokens, which is not supported "
+            f"beyond it: give max_model_len={window} or less (max_model_len={max_model_len})"
+        )

@@ -1,6 +1,7 @@
-"""Capture and replay of torch callables: breakable and full CUDA graphs, and a CPU tape that behaves the same.
+"""Capture and replay of torch callables: breakable and full CUDA graphs, and their twin for CPUs.
 
-These names are the library. The backends stay under modules of their own: graphs.cuda (CUDA) and graphs.tape.backend.
+The backends are in modules of their own: CudaBackend in graphs.cuda, TapeBackend in
+graphs.tape.backend.
 """
 
 import importlib
@@ -21,7 +22,7 @@ __all__ = sorted(_PUBLIC)
 
 
 def __dir__() -> list[str]:
-    """The public names, also those that nobody has asked for yet."""
+    """The public names, imported yet or not."""
     return __all__
 
 

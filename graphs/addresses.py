@@ -1,4 +1,4 @@
-"""The check behind SPECDEC_DEBUG=1: a graph reads the addresses of its capture, whatever it is given at replay."""
+"""The check that SPECDEC_DEBUG=1 turns on: a replay must be given the addresses of its capture."""
 
 import os
 from collections.abc import Iterator
@@ -18,15 +18,12 @@ def debug_enabled() -> bool:
 def addresses(
     args: tuple[object, ...], kwargs: dict[str, object], context: ForwardContext
 ) -> dict[str, int]:
-    """The address of each tensor that a call reads: its arguments, and what its forward context holds."""
+    """The address of each tensor that a call reads, in its arguments and in its forward context."""
     named = {f"args[{i}]": value for i, value in enumerate(args)}
-    named |= {f"{name}": value for name, value in kwargs.items()}
+    named |= kwargs
     named |= {"slot_mapping": context.slot_mapping, "attn_metadata": context.attn_metadata}
-    return {
-        path: tensor.data_ptr()
-        for name, value in named.items()
-        for path, tensor in _walk(name, value)
-    }
+    found = (pair for name, value in named.items() for pair in _walk(name, value))
+    return {path: tensor.data_ptr() for path, tensor in found}
 
 
 def check_addresses(captured: dict[str, int], now: dict[str, int]) -> None:
@@ -38,7 +35,7 @@ def check_addresses(captured: dict[str, int], now: dict[str, int]) -> None:
     ]
     if changed:
         raise CaptureError(
-            "a graph replays the addresses of its capture, but " + "; ".join(changed)
+            f"a graph replays the addresses of its capture, but {'; '.join(changed)}"
         )
 
 

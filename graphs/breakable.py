@@ -1,21 +1,22 @@
-"""Breakable capture: one forward as a list of graphs, with marked functions run eagerly between them.
+"""Breakable capture: one forward as a list of graphs, with marked functions run eagerly between.
 
-`eager_break_during_capture` marks a function. While a BreakableCUDAGraphCapture records, a call of it ends the graph at
-hand, runs eagerly and begins the next one; at every other time it is the plain function. Results travel in tensors that
-the function is given: whatever it makes itself has no stable address, so it may not return it.
+`eager_break_during_capture` marks a function. While a BreakableCUDAGraphCapture records, a call of
+it ends the current graph, runs eagerly and begins the next one; at all other times it is the plain
+function. It writes its results into tensors that it is given: a tensor that it makes has no stable
+address, so it may not return one.
 """
 
 import functools
 import threading
-from collections.abc import Callable, Hashable
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 import torch
 
 from graphs.capturing import exclusive_capture
-from graphs.context import get_forward_context, has_forward_context
+from graphs.context import context_in
 from graphs.errors import CaptureError
 from graphs.modes import CUDAGraphMode
 from graphs.protocol import Graph, GraphPool, GraphSession
@@ -26,17 +27,18 @@ R = TypeVar("R")
 
 
 def eager_break_during_capture(fn: Callable[P, R]) -> Callable[P, R]:
-    """Run `fn` eagerly between two graphs when it is met during a breakable capture; else call it plainly.
+    """Run `fn` eagerly between two graphs while a breakable capture records; else call it plainly.
 
-    The outermost decorator, outside anything with side effects on the host. `fn` writes into tensors that it is given.
+    It must be the outermost decorator, outside anything with side effects on the host.
     """
 
     @functools.wraps(fn)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
             return fn(*args, **kwargs)
-        capture = BreakableCUDAGraphCapture.current()
-        if capture is None or not capture.is_recording or _mode_is_full():
+        capture = _thread.active
+        is_whole = context_in(CUDAGraphMode.FULL) is not None  # captured like any other op
+        if capture is None or not capture.is_recording or is_whole:
             return fn(*args, **kwargs)
         return capture.add_eager(functools.partial(fn, *args, **kwargs))
 
@@ -51,21 +53,22 @@ _thread = _Thread()
 
 
 class BreakableCUDAGraphCapture:
-    """A context manager around one forward, entered once; then `replay()` runs its graphs and eager calls in order.
+    """A context manager around one forward, entered once; then `replay()` runs what it captured.
 
-    pool:    where the graphs live; all of one capture share it
-    owner:   names the forward that this is part of (a batch descriptor); captures of one owner may read each other
+    pool:    where the graphs live
+    owner:   names the forward that this is part of (a batch descriptor); captures of one owner may
+             read each other's results
     collect: gc.collect and empty_cache before the first graph
     """
 
     def __init__(self, pool: GraphPool, *, owner: Hashable = None, collect: bool = True) -> None:
-        self._pool, self._collect = pool, collect
+        self.is_recording = False
+        self._pool = pool
         self._owner: Hashable = object() if owner is None else owner
+        self._collect = collect
         self._steps: list[Callable[[], object]] = []
         self._graphs: list[Graph] = []
-        self._stack = ExitStack()
         self._session: GraphSession | None = None
-        self.is_recording = False
         self._was_entered = False
 
     @staticmethod
@@ -89,26 +92,18 @@ class BreakableCUDAGraphCapture:
         return len(self._steps) - len(self._graphs)
 
     def __repr__(self) -> str:
-        state = (
-            "recording" if self.is_recording else "active" if _thread.active is self else "closed"
-        )
-        return f"<{type(self).__name__} {state}: {self.num_graphs} graphs, {self.num_eager_breaks} eager breaks>"
+        is_active = _thread.active is self
+        state = "recording" if self.is_recording else "active" if is_active else "closed"
+        parts = f"{self.num_graphs} graphs, {self.num_eager_breaks} eager breaks"
+        return f"<{type(self).__name__} {state}: {parts}>"
 
     def __enter__(self) -> "BreakableCUDAGraphCapture":
         if self._was_entered:
             raise CaptureError(
                 f"{self!r} was entered before: a second forward would be replayed after the first"
             )
-        with ExitStack() as stack:
-            stack.enter_context(exclusive_capture("a breakable capture", self._pool))
-            self._pool.hooks.synchronize()
-            self._session = stack.enter_context(
-                self._pool.session(self._owner, collect=self._collect)
-            )
-            self._begin()
-            self._stack = stack.pop_all()
-        self._was_entered = True
-        _thread.active = self
+        self._body = self._recording()
+        self._body.__enter__()
         return self
 
     def __exit__(
@@ -117,27 +112,12 @@ class BreakableCUDAGraphCapture:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _thread.active = None
-        try:
-            if error is None:
-                with self._stack:
-                    self._pool.hooks.join()
-                    self._end()
-            else:
-                self._stack.__exit__(kind, error, trace)
-        except BaseException:
-            self.reset()
-            raise
-        finally:
-            self.is_recording = False
-            self._session = None
-        if error is not None:
-            self.reset()
+        self._body.__exit__(kind, error, trace)
 
     def add_eager(self, fn: Callable[[], R]) -> R:
-        """End the graph at hand, run `fn` eagerly, record it and begin the next graph; returns what `fn` returned.
+        """End the current graph, run `fn` eagerly, record it, begin the next; returns fn's result.
 
-        A functools.partial is recorded with weak views in place of its tensors; replay drops what it returns.
+        A functools.partial is recorded with weak views of its tensors; replay ignores its result.
         """
         if not self.is_recording:
             return fn()
@@ -160,6 +140,29 @@ class BreakableCUDAGraphCapture:
             graph.reset()
         self._graphs.clear()
 
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """The body of the `with` statement; an error in it drops the graphs captured so far."""
+        try:
+            with exclusive_capture("a breakable capture", self._pool):
+                self._pool.hooks.synchronize()
+                with self._pool.session(self._owner, collect=self._collect) as self._session:
+                    self._begin()
+                    self._was_entered = True
+                    _thread.active = self
+                    try:
+                        yield
+                    finally:
+                        _thread.active = None
+                    self._pool.hooks.join()
+                    self._end()
+        except BaseException:
+            self.reset()
+            raise
+        finally:
+            self.is_recording = False
+            self._session = None
+
     def _begin(self) -> None:
         assert self._session is not None
         self._session.begin()
@@ -181,14 +184,6 @@ def _recorded(fn: Callable[[], R], result: R, pool: GraphPool) -> Callable[[], o
     given = {tensor.untyped_storage().data_ptr() for tensor in tensors_in([fn.args, fn.keywords])}
     if any(tensor.untyped_storage().data_ptr() not in given for tensor in tensors_in(result)):
         name = getattr(fn.func, "__qualname__", repr(fn.func))
-        raise CaptureError(
-            f"{name} returned a tensor of its own from an eager break: write into an argument instead"
-        )
-    args, kwargs = pool.weaken(fn.args), pool.weaken(fn.keywords)
-    assert isinstance(args, tuple)
-    assert isinstance(kwargs, dict)
-    return functools.partial(fn.func, *args, **kwargs)
-
-
-def _mode_is_full() -> bool:
-    return has_forward_context() and get_forward_context().runtime_mode is CUDAGraphMode.FULL
+        problem = f"{name} returned a tensor of its own from an eager break"
+        raise CaptureError(f"{problem}: write into an argument instead")
+    return functools.partial(fn.func, *pool.weaken(fn.args), **pool.weaken(fn.keywords))

@@ -1,8 +1,8 @@
 """When a capture may begin: one at a time in a thread, and none into a pool that was shut.
 
-`set_cudagraph_capturing_enabled` shuts a pool when serving begins, so that none of its graphs is captured lazily
-between two requests; the pools of other managers, engines and threads stay open. The thread's capture is, with the
-forward context, the only ambient state of the project.
+`set_cudagraph_capturing_enabled` shuts a pool when serving begins, so that none of its graphs is
+captured lazily between two requests; the pools of other managers, engines and threads stay open.
+The thread's capture is, with the forward context, the only ambient state of the project.
 """
 
 import threading
@@ -22,7 +22,7 @@ _thread = _Thread()
 
 @contextmanager
 def exclusive_capture(what: str, pool: GraphPool) -> Iterator[None]:
-    """Hold this thread's one place for a capture; `what` names the holder in the errors of the others."""
+    """The only capture of this thread, during the body; `what` names it in errors."""
     validate_cudagraph_capturing_enabled(what, pool)
     if _thread.capturing is not None:
         raise CaptureError(f"captures do not nest: {what} began inside {_thread.capturing}")
@@ -46,6 +46,5 @@ def set_cudagraph_capturing_enabled(pool: GraphPool, enabled: bool) -> None:
 def validate_cudagraph_capturing_enabled(what: str, pool: GraphPool) -> None:
     """CaptureError when captures into this pool are forbidden."""
     if not pool.is_capturing_enabled:
-        raise CaptureError(
-            f"{what} would be captured now, but capture ended when serving began: capture it at start"
-        )
+        reason = "capture ended when serving began: capture it at start"
+        raise CaptureError(f"{what} would be captured now, but {reason}")

@@ -1,8 +1,8 @@
-"""The other implementation of piecewise execution: torch.compile splits the model's graph at given ops.
+"""The other implementation of piecewise execution: torch.compile splits the model at given ops.
 
-The ops between the splits become CUDAGraphWrappers; the split ops run eagerly and read the forward context live.
-There is no Inductor behind it, only the split: the kernels are those of eager mode. What it costs beside breakable
-capture is the trace, the guards that every call evaluates, and that the model must be traceable.
+The ops between the splits become CUDAGraphWrappers; the split ops run eagerly and read the forward
+context live. Inductor is not used, so the kernels are those of eager mode. Compared with breakable
+capture it costs the trace and the guards that each call evaluates, and the model must be traceable.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.passes.split_module import split_module
 
+from graphs.context import context_in
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphPool
 from graphs.weak import map_tensors, plain_view
-from graphs.wrapper import CUDAGraphOptions, CUDAGraphWrapper, captured_context, descriptor_of
+from graphs.wrapper import CUDAGraphOptions, CUDAGraphWrapper
 
 
 class CompiledPieces:
@@ -25,7 +26,8 @@ class CompiledPieces:
     def __init__(
         self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]
     ) -> None:
-        self._model, self._pool = model, pool
+        self._model = model
+        self._pool = pool
         self.split_ops = {name.replace("::", ".") for name in split_ops}
         self.pieces: list[CUDAGraphWrapper] = []
         self._compiled: Callable[..., object] = torch.compile(
@@ -33,12 +35,12 @@ class CompiledPieces:
         )
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """The first call of a kind compiles: let it be a warm-up, with mode NONE in the forward context."""
-        # slices would bring guards about their buffers, and with them a second version of the code for some sizes
-        inputs = [map_tensors(plain_view, value) for value in args]
-        named = {name: map_tensors(plain_view, value) for name, value in kwargs.items()}
-        context = captured_context(CUDAGraphMode.PIECEWISE)
-        is_replay = context is not None and self.has_captured(descriptor_of(context))
+        """The first call compiles: let it be a warm-up, with mode NONE in the forward context."""
+        # slices would bring guards on their buffers, and so a second compilation for some sizes
+        inputs = map_tensors(plain_view, args)
+        named = map_tensors(plain_view, kwargs)
+        context = context_in(CUDAGraphMode.PIECEWISE)
+        is_replay = context is not None and self.has_captured(context.graph_key())
         with nullcontext() if is_replay else _one_trace_for_all_sizes():
             return self._compiled(*inputs, **named)
 
@@ -48,12 +50,12 @@ class CompiledPieces:
 
     def has_captured(self, descriptor: BatchDescriptor) -> bool:
         """Whether a call with this descriptor would replay."""
-        return any(descriptor in piece.entries for piece in self.pieces)
+        return any(piece.has_captured(descriptor) for piece in self.pieces)
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:
         """Graphs captured for a descriptor; a piece without work has none."""
-        entries = [piece.entries.get(descriptor) for piece in self.pieces]
-        return sum(entry is not None and entry.graph is not None for entry in entries)
+        captured = [piece for piece in self.pieces if piece.has_captured(descriptor)]
+        return sum(piece.num_graphs(descriptor) for piece in captured)
 
     def clear_graphs(self) -> None:
         """Drop the graphs of every piece; the code stays compiled."""
@@ -65,15 +67,13 @@ class CompiledPieces:
         pieces = split_at(module, self._is_split_op)
         names = [name for name, part in pieces.named_children() if not self._has_split_op(part)]
         for name in names:
-            # the manager logs the pieces of a capture together
             options = CUDAGraphOptions(
-                debug_log_enable=False,
+                debug_log_enable=False,  # the manager logs the pieces of a capture together
                 gc_disable=name != names[0],
                 weak_ref_output=name == names[-1],
             )
-            wrapper = CUDAGraphWrapper(
-                getattr(pieces, name), CUDAGraphMode.PIECEWISE, self._pool, options
-            )
+            part = getattr(pieces, name)
+            wrapper = CUDAGraphWrapper(part, CUDAGraphMode.PIECEWISE, self._pool, options)
             self.pieces.append(wrapper)
             # a child must be a Module, an attribute need not be
             delattr(pieces, name)
@@ -81,23 +81,19 @@ class CompiledPieces:
         return pieces.forward
 
     def _is_split_op(self, node: Node) -> bool:
-        return (
-            node.op == "call_function"
-            and str(node.target).removesuffix(".default") in self.split_ops
-        )
+        name = str(node.target).removesuffix(".default")
+        return node.op == "call_function" and name in self.split_ops
 
     def _has_split_op(self, part: torch.nn.Module) -> bool:
-        return isinstance(part, GraphModule) and any(
-            self._is_split_op(node) for node in part.graph.nodes
-        )
+        return isinstance(part, GraphModule) and any(map(self._is_split_op, part.graph.nodes))
 
 
 @contextmanager
 def _one_trace_for_all_sizes() -> Iterator[None]:
     """A trace made in the body is right for every number of rows above one."""
-    # a number that became an input of the graph, such as a norm's eps, would be read back inside a piece
+    # a number that became an input of the graph (a norm's eps) would be read back inside a piece
     numbers = torch._dynamo.config.patch(specialize_float=True)
-    # as many rows as there are channels is no reason to tie the two
+    # as many rows as channels does not mean that the two sizes are one
     sizes = symbolic_shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     with numbers, sizes:
         yield
@@ -105,7 +101,8 @@ def _one_trace_for_all_sizes() -> Iterator[None]:
 
 def split_at(module: GraphModule, is_split_op: Callable[[Node], bool]) -> GraphModule:
     """`module` as a chain of submodules, each split op alone in one."""
-    part, parts = 0, {}
+    part = 0
+    parts = {}
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue

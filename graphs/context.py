@@ -1,6 +1,7 @@
 """What one forward reads beside its arguments: attention metadata, slots, and how it is being run.
 
-Thread-local, set by a context manager, at replay too: the eager segments of a broken graph read it live.
+Thread-local and set by a context manager, at replay too: the eager breaks of a captured forward
+read it live.
 """
 
 import threading
@@ -15,13 +16,21 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """attn_metadata is the engine's own object; graphs/ only looks for tensors inside it when it checks addresses."""
+    """attn_metadata is the engine's own; the address check alone looks for tensors inside it."""
 
     attn_metadata: object
     slot_mapping: Tensor | None
     num_tokens: int
     runtime_mode: CUDAGraphMode = CUDAGraphMode.NONE
     batch_descriptor: BatchDescriptor | None = None
+
+    def graph_key(self) -> BatchDescriptor:
+        """The descriptor, which a forward that is captured or replayed must have."""
+        if self.batch_descriptor is None:
+            raise ValueError(
+                f"runtime_mode={self.runtime_mode} needs a batch_descriptor in the forward context"
+            )
+        return self.batch_descriptor
 
 
 class _Current(threading.local):
@@ -33,8 +42,9 @@ _current = _Current()
 
 @contextmanager
 def set_forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
-    """Make `context` the current one of this thread for the duration; the previous one returns afterwards."""
-    previous, _current.context = _current.context, context
+    """Make `context` the current one of this thread; the previous one returns afterwards."""
+    previous = _current.context
+    _current.context = context
     try:
         yield context
     finally:
@@ -51,3 +61,9 @@ def get_forward_context() -> ForwardContext:
 def has_forward_context() -> bool:
     """Whether a forward is running in this thread."""
     return _current.context is not None
+
+
+def context_in(mode: CUDAGraphMode) -> ForwardContext | None:
+    """The current context, if its runtime mode is `mode`."""
+    context = _current.context
+    return context if context is not None and context.runtime_mode is mode else None

@@ -1,4 +1,4 @@
-"""What a manager captured and what it ran: the proof that rounds were graphs, and what the graphs cost."""
+"""What a manager captured and at what cost, and what it ran: eagerly or as graphs, how padded."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,11 +20,16 @@ class CaptureRecord:
 
 
 class BatchKind(NamedTuple):
-    """Batches that are counted together: how they ran, over how many rows, padding left out and included."""
+    """Batches counted together: how they ran, and over how many rows without and with padding."""
 
     mode: CUDAGraphMode
     unpadded_tokens: int
     num_tokens: int
+
+    @property
+    def padded_tokens(self) -> int:
+        """Rows that such a batch computes for nothing."""
+        return self.num_tokens - self.unpadded_tokens
 
 
 @dataclass(slots=True)
@@ -46,28 +51,24 @@ class GraphCounters:
     @property
     def padded_tokens(self) -> int:
         """Rows that dispatched batches computed for nothing."""
-        return sum(
-            (kind.num_tokens - kind.unpadded_tokens) * n for kind, n in self.batches.copy().items()
-        )
+        return sum(kind.padded_tokens * count for kind, count in self.batches.copy().items())
 
     def rows(self) -> list[dict[str, object]]:
         """One row for each kind of batch, by mode and size."""
-        kinds = sorted(
-            self.batches.copy().items(), key=lambda item: (item[0].mode.name, *item[0][1:])
-        )
+        batches = self.batches.copy()
         return [
             {
                 "mode": kind.mode.name,
                 "unpadded_tokens": kind.unpadded_tokens,
                 "num_tokens": kind.num_tokens,
-                "batches": count,
-                "padded_tokens": (kind.num_tokens - kind.unpadded_tokens) * count,
+                "batches": batches[kind],
+                "padded_tokens": kind.padded_tokens * batches[kind],
             }
-            for kind, count in kinds
+            for kind in sorted(batches, key=lambda kind: (kind.mode.name, *kind[1:]))
         ]
 
     def as_dict(self) -> dict[str, object]:
-        """What was captured and what ran, as JSON takes it."""
+        """What was captured and what ran, ready for JSON."""
         return {
             "num_graphs": self.num_graphs,
             "seconds": self.seconds,
@@ -95,7 +96,7 @@ class GraphCounters:
 
 
 def summary(families: Mapping[str, GraphCounters]) -> str:
-    """One line: the batches of each family by mode, and the part of their rows that was padding."""
+    """One line: the batches of each family by mode, and the share of padding in their rows."""
     parts = []
     for name, counters in families.items():
         counts = ", ".join(f"{mode.name} {count}" for mode, count in counters.dispatches.items())

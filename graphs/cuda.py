@@ -1,7 +1,8 @@
-"""CudaBackend: captures with torch.cuda.CUDAGraph, begun and ended by hand, since a break is in the middle of a call.
+"""CudaBackend: captures with torch.cuda.CUDAGraph, begun and ended by hand since a call may break.
 
-One side stream per backend: the allocator keeps free blocks per stream, so only captures of the same stream share
-memory. Captures watch this thread only ("thread_local"): a server's other threads may do what they like.
+One side stream per backend: the allocator keeps free blocks per stream, so only captures of the
+same stream share memory. Captures watch this thread only ("thread_local"): a server's other threads
+are not restricted.
 """
 
 import ctypes
@@ -10,11 +11,14 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 from graphs.protocol import GraphHooks, GraphPool, GraphSession
 from graphs.weak import map_tensors, weak_view
+
+V = TypeVar("V")
 
 
 class CudaBackend:
@@ -33,7 +37,7 @@ class CudaBackend:
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        """Run the body on the capture stream, ordered after and before the work of the stream around it."""
+        """Run the body on the capture stream, ordered after and before the work around it."""
         outer = torch.cuda.current_stream(self.device)
         if outer == self._stream:
             yield
@@ -46,7 +50,7 @@ class CudaBackend:
             outer.wait_stream(self._stream)
 
     def free_memory(self) -> int:
-        """Bytes that the driver can still give, to anybody."""
+        """Bytes that the driver can still give to any process."""
         return torch.cuda.mem_get_info(self.device)[0]
 
     def release(self, collect: bool = True) -> None:
@@ -60,15 +64,16 @@ class CudaBackend:
 class CudaPool:
     """A private pool of torch's allocator.
 
-    The allocator forgets a pool when its last graph is reset and refuses its id from then on, and dropping an empty
-    first graph, or a failed one, would be just that. So an empty graph anchors the pool until `close`.
+    The allocator forgets a pool when its last graph is reset, and refuses its id from then on. So
+    that no empty or failed first graph ends the pool, an empty graph anchors it until `close`.
     """
 
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
         self._handle = torch.cuda.graph_pool_handle()
         self._anchor: torch.cuda.CUDAGraph | None = None
-        self.is_capturing_enabled, self.hooks = True, GraphHooks()
+        self.is_capturing_enabled = True
+        self.hooks = GraphHooks()
         self._broken: list[tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph | None]] = []
 
     @contextmanager
@@ -89,46 +94,47 @@ class CudaPool:
                 session.abort()
                 raise
 
-    def weaken(self, value: object) -> object:
-        """Weak views of every tensor on the device: which of them lie in the pool torch does not tell."""
+    def weaken(self, value: V) -> V:
+        """Weak views of every CUDA tensor: torch does not tell which of them lie in the pool."""
         return map_tensors(lambda tensor: weak_view(tensor) if tensor.is_cuda else tensor, value)
 
     def num_bytes(self) -> int:
-        """Bytes of the allocator's segments in this pool: the driver's free memory moves with every other process.
+        """Bytes of the allocator's segments in this pool, without the graphs' nodes in the driver.
 
-        The nodes of the graphs, which the driver keeps, are not counted.
+        The device's free memory would not do: other processes change it too.
         """
         segments = torch.cuda.memory_snapshot(self._handle)  # type: ignore[no-untyped-call]
         return sum(int(segment["total_size"]) for segment in segments)
 
     def close(self) -> None:
-        """Let go of the memory; `release` of the backend returns it to the driver."""
+        """Release the memory; the backend's `release` returns it to the driver."""
         if self._anchor is not None:
             self._anchor.reset()
             self._anchor = None
         self._handle = torch.cuda.graph_pool_handle()
 
     def begin(self) -> torch.cuda.CUDAGraph:
-        """Begin a graph on the current stream; the template is kept so that its nodes can be counted."""
+        """Begin a graph on the current stream; it keeps its template, whose nodes are counted."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         graph.capture_begin(pool=self._handle, capture_error_mode="thread_local")
         return graph
 
     def end(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End it; torch's warning about empty graphs is for others."""
+        """End it, without torch's warning: empty graphs are expected here."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
             graph.capture_end()
 
     def abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a graph that an error cut short, so that stream and allocator are as before it."""
+        """End a graph that an error cut short; stream and allocator are then as before it."""
         try:
             self.end(graph)
         except RuntimeError:
-            # the capture was invalid already, and torch goes on recording into this id for as long as the graph lives:
-            # it stays, and what is captured from now on gets an id of its own
+            # The capture was invalid already, and torch records into this id as long as the graph
+            # lives: keep the graph, and give later captures an id of their own.
             self._broken.append((graph, self._anchor))
-            self._anchor, self._handle = None, torch.cuda.graph_pool_handle()
+            self._anchor = None
+            self._handle = torch.cuda.graph_pool_handle()
         else:
             graph.reset()
 
@@ -146,7 +152,7 @@ class CudaSession:
         self._open = self._pool.begin()
 
     def end(self) -> torch.cuda.CUDAGraph | None:
-        """The work since `begin`; None if no node was captured, so that no launch is spent on it."""
+        """The work since `begin`; None if no node was captured: no launch for nothing."""
         graph = self._open
         assert graph is not None, "no graph has begun"
         self._pool.end(graph)
@@ -158,15 +164,16 @@ class CudaSession:
         return graph
 
     def abort(self) -> None:
-        """Drop the graph at hand."""
-        graph, self._open = self._open, None
+        """Drop the current graph."""
+        graph = self._open
+        self._open = None
         if graph is not None:
             self._pool.abandon(graph)
 
 
 @contextmanager
 def _no_automatic_gc() -> Iterator[None]:
-    """A collection in the middle of a capture could free a graph or an event, which the capture may not survive."""
+    """A collection during a capture could free a graph or an event, and so break the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

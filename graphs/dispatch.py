@@ -1,6 +1,7 @@
-"""Which graph serves a batch: two padding maps, one by requests for uniform batches, one by tokens for the others.
+"""Which graph serves a batch: a padding map by requests for uniform batches, one by tokens for all.
 
-A uniform batch that is too large for a FULL graph may still fit a PIECEWISE one; what fits neither runs eagerly.
+A uniform batch that is too large for a FULL graph may still fit a PIECEWISE one; a batch that fits
+neither runs eagerly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ class Dispatch:
 
 
 class Dispatcher:
-    """Knows what has been captured for uniform batches of `query_len` rows per request, and for others."""
+    """Knows what was captured: for uniform batches of `query_len` rows per request, and for all."""
 
     def __init__(self, query_len: int) -> None:
         self.query_len = query_len
@@ -31,54 +32,49 @@ class Dispatcher:
         self, requests: Iterable[int], tokens: Iterable[int], has_lora: bool = False
     ) -> None:
         """What can be replayed from now on, for batches with or without LoRA."""
-        full = {
-            n: Dispatch(CUDAGraphMode.FULL, self.uniform(n, has_lora)) for n in sorted(requests)
-        }
-        pieces = {
-            n: Dispatch(CUDAGraphMode.PIECEWISE, self.ragged(n, has_lora)) for n in sorted(tokens)
-        }
-        self._full[has_lora] = [full[n] for n in padding_map(list(full))]
-        self._piecewise[has_lora] = [pieces[n] for n in padding_map(list(pieces))]
+        self._full[has_lora] = [
+            Dispatch(CUDAGraphMode.FULL, self.uniform(n, has_lora))
+            for n in padding_map(sorted(requests))
+        ]
+        self._piecewise[has_lora] = [
+            Dispatch(CUDAGraphMode.PIECEWISE, self.ragged(n, has_lora))
+            for n in padding_map(sorted(tokens))
+        ]
 
     def uniform(self, num_reqs: int, has_lora: bool = False) -> BatchDescriptor:
-        """The key of the FULL graph of that many requests."""
+        """The key of the FULL graph of `num_reqs` requests."""
         return BatchDescriptor(num_reqs * self.query_len, num_reqs, self.query_len, has_lora)
 
     def ragged(self, num_tokens: int, has_lora: bool = False) -> BatchDescriptor:
-        """The key of the PIECEWISE graphs of that many rows."""
+        """The key of the PIECEWISE graphs of `num_tokens` rows."""
         return BatchDescriptor(num_tokens, has_lora=has_lora)
 
     def dispatch(
         self, num_reqs: int, num_tokens: int, query_len: int | None, has_lora: bool = False
     ) -> Dispatch:
-        """The graph for a batch; query_len None means that its requests have different numbers of rows."""
+        """The graph of a batch; query_len None if its requests have different numbers of rows."""
         if num_reqs < 1 or num_tokens < num_reqs:
-            raise ValueError(
-                f"num_reqs={num_reqs}, num_tokens={num_tokens}: a batch has a request, and a row for each"
-            )
+            given = f"num_reqs={num_reqs}, num_tokens={num_tokens}"
+            raise ValueError(f"{given}: a batch has a request, and a row for each")
         if query_len is not None and num_reqs * query_len != num_tokens:
-            raise ValueError(
-                f"num_tokens={num_tokens} is not num_reqs={num_reqs} times query_len={query_len}"
-            )
+            product = f"num_reqs={num_reqs} times query_len={query_len}"
+            raise ValueError(f"num_tokens={num_tokens} is not {product}")
         full, pieces = self._full[has_lora], self._piecewise[has_lora]
         if query_len == self.query_len and num_reqs < len(full):
             return full[num_reqs]
         if num_tokens < len(pieces):
             return pieces[num_tokens]
-        return Dispatch(
-            CUDAGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
-        )
+        batch = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
+        return Dispatch(CUDAGraphMode.NONE, batch)
 
 
 def agreed_batch(batches: Sequence[BatchDescriptor]) -> BatchDescriptor:
-    """One batch for ranks that must run as many rows as each other: the smallest that holds every rank's own.
+    """The smallest batch that holds each rank's own, for ranks that must run equally many rows.
 
-    It is uniform where all are and have the same query_len. The ranks exchange their batches before this.
+    It is uniform where all are and have the same query_len. The ranks first exchange their batches.
     """
     query_lens = {batch.query_len for batch in batches}
     query_len = query_lens.pop() if len(query_lens) == 1 else None
     num_reqs = max(batch.num_reqs or 1 for batch in batches)
-    num_tokens = max(batch.num_tokens for batch in batches)
-    return BatchDescriptor(
-        max(num_tokens, num_reqs), num_reqs, query_len, any(batch.has_lora for batch in batches)
-    )
+    num_tokens = max(num_reqs, *(batch.num_tokens for batch in batches))
+    return BatchDescriptor(num_tokens, num_reqs, query_len, any(b.has_lora for b in batches))

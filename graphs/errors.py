@@ -1,4 +1,4 @@
-"""The error of graphs/: something was done during a capture that no capture can hold, or too late, or twice."""
+"""The error of graphs/: a capture that cannot be, or a replay of what was not captured."""
 
 
 class CaptureError(RuntimeError):

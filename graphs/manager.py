@@ -1,8 +1,9 @@
 """CudaGraphManager: the graphs of one family of forwards, from the choice of sizes to replay.
 
-It captures all sizes at start, large before small, says for each batch which graph serves it, and replays. A FULL graph
-serves uniform batches (each request has the same number of rows) and is keyed by the number of requests; a PIECEWISE
-one serves any batch and is keyed by the number of tokens. Each manager has its own pool, sizes, counters, off switch.
+It captures all sizes at start, large before small, says for each batch which graph serves it, and
+replays. A FULL graph serves uniform batches (each request has the same number of rows) and is keyed
+by the number of requests; a PIECEWISE one serves any batch and is keyed by the number of tokens.
+Each manager has its own pool, sizes, counters and off switch.
 """
 
 import gc
@@ -29,11 +30,11 @@ R = TypeVar("R")
 
 
 class MakeForward(Protocol):
-    """Prepares static inputs for a descriptor, outside any graph, and returns the call that is run or captured."""
+    """Prepares static inputs for a descriptor, outside any graph; returns the call to capture."""
 
     def __call__(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], object]:
-        """The call sets its own forward context: mode NONE to warm up, else FULL where desc has a query_len, PIECEWISE
-        where it has none. A warm-up launches the kernels that the capture will.
+        """The call sets its own forward context, with mode NONE to warm up, else FULL where `desc`
+        has a query_len and PIECEWISE where not. A warm-up launches the kernels of the capture.
         """
 
 
@@ -45,10 +46,10 @@ class CudaGraphManager:
     mode:      not FULL, which would capture ragged batches whole
     query_len: rows of each request in a uniform batch
     backend:   None runs everything eagerly
-    outputs:   static buffers [tokens, ...] that FULL graphs write; `run_fullgraph` returns their first rows
-    specialize_lora: capture every size twice, for batches with and without LoRA adapters (`desc.has_lora`)
+    outputs:   static buffers [tokens, ...] that FULL graphs write and `run_fullgraph` slices
+    use_breakable_cg: how PIECEWISE graphs are made; becomes False in a mode without them
+    specialize_lora:  capture every size with and without LoRA adapters (`desc.has_lora`)
     hooks:     called around captures and replays; see GraphHooks
-    use_breakable_cg: how PIECEWISE graphs are made; false by itself in a mode that has none
     """
 
     def __init__(
@@ -66,14 +67,16 @@ class CudaGraphManager:
     ) -> None:
         if mode.mixed_mode() is CUDAGraphMode.FULL:
             raise ValueError(
-                f"{name}: mode={mode.name} asks for full graphs of ragged batches, which are not built: give "
-                "FULL_DECODE_ONLY or FULL_AND_PIECEWISE"
+                f"{name}: mode={mode.name} asks for full graphs of ragged batches, which are not "
+                "built: give FULL_DECODE_ONLY or FULL_AND_PIECEWISE"
             )
-        self.name, self.sizes = name, sizes
+        self.name = name
+        self.sizes = sizes
         self.mode = CUDAGraphMode.NONE if backend is None else mode
         self.use_breakable_cg = use_breakable_cg and self.mode.has_piecewise_cudagraphs()
         self.counters = GraphCounters()
-        self._backend, self._outputs = backend, outputs
+        self._backend = backend
+        self._outputs = outputs
         self._pool: GraphPool | None = None if backend is None else backend.new_pool()
         if self._pool is not None and hooks is not None:
             self._pool.hooks = hooks
@@ -84,43 +87,44 @@ class CudaGraphManager:
 
     def needs_capture(self) -> bool:
         """Whether `capture` has something to do."""
-        return any(not self._is_captured(mode, desc) for mode, desc in self.descriptors())
+        return any(not self._is_captured(desc) for _, desc in self.descriptors())
 
     def descriptors(self) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
         """What is captured, in order: PIECEWISE before FULL, large before small."""
         tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
         requests = self.sizes.requests if self.mode.decode_mode() is CUDAGraphMode.FULL else ()
-        of, cases = self._dispatcher, self._lora_cases
         pieces = [
-            (CUDAGraphMode.PIECEWISE, of.ragged(n, lora))
+            (CUDAGraphMode.PIECEWISE, self._dispatcher.ragged(n, has_lora))
             for n in reversed(tokens)
-            for lora in cases
+            for has_lora in self._lora_cases
         ]
-        return pieces + [
-            (CUDAGraphMode.FULL, of.uniform(n, lora)) for n in reversed(requests) for lora in cases
+        full = [
+            (CUDAGraphMode.FULL, self._dispatcher.uniform(n, has_lora))
+            for n in reversed(requests)
+            for has_lora in self._lora_cases
         ]
+        return pieces + full
 
     def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
         """Build the breakable wrapper of `model` that `run_pw_graph` uses, before `capture`.
 
-        Nothing happens for the same model again, or in a mode without piecewise graphs; another model is a ValueError.
+        It does nothing for the same model again, or in a mode without piecewise graphs; another
+        model is a ValueError.
         """
         if self._pool is None or not self.mode.has_piecewise_cudagraphs():
             return
         if not self.use_breakable_cg:
-            raise ValueError(
-                f"{self.name}: use_breakable_cg=False takes init_compiled_runner(model, split_ops)"
-            )
+            needed = "init_compiled_runner(model, split_ops)"
+            raise ValueError(f"{self.name}: use_breakable_cg=False takes {needed}")
         self._piecewise.use_breakable(model, self._pool)
 
     def init_compiled_runner(self, model: Callable[..., object], split_ops: Sequence[str]) -> None:
-        """Build the compiled pieces of `model`, split at the ops of these names; as init_breakable_cg_runner."""
+        """The same for compiled pieces of `model`, split at the ops of these names."""
         if self._pool is None or not self.mode.has_piecewise_cudagraphs():
             return
         if self.use_breakable_cg:
-            raise ValueError(
-                f"{self.name}: use_breakable_cg=True takes init_breakable_cg_runner(model)"
-            )
+            needed = "init_breakable_cg_runner(model)"
+            raise ValueError(f"{self.name}: use_breakable_cg=True takes {needed}")
         self._piecewise.use_compiled(model, self._pool, split_ops)
 
     def capture(self, make_forward: MakeForward, largest_only: bool = False) -> None:
@@ -130,22 +134,19 @@ class CudaGraphManager:
         validate_cudagraph_capturing_enabled(f"the {self.name} family", self._pool)
         with self._backend.side_stream(), _frozen_heap():
             for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
-                wanted = [desc for of, desc in self.descriptors() if of is mode]
-                todo = [
-                    desc
-                    for desc in wanted[: 1 if largest_only else None]
-                    if not self._is_captured(mode, desc)
-                ]
+                wanted = [desc for its_mode, desc in self.descriptors() if its_mode is mode]
+                wanted = wanted[:1] if largest_only else wanted
+                todo = [desc for desc in wanted if not self._is_captured(desc)]
                 self._capture_mode(self._backend, mode, todo, make_forward)
         self._update_dispatcher()
 
     def set_cudagraph_capturing_enabled(self, enabled: bool) -> None:
-        """Allow or forbid later captures of this family; those of other managers are not touched."""
+        """Allow or forbid later captures of this family, and of no other."""
         if self._pool is not None:
             set_cudagraph_capturing_enabled(self._pool, enabled)
 
     def measure(self, make_forward: MakeForward) -> int:
-        """Bytes that the largest capture of each mode takes: about what the family will take; nothing is kept."""
+        """Bytes of the largest capture of each mode, about what all will take; keeps no graph."""
         self.capture(make_forward, largest_only=True)
         num_bytes = self.counters.num_bytes
         self.clear_graphs()
@@ -160,27 +161,23 @@ class CudaGraphManager:
         has_lora: bool = False,
         agreed: BatchDescriptor | None = None,
     ) -> Dispatch:
-        """The graph that serves a batch and its padded sizes; NONE and the true sizes if there is none.
+        """The graph of a batch and its padded sizes; NONE and the true sizes if there is none.
 
         query_len: rows of each request, None where they differ
         has_lora:  some request has an adapter; only with `specialize_lora`
-        agreed:    the `agreed_batch` of several ranks; all choose what serves it, NONE with its sizes too
+        agreed:    the `agreed_batch` of several ranks, which all dispatch in place of their own
         """
         own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
         batch = own if agreed is None else agreed
         if agreed is not None and agreed_batch([agreed, own]) != agreed:
-            raise ValueError(
-                f"{self.name}: the agreed batch {agreed} does not hold this rank's own, {own}"
-            )
+            problem = f"the agreed batch {agreed} does not hold this rank's own, {own}"
+            raise ValueError(f"{self.name}: {problem}")
         if batch.has_lora not in self._lora_cases:
-            raise ValueError(
-                f"{self.name} has no graphs with LoRA: has_lora=True needs specialize_lora=True"
-            )
+            needed = "has_lora=True needs specialize_lora=True"
+            raise ValueError(f"{self.name} has no graphs with LoRA: {needed}")
+        num_reqs = 1 if batch.num_reqs is None else batch.num_reqs
         chosen = self._dispatcher.dispatch(
-            1 if batch.num_reqs is None else batch.num_reqs,
-            batch.num_tokens,
-            batch.query_len,
-            batch.has_lora,
+            num_reqs, batch.num_tokens, batch.query_len, batch.has_lora
         )
         self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
@@ -189,7 +186,7 @@ class CudaGraphManager:
         """Replay a FULL graph; returns the first num_tokens rows of each output buffer."""
         if desc not in self._full:
             raise CaptureError(
-                f"{self.name} has no full graph of {desc}: dispatch says which there are"
+                f"{self.name} has no full graph of {desc}: dispatch says which exist"
             )
         graph, outputs = self._full[desc]
         if graph is not None and self._pool is not None:
@@ -230,22 +227,16 @@ class CudaGraphManager:
         todo: Sequence[BatchDescriptor],
         make_forward: MakeForward,
     ) -> None:
-        # disable=None: no bar where nobody watches
-        bar = tqdm(
-            todo, desc=f"{self.name} {mode.name}", unit="size", disable=None if todo else True
-        )
+        is_hidden = None if todo else True  # None: tqdm shows a bar on terminals only
+        bar = tqdm(todo, desc=f"{self.name} {mode.name}", unit="size", disable=is_hidden)
         for desc in bar:
             began = time.perf_counter()
-            self._warm_up(mode, desc, make_forward)
+            self._warm_up(desc, make_forward)
             forward = make_forward(desc, warmup=False)
             backend.release()
             gc.freeze()  # spares the next collection what survived this one
             held = self.num_bytes()
-            num_graphs = (
-                self._capture_full(desc, forward)
-                if desc.query_len
-                else self._capture_pieces(desc, forward)
-            )
+            num_graphs = self._capture_forward(desc, forward)
             backend.release(collect=False)
             record = CaptureRecord(
                 mode=mode,
@@ -258,48 +249,45 @@ class CudaGraphManager:
             log_capture(self.name, mode, desc, num_graphs, record.num_bytes)
             bar.set_postfix_str(f"{backend.free_memory() / 2**30:.2f} GiB free")
 
-    def _warm_up(
-        self, mode: CUDAGraphMode, desc: BatchDescriptor, make_forward: MakeForward
-    ) -> None:
+    def _warm_up(self, desc: BatchDescriptor, make_forward: MakeForward) -> None:
         make_forward(desc, warmup=True)()
-        if self._is_captured(mode, desc):
+        if self._is_captured(desc):
             self._piecewise.clear_graphs()
             raise CaptureError(
-                f"{self.name}: the warm-up of {desc} was captured: with warmup=True its forward context has mode NONE"
+                f"{self.name}: the warm-up of {desc} was captured: "
+                "with warmup=True its forward context has mode NONE"
             )
 
-    def _capture_full(self, desc: BatchDescriptor, forward: Callable[[], object]) -> int:
-        assert self._pool is not None
-        graph, _ = capture_graph(self._pool, desc, forward, collect=False)
-        self._full[desc] = graph, tuple(output[: desc.num_tokens] for output in self._outputs)
-        return int(graph is not None)
-
-    def _capture_pieces(self, desc: BatchDescriptor, forward: Callable[[], object]) -> int:
+    def _capture_forward(self, desc: BatchDescriptor, forward: Callable[[], object]) -> int:
+        """Capture one size; returns how many graphs it took."""
+        if desc.query_len:
+            assert self._pool is not None
+            graph, _ = capture_graph(self._pool, desc, forward, collect=False)
+            self._full[desc] = graph, tuple(output[: desc.num_tokens] for output in self._outputs)
+            return int(graph is not None)
         forward()
         if not self._piecewise.has_captured(desc):
             raise CaptureError(
-                f"{self.name}: the forward of {desc} captured nothing: it must set a forward context with mode "
-                "PIECEWISE and this descriptor, and call run_pw_graph, whose runner was initialised before"
+                f"{self.name}: the forward of {desc} captured nothing: it must set a forward "
+                "context with mode PIECEWISE and this descriptor, and call run_pw_graph, whose "
+                "runner was initialised before"
             )
         return self._piecewise.num_graphs(desc)
 
-    def _is_captured(self, mode: CUDAGraphMode, desc: BatchDescriptor) -> bool:
-        return (
-            desc in self._full if mode is CUDAGraphMode.FULL else self._piecewise.has_captured(desc)
-        )
+    def _is_captured(self, desc: BatchDescriptor) -> bool:
+        return desc in self._full if desc.query_len else self._piecewise.has_captured(desc)
 
     def _update_dispatcher(self) -> None:
-        captured = [desc for mode, desc in self.descriptors() if self._is_captured(mode, desc)]
-        for lora in self._lora_cases:
-            of_case = [desc for desc in captured if desc.has_lora is lora]
-            requests = [desc.num_reqs for desc in of_case if desc.num_reqs is not None]
-            tokens = [desc.num_tokens for desc in of_case if desc.num_reqs is None]
-            self._dispatcher.set_captured(requests, tokens, lora)
+        captured = [desc for _, desc in self.descriptors() if self._is_captured(desc)]
+        for has_lora in self._lora_cases:
+            full = [d.num_reqs for d in captured if d.num_reqs and d.has_lora is has_lora]
+            pieces = [d.num_tokens for d in captured if not d.num_reqs and d.has_lora is has_lora]
+            self._dispatcher.set_captured(full, pieces, has_lora)
 
 
 @contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """Let the body freeze what survives a collection, so that a capture's own does not walk the whole heap."""
+    """Undo the freezes of the body, which spare each capture's collection a walk of the heap."""
     was_frozen = gc.get_freeze_count() > 0
     try:
         yield

@@ -1,13 +1,14 @@
-"""How a batch runs: not captured, in captured pieces, or as one graph; and the key under which its graph is kept."""
+"""How a batch runs: not captured, in captured pieces, or as one graph; and the key of its graph."""
 
 import enum
 from dataclasses import dataclass
 
 
 class CUDAGraphMode(enum.Enum):
-    """Runtime modes NONE, PIECEWISE, FULL; the other two name a pair (uniform decode batches, all other batches).
+    """Runtime modes NONE, PIECEWISE, FULL, and pairs of them: (uniform decode batches, all others).
 
-    As a configuration FULL means both, and CudaGraphManager refuses it: it has no full graphs of ragged batches.
+    As a configuration FULL means both, and CudaGraphManager refuses it: it has no full graphs of
+    ragged batches.
     """
 
     NONE = 0
@@ -37,7 +38,7 @@ class CUDAGraphMode(enum.Enum):
 class BatchDescriptor:
     """The key of a graph. None in num_reqs or query_len: the graph serves any.
 
-    has_lora: the graph of a batch in which some request has a LoRA adapter; it has keys of its own
+    has_lora: some request of the batch has a LoRA adapter
     """
 
     num_tokens: int

@@ -1,10 +1,10 @@
-"""The single entry for piecewise execution, over two implementations: breakable capture and compiled pieces."""
+"""The single entry for piecewise execution: breakable capture, or compiled pieces."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 from graphs.compiled import CompiledPieces
-from graphs.context import get_forward_context, has_forward_context
+from graphs.context import context_in
 from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphPool
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class PiecewiseRunner:
-    """Holds the one model of the family `name` in its captured form; without one it runs no forward in pieces."""
+    """Holds the model of the family `name` in its captured form, from the call of a `use_` on."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -23,9 +23,8 @@ class PiecewiseRunner:
     def use_breakable(self, model: Callable[..., object], pool: GraphPool) -> None:
         """Capture `model` in segments around its eager breaks."""
         if not self._is_built_for(model):
-            self._runner = BreakableCUDAGraphWrapper(
-                model, pool, debug_log_enable=False
-            )  # the manager logs
+            # the manager logs
+            self._runner = BreakableCUDAGraphWrapper(model, pool, debug_log_enable=False)
 
     def use_compiled(
         self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]
@@ -34,49 +33,45 @@ class PiecewiseRunner:
         pieces = CompiledPieces(model, pool, split_ops)
         if not self._is_built_for(model):
             self._runner = pieces
-        elif (
-            isinstance(self._runner, CompiledPieces) and self._runner.split_ops != pieces.split_ops
-        ):
+        built = self._runner
+        if isinstance(built, CompiledPieces) and built.split_ops != pieces.split_ops:
             raise ValueError(
-                f"{self.name}: split at {sorted(self._runner.split_ops)}, not at {sorted(split_ops)}"
+                f"{self.name}: split at {sorted(built.split_ops)}, not at {sorted(split_ops)}"
             )
 
     def run(self, model: Callable[..., R], model_inputs: Mapping[str, object]) -> R:
         """One forward, as the forward context says: eager, captured now, or replayed."""
-        context = get_forward_context() if has_forward_context() else None
-        mode = CUDAGraphMode.NONE if context is None else context.runtime_mode
-        if mode is CUDAGraphMode.PIECEWISE and self._runner is None:
+        if self._runner is None and context_in(CUDAGraphMode.PIECEWISE) is not None:
             raise CaptureError(
-                f"{self.name}: run_pw_graph in mode PIECEWISE without a runner: call init_breakable_cg_runner "
-                "or init_compiled_runner before capture, in a mode with piecewise graphs"
+                f"{self.name}: run_pw_graph in mode PIECEWISE without a runner: call "
+                "init_breakable_cg_runner or init_compiled_runner before capture, in a mode with "
+                "piecewise graphs"
             )
-        if self._runner is None or mode is CUDAGraphMode.FULL:
+        if self._runner is None or context_in(CUDAGraphMode.FULL) is not None:
             return model(**model_inputs)
-        if self._runner.unwrap() != model:
-            raise CaptureError(
-                f"run_pw_graph was built for {self._runner.unwrap()!r}, not for {model!r}"
-            )
+        built_for = self._runner.unwrap()
+        if built_for != model:
+            raise CaptureError(f"run_pw_graph was built for {built_for!r}, not for {model!r}")
         return cast(R, self._runner(**model_inputs))
 
     def _is_built_for(self, model: Callable[..., object]) -> bool:
-        """Whether the runner is there already; it may hold graphs, which another model would drop."""
-        if self._runner is not None and self._runner.unwrap() != model:
+        """Whether the runner exists; its graphs, if it has any, are those of one model."""
+        if self._runner is None:
+            return False
+        built_for = self._runner.unwrap()
+        if built_for != model:
             raise ValueError(
-                f"{self.name}: its runner was built for {self._runner.unwrap()!r}: give {model!r} a manager of its own"
+                f"{self.name}: its runner was built for {built_for!r}: "
+                f"give {model!r} a manager of its own"
             )
-        return self._runner is not None
+        return True
 
     def will_replay(self) -> bool:
         """Whether a forward in the present context would replay."""
-        if not has_forward_context():
+        context = context_in(CUDAGraphMode.PIECEWISE)
+        if context is None or context.batch_descriptor is None:
             return False
-        context = get_forward_context()
-        descriptor = context.batch_descriptor
-        return (
-            context.runtime_mode is CUDAGraphMode.PIECEWISE
-            and descriptor is not None
-            and self.has_captured(descriptor)
-        )
+        return self.has_captured(context.batch_descriptor)
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:
         """Graphs captured for a descriptor."""

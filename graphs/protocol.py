@@ -1,16 +1,19 @@
-"""What captures and replays: the protocol that CudaBackend (backend.py) and TapeBackend (tape.py) follow.
+"""What captures and replays: the protocol that CudaBackend and TapeBackend follow.
 
-A backend makes pools; a pool opens sessions, one for each forward that is captured; a session begins and ends graphs.
-All graphs of a pool share memory: a result of one lives until another replays.
+A backend makes pools; a pool opens sessions, one for each forward that is captured; a session
+begins and ends graphs. The graphs of a pool share memory: a result of one lives until another
+replays.
 """
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+V = TypeVar("V")
 
 
 class Graph(Protocol):
-    """Work that was captured."""
+    """Captured work."""
 
     def replay(self) -> None:
         """Do the work again, on the same addresses."""
@@ -30,13 +33,13 @@ class GraphSession(Protocol):
 
 
 class GraphHooks:
-    """What a stream beside the forward's needs, such as one that copies offloaded weights; these do nothing."""
+    """What another stream needs, such as one that copies offloaded weights; these do nothing."""
 
     def synchronize(self) -> None:
-        """Before each capture and each replay: wait for what the other stream still does for an earlier forward."""
+        """Before each capture and each replay: wait for the other stream's earlier work."""
 
     def join(self) -> None:
-        """In the capture, before its last graph ends: wait for the work that it forked, which a capture needs."""
+        """Before the last graph of a capture ends: wait for the work that the capture forked."""
 
 
 class GraphPool(Protocol):
@@ -52,21 +55,21 @@ class GraphPool(Protocol):
     def session(
         self, owner: Hashable, *, collect: bool = True, is_last: bool = True
     ) -> AbstractContextManager[GraphSession]:
-        """Open the capture of one forward, or of one piece of it; an error inside drops the graph at hand.
+        """Open the capture of one forward, or of a piece of it; an error drops the current graph.
 
         owner:   captures of one owner may read each other's results
         collect: first free what can be freed
         is_last: no later piece of this owner is captured from the results of this one
         """
 
-    def weaken(self, value: object) -> object:
-        """`value` with weak views in place of the tensors in it, so that it pins no memory of the pool."""
+    def weaken(self, value: V) -> V:
+        """`value` with weak views in place of its tensors; it pins no memory of the pool."""
 
     def num_bytes(self) -> int:
         """Bytes that the graphs of this pool hold, whatever else uses the device."""
 
     def close(self) -> None:
-        """Let go of the memory, once every graph was reset; the pool is as new."""
+        """Release the memory, once every graph was reset; the pool can be used again."""
 
 
 class GraphBackend(Protocol):

@@ -1,7 +1,7 @@
 """Which sizes are captured, and which of them serves a batch.
 
-FULL graphs are keyed by request count, PIECEWISE graphs by token count. Neither list is derived from the other: a list
-of tokens divided by K+1 leaves some counts without a graph.
+FULL graphs are keyed by request count, PIECEWISE graphs by token count. Neither list is derived
+from the other: a list of tokens divided by K+1 leaves some counts without a graph.
 """
 
 from bisect import bisect_left
@@ -26,8 +26,8 @@ def capture_sizes(
     """The default sizes up to both limits, or the given ones, checked.
 
     requests: 1 to 8, then steps of 8 up to max_num_reqs
-    tokens:   powers of two from 16 and, beyond 64, 1.5 times them up to max_num_tokens; up to 64 rows a pass takes as
-              long as its weights are read, so few sizes serve
+    tokens:   powers of two from 16 and, from 64, 1.5 times them, up to max_num_tokens; few serve up
+              to 64 rows, where a pass takes as long as reading the weights
     """
     if requests is None:
         requests = [*range(1, min(8, max_num_reqs) + 1), *range(16, max_num_reqs, 8), max_num_reqs]
@@ -48,7 +48,6 @@ def padding_map(sizes: Sequence[int]) -> list[int]:
 
 def _checked(what: str, sizes: Sequence[int], largest: int, unit: str) -> tuple[int, ...]:
     if any(not 1 <= size <= largest for size in sizes):
-        raise ValueError(
-            f"{what}={list(sizes)}: each must lie between 1 and the limit of {largest} {unit}"
-        )
+        limits = f"between 1 and the limit of {largest} {unit}"
+        raise ValueError(f"{what}={list(sizes)}: each must lie {limits}")
     return tuple(sorted(set(sizes)))

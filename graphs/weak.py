@@ -1,20 +1,23 @@
 """Weak views: tensors that know an address and a shape but keep no memory alive.
 
-A strong reference to a tensor made during a capture pins its memory in the pool: one copy of the activations for each
-captured size. A weak view does not; whoever holds one promises that the graph, or the static buffer, outlives it.
+A strong reference to a tensor made during a capture pins its memory in the pool: one copy of the
+activations for each captured size. A weak view does not; the graph or the static buffer that owns
+the memory must outlive it.
 """
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+
+V = TypeVar("V")
 
 
 def weak_view(tensor: Tensor) -> Tensor:
     """A plain tensor over the same memory that does not own it; no autograd, no subclass.
 
-    It needs torch._C._construct_storage_from_data_pointer, a private call; tests/graphs/test_weak.py watches it.
+    It needs torch._C._construct_storage_from_data_pointer, a private call: see test_weak.py.
     """
     storage = tensor.untyped_storage()
     alias = torch._C._construct_storage_from_data_pointer(
@@ -24,7 +27,7 @@ def weak_view(tensor: Tensor) -> Tensor:
 
 
 def plain_view(tensor: Tensor) -> Tensor:
-    """A tensor over the same memory that owns it, but is nobody's view: torch.compile puts no guard on a base."""
+    """The same memory, owned, in a tensor without a base for torch.compile to put guards on."""
     return _over(tensor.untyped_storage(), tensor)
 
 
@@ -34,32 +37,30 @@ def _over(storage: torch.UntypedStorage, tensor: Tensor) -> Tensor:
         return view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def weak_views(value: object) -> object:
-    """`value` with each tensor replaced by a weak view: lists, tuples, named tuples and dicts, nested as they come."""
+def weak_views(value: V) -> V:
+    """`value` with each tensor replaced by a weak view."""
     return map_tensors(weak_view, value)
 
 
-def map_tensors(fn: Callable[[Tensor], Tensor], value: object) -> object:
-    """Rebuild the containers of `value` around fn(tensor); everything else is passed on as it is."""
+def map_tensors(fn: Callable[[Tensor], Tensor], value: V) -> V:
+    """`value` with fn(tensor) for each tensor, in nested lists, tuples, named tuples and dicts."""
+    mapped: object = value
     if isinstance(value, Tensor):
-        return fn(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(fn, item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [map_tensors(fn, item) for item in value]
-    if isinstance(value, tuple):
+        mapped = fn(value)
+    elif isinstance(value, dict):
+        mapped = {key: map_tensors(fn, item) for key, item in value.items()}
+    elif isinstance(value, list):
+        mapped = [map_tensors(fn, item) for item in value]
+    elif isinstance(value, tuple):
         rebuild = getattr(value, "_make", tuple)  # a named tuple keeps its type
-        return rebuild(map_tensors(fn, item) for item in value)
-    return value
+        mapped = rebuild(map_tensors(fn, item) for item in value)
+    return cast(V, mapped)
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
     """The tensors that `map_tensors` would visit, in its order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)

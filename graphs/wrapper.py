@@ -1,17 +1,19 @@
-"""One callable, one graph for each batch descriptor that it is called with.
+"""One callable, one captured form of it for each batch descriptor that it is called with.
 
-Both wrappers trust mode and descriptor of the forward context: a mode that is not theirs runs the callable directly,
-which makes nesting legal; a new descriptor captures; a known one replays and returns the stored output. They own no
-buffers, copy no inputs and do no warm-up: the caller does.
+Both wrappers trust mode and descriptor of the forward context: in another mode than theirs they run
+the callable directly, which makes nesting legal; a new descriptor captures; a known one replays and
+returns the stored output. They own no buffers, copy no inputs and do no warm-up: the caller does.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from graphs.addresses import addresses, check_addresses, debug_enabled
 from graphs.breakable import BreakableCUDAGraphCapture
 from graphs.capturing import exclusive_capture
-from graphs.context import ForwardContext, get_forward_context, has_forward_context
+from graphs.context import ForwardContext, context_in
 from graphs.log import log_capture
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import Graph, GraphPool
@@ -19,9 +21,12 @@ from graphs.protocol import Graph, GraphPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CUDAGraphOptions:
-    """debug_log_enable: log each capture. gc_disable: skip gc and empty_cache, for all pieces but the first.
+    """How a CUDAGraphWrapper captures.
 
-    weak_ref_output: return a weak view at capture too; right only for the last piece, whose output no later one reads.
+    debug_log_enable: log each capture
+    gc_disable:       skip gc and empty_cache; for all pieces but the first
+    weak_ref_output:  return a weak view at capture too; right only for the last piece, whose output
+                      no later one reads
     """
 
     debug_log_enable: bool = True
@@ -31,17 +36,107 @@ class CUDAGraphOptions:
 
 @dataclass(slots=True, kw_only=True)
 class CUDAGraphEntry:
-    """What is kept for a descriptor."""
+    """What is kept for a descriptor; graph None means that the call launched nothing."""
 
     batch_descriptor: BatchDescriptor
-    graph: (
-        Graph | BreakableCUDAGraphCapture | None
-    )  # None: nothing was captured, nothing needs a launch
+    graph: Graph | None
     output: object  # weak views
     input_addresses: dict[str, int] = field(default_factory=dict)  # with SPECDEC_DEBUG=1
 
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that a replay launches."""
+        if isinstance(self.graph, BreakableCUDAGraphCapture):
+            return self.graph.num_graphs
+        return int(self.graph is not None)
 
-class CUDAGraphWrapper:
+
+class _GraphWrapper(ABC):
+    """What both wrappers share; each says how a call is captured."""
+
+    def __init__(
+        self,
+        runnable: Callable[..., object],
+        mode: CUDAGraphMode,
+        pool: GraphPool,
+        options: CUDAGraphOptions,
+    ) -> None:
+        self.runnable = runnable
+        self.entries: dict[BatchDescriptor, CUDAGraphEntry] = {}
+        self._mode = mode
+        self._pool = pool
+        self._options = options
+        self._debug = debug_enabled()
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        context = context_in(self._mode)
+        if context is None:
+            return self.runnable(*args, **kwargs)
+        entry = self.entries.get(context.graph_key())
+        if entry is None:
+            return self._capture(context, args, kwargs)
+        if self._debug:
+            check_addresses(entry.input_addresses, addresses(args, kwargs, context))
+        if entry.graph is not None:
+            self._replay(entry.graph)
+        return entry.output
+
+    def __getattr__(self, name: str) -> object:
+        """An attribute of the wrapped callable."""
+        runnable = self.__dict__.get("runnable")
+        if runnable is None or not hasattr(runnable, name):
+            wrapper = type(self).__name__
+            raise AttributeError(f"neither {wrapper} nor what it wraps has an attribute {name!r}")
+        attribute: object = getattr(runnable, name)
+        return attribute
+
+    def unwrap(self) -> Callable[..., object]:
+        """The callable itself."""
+        return self.runnable
+
+    def has_captured(self, descriptor: BatchDescriptor) -> bool:
+        """Whether a call with this descriptor would replay."""
+        return descriptor in self.entries
+
+    def num_graphs(self, descriptor: BatchDescriptor) -> int:
+        """Graphs captured for a descriptor."""
+        return self.entries[descriptor].num_graphs
+
+    def clear_graphs(self) -> None:
+        """Drop every graph; the next call of a descriptor captures again."""
+        for entry in self.entries.values():
+            if entry.graph is not None:
+                entry.graph.reset()
+        self.entries.clear()
+
+    def _capture(
+        self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        descriptor = context.graph_key()
+        held = self._pool.num_bytes()
+        graph, output = self._capture_call(descriptor, partial(self.runnable, *args, **kwargs))
+        weak = self._pool.weaken(output)
+        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=graph, output=weak)
+        if self._debug:
+            entry.input_addresses = addresses(args, kwargs, context)
+        self.entries[descriptor] = entry
+        if self._options.debug_log_enable:
+            taken = self._pool.num_bytes() - held
+            log_capture(repr(self.runnable), self._mode, descriptor, entry.num_graphs, taken)
+        # a strong output keeps its memory from the pieces captured after this one
+        return weak if self._options.weak_ref_output else output
+
+    @abstractmethod
+    def _capture_call(
+        self, descriptor: BatchDescriptor, call: Callable[[], object]
+    ) -> tuple[Graph | None, object]:
+        """What replays `call`, None if there is nothing to launch; and what it returned."""
+
+    def _replay(self, graph: Graph) -> None:
+        graph.replay()
+
+
+class CUDAGraphWrapper(_GraphWrapper):
     """Captures `runnable` whole, when the runtime mode is the one that it was made for."""
 
     def __init__(
@@ -53,63 +148,23 @@ class CUDAGraphWrapper:
     ) -> None:
         if runtime_mode not in (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE):
             raise ValueError(f"runtime_mode={runtime_mode}: a wrapper is for FULL or for PIECEWISE")
-        self.runnable, self.runtime_mode, self._pool = runnable, runtime_mode, pool
+        self.runtime_mode = runtime_mode
         self.options = options or CUDAGraphOptions()
-        self.entries: dict[BatchDescriptor, CUDAGraphEntry] = {}
-        self._debug = debug_enabled()
+        super().__init__(runnable, runtime_mode, pool, self.options)
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        context = captured_context(self.runtime_mode)
-        if context is None:
-            return self.runnable(*args, **kwargs)
-        entry = self.entries.get(descriptor_of(context))
-        if entry is None:
-            return self._capture(context, args, kwargs)
-        if self._debug:
-            check_addresses(entry.input_addresses, addresses(args, kwargs, context))
-        if entry.graph is not None:
-            self._pool.hooks.synchronize()
-            entry.graph.replay()
-        return entry.output
+    def _capture_call(
+        self, descriptor: BatchDescriptor, call: Callable[[], object]
+    ) -> tuple[Graph | None, object]:
+        collect = not self.options.gc_disable
+        is_last = self.options.weak_ref_output
+        return capture_graph(self._pool, descriptor, call, collect=collect, is_last=is_last)
 
-    def __getattr__(self, name: str) -> object:
-        return fall_through(self, name)
-
-    def unwrap(self) -> Callable[..., object]:
-        """The callable itself."""
-        return self.runnable
-
-    def clear_graphs(self) -> None:
-        """Drop every graph; the next call of a descriptor captures again."""
-        clear_entries(self.entries)
-
-    def _capture(
-        self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        descriptor, options, held = descriptor_of(context), self.options, self._pool.num_bytes()
-        graph, output = capture_graph(
-            self._pool,
-            descriptor,
-            lambda: self.runnable(*args, **kwargs),
-            collect=not options.gc_disable,
-            is_last=options.weak_ref_output,
-        )
-        entry = CUDAGraphEntry(
-            batch_descriptor=descriptor, graph=graph, output=self._pool.weaken(output)
-        )
-        if self._debug:
-            entry.input_addresses = addresses(args, kwargs, context)
-        self.entries[descriptor] = entry
-        if options.debug_log_enable:
-            taken = self._pool.num_bytes() - held
-            log_capture(
-                repr(self.runnable), self.runtime_mode, descriptor, int(graph is not None), taken
-            )
-        # a strong output keeps its memory from the pieces captured after this one
-        return entry.output if options.weak_ref_output else output
+    def _replay(self, graph: Graph) -> None:
+        self._pool.hooks.synchronize()
+        graph.replay()
 
 
-class BreakableCUDAGraphWrapper:
+class BreakableCUDAGraphWrapper(_GraphWrapper):
     """Captures `runnable` in segments around its eager breaks, when the runtime mode is PIECEWISE.
 
     debug_log_enable: a debug line for each capture
@@ -118,61 +173,15 @@ class BreakableCUDAGraphWrapper:
     def __init__(
         self, runnable: Callable[..., object], pool: GraphPool, *, debug_log_enable: bool = True
     ) -> None:
-        self.runnable, self._pool, self._is_logged = runnable, pool, debug_log_enable
-        self.entries: dict[BatchDescriptor, CUDAGraphEntry] = {}
-        self._debug = debug_enabled()
+        options = CUDAGraphOptions(debug_log_enable=debug_log_enable)
+        super().__init__(runnable, CUDAGraphMode.PIECEWISE, pool, options)
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        context = captured_context(CUDAGraphMode.PIECEWISE)
-        if context is None:
-            return self.runnable(*args, **kwargs)
-        entry = self.entries.get(descriptor_of(context))
-        if entry is None:
-            return self._capture(context, args, kwargs)
-        if self._debug:
-            check_addresses(entry.input_addresses, addresses(args, kwargs, context))
-        assert entry.graph is not None
-        entry.graph.replay()
-        return entry.output
-
-    def __getattr__(self, name: str) -> object:
-        return fall_through(self, name)
-
-    def unwrap(self) -> Callable[..., object]:
-        """The callable itself."""
-        return self.runnable
-
-    def clear_graphs(self) -> None:
-        """Drop every graph; the next call of a descriptor captures again."""
-        clear_entries(self.entries)
-
-    def has_captured(self, descriptor: BatchDescriptor) -> bool:
-        """Whether a call with this descriptor would replay."""
-        return descriptor in self.entries
-
-    def num_graphs(self, descriptor: BatchDescriptor) -> int:
-        """Graphs captured for a descriptor."""
-        capture = self.entries[descriptor].graph
-        return capture.num_graphs if isinstance(capture, BreakableCUDAGraphCapture) else 0
-
-    def _capture(
-        self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> object:
-        descriptor, held = descriptor_of(context), self._pool.num_bytes()
+    def _capture_call(
+        self, descriptor: BatchDescriptor, call: Callable[[], object]
+    ) -> tuple[Graph | None, object]:
         with BreakableCUDAGraphCapture(self._pool, owner=descriptor) as capture:
-            output = self.runnable(*args, **kwargs)
-        entry = CUDAGraphEntry(
-            batch_descriptor=descriptor, graph=capture, output=self._pool.weaken(output)
-        )
-        if self._debug:
-            entry.input_addresses = addresses(args, kwargs, context)
-        self.entries[descriptor] = entry
-        if self._is_logged:
-            taken = self._pool.num_bytes() - held
-            log_capture(
-                repr(self.runnable), CUDAGraphMode.PIECEWISE, descriptor, capture.num_graphs, taken
-            )
-        return entry.output
+            output = call()
+        return capture, output
 
 
 def capture_graph(
@@ -194,37 +203,3 @@ def capture_graph(
         pool.hooks.join()
         graph = session.end()
     return graph, output
-
-
-def captured_context(mode: CUDAGraphMode) -> ForwardContext | None:
-    """The forward context, if it asks for `mode`."""
-    context = get_forward_context() if has_forward_context() else None
-    return context if context is not None and context.runtime_mode is mode else None
-
-
-def descriptor_of(context: ForwardContext) -> BatchDescriptor:
-    """The key of the graph; a context with a mode must have one."""
-    if context.batch_descriptor is None:
-        raise ValueError(
-            f"runtime_mode={context.runtime_mode} needs a batch_descriptor in the forward context"
-        )
-    return context.batch_descriptor
-
-
-def fall_through(wrapper: CUDAGraphWrapper | BreakableCUDAGraphWrapper, name: str) -> object:
-    """An attribute of the wrapped callable."""
-    runnable = wrapper.__dict__.get("runnable")
-    if runnable is None or not hasattr(runnable, name):
-        raise AttributeError(
-            f"neither {type(wrapper).__name__} nor what it wraps has an attribute {name!r}"
-        )
-    attribute: object = getattr(runnable, name)
-    return attribute
-
-
-def clear_entries(entries: dict[BatchDescriptor, CUDAGraphEntry]) -> None:
-    """Reset the graphs of `entries` and forget them."""
-    for entry in entries.values():
-        if entry.graph is not None:
-            entry.graph.reset()
-    entries.clear()

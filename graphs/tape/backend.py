@@ -8,6 +8,7 @@ are errors. It does not model streams, the reuse of memory inside a pool, or ker
 import gc
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TypeVar
 from weakref import WeakSet
 
 import torch
@@ -19,6 +20,8 @@ from graphs.tape.host_reads import ForbidHostReads
 from graphs.tape.memory import OwnerMemory
 from graphs.tape.record import Recorder
 from graphs.weak import map_tensors, weak_view
+
+V = TypeVar("V")
 
 
 class TapeBackend:
@@ -77,7 +80,7 @@ class TapePool:
         if is_last:
             memory.settle()
 
-    def weaken(self, value: object) -> object:
+    def weaken(self, value: V) -> V:
         """Weak views of the tensors that lie in results; the pool keeps only those alive."""
         return map_tensors(
             lambda tensor: weak_view(tensor) if self._owns(tensor) else tensor, value

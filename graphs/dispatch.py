@@ -59,7 +59,8 @@ class Dispatcher:
         if query_len is not None and num_reqs * query_len != num_tokens:
             product = f"num_reqs={num_reqs} times query_len={query_len}"
             raise ValueError(f"num_tokens={num_tokens} is not {product}")
-        full, pieces = self._full[has_lora], self._piecewise[has_lora]
+        full = self._full[has_lora]
+        pieces = self._piecewise[has_lora]
         if query_len == self.query_len and num_reqs < len(full):
             return full[num_reqs]
         if num_tokens < len(pieces):

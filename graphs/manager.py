@@ -93,17 +93,11 @@ class CudaGraphManager:
         """What is captured, in order: PIECEWISE before FULL, large before small."""
         tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
         requests = self.sizes.requests if self.mode.decode_mode() is CUDAGraphMode.FULL else ()
-        pieces = [
-            (CUDAGraphMode.PIECEWISE, self._dispatcher.ragged(n, has_lora))
-            for n in reversed(tokens)
-            for has_lora in self._lora_cases
-        ]
-        full = [
-            (CUDAGraphMode.FULL, self._dispatcher.uniform(n, has_lora))
-            for n in reversed(requests)
-            for has_lora in self._lora_cases
-        ]
-        return pieces + full
+        of, cases = self._dispatcher, self._lora_cases
+        pieces = [of.ragged(n, lora) for n in reversed(tokens) for lora in cases]
+        full = [of.uniform(n, lora) for n in reversed(requests) for lora in cases]
+        in_pieces = [(CUDAGraphMode.PIECEWISE, desc) for desc in pieces]
+        return in_pieces + [(CUDAGraphMode.FULL, desc) for desc in full]
 
     def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
         """Build the breakable wrapper of `model` that `run_pw_graph` uses, before `capture`.
@@ -175,10 +169,8 @@ class CudaGraphManager:
         if batch.has_lora not in self._lora_cases:
             needed = "has_lora=True needs specialize_lora=True"
             raise ValueError(f"{self.name} has no graphs with LoRA: {needed}")
-        num_reqs = 1 if batch.num_reqs is None else batch.num_reqs
-        chosen = self._dispatcher.dispatch(
-            num_reqs, batch.num_tokens, batch.query_len, batch.has_lora
-        )
+        reqs = 1 if batch.num_reqs is None else batch.num_reqs
+        chosen = self._dispatcher.dispatch(reqs, batch.num_tokens, batch.query_len, batch.has_lora)
         self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
 
@@ -196,7 +188,7 @@ class CudaGraphManager:
         return outputs
 
     def run_pw_graph(self, model: Callable[..., R], model_inputs: Mapping[str, object]) -> R:
-        """Run `model` as the forward context says: eagerly, or its captured pieces around eager breaks."""
+        """Run `model` as the forward context says: eagerly, or in captured pieces."""
         replays = self._piecewise.will_replay()
         result = self._piecewise.run(model, model_inputs)
         if replays:
@@ -227,7 +219,7 @@ class CudaGraphManager:
         todo: Sequence[BatchDescriptor],
         make_forward: MakeForward,
     ) -> None:
-        is_hidden = None if todo else True  # None: tqdm shows a bar on terminals only
+        is_hidden = None if todo else True  # None: shown on terminals only
         bar = tqdm(todo, desc=f"{self.name} {mode.name}", unit="size", disable=is_hidden)
         for desc in bar:
             began = time.perf_counter()

@@ -1,8 +1,9 @@
 """A backend without a GPU: records the ops of a call and replays them into the same memory.
 
-TapeBackend keeps what matters of CUDA graphs: numbers and branches are frozen, addresses are fixed, a capture does
-nothing, results are garbage until the first replay and after the replay of another capture, and reads from the host
-are errors. It does not model streams, the reuse of memory inside a pool, or kernels that torch does not dispatch.
+TapeBackend keeps what matters of CUDA graphs: numbers and branches are frozen, addresses are fixed,
+a capture computes nothing, results are garbage until the first replay and after the replay of
+another capture, and host reads are errors. It does not model streams, the reuse of memory inside a
+pool, or kernels that torch does not dispatch.
 """
 
 import gc
@@ -25,7 +26,7 @@ V = TypeVar("V")
 
 
 class TapeBackend:
-    """Captures on the tape; `capacity` is the memory that it pretends to have."""
+    """Captures on the tape; `capacity` stands for the memory of a device."""
 
     name = "tape"
 
@@ -54,12 +55,13 @@ class TapeBackend:
 
 
 class TapePool:
-    """Owners that spoil each other's results."""
+    """Owners that poison each other's results."""
 
     def __init__(self) -> None:
         self._owners: dict[Hashable, OwnerMemory] = {}
         self._last: OwnerMemory | None = None
-        self.is_capturing_enabled, self.hooks = True, GraphHooks()
+        self.is_capturing_enabled = True
+        self.hooks = GraphHooks()
 
     @contextmanager
     def session(
@@ -74,45 +76,44 @@ class TapePool:
             yield session
         except BaseException:
             session.abort()
-            memory.settle()
+            memory.end_capture()
             self._drop_unused(memory)
             raise
         if is_last:
-            memory.settle()
+            memory.end_capture()
 
     def weaken(self, value: V) -> V:
         """Weak views of the tensors that lie in results; the pool keeps only those alive."""
-        return map_tensors(
-            lambda tensor: weak_view(tensor) if self._owns(tensor) else tensor, value
-        )
+        return map_tensors(lambda t: weak_view(t) if self._owns(t) else t, value)
 
     def close(self) -> None:
-        """Forget every owner; weak views of their results are dangling from here on."""
+        """Forget every owner; weak views of their results dangle from here on."""
         self._owners.clear()
         self._last = None
 
-    def take_over(self, memory: OwnerMemory) -> None:
-        """`memory` is about to be replayed into: the results of the owner before it are gone."""
+    def begin_replay(self, memory: OwnerMemory) -> None:
+        """A graph of `memory` is about to replay: the results of the last owner are lost."""
         if self._last is not None and self._last is not memory:
-            self._last.spoil()
+            self._last.poison()
         self._last = memory
 
     def drop(self, memory: OwnerMemory) -> None:
-        """A graph of this owner was reset; with the last one the results go."""
+        """A graph of this owner was reset; with its last graph the results are freed."""
         memory.num_graphs -= 1
         self._drop_unused(memory)
 
     def _drop_unused(self, memory: OwnerMemory) -> None:
         if memory.num_graphs == 0:
             self._owners = {key: kept for key, kept in self._owners.items() if kept is not memory}
-            self._last = None if self._last is memory else self._last
+            if self._last is memory:
+                self._last = None
 
     def num_bytes(self) -> int:
         """Bytes that graphs of this pool hold."""
         return sum(memory.num_bytes() for memory in self._owners.values())
 
     def pinned_bytes(self) -> int:
-        """Bytes that could not be shared on CUDA, because a strong reference outside keeps them."""
+        """Bytes that CUDA could not share: a strong reference outside keeps them."""
         return sum(memory.pinned_bytes() for memory in self._owners.values())
 
     def _owns(self, tensor: Tensor) -> bool:
@@ -123,7 +124,8 @@ class TapeSession:
     """Begins and ends the recording of graphs."""
 
     def __init__(self, pool: TapePool, memory: OwnerMemory) -> None:
-        self._pool, self._memory = pool, memory
+        self._pool = pool
+        self._memory = memory
         self._stack = ExitStack()
         self._recorder: Recorder | None = None
 
@@ -139,9 +141,8 @@ class TapeSession:
         recorder = self._recorder
         assert recorder is not None, "no graph has begun"
         if recorder.inside is not None:
-            raise CaptureError(
-                f"an eager break inside the captured op {recorder.inside}: the break must be outermost"
-            )
+            problem = f"an eager break inside the captured op {recorder.inside}"
+            raise CaptureError(f"{problem}: the break must be outermost")
         self.abort()
         if not recorder.calls:
             return None
@@ -155,20 +156,21 @@ class TapeSession:
 
 
 class TapeGraph:
-    """Recorded calls, in order, with the tensors that they were made on."""
+    """Recorded calls, in order, and the storages of their inputs."""
 
     def __init__(self, pool: TapePool, memory: OwnerMemory, recorder: Recorder) -> None:
-        self._pool, self._memory = pool, memory
-        self._calls, self._inputs = recorder.calls, list(recorder.inputs.values())
+        self._pool = pool
+        self._memory = memory
+        self._calls = recorder.calls
+        self._inputs = list(recorder.inputs.values())
 
     def replay(self) -> None:
-        """Make the calls again."""
+        """Make the calls again, unless an input is gone."""
         for name, storage in self._inputs:
             if storage.expired():  # type: ignore[no-untyped-call]
-                raise CaptureError(
-                    f"an input of {name} was freed after the capture: captured inputs are static buffers"
-                )
-        self._pool.take_over(self._memory)
+                problem = f"an input of {name} was freed after the capture"
+                raise CaptureError(f"{problem}: captured inputs are static buffers")
+        self._pool.begin_replay(self._memory)
         with torch.inference_mode():
             for call in self._calls:
                 call()

@@ -1,7 +1,8 @@
-"""What no capture can hold: reads of the device from the host, shapes that depend on data, torch's own random numbers.
+"""What no capture can hold: host reads of the device, shapes made of data, torch's generator.
 
-On CUDA these fail inside a capture with whatever error the driver finds. The tape knows them by name: a dispatch mode
-sees the ops, a function mode the calls that never become an op on CPU tensors (.tolist(), .cpu(), .numpy()).
+On CUDA these fail inside a capture with whatever error the driver finds. The tape names them: a
+dispatch mode sees the ops, a function mode the calls that never become an op on CPU tensors
+(.tolist(), .cpu(), .numpy()).
 """
 
 from collections.abc import Callable
@@ -15,25 +16,13 @@ from graphs.errors import CaptureError
 
 _READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose")
 _DATA_SHAPES = (
-    "nonzero",
-    "nonzero_numpy",
-    "masked_select",
-    "unique_dim",
-    "_unique",
-    "_unique2",
-    "unique_consecutive",
+    *("nonzero", "nonzero_numpy", "masked_select"),
+    *("unique_dim", "_unique", "_unique2", "unique_consecutive"),
 )
+_INDEX_OPS = ("index", "index_put", "index_put_", "_index_put_impl_")
 _CALLS = (
-    "cpu",
-    "numpy",
-    "tolist",
-    "item",
-    "__array__",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__repr__",
+    *("cpu", "numpy", "tolist", "item", "__array__", "__repr__"),
+    *("__bool__", "__int__", "__float__", "__index__"),
 )
 
 
@@ -42,22 +31,15 @@ def check_op(func: "OpOverload[..., object]", args: tuple[object, ...]) -> None:
     name = func.overloadpacket.__name__
     if name in _READS:
         raise _host_read(str(func))
-    if name in _DATA_SHAPES or (
-        name == "repeat_interleave" and isinstance(args[0], Tensor) and len(args) == 1
-    ):
-        raise CaptureError(
-            f"{func} makes a shape out of data: use torch.where, or an index of fixed size"
-        )
-    if (
-        name in ("index", "index_put", "index_put_", "_index_put_impl_")
-        and has_masks(args)
-        and not _is_masked_fill(args)
-    ):
+    repeats_data = name == "repeat_interleave" and isinstance(args[0], Tensor) and len(args) == 1
+    if name in _DATA_SHAPES or repeats_data:
+        remedy = "use torch.where, or an index of fixed size"
+        raise CaptureError(f"{func} makes a shape out of data: {remedy}")
+    if name in _INDEX_OPS and has_masks(args) and not _is_masked_fill(args):
         raise CaptureError(f"{func} with a boolean mask makes a shape out of data: use torch.where")
     if torch.Tag.nondeterministic_seeded in func.tags:
-        raise CaptureError(
-            f"{func} draws from torch's generator: use a counter-based one with its state in a buffer"
-        )
+        remedy = "use a counter-based one with its state in a buffer"
+        raise CaptureError(f"{func} draws from torch's generator: {remedy}")
 
 
 class ForbidHostReads(TorchFunctionMode):
@@ -70,35 +52,29 @@ class ForbidHostReads(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _CALLS and getattr(Tensor, name, None) is func:
             raise _host_read(f"Tensor.{name}")
-        if func is torch.tensor and (kwargs or {}).get("device") is not None:
-            raise CaptureError(
-                "torch.tensor(..., device=...) copies from the host: make the tensor before the capture"
-            )
-        return func(*args, **(kwargs or {}))
+        if func is torch.tensor and kwargs.get("device") is not None:
+            problem = "torch.tensor(..., device=...) copies from the host"
+            raise CaptureError(f"{problem}: make the tensor before the capture")
+        return func(*args, **kwargs)
 
 
 def _host_read(name: str) -> CaptureError:
-    return CaptureError(
-        f"{name} reads the device from the host: nothing inside a captured region may"
-    )
+    rule = "nothing inside a captured region may"
+    return CaptureError(f"{name} reads the device from the host: {rule}")
 
 
 def has_masks(args: tuple[object, ...]) -> bool:
     """Whether an index op is given a boolean mask."""
     indices = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else []
-    return any(
-        isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices
-    )
+    tensors = [index for index in indices if isinstance(index, Tensor)]
+    return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
 
 
 def _is_masked_fill(args: tuple[object, ...]) -> bool:
     """x[mask] = one value: torch fills it without counting the mask."""
-    return (
-        len(args) > 2
-        and isinstance(args[2], Tensor)
-        and args[2].numel() == 1
-        and not any(args[3:4])
-    )
+    value = args[2] if len(args) > 2 else None
+    return isinstance(value, Tensor) and value.numel() == 1 and not any(args[3:4])

@@ -1,8 +1,9 @@
-"""The memory of captures on the tape: what a replay may read, and what it finds when it should not have.
+"""The memory of captures on the tape: results, which are poisoned when CUDA would not keep them.
 
-An owner is one forward, captured as one or several graphs. Its results live as long as its graphs. They are NaN (-1 for
-integers) until its first replay, and again once another owner of the same pool has replayed, as memory of a CUDA pool
-would hold someone else's numbers. What a capture wrote in place is put back at its end, since a capture does nothing.
+An owner is one forward, captured as one or several graphs. Its results live as long as its graphs.
+They are NaN (-1 for integers) until its first replay, and again after another owner of the same
+pool has replayed: in a CUDA pool the memory would then hold other numbers. What a capture wrote in
+place is put back at its end, since a capture computes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +21,13 @@ Region: TypeAlias = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Result:
-    """Memory that was made in a capture; the only strong reference to it is `storage`."""
+    """Memory that was made in a capture, owned by `storage`; `flat` is a weak view of it all."""
 
     storage: torch.UntypedStorage
     flat: Tensor
 
     def is_pinned(self) -> bool:
-        """Whether a tensor beside ours keeps the memory."""
+        """Whether a tensor elsewhere keeps the memory."""
         return int(torch._C._storage_Use_Count(self.storage._cdata)) > 1
 
 
@@ -51,7 +52,7 @@ class OwnerMemory:
             self.results[storage.data_ptr()] = Result(storage, _flat(tensor))
 
     def add_constant(self, tensor: Tensor) -> None:
-        """Keep a number that became a tensor on the way: it is part of the kernel's arguments on CUDA."""
+        """Keep a number that became a tensor; on CUDA it is an argument of the kernel."""
         self.constants.append(tensor.untyped_storage())
 
     def save(self, tensor: Tensor) -> None:
@@ -62,25 +63,24 @@ class OwnerMemory:
             self.undo.append(partial(weak_view(tensor).copy_, tensor.clone()))
 
     def save_rows(self, tensor: Tensor, indices: Sequence[Tensor | None]) -> None:
-        """Remember tensor[indices]: the write of a few rows should not cost a copy of a whole cache."""
+        """Remember tensor[indices]: writing a few rows should not cost a copy of a whole cache."""
         if not self.owns(tensor):
             kept = [None if index is None else index.clone() for index in indices]
             rows = torch.ops.aten.index.Tensor(tensor, kept)
-            self.undo.append(
-                partial(torch.ops.aten.index_put_.default, weak_view(tensor), kept, rows)
-            )
+            put = torch.ops.aten.index_put_.default
+            self.undo.append(partial(put, weak_view(tensor), kept, rows))
 
-    def settle(self) -> None:
-        """The capture is over: as if nothing had run."""
+    def end_capture(self) -> None:
+        """Put back what was written, and poison the results: as if nothing had run."""
         with torch.inference_mode():
             for undo in reversed(self.undo):
                 undo()
         self.undo.clear()
         self.saved.clear()
-        self.spoil()
+        self.poison()
 
-    def spoil(self) -> None:
-        """Fill the results with what no reader takes for a number."""
+    def poison(self) -> None:
+        """Fill the results with values that show when they are read."""
         with torch.inference_mode():
             for result in self.results.values():
                 result.flat.fill_(float("nan") if result.flat.is_floating_point() else -1)
@@ -90,14 +90,11 @@ class OwnerMemory:
         return sum(result.storage.nbytes() for result in self.results.values())
 
     def pinned_bytes(self) -> int:
-        """Bytes that somebody outside still refers to strongly."""
-        return sum(
-            result.storage.nbytes() for result in self.results.values() if result.is_pinned()
-        )
+        """Bytes of the results with strong references elsewhere."""
+        pinned = [result.storage for result in self.results.values() if result.is_pinned()]
+        return sum(storage.nbytes() for storage in pinned)
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    alias = weak_view(tensor).untyped_storage()
-    with torch.inference_mode(False):
-        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return flat.set_(alias, 0, (alias.nbytes() // tensor.dtype.itemsize,), (1,))
+    size = (tensor.untyped_storage().nbytes() // tensor.itemsize,)
+    return weak_view(tensor.as_strided(size, (1,), 0))

@@ -1,7 +1,8 @@
-"""The recorder of the tape: a dispatch mode that turns the ops it sees into calls on the tensors that it saw.
+"""The recorder of the tape: a dispatch mode that turns the ops it sees into calls on weak views.
 
-Views need no call, since they are kept as addresses. An op that makes tensors is replayed through its `out=` overload
-where it has one, else its result is copied to where the first one was. An op made of other ops is looked into.
+Views need no call, since they are kept as addresses. An op that makes tensors is replayed through
+its `out=` overload where it has one, else its results are copied to where the first ones were. Of
+an op made of other ops, those are recorded.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphs.tape.host_reads import check_op, has_masks
 from graphs.tape.memory import OwnerMemory
-from graphs.weak import tensors_in, weak_view, weak_views
+from graphs.weak import tensors_in, weak_views
 
 # a string: torch before 2.13 has no type parameters here
 Op: TypeAlias = "OpOverload[..., object]"
@@ -26,7 +27,7 @@ Kwargs: TypeAlias = dict[str, object]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects `calls`, and as `inputs` the storages that they read and the capture did not make."""
+    """Collects `calls`, and as `inputs` the storages they read that the capture did not make."""
 
     def __init__(self, memory: OwnerMemory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,11 +50,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _record_inside(self, func: Op, args: Args, kwargs: Kwargs) -> object:
-        """Record the ops that `func` is made of: the Python inside it runs now and never again."""
-        outer, self.inside = self.inside, func
+        """Record the ops that `func` is made of; the Python inside it runs now and never again."""
+        outer = self.inside
+        self.inside = func
         try:
             with self:
-                if func.namespace in _TORCHS_OWN:
+                if func.namespace in _TORCH_NAMESPACES:
                     return func.decompose(*args, **kwargs)
                 return func.redispatch(torch._C.DispatchKeySet(DispatchKey.CPU), *args, **kwargs)
         finally:
@@ -80,35 +82,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Op, args: Args, kwargs: Kwargs, result: object) -> None:
         given = {tensor.untyped_storage()._cdata for tensor in tensors_in([args, kwargs])}
-        made = [
-            tensor for tensor in tensors_in(result) if tensor.untyped_storage()._cdata not in given
-        ]
-        for tensor in made:
+        made = {
+            i: tensor
+            for i, tensor in enumerate(tensors_in(result))
+            if tensor.untyped_storage()._cdata not in given
+        }
+        for tensor in made.values():
             self.memory.add_result(tensor)
         if func.overloadpacket in _UNINITIALISED or not (made or func._schema.is_mutable):
             return
-        weak_args, weak_kwargs = (
-            [weak_views(value) for value in args],
-            {name: weak_views(value) for name, value in kwargs.items()},
-        )
-        call = partial(func._op, *weak_args, **weak_kwargs)
-        if not made:
-            self.calls.append(call)
-            return
+        weak_args, weak_kwargs = weak_views((args, kwargs))
+        call: Callable[[], object] = partial(func._op, *weak_args, **weak_kwargs)
         out_op = _out_variant(func) if len(made) == len(func._schema.returns) else None
-        if out_op is None:
-            self.calls.append(
-                partial(_run_and_copy, call, [(i, weak_view(t)) for i, t in _places(result, made)])
-            )
-        else:
-            outs = {
-                name: weak_view(tensor)
-                for name, tensor in zip(_out_names(out_op), made, strict=True)
-            }
-            self.calls.append(partial(out_op._op, *weak_args, **weak_kwargs, **outs))
+        if made and out_op is not None:
+            outs = zip(_out_names(out_op), weak_views([*made.values()]), strict=True)
+            call = partial(out_op._op, *weak_args, **weak_kwargs, **dict(outs))
+        elif made:
+            call = partial(_run_and_copy, call, weak_views(made))
+        self.calls.append(call)
 
 
-_TORCHS_OWN = ("aten", "prims")
+_TORCH_NAMESPACES = ("aten", "prims")
 _UNINITIALISED = (
     torch.ops.aten.empty,
     torch.ops.aten.empty_like,
@@ -125,7 +119,7 @@ def _is_made_of_ops(func: Op) -> bool:
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(
         name, DispatchKey.CompositeImplicitAutograd
     )
-    return bool(composite) or func.namespace not in _TORCHS_OWN
+    return bool(composite) or func.namespace not in _TORCH_NAMESPACES
 
 
 def _written(func: Op, args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
@@ -143,12 +137,9 @@ def _out_variant(func: Op) -> "Op | None":
     for name in func.overloadpacket.overloads():
         op = getattr(func.overloadpacket, name)
         given = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
-        if given == wanted and len(_out_names(op)) == len(func._schema.returns):
-            return (
-                op
-                if all(str(a.type) == "Tensor" for a in op._schema.arguments if a.is_out)
-                else None
-            )
+        outs = [a for a in op._schema.arguments if a.is_out]
+        if given == wanted and len(outs) == len(func._schema.returns):
+            return op if all(str(a.type) == "Tensor" for a in outs) else None
     return None
 
 
@@ -156,14 +147,8 @@ def _out_names(op: Op) -> list[str]:
     return [a.name for a in op._schema.arguments if a.is_out]
 
 
-def _places(result: object, made: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Where in the flat result the made tensors are."""
-    for i, tensor in enumerate(tensors_in(result)):
-        if any(tensor is other for other in made):
-            yield i, tensor
-
-
-def _run_and_copy(call: Callable[[], object], outs: list[tuple[int, Tensor]]) -> None:
+def _run_and_copy(call: Callable[[], object], outs: dict[int, Tensor]) -> None:
+    """Make `call` and copy its i-th tensor to outs[i]."""
     results = list(tensors_in(call()))
-    for i, out in outs:
+    for i, out in outs.items():
         out.copy_(results[i])

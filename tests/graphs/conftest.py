@@ -47,7 +47,7 @@ def _inference():
 
 @pytest.fixture
 def in_context():
-    """in_context(mode, num_tokens, **metadata) sets a forward context with the descriptor of that many tokens."""
+    """in_context(mode, num_tokens, **metadata) sets a forward context with its descriptor."""
 
     def enter(mode=CUDAGraphMode.NONE, num_tokens=4, slots=None, **metadata):
         descriptor = BatchDescriptor(num_tokens)

@@ -75,7 +75,8 @@ def test_breaks_first_last_and_adjacent_make_no_empty_graphs(pool, device, warm)
 
 
 def test_a_break_inside_an_eager_segment_just_runs(pool, device):
-    x, y = torch.ones(2, device=device), torch.zeros(2, device=device)
+    x = torch.ones(2, device=device)
+    y = torch.zeros(2, device=device)
 
     @eager_break_during_capture
     def outer(x, out):
@@ -108,7 +109,8 @@ def test_a_capture_is_entered_once(captured, pool):
 
 
 def test_in_mode_full_a_break_is_captured_like_any_op(pool, device, in_context, warm):
-    x, y = torch.ones(2, device=device), torch.zeros(2, device=device)
+    x = torch.ones(2, device=device)
+    y = torch.zeros(2, device=device)
     warm(lambda: double(x, y))
     with in_context(CUDAGraphMode.FULL), BreakableCUDAGraphCapture(pool) as capture:
         double(x, y)
@@ -141,7 +143,8 @@ def test_nesting_is_an_error_and_the_outer_capture_is_dropped(pool):
 
 @pytest.mark.parametrize("place", ["graph", "break"])
 def test_the_first_error_surfaces_and_the_pool_captures_again(pool, device, warm, place):
-    x, y = torch.ones(2, device=device), torch.zeros(2, device=device)
+    x = torch.ones(2, device=device)
+    y = torch.zeros(2, device=device)
 
     @eager_break_during_capture
     def fail_in_break(x):
@@ -191,7 +194,9 @@ def test_a_break_may_return_what_it_was_given(pool, device):
 
 
 def test_tensors_of_a_break_are_not_pinned_even_in_nested_lists_and_by_keyword(tape):
-    pool, x, y = tape.new_pool(), torch.ones(2), torch.zeros(2)
+    pool = tape.new_pool()
+    x = torch.ones(2)
+    y = torch.zeros(2)
 
     @eager_break_during_capture
     def gather(parts, out, *, scale):

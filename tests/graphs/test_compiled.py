@@ -26,7 +26,8 @@ def test_pieces_around_the_split_op_are_captured_and_the_op_stays_live(
     backend, device, toy, in_context
 ):
     compiled = CompiledPieces(toy, backend.new_pool(), ["toy::scale_rows"])
-    x, out = torch.zeros(8, 8, device=device), torch.zeros(8, 8, device=device)
+    x = torch.zeros(8, 8, device=device)
+    out = torch.zeros(8, 8, device=device)
     scale = torch.ones((), device=device)
     with backend.side_stream():
         for mode in (CUDAGraphMode.NONE, PIECEWISE):
@@ -46,7 +47,8 @@ def test_pieces_around_the_split_op_are_captured_and_the_op_stays_live(
 
 def test_one_trace_serves_all_sizes_above_one(tape, cpu_toy, in_context):
     compiled = CompiledPieces(cpu_toy, tape.new_pool(), ["toy::scale_rows"])
-    x, out = torch.zeros(8, 8), torch.zeros(8, 8)
+    x = torch.zeros(8, 8)
+    out = torch.zeros(8, 8)
     for n in (8, 6, 2):
         with in_context(CUDAGraphMode.NONE, n, scale=torch.ones(())):
             compiled(x_TD=x[:n], out_TD=out[:n])
@@ -55,7 +57,8 @@ def test_one_trace_serves_all_sizes_above_one(tape, cpu_toy, in_context):
 
 def test_as_many_rows_as_channels_are_not_tied_to_them(tape, in_context):
     compiled = CompiledPieces(lambda x_TD, out_TD: out_TD.copy_(x_TD), tape.new_pool(), [])
-    x, out = torch.rand(8, 8), torch.zeros(8, 8)
+    x = torch.rand(8, 8)
+    out = torch.zeros(8, 8)
     for n in (8, 6):
         with in_context(CUDAGraphMode.NONE, n):
             compiled(x_TD=x[:n], out_TD=out[:n])
@@ -70,7 +73,8 @@ def test_a_number_of_the_model_is_no_input_of_the_graph(tape, in_context):
             out_TD.copy_(x_TD + self.eps)
 
     compiled = CompiledPieces(Shift(), tape.new_pool(), [])
-    x, out = torch.rand(8, 8), torch.zeros(8, 8)
+    x = torch.rand(8, 8)
+    out = torch.zeros(8, 8)
     with in_context(PIECEWISE, 8):
         compiled(x_TD=x, out_TD=out)
         compiled(x_TD=x, out_TD=out)
@@ -79,7 +83,8 @@ def test_a_number_of_the_model_is_no_input_of_the_graph(tape, in_context):
 
 def test_cleared_pieces_are_captured_again(tape, cpu_toy, in_context):
     compiled = CompiledPieces(cpu_toy, tape.new_pool(), ["toy::scale_rows"])
-    x, out = torch.zeros(8, 8), torch.zeros(8, 8)
+    x = torch.zeros(8, 8)
+    out = torch.zeros(8, 8)
     with in_context(PIECEWISE, 8, scale=torch.ones(())):
         compiled(x_TD=x, out_TD=out)
         assert compiled.has_captured(BatchDescriptor(8))

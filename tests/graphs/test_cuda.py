@@ -46,7 +46,8 @@ def test_the_side_stream_sees_the_work_before_it_and_is_seen_by_the_work_after_i
 def test_smaller_captures_reuse_the_memory_of_larger_ones(cuda, x):
     with cuda.side_stream():
         x * 2
-    pool, graphs = cuda.new_pool(), []
+    pool = cuda.new_pool()
+    graphs = []
     before = _reserved()
     for n in (MIB, MIB // 2, MIB // 3):
         graph, output = capture_graph(pool, BatchDescriptor(n), lambda n=n: x[:n] * 2)
@@ -75,7 +76,8 @@ def test_all_memory_comes_back_after_the_graphs_are_reset(cuda, x):
 def test_a_pool_counts_its_own_bytes(cuda, x):
     with cuda.side_stream():
         x * 2
-    pool, other = cuda.new_pool(), cuda.new_pool()
+    pool = cuda.new_pool()
+    other = cuda.new_pool()
     assert pool.num_bytes() == 0
     graph, _ = capture_graph(pool, BatchDescriptor(1), lambda: x * 2)
     held = pool.num_bytes()
@@ -141,7 +143,8 @@ def test_another_thread_may_allocate_and_synchronise_during_a_capture(cuda, x):
 
 def test_a_captured_product_replays_to_the_same_bits(cuda):
     torch.manual_seed(0)
-    a, w = torch.randn(16, 256, device="cuda"), torch.randn(256, 256, device="cuda")
+    a = torch.randn(16, 256, device="cuda")
+    w = torch.randn(256, 256, device="cuda")
     with cuda.side_stream():
         expected = a @ w
     graph, y = capture_graph(cuda.new_pool(), BatchDescriptor(1), lambda: a @ w)

@@ -22,7 +22,8 @@ def buffers(device):
 @pytest.fixture
 def capture(backend, warm):
     """capture(fn) warms up and captures fn on one pool; returns its graph and its output."""
-    pool, owners = backend.new_pool(), iter(range(1, 100))
+    pool = backend.new_pool()
+    owners = iter(range(1, 100))
 
     def run(fn):
         warm(fn)
@@ -33,7 +34,8 @@ def capture(backend, warm):
 
 def test_a_number_is_frozen(capture, buffers):
     """A Python number is read once, at capture."""
-    (x, y), scale = buffers, [2.0]
+    x, y = buffers
+    scale = [2.0]
     graph, _ = capture(lambda: torch.mul(x, scale[0], out=y))
     scale[0] = 100.0
     graph.replay()
@@ -42,7 +44,8 @@ def test_a_number_is_frozen(capture, buffers):
 
 def test_a_branch_is_frozen(capture, buffers):
     """A Python branch is taken once, at capture."""
-    (x, y), is_long = buffers, [False]
+    x, y = buffers
+    is_long = [False]
     graph, _ = capture(lambda: torch.mul(x, 100 if is_long[0] else 2, out=y))
     is_long[0] = True
     graph.replay()
@@ -51,7 +54,8 @@ def test_a_branch_is_frozen(capture, buffers):
 
 def test_host_effects_happen_at_capture_only(capture, buffers):
     """Python runs at warm-up and at capture; a replay appends, counts and logs nothing."""
-    (x, y), calls = buffers, []
+    x, y = buffers
+    calls = []
     graph, _ = capture(lambda: (calls.append(1), torch.mul(x, 2, out=y)))
     graph.replay()
     assert len(calls) == 2
@@ -107,8 +111,9 @@ def test_an_output_lives_until_the_next_replay(capture, buffers):
 
 
 def test_an_output_used_after_another_replay_is_garbage(tape):
-    """On the tape the memory that another replay took is NaN; on CUDA it is somebody else's numbers."""
-    pool, x = tape.new_pool(), torch.ones(2)
+    """On the tape the memory that another replay took is NaN; on CUDA it holds other numbers."""
+    pool = tape.new_pool()
+    x = torch.ones(2)
     first, y = capture_graph(pool, BatchDescriptor(1), lambda: x * 2)
     second, _ = capture_graph(pool, BatchDescriptor(2), lambda: x * 3)
     first.replay()
@@ -117,8 +122,9 @@ def test_an_output_used_after_another_replay_is_garbage(tape):
 
 
 def test_padding_is_computed_too(capture, device):
-    """A graph always runs its full size: what is left in the padding of a buffer is read like any row."""
-    x, total = torch.ones(4, device=device), torch.zeros((), device=device)
+    """A graph always runs its full size: the padding of a buffer is read like any row."""
+    x = torch.ones(4, device=device)
+    total = torch.zeros((), device=device)
     graph, _ = capture(lambda: torch.sum(x, dim=0, out=total))
     x[2:] = float("nan")
     graph.replay()
@@ -136,7 +142,7 @@ def _attention(x, out):
 def test_live_metadata_is_read_live_only_in_a_break(
     backend, buffers, warm, in_context, is_break, expected
 ):
-    """The classic corruption: an attention that should have been a break keeps the metadata of its capture."""
+    """The classic corruption: attention that is no break keeps the metadata of its capture."""
     x, y = buffers
     attention = eager_break_during_capture(_attention) if is_break else _attention
     wrapper = BreakableCUDAGraphWrapper(lambda: attention(x, y), backend.new_pool())
@@ -149,7 +155,7 @@ def test_live_metadata_is_read_live_only_in_a_break(
 
 
 def test_the_context_is_needed_at_replay_too(backend, buffers, in_context):
-    """Eager breaks read the forward context when they run, so it is set around a replay as around a forward."""
+    """Eager breaks read the forward context when they run: a replay needs it as a forward does."""
     x, y = buffers
     with in_context(PIECEWISE, length=2), BreakableCUDAGraphCapture(backend.new_pool()) as capture:
         eager_break_during_capture(_attention)(x, y)
@@ -158,15 +164,16 @@ def test_the_context_is_needed_at_replay_too(backend, buffers, in_context):
 
 
 def test_a_host_read_cannot_be_captured(tape):
-    """Nothing in a graph may wait for the device: no .item(), no bool of a tensor, no shape made of data."""
+    """Nothing in a graph waits for the device: no .item(), bool of a tensor, shape from data."""
     x = torch.ones(2)
     with pytest.raises(CaptureError, match="item reads the device from the host"):
         capture_graph(tape.new_pool(), BatchDescriptor(1), lambda: x * x.sum().item())
 
 
 def test_a_host_read_fails_and_the_pool_captures_again(backend, buffers, warm):
-    """An error inside a capture surfaces as itself, and leaves stream, pool and thread ready for another try."""
-    (x, y), pool = buffers, backend.new_pool()
+    """An error in a capture surfaces as itself; stream, pool and thread can capture again."""
+    x, y = buffers
+    pool = backend.new_pool()
     warm(lambda: torch.mul(x, x.sum().item(), out=y))
     with pytest.raises(RuntimeError, match=r"item|captur"):
         capture_graph(pool, BatchDescriptor(1), lambda: torch.mul(x, x.sum().item(), out=y))
@@ -176,8 +183,10 @@ def test_a_host_read_fails_and_the_pool_captures_again(backend, buffers, warm):
 
 
 def test_a_tensor_made_in_a_break_has_no_address(tape):
-    """The graph after a break may not read what the break allocated: it is elsewhere, or gone, at the next replay."""
-    x, y, made = torch.ones(2), torch.zeros(2), {}
+    """A graph may not read what a break allocated: at the next replay it is elsewhere, or gone."""
+    x = torch.ones(2)
+    y = torch.zeros(2)
+    made = {}
 
     @eager_break_during_capture
     def make():
@@ -191,8 +200,10 @@ def test_a_tensor_made_in_a_break_has_no_address(tape):
 
 
 def test_a_strong_reference_pins_memory(tape):
-    """Who keeps a tensor of a capture keeps its memory from every other size: keep weak views."""
-    pool, x, kept = tape.new_pool(), torch.zeros(256), []
+    """A strong reference to a captured tensor keeps its memory from other sizes."""
+    pool = tape.new_pool()
+    x = torch.zeros(256)
+    kept = []
     capture_graph(pool, BatchDescriptor(256), lambda: kept.append(x + 1))
     assert pool.pinned_bytes() == 1024
     kept.clear()
@@ -207,7 +218,7 @@ def test_captures_do_not_nest(backend):
 
 
 def test_no_capture_after_serving_began(backend, buffers, in_context):
-    """A capture takes a second and new memory: one that comes by surprise between two requests is an error."""
+    """A capture takes a second and new memory: an unexpected one while serving is an error."""
     x, _ = buffers
     pool = backend.new_pool()
     wrapper = CUDAGraphWrapper(lambda x: x * 2, FULL, pool)

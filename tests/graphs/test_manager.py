@@ -21,12 +21,14 @@ MAX_TOKENS = 48
 
 
 class Family:
-    """A manager around the toy model, its static buffers and its make_forward, as an engine would have them."""
+    """A manager of the toy model, with static buffers and make_forward as an engine has them."""
 
     def __init__(
         self, model, backend, device, mode, sizes, query_len=2, use_breakable_cg=True, **options
     ):
-        self.model, self.num_prepared, self.num_runs = model, [], 0
+        self.model = model
+        self.prepared = []
+        self.num_runs = 0
         self.x = torch.zeros(MAX_TOKENS + 3, 8, device=device)
         self.out = torch.zeros(MAX_TOKENS + 3, 8, device=device)
         self.scale = torch.ones(MAX_TOKENS + 3, 1, device=device)
@@ -53,7 +55,7 @@ class Family:
         self.manager.capture(self.make_forward, **kwargs)
 
     def make_forward(self, desc, warmup):
-        self.num_prepared.append((desc, warmup))
+        self.prepared.append((desc, warmup))
         mode = NONE if warmup else FULL if desc.query_len else PIECEWISE
         return lambda: self.forward(mode, desc)
 
@@ -128,13 +130,9 @@ def test_replay_equals_eager_over_shrinking_and_growing_batches(family, use_brea
 def test_the_first_forward_of_a_size_is_eager_and_the_second_is_captured(family):
     toy = family(BOTH, requests=[1, 2], tokens=[4, 8])
     toy.capture()
-    full, pieces = (
-        [BatchDescriptor(n * 2, n, 2) for n in (2, 1)],
-        [BatchDescriptor(8), BatchDescriptor(4)],
-    )
-    assert toy.num_prepared == [
-        (desc, warmup) for desc in pieces + full for warmup in (True, False)
-    ]
+    full = [BatchDescriptor(n * 2, n, 2) for n in (2, 1)]
+    pieces = [BatchDescriptor(8), BatchDescriptor(4)]
+    assert toy.prepared == [(desc, warmup) for desc in pieces + full for warmup in (True, False)]
     assert toy.num_runs == 8
     assert not toy.manager.needs_capture()
     toy.capture()
@@ -235,7 +233,7 @@ def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(
     num_bytes = family.manager.measure(family.make_forward)
     assert num_bytes > 0
     assert tape.free_memory() == free
-    assert {desc for desc, _ in family.num_prepared} == {
+    assert {desc for desc, _ in family.prepared} == {
         BatchDescriptor(48),
         BatchDescriptor(16, 8, 2),
     }
@@ -243,7 +241,8 @@ def test_the_measure_of_a_family_is_that_of_its_largest_sizes_and_keeps_nothing(
 
 
 def test_the_bytes_of_a_capture_are_its_own_while_others_use_the_device(cpu_toy, monkeypatch):
-    tape, others = TapeBackend(), itertools.count()
+    tape = TapeBackend()
+    others = itertools.count()
     monkeypatch.setattr(tape, "free_memory", lambda: next(others) << 30)
     family = Family(cpu_toy, tape, torch.device("cpu"), BOTH, capture_sizes(2, 4))
     family.capture()
@@ -267,7 +266,8 @@ def test_a_full_graph_that_was_not_captured_is_an_error(family):
 
 
 def test_after_serving_began_nothing_is_captured(family):
-    toy, other = family(BOTH), family(BOTH, requests=[2], tokens=[4])
+    toy = family(BOTH)
+    other = family(BOTH, requests=[2], tokens=[4])
     toy.manager.set_cudagraph_capturing_enabled(False)
     with pytest.raises(CaptureError, match="the toy family would be captured now"):
         toy.capture()
@@ -402,7 +402,7 @@ def test_a_warm_up_is_eager(family, monkeypatch):
 def test_batches_with_lora_run_what_was_captured_with_it(family):
     toy = family(BOTH, requests=[2], tokens=[4], specialize_lora=True)
     toy.capture()
-    assert {(desc.query_len, desc.has_lora) for desc, _ in toy.num_prepared} == {
+    assert {(desc.query_len, desc.has_lora) for desc, _ in toy.prepared} == {
         *((None, True), (None, False), (2, True), (2, False))
     }
     for query_len in (2, None):
@@ -442,7 +442,8 @@ def test_ranks_that_agreed_on_a_batch_choose_the_same_graph(family):
 
 
 def test_outputs_are_the_rows_of_static_buffers(toy, backend, device):
-    first, second = torch.zeros(8, 3, device=device), torch.zeros(8, device=device)
+    first = torch.zeros(8, 3, device=device)
+    second = torch.zeros(8, device=device)
     manager = CudaGraphManager(
         "two",
         CaptureSizes(requests=(2, 4), tokens=()),
@@ -476,7 +477,9 @@ def test_hooks_wait_before_captures_and_replays_and_join_inside_the_capture(
     class Hooks(GraphHooks):
         """Stands for a stream that copies weights: its work must end inside the graph."""
 
-        calls, joined = [], torch.zeros(1, device=device)
+        def __init__(self):
+            self.calls = []
+            self.joined = torch.zeros(1, device=device)
 
         def synchronize(self):
             self.calls.append("synchronize")

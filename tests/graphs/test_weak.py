@@ -1,4 +1,4 @@
-"""If a test here fails after an upgrade of torch: weak_view needs torch._C._construct_storage_from_data_pointer."""
+"""Weak views; they need torch._C._construct_storage_from_data_pointer, which torch may remove."""
 
 from typing import NamedTuple
 

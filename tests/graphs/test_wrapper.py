@@ -28,7 +28,8 @@ class Counted:
 
 @pytest.fixture(params=["full", "breakable"])
 def wrapper(request, backend):
-    pool, call = backend.new_pool(), Counted()
+    pool = backend.new_pool()
+    call = Counted()
     return (
         CUDAGraphWrapper(call, PIECEWISE, pool)
         if request.param == "full"
@@ -191,7 +192,8 @@ def test_each_capture_is_one_debug_line_unless_told_otherwise(
             wrapper(x)
     lines = [record.getMessage() for record in caplog.records if record.name == "graphs"]
     assert len(lines) == is_logged
-    wanted = rf"captured .*Counted.*, PIECEWISE, {re.escape(str(BatchDescriptor(4)))}: 1 segments, [1-9]\d* bytes"
+    key = re.escape(str(BatchDescriptor(4)))
+    wanted = rf"captured .*Counted.*, PIECEWISE, {key}: 1 segments, [1-9]\d* bytes"
     assert all(re.fullmatch(wanted, line) for line in lines)
 
 
@@ -199,7 +201,8 @@ def test_each_capture_is_one_debug_line_unless_told_otherwise(
 def test_the_output_of_a_capture_pins_its_memory_only_where_a_later_piece_reads_it(
     tape, in_context, is_weak
 ):
-    pool, x = tape.new_pool(), torch.ones(8)
+    pool = tape.new_pool()
+    x = torch.ones(8)
     wrapper = CUDAGraphWrapper(
         Counted(), PIECEWISE, pool, CUDAGraphOptions(weak_ref_output=is_weak)
     )

@@ -1,4 +1,4 @@
-"""What the tape keeps of CUDA, op by op. Everything here is CPU; the common behaviour is tested on both backends."""
+"""What the tape keeps of CUDA, op by op; what both backends do is tested one folder up."""
 
 import time
 
@@ -33,7 +33,8 @@ def _index_put(x, i, out):
 
 
 def _products(x, i, out):
-    a, b = x.view(1, T, T).expand(2, T, T), x.t().unsqueeze(0).repeat(2, 1, 1)
+    a = x.view(1, T, T).expand(2, T, T)
+    b = x.t().unsqueeze(0).repeat(2, 1, 1)
     out.copy_(torch.bmm(a, b)[0] + x @ x.t() + torch.nn.functional.linear(x, x, x[0]))
 
 
@@ -50,8 +51,10 @@ def _factories(x, i, out):
 def _choices(x, i, out):
     values, ids = torch.topk(x, 2, dim=-1)
     best = torch.where(x > 0, x, -x).argmax(dim=-1)
-    out[:, :2], out[:, 2:4] = values, ids.to(x.dtype)
-    out[:, 4], out[:, 5] = best.to(x.dtype), x.max(dim=-1).values
+    out[:, :2] = values
+    out[:, 2:4] = ids.to(x.dtype)
+    out[:, 4] = best.to(x.dtype)
+    out[:, 5] = x.max(dim=-1).values
 
 
 def _cats(x, i, out):
@@ -111,7 +114,9 @@ CASES = [
 def test_replay_is_eager_bit_for_bit(record, case, is_inference):
     with torch.inference_mode(is_inference), torch.no_grad():
         torch.manual_seed(0)
-        x, i, out = torch.randn(T, T), torch.randperm(T), torch.zeros(T, T)
+        x = torch.randn(T, T)
+        i = torch.randperm(T)
+        out = torch.zeros(T, T)
         graph, _ = record(lambda: case(x, i, out))
         for _ in range(2):
             x.normal_()
@@ -124,7 +129,8 @@ def test_replay_is_eager_bit_for_bit(record, case, is_inference):
 
 
 def test_a_capture_leaves_every_buffer_as_it_was(record):
-    x, cache = torch.ones(3), torch.arange(6.0)
+    x = torch.ones(3)
+    cache = torch.arange(6.0)
 
     def forward():
         cache[2:4] = x[:2]
@@ -136,7 +142,9 @@ def test_a_capture_leaves_every_buffer_as_it_was(record):
 
 
 def test_rows_written_twice_over_whole_buffers_are_put_back(record):
-    x, slots, cache = torch.ones(2, 2), torch.tensor([3, 1]), torch.arange(10.0).view(5, 2)
+    x = torch.ones(2, 2)
+    slots = torch.tensor([3, 1])
+    cache = torch.arange(10.0).view(5, 2)
 
     def forward():
         cache.index_put_((slots,), x)
@@ -145,7 +153,8 @@ def test_rows_written_twice_over_whole_buffers_are_put_back(record):
         cache[slots] = x * 7
         cache[slots, :1] += 1
 
-    before, graph = cache.clone(), record(forward)[0]
+    before = cache.clone()
+    graph = record(forward)[0]
     assert torch.equal(cache, before)
     assert slots.tolist() == [3, 1]
     graph.replay()
@@ -196,7 +205,9 @@ def test_a_custom_op_is_recorded_as_the_ops_inside_it(record):
         out.copy_(x + by)
         return x * by
 
-    calls, x, out = [], torch.ones(3), torch.zeros(3)
+    calls = []
+    x = torch.ones(3)
+    out = torch.zeros(3)
     graph, y = record(lambda: torch.ops.tape_test.shift(x, out, 2.0) + 0)
     x.fill_(5)
     graph.replay()
@@ -240,7 +251,9 @@ def test_a_graph_without_work_is_none(record):
 
 
 def test_memory_is_counted_and_given_back(tape):
-    pool, x, free = tape.new_pool(), torch.ones(1024), tape.free_memory()
+    pool = tape.new_pool()
+    x = torch.ones(1024)
+    free = tape.free_memory()
     graph, output = capture_graph(pool, BatchDescriptor(1), lambda: x + 1)
     assert free - tape.free_memory() == 4096
     assert pool.pinned_bytes() == 4096
@@ -251,7 +264,8 @@ def test_memory_is_counted_and_given_back(tape):
 
 
 def test_replay_is_not_slower_than_twice_eager():
-    x, y = torch.randn(16, 64), torch.zeros(16, 64)
+    x = torch.randn(16, 64)
+    y = torch.zeros(16, 64)
     w = [torch.randn(64, 64) for _ in range(8)]
 
     def forward():
@@ -277,7 +291,8 @@ def _best_of(fn, tries=20, calls=5):
 
 
 def test_a_failed_capture_keeps_no_memory(tape, record):
-    free, x = tape.free_memory(), torch.ones(1024)
+    free = tape.free_memory()
+    x = torch.ones(1024)
     with pytest.raises(CaptureError):
         record(lambda: (x + 1).tolist())
     assert tape.free_memory() == free

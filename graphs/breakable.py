@@ -37,8 +37,8 @@ def eager_break_during_capture(fn: Callable[P, R]) -> Callable[P, R]:
         if torch.compiler.is_compiling():
             return fn(*args, **kwargs)
         capture = _thread.active
-        is_whole = context_in(CUDAGraphMode.FULL) is not None  # captured like any other op
-        if capture is None or not capture.is_recording or is_whole:
+        # in mode FULL it is captured like any other op
+        if capture is None or not capture.is_recording or context_in(CUDAGraphMode.FULL):
             return fn(*args, **kwargs)
         return capture.add_eager(functools.partial(fn, *args, **kwargs))
 
@@ -68,7 +68,7 @@ class BreakableCUDAGraphCapture:
         self._collect = collect
         self._steps: list[Callable[[], object]] = []
         self._graphs: list[Graph] = []
-        self._session: GraphSession | None = None
+        self._session: GraphSession  # while it is active
         self._was_entered = False
 
     @staticmethod
@@ -161,15 +161,12 @@ class BreakableCUDAGraphCapture:
             raise
         finally:
             self.is_recording = False
-            self._session = None
 
     def _begin(self) -> None:
-        assert self._session is not None
         self._session.begin()
         self.is_recording = True
 
     def _end(self) -> None:
-        assert self._session is not None
         self.is_recording = False
         graph = self._session.end()
         if graph is not None:

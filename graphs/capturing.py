@@ -33,11 +33,6 @@ def exclusive_capture(what: str, pool: GraphPool) -> Iterator[None]:
         _thread.capturing = None
 
 
-def is_capturing() -> bool:
-    """Whether a capture, full or breakable, is active in this thread."""
-    return _thread.capturing is not None
-
-
 def set_cudagraph_capturing_enabled(pool: GraphPool, enabled: bool) -> None:
     """Allow or forbid every later capture into this pool."""
     pool.is_capturing_enabled = enabled

@@ -58,11 +58,6 @@ def get_forward_context() -> ForwardContext:
     return _current.context
 
 
-def has_forward_context() -> bool:
-    """Whether a forward is running in this thread."""
-    return _current.context is not None
-
-
 def context_in(mode: CUDAGraphMode) -> ForwardContext | None:
     """The current context, if its runtime mode is `mode`."""
     context = _current.context

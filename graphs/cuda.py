@@ -11,14 +11,11 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
 
 import torch
 
 from graphs.protocol import GraphHooks, GraphPool, GraphSession
-from graphs.weak import map_tensors, weak_view
-
-V = TypeVar("V")
+from graphs.weak import V, map_tensors, weak_view
 
 
 class CudaBackend:

@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from graphs.capturing import set_cudagraph_capturing_enabled, validate_cudagraph_capturing_enabled
+from graphs.compiled import CompiledPieces
 from graphs.counters import BatchKind, CaptureRecord, GraphCounters
 from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
 from graphs.errors import CaptureError
@@ -24,7 +25,7 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.piecewise import PiecewiseRunner
 from graphs.protocol import Graph, GraphBackend, GraphHooks, GraphPool
 from graphs.sizes import CaptureSizes
-from graphs.wrapper import capture_graph
+from graphs.wrapper import BreakableCUDAGraphWrapper, capture_graph
 
 R = TypeVar("R")
 
@@ -110,7 +111,8 @@ class CudaGraphManager:
         if not self.use_breakable_cg:
             needed = "init_compiled_runner(model, split_ops)"
             raise ValueError(f"{self.name}: use_breakable_cg=False takes {needed}")
-        self._piecewise.use_breakable(model, self._pool)
+        # the manager logs
+        self._piecewise.use(BreakableCUDAGraphWrapper(model, self._pool, debug_log_enable=False))
 
     def init_compiled_runner(self, model: Callable[..., object], split_ops: Sequence[str]) -> None:
         """The same for compiled pieces of `model`, split at the ops of these names."""
@@ -119,7 +121,7 @@ class CudaGraphManager:
         if self.use_breakable_cg:
             needed = "init_breakable_cg_runner(model)"
             raise ValueError(f"{self.name}: use_breakable_cg=True takes {needed}")
-        self._piecewise.use_compiled(model, self._pool, split_ops)
+        self._piecewise.use(CompiledPieces(model, self._pool, split_ops))
 
     def capture(self, make_forward: MakeForward, largest_only: bool = False) -> None:
         """Warm up and capture every size, or the largest of each mode."""
@@ -131,7 +133,7 @@ class CudaGraphManager:
                 wanted = [desc for its_mode, desc in self.descriptors() if its_mode is mode]
                 wanted = wanted[:1] if largest_only else wanted
                 todo = [desc for desc in wanted if not self._is_captured(desc)]
-                self._capture_mode(self._backend, mode, todo, make_forward)
+                self._capture_mode(mode, todo, make_forward)
         self._update_dispatcher()
 
     def set_cudagraph_capturing_enabled(self, enabled: bool) -> None:
@@ -177,9 +179,7 @@ class CudaGraphManager:
     def run_fullgraph(self, desc: BatchDescriptor) -> tuple[Tensor, ...]:
         """Replay a FULL graph; returns the first num_tokens rows of each output buffer."""
         if desc not in self._full:
-            raise CaptureError(
-                f"{self.name} has no full graph of {desc}: dispatch says which exist"
-            )
+            raise CaptureError(f"{self.name} has no full graph of {desc}: ask dispatch which exist")
         graph, outputs = self._full[desc]
         if graph is not None and self._pool is not None:
             self._pool.hooks.synchronize()
@@ -213,12 +213,10 @@ class CudaGraphManager:
             self._backend.release()
 
     def _capture_mode(
-        self,
-        backend: GraphBackend,
-        mode: CUDAGraphMode,
-        todo: Sequence[BatchDescriptor],
-        make_forward: MakeForward,
+        self, mode: CUDAGraphMode, todo: Sequence[BatchDescriptor], make_forward: MakeForward
     ) -> None:
+        backend = self._backend
+        assert backend is not None
         is_hidden = None if todo else True  # None: shown on terminals only
         bar = tqdm(todo, desc=f"{self.name} {mode.name}", unit="size", disable=is_hidden)
         for desc in bar:

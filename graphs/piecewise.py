@@ -1,43 +1,41 @@
 """The single entry for piecewise execution: breakable capture, or compiled pieces."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, TypeVar, cast
 
 from graphs.compiled import CompiledPieces
 from graphs.context import context_in
 from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from graphs.protocol import GraphPool
 from graphs.wrapper import BreakableCUDAGraphWrapper
 
 R = TypeVar("R")
 
 
+Runner: TypeAlias = BreakableCUDAGraphWrapper | CompiledPieces
+
+
 class PiecewiseRunner:
-    """Holds the model of the family `name` in its captured form, from the call of a `use_` on."""
+    """Holds the model of the family `name` in its captured form, from the call of `use` on."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._runner: BreakableCUDAGraphWrapper | CompiledPieces | None = None
+        self._runner: Runner | None = None
 
-    def use_breakable(self, model: Callable[..., object], pool: GraphPool) -> None:
-        """Capture `model` in segments around its eager breaks."""
-        if not self._is_built_for(model):
-            # the manager logs
-            self._runner = BreakableCUDAGraphWrapper(model, pool, debug_log_enable=False)
-
-    def use_compiled(
-        self, model: Callable[..., object], pool: GraphPool, split_ops: Sequence[str]
-    ) -> None:
-        """Capture `model` in the pieces that torch.compile makes of it."""
-        pieces = CompiledPieces(model, pool, split_ops)
-        if not self._is_built_for(model):
-            self._runner = pieces
+    def use(self, runner: Runner) -> None:
+        """Run a model in this form; nothing changes where the same model has one already."""
         built = self._runner
-        if isinstance(built, CompiledPieces) and built.split_ops != pieces.split_ops:
+        if built is None:
+            self._runner = runner
+        elif built.unwrap() != runner.unwrap():
             raise ValueError(
-                f"{self.name}: split at {sorted(built.split_ops)}, not at {sorted(split_ops)}"
+                f"{self.name}: its runner was built for {built.unwrap()!r}: "
+                f"give {runner.unwrap()!r} a manager of its own"
             )
+        elif isinstance(built, CompiledPieces) and isinstance(runner, CompiledPieces):
+            before, now = sorted(built.split_ops), sorted(runner.split_ops)
+            if before != now:
+                raise ValueError(f"{self.name}: split at {before}, not at {now}")
 
     def run(self, model: Callable[..., R], model_inputs: Mapping[str, object]) -> R:
         """One forward, as the forward context says: eager, captured now, or replayed."""
@@ -53,18 +51,6 @@ class PiecewiseRunner:
         if built_for != model:
             raise CaptureError(f"run_pw_graph was built for {built_for!r}, not for {model!r}")
         return cast(R, self._runner(**model_inputs))
-
-    def _is_built_for(self, model: Callable[..., object]) -> bool:
-        """Whether the runner exists; its graphs, if it has any, are those of one model."""
-        if self._runner is None:
-            return False
-        built_for = self._runner.unwrap()
-        if built_for != model:
-            raise ValueError(
-                f"{self.name}: its runner was built for {built_for!r}: "
-                f"give {model!r} a manager of its own"
-            )
-        return True
 
     def will_replay(self) -> bool:
         """Whether a forward in the present context would replay."""

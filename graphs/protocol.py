@@ -7,9 +7,9 @@ replays.
 
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-V = TypeVar("V")
+from graphs.weak import V
 
 
 class Graph(Protocol):

@@ -9,7 +9,6 @@ pool, or kernels that torch does not dispatch.
 import gc
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TypeVar
 from weakref import WeakSet
 
 import torch
@@ -20,9 +19,7 @@ from graphs.protocol import GraphHooks, GraphPool, GraphSession
 from graphs.tape.host_reads import ForbidHostReads
 from graphs.tape.memory import OwnerMemory
 from graphs.tape.record import Recorder
-from graphs.weak import map_tensors, weak_view
-
-V = TypeVar("V")
+from graphs.weak import V, map_tensors, weak_view
 
 
 class TapeBackend:

@@ -9,7 +9,7 @@ place is put back at its end, since a capture computes nothing.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,16 +19,11 @@ from graphs.weak import weak_view
 Region: TypeAlias = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
-@dataclass(slots=True)
-class Result:
+class Result(NamedTuple):
     """Memory that was made in a capture, owned by `storage`; `flat` is a weak view of it all."""
 
     storage: torch.UntypedStorage
     flat: Tensor
-
-    def is_pinned(self) -> bool:
-        """Whether a tensor elsewhere keeps the memory."""
-        return int(torch._C._storage_Use_Count(self.storage._cdata)) > 1
 
 
 @dataclass(slots=True)
@@ -91,8 +86,12 @@ class OwnerMemory:
 
     def pinned_bytes(self) -> int:
         """Bytes of the results with strong references elsewhere."""
-        pinned = [result.storage for result in self.results.values() if result.is_pinned()]
-        return sum(storage.nbytes() for storage in pinned)
+        return sum(storage.nbytes() for storage, _ in self.results.values() if _is_pinned(storage))
+
+
+def _is_pinned(storage: torch.UntypedStorage) -> bool:
+    """Whether a tensor holds the storage too."""
+    return int(torch._C._storage_Use_Count(storage._cdata)) > 1
 
 
 def _flat(tensor: Tensor) -> Tensor:

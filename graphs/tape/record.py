@@ -67,9 +67,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             assert isinstance(cache, Tensor)
             assert isinstance(indices, list | tuple)
             self.memory.save_rows(cache, indices)
-            return
-        for tensor in _written(func, args, kwargs):
-            self.memory.save(tensor)
+        else:
+            for tensor in _written(func, args, kwargs):
+                self.memory.save(tensor)
 
     def _note_inputs(self, func: Op, args: Args, kwargs: Kwargs) -> None:
         for tensor in tensors_in([args, kwargs]):
@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
         for tensor in made.values():
             self.memory.add_result(tensor)
-        if func.overloadpacket in _UNINITIALISED or not (made or func._schema.is_mutable):
+        if func.overloadpacket.__name__ in _UNINITIALISED or not (made or func._schema.is_mutable):
             return
         weak_args, weak_kwargs = weak_views((args, kwargs))
         call: Callable[[], object] = partial(func._op, *weak_args, **weak_kwargs)
@@ -103,13 +103,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _TORCH_NAMESPACES = ("aten", "prims")
-_UNINITIALISED = (
-    torch.ops.aten.empty,
-    torch.ops.aten.empty_like,
-    torch.ops.aten.empty_strided,
-    torch.ops.aten.new_empty,
-    torch.ops.aten.new_empty_strided,
-)
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
 @cache

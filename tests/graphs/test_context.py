@@ -2,7 +2,10 @@ import threading
 
 import pytest
 
-from graphs.context import get_forward_context, has_forward_context
+from graphs.context import context_in, get_forward_context
+from graphs.modes import CUDAGraphMode
+
+NONE = CUDAGraphMode.NONE
 
 
 def test_the_context_before_returns_after_the_inner_one(in_context):
@@ -10,7 +13,7 @@ def test_the_context_before_returns_after_the_inner_one(in_context):
         with in_context(num_tokens=5):
             assert get_forward_context().num_tokens == 5
         assert get_forward_context().num_tokens == 3
-    assert not has_forward_context()
+    assert context_in(NONE) is None
 
 
 def test_no_context_is_an_error_that_says_what_to_do():
@@ -21,7 +24,14 @@ def test_no_context_is_an_error_that_says_what_to_do():
 def test_a_context_belongs_to_its_thread(in_context):
     seen = []
     with in_context():
-        thread = threading.Thread(target=lambda: seen.append(has_forward_context()))
+        assert context_in(NONE) is get_forward_context()
+        thread = threading.Thread(target=lambda: seen.append(context_in(NONE)))
         thread.start()
         thread.join()
-    assert seen == [False]
+    assert seen == [None]
+
+
+def test_a_context_is_in_one_mode(in_context):
+    with in_context(CUDAGraphMode.FULL) as context:
+        assert context_in(CUDAGraphMode.FULL) is context
+        assert context_in(CUDAGraphMode.PIECEWISE) is None

@@ -303,7 +303,7 @@ def test_a_runner_is_built_once_and_keeps_its_graphs(family, use_breakable_cg):
         toy.init_runner(torch.nn.Identity())
     if not use_breakable_cg:
         with pytest.raises(
-            ValueError, match=r"split at \['toy.scale_rows'\], not at \['toy::other'\]"
+            ValueError, match=r"split at \['toy.scale_rows'\], not at \['toy.other'\]"
         ):
             toy.manager.init_compiled_runner(toy.model, ["toy::other"])
 

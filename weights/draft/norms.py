@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weights.draft.layouts import Layout
-from weights.draft.witness import Witness
+from weights.draft.sources import Sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,54 +20,54 @@ class Norms:
     recycled: Literal["pre_norm", "post_norm"]
 
 
-def resolve_norms(witness: Witness, layout: Layout, entry: str) -> Norms:
-    resolved = _entry_fc(witness, layout) if entry == "fc" else _entry_qkv(witness, layout)
+def resolve_norms(sources: Sources, layout: Layout, entry: str) -> Norms:
+    resolved = _entry_fc(sources, layout) if entry == "fc" else _entry_qkv(sources, layout)
     if resolved.norm_before_fc and resolved.has_fc_norm:
-        witness.problems.add(
-            f"{witness.fields.file}: norm_before_fc (input_norm) and fc_norm exclude each other"
+        sources.problems.add(
+            f"{sources.fields.file}: norm_before_fc (input_norm) and fc_norm exclude each other"
         )
     return resolved
 
 
-def _entry_fc(witness: Witness, layout: Layout) -> Norms:
+def _entry_fc(sources: Sources, layout: Layout) -> Norms:
     """EAGLE-1 has none; speculators' `layernorms` switches three on together."""
-    has_final_norm = witness.flag("has_final_norm", "layernorms", "norm.weight")
-    witness.ignore(
+    has_final_norm = sources.flag("has_final_norm", "layernorms", "norm.weight")
+    sources.ignore(
         "an EAGLE-1 draft has no such norm", "norm_before_fc", "fc_norm", "norm_before_residual"
     )
     return Norms(
         norm_before_fc=False,
         has_fc_norm=False,
-        has_embed_norm=witness.flag("has_embed_norm", "layernorms", "embed_norm.weight"),
-        has_input_layernorm=witness.flag(
+        has_embed_norm=sources.flag("has_embed_norm", "layernorms", "embed_norm.weight"),
+        has_input_layernorm=sources.flag(
             "has_input_layernorm", "layernorms", "layers.0.input_layernorm.weight"
         ),
         norm_before_residual=False,
         has_final_norm=has_final_norm,
-        recycled=_recycled(witness, layout, has_final_norm),
+        recycled=_recycled(sources, layout, has_final_norm),
     )
 
 
-def _entry_qkv(witness: Witness, layout: Layout) -> Norms:
+def _entry_qkv(sources: Sources, layout: Layout) -> Norms:
     first, last = "use_input_layernorm_in_first_layer", layout.final_norm_key
-    has_final_norm = witness.flag("has_final_norm", last, "norm.weight", default=True)
+    has_final_norm = sources.flag("has_final_norm", last, "norm.weight", default=True)
     return Norms(
-        norm_before_fc=witness.flag("norm_before_fc", "norm_before_fc", "input_norm.weight"),
-        has_fc_norm=witness.flag("has_fc_norm", "fc_norm", "fc_norm.0.weight"),
+        norm_before_fc=sources.flag("norm_before_fc", "norm_before_fc", "input_norm.weight"),
+        has_fc_norm=sources.flag("has_fc_norm", "fc_norm", "fc_norm.0.weight"),
         has_embed_norm=False,
-        has_input_layernorm=witness.flag(
+        has_input_layernorm=sources.flag(
             "has_input_layernorm", first, "layers.0.input_layernorm.weight", default=True
         ),
-        norm_before_residual=_norm_before_residual(witness, layout),
+        norm_before_residual=_norm_before_residual(sources, layout),
         has_final_norm=has_final_norm,
-        recycled=_recycled(witness, layout, has_final_norm),
+        recycled=_recycled(sources, layout, has_final_norm),
     )
 
 
-def _norm_before_residual(witness: Witness, layout: Layout) -> bool:
-    value = witness.fields.get(bool, "norm_before_residual", layout.norm_before_residual)
-    source = witness.fields.source("norm_before_residual")
-    witness.log.add(
+def _norm_before_residual(sources: Sources, layout: Layout) -> bool:
+    value = sources.fields.get(bool, "norm_before_residual", layout.norm_before_residual)
+    source = sources.fields.source("norm_before_residual")
+    sources.log.add(
         "norm_before_residual",
         value,
         f"default of {layout.name}" if source == "default" else source,
@@ -76,9 +76,9 @@ def _norm_before_residual(witness: Witness, layout: Layout) -> bool:
 
 
 def _recycled(
-    witness: Witness, layout: Layout, has_final_norm: bool
+    sources: Sources, layout: Layout, has_final_norm: bool
 ) -> Literal["pre_norm", "post_norm"]:
-    fields, log = witness.fields, witness.log
+    fields, log = sources.fields, sources.log
     if layout.recycles_norm and has_final_norm:
         log.add("recycled", "post_norm", f"{layout.name}: the head reads what is recycled")
         return "post_norm"
@@ -87,7 +87,7 @@ def _recycled(
             f"norm_output in a {layout.name} head: a norm before lm_head; the hidden is recycled pre_norm"
         )
     if not has_final_norm:
-        witness.ignore("this draft has no norm behind its layers", *layout.recycled_keys)
+        sources.ignore("this draft has no norm behind its layers", *layout.recycled_keys)
     asked = (key for key in layout.recycled_keys if fields.find(bool, key))
     key = next(asked, None) if has_final_norm else None
     source = fields.source(key or next((key for key in layout.recycled_keys if key in fields), ""))

@@ -1,7 +1,7 @@
 """A checkpoint directory as a table of tensors: one safetensors file, or shards with an index.
 
 Everything the headers and the index say is checked first; `read` and `read_into` then copy one tensor at a time out of
-a memory map, straight to a device; `freight` is for staging.py, which is faster to a GPU. It keeps no state beside the
+a memory map, straight to a device; `copy_job` is for staging.py, which is faster to a GPU. It keeps no state beside the
 open files and their maps, so several threads may read different tensors.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from weights.errors import CheckpointError, Problems
 from weights.files.guard import is_file_name, is_there, open_file, read_object
 from weights.files.header import TORCH_DTYPES, TensorEntry, read_header
-from weights.files.staging import Freight, read_exactly
+from weights.files.staging import CopyJob, read_exactly
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -62,7 +62,7 @@ class Reader:
         else:
             out.copy_(raw.to(out.device, copy=True).view(dtype).reshape(entry.shape))
 
-    def freight(self, name: str, out: Tensor) -> Freight:
+    def copy_job(self, name: str, out: Tensor) -> CopyJob:
         """The bytes of a tensor on their way to a contiguous one of its shape and dtype."""
         entry = self.entries[name]
         assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
@@ -74,7 +74,7 @@ class Reader:
                     (f"{entry.file.name}: {name} has lost its end since it was opened",),
                 )
 
-        return Freight(read, entry.start, out.view(-1).view(torch.uint8))
+        return CopyJob(read, entry.start, out.view(-1).view(torch.uint8))
 
     def dtype(self, name: str) -> torch.dtype:
         """As torch calls it."""

@@ -25,7 +25,7 @@ ReadBytes = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class Freight:
+class CopyJob:
     """Bytes from `start` on, as `read` finds them, to the uint8 tensor `out`."""
 
     read: ReadBytes
@@ -33,50 +33,50 @@ class Freight:
     out: Tensor
 
 
-class Lane:
+class StagingBuffer:
     """A buffer of pinned memory and the stream that empties it."""
 
     def __init__(self, buffer: Tensor, device: torch.device) -> None:
         self.buffer = buffer
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def carry(self, freight: Freight) -> int:
+    def copy(self, job: CopyJob) -> int:
         """At most a buffer full; returns how many bytes."""
-        size = len(freight.out)
+        size = len(job.out)
         if self.stream is not None:
             self.stream.synchronize()  # what was in the buffer has arrived
-        freight.read((ctypes.c_char * size).from_address(self.buffer.data_ptr()), freight.start)
+        job.read((ctypes.c_char * size).from_address(self.buffer.data_ptr()), job.start)
         with torch.cuda.stream(self.stream):
-            freight.out.copy_(self.buffer[:size], non_blocking=True)
+            job.out.copy_(self.buffer[:size], non_blocking=True)
         return size
 
 
-def carry_all(freights: Sequence[Freight], device: torch.device) -> Iterator[int]:
+def copy_all(jobs: Sequence[CopyJob], device: torch.device) -> Iterator[int]:
     """Carry everything by several threads; yields the bytes of each chunk. All has arrived when it ends."""
-    chunks = [chunk for freight in freights for chunk in _chunks(freight)]
+    chunks = [chunk for job in jobs for chunk in _chunks(job)]
     buffers = torch.empty(BUFFERS, CHUNK, dtype=torch.uint8, pin_memory=device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # nothing before may still use the memory of the tensors
-    lanes: SimpleQueue[Lane] = SimpleQueue()
+    free: SimpleQueue[StagingBuffer] = SimpleQueue()
     for buffer in buffers:
-        lanes.put(Lane(buffer, device))
+        free.put(StagingBuffer(buffer, device))
 
-    def carry(chunk: Freight) -> int:
-        lane = lanes.get()
+    def copy(chunk: CopyJob) -> int:
+        staging = free.get()
         try:
-            return lane.carry(chunk)
+            return staging.copy(chunk)
         finally:
-            lanes.put(lane)  # behind the others: by its next turn the buffer is empty
+            free.put(staging)  # behind the others: by its next turn the buffer is empty
 
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from pool.map(carry, chunks)
+        yield from pool.map(copy, chunks)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _chunks(freight: Freight) -> Iterator[Freight]:
-    for first in range(0, len(freight.out), CHUNK):
-        yield Freight(freight.read, freight.start + first, freight.out[first : first + CHUNK])
+def _chunks(job: CopyJob) -> Iterator[CopyJob]:
+    for first in range(0, len(job.out), CHUNK):
+        yield CopyJob(job.read, job.start + first, job.out[first : first + CHUNK])
 
 
 def read_exactly(file: int, room: ctypes.Array[ctypes.c_char], start: int) -> bool:

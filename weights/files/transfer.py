@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from weights.files.header import TORCH_DTYPES, TensorEntry
 from weights.files.reader import Reader
-from weights.files.staging import Freight, carry_all
+from weights.files.staging import CopyJob, copy_all
 from weights.fuse import fuse_plan
 from weights.report import Log
 from weights.shapes import Shapes
@@ -38,7 +38,7 @@ def read_tensors(
         name: _allocated([wanted[piece] for piece in pieces], placement)
         for name, pieces in plan.items()
     }
-    freights: list[Freight] = []
+    jobs: list[CopyJob] = []
     # disable=None: no bar where nobody watches
     disable = None if placement.progress else True
     with tqdm(
@@ -49,11 +49,11 @@ def read_tensors(
                 pieces, _parts(tensors[name], [wanted[piece] for piece in pieces]), strict=True
             ):
                 if part.is_cuda and part.dtype == reader.dtype(held[piece].name):
-                    freights.append(reader.freight(held[piece].name, part))
+                    jobs.append(reader.copy_job(held[piece].name, part))
                 else:
                     reader.read_into(held[piece].name, part)
                     bar.update(held[piece].num_bytes)
-        for num_bytes in carry_all(freights, torch.device(placement.device)) if freights else ():
+        for num_bytes in copy_all(jobs, torch.device(placement.device)) if jobs else ():
             bar.update(num_bytes)
     _note_casts([held[name].dtype for name in wanted], placement.dtype, log)
     return tensors

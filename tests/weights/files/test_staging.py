@@ -35,8 +35,8 @@ def test_every_byte_arrives_in_its_place(reader):
         name: torch.full((reader.entries[name].shape[0] + 2,), 99, dtype=torch.uint8)
         for name in names
     }
-    freights = [reader.freight(name, found[name][1:-1]) for name in names]
-    assert sum(staging.carry_all(freights, CPU)) == 3 + 63 + 64 + 1000
+    jobs = [reader.copy_job(name, found[name][1:-1]) for name in names]
+    assert sum(staging.copy_all(jobs, CPU)) == 3 + 63 + 64 + 1000
     for name in names:
         assert torch.equal(found[name][1:-1], reader.read(name))
         assert found[name][[0, -1]].tolist() == [99, 99]
@@ -47,9 +47,9 @@ def test_a_file_that_has_lost_its_end_is_told_by_name(reader):
     with entry.file.open("r+b") as stream:
         stream.truncate(max(each.stop for each in reader.entries.values()) - 5)
     last = max(reader.entries.values(), key=lambda each: each.stop).name
-    freight = reader.freight(last, torch.empty(reader.entries[last].shape, dtype=torch.uint8))
+    job = reader.copy_job(last, torch.empty(reader.entries[last].shape, dtype=torch.uint8))
     with pytest.raises(CheckpointError, match=f"model.safetensors: {last} has lost its end"):
-        list(staging.carry_all([freight], CPU))
+        list(staging.copy_all([job], CPU))
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from weights.report import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
+class Sources:
     """A checkpoint's tensors by the names used here, its config, and where decisions are written down."""
 
     held: dict[str, TensorEntry]
@@ -38,31 +38,31 @@ class Witness:
         self,
         field: str,
         key: str,
-        places: dict[str, int | None],
+        sizes: dict[str, int | None],
         default: int | None = None,
-        may_lie: bool = False,
+        is_unreliable: bool = False,
     ) -> int:
-        """The number that most of `places` (what: value) and config.json[key] agree on.
+        """The number that most of `sizes` (what: value) and config.json[key] agree on.
 
         default: for when nobody says anything; None makes that a problem
-        may_lie: published configs are known to be wrong here, so a note replaces the problem
+        is_unreliable: published configs are known to be wrong here, so a note replaces the problem
         """
-        told = {what: value for what, value in places.items() if value is not None}
+        shapes = {what: value for what, value in sizes.items() if value is not None}
         written = self.fields.find(int, key)
-        if not told and written is None:
+        if not shapes and written is None:
             return self._silent(field, key, default)
-        ballots = ([] if written is None else [written]) + list(told.values())
-        value = Counter(ballots).most_common(1)[0][0]
-        witness = next((what for what, seen in told.items() if seen == value), None)
-        self.log.add(field, value, f"shape of {witness}" if witness else self.fields.source(key))
-        if witness:
+        votes = ([] if written is None else [written]) + list(shapes.values())
+        value = Counter(votes).most_common(1)[0][0]
+        tensor = next((what for what, seen in shapes.items() if seen == value), None)
+        self.log.add(field, value, f"shape of {tensor}" if tensor else self.fields.source(key))
+        if tensor:
             check_size(
-                key, value, f"{self.held[witness].file.name}: shape of {witness}", self.problems
+                key, value, f"{self.held[tensor].file.name}: shape of {tensor}", self.problems
             )
         if written is not None and written != value:
             self._disagree(
-                f"{self.fields.source(key)} is {written}, the shape of {witness} says {value}",
-                may_lie,
+                f"{self.fields.source(key)} is {written}, the shape of {tensor} says {value}",
+                is_unreliable,
             )
         return value
 
@@ -96,8 +96,8 @@ class Witness:
         self.log.add(field, default, "default")
         return default or 0
 
-    def _disagree(self, line: str, may_lie: bool) -> None:
-        if may_lie:
+    def _disagree(self, line: str, is_unreliable: bool) -> None:
+        if is_unreliable:
             self.log.note(f"{line}: the tensors decide")
         else:
             self.problems.add(line)

@@ -1,6 +1,7 @@
-"""What a checkpoint says: bounds-checked safetensors, typed configs, every EAGLE format under one set of names.
+"""Checkpoints: bounds-checked safetensors, typed configs, all EAGLE formats under one set of names.
 
-Names after a load, the same whatever the file called them (D hidden, C head channels, H/G query/kv heads, I mlp width):
+Names after a load, whatever the file called them (D hidden, C head channels, H/G query/kv heads,
+I MLP width):
 
     embed_tokens.weight [V, D]                       absent from a draft that borrows the target's
     layers.{i}.input_layernorm.weight [D]            (draft: absent where the config says so)
@@ -14,7 +15,7 @@ Names after a load, the same whatever the file called them (D hidden, C head cha
     norm.weight [D]                                  absent where has_final_norm is False
     lm_head.weight [V or W, D]                       absent if tied (target) or borrowed (draft)
     fc.weight, fc.bias, input_norm.weight, fc_norm.{i}.weight, embed_norm.weight     drafts only
-    d2t [W] int64                                    absolute target ids (the file's offsets added up), drafts only
+    d2t [W] int64                                    drafts only: absolute target ids, not offsets
 """
 
 import importlib
@@ -41,7 +42,7 @@ __all__ = sorted(_PUBLIC)
 
 
 def __dir__() -> list[str]:
-    """The public names, also those that nobody has asked for yet."""
+    """The public names, imported or not."""
     return __all__
 
 

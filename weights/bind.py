@@ -1,4 +1,4 @@
-"""Names that a config demands against names that the files hold: missing, unexpected and misshapen, all at once."""
+"""The names a config demands against those that files hold: missing, unexpected, misshapen."""
 
 from collections.abc import Container, Mapping
 
@@ -6,37 +6,28 @@ from weights.errors import Problems
 from weights.files.header import FLOAT_DTYPES, INTEGER_DTYPES, TensorEntry
 from weights.shapes import Shapes
 
-QUANTISED = (
-    *(
-        "weight_packed",
-        "weight_scale",
-        "weight_scale_2",
-        "weight_zero_point",
-        "weight_shape",
-        "weight_g_idx",
-    ),
-    *("qweight", "qzeros", "scales", "g_idx", "input_scale", "weight_scale_inv"),
-)
-# what is not a floating-point weight: allowed dtypes, and the words for them
+QUANTISED = {
+    *("weight_packed", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_zero_point"),
+    *("weight_shape", "weight_g_idx", "qweight", "qzeros", "scales", "g_idx", "input_scale"),
+}
+# allowed dtypes and the words for them: of weights, and of other tensors
+WEIGHT = (FLOAT_DTYPES, "packed, fp8 and integer weights are not supported")
 TABLES: dict[str, tuple[Container[str], str]] = {
     "d2t": (INTEGER_DTYPES, "integers are needed"),
     "t2d": ({"BOOL"}, "BOOL is needed"),
 }
-MOST_FILES = 4  # named where a tensor is in none of them
-WEIGHT = (FLOAT_DTYPES, "packed, fp8 and integer weights are not supported")
+MOST_FILES = 4  # of those that lack a tensor, in its line
 
 
 def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Problems) -> None:
-    """held: tensors by the names used here; each problem names the file and the key in it."""
+    """held: tensors by the names of this package; each problem names the file and its key."""
     files = _some(sorted({entry.file.name for entry in held.values()}))
     for name, shape in wanted.items():
         if name not in held:
             problems.add(f"{files}: missing {name} {list(shape)}")
         elif held[name].shape != shape:
-            entry = held[name]
-            problems.add(
-                f"{entry.file.name}: {entry.name} is {list(entry.shape)}, {list(shape)} is needed"
-            )
+            found = list(held[name].shape)
+            problems.add(f"{held[name].where} is {found}, {list(shape)} is needed")
     for name, entry in held.items():
         if name not in wanted and not _is_quantised(name):
             problems.add(f"{entry.file.name}: unexpected {entry.name} {list(entry.shape)}")
@@ -47,7 +38,7 @@ def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
     for name, entry in held.items():
         allowed, words = TABLES.get(name, WEIGHT)
         if _is_quantised(name) or entry.dtype not in allowed:
-            problems.add(f"{entry.file.name}: {entry.name} is {entry.dtype}: {words}")
+            problems.add(f"{entry.where} is {entry.dtype}: {words}")
 
 
 def _some(files: list[str]) -> str:

@@ -1,6 +1,6 @@
-"""What a checkpoint says, as frozen numbers: the shape of a decoder layer, of a target and of an EAGLE draft.
+"""What a checkpoint says, as frozen numbers: a decoder layer, a target, an EAGLE draft.
 
-Every difference between checkpoints is a field here. Nothing behind this package asks which format a file had.
+Every difference between checkpoints is a field here; no other package asks for a file's format.
 Letters: V target vocabulary, W draft vocabulary, D hidden, Dt target hidden, L target layers.
 """
 
@@ -10,10 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary embedding as written in config.json, `rope_parameters` (transformers 5) or `rope_theta` / `rope_scaling`.
-
-    kind: "default", "linear", "llama3" or "yarn"; the fields below the blank line belong to the scaled kinds.
-    """
+    """Rotary embedding as config.json has it; the fields below the blank line are for scaled kinds."""
 
     theta: float = 10000.0
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
@@ -60,29 +57,30 @@ class TargetConfig:
     dtype: str  # as stored, "bfloat16"
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # config.json and generation_config.json together
-    sliding_window: int | None = (
-        None  # a window that some layer uses; the engine refuses longer contexts
-    )
+    sliding_window: int | None = None  # of some layer; the engine refuses longer contexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleConfig:
-    """An EAGLE draft in five choices: feature source, entry of (hidden, token), recycling, head, norms around them.
+    """An EAGLE draft in five choices: features, entry of (hidden, token), recycling, head, norms.
 
-    A row embeds token x_{t+1} and takes a feature g_t. The formulas (EAGLE-1: arXiv 2401.15077, EAGLE-3: 2503.01840):
+    A row embeds token x_{t+1} and takes a feature g_t. The formulas (EAGLE-1: arXiv 2401.15077,
+    EAGLE-3: 2503.01840):
 
-    - features: `aux_boundaries` non-empty: the residual streams entering those layers of the target, concatenated
-      (Dt each; boundary L = after the last layer, before the final norm). Empty: the target's hidden after its final
-      norm. `norm_before_fc`: one RMSNorm over the concatenation; `has_fc_norm`: one RMSNorm per boundary; then `fc` if
-      `has_fc`. Neither norms nor fc are applied to recycled hidden states when entry is "qkv".
-    - entry "fc": u = fc(concat(embed, g)) enters the first layer as its residual stream (EAGLE-1; fc is on every row).
-      entry "qkv": the first layer's attention reads concat(input_layernorm(embed), hidden_norm(g)), 2D wide, and the
-      residual stream starts as g, or as hidden_norm(g) with `norm_before_residual` (EAGLE-3).
-    - recycled: "pre_norm", the residual stream behind the last layer; "post_norm", the same after `norm`.
+    - features: `aux_boundaries` non-empty: the residual streams that enter those layers of the
+      target, concatenated (Dt each; boundary L = after the last layer, before the final norm).
+      Empty: the target's hidden states after its final norm. `norm_before_fc`: one RMSNorm over the
+      concatenation; `has_fc_norm`: one RMSNorm per boundary; then `fc` if `has_fc`. Recycled hidden
+      states pass neither these norms nor fc when entry is "qkv".
+    - entry "fc": u = fc(concat(embed, g)) is the first layer's residual stream (EAGLE-1; every row
+      passes fc). entry "qkv": the first layer's attention reads concat(input_layernorm(embed),
+      hidden_norm(g)), 2D wide, and the residual stream starts as g, or as hidden_norm(g) with
+      `norm_before_residual` (EAGLE-3).
+    - recycled: "pre_norm", the residual stream after the last layer; "post_norm", after `norm`.
     - head: logits = lm_head(norm(stream)), or lm_head(stream) where `has_final_norm` is False.
     """
 
-    format: str  # where it came from, for reports: "eagle-1", "eagle-3", "specforge", "speculators-eagle3", ...
+    format: str  # for reports: "eagle-1", "eagle-3", "specforge", "speculators-eagle3", ...
     layer: LayerConfig
     num_layers: int
     vocab_size: int  # V
@@ -95,12 +93,8 @@ class EagleConfig:
     fc_bias: bool = False
     norm_before_fc: bool = False
     has_fc_norm: bool = False
-    has_embed_norm: bool = (
-        False  # entry "fc": RMSNorm over the embedding before fc (speculators eagle, `layernorms`)
-    )
-    has_input_layernorm: bool = (
-        True  # first layer: on the residual stream (entry "fc") or on the embedding (entry "qkv")
-    )
+    has_embed_norm: bool = False  # entry "fc": RMSNorm over the embedding (speculators' layernorms)
+    has_input_layernorm: bool = True  # first layer: on its stream ("fc") or the embedding ("qkv")
     has_hidden_norm: bool = True  # entry "qkv" only
     norm_before_residual: bool = False
     has_final_norm: bool = True

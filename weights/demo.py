@@ -1,4 +1,4 @@
-"""The bundled pair: a small target and two drafts for it, package data that an installed wheel has too."""
+"""The bundled pair: a small target and two drafts for it, as package data."""
 
 import json
 from importlib.resources import as_file, files
@@ -16,8 +16,7 @@ def demo_directory(part: str) -> Path:
 
 
 def demo_prompts() -> dict[str, object]:
-    """prompts.json: "prompts" (48 lists of token ids) and, for the first 24, greedy continuations."""
-    prompts: dict[str, object] = json.loads(
-        (files("weights") / "demo" / "prompts.json").read_text(encoding="utf-8")
-    )
+    """prompts.json: "prompts", 48 lists of token ids, and greedy continuations of the first 24."""
+    text = (files("weights") / "demo" / "prompts.json").read_text(encoding="utf-8")
+    prompts: dict[str, object] = json.loads(text)
     return prompts

@@ -1,7 +1,7 @@
-"""The one error of this package. A checkpoint with three faults is reported once, with all three; nothing is loaded.
+"""The one error of this package: it lists every problem of a checkpoint, and nothing is loaded.
 
-Checks collect what is wrong in a `Problems` and go on. A fatal problem ends its stage: what follows would only mislead.
-Names in a checkpoint come from a stranger: whatever is printed of them passes `shown` first.
+Checks collect what is wrong in a `Problems` and go on. A fatal problem ends its stage, because
+later checks would only mislead. Names in a checkpoint are untrusted: print them through `shown`.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ MOST_CHARACTERS = 1000  # of one line
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used as it is; `problems` holds one line each, naming file and key."""
+    """A checkpoint that cannot be used as it is; each line of `problems` names file and key."""
 
     def __init__(self, directory: Path, problems: tuple[str, ...]) -> None:
         self.directory = directory
@@ -49,7 +49,7 @@ class Problems:
 
 
 def shown(text: str, most: int = MOST_CHARACTERS) -> str:
-    """`text` as one line that is safe to print: escapes for what is not printable, the middle of a long one cut out."""
+    """`text` as one printable line of at most `most` characters: escaped, its middle cut out."""
     text = _cut(text, most)
     if text.isprintable():
         return text

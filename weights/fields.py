@@ -1,8 +1,8 @@
-"""Typed reads of config.json that name the file, the key and what was expected; every answer remembers its source.
+"""Typed reads of config.json that name the file, the key and the type; every answer has a source.
 
-Wrappers (`transformer_layer_config`, `eagle_config`, `model`, `text_config`) are opened first, inner keys winning; null
-counts as absent. A wrong type or a number outside its key's range is a problem and the read returns a stand-in, so that
-one error can list all of them.
+Wrappers (`transformer_layer_config`, `eagle_config`, `model`, `text_config`) are opened first,
+inner keys winning; null counts as absent. A wrong type or a number outside its key's range is a
+problem and the read returns a stand-in, so that one error can list all of them.
 """
 
 import reprlib
@@ -30,34 +30,28 @@ class Range:
         return self.low <= value <= self.high and (self.step == 1 or value % self.step == 0)
 
     def __str__(self) -> str:
-        return f"from {self.low:.10g} to {self.high:.10g}" + (
-            f" and a multiple of {self.step}" * (self.step > 1)
-        )
+        multiple = f" and a multiple of {self.step}" if self.step > 1 else ""
+        return f"from {self.low:.10g} to {self.high:.10g}{multiple}"
 
 
 SIZE = Range(1, 2**31 - 1)
 SCALE = Range(1e-3, 1e6)
-# what a key may be, wherever it stands
+# key -> its values, wherever it stands
 RANGES = {
-    **dict.fromkeys(
-        ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), SIZE
-    ),
-    **dict.fromkeys(
-        ("num_hidden_layers", "vocab_size", "draft_vocab_size", "target_hidden_size"), SIZE
-    ),
-    **dict.fromkeys(("sliding_window", "original_max_position_embeddings"), SIZE),
+    **dict.fromkeys(("hidden_size", "target_hidden_size", "intermediate_size"), SIZE),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), SIZE),
+    **dict.fromkeys(("vocab_size", "draft_vocab_size", "sliding_window"), SIZE),
+    "original_max_position_embeddings": SIZE,
     "max_position_embeddings": Range(2, 2**31 - 1),  # a token and its successor
     "max_window_layers": Range(0, 2**31 - 1),
-    "head_dim": Range(2, 65536, step=2),  # rope turns pairs
+    "head_dim": Range(2, 65536, step=2),  # rope rotates pairs
     "rms_norm_eps": Range(0, 1),
     "rope_theta": Range(2, 1e30),
-    **dict.fromkeys(
-        ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"), SCALE
-    ),
-    "attention_factor": SCALE,
+    **dict.fromkeys(("factor", "attention_factor", "low_freq_factor", "high_freq_factor"), SCALE),
+    **dict.fromkeys(("beta_fast", "beta_slow"), SCALE),
     **dict.fromkeys(("mscale", "mscale_all_dim"), Range(0, 1e6)),  # 0: none
 }
-# what a key without a row may be: what the machine's integers and float32 can hold
+# a key without a row: what int64 and float32 can hold
 INTEGERS = Range(-(2**63), 2**63 - 1)
 NUMBERS: dict[type, Range] = {int: INTEGERS, float: Range(-3e38, 3e38)}
 
@@ -89,53 +83,51 @@ class Fields:
         self._open(values, "")
 
     def _open(self, values: Mapping[str, object], path: str) -> None:
-        plain = {
-            key: value for key, value in values.items() if value is not None and key not in WRAPPERS
-        }
-        self.nulls |= {key for key, value in values.items() if value is None}
-        self.values.update(plain)
-        self._paths.update({key: path + key for key in plain})
+        for key, value in values.items():
+            if value is None:
+                self.nulls.add(key)
+            elif key not in WRAPPERS:
+                self.values[key] = value
+                self._paths[key] = path + key
         for wrapper in WRAPPERS:
             inner = values.get(wrapper)
             if isinstance(inner, dict):
                 self._open(inner, f"{path}{wrapper}.")
             elif inner is not None:
-                self.problems.add(
-                    f"{self.file}: {path}{wrapper} is {reprlib.repr(inner)}, an object is needed",
-                    fatal=True,
-                )
+                line = f"{path}{wrapper} is {reprlib.repr(inner)}, an object is needed"
+                self.add_problem(line, fatal=True)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
+    def add_problem(self, line: str, fatal: bool = False) -> None:
+        """Add a problem of this file."""
+        self.problems.add(f"{self.file}: {line}", fatal)
+
     def source(self, *keys: str) -> str:
         """Where the answer for `keys` came from: the first one present, or "default"."""
-        for key in keys:
-            if key in self.values:
-                return f"{self.file}: {self._paths[key]}"
-        return "default"
+        key = self.first(*keys)
+        return "default" if key is None else f"{self.file}: {self._paths[key]}"
 
-    def need(self, kind: type[T], *keys: str) -> T:
-        """The first of `keys` that is there; a problem if none is."""
-        value = self.find(kind, *keys)
-        if value is None:
-            if not any(key in self.values for key in keys):
-                self.problems.add(
-                    f"{self.file}: missing {' or '.join(keys)} ({KINDS[kind][0]})", fatal=True
-                )
-            return kind()
-        return value
+    def first(self, *keys: str) -> str | None:
+        """The first of `keys` that is present."""
+        return next((key for key in keys if key in self.values), None)
+
+    def need(self, kind: type[T], key: str) -> T:
+        """The value of `key`; a problem if it is absent."""
+        value = self.find(kind, key)
+        if value is None and key not in self.values:
+            self.add_problem(f"missing {key} ({KINDS[kind][0]})", fatal=True)
+        return kind() if value is None else value
 
     def get(self, kind: type[T], key: str, default: T) -> T:
         value = self.find(kind, key)
         return default if value is None else value
 
     def find(self, kind: type[T], *keys: str) -> T | None:
-        """The first of `keys` that is there, as `kind`; None if absent, or wrong and so a problem."""
-        for key in keys:
-            if key in self.values:
-                return self._typed(kind, key, self.values[key])
-        return None
+        """The first of `keys` that is present, as `kind`; None if absent, or wrong (a problem)."""
+        key = self.first(*keys)
+        return None if key is None else self._typed(kind, key, self.values[key])
 
     def _typed(self, kind: type[T], key: str, value: object) -> T | None:
         words, types = KINDS[kind]
@@ -149,9 +141,7 @@ class Fields:
         return kind(value)  # type: ignore[call-arg]
 
     def refuse(self, key: str, value: object, needed: str) -> None:
-        self.problems.add(
-            f"{self.file}: {self._paths[key]} is {reprlib.repr(value)}, {needed}", fatal=True
-        )
+        self.add_problem(f"{self._paths[key]} is {reprlib.repr(value)}, {needed}", fatal=True)
 
     def ints(self, key: str, limits: Range = INTEGERS) -> tuple[int, ...] | None:
         """A list of integers, or one integer."""
@@ -174,29 +164,36 @@ class Fields:
 
 
 def check_size(name: str, value: int, source: str, problems: Problems) -> None:
-    """A number that no key states must be as one that a key does."""
+    """Check a number that no key states against the range of the key `name`."""
     if value not in RANGES[name]:
-        problems.add(
-            f"{source}: {name} is {value}, an integer {RANGES[name]} is needed", fatal=True
-        )
+        line = f"{source}: {name} is {value}, an integer {RANGES[name]} is needed"
+        problems.add(line, fatal=True)
 
 
 def check_layer(layer: LayerConfig, head_dim_source: str, fields: Fields) -> None:
-    """What no single key tells, and switches that not every family and format reads."""
+    """Check what no single key states, and switches that not every family and format reads."""
     for key in ("attention_bias", "mlp_bias"):
         fields.find(bool, key)
     is_derived = head_dim_source == "default"
     source = f"{fields.file}: hidden_size / num_attention_heads" if is_derived else head_dim_source
     check_size("head_dim", layer.head_dim, source, fields.problems)
     if layer.num_kv_heads and layer.num_heads % layer.num_kv_heads:
-        fields.problems.add(
-            f"{fields.file}: num_attention_heads is {layer.num_heads}, a multiple of num_key_value_heads, "
+        fields.add_problem(
+            f"num_attention_heads is {layer.num_heads}, a multiple of num_key_value_heads, "
             f"{layer.num_kv_heads}, is needed"
         )
 
 
+def refuse_values(fields: Fields, supported: Mapping[str, object]) -> None:
+    """Refuse other values than `supported` for keys that change the computation."""
+    for key, value in supported.items():
+        if key in fields and fields.values[key] != value:
+            line = f"{fields.source(key)} {fields.values[key]!r:.80} is not supported"
+            fields.problems.add(line)
+
+
 def layer_types(fields: Fields) -> tuple[str, ...]:
-    """The kinds of attention that config.json lists; what is neither full nor a window is a problem."""
+    """The kinds of attention that config.json lists, full or sliding; others are a problem."""
     kinds = fields.strings("layer_types")
     unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if unknown:

@@ -1,6 +1,7 @@
-"""q, k, v become one product and gate, up another: fewer, larger matrices, rows one after the other.
+"""q, k, v become one product and gate, up another: fewer, larger matrices.
 
-`pieces` tells which names of a file make up one name here; the pieces are concatenated over rows (weights and biases).
+FUSED lists which names of a file make up one name here; weights and biases are concatenated over
+rows.
 """
 
 FUSED: dict[str, tuple[str, ...]] = {
@@ -11,7 +12,7 @@ _WHOLE = {piece: whole for whole, pieces in FUSED.items() for piece in pieces}
 
 
 def fuse_plan(names: list[str]) -> dict[str, tuple[str, ...]]:
-    """Name here -> the names that are concatenated to make it, in order; `names` are unfused and complete."""
+    """Fused name -> the names to concatenate, in order; `names` are unfused and complete."""
     plan: dict[str, tuple[str, ...]] = {}
     for name in names:
         head, _, kind = name.rpartition(".")

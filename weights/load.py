@@ -1,7 +1,7 @@
-"""From a directory to tensors under one set of names, with a report: `load_target` and `load_eagle`.
+"""From a directory to tensors under one set of names, with a report: load_target and load_eagle.
 
-Three stages: resolve (headers and config.json only), check (every name, shape and dtype at once, and d2t), read.
-Nothing is returned unless all of it holds.
+Three stages: resolve (headers and config.json only), check (every name, shape and dtype at once,
+and d2t), read. Nothing is returned unless all of it holds.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class LoadedTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEagle:
-    """A draft's own tensors; what it borrows is absent (`config.has_own_embedding`, `config.has_own_head`)."""
+    """A draft's own tensors, without what it borrows (see `has_own_*` in its config)."""
 
     config: EagleConfig
     tensors: dict[str, Tensor]
@@ -52,23 +52,23 @@ def load_target(
     device: torch.device | str = "cpu",
     progress: bool = True,
 ) -> LoadedTarget:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 target; raises CheckpointError with everything that is wrong.
+    """Load a Llama, Mistral, Qwen2 or Qwen3 target; a CheckpointError lists all that is wrong.
 
     dtype: None keeps the dtype in which the embedding is stored, for all tensors
     """
     reader, log, problems = Reader(directory), Log(), Problems(directory)
     renamed = rename(reader.entries, TARGET_ROWS, problems)
-    held = {name: reader.entries[old] for name, old in renamed.names.items()}
+    held = renamed.held
     check_dtypes(held, problems)
     config = resolve_target(reader, log, problems)
     wanted = target_shapes(config)
     check_binding(wanted | _tied_copy(config, held), held, problems)
     problems.raise_if_any()
-    placement = Placement(
-        dtype=dtype or getattr(torch, config.dtype), device=device, progress=progress
-    )
+    dtype = dtype or getattr(torch, config.dtype)
+    placement = Placement(dtype=dtype, device=device, progress=progress)
     tensors = read_tensors(reader, wanted, held, placement, log)
-    _check_tied(reader, tensors["embed_tokens.weight"], held, config, problems)
+    if _tied_copy(config, held):
+        _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"], problems)
     report = make_report(directory, "target", config.model_type, log, renamed.ignored)
     return LoadedTarget(config=config, tensors=tensors, report=report)
 
@@ -82,50 +82,43 @@ def load_eagle(
     aux_layers: tuple[int, ...] | None = None,
     progress: bool = True,
 ) -> LoadedEagle:
-    """Load any EAGLE draft for `target`; raises CheckpointError with everything that is wrong.
+    """Load any EAGLE draft for `target`; a CheckpointError lists all that is wrong.
 
     dtype:      None takes the target's
     aux_layers: boundaries to read instead of those that the checkpoint names
     """
     reader, log, problems = Reader(directory), Log(), Problems(directory)
     resolution = resolve_eagle(reader, target.config, aux_layers, log, problems)
-    held, wanted = resolution.held, eagle_shapes(resolution.config)
-    check_binding(wanted, {name: entry for name, entry in held.items() if name != "t2d"}, problems)
+    wanted = eagle_shapes(resolution.config)
+    check_binding(wanted, resolution.bound, problems)
     d2t = target_ids(reader, resolution, problems)
     problems.raise_if_any()
     config = _settle_vocabulary(resolution.config, d2t, log)
-    weights: Shapes = {name: shape for name, shape in wanted.items() if name != "d2t"}
+    wanted.pop("d2t", None)
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
-    tensors = read_tensors(
-        reader, weights, held, Placement(dtype=dtype, device=device, progress=progress), log
-    )
+    placement = Placement(dtype=dtype, device=device, progress=progress)
+    tensors = read_tensors(reader, wanted, resolution.held, placement, log)
     if d2t is not None and config.has_d2t:
         tensors["d2t"] = d2t.to(device)
     config = drop_copies(config, tensors, target.tensors, log)
-    report = make_report(
-        directory, "draft", config.format, log, resolution.ignored | training_only(held)
-    )
+    report = make_report(directory, "draft", config.format, log, resolution.ignored)
     return LoadedEagle(config=config, tensors=tensors, report=report)
 
 
 def target_ids(reader: Reader, resolution: Resolution, problems: Problems) -> Tensor | None:
-    """The draft's vocabulary as absolute ids, checked; None where there is no usable d2t."""
+    """The draft's vocabulary as absolute ids, checked; None if there is no usable d2t."""
     held, V = resolution.held, resolution.config.vocab_size
     d2t, t2d = held.get("d2t"), held.get("t2d")
     if d2t is None or d2t.dtype not in INTEGER_DTYPES or len(d2t.shape) != 1:
         return None
-    ids = absolute_ids(reader.read(d2t.name), V, f"{d2t.file.name}: {d2t.name}", problems)
-    if t2d is not None and t2d.dtype == "BOOL" and len(t2d.shape) != 1:
-        problems.add(f"{t2d.file.name}: {t2d.name} is {list(t2d.shape)}, [{V}] is needed")
-    elif t2d is not None and t2d.dtype == "BOOL":
-        check_mask(reader.read(t2d.name), ids, V, f"{t2d.file.name}: {t2d.name}", problems)
+    ids = absolute_ids(reader.read(d2t.name), V, d2t.where, problems)
+    if t2d is None or t2d.dtype != "BOOL":
+        return ids
+    if t2d.shape == (V,):
+        check_mask(reader.read(t2d.name), ids, t2d.where, problems)
+    else:
+        problems.add(f"{t2d.where} is {list(t2d.shape)}, [{V}] is needed")
     return ids
-
-
-def training_only(held: dict[str, TensorEntry]) -> dict[str, str]:
-    return (
-        {held["t2d"].name: "a mask used in training; checked against d2t"} if "t2d" in held else {}
-    )
 
 
 def make_report(
@@ -137,7 +130,7 @@ def make_report(
         format=format,
         fields=tuple(log.rows.values()),
         notes=tuple(log.notes),
-        ignored=(*ignored.items(), *_beside(directory)),
+        ignored=(*ignored.items(), *_trainer_files(directory)),
     )
 
 
@@ -155,23 +148,12 @@ def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:
     return {}
 
 
-def _check_tied(
-    reader: Reader,
-    embedding: Tensor,
-    held: dict[str, TensorEntry],
-    config: TargetConfig,
-    problems: Problems,
-) -> None:
-    if not _tied_copy(config, held):
-        return
-    entry = held["lm_head.weight"]
-    if not torch.equal(reader.read(entry.name, embedding.device).to(embedding.dtype), embedding):
-        problems.add(
-            f"{entry.file.name}: {entry.name} differs from the embedding, but tie_word_embeddings is true"
-        )
+def _check_tied(reader: Reader, embedding: Tensor, head: TensorEntry, problems: Problems) -> None:
+    if not torch.equal(reader.read(head.name, embedding.device).to(embedding.dtype), embedding):
+        problems.add(f"{head.where} differs from the embedding, but tie_word_embeddings is true")
     problems.raise_if_any()
 
 
-def _beside(directory: Path) -> Iterator[tuple[str, str]]:
+def _trainer_files(directory: Path) -> Iterator[tuple[str, str]]:
     for file in sorted((*directory.glob("training_state*"), *directory.glob("optimizer*.pt"))):
         yield file.name, "a trainer's state beside the weights"

@@ -1,14 +1,15 @@
-"""Names in files -> names here, as rows of (pattern, replacement, whose name it is). Data, no code per format.
+"""Names in files -> names of this package, as rows of (pattern, replacement, origin): data.
 
-Rows are applied in order, each once, to every name. `replacement` None means: harmless, drop it and say so.
-The names are those that the formats' own trainers and converters write.
+Rows are applied in order, each once, to every name. A row without a replacement drops harmless
+tensors, and the report lists them. The names are those of the formats' own trainers and converters.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weights.errors import Problems
+from weights.files.header import TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,65 +19,51 @@ class Row:
     origin: str
 
 
+TABLE = "a table that old transformers saved"
+MASK = "an attention mask that old transformers saved"
 IGNORED = (
-    Row(
-        r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$",
-        None,
-        "a table that old transformers saved",
-    ),
-    Row(r"(^|\.)(masked_bias|attn\.bias)$", None, "an attention mask that old transformers saved"),
+    Row(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$", None, TABLE),
+    Row(r"(^|\.)(masked_bias|attn\.bias)$", None, MASK),
 )
 
 TARGET_ROWS = (*IGNORED, Row(r"^model\.", "", "transformers"))
 
+WRAPPERS = r"^(?:(?:model|draft_model|eagle|eagle_module)\.)+"
+VERIFIER = "the target's, kept by the speculators trainer"
+LAYERNORMS = "speculators eagle, `layernorms`"
+UNCONVERTED = "research checkpoints before speculators converted them"
 DRAFT_ROWS = (
     *IGNORED,
-    Row(
-        r"^(?:(?:model|draft_model|eagle|eagle_module)\.)+", "", "wrappers of trainers and of vLLM"
-    ),
-    Row(
-        r"^verifier_(?:lm_head|norm)\.weight$",
-        None,
-        "the target's, kept by the speculators trainer",
-    ),
+    Row(WRAPPERS, "", "wrappers of trainers and of vLLM"),
+    Row(r"^verifier_(?:lm_head|norm)\.weight$", None, VERIFIER),
     Row(r"^midlayer\.", "layers.0.", "reference EAGLE-3, SpecForge, AngelSlim"),
     Row(r"^midlayers\.(\d+)\.", r"layers.\1.", "SGLang, several layers"),
     Row(r"^fusion_fc\.", "fc.", "speculators eagle"),
     Row(r"^transformer\.", "layers.0.", "speculators eagle"),
-    Row(
-        r"^(?:embedding_layernorm|embed_layernorm)\.",
-        "embed_norm.",
-        "speculators eagle, `layernorms`",
-    ),
-    Row(
-        r"^hidden_layernorm\.",
-        "layers.0.input_layernorm.",
-        "research checkpoints before speculators converted them",
-    ),
-    Row(
-        r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.",
-        "norm.",
-        "speculators eagle, `layernorms`",
-    ),
+    Row(r"^(?:embedding_layernorm|embed_layernorm)\.", "embed_norm.", LAYERNORMS),
+    Row(r"^hidden_layernorm\.", "layers.0.input_layernorm.", UNCONVERTED),
+    Row(r"^(?:pre_lm_head_layernorm|lm_head_layernorm)\.", "norm.", LAYERNORMS),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renamed:
-    names: dict[str, str]  # name here -> name in the file
+    held: dict[str, TensorEntry]  # by the names of this package
     ignored: dict[str, str]  # name in the file -> why it is harmless
 
 
-def rename(names: Iterable[str], rows: tuple[Row, ...], problems: Problems) -> Renamed:
+def rename(
+    entries: Mapping[str, TensorEntry], rows: tuple[Row, ...], problems: Problems
+) -> Renamed:
     """Apply `rows` to every name; two names that become one are a problem."""
-    renamed = Renamed(names={}, ignored={})
-    for name in names:
+    renamed = Renamed(held={}, ignored={})
+    for name, entry in entries.items():
         new = _apply(name, rows, renamed.ignored)
         if new is None:
             continue
-        if new in renamed.names:
-            problems.add(f"{name} and {renamed.names[new]} are both {new}")
-        renamed.names[new] = name
+        if new in renamed.held:
+            problems.add(f"{name} and {renamed.held[new].name} are both {new}")
+        renamed.held[new] = entry
     return renamed
 
 

@@ -1,4 +1,4 @@
-"""What a load decided, field by field, each with where it came from: is this head bound as it was trained?"""
+"""What a load decided, field by field, with sources: is this draft bound as it was trained?"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from weights.config import RopeConfig
 from weights.errors import shown
+from weights.fields import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,11 @@ class Log:
     def add(self, field: str, value: object, source: str) -> None:
         self.rows[field] = Resolved(field=field, value=value, source=source)
 
+    def add_read(self, fields: Fields, config: object, **keys: str) -> None:
+        """Add fields of `config` that were read from config.json; keys: field=key there."""
+        for field, key in keys.items():
+            self.add(field, getattr(config, field), fields.source(key))
+
     def note(self, line: str) -> None:
         if line not in self.notes:
             self.notes.append(line)
@@ -57,16 +63,8 @@ def _show(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, RopeConfig):
-        told = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        plain = RopeConfig(theta=value.theta)
-        return ", ".join(
-            [
-                value.kind,
-                *(
-                    f"{key}={told[key]}"
-                    for key in told
-                    if key == "theta" or told[key] != getattr(plain, key)
-                ),
-            ]
-        )
+        plain = dataclasses.asdict(RopeConfig())
+        rope = dataclasses.asdict(value)
+        told = [key for key in rope if key == "theta" or rope[key] != plain[key]]
+        return ", ".join([value.kind, *(f"{key}={rope[key]}" for key in told)])
     return str(value)

@@ -1,4 +1,4 @@
-"""What tensors a config demands, by unfused name, with their shapes: all that a checkpoint must hold, and no more."""
+"""The tensors a config demands, by unfused name, with shapes: all that a checkpoint must hold."""
 
 from weights.config import EagleConfig, LayerConfig, TargetConfig
 
@@ -16,7 +16,7 @@ def target_shapes(config: TargetConfig) -> Shapes:
 def layer_shapes(
     prefix: str, layer: LayerConfig, entry_width: int, has_input_layernorm: bool = True
 ) -> Shapes:
-    """One decoder layer whose attention reads `entry_width` channels (2D in the first layer of an EAGLE-3 draft)."""
+    """One decoder layer; its attention reads `entry_width` channels (EAGLE-3's first layer: 2D)."""
     D, I, C = layer.hidden_size, layer.intermediate_size, layer.head_dim
     query, kv = layer.num_heads * C, layer.num_kv_heads * C
     shapes: Shapes = {f"{prefix}post_attention_layernorm.weight": (D,)}

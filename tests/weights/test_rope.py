@@ -20,7 +20,7 @@ BUILT = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position_e
 
 def read(**keys):
     problems = Problems(Path("dir"))
-    return read_rope(Fields(keys, "config.json", problems), problems), problems.lines
+    return read_rope(Fields(keys, "config.json", problems)), problems.lines
 
 
 @pytest.mark.parametrize(

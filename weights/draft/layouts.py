@@ -1,8 +1,8 @@
 """Which EAGLE format a checkpoint is, and what each format leaves unsaid: rows, tried in order.
 
-Sources: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, NVIDIA/Model-Optimizer, Tencent/AngelSlim,
-deepseek-ai/DeepSpec, and the configs of their published heads. Kinds of drafts that are not built are recognised too
-and refused by name, so that nobody reads a list of unexpected tensors instead.
+Sources: SafeAILab/EAGLE, sgl-project/SpecForge, vllm-project/speculators, NVIDIA/Model-Optimizer,
+Tencent/AngelSlim, deepseek-ai/DeepSpec, and the configs of their published heads. Drafts of other
+kinds are refused by name: better than a list of unexpected tensors.
 """
 
 import re
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weights.errors import Problems
-from weights.fields import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a format is told by: config.json as written, the same with its wrappers opened, and the files' names."""
+    """What tells a format: config.json, the same with its wrappers opened, and tensor names."""
 
     raw: Mapping[str, object]
     flat: Mapping[str, object]
@@ -33,22 +32,18 @@ class Evidence:
 
     def is_architecture(self, pattern: str) -> bool:
         named = self.raw.get("architectures")
-        return (
-            any(re.search(pattern, str(name)) for name in named)
-            if isinstance(named, list)
-            else False
-        )
+        return isinstance(named, list) and any(re.search(pattern, str(name)) for name in named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One format. The fields behind `is_it` are what its configs mean where they are silent or share a name.
+    """One format; the fields after `is_it` say what its configs mean where they are silent.
 
-    layer_ids:            its ids name the stream that enters a layer, or a layer's output (boundary - 1)
-    norm_before_residual: where the key is absent
+    layer_ids:            its ids name the stream that enters a layer, or a layer's output (+1)
+    norm_before_residual: if the key is absent
     final_norm_key:       the key that switches the norm before lm_head
-    recycled_keys:        the keys that make the hidden be recycled after that norm
-    recycles_norm:        it is recycled after that norm whenever there is one (EAGLE-1's head reads what it recycles)
+    recycled_keys:        the keys that make the draft recycle its hidden after that norm
+    recycles_norm:        always recycled after that norm, if any (EAGLE-1's head reads the same)
     """
 
     name: str
@@ -62,18 +57,19 @@ class Layout:
 
 MIDLAYER = r"(^|\.)midlayers?\."
 SPECFORGE_KEYS = (
-    "eagle_aux_hidden_state_layer_ids",
-    "fc_norm",
-    "norm_output",
-    "target_hidden_size",
+    *("eagle_aux_hidden_state_layer_ids", "fc_norm", "norm_output", "target_hidden_size"),
     "rope_parameters",
 )
 MODELOPT_KEYS = (
-    "use_aux_hidden_state",
-    "use_input_layernorm_in_first_layer",
-    "use_last_layernorm",
+    *("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
     "next_layer_regular",
 )
+
+
+def _is_angelslim(e: Evidence) -> bool:
+    is_named = e.is_architecture("^Eagle3LlamaForCausalLM$") or e.has_key("target_model_type")
+    return is_named and e.has_name(MIDLAYER)
+
 
 LAYOUTS = (
     Layout(name="speculators-eagle", is_it=lambda e: e.is_speculators("eagle"), recycles_norm=True),
@@ -83,16 +79,10 @@ LAYOUTS = (
         norm_before_residual=True,
     ),
     Layout(name="deepspec", is_it=lambda e: e.is_architecture(r"Eagle3Model$"), layer_ids="output"),
-    Layout(
-        name="angelslim",
-        is_it=lambda e: (
-            e.has_name(MIDLAYER)
-            and (e.is_architecture("^Eagle3LlamaForCausalLM$") or e.has_key("target_model_type"))
-        ),
-    ),
+    Layout(name="angelslim", is_it=_is_angelslim),
     Layout(name="modelopt", is_it=lambda e: e.has_key(*MODELOPT_KEYS), layer_ids="output"),
     Layout(
-        # norm_output means another thing here than everywhere else: a norm before lm_head (default: there is one)
+        # only here norm_output means a norm before lm_head (default: there is one)
         name="specforge",
         is_it=lambda e: e.has_name(MIDLAYER) and e.has_key(*SPECFORGE_KEYS),
         layer_ids="output",
@@ -106,57 +96,51 @@ LAYOUTS = (
     Layout(name="eagle-1", is_it=lambda e: e.has_name(r"(^|\.)fc\.weight$")),
 )
 
-REFUSED: tuple[tuple[str, Callable[[Evidence], bool]], ...] = (
-    (
-        "P-EAGLE (parallel drafting)",
-        lambda e: e.is_speculators("peagle") or e.has_name(r"(^|\.)mask_hidden$"),
-    ),
-    (
-        "DFlash",
-        lambda e: (
-            e.is_speculators("dflash", "dflash2")
-            or e.is_architecture("DFlash")
-            or "dflash_config" in e.raw
-        ),
-    ),
-    (
-        "DSpark",
-        lambda e: (
-            e.is_speculators("dspark")
-            or e.is_architecture("(?i)dspark")
-            or e.has_name(r"markov_head\.")
-        ),
-    ),
-    (
-        "EagleMedusa (parallel draft heads)",
-        lambda e: (
-            e.has_name(r"parallel_draft_heads\.") or e.flat.get("parallel_draft_step", 1) != 1
-        ),
-    ),
-    (
-        "MTP (multi-token prediction)",
-        lambda e: (
-            e.is_speculators("mtp", "fastmtp")
-            or e.has_name(r"(eh_proj|enorm|hnorm|shared_head\.\w+)\.weight$")
-        ),
-    ),
-    (
-        "an MLA draft (latent attention)",
-        lambda e: (
-            e.has_name(r"self_attn\.(kv_a_proj|q_a_proj)") or e.is_architecture("Eagle3?Deepseek")
-        ),
-    ),
-    (
-        "GRIFFIN (token-guided fusion)",
-        lambda e: e.is_architecture("(?i)griffin") or e.has_name("(?i)griffin|token_guided"),
-    ),
-    ("Medusa", lambda e: e.has_name(r"medusa_heads?\.") or e.is_architecture("Medusa")),
-    ("a mixture-of-experts draft", lambda e: e.has_name(r"mlp\.(experts|router|gate\.weight)")),
-    ("a draft with attention sinks", lambda e: e.has_name(r"self_attn\.sinks$")),
-    ("a draft of the Gemma family (scaled embedding)", lambda e: e.is_architecture("^Gemma")),
-)
 
-# keys that change the arithmetic -> the only value that is built
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What gives a kind of draft away, any one of them: architecture and tensor are patterns."""
+
+    speculators: tuple[str, ...] = ()
+    architecture: str | None = None
+    tensor: str | None = None
+    config: Callable[[Evidence], bool] = lambda e: False
+
+    def fit(self, e: Evidence) -> bool:
+        return (
+            e.is_speculators(*self.speculators)
+            or self.config(e)
+            or (self.architecture is not None and e.is_architecture(self.architecture))
+            or (self.tensor is not None and e.has_name(self.tensor))
+        )
+
+
+MTP = r"(eh_proj|enorm|hnorm|shared_head\.\w+)\.weight$"
+MLA = r"self_attn\.(kv_a_proj|q_a_proj)"
+REFUSED = {
+    "P-EAGLE (parallel drafting)": Signs(speculators=("peagle",), tensor=r"(^|\.)mask_hidden$"),
+    "DFlash": Signs(
+        speculators=("dflash", "dflash2"),
+        architecture="DFlash",
+        config=lambda e: "dflash_config" in e.raw,
+    ),
+    "DSpark": Signs(speculators=("dspark",), architecture="(?i)dspark", tensor=r"markov_head\."),
+    "EagleMedusa (parallel draft heads)": Signs(
+        tensor=r"parallel_draft_heads\.",
+        config=lambda e: e.flat.get("parallel_draft_step", 1) != 1,
+    ),
+    "MTP (multi-token prediction)": Signs(speculators=("mtp", "fastmtp"), tensor=MTP),
+    "an MLA draft (latent attention)": Signs(architecture="Eagle3?Deepseek", tensor=MLA),
+    "GRIFFIN (token-guided fusion)": Signs(
+        architecture="(?i)griffin", tensor="(?i)griffin|token_guided"
+    ),
+    "Medusa": Signs(architecture="Medusa", tensor=r"medusa_heads?\."),
+    "a mixture-of-experts draft": Signs(tensor=r"mlp\.(experts|router|gate\.weight)"),
+    "a draft with attention sinks": Signs(tensor=r"self_attn\.sinks$"),
+    "a draft of the Gemma family (scaled embedding)": Signs(architecture="^Gemma"),
+}
+
+# keys that change the computation -> the only value that is built
 ONLY: dict[str, object] = {
     "hidden_act": "silu",
     "quantization_config": None,
@@ -168,28 +152,17 @@ ONLY: dict[str, object] = {
 
 def find_layout(evidence: Evidence, problems: Problems) -> Layout | None:
     """The format, or None with a problem that names what it is instead."""
-    for kind, is_it in REFUSED:
-        if is_it(evidence):
-            problems.add(
-                f"config.json and tensor names: this is {kind}, which is not supported", fatal=True
-            )
-            return None
+    refused = next((kind for kind, signs in REFUSED.items() if signs.fit(evidence)), None)
+    if refused is not None:
+        line = f"config.json and tensor names: this is {refused}, which is not supported"
+        problems.add(line, fatal=True)
+        return None
     layout = next((layout for layout in LAYOUTS if layout.is_it(evidence)), None)
-    speculator = evidence.raw.get("speculators_model_type")
-    if speculator is not None and (layout is None or not layout.name.startswith("speculators")):
-        problems.add(
-            f"config.json: speculators_model_type {speculator!r} is not supported, only eagle, eagle3",
-            fatal=True,
-        )
+    kind = evidence.raw.get("speculators_model_type")
+    if kind is not None and (layout is None or not layout.name.startswith("speculators")):
+        line = f"speculators_model_type {kind!r} is not supported, only eagle, eagle3"
+        problems.add(f"config.json: {line}", fatal=True)
     elif layout is None:
-        problems.add(
-            "no EAGLE draft: no fc.weight, no hidden_norm, and config.json names no known format",
-            fatal=True,
-        )
+        line = "no fc.weight, no hidden_norm, and config.json names no known format"
+        problems.add(f"no EAGLE draft: {line}", fatal=True)
     return layout
-
-
-def refuse_values(fields: Fields, problems: Problems) -> None:
-    for key, value in ONLY.items():
-        if key in fields and fields.values[key] != value:
-            problems.add(f"{fields.source(key)} {fields.values[key]!r:.80} is not supported")

@@ -1,8 +1,8 @@
-"""Which hidden states of the target a draft reads, as boundaries: boundary i is the residual stream entering layer i.
+"""Which hidden states of the target a draft reads, as boundaries: i is the stream entering layer i.
 
-Files name them in two ways that look alike: as boundaries, or by the layer whose output it is (boundary - 1). The
-format decides; an id equal to the number of layers can only be a boundary. The report says what was
-decided.
+Files name them as boundaries, or by the layer whose output it is (boundary - 1), and the two look
+alike. The format decides; an id equal to the number of layers can only be a boundary. The report
+says what was decided.
 """
 
 from weights.draft.layouts import Layout
@@ -24,26 +24,24 @@ def resolve_taps(
 ) -> tuple[int, ...]:
     """The boundaries, ascending or as written.
 
-    num_taps:          how many fc takes, None if that cannot be told
-    num_target_layers: None where the target is not known (inspecting a draft alone)
-    aux_layers:        boundaries that the caller insists on
+    num_taps:          how many fc takes, None if unknown
+    num_target_layers: None if the target is unknown (inspecting a draft alone)
+    aux_layers:        the caller's boundaries, instead of the checkpoint's
     """
-    key = next((key for key in KEYS if key in fields), None)
+    L = num_target_layers
+    key = fields.first(*KEYS)
     ids = fields.ints(key, LAYERS) if key else None
     if aux_layers is not None:
         boundaries, source = aux_layers, "argument aux_layers (boundaries)"
-    elif ids:
-        boundaries, source = _from_ids(ids, layout, num_target_layers, fields.source(key or ""))
-    elif num_target_layers is None:
+    elif key and ids:
+        boundaries, source = _from_ids(ids, layout, L, fields.source(key))
+    elif L is None:
         log.add("aux_boundaries", "(2, L//2, L-3)", "default, depends on the target's L layers")
         return ()
     else:
-        boundaries, source = (
-            (2, num_target_layers // 2, num_target_layers - 3),
-            "default (2, L//2, L-3)",
-        )
+        boundaries, source = (2, L // 2, L - 3), "default (2, L//2, L-3)"
     log.add("aux_boundaries", boundaries, source)
-    _check(boundaries, num_taps, num_target_layers, source, fields.problems)
+    _check(boundaries, num_taps, L, source, fields.problems)
     return boundaries
 
 
@@ -54,9 +52,8 @@ def _from_ids(
         return ids, f"{source} (boundaries, as {layout.name} has them)"
     if L is not None and max(ids) == L:
         return ids, f"{source} (boundaries: {L} layers, and {L} is no layer's output)"
-    return tuple(
-        i + 1 for i in ids
-    ), f"{source} {list(ids)} (outputs of layers, as {layout.name} has them, +1)"
+    meaning = f"outputs of layers, as {layout.name} has them, +1"
+    return tuple(i + 1 for i in ids), f"{source} {list(ids)} ({meaning})"
 
 
 def _check(
@@ -68,12 +65,11 @@ def _check(
 ) -> None:
     if num_taps is not None and len(boundaries) != num_taps:
         problems.add(
-            f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers {boundaries} come from "
-            f"{source}: pass aux_layers"
+            f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers "
+            f"{boundaries} come from {source}: pass aux_layers"
         )
+    named = f"boundaries {boundaries} from {source}"
     if len(set(boundaries)) < len(boundaries):
-        problems.add(f"boundaries {boundaries} from {source} name a layer more than once")
+        problems.add(f"{named} name a layer more than once")
     if L is not None and not all(0 <= boundary <= L for boundary in boundaries):
-        problems.add(
-            f"boundaries {boundaries} from {source} must lie in 0..{L}, the target has {L} layers"
-        )
+        problems.add(f"{named} must lie in 0..{L}, the target has {L} layers")

@@ -1,7 +1,8 @@
 """The draft's vocabulary: which target token each draft token is.
 
-Every public format stores d2t as OFFSETS: target id = draft id + d2t[draft id] (SafeAILab EAGLE-3, kept by all others).
-Here it becomes absolute ids, int64. t2d, a training-time mask over the target's vocabulary, is only checked.
+Every public format stores d2t as OFFSETS: target id = draft id + d2t[draft id] (SafeAILab EAGLE-3,
+kept by all others). Here it becomes absolute ids, int64. t2d, a training-time mask over the
+target's vocabulary, is only checked.
 """
 
 import torch
@@ -11,7 +12,7 @@ from weights.errors import Problems
 
 
 def absolute_ids(d2t: Tensor, vocab_size: int, where: str, problems: Problems) -> Tensor:
-    """Target ids [W] of the draft's tokens; out of range, repeated or already absolute ids are problems.
+    """Target ids [W] of the draft's tokens; ids out of range, repeated or absolute are problems.
 
     d2t:   [W] offsets as stored
     where: file and key, for the messages
@@ -21,45 +22,36 @@ def absolute_ids(d2t: Tensor, vocab_size: int, where: str, problems: Problems) -
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     repeated = _repeated(ids)
     if (outside.numel() or repeated.numel()) and _looks_absolute(offsets, vocab_size):
-        problems.add(
-            f"{where} holds absolute target ids, offsets are needed: target id = draft id + d2t[draft id]"
-        )
+        line = "offsets are needed: target id = draft id + d2t[draft id]"
+        problems.add(f"{where} holds absolute target ids, {line}")
         return ids
     if outside.numel():
-        first, last = int(outside[0]), vocab_size - 1
-        problems.add(
-            f"{where} maps {outside.numel()} draft tokens outside 0..{last}, the first to {first}"
-        )
+        line = f"outside 0..{vocab_size - 1}, the first to {int(outside[0])}"
+        problems.add(f"{where} maps {outside.numel()} draft tokens {line}")
     if repeated.numel():
-        problems.add(
-            f"{where} maps several draft tokens to one target id, {repeated.numel()} times, {int(repeated[0])}"
-        )
+        line = f"to one target id, {repeated.numel()} times, {int(repeated[0])}"
+        problems.add(f"{where} maps several draft tokens {line}")
     return ids
 
 
-def check_mask(t2d: Tensor, ids: Tensor, vocab_size: int, where: str, problems: Problems) -> None:
-    """t2d, [V] bool, must be set exactly where some draft token maps; ids [W] are those of `absolute_ids`."""
-    if t2d.shape != (vocab_size,):
-        problems.add(f"{where} is {list(t2d.shape)}, [{vocab_size}] is needed")
-        return
+def check_mask(t2d: Tensor, ids: Tensor, where: str, problems: Problems) -> None:
+    """t2d, [V] bool, must be set exactly at the `absolute_ids` [W] of the draft's tokens."""
+    vocab_size = len(t2d)
     if bool(((ids < 0) | (ids >= vocab_size)).any()):
         return
     differing = int((_cover(ids, vocab_size) != t2d).sum())
     offsets = ids - torch.arange(ids.numel())
-    if (
-        differing
-        and _looks_absolute(offsets, vocab_size)
-        and torch.equal(_cover(offsets, vocab_size), t2d)
-    ):
-        problems.add(
-            f"{where} covers exactly the values of d2t: they are absolute target ids, offsets are needed"
-        )
-    elif differing:
+    if not differing:
+        return
+    if _looks_absolute(offsets, vocab_size) and torch.equal(_cover(offsets, vocab_size), t2d):
+        line = "they are absolute target ids, offsets are needed"
+        problems.add(f"{where} covers exactly the values of d2t: {line}")
+    else:
         problems.add(f"{where} and d2t disagree about {differing} target tokens")
 
 
 def is_identity(ids: Tensor, vocab_size: int) -> bool:
-    """Full vocabulary in the target's order: some trainers save zero offsets where others save nothing."""
+    """Full vocabulary in the target's order: some trainers save zero offsets, others nothing."""
     return ids.numel() == vocab_size and torch.equal(ids, torch.arange(vocab_size))
 
 
@@ -73,6 +65,6 @@ def _repeated(ids: Tensor) -> Tensor:
 
 
 def _looks_absolute(offsets: Tensor, vocab_size: int) -> bool:
-    """Distinct ids inside the vocabulary. Real offsets repeat: neighbours in the vocabulary share theirs."""
+    """Distinct ids inside the vocabulary. Real offsets repeat: neighbouring tokens share theirs."""
     inside = bool(((offsets >= 0) & (offsets < vocab_size)).all())
     return inside and offsets.numel() > 1 and not _repeated(offsets).numel()

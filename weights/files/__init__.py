@@ -1,1 +1,1 @@
-"""Files from strangers, read within bounds."""
+"""Untrusted files, read within bounds."""

@@ -1,7 +1,7 @@
-"""The files of a checkpoint, which a stranger made: only regular ones are opened, and every other case is a problem.
+"""Untrusted files of a checkpoint: only regular ones are opened, anything else is a problem.
 
-A link may dangle or loop, a name may be too long for the system or belong to a directory, or to a FIFO on which a
-reader waits forever; JSON may be nested deeper than any code that walks it can follow.
+A link may dangle or loop, a name may be too long for the system or belong to a directory, or to a
+FIFO on which a reader waits forever; JSON may be nested too deep for any code that walks it.
 """
 
 import json
@@ -20,7 +20,7 @@ PairsHook = Callable[[list[tuple[str, object]]], object]
 
 
 def is_there(file: Path) -> bool:
-    """Whether there is anything of this name, if only a link to nothing."""
+    """Whether anything has this name, even a dangling link."""
     return os.path.lexists(file)
 
 
@@ -30,7 +30,7 @@ def is_file_name(name: str) -> bool:
 
 
 def open_file(file: Path, problems: Problems, fatal: bool = False) -> BinaryIO | None:
-    """`file` opened for reading; None and a problem if it is no regular file or cannot be opened."""
+    """Open `file` for reading; None and a problem if it is no regular file or cannot be opened."""
     try:
         # without O_NONBLOCK, opening a FIFO waits for its other end
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
@@ -40,10 +40,8 @@ def open_file(file: Path, problems: Problems, fatal: bool = False) -> BinaryIO |
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    problems.add(
-        f"{file.name}: {'a directory' if file.is_dir() else 'not a file'}, a regular file is needed",
-        fatal,
-    )
+    kind = "a directory" if file.is_dir() else "not a file"
+    problems.add(f"{file.name}: {kind}, a regular file is needed", fatal)
     return None
 
 
@@ -73,7 +71,7 @@ def read_object(file: Path, problems: Problems, fatal: bool = False) -> dict[str
 def parse_object(
     text: bytes, what: str, problems: Problems, fatal: bool = False, hook: PairsHook | None = None
 ) -> dict[str, object] | None:
-    """The JSON object in `text`; None and a problem about `what` if it is anything else. hook: see json.loads."""
+    """The JSON object in `text`, else None and a problem about `what`. hook: see json.loads."""
     try:
         values = json.loads(text, object_pairs_hook=hook)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """A checkpoint directory as a table of tensors: one safetensors file, or shards with an index.
 
-Everything the headers and the index say is checked first; `read` and `read_into` then copy one tensor at a time out of
-a memory map, straight to a device; `copy_job` is for staging.py, which is faster to a GPU. It keeps no state beside the
-open files and their maps, so several threads may read different tensors.
+Everything the headers and the index say is checked first; `read` and `read_into` then copy one
+tensor at a time out of a memory map, straight to a device; `copy_job` is for staging.py, which is
+faster to a GPU. The only state is the open files and their maps: threads may read in parallel.
 """
 
 import ctypes
@@ -23,7 +23,10 @@ INDEX = "model.safetensors.index.json"
 
 
 class Reader:
-    """The tensors of `directory` by the names in its files; nothing is read until `read` is called."""
+    """The tensors of `directory` by the names in its files; data is read by `read` and `read_into`.
+
+    `entries` are those of the headers.
+    """
 
     def __init__(self, directory: Path) -> None:
         problems = Problems(directory)
@@ -36,8 +39,8 @@ class Reader:
         self._files = {file: stream for file, stream in opened.items() if stream is not None}
         # private maps: torch wants a writable buffer, the files are never written
         self._maps = {
-            name: mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
-            for name, f in self._files.items()
+            file: mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            for file, stream in self._files.items()
         }
 
     def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
@@ -48,43 +51,40 @@ class Reader:
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Overwrite a contiguous tensor of the header's shape, cast on its device to its dtype."""
-        entry, dtype = self.entries[name], self.dtype(name)
-        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
+        entry, dtype = self._entry_for(name, out), self.dtype(name)
         if not entry.num_bytes:
             return
-        raw = torch.frombuffer(
-            self._maps[entry.file], dtype=torch.uint8, count=entry.num_bytes, offset=entry.start
-        )
+        mapped = self._maps[entry.file]
+        raw = torch.frombuffer(mapped, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start)
         if out.dtype == dtype:
-            out.view(-1).view(torch.uint8).copy_(
-                raw
-            )  # as bytes: a file may hold tensors at odd addresses
+            # as bytes: a file may hold tensors at odd addresses
+            out.view(-1).view(torch.uint8).copy_(raw)
         else:
             out.copy_(raw.to(out.device, copy=True).view(dtype).reshape(entry.shape))
 
     def copy_job(self, name: str, out: Tensor) -> CopyJob:
-        """The bytes of a tensor on their way to a contiguous one of its shape and dtype."""
-        entry = self.entries[name]
-        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
+        """The job of copying a tensor's bytes to a contiguous one of its shape and dtype."""
+        entry = self._entry_for(name, out)
 
-        def read(room: ctypes.Array[ctypes.c_char], start: int) -> None:
-            if not read_exactly(self._files[entry.file].fileno(), room, start):
-                raise CheckpointError(
-                    self.directory,
-                    (f"{entry.file.name}: {name} has lost its end since it was opened",),
-                )
+        def read(buffer: ctypes.Array[ctypes.c_char], start: int) -> None:
+            if not read_exactly(self._files[entry.file].fileno(), buffer, start):
+                line = f"{entry.where} has lost its end since it was opened"
+                raise CheckpointError(self.directory, (line,))
 
         return CopyJob(read, entry.start, out.view(-1).view(torch.uint8))
 
     def dtype(self, name: str) -> torch.dtype:
         """As torch calls it."""
         entry = self.entries[name]
-        dtype = TORCH_DTYPES.get(entry.dtype)
-        if dtype is None:
-            raise CheckpointError(
-                self.directory, (f"{entry.file.name}: {name} is {entry.dtype}, not supported",)
-            )
-        return dtype
+        if entry.dtype not in TORCH_DTYPES:
+            line = f"{entry.where} is {entry.dtype}, not supported"
+            raise CheckpointError(self.directory, (line,))
+        return TORCH_DTYPES[entry.dtype]
+
+    def _entry_for(self, name: str, out: Tensor) -> TensorEntry:
+        entry = self.entries[name]
+        assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
+        return entry
 
 
 def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
@@ -104,50 +104,49 @@ def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
 
 def _nothing_to_read(directory: Path, files: list[Path]) -> str:
     if files:
-        return (
-            f"several safetensors files ({', '.join(file.name for file in files)}) and no {INDEX}"
-        )
+        names = ", ".join(file.name for file in files)
+        return f"several safetensors files ({names}) and no {INDEX}"
     pickles = sorted(file.name for file in directory.glob("*.bin"))
     if pickles:
         return (
-            f"only {', '.join(pickles)}: pickles are not read. Convert once (weights_only=True, no code is run): "
-            f"python -m scripts.bin_to_safetensors {directory}"
+            f"only {', '.join(pickles)}: pickles are not read. Convert once (weights_only=True, "
+            f"no code is run): python -m scripts.bin_to_safetensors {directory}"
         )
     return f"neither {SINGLE} nor {INDEX}"
 
 
 def _sharded(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
-    weight_map = _weight_map(directory / INDEX, problems)
-    shards = {
-        shard: _shard(directory, shard, problems) for shard in sorted(set(weight_map.values()))
-    }
+    weight_map = read_weight_map(directory / INDEX, problems)
+    names = sorted(set(weight_map.values()))
+    shards = {shard: _shard(directory, shard, problems) for shard in names}
     for name, shard in weight_map.items():
-        if shards[shard] is not None and name not in (shards[shard] or {}):
+        held = shards[shard]
+        if held is not None and name not in held:
             problems.add(f"{INDEX}: {name} is said to be in {shard}, which does not hold it")
+    entries: dict[str, TensorEntry] = {}
     for shard, held in shards.items():
-        for name in held or {}:
-            if weight_map.get(name) != shard:
-                problems.add(
-                    f"{shard}: {name} is not where {INDEX} says ({weight_map.get(name, 'nowhere')})"
-                )
-    return {name: entry for held in shards.values() for name, entry in (held or {}).items()}
+        for name, entry in (held or {}).items():
+            entries[name] = entry
+            told = weight_map.get(name, "nowhere")
+            if told != shard:
+                problems.add(f"{shard}: {name} is not where {INDEX} says ({told})")
+    return entries
 
 
-def _weight_map(index: Path, problems: Problems) -> dict[str, str]:
+def read_weight_map(index: Path, problems: Problems) -> dict[str, str]:
+    """Tensor name -> file name, as the index says; {} and a problem if it says neither."""
     values = read_object(index, problems)
     if values is None:
         return {}
-    weight_map = values.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(shard, str) for shard in weight_map.values()
-    ):
-        problems.add(f"{INDEX}: weight_map must be an object of tensor names to file names")
-        return {}
-    return weight_map
+    names = values.get("weight_map")
+    if isinstance(names, dict) and all(isinstance(name, str) for name in names.values()):
+        return names
+    problems.add(f"{index.name}: weight_map must be an object of tensor names to file names")
+    return {}
 
 
 def _shard(directory: Path, shard: str, problems: Problems) -> dict[str, TensorEntry] | None:
-    """The tensors of one shard; None where the file cannot be read at all."""
+    """The tensors of one shard; None if the file cannot be read at all."""
     if not is_file_name(shard):
         problems.add(f"{INDEX}: {shard!r} is not the name of a file in this directory")
         return None

@@ -1,10 +1,10 @@
 """Bytes to tensors: read, cast to one dtype, fuse. The only place that moves weights.
 
-Fused tensors are allocated first, then filled piece by piece; what goes to a GPU as it is stored goes by staging.py.
+Fused tensors are allocated first, then filled piece by piece; what a GPU takes as it is stored goes
+through staging.py.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from weights.shapes import Shapes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where tensors go and whether a bar shows it, on a terminal only."""
+    """Where tensors go; progress: show a bar, on a terminal only."""
 
     dtype: torch.dtype
     device: torch.device | str
@@ -31,45 +31,30 @@ class Placement:
 def read_tensors(
     reader: Reader, wanted: Shapes, held: dict[str, TensorEntry], placement: Placement, log: Log
 ) -> dict[str, Tensor]:
-    """Everything in `wanted` under the fused names; casts are noted in `log`."""
+    """Everything in `wanted` under the fused names; `log` notes casts."""
+    tensors: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}  # by unfused name: views of `tensors`
+    for name, pieces in fuse_plan(list(wanted)).items():
+        rows = [wanted[piece][0] for piece in pieces]
+        shape = (sum(rows), *wanted[pieces[0]][1:])
+        tensors[name] = torch.empty(shape, dtype=placement.dtype, device=placement.device)
+        parts |= zip(pieces, torch.split(tensors[name], rows), strict=True)
     total = sum(held[name].num_bytes for name in wanted)
-    plan = fuse_plan(list(wanted))
-    tensors = {
-        name: _allocated([wanted[piece] for piece in pieces], placement)
-        for name, pieces in plan.items()
-    }
-    jobs: list[CopyJob] = []
-    # disable=None: no bar where nobody watches
-    disable = None if placement.progress else True
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc=reader.directory.name, disable=disable
-    ) as bar:
-        for name, pieces in plan.items():
-            for piece, part in zip(
-                pieces, _parts(tensors[name], [wanted[piece] for piece in pieces]), strict=True
-            ):
-                if part.is_cuda and part.dtype == reader.dtype(held[piece].name):
-                    jobs.append(reader.copy_job(held[piece].name, part))
-                else:
-                    reader.read_into(held[piece].name, part)
-                    bar.update(held[piece].num_bytes)
+    disable = None if placement.progress else True  # None: no bar unless on a terminal
+    desc = reader.directory.name
+    with tqdm(total=total, unit="B", unit_scale=True, desc=desc, disable=disable) as bar:
+        jobs: list[CopyJob] = []
+        for name, part in parts.items():
+            entry = held[name]
+            if part.is_cuda and part.dtype == reader.dtype(entry.name):
+                jobs.append(reader.copy_job(entry.name, part))
+            else:
+                reader.read_into(entry.name, part)
+                bar.update(entry.num_bytes)
         for num_bytes in copy_all(jobs, torch.device(placement.device)) if jobs else ():
             bar.update(num_bytes)
     _note_casts([held[name].dtype for name in wanted], placement.dtype, log)
     return tensors
-
-
-def _allocated(shapes: list[tuple[int, ...]], placement: Placement) -> Tensor:
-    """Room for these shapes, one behind the other over rows."""
-    rows = sum(shape[0] for shape in shapes)
-    return torch.empty(rows, *shapes[0][1:], dtype=placement.dtype, device=placement.device)
-
-
-def _parts(whole: Tensor, shapes: list[tuple[int, ...]]) -> Iterator[Tensor]:
-    first = 0
-    for shape in shapes:
-        yield whole[first : first + shape[0]]
-        first += shape[0]
 
 
 def _note_casts(stored: list[str], dtype: torch.dtype, log: Log) -> None:

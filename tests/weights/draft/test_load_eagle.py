@@ -78,6 +78,7 @@ ATTACKS = {
         lambda t: t["t2d"].logical_not_(),
         ["t2d and d2t disagree about 96 target tokens"],
     ),
+    "a short t2d": (lambda t: t.update(t2d=t["t2d"][:-1].clone()), ["t2d is [95], [96] is needed"]),
     "a wrong shape": (
         lambda t: t.update({"midlayer.self_attn.o_proj.weight": torch.zeros(32, 7)}),
         ["midlayer.self_attn.o_proj.weight is [32, 7], [32, 32] is needed"],

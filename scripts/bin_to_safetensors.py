@@ -1,10 +1,11 @@
-"""Turn pytorch_model.bin (one file, or shards with an index) into model.safetensors, without running pickled code.
+"""Turn pytorch_model.bin (or shards with an index) into model.safetensors; runs no pickled code.
 
     python -m scripts.bin_to_safetensors path/to/EAGLE3-LLaMA3.1-Instruct-8B
     python -m scripts.bin_to_safetensors path/to/head --progress off
 
-torch.load(weights_only=True) reads the tensors; tensors that share memory are written once each. An existing
-model.safetensors is never replaced, and the new one appears whole or not at all. The .bin files are left as they are.
+torch.load(weights_only=True) reads the tensors; tensors that share memory are written once each. An
+existing model.safetensors is never replaced, and the new one appears whole or not at all. The .bin
+files stay as they are.
 """
 
 import argparse
@@ -18,17 +19,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weights.errors import Problems, shown
-from weights.files.guard import is_file_name, is_there, open_file, read_object
+from weights.files.guard import is_file_name, is_there, open_file
 from weights.files.header import TORCH_DTYPES
+from weights.files.reader import read_weight_map
 
 SINGLE = "pytorch_model.bin"
 INDEX = "pytorch_model.bin.index.json"
 RESULT = "model.safetensors"
 
 DTYPES = {*TORCH_DTYPES.values(), torch.float8_e4m3fn, torch.float8_e5m2}
-MOST_COPIES = (
-    16  # times a file's size that its tensors may take: a view of one number can claim terabytes
-)
+MOST_COPIES = 16  # times the file's size for its tensors: a view of one number can claim terabytes
 
 
 def convert(directory: Path, progress: bool = True) -> Path:
@@ -47,7 +47,7 @@ def convert(directory: Path, progress: bool = True) -> Path:
 
 
 def bin_files(directory: Path) -> list[Path]:
-    """The files to read: those of the index, else pytorch_model.bin, else the only .bin there is."""
+    """The files to read: those of the index, else pytorch_model.bin, else the only .bin."""
     if is_there(directory / INDEX):
         return _indexed(directory)
     if is_there(directory / SINGLE):
@@ -61,20 +61,11 @@ def bin_files(directory: Path) -> list[Path]:
 
 def _indexed(directory: Path) -> list[Path]:
     problems = Problems(directory)
-    weight_map = (read_object(directory / INDEX, problems) or {}).get("weight_map")
-    problems.raise_if_any()
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) for name in weight_map.values()
-    ):
-        raise ValueError(
-            f"{directory}: {INDEX}: weight_map must be an object of tensor names to file names"
-        )
-    names = sorted(set(weight_map.values()))
+    names = sorted(set(read_weight_map(directory / INDEX, problems).values()))
     for name in names:
         if not is_file_name(name):
-            raise ValueError(
-                f"{directory}: {INDEX}: {shown(repr(name))} is not the name of a file in this directory"
-            )
+            problems.add(f"{INDEX}: {name!r} is not the name of a file in this directory")
+    problems.raise_if_any()
     return [directory / name for name in names]
 
 
@@ -87,17 +78,14 @@ def read_bin(file: Path) -> Iterator[tuple[str, Tensor]]:
     with stream:
         most = MOST_COPIES * os.fstat(stream.fileno()).st_size
     state = _unpickled(file)
-    if not isinstance(state, dict) or not all(
-        isinstance(value, Tensor) for value in state.values()
-    ):
+    if not isinstance(state, dict) or not all(isinstance(each, Tensor) for each in state.values()):
         raise ValueError(f"{file}: not a plain dict of tensors")
     for name, tensor in state.items():
         _check(file, name, tensor)
     size = sum(tensor.numel() * tensor.itemsize for tensor in state.values())
     if size > most:
-        raise ValueError(
-            f"{file}: tensors of {size} bytes in all, more than {MOST_COPIES} times the file"
-        )
+        line = f"tensors of {size} bytes in all, more than {MOST_COPIES} times the file"
+        raise ValueError(f"{file}: {line}")
     for name, tensor in state.items():
         yield name, tensor.detach().clone(memory_format=torch.contiguous_format)
 
@@ -105,13 +93,10 @@ def read_bin(file: Path) -> Iterator[tuple[str, Tensor]]:
 def _unpickled(file: Path) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (
-        Exception
-    ) as error:  # of any kind: a stranger's pickle decides what the unpickler trips over
-        text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise ValueError(
-            f"{file}: not read by torch.load(weights_only=True, mmap=True): {shown(text, 300)}"
-        ) from error
+    except Exception as error:  # of any kind: an untrusted pickle can make the unpickler raise it
+        text = shown(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", 300)
+        line = f"{file}: not read by torch.load(weights_only=True, mmap=True): {text}"
+        raise ValueError(line) from error
 
 
 def _check(file: Path, name: object, tensor: Tensor) -> None:
@@ -119,14 +104,12 @@ def _check(file: Path, name: object, tensor: Tensor) -> None:
     if not isinstance(name, str) or name == "__metadata__":
         raise ValueError(f"{file}: {shown(repr(name))} cannot be the name of a tensor")
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
-        what = f"{tensor.layout}, {tensor.device}, {tensor.dtype}"
-        raise ValueError(
-            f"{file}: {shown(name)} is {what}: a dense tensor with data, of a plain dtype, is needed"
-        )
+        what = f"{shown(name)} is {tensor.layout}, {tensor.device}, {tensor.dtype}"
+        raise ValueError(f"{file}: {what}: a dense tensor with data, of a plain dtype, is needed")
 
 
 def write_whole(tensors: dict[str, Tensor], result: Path) -> None:
-    """Write beside the result, then rename: a crash leaves no half of it."""
+    """Write next to the result, then rename: a crash leaves no partial file."""
     part = result.with_name(f"{result.name}.part-{os.getpid()}")
     try:
         save_file(tensors, part, metadata={"format": "pt"})

@@ -1,12 +1,12 @@
 """Does a checkpoint load, as what, and how long does it take?
 
-Loads every tensor for real, prints what each field of the config was bound to and where that came from, and times it.
+Loads every tensor, prints each field of the config with its source, and times the load.
 `specdec inspect` answers the first part without loading.
 
     python -m scripts.load_checkpoint TARGET [DRAFT]
 
     python -m scripts.load_checkpoint demo demo/eagle1
-    python -m scripts.load_checkpoint ~/models/Llama-3.1-8B-Instruct ~/models/EAGLE3-LLaMA3.1-8B --dtype bfloat16
+    python -m scripts.load_checkpoint ~/Llama-3.1-8B-Instruct ~/EAGLE3-LLaMA3.1-8B --dtype bfloat16
 """
 
 import argparse
@@ -28,11 +28,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "draft", nargs="?", help='directory, hub id, "demo" (EAGLE-3) or "demo/eagle1"'
     )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="default: as the target is stored",
-    )
+    dtypes = ("float32", "bfloat16", "float16")
+    parser.add_argument("--dtype", choices=dtypes, help="default: as the target is stored")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     return parser.parse_args()
 

@@ -1,11 +1,12 @@
-"""What would this small pair cost at the size of a large one? Writes the pair at that size, with the same behaviour.
+"""What would this small pair cost at a large size? Writes it at that size, same behaviour.
 
-Every added channel, head, layer and vocabulary row is inert; all that may be random is. Only the time of a pass
-changes, so acceptance and tokens are those of the small pair (up to rounding).
+Every added channel, head, layer and vocabulary row is inert; all that may be random is. Only the
+time of a pass changes: acceptance and tokens are those of the small pair (up to rounding). Writes
+OUT_DIR/target, OUT_DIR/eagle3 and OUT_DIR/prompts.json.
 
-    python -m scripts.widen_pair OUT_DIR [--source demo] [--shape llama-8b] [--device auto] [--dtype bfloat16]
+    python -m scripts.widen_pair OUT_DIR [--source DIR] [--shape NAME] [--device D] [--dtype TYPE]
 
-    python -m scripts.widen_pair /tmp/8b                  # OUT_DIR/target, OUT_DIR/eagle3, OUT_DIR/prompts.json
+    python -m scripts.widen_pair /tmp/8b
     python -m scripts.widen_pair /tmp/tiny --shape tiny --dtype float32
 """
 
@@ -43,7 +44,8 @@ def write(
     """Files are written while the next tensors are made."""
     directory.mkdir(parents=True, exist_ok=True)
     names: dict[str, str] = {}
-    total, pending = 0, deque[Future[None]]()
+    pending = deque[Future[None]]()
+    total = 0
     with ThreadPoolExecutor(4) as pool:
         for i, shard in enumerate(tqdm(shards, desc=directory.name, total=count, unit="file")):
             file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
@@ -73,18 +75,14 @@ def read(directory: Path, device: torch.device) -> tuple[dict[str, Any], Tensors
 
 def widened(config: dict[str, Any], small: Shape, big: Shape, dtype: str) -> dict[str, Any]:
     """config.json of the big shape; keys that the small one has not are left out."""
-    sizes = {
-        name: size
-        for name, size in asdict(big).items()
-        if name in config and name != "num_hidden_layers"
-    }
+    kept = config.keys() - {"num_hidden_layers"}
+    sizes = {name: size for name, size in asdict(big).items() if name in kept}
     eps = config["rms_norm_eps"] * small.hidden_size / big.hidden_size
-    return (
-        config | sizes | {"rms_norm_eps": eps, "max_position_embeddings": CONTEXT, "dtype": dtype}
-    )
+    changes = {"rms_norm_eps": eps, "max_position_embeddings": CONTEXT, "dtype": dtype}
+    return config | sizes | changes
 
 
-def main() -> None:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -95,23 +93,23 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    args = parser.parse_args()
-    device = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(found if args.device == "auto" else args.device)
     source = demo_directory("target").parent if args.source == "demo" else Path(args.source)
     config, weights = read(source / "target", device)
     draft_config, draft_weights = read(source / "eagle3", device)
-    small, big = (
-        Shape(**{name: (draft_config | config)[name] for name in NAMES}),
-        SHAPES[args.shape],
-    )
+    small = Shape(**{name: (draft_config | config)[name] for name in NAMES})
+    big = SHAPES[args.shape]
     widener = Widener(small, big, getattr(torch, args.dtype), device)
-    config = widened(config, small, big, args.dtype) | {
-        "num_hidden_layers": big.num_hidden_layers,
-        "tie_word_embeddings": False,
-    }
-    write(args.out / "target", target_shards(widener, weights), big.num_hidden_layers + 1, config)
+    L = big.num_hidden_layers
+    config = widened(config, small, big, args.dtype)
+    config |= {"num_hidden_layers": L, "tie_word_embeddings": False}
+    write(args.out / "target", target_shards(widener, weights), L + 1, config)
     draft_config = widened(draft_config, small, big, args.dtype)
     write(args.out / "eagle3", iter([draft_tensors(widener, draft_weights)]), 1, draft_config)
     for name in TOKENIZER:

@@ -1,8 +1,9 @@
 """The tensors of a small Llama and its EAGLE-3 draft at larger sizes, with the same behaviour.
 
-Streams keep their channels and gain some that stay 0; what would read those is noise. RMSNorm weights times sqrt(h/H)
-and eps times h/H undo the larger mean. Rotary pair i of a head goes to the pair of the same frequency. Small layers
-stand where the streams at the draft's boundaries come out the same; layers between them add nothing.
+Streams keep their channels and gain some that stay 0; weights that read those are noise. RMSNorm
+weights times sqrt(h/H) and eps times h/H undo the larger mean. Rotary pair i of a head goes to the
+pair of the same frequency. The small layers are placed so that the streams at the draft's
+boundaries are the same; layers between them add nothing.
 """
 
 import math
@@ -30,7 +31,7 @@ class Shape:
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """Where each stretch of layers ends that must end with the same stream: EAGLE-3 reads it there."""
+        """Ends of the stretches of layers: EAGLE-3 reads there, so the streams must be the same."""
         L = self.num_hidden_layers
         return 2, L // 2, L - 3, L
 
@@ -39,36 +40,39 @@ NAMES = tuple(field.name for field in fields(Shape))
 
 
 class Widener:
-    """Tensors of the small shape in, tensors of the big one out. Added channels of every stream stay 0."""
+    """Tensors of the small shape in, tensors of the big one out; added stream channels stay 0."""
 
     def __init__(self, small: Shape, big: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self.small, self.big, self.dtype, self.device = small, big, dtype, device
+        self.small = small
+        self.big = big
+        self.dtype = dtype
+        self.device = device
         self.generator = torch.Generator(device).manual_seed(0)
         ratio = big.head_dim // small.head_dim
-        pairs = (
-            torch.arange(small.head_dim // 2, device=device) * ratio
-        )  # rotary pair i -> ratio x i: one frequency
+        # rotary pairs i and ratio * i have the same frequency
+        pairs = torch.arange(small.head_dim // 2, device=device) * ratio
         self.rotary = torch.cat([pairs, pairs + big.head_dim // 2])
         self.plain = torch.arange(small.head_dim, device=device)
-        groups = [s.num_attention_heads // s.num_key_value_heads for s in (small, big)]
         self.kv_heads = torch.arange(small.num_key_value_heads, device=device)
-        self.q_heads = (
-            self.kv_heads[:, None] * groups[1] + torch.arange(groups[0], device=device)
-        ).flatten()
+        group = torch.arange(small.num_attention_heads // small.num_key_value_heads, device=device)
+        big_group = big.num_attention_heads // big.num_key_value_heads
+        self.q_heads = (self.kv_heads[:, None] * big_group + group).flatten()
 
     def noise(self, *shape: int) -> Tensor:
-        return (torch.randn(shape, generator=self.generator, device=self.device) * 0.02).to(
-            self.dtype
-        )
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        return (noise * 0.02).to(self.dtype)
+
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def norm(self, weight: Tensor) -> Tensor:
-        """A mean over more channels, the added ones 0, is smaller: so must the weight (and eps) be."""
+        """Added channels of 0 make the mean smaller, and so must the weight (and eps) be."""
         out = torch.ones(self.big.hidden_size, dtype=self.dtype, device=self.device)
         out[: len(weight)] = weight * math.sqrt(self.small.hidden_size / self.big.hidden_size)
         return out
 
     def inputs(self, weight: Tensor, num_rows: int | None = None) -> Tensor:
-        """Columns that read streams, one or several beside each other; what reads an added channel is noise."""
+        """Columns that read one or several streams; those of added channels are noise."""
         h, H = self.small.hidden_size, self.big.hidden_size
         blocks = weight.shape[1] // h
         out = self.noise(num_rows or len(weight), blocks * H).view(-1, blocks, H)
@@ -77,21 +81,19 @@ class Widener:
 
     def outputs(self, weight: Tensor, num_columns: int) -> Tensor:
         """Rows that write a stream: nothing to added channels, nothing from added columns."""
-        out = torch.zeros(self.big.hidden_size, num_columns, dtype=self.dtype, device=self.device)
+        out = self.zeros(self.big.hidden_size, num_columns)
         out[: len(weight), : weight.shape[1]] = weight.to(self.dtype)
         return out
 
     def heads(
         self, weight: Tensor, num_heads: int, at: Tensor, channels: Tensor, is_query: bool = False
     ) -> Tensor:
-        """A projection to heads. A query's added channels are 0, so that a key's, which are noise, add nothing."""
-        scale = (
-            math.sqrt(self.big.head_dim / self.small.head_dim) if is_query else 1.0
-        )  # scores are over sqrt(C)
+        """A projection to heads. A query's added channels are 0 and a key's noise: they add 0."""
+        C = self.big.head_dim
+        # attention divides scores by sqrt(C)
+        scale = math.sqrt(C / self.small.head_dim) if is_query else 1.0
         wide = self.inputs(weight.float() * scale).view(len(at), self.small.head_dim, -1)
-        out = self.noise(num_heads * self.big.head_dim, wide.shape[-1]).view(
-            num_heads, self.big.head_dim, -1
-        )
+        out = self.noise(num_heads * C, wide.shape[-1]).view(num_heads, C, -1)
         if is_query:
             out[at] = 0
         out[at[:, None], channels] = wide
@@ -100,9 +102,7 @@ class Widener:
     def attention_output(self, weight: Tensor) -> Tensor:
         """From heads to the stream."""
         C, big_heads = self.small.head_dim, self.big.num_attention_heads
-        out = torch.zeros(
-            len(weight), big_heads, self.big.head_dim, dtype=self.dtype, device=self.device
-        )
+        out = self.zeros(len(weight), big_heads, self.big.head_dim)
         out[:, self.q_heads, :C] = weight.view(len(weight), -1, C).to(self.dtype)
         return self.outputs(out.flatten(1), big_heads * self.big.head_dim)
 
@@ -125,18 +125,16 @@ class Widener:
         return out
 
     def identity(self, layer: Tensors) -> Tensors:
-        """A layer that adds nothing to the stream and costs as much as any: noise in front of zeros."""
-        zeros = [name for name in layer if name.split(".")[-2] in ("o_proj", "down_proj")]
-        noise = {
-            name: self.noise(*w.shape) if w.ndim == 2 else torch.ones_like(w)
-            for name, w in layer.items()
-        }
-        return noise | {name: torch.zeros_like(layer[name]) for name in zeros}
+        """A layer that adds nothing to the stream and costs as much as any: noise, then zeros."""
+        out: Tensors = {}
+        for name, w in layer.items():
+            out[name] = self.noise(*w.shape) if w.ndim == 2 else torch.ones_like(w)
+            if name.split(".")[-2] in ("o_proj", "down_proj"):
+                out[name].zero_()
+        return out
 
     def embedding(self, weight: Tensor) -> Tensor:
-        out = torch.zeros(
-            self.big.vocab_size, self.big.hidden_size, dtype=self.dtype, device=self.device
-        )
+        out = self.zeros(self.big.vocab_size, self.big.hidden_size)
         out[:, : weight.shape[1]] = self.noise(len(out), weight.shape[1])
         out[: len(weight), : weight.shape[1]] = weight.to(self.dtype)
         return out
@@ -147,7 +145,7 @@ class Widener:
 
 
 def place_layers(small: Shape, big: Shape) -> dict[int, int]:
-    """Big layer -> small layer; the others are identities. Both have the same stream at their boundaries."""
+    """Big layer -> small layer; the others are identities. Streams at boundaries are the same."""
     stretches = zip(
         (0, *small.boundaries), small.boundaries, (0, *big.boundaries), big.boundaries, strict=False
     )
@@ -175,9 +173,8 @@ def draft_tensors(widener: Widener, weights: Tensors) -> Tensors:
     """The draft. Its added rows stand for added rows of the target."""
     small, big = widener.small, widener.big
     offset = small.vocab_size - small.draft_vocab_size  # draft id -> target id, as d2t stores it
-    added = torch.full(
-        (big.draft_vocab_size - small.draft_vocab_size,), offset, device=widener.device
-    )
+    num_added = big.draft_vocab_size - small.draft_vocab_size
+    added = torch.full((num_added,), offset, device=widener.device)
     d2t = torch.cat([weights["d2t"], added])
     t2d = torch.zeros(big.vocab_size, dtype=torch.bool, device=widener.device)
     t2d[d2t + torch.arange(len(d2t), device=widener.device)] = True

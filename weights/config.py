@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary embedding as config.json has it; the fields below the blank line are for scaled kinds."""
+    """Rotary embedding as in config.json; the fields below the blank line are for scaled kinds."""
 
     theta: float = 10000.0
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"

@@ -1,8 +1,9 @@
-"""The same draft written in every format that can say it: the loader's other direction, from the formats' own facts.
+"""The same draft written in every format that can express it: the inverse of the loader.
 
-`FORMATS[name]` has `can_express(config, target)` and `write(directory, config, tensors, target)`. `tensors` have the
-loader's names (fused, d2t absolute, borrowed tensors absent); `target` is a LoadedTarget whose tensors are copied where
-a format always saves embedding or head. Used here for round trips, and by tests/specdec for identical logits.
+`FORMATS[name]` has `can_express(config, target)` and `write(directory, config, tensors, target)`.
+`tensors` have the loader's names (fused, d2t absolute, borrowed tensors absent); `target` is a
+LoadedTarget whose tensors are copied where a format always saves embedding or head. Used here for
+round trips, and by tests/specdec for identical logits.
 """
 
 from collections.abc import Callable
@@ -189,7 +190,7 @@ def write_eagle3(
 def write_eagle3_vllm(
     directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
 ) -> None:
-    """As vLLM and TorchSpec's export have it: layers.{i}, boundaries, EAGLE 3.1 flags at the top."""
+    """As vLLM and TorchSpec's export write it: layers.{i}, boundaries, EAGLE 3.1 flags on top."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
     pieces = with_copies(pieces, target, embedding=False, head=not config.has_own_head)
     keys = {
@@ -247,7 +248,7 @@ def can_specforge(config: EagleConfig, target: LoadedTarget) -> bool:
 def write_speculators_eagle3(
     directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
 ) -> None:
-    """Embedding and head always saved; boundaries; transformers 5 rope inside transformer_layer_config."""
+    """Embedding and head always saved; boundaries; transformers 5 rope in the layer's config."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size)
     pieces = with_copies(
         pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head
@@ -275,7 +276,7 @@ def write_speculators_eagle3(
 def write_modelopt(
     directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
 ) -> None:
-    """Switches in eagle_config; ids are outputs of layers unless one of them is the number of layers; no t2d."""
+    """Switches in eagle_config; ids are outputs, unless one is the number of layers; no t2d."""
     pieces = with_offsets(unfuse(config.layer, tensors), config.vocab_size, mask=False)
     taps = config.aux_boundaries
     ids = list(taps) if target.config.num_layers in taps else [boundary - 1 for boundary in taps]
@@ -343,7 +344,7 @@ def can_angelslim(config: EagleConfig, target: LoadedTarget) -> bool:
 def write_deepspec(
     directory: Path, config: EagleConfig, tensors: Tensors, target: LoadedTarget
 ) -> None:
-    """Qwen3-shaped, five outputs of layers, full vocabulary, the target's embedding and head copied in."""
+    """Qwen3-shaped, five outputs of layers, full vocabulary, the target's embedding and head."""
     pieces = unfuse(config.layer, tensors)
     pieces = with_copies(
         pieces, target, embedding=not config.has_own_embedding, head=not config.has_own_head

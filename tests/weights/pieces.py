@@ -1,4 +1,4 @@
-"""From the loader's names back to what files hold: pieces, offsets, copies, prefixes, and the keys of config.json."""
+"""From the loader's names to those of files: pieces, offsets, copies, prefixes, config keys."""
 
 import json
 from pathlib import Path
@@ -11,15 +11,14 @@ from weights import EagleConfig, LayerConfig, LoadedTarget, RopeConfig
 
 Tensors = dict[str, Tensor]
 Json = dict[str, object]
+LENGTH = "original_max_position_embeddings"
 
 
 def unfuse(layer: LayerConfig, tensors: Tensors) -> Tensors:
     """Split qkv_proj and gate_up_proj by rows; everything else as it is."""
-    query, kv, mlp = (
-        layer.num_heads * layer.head_dim,
-        layer.num_kv_heads * layer.head_dim,
-        layer.intermediate_size,
-    )
+    query = layer.num_heads * layer.head_dim
+    kv = layer.num_kv_heads * layer.head_dim
+    mlp = layer.intermediate_size
     parts = {
         "qkv_proj": (("q_proj", query), ("k_proj", kv), ("v_proj", kv)),
         "gate_up_proj": (("gate_proj", mlp), ("up_proj", mlp)),
@@ -54,9 +53,8 @@ def with_copies(pieces: Tensors, target: LoadedTarget, embedding: bool, head: bo
     if embedding:
         pieces = {"embed_tokens.weight": theirs["embed_tokens.weight"].clone()} | pieces
     if head:
-        pieces = {
-            "lm_head.weight": theirs.get("lm_head.weight", theirs["embed_tokens.weight"]).clone()
-        } | pieces
+        copy = theirs.get("lm_head.weight", theirs["embed_tokens.weight"]).clone()
+        pieces = {"lm_head.weight": copy} | pieces
     return pieces
 
 
@@ -80,13 +78,8 @@ def rope_keys(rope: RopeConfig, new: bool) -> Json:
     keys = {
         "default": (),
         "linear": ("factor",),
-        "llama3": (
-            "factor",
-            "original_max_position_embeddings",
-            "low_freq_factor",
-            "high_freq_factor",
-        ),
-        "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+        "llama3": ("factor", LENGTH, "low_freq_factor", "high_freq_factor"),
+        "yarn": ("factor", LENGTH, "beta_fast", "beta_slow"),
     }[rope.kind]
     scaled = {"rope_type": rope.kind} | {key: getattr(rope, key) for key in keys}
     if new:
@@ -115,10 +108,8 @@ def layer_keys(config: EagleConfig, new_rope: bool = False) -> Json:
 def save(directory: Path, config: Json, pieces: Tensors) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    save_file(
-        {name: tensor.contiguous() for name, tensor in pieces.items()},
-        directory / "model.safetensors",
-    )
+    contiguous = {name: tensor.contiguous() for name, tensor in pieces.items()}
+    save_file(contiguous, directory / "model.safetensors")
 
 
 def window_keys(config: EagleConfig) -> Json:

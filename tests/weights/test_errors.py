@@ -1,4 +1,4 @@
-"""What is printed of a hostile checkpoint: safe for a terminal, of bounded length, collected in linear time."""
+"""What is printed of a hostile checkpoint: safe for terminals, bounded, in linear time."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from tests.weights.tiny import tiny_target, write_target
 from weights import CheckpointError, inspect_checkpoint, load_target
 from weights.errors import MOST_LINES, Problems, shown
 
-# clears the screen, sets a title, a C1 control, turns the text around, fakes a line; a lone surrogate cannot be printed
+# clears the screen, sets a title, a C1 control, reverses the text, fakes a line, a lone surrogate
 NAME = "model.\x1b[2J\x1b]0;title\x07\x9b31m\u202e\n  problem: none\ud800"
 
 

@@ -1,4 +1,4 @@
-"""inspect_checkpoint: everything that headers and config.json tell, without the data, also of a broken checkpoint."""
+"""inspect_checkpoint: all that headers and config.json say, even of a broken checkpoint."""
 
 import shutil
 

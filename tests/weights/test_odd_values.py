@@ -1,4 +1,4 @@
-"""Numbers and switches that no checkpoint can mean: each is a CheckpointError that names file and key, or loads."""
+"""Senseless numbers and switches: each is a CheckpointError that names file and key, or loads."""
 
 import json
 import math

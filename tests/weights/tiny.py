@@ -111,7 +111,7 @@ def target_keys(config: TargetConfig) -> dict[str, object]:
 
 
 def eagle3_config(target: LoadedTarget, **changes: object) -> EagleConfig:
-    """A reference EAGLE-3 draft for `target`; keys of LayerConfig among `changes` go to its layer."""
+    """A reference EAGLE-3 draft for `target`; `changes` of LayerConfig's fields go to its layer."""
     base = EagleConfig(
         format="any",
         layer=dataclasses.replace(LAYER, hidden_size=target.config.layer.hidden_size, head_dim=8),

@@ -1,4 +1,4 @@
-"""Attacks on a draft: each gives one CheckpointError that names file and key; and what a load decides quietly, told."""
+"""Attacks on a draft give one CheckpointError that names file and key; quiet decisions are told."""
 
 import dataclasses
 import json
@@ -150,7 +150,7 @@ CONFIGS = {
         {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
         "fc.weight takes 3 hidden states of the target, 4 layers",
     ),
-    "a tap behind the target": (
+    "a tap after the target's last layer": (
         {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]},
         "must lie in 0..8, the target has 8 layers",
     ),
@@ -318,10 +318,8 @@ def test_both_id_conventions_are_told_in_the_report(tmp_path):
 
 
 def test_the_two_meanings_of_norm_output(tmp_path):
-    forge, speculators = (
-        Head(tmp_path / "a", "specforge"),
-        Head(tmp_path / "b", "speculators-eagle3"),
-    )
+    forge = Head(tmp_path / "a", "specforge")
+    speculators = Head(tmp_path / "b", "speculators-eagle3")
     forge.keys["norm_output"] = speculators.keys["norm_output"] = True
     assert forge.load().config.recycled == "pre_norm"
     assert any("norm_output in a specforge head" in note for note in forge.load().report.notes)

@@ -33,9 +33,8 @@ def test_offsets_become_target_ids_in_any_order():
 
 def test_int32_offsets_are_read_as_int64():
     problems = Problems(Path("dir"))
-    assert (
-        absolute_ids(torch.tensor([1, 1], dtype=torch.int32), V, "f", problems).dtype == torch.int64
-    )
+    offsets = torch.tensor([1, 1], dtype=torch.int32)
+    assert absolute_ids(offsets, V, "f", problems).dtype == torch.int64
 
 
 def test_ids_outside_the_vocabulary_are_refused():
@@ -49,9 +48,8 @@ def test_a_target_id_twice_is_refused():
 
 def test_absolute_ids_are_refused_with_the_reason():
     for ids in ([1, 3, 9, 18], [19, 4, 17, 18]):
-        assert check(ids)[1] == [
-            "f: d2t holds absolute target ids, offsets are needed: target id = draft id + d2t[draft id]"
-        ]
+        line = "offsets are needed: target id = draft id + d2t[draft id]"
+        assert check(ids)[1] == [f"f: d2t holds absolute target ids, {line}"]
 
 
 def test_absolute_ids_that_stay_inside_are_told_by_t2d():

@@ -80,7 +80,7 @@ ATTACKS = {
         None,
         ["a occurs twice"],
     ),
-    "bytes of nobody": ({"a": A}, DATA, None, ["8 bytes of data belong to no tensor"]),
+    "bytes of no tensor": ({"a": A}, DATA, None, ["8 bytes of data belong to no tensor"]),
 }
 
 

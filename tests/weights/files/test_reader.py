@@ -1,4 +1,4 @@
-"""A directory as a table of tensors: every dtype, shards, an index that lies, directories without safetensors."""
+"""A directory as a table of tensors: every dtype, shards, a false index, no safetensors."""
 
 import json
 import threading

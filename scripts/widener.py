@@ -101,14 +101,16 @@ class Widener:
 
     def attention_output(self, weight: Tensor) -> Tensor:
         """From heads to the stream."""
-        C, big_heads = self.small.head_dim, self.big.num_attention_heads
+        C = self.small.head_dim
+        big_heads = self.big.num_attention_heads
         out = self.zeros(len(weight), big_heads, self.big.head_dim)
         out[:, self.q_heads, :C] = weight.view(len(weight), -1, C).to(self.dtype)
         return self.outputs(out.flatten(1), big_heads * self.big.head_dim)
 
     def layer(self, small: Tensors, prefix: str) -> Tensors:
         """Every tensor of `small` that a decoder layer has, under its own name."""
-        big, out = self.big, {}
+        big = self.big
+        out: Tensors = {}
         heads, kv_heads = big.num_attention_heads, big.num_key_value_heads
         rules: dict[str, Callable[[Tensor], Tensor]] = {
             "q_proj": lambda w: self.heads(w, heads, self.q_heads, self.rotary, is_query=True),
@@ -154,14 +156,15 @@ def place_layers(small: Shape, big: Shape) -> dict[int, int]:
 
 def target_shards(widener: Widener, weights: Tensors) -> Iterator[Tensors]:
     """The target file by file: what lies around the layers, then each layer."""
-    small, big, embedding = widener.small, widener.big, weights["model.embed_tokens.weight"]
+    big = widener.big
+    embedding = weights["model.embed_tokens.weight"]
     head = weights.get("lm_head.weight", embedding)
     yield {
         "model.embed_tokens.weight": widener.embedding(embedding),
         "model.norm.weight": widener.norm(weights["model.norm.weight"]),
         "lm_head.weight": widener.head(head, big.vocab_size),
     }
-    placed = place_layers(small, big)
+    placed = place_layers(widener.small, big)
     for i in range(big.num_hidden_layers):
         source = f"model.layers.{placed.get(i, 0)}."
         layer = widener.layer(weights, source)

@@ -21,22 +21,17 @@ I MLP width):
 import importlib
 
 _PUBLIC = {
-    "BindingReport": "weights.report",
-    "CheckpointError": "weights.errors",
-    "EagleConfig": "weights.config",
-    "Inspection": "weights.inspect",
-    "LayerConfig": "weights.config",
-    "LoadedEagle": "weights.load",
-    "LoadedTarget": "weights.load",
-    "Resolved": "weights.report",
-    "RopeConfig": "weights.config",
-    "TargetConfig": "weights.config",
-    "TensorEntry": "weights.files.header",
-    "demo_directory": "weights.demo",
-    "demo_prompts": "weights.demo",
-    "inspect_checkpoint": "weights.inspect",
-    "load_eagle": "weights.load",
-    "load_target": "weights.load",
+    name: module
+    for module, names in {
+        "weights.config": ("EagleConfig", "LayerConfig", "RopeConfig", "TargetConfig"),
+        "weights.demo": ("demo_directory", "demo_prompts"),
+        "weights.errors": ("CheckpointError",),
+        "weights.files.header": ("TensorEntry",),
+        "weights.inspect": ("Inspection", "inspect_checkpoint"),
+        "weights.load": ("LoadedEagle", "LoadedTarget", "load_eagle", "load_target"),
+        "weights.report": ("BindingReport", "Resolved"),
+    }.items()
+    for name in names
 }
 __all__ = sorted(_PUBLIC)
 

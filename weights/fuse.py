@@ -15,19 +15,11 @@ def fuse_plan(names: list[str]) -> dict[str, tuple[str, ...]]:
     """Fused name -> the names to concatenate, in order; `names` are unfused and complete."""
     plan: dict[str, tuple[str, ...]] = {}
     for name in names:
-        head, _, kind = name.rpartition(".")
-        layer, piece = _split(head)
-        whole = _WHOLE.get(piece)
-        if whole is None:
+        piece = next((piece for piece in _WHOLE if f".{piece}." in name), None)
+        if piece is None:
             plan[name] = (name,)
         else:
-            plan[f"{layer}{whole}.{kind}"] = tuple(f"{layer}{part}.{kind}" for part in FUSED[whole])
+            whole = _WHOLE[piece]
+            parts = tuple(name.replace(piece, part) for part in FUSED[whole])
+            plan[name.replace(piece, whole)] = parts
     return plan
-
-
-def _split(head: str) -> tuple[str, str]:
-    """ "layers.0.mlp.up_proj" -> ("layers.0.", "mlp.up_proj")."""
-    parts = head.split(".")
-    if parts[0] == "layers":
-        return ".".join(parts[:2]) + ".", ".".join(parts[2:])
-    return "", head

@@ -43,7 +43,8 @@ class Inspection:
         total = sum(entry.num_bytes for entry in self.tensors)
         lines.append(f"{len(names)} tensors, {total:,} bytes")
         for entry, name in zip(self.tensors, names, strict=True):
-            shape, file = str(list(entry.shape)), shown(entry.file.name, MOST_OF_A_NAME)
+            shape = str(list(entry.shape))
+            file = shown(entry.file.name, MOST_OF_A_NAME)
             columns = f"{entry.dtype:<5} {shape:<16} {entry.num_bytes:>12,}  {file}"
             lines.append(f"  {name:<{width}}  {columns}")
         return "\n".join(lines)
@@ -54,17 +55,18 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
 
     target: the config that a draft is meant for, if known
     """
-    reader, log, problems = Reader(directory), Log(), Problems(directory)
+    reader = Reader(directory)
+    log = Log()
     role = "draft" if is_draft(reader) else "target"
     ignored: dict[str, str] = {}
     config: TargetConfig | EagleConfig | None = None
     try:
         if role == "draft":
-            config = _draft(reader, target, log, problems, ignored)
+            config = _draft(reader, target, log, ignored)
         else:
-            config = _target(reader, log, problems, ignored)
+            config = _target(reader, log, ignored)
     except CheckpointError:
-        pass  # its lines are in `problems`
+        pass  # its lines are in the reader's problems
     format = config.format if isinstance(config, EagleConfig) else "unknown"
     if isinstance(config, TargetConfig):
         format = config.model_type
@@ -72,7 +74,7 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
         report=make_report(directory, role, format, log, ignored),
         config=config,
         tensors=tuple(reader.entries.values()),
-        problems=tuple(problems.lines),
+        problems=tuple(reader.problems.lines),
     )
 
 
@@ -87,26 +89,22 @@ def is_draft(reader: Reader) -> bool:
     )
 
 
-def _target(reader: Reader, log: Log, problems: Problems, ignored: dict[str, str]) -> TargetConfig:
-    renamed = rename(reader.entries, TARGET_ROWS, problems)
+def _target(reader: Reader, log: Log, ignored: dict[str, str]) -> TargetConfig:
+    renamed = rename(reader.entries, TARGET_ROWS, reader.problems)
     ignored.update(renamed.ignored)
     held = renamed.held
-    check_dtypes(held, problems)
-    config = resolve_target(reader, log, problems)
+    check_dtypes(held, reader.problems)
+    config = resolve_target(reader, log)
     if config.has_tied_head:
         held.pop("lm_head.weight", None)
-    check_binding(target_shapes(config), held, problems)
+    check_binding(target_shapes(config), held, reader.problems)
     return config
 
 
 def _draft(
-    reader: Reader,
-    target: TargetConfig | None,
-    log: Log,
-    problems: Problems,
-    ignored: dict[str, str],
+    reader: Reader, target: TargetConfig | None, log: Log, ignored: dict[str, str]
 ) -> EagleConfig:
-    resolution = resolve_eagle(reader, target, None, log, problems)
+    resolution = resolve_eagle(reader, target, None, log)
     ignored.update(resolution.ignored)
     wanted = eagle_shapes(resolution.config)
     held = resolution.bound
@@ -114,5 +112,5 @@ def _draft(
         log.note(OPEN)
         wanted = {name: wanted[name] for name in wanted if not name.startswith(OF_THE_TARGET)}
         held = {name: held[name] for name in held if not name.startswith(OF_THE_TARGET)}
-    check_binding(wanted, held, problems)
+    check_binding(wanted, held, reader.problems)
     return resolution.config

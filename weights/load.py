@@ -17,7 +17,6 @@ from weights.config import EagleConfig, TargetConfig
 from weights.draft.borrow import drop_copies
 from weights.draft.resolve import Resolution, resolve_eagle
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
-from weights.errors import Problems
 from weights.files.header import INTEGER_DTYPES, TensorEntry
 from weights.files.reader import Reader
 from weights.files.transfer import Placement, read_tensors
@@ -56,19 +55,20 @@ def load_target(
 
     dtype: None keeps the dtype in which the embedding is stored, for all tensors
     """
-    reader, log, problems = Reader(directory), Log(), Problems(directory)
-    renamed = rename(reader.entries, TARGET_ROWS, problems)
+    reader = Reader(directory)
+    log = Log()
+    renamed = rename(reader.entries, TARGET_ROWS, reader.problems)
     held = renamed.held
-    check_dtypes(held, problems)
-    config = resolve_target(reader, log, problems)
+    check_dtypes(held, reader.problems)
+    config = resolve_target(reader, log)
     wanted = target_shapes(config)
-    check_binding(wanted | _tied_copy(config, held), held, problems)
-    problems.raise_if_any()
+    check_binding(wanted | _tied_copy(config, held), held, reader.problems)
+    reader.problems.raise_if_any()
     dtype = dtype or getattr(torch, config.dtype)
     placement = Placement(dtype=dtype, device=device, progress=progress)
     tensors = read_tensors(reader, wanted, held, placement, log)
     if _tied_copy(config, held):
-        _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"], problems)
+        _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"])
     report = make_report(directory, "target", config.model_type, log, renamed.ignored)
     return LoadedTarget(config=config, tensors=tensors, report=report)
 
@@ -87,12 +87,13 @@ def load_eagle(
     dtype:      None takes the target's
     aux_layers: boundaries to read instead of those that the checkpoint names
     """
-    reader, log, problems = Reader(directory), Log(), Problems(directory)
-    resolution = resolve_eagle(reader, target.config, aux_layers, log, problems)
+    reader = Reader(directory)
+    log = Log()
+    resolution = resolve_eagle(reader, target.config, aux_layers, log)
     wanted = eagle_shapes(resolution.config)
-    check_binding(wanted, resolution.bound, problems)
-    d2t = target_ids(reader, resolution, problems)
-    problems.raise_if_any()
+    check_binding(wanted, resolution.bound, reader.problems)
+    d2t = target_ids(reader, resolution)
+    reader.problems.raise_if_any()
     config = _settle_vocabulary(resolution.config, d2t, log)
     wanted.pop("d2t", None)
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
@@ -105,19 +106,19 @@ def load_eagle(
     return LoadedEagle(config=config, tensors=tensors, report=report)
 
 
-def target_ids(reader: Reader, resolution: Resolution, problems: Problems) -> Tensor | None:
+def target_ids(reader: Reader, resolution: Resolution) -> Tensor | None:
     """The draft's vocabulary as absolute ids, checked; None if there is no usable d2t."""
-    held, V = resolution.held, resolution.config.vocab_size
-    d2t, t2d = held.get("d2t"), held.get("t2d")
+    V = resolution.config.vocab_size
+    d2t, t2d = resolution.held.get("d2t"), resolution.held.get("t2d")
     if d2t is None or d2t.dtype not in INTEGER_DTYPES or len(d2t.shape) != 1:
         return None
-    ids = absolute_ids(reader.read(d2t.name), V, d2t.where, problems)
+    ids = absolute_ids(reader.read(d2t.name), V, d2t.where, reader.problems)
     if t2d is None or t2d.dtype != "BOOL":
         return ids
     if t2d.shape == (V,):
-        check_mask(reader.read(t2d.name), ids, t2d.where, problems)
+        check_mask(reader.read(t2d.name), ids, t2d.where, reader.problems)
     else:
-        problems.add(f"{t2d.where} is {list(t2d.shape)}, [{V}] is needed")
+        reader.problems.add(f"{t2d.where} is {list(t2d.shape)}, [{V}] is needed")
     return ids
 
 
@@ -148,10 +149,11 @@ def _tied_copy(config: TargetConfig, held: dict[str, TensorEntry]) -> Shapes:
     return {}
 
 
-def _check_tied(reader: Reader, embedding: Tensor, head: TensorEntry, problems: Problems) -> None:
+def _check_tied(reader: Reader, embedding: Tensor, head: TensorEntry) -> None:
     if not torch.equal(reader.read(head.name, embedding.device).to(embedding.dtype), embedding):
-        problems.add(f"{head.where} differs from the embedding, but tie_word_embeddings is true")
-    problems.raise_if_any()
+        line = "differs from the embedding, but tie_word_embeddings is true"
+        reader.problems.add(f"{head.where} {line}")
+    reader.problems.raise_if_any()
 
 
 def _trainer_files(directory: Path) -> Iterator[tuple[str, str]]:

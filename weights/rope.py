@@ -66,7 +66,8 @@ def _scaling(fields: Fields) -> dict[str, object]:
 def _check_agree(parameters: dict[str, object], scaling: dict[str, object], fields: Fields) -> None:
     named = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
     for key in sorted(named):
-        new, old = parameters.get(key, named[key]), named[key]
+        old = named[key]
+        new = parameters.get(key, old)
         if new != old:
             fields.add_problem(f"{key} is {new!r} in rope_parameters and {old!r} in rope_scaling")
 

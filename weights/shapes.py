@@ -6,7 +6,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def target_shapes(config: TargetConfig) -> Shapes:
-    layer, vocab = config.layer, (config.vocab_size, config.layer.hidden_size)
+    layer = config.layer
+    vocab = (config.vocab_size, layer.hidden_size)
     shapes: Shapes = {"embed_tokens.weight": vocab, "norm.weight": (layer.hidden_size,)}
     for i in range(config.num_layers):
         shapes |= layer_shapes(f"layers.{i}.", layer, layer.hidden_size)
@@ -41,17 +42,19 @@ def layer_shapes(
 
 
 def eagle_shapes(config: EagleConfig) -> Shapes:
-    layer, D = config.layer, config.layer.hidden_size
+    D = config.layer.hidden_size
     shapes: Shapes = {}
     for i in range(config.num_layers):
         width = 2 * D if config.entry == "qkv" and i == 0 else D
-        shapes |= layer_shapes(f"layers.{i}.", layer, width, config.has_input_layernorm or i > 0)
+        has_norm = config.has_input_layernorm or i > 0
+        shapes |= layer_shapes(f"layers.{i}.", config.layer, width, has_norm)
     return shapes | _around(config)
 
 
 def _around(config: EagleConfig) -> Shapes:
     """Everything of a draft that is not in a layer: (wanted, name, shape) rows."""
-    D, Dt, taps = config.layer.hidden_size, config.target_hidden_size, len(config.aux_boundaries)
+    D, Dt = config.layer.hidden_size, config.target_hidden_size
+    taps = len(config.aux_boundaries)
     features = max(taps, 1) * Dt
     rows: list[tuple[bool, str, tuple[int, ...]]] = [
         (config.has_own_embedding, "embed_tokens.weight", (config.vocab_size, D)),

@@ -7,7 +7,6 @@ modeling_*.py.
 from dataclasses import dataclass
 
 from weights.config import LayerConfig, TargetConfig
-from weights.errors import Problems
 from weights.fields import (
     INTEGERS,
     Fields,
@@ -70,8 +69,9 @@ FAMILIES = {
 SUPPORTED = {"hidden_act": "silu", "quantization_config": None}
 
 
-def resolve_target(reader: Reader, log: Log, problems: Problems) -> TargetConfig:
+def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     """The target's config, checked; raises only if nothing more can be known."""
+    problems = reader.problems
     raw = read_json_object(reader.directory / "config.json", problems)
     problems.raise_if_fatal()
     fields = Fields(raw, "config.json", problems)

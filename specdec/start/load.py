@@ -26,7 +26,6 @@ from specdec.start.device import device_memory, device_of, dtype_of
 from specdec.start.locate import locate
 from specdec.start.memory import measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
-from weights.errors import Problems
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.report import Log
@@ -57,7 +56,7 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     directory = locate(model, "target")
     draft_directory = None if speculation is None else locate(speculation.model, "draft")
     # first: a directory that is no target says so here, not by the tokenizer that it lacks
-    resolve_target(Reader(directory), Log(), Problems(directory))
+    resolve_target(Reader(directory), Log())
     with _phase("tokenizer"):
         tokenizer = Tokenizer(directory)
     with _phase("target weights"):

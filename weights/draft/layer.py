@@ -30,7 +30,8 @@ SWITCHES = {
 
 
 def resolve_layer(sources: Sources) -> LayerConfig:
-    fields, log = sources.fields, sources.log
+    fields = sources.fields
+    log = sources.log
     hidden_size = sources.number("hidden_size", sources.dims(HIDDEN_SIZE))
     num_heads = fields.need(int, "num_attention_heads")
     num_kv_heads = fields.get(int, "num_key_value_heads", num_heads)

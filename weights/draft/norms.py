@@ -35,7 +35,8 @@ def _entry_fc(sources: Sources, layout: Layout, config: EagleConfig) -> EagleCon
 
 
 def _entry_qkv(sources: Sources, layout: Layout, config: EagleConfig) -> EagleConfig:
-    first, last = "use_input_layernorm_in_first_layer", layout.final_norm_key
+    first = "use_input_layernorm_in_first_layer"
+    last = layout.final_norm_key
     has_final_norm = sources.flag("has_final_norm", last, "norm.weight", default=True)
     return dataclasses.replace(
         config,
@@ -60,7 +61,9 @@ def _norm_before_residual(sources: Sources, layout: Layout) -> bool:
 def _recycled(
     sources: Sources, layout: Layout, has_final_norm: bool
 ) -> Literal["pre_norm", "post_norm"]:
-    fields, log, keys = sources.fields, sources.log, layout.recycled_keys
+    fields = sources.fields
+    log = sources.log
+    keys = layout.recycled_keys
     if layout.recycles_norm and has_final_norm:
         log.add("recycled", "post_norm", f"{layout.name}: the head reads what is recycled")
         return "post_norm"

@@ -42,16 +42,13 @@ class Resolution:
 
 
 def resolve_eagle(
-    reader: Reader,
-    target: TargetConfig | None,
-    aux_layers: tuple[int, ...] | None,
-    log: Log,
-    problems: Problems,
+    reader: Reader, target: TargetConfig | None, aux_layers: tuple[int, ...] | None, log: Log
 ) -> Resolution:
     """Resolve the draft in `reader`; raises only if nothing more can be known.
 
     target: None if a draft is inspected alone; what depends on the target is then left open
     """
+    problems = reader.problems
     raw = read_json_object(reader.directory / "config.json", problems)
     problems.raise_if_fatal()
     fields = Fields(raw, "config.json", problems)
@@ -60,17 +57,17 @@ def resolve_eagle(
     fields.strings("architectures")
     refuse_values(fields, ONLY)
     renamed = rename(reader.entries, DRAFT_ROWS, problems)
-    held, ignored = renamed.held, renamed.ignored
+    held = renamed.held
     if "t2d" in held:
-        ignored[held["t2d"].name] = "a mask used in training; checked against d2t"
+        renamed.ignored[held["t2d"].name] = "a mask used in training; checked against d2t"
     check_dtypes(held, problems)
     problems.raise_if_fatal()
     assert layout is not None, "no layout without a fatal problem"
     log.add("format", layout.name, "config.json and tensor names")
-    sources = Sources(held=held, fields=fields, log=log, problems=problems)
+    sources = Sources(held=held, fields=fields, log=log)
     config = _config(sources, layout, target, aux_layers)
     problems.raise_if_fatal()
-    return Resolution(config=config, held=held, ignored=ignored)
+    return Resolution(config=config, held=held, ignored=renamed.ignored)
 
 
 def _config(
@@ -79,7 +76,8 @@ def _config(
     target: TargetConfig | None,
     aux_layers: tuple[int, ...] | None,
 ) -> EagleConfig:
-    fields, log = sources.fields, sources.log
+    fields = sources.fields
+    log = sources.log
     layer = resolve_layer(sources)
     entry = _entry(sources, layer.hidden_size)
     V, W = _vocabulary(sources, target)
@@ -109,7 +107,7 @@ def _config(
     log.add("d2t", "offsets" if sources.has("d2t") else None, sources.presence("d2t"))
     window = config.sliding_window
     log.add("sliding_window", window, fields.source("layer_types", "use_sliding_window"))
-    _check_borrowing(config, sources.problems)
+    _check_borrowing(config, fields.problems)
     return config
 
 
@@ -131,7 +129,7 @@ def _num_layers(sources: Sources) -> int:
     sources.log.add("num_layers", num_layers, source)
     if num_layers > len(sources.held):
         line = f"{source}: {num_layers} layers, but only {len(sources.held)} tensors"
-        sources.problems.add(line, fatal=True)
+        sources.fields.problems.add(line, fatal=True)
     return num_layers
 
 
@@ -144,13 +142,13 @@ def _target_hidden_size(sources: Sources, hidden_size: int, target: TargetConfig
     sources.log.add("target_hidden_size", actual, source if target is None else "the target")
     if told != actual:
         line = f"a draft for another hidden size: {source} says {told}, the target's is {actual}"
-        sources.problems.add(line)
+        sources.fields.problems.add(line)
     return actual
 
 
 def _vocabulary(sources: Sources, target: TargetConfig | None) -> tuple[int, int]:
     """V, the target's, and W, the draft's."""
-    fields, problems = sources.fields, sources.problems
+    fields = sources.fields
     told = sources.dims({"embed_tokens.weight": 0, "t2d": 0})
     if target is None:
         V = sources.number("vocab_size", told, default=0)
@@ -160,11 +158,12 @@ def _vocabulary(sources: Sources, target: TargetConfig | None) -> tuple[int, int
     for what, size in {fields.source("vocab_size"): fields.find(int, "vocab_size"), **told}.items():
         if size is not None and size != V:
             line = f"{what} says {size}, the target has {V} tokens"
-            problems.add(f"a draft for another vocabulary: {line}")
+            fields.problems.add(f"a draft for another vocabulary: {line}")
     sizes = sources.dims({"lm_head.weight": 0, "d2t": 0})
     W = sources.number("draft_vocab_size", sizes, default=V)
     if W > V > 0:
-        problems.add(f"the draft's vocabulary of {W} tokens is larger than the target's {V}")
+        line = f"the draft's vocabulary of {W} tokens is larger than the target's {V}"
+        fields.problems.add(line)
     return V, W
 
 
@@ -177,17 +176,18 @@ def _features(
     aux_layers: tuple[int, ...] | None,
 ) -> tuple[bool, tuple[int, ...]]:
     """Whether there is an fc, and which boundaries it reads."""
-    fields, log = sources.fields, sources.log
+    fields = sources.fields
     if entry == "fc" or not fields.get(bool, "use_aux_hidden_state", True):
         source = "EAGLE-1" if entry == "fc" else fields.source("use_aux_hidden_state")
-        log.add("aux_boundaries", (), f"{source}: the target's hidden after its final norm")
+        meaning = f"{source}: the target's hidden after its final norm"
+        sources.log.add("aux_boundaries", (), meaning)
         if aux_layers is not None:
-            sources.problems.add(f"aux_layers {aux_layers}: this draft reads none ({source})")
+            fields.problems.add(f"aux_layers {aux_layers}: this draft reads none ({source})")
         sources.ignore("this draft reads the target's hidden after its final norm", *KEYS)
         return entry == "fc" or sources.has("fc.weight"), ()
     num_taps = _num_taps(sources, Dt)
     L = target.num_layers if target else None
-    return True, resolve_taps(fields, layout, num_taps, L, aux_layers, log)
+    return True, resolve_taps(fields, layout, num_taps, L, aux_layers, sources.log)
 
 
 def _num_taps(sources: Sources, Dt: int) -> int | None:
@@ -196,7 +196,7 @@ def _num_taps(sources: Sources, Dt: int) -> int | None:
         return None
     if width % Dt:
         line = f"takes {width} channels, no multiple of the target's hidden size {Dt}"
-        sources.problems.add(f"{sources.held['fc.weight'].where} {line}")
+        sources.fields.problems.add(f"{sources.held['fc.weight'].where} {line}")
         return None
     return width // Dt
 

@@ -8,7 +8,6 @@ reported as misshapen later.
 from collections import Counter
 from dataclasses import dataclass
 
-from weights.errors import Problems
 from weights.fields import Fields, check_size
 from weights.files.header import TensorEntry
 from weights.report import Log
@@ -21,7 +20,6 @@ class Sources:
     held: dict[str, TensorEntry]
     fields: Fields
     log: Log
-    problems: Problems
 
     def has(self, name: str) -> bool:
         return name in self.held
@@ -60,13 +58,13 @@ class Sources:
         self.log.add(key, value, f"shape of {tensor}" if tensor else self.fields.source(key))
         if tensor:
             source = f"{self.held[tensor].file.name}: shape of {tensor}"
-            check_size(key, value, source, self.problems)
+            check_size(key, value, source, self.fields.problems)
         if written is not None and written != value:
             line = f"{self.fields.source(key)} is {written}, the shape of {tensor} says {value}"
             if is_unreliable:
                 self.log.note(f"{line}: the tensors decide")
             else:
-                self.problems.add(line)
+                self.fields.problems.add(line)
         return value
 
     def _default(self, key: str, default: int | None) -> int:

@@ -67,11 +67,11 @@ def read_header(file: Path, problems: Problems) -> dict[str, TensorEntry]:
         size = os.fstat(stream.fileno()).st_size
         values, data_start = _read_json(stream, file, size, problems)
     values.pop("__metadata__", None)
-    entries = [_entry(file, name, value, data_start, problems) for name, value in values.items()]
+    entries = (_entry(file, name, value, data_start, problems) for name, value in values.items())
     valid = [entry for entry in entries if entry is not None and _is_inside(entry, size, problems)]
     _check_overlap(valid, problems)
     spare = size - data_start - sum(entry.num_bytes for entry in valid)
-    if len(valid) == len(entries) and spare > 0:
+    if len(valid) == len(values) and spare > 0:
         problems.add(f"{file.name}: {spare} bytes of data belong to no tensor")
     return {entry.name: entry for entry in valid}
 

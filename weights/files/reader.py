@@ -23,19 +23,20 @@ INDEX = "model.safetensors.index.json"
 
 
 class Reader:
-    """The tensors of `directory` by the names in its files; data is read by `read` and `read_into`.
+    """The tensors of `directory` by the names in its files; `entries` are those of the headers.
 
-    `entries` are those of the headers.
+
+    Further checks of the checkpoint add to `problems`.
     """
 
     def __init__(self, directory: Path) -> None:
-        problems = Problems(directory)
         self.directory = directory
-        self.entries = _entries(directory, problems)
-        problems.raise_if_any()
+        self.problems = Problems(directory)
+        self.entries = _entries(directory, self.problems)
+        self.problems.raise_if_any()
         files = {entry.file for entry in self.entries.values() if entry.num_bytes}
-        opened = {file: open_file(file, problems) for file in files}
-        problems.raise_if_any()
+        opened = {file: open_file(file, self.problems) for file in files}
+        self.problems.raise_if_any()
         self._files = {file: stream for file, stream in opened.items() if stream is not None}
         # private maps: torch wants a writable buffer, the files are never written
         self._maps = {
@@ -51,7 +52,8 @@ class Reader:
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Overwrite a contiguous tensor of the header's shape, cast on its device to its dtype."""
-        entry, dtype = self._entry_for(name, out), self.dtype(name)
+        entry = self._entry_for(name, out)
+        dtype = self.dtype(name)
         if not entry.num_bytes:
             return
         mapped = self._maps[entry.file]

@@ -65,6 +65,6 @@ def _show(value: object) -> str:
     if isinstance(value, RopeConfig):
         plain = dataclasses.asdict(RopeConfig())
         rope = dataclasses.asdict(value)
-        told = [key for key in rope if key == "theta" or rope[key] != plain[key]]
-        return ", ".join([value.kind, *(f"{key}={rope[key]}" for key in told)])
+        keys = [key for key in rope if key == "theta" or rope[key] != plain[key]]
+        return ", ".join([value.kind, *(f"{key}={rope[key]}" for key in keys)])
     return str(value)

@@ -72,7 +72,7 @@ def test_an_existing_file_is_never_replaced(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == b"mine"
 
 
-def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
     def fail(tensors, file, metadata):
         file.write_bytes(b"half")
         raise OSError("no space left")
@@ -119,7 +119,7 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path, monkeypatch, shard):
     "text",
     ["{", "[]", "{}", "5", '{"weight_map": []}', '{"weight_map": {"a": [1]}}', "[" * 10**5, "\xff"],
 )
-def test_an_index_that_is_none_is_refused(tmp_path, monkeypatch, text):
+def test_an_index_of_another_shape_is_refused(tmp_path, monkeypatch, text):
     (tmp_path / "pytorch_model.bin.index.json").write_text(text, encoding="latin-1")
     assert "pytorch_model.bin.index.json" in run_main(tmp_path, monkeypatch)
 

@@ -50,14 +50,14 @@ def is_safe(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n")) and "\n  problem: none" not in text
 
 
-def test_a_tensors_name_cannot_reach_the_terminal_by_an_error(hostile):
+def test_an_error_escapes_a_tensors_name(hostile):
     with pytest.raises(CheckpointError, match="unexpected") as error:
         load_target(hostile, progress=False)
     assert is_safe(str(error.value))
     assert all(problem.isprintable() for problem in error.value.problems)
 
 
-def test_a_tensors_name_cannot_reach_the_terminal_by_inspect(hostile, capsys):
+def test_inspect_escapes_a_tensors_name(hostile, capsys):
     for options in ([], ["--json"]):
         with pytest.raises(SystemExit):
             main(["inspect", str(hostile), *options])

@@ -69,7 +69,7 @@ def test_lists_of_integers_may_be_one_integer():
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "\xff"])
-def test_a_config_that_is_none_is_fatal(tmp_path, text):
+def test_a_config_that_is_no_json_object_is_fatal(tmp_path, text):
     if text is not None:
         (tmp_path / "config.json").write_text(text, encoding="latin-1")
     problems = Problems(tmp_path)

@@ -1,4 +1,4 @@
-"""Rope in both spellings; what contradicts itself or is not built is refused by name."""
+"""Rope in both spellings; contradictions and unsupported kinds are refused by name."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_all_spellings_of_one_rope_are_equal(keys):
     assert read(**keys) == (BUILT, [])
 
 
-def test_silence_means_the_base_of_10000():
+def test_the_default_base_is_10000():
     assert read() == (RopeConfig(theta=10000.0), [])
     assert read(rope_scaling=None, rope_theta=1e6) == (RopeConfig(theta=1e6), [])
 
@@ -103,7 +103,7 @@ def test_an_unknown_kind_is_refused_by_name(kind):
         ({"rope_theta": "1e6"}, "a number is needed"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(keys, words):
+def test_a_contradictory_or_unknown_rope_is_refused(keys, words):
     _, lines = read(**keys)
     assert len(lines) == 1
     assert words in lines[0]

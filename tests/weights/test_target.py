@@ -43,7 +43,7 @@ def test_products_are_fused_in_the_order_of_their_names(tmp_path):
         assert torch.equal(tensors[f"layers.3.{whole}.weight"], expected)
 
 
-def test_the_stored_dtype_is_kept_and_a_cast_is_told(tmp_path):
+def test_the_stored_dtype_is_kept_and_a_cast_is_noted(tmp_path):
     write_target(tmp_path, tiny_target(dtype="bfloat16"))
     kept = load_target(tmp_path, progress=False)
     assert {tensor.dtype for tensor in kept.tensors.values()} == {torch.bfloat16}
@@ -94,7 +94,7 @@ def test_eos_ids_of_both_files_count(tmp_path, own, generation, expected):
         ),
     ],
 )
-def test_a_window_that_some_layer_uses_is_told(tmp_path, family, keys, window):
+def test_a_window_that_some_layer_uses_is_in_the_config(tmp_path, family, keys, window):
     write_target(tmp_path, tiny_target(family), **keys)
     assert load_target(tmp_path, progress=False).config.sliding_window == window
 
@@ -172,7 +172,7 @@ def test_everything_wrong_comes_in_one_error(tmp_path):
     assert len(error.problems) == 7
 
 
-def test_what_goes_wrong_in_a_reading_thread_reaches_the_caller(tmp_path, monkeypatch):
+def test_an_error_while_reading_reaches_the_caller(tmp_path, monkeypatch):
     write_target(tmp_path, tiny_target())
 
     def fail(reader, name, out):

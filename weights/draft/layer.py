@@ -66,7 +66,7 @@ def _head_dim(sources: Sources, hidden_size: int, num_heads: int, num_kv_heads: 
 
 
 def _switch(sources: Sources, field: str, names: list[str]) -> bool:
-    """By tensors alone: trainers copy the target's `attention_bias` into configs and build none."""
+    """By tensors alone: configs copy the target's `attention_bias` though the draft has none."""
     found = next((name for name in names if sources.has(name)), None)
     sources.log.add(field, found is not None, sources.presence(found or names[0]))
     return found is not None

@@ -134,14 +134,14 @@ def _num_layers(sources: Sources) -> int:
 
 
 def _target_hidden_size(sources: Sources, hidden_size: int, target: TargetConfig | None) -> int:
-    told = sources.fields.find(int, "target_hidden_size")
+    written = sources.fields.find(int, "target_hidden_size")
     source = sources.fields.source("target_hidden_size")
-    if told is None:
-        told, source = hidden_size, "the draft's hidden_size"
-    actual = told if target is None else target.layer.hidden_size
+    if written is None:
+        written, source = hidden_size, "the draft's hidden_size"
+    actual = written if target is None else target.layer.hidden_size
     sources.log.add("target_hidden_size", actual, source if target is None else "the target")
-    if told != actual:
-        line = f"a draft for another hidden size: {source} says {told}, the target's is {actual}"
+    if written != actual:
+        line = f"a draft for another hidden size: {source} says {written}, the target's is {actual}"
         sources.fields.problems.add(line)
     return actual
 
@@ -149,15 +149,16 @@ def _target_hidden_size(sources: Sources, hidden_size: int, target: TargetConfig
 def _vocabulary(sources: Sources, target: TargetConfig | None) -> tuple[int, int]:
     """V, the target's, and W, the draft's."""
     fields = sources.fields
-    told = sources.dims({"embed_tokens.weight": 0, "t2d": 0})
+    sizes = sources.dims({"embed_tokens.weight": 0, "t2d": 0})
     if target is None:
-        V = sources.number("vocab_size", told, default=0)
+        V = sources.number("vocab_size", sizes, default=0)
     else:
         V = target.vocab_size
         sources.log.add("vocab_size", V, "the target")
-    for what, size in {fields.source("vocab_size"): fields.find(int, "vocab_size"), **told}.items():
+    written = {fields.source("vocab_size"): fields.find(int, "vocab_size")}
+    for source, size in (written | sizes).items():
         if size is not None and size != V:
-            line = f"{what} says {size}, the target has {V} tokens"
+            line = f"{source} says {size}, the target has {V} tokens"
             fields.problems.add(f"a draft for another vocabulary: {line}")
     sizes = sources.dims({"lm_head.weight": 0, "d2t": 0})
     W = sources.number("draft_vocab_size", sizes, default=V)

@@ -69,7 +69,7 @@ class Sources:
 
     def _default(self, key: str, default: int | None) -> int:
         if default is None and key not in self.fields:
-            self.fields.add_problem(f"missing {key}, and no tensor tells it", fatal=True)
+            self.fields.add_problem(f"missing {key}, and no tensor shows it", fatal=True)
         self.log.add(key, default, "default")
         return default or 0
 

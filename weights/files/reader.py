@@ -25,7 +25,6 @@ INDEX = "model.safetensors.index.json"
 class Reader:
     """The tensors of `directory` by the names in its files; `entries` are those of the headers.
 
-
     Further checks of the checkpoint add to `problems`.
     """
 
@@ -129,9 +128,9 @@ def _sharded(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
     for shard, held in shards.items():
         for name, entry in (held or {}).items():
             entries[name] = entry
-            told = weight_map.get(name, "nowhere")
-            if told != shard:
-                problems.add(f"{shard}: {name} is not where {INDEX} says ({told})")
+            mapped = weight_map.get(name, "nowhere")
+            if mapped != shard:
+                problems.add(f"{shard}: {name} is not where {INDEX} says ({mapped})")
     return entries
 
 

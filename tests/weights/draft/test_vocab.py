@@ -52,7 +52,7 @@ def test_absolute_ids_are_refused_with_the_reason():
         assert check(ids)[1] == [f"f: d2t holds absolute target ids, {line}"]
 
 
-def test_absolute_ids_that_stay_inside_are_told_by_t2d():
+def test_t2d_reveals_absolute_ids_that_stay_inside():
     ids = [2, 5, 6, 9]
     assert check(ids)[1] == []
     assert "they are absolute target ids" in check(ids, mask(*ids))[1][0]
@@ -62,11 +62,11 @@ def test_a_mask_that_disagrees_is_refused():
     assert check([0, 0, 0], mask(0, 1, 4))[1] == ["f: t2d and d2t disagree about 2 target tokens"]
 
 
-def test_a_mask_beside_ids_outside_the_vocabulary_is_left_to_their_own_refusal():
+def test_ids_outside_the_vocabulary_leave_the_mask_unchecked():
     assert len(check([0, 0, 18], mask(0, 1))[1]) == 1
 
 
-def test_the_identity_is_known():
+def test_the_identity_is_recognised():
     assert is_identity(torch.arange(V), V)
     assert not is_identity(torch.arange(V).flip(0), V)
     assert not is_identity(torch.arange(4), V)

@@ -1,4 +1,4 @@
-"""Files that are none: each is a CheckpointError that names the file, and none is waited for."""
+"""Anything but a regular file is a CheckpointError that names it, and no read blocks."""
 
 import json
 import os
@@ -42,14 +42,14 @@ def refusal(directory: Path) -> str:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_regular_file_is_refused_by_name(tmp_path, kind, name):
+def test_anything_but_a_regular_file_is_refused_by_name(tmp_path, kind, name):
     write_target(tmp_path, tiny_target(), 1 if name == "model.safetensors" else 2)
     (tmp_path / name).unlink()
     KINDS[kind](tmp_path / name)
     assert f"\n  - {name}: " in refusal(tmp_path)
 
 
-def test_inspect_tells_it_too(tmp_path):
+def test_inspect_reports_such_a_file_too(tmp_path):
     write_target(tmp_path, tiny_target())
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")

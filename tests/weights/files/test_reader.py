@@ -114,12 +114,12 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path, shard):
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}']
 )
-def test_an_index_that_is_none_is_refused(tmp_path, text):
+def test_an_index_of_another_shape_is_refused(tmp_path, text):
     (tmp_path / INDEX).write_text(text)
     assert INDEX in refusal(tmp_path)
 
 
-def test_a_bin_only_directory_is_told_the_command(tmp_path):
+def test_the_error_for_a_bin_only_directory_names_the_command(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
     text = refusal(tmp_path)
     assert f"python -m scripts.bin_to_safetensors {tmp_path}" in text
@@ -133,7 +133,7 @@ def test_a_lone_file_of_another_name_is_read_and_several_are_not(tmp_path):
     assert "head.safetensors, other.safetensors" in refusal(tmp_path)
 
 
-def test_nothing_to_read_is_said(tmp_path):
+def test_a_directory_with_nothing_to_read_is_refused(tmp_path):
     assert "neither model.safetensors nor" in refusal(tmp_path)
     assert "no such directory" in refusal(tmp_path / "nowhere")
 

@@ -1,4 +1,4 @@
-"""Chunks through buffers in turn: every byte arrives in its place, and what fails is told."""
+"""Chunks through buffers in turn: every byte arrives in its place, and failures are reported."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_every_byte_arrives_in_its_place(reader):
         assert found[name][[0, -1]].tolist() == [99, 99]
 
 
-def test_a_file_that_has_lost_its_end_is_told_by_name(reader):
+def test_a_file_truncated_after_opening_is_named(reader):
     entry = reader.entries["long"]
     with entry.file.open("r+b") as stream:
         stream.truncate(max(each.stop for each in reader.entries.values()) - 5)

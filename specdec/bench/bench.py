@@ -21,9 +21,9 @@ Row = dict[str, object]
 class BenchOptions:
     """ks: values of K for most suites. repeats: whole runs; num_rounds: timed rounds."""
 
-    ks: tuple[int, ...] = (0, 3, 5)
-    batches: tuple[int, ...] = (1, 8, 32)
-    contexts: tuple[int, ...] = (256, 1024, 4096, 8192, 16384, 32768)
+    ks: Sequence[int] = (0, 3, 5)
+    batches: Sequence[int] = (1, 8, 32)
+    contexts: Sequence[int] = (256, 1024, 4096, 8192, 16384, 32768)
     num_prompts: int = 8
     max_tokens: int = 160
     max_model_len: int = 4096

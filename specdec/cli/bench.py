@@ -1,4 +1,4 @@
-"""`specdec bench`: a card, a table per suite, and one last line of JSON; charts where they are wanted."""
+"""`specdec bench`: a card, a table per suite, one last line of JSON, and charts on request."""
 
 import json
 import platform
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -21,7 +22,7 @@ from specdec.bench.suites import SUITES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCommand:
-    """The command line as given, as one text too: `command`. json, charts: where to write."""
+    """command: the whole command line. json, charts: where to write."""
 
     command: str
     target: str
@@ -37,7 +38,7 @@ class BenchCommand:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run has brought so far. Rows, seconds and errors are by suite."""
+    """What a run has found so far. Rows, seconds and errors are by suite."""
 
     command: str
     card: dict[str, object]
@@ -47,41 +48,37 @@ class Found:
 
 
 def run_bench(command: BenchCommand) -> None:
-    """Measure, print, write. Exit code 1 if an output differed from plain decoding, or a suite failed."""
+    """Measure, print, write. Exit code 1 if outputs differ or a suite fails."""
     names = chosen(command.suites)
-    _check_places(command)
+    _check_outputs(command)
     pair = load_pair(command.target, command.draft, command.device, command.dtype, command.prompts)
     bandwidth = measure_bandwidth(pair.device)
     bench = Bench(pair, bandwidth, command.options)
-    settings = {
-        **asdict(command.options),
-        "host": platform.machine(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    machine = {"host": platform.machine(), "date": time.strftime("%Y-%m-%d")}
+    settings = {**asdict(command.options), **machine}
     found = Found(command.command, card(pair, bandwidth, **settings))
     print(card_lines(found.card), flush=True)
     for name in names:
         if bench.has_time(name):
             _run_suite(name, bench, found)
-        if command.json is not None:  # now, because whoever waits may not wait for the rest
+        if command.json is not None:  # after each suite: the run may be cut short
             command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
     _finish(command, bench, found)
 
 
-def _check_places(command: BenchCommand) -> None:
-    """Before anything is measured: what it is to be written to, and by what."""
-    if command.json is not None and not command.json.parent.is_dir():
-        raise ValueError(f"--json {command.json}: there is no directory {command.json.parent}")
-    if command.json is not None and command.json.is_dir():
-        raise ValueError(f"--json {command.json}: a directory; give a file")
-    if command.charts is not None and find_spec("matplotlib") is None:
-        raise ValueError(
-            f"--charts {command.charts}: charts need matplotlib: pip install matplotlib"
-        )
+def _check_outputs(command: BenchCommand) -> None:
+    """Before anything is measured: refuse files and charts that cannot be written."""
+    file, charts = command.json, command.charts
+    if file is not None and not file.parent.is_dir():
+        raise ValueError(f"--json {file}: there is no directory {file.parent}")
+    if file is not None and file.is_dir():
+        raise ValueError(f"--json {file}: a directory; give a file")
+    if charts is not None and find_spec("matplotlib") is None:
+        raise ValueError(f"--charts {charts}: charts need matplotlib: pip install matplotlib")
 
 
 def _run_suite(name: str, bench: Bench, found: Found) -> None:
-    """A suite that fails is said to have failed; the others still run."""
+    """Report a suite that fails; the others still run."""
     start = time.monotonic()
     try:
         found.suites[name] = SUITES[name](bench)
@@ -95,45 +92,37 @@ def _run_suite(name: str, bench: Bench, found: Found) -> None:
 
 
 def chosen(names: tuple[str, ...]) -> list[str]:
-    """In the order of SUITES, in which an engine is used as long as it is there."""
+    """In the order of SUITES, so that suites share engines."""
     unknown = [name for name in names if name not in (*SUITES, "all")]
     if unknown:
         raise ValueError(f"--suite {unknown[0]}: allowed are all, {', '.join(SUITES)}")
     return [name for name in SUITES if name in names or "all" in names]
 
 
-def refuse_unread(
-    suites: tuple[str, ...],
-    draft: str | None,
-    ks: str | None,
-    contexts: str | None,
-    rounds_of_memory: int | None,
-) -> None:
+def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str, object]) -> None:
     """ValueError for options that no suite of this run would read."""
-    if draft is None and ks is not None and ks != "0":
-        raise ValueError(f"--num-speculative-tokens {ks} without a draft: give --draft too")
-    names = chosen(suites)
-    for option, value, suite in (
-        ("contexts", contexts, "context"),
-        ("rounds-of-memory", rounds_of_memory, "memory"),
-    ):
-        if value is not None and suite not in names:
-            raise ValueError(
-                f"--{option} {value} is for the suite {suite} alone: give --suite {suite} too"
-            )
+    if draft is None and any(cast(list[int], given["ks"] or [])):
+        raise ValueError(
+            f"--num-speculative-tokens {_shown(given['ks'])} without a draft: give --draft too"
+        )
+    for option, suite in (("contexts", "context"), ("rounds_of_memory", "memory")):
+        if given[option] is not None and suite not in chosen(suites):
+            name = f"--{option.replace('_', '-')} {_shown(given[option])}"
+            raise ValueError(f"{name} is for the suite {suite} alone: give --suite {suite} too")
 
 
-def default_batches(device: str) -> str:
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def default_batches(device: str) -> tuple[int, ...]:
     """What the protocol says, and what a CPU has time for."""
-    return (
-        "1,8,32"
-        if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-        else "1"
-    )
+    is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    return (1, 8, 32) if is_gpu else (1,)
 
 
 def rounded(value: object) -> object:
-    """Floats with six digits: no more of them were measured."""
+    """Floats with six digits: more were not measured."""
     if isinstance(value, Mapping):
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -141,21 +130,8 @@ def rounded(value: object) -> object:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def integers(option: str, text: str, least: int = 0, most: int | None = None) -> tuple[int, ...]:
-    """ "0,3,5" as numbers."""
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"{option} {text}: give whole numbers with commas between them") from None
-    if any(value < least or (most is not None and value > most) for value in values):
-        raise ValueError(
-            f"{option} {text}: give numbers of at least {least}{'' if most is None else f', at most {most}'}"
-        )
-    return values
-
-
 def _whole(bench: Bench, found: Found) -> object:
-    """What goes to JSON."""
+    """The content of the JSON."""
     return rounded(
         {**asdict(found), "results": list(bench.runs.values()), "skipped": bench.skipped}
     )
@@ -166,16 +142,13 @@ def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
     if command.charts is not None:
         print(*(f"chart: {path}" for path in draw_charts(found.suites, command.charts)), sep="\n")
     if bench.skipped:
-        print(
-            f"\nleft out, --max-seconds {command.options.max_seconds}: {'; '.join(bench.skipped)}"
-        )
-    refused = [
-        row for row in [*bench.runs.values(), *found.suites.get("context", [])] if "refused" in row
-    ]
+        skipped = "; ".join(bench.skipped)
+        print(f"\nleft out, --max-seconds {command.options.max_seconds}: {skipped}")
+    rows = [*bench.runs.values(), *found.suites.get("context", [])]
+    refused = [row for row in rows if "refused" in row]
     for row in refused:
-        print(
-            f"REFUSED: K = {row['num_speculative_tokens']}, batch {row['batch']}: {row['refused']}"
-        )
+        K, batch = row["num_speculative_tokens"], row["batch"]
+        print(f"REFUSED: K = {K}, batch {batch}: {row['refused']}")
     for name, error in found.failed.items():
         print(f"FAILED: {name}: {error}")
     print(json.dumps(_whole(bench, found)))

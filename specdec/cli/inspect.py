@@ -11,9 +11,8 @@ from weights.inspect import Inspection, inspect_checkpoint
 
 def run_inspect(checkpoint: str, target: str | None, as_json: bool) -> None:
     """Print the inspection; exit code 1 if it found problems."""
-    inspection = inspect_checkpoint(
-        _directory(checkpoint), None if target is None else _target_config(target)
-    )
+    config = None if target is None else _target_config(target)
+    inspection = inspect_checkpoint(_directory(checkpoint), config)
     print(json.dumps(inspection_as_dict(inspection)) if as_json else inspection)
     if inspection.problems:
         raise SystemExit(1)
@@ -27,9 +26,8 @@ def _directory(name: str) -> Path:
 def _target_config(name: str) -> TargetConfig:
     inspection = inspect_checkpoint(locate(name, "target"))
     if not isinstance(inspection.config, TargetConfig):
-        raise ValueError(
-            f"--target {name}: {inspection.report.role} of format {inspection.report.format}, no target"
-        )
+        report = inspection.report
+        raise ValueError(f"--target {name}: {report.role} of format {report.format}, no target")
     return inspection.config
 
 

@@ -1,4 +1,4 @@
-"""Does the draft work? What healthy heads reach, the line below which something is broken, and what it usually is."""
+"""Does the draft work? What healthy heads reach, and what is usually wrong below the threshold."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from specdec.cli.agreement import Agreement
 
 LEAST_AGREEMENT = 0.25  # at position 1; healthy heads reach three times as much
 
-# how often draft i holds where all before it did
+# how often draft i is accepted if all before it are
 HEALTHY = {
     "demo EAGLE-3": (0.69, 0.71, 0.73, 0.73, 0.77),
     "demo EAGLE-1": (0.82, 0.80, 0.83),
@@ -20,14 +20,15 @@ SOURCES = (
 
 CAUSES = (
     "the draft belongs to another target, or to another fine-tune of it",
-    "taps off by one: layer ids that mean the outputs of layers, not their inputs (`specdec inspect`: aux_boundaries)",
+    "taps off by one: layer ids that mean the outputs of layers, not their inputs "
+    "(`specdec inspect`: aux_boundaries)",
     "d2t dropped, or absolute ids where offsets are meant",
-    "a norm flag (norm_before_residual, norm_before_fc, fc_norm) that the checkpoint does not state",
+    "a norm flag (norm_before_residual, norm_before_fc, fc_norm) missing from the checkpoint",
     "a rope base or scaling other than the one it was trained with",
     "an embedding or head of its own that is missing from the file, so that the target's is used",
 )
 LATE_CAUSES = (
-    "the wrong hidden state is recycled: before or behind the final norm (norm_output)",
+    "the wrong hidden state is recycled: before or after the final norm (norm_output)",
     "the draft was trained without unrolled steps",
 )
 
@@ -42,21 +43,23 @@ class Verdict:
 
 
 def judge(agreement: Agreement) -> Verdict:
-    """A draft works if it agrees at position 1; a fall behind that is worth a word."""
-    positions, first = agreement.num_agreeing[0], agreement.rates[0] or 0.0
+    """A draft works if it agrees at position 1; a later drop gets a warning."""
+    positions = agreement.num_agreeing[0]
+    first = agreement.rates[0] or 0.0
     if agreement.num_repeated < positions:
+        wrong = f"{positions - agreement.num_repeated} of {positions} positions"
+        text = f"the target does not repeat its own text at {wrong}: "
         return Verdict(
-            works=False,
-            text=f"the target does not repeat its own text at {positions - agreement.num_repeated} of {positions} "
-            "positions: an error of specdec, whatever the draft; please report it",
+            works=False, text=f"{text}a bug in specdec, not in the draft; please report it"
         )
     if first < LEAST_AGREEMENT:
-        text = f"the draft does not work: {first:.0%} agreement at position 1, less than {LEAST_AGREEMENT:.0%}"
-        return Verdict(works=False, text=f"{text}. Likely causes:", causes=CAUSES)
+        reached = f"{first:.0%} agreement at position 1, less than {LEAST_AGREEMENT:.0%}"
+        text = f"the draft does not work: {reached}. Likely causes:"
+        return Verdict(works=False, text=text, causes=CAUSES)
     second = agreement.rates[1] if len(agreement.rates) > 1 else None
     if second is not None and second < first / 2:
-        text = (
+        drop = (
             f"the draft works at position 1 ({first:.0%}) but falls to {second:.0%} at position 2"
         )
-        return Verdict(works=True, text=f"{text}. Likely causes:", causes=LATE_CAUSES)
+        return Verdict(works=True, text=f"{drop}. Likely causes:", causes=LATE_CAUSES)
     return Verdict(works=True, text=f"the draft works: {first:.0%} agreement at position 1")

@@ -1,4 +1,4 @@
-"""`specdec verify`: load both, force the target's text through the draft, print agreement beside healthy heads."""
+"""`specdec verify`: force the target's text through the draft, print agreement per position."""
 
 import json
 import sys
@@ -11,11 +11,12 @@ from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
 
-NUM_KV_BLOCKS = 256  # many short requests: no need for the memory of long ones
+NUM_KV_BLOCKS = 256  # enough for many short requests
 
 CODE_STARTS = (
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
-    "import argparse\nimport json\nimport os\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n",
+    "import argparse\nimport json\nimport os\n\n\ndef main():\n"
+    "    parser = argparse.ArgumentParser()\n",
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
     "def read_config(path):\n    with open(path) as f:\n",
     "for name, value in sorted(counts.items()):\n    if value > limit:\n",
@@ -30,7 +31,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """The command line as given. engine: arguments of LLM."""
+    """engine: arguments of LLM."""
 
     target: str
     draft: str
@@ -44,7 +45,8 @@ def run_verify(options: VerifyOptions) -> None:
     """Load, check, print; exit code 1 if the draft does not work."""
     if options.num_speculative_tokens < 1:
         raise ValueError(
-            "--num-speculative-tokens 0: a draft that proposes nothing cannot be checked; give at least 1"
+            "--num-speculative-tokens 0: a draft that proposes nothing cannot be checked; "
+            "give at least 1"
         )
     speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens)
     llm = LLM(options.target, speculation, num_kv_blocks=NUM_KV_BLOCKS, **options.engine)
@@ -57,7 +59,7 @@ def run_verify(options: VerifyOptions) -> None:
 
 
 def check_prompts(llm: LLM) -> list[str | list[int]]:
-    """Questions in the chat template if there is one, since heads are trained on its answers; else code to continue."""
+    """Questions, if there is a chat template, since heads are trained on answers; else code."""
     if not llm.tokenizer.has_chat_template:
         return list(CODE_STARTS)
     return [
@@ -67,6 +69,9 @@ def check_prompts(llm: LLM) -> list[str | list[int]]:
 
 def report(agreement: Agreement, verdict: Verdict) -> str:
     """Agreement per position, as aligned lines, and the verdict."""
+    mean = agreement.acceptance.mean_acceptance_length
+    length = "none" if mean is None else f"{mean:.2f}"
+    num_repeated, num_positions = agreement.num_repeated, agreement.num_agreeing[0]
     lines = [
         "How often draft i equals the target's text, where drafts 1 to i - 1 do:",
         "",
@@ -77,20 +82,13 @@ def report(agreement: Agreement, verdict: Verdict) -> str:
             f"{_percent(rates[i] if i < len(rates) else None):>16}" for rates in HEALTHY.values()
         )
         lines.append(f"{i + 1:>8}{_percent(rate):>13}{agreement.num_agreeing[i]:>8}{healthy}")
-    length = agreement.acceptance.mean_acceptance_length
-    warning = "" if verdict.works else "WARNING: "
-    return "\n".join(
-        [
-            *lines,
-            "",
-            *SOURCES,
-            "",
-            f"acceptance length while the text was written: {'none' if length is None else format(length, '.2f')}",
-            f"the target repeats its own text at {agreement.num_repeated} of {agreement.num_agreeing[0]} positions",
-            f"{warning}{verdict.text}",
-            *(f"  - {cause}" for cause in verdict.causes),
-        ]
-    )
+    lines += ["", *SOURCES, ""]
+    lines += [
+        f"acceptance length while the text was written: {length}",
+        f"the target repeats its own text at {num_repeated} of {num_positions} positions",
+        f"{'' if verdict.works else 'WARNING: '}{verdict.text}",
+    ]
+    return "\n".join([*lines, *(f"  - {cause}" for cause in verdict.causes)])
 
 
 def _percent(rate: float | None) -> str:

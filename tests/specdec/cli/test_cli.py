@@ -513,7 +513,7 @@ def test_a_conversation_that_is_too_long_can_be_begun_anew(chat, answers):
 
     assert (code, out) == (0, answers("a") + "\n")
     assert "leaves no room for an answer in max_model_len=64" in err
-    assert "/reset begins anew" in err.split("leaves no room")[1]
+    assert "/reset starts over" in err.split("leaves no room")[1]
 
 
 def test_without_a_terminal_chat_answers_standard_input(run, answers, monkeypatch, tmp_path):

@@ -1,0 +1,112 @@
+"""The options that commands share, and how what was given reaches the code that runs a command.
+
+An option's Python name is the field that it sets, so that nothing is passed on by hand.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from typer import Argument, CallbackParam, Option
+
+Options = TypeVar("Options")
+
+
+def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | None]:
+    """The callback that reads "0,3,5". bounds: the least and the greatest number, if any."""
+
+    def read(option: CallbackParam, text: str | None) -> list[int] | None:
+        if text is None:
+            return None
+        given = f"{option.opts[0]} {text}"
+        try:
+            values = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise ValueError(f"{given}: give integers with commas between them") from None
+        if bounds and not bounds[0] <= min(values) <= max(values) <= bounds[1]:
+            raise ValueError(f"{given}: give numbers of at least {bounds[0]}, at most {bounds[1]}")
+        return values
+
+    return read
+
+
+def text_of(option: CallbackParam, file: Path | None) -> str | None:
+    """The callback that reads the file."""
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option.opts[0]} {file}: no text in UTF-8: {error}") from error
+
+
+Target = Annotated[
+    str, Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)
+]
+Draft = Annotated[
+    str | None, Option(help='EAGLE draft: directory, hub id or "demo"; default: no draft')
+]
+NumSpeculativeTokens = Annotated[
+    int | None,
+    Option(
+        "--num-speculative-tokens", "-k", min=0, max=32, show_default="3", help="drafts per round"
+    ),
+]
+MaxTokens = Annotated[int, Option(help="most tokens to generate")]
+Temperature = Annotated[float, Option(help="0 is greedy")]
+TopP = Annotated[
+    float | None, Option(help="keep the best tokens up to this mass", show_default="1.0")
+]
+TopK = Annotated[int | None, Option(help="keep this many tokens, 0 = all", show_default="0")]
+MinP = Annotated[
+    float | None,
+    Option(
+        help="keep tokens of at least this share of the best one's probability", show_default="0.0"
+    ),
+]
+Seed = Annotated[int | None, Option(help="seed of the noise", show_default="drawn and reported")]
+RepetitionPenalty = Annotated[float, Option(help="divides logits of tokens in prompt and output")]
+Acceptance = Annotated[
+    str, Option(help="exact, rejection or block: how sampled drafts are accepted")
+]
+Stop = Annotated[list[str] | None, Option(help="a string that ends the text; may be repeated")]
+Dtype = Annotated[
+    str, Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")
+]
+Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N")]
+MaxModelLen = Annotated[int | None, Option(help="longest context; default: the target's")]
+NoPrefixCaching = Annotated[
+    bool,
+    Option(
+        "--no-prefix-caching",
+        callback=lambda value: not value,
+        help="compute every prompt anew, even where another began the same way",
+    ),
+]
+EnforceEager = Annotated[bool, Option("--enforce-eager", help="capture no CUDA graphs")]
+GraphSizes = Annotated[
+    str | None, Option(help="request counts to capture rounds for: 1,2,4", callback=integers())
+]
+GraphTokenSizes = Annotated[
+    str | None,
+    Option(help="row counts to capture prompt chunks for: 256,1024", callback=integers()),
+]
+Json = Annotated[bool, Option("--json", help="one JSON object on stdout and nothing else")]
+
+ENGINE = (
+    "dtype",
+    "device",
+    "max_model_len",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "cuda_graph_sizes",
+    "cuda_graph_token_sizes",
+)
+
+
+def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:
+    """Sort what was given: fields of `kind`, arguments of the engine, the rest for sampling."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    engine = {name: value for name, value in given.items() if name in ENGINE}
+    sampling = {name: given[name] for name in given if name not in names and name not in ENGINE}
+    values = {**given, "engine": engine, "sampling": sampling}
+    return kind(**{name: values[name] for name in names if name in values})

@@ -1,1 +1,1 @@
-"""The measuring code behind `specdec bench` and scripts/: it drives the engine from outside and is no part of it."""
+"""The measurements of `specdec bench` and scripts/: they drive the engine from outside."""

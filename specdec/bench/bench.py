@@ -1,7 +1,7 @@
-"""What all suites share: the pair, plain decoding's outputs, the runs that were made already, and the time left.
+"""What all suites share: the pair, plain decoding's outputs, earlier runs, and the time left.
 
-Every output is compared with plain decoding of the same prompts in the same process. A row whose output differs carries
-the difference instead of figures.
+Every output is compared with plain decoding of the same prompts in the same process. If it differs,
+its row has the difference instead of figures.
 """
 
 import time
@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 from specdec.bench.card import Bandwidth
 from specdec.bench.pair import EngineSpec, Pair
-from specdec.bench.rounds import WARMUP, tokens_needed
-from specdec.bench.serving import Served, best_of, first_difference
+from specdec.bench.report import Row
+from specdec.bench.rounds import tokens_needed
+from specdec.bench.serving import Served, first_difference, serve
 from specdec.engine import Engine
-
-Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class Bench:
         return (0, *(K for K in self.options.ks if K > 0 and has_draft))
 
     def has_time(self, what: str) -> bool:
-        """Whether the budget lasts; else what is left out."""
+        """Whether --max-seconds has not passed; if it has, note what is skipped."""
         limit = self.options.max_seconds
         if limit is None or time.monotonic() - self.began < limit:
             return True
@@ -60,24 +59,20 @@ class Bench:
         return False
 
     def prompts(self, batch: int) -> list[list[int]]:
-        """At least `num_prompts`, in order and over again where a batch takes more than there are."""
+        """At least `num_prompts`, in order, repeated if a batch needs more than there are."""
         prompts = self.pair.prompts
         return [prompts[i % len(prompts)] for i in range(max(self.options.num_prompts, batch))]
 
     def engine(self, K: int, batch: int) -> Engine:
-        """An engine with graphs up to the largest batch that is asked for; for an odd K alone, a small one."""
+        """With graphs up to the largest batch; for a K of the suite k alone, a small one."""
         largest = max(self.options.batches, default=1)
-        size = max(batch, largest) if K in self.ks or batch > 1 else batch
-        longest = max(map(len, self.pair.prompts)) + max(
-            self.options.max_tokens, tokens_needed(self.options.num_rounds + WARMUP, K)
-        )
+        room = max(self.options.max_tokens, tokens_needed(self.options.num_rounds, K))
         return self.pair.engine(
             EngineSpec(
                 num_speculative_tokens=K,
-                max_num_seqs=size,
-                max_tokens=longest,
+                max_num_seqs=max(batch, largest) if K in self.ks or batch > 1 else batch,
+                max_tokens=max(map(len, self.pair.prompts)) + room,
                 max_model_len=self.options.max_model_len,
-                has_draft=K > 0 and self.pair.eagle is not None,
             )
         )
 
@@ -86,44 +81,40 @@ class Bench:
         if K > 0 and (0, batch) not in self.runs:
             self.run(0, batch)
         if (K, batch) not in self.runs:
-            prompts = self.prompts(batch)
-            best, runs = best_of(
-                self.engine(K, batch), prompts, batch, self.options.max_tokens, self.options.repeats
-            )
+            engine, prompts = self.engine(K, batch), self.prompts(batch)
+            max_tokens = self.options.max_tokens
+            serve(engine, prompts[:batch], batch, min(max_tokens, 16))  # warm-up
+            runs = [serve(engine, prompts, batch, max_tokens) for _ in range(self.options.repeats)]
             difference = self.difference(runs)
-            self.runs[K, batch] = (
-                self._row(K, best) if difference is None else refused(K, batch, difference)
-            )
+            best = max(runs, key=lambda run: run.tokens_per_second)
+            row = self._row(K, best) if difference is None else refused(K, batch, difference)
+            self.runs[K, batch] = row
         return self.runs[K, batch]
 
     def difference(self, runs: Sequence[Served]) -> str | None:
-        """Where any run differs from plain decoding, which the first run of K = 0 stands for."""
-        num_prompts = len(self.pair.prompts)
+        """Where any run differs from the first run of K = 0."""
+        num = len(self.pair.prompts)
         for run in runs:
-            plain = [
-                self.plain_ids.setdefault(i % num_prompts, ids)
-                for i, ids in enumerate(run.token_ids)
-            ]
+            ids = enumerate(run.token_ids)
+            plain = [self.plain_ids.setdefault(i % num, tokens) for i, tokens in ids]
             difference = first_difference(run.token_ids, plain)
             if difference is not None:
                 return difference
         return None
 
     def _row(self, K: int, run: Served) -> Row:
-        plain = (
-            run.tokens_per_second if K == 0 else self.runs[0, run.batch].get("tokens_per_second")
-        )
+        speed = run.tokens_per_second
+        plain = speed if K == 0 else self.runs[0, run.batch].get("tokens_per_second")
+        rates = run.stats.acceptance_rate_per_position
         return {
             "num_speculative_tokens": K,
             "batch": run.batch,
-            "tokens_per_second": run.tokens_per_second,
-            "against_plain": run.tokens_per_second / plain if isinstance(plain, float) else None,
+            "tokens_per_second": speed,
+            "against_plain": speed / plain if isinstance(plain, float) else None,
             "round_ms": run.round_ms,
             "mean_acceptance_length": run.stats.mean_acceptance_length,
-            "per_user": run.tokens_per_second / run.batch,
-            "accepted_per_position": " ".join(
-                f"{rate:.3f}" for rate in run.stats.acceptance_rate_per_position
-            ),
+            "per_user": speed / run.batch,
+            "accepted_per_position": " ".join(f"{rate:.3f}" for rate in rates),
         }
 
 

@@ -1,94 +1,88 @@
-"""What graphs cost: seconds and memory of each family, and whether serving lets memory grow."""
+"""What graphs cost: seconds and memory of each family, padding, and whether memory grows."""
 
 import resource
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from graphs.counters import GraphCounters
-from specdec.bench.pair import EngineSpec, Pair, build_engine
-from specdec.bench.serving import generate
+from specdec.bench.bench import Bench
+from specdec.bench.pair import EngineSpec, build_engine
+from specdec.bench.report import Row
+from specdec.bench.serving import generate, greedy
 from specdec.engine import Engine
-from specdec.requests.params import SamplingParams
 
 GIB = 1 << 30
-Row = dict[str, object]
 
 
-def capture_rows(pair: Pair, K: int, max_num_seqs: int, max_model_len: int) -> list[Row]:
-    """Every family with default sizes, chunks split by breakable capture and by torch.compile."""
-    rows: list[Row] = []
-    for is_compiled in (False, True):
-        if pair.device.type != "cuda":
-            break
+def capture(bench: Bench) -> Iterator[Row]:
+    """Seconds and memory of each family's graphs; chunks by breakable capture and torch.compile."""
+    for is_compiled in (False, True) if bench.pair.device.type == "cuda" else ():
         spec = EngineSpec(
-            num_speculative_tokens=K,
-            max_num_seqs=max_num_seqs,
+            num_speculative_tokens=max(bench.ks),
+            max_num_seqs=max(64, *bench.options.batches),
             max_tokens=512,
-            max_model_len=max_model_len,
+            max_model_len=bench.options.max_model_len,
             has_prefill_graphs=True,
             compile_piecewise=is_compiled,
         )
-        pair.drop()
-        engine = build_engine(pair, spec)
-        counters = engine.runner.graphs.counters()
-        families: list[Row] = [
-            {
-                "chunks": "compiled" if is_compiled else "breakable",
-                "family": name,
+        bench.pair.drop()
+        engine = build_engine(bench.pair, spec)
+        chunks: Row = {"chunks": "compiled" if is_compiled else "breakable"}
+        sums: Counter[str] = Counter()
+        for name, family in engine.runner.graphs.counters().items():
+            figures: dict[str, float] = {
                 "sizes": len(family.captures),
                 "graphs": family.num_graphs,
                 "seconds": family.seconds,
                 "gib": family.num_bytes / GIB,
             }
-            for name, family in counters.items()
-        ]
-        sums = {
-            key: sum(float(str(row[key])) for row in families)
-            for key in ("sizes", "graphs", "seconds", "gib")
-        }
-        rows += [*families, {"chunks": families[0]["chunks"], "family": "all"} | sums]
+            sums.update(figures)
+            yield chunks | {"family": name} | figures
+        yield chunks | {"family": "all"} | sums
         engine.runner.clear_graphs()
-    return rows
 
 
-def batch_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Row]:
-    """The batches that each family ran while the prompts were served at once: how, over how many rows, padded to."""
+def padding(bench: Bench) -> Iterator[Row]:
+    """Which graphs serve the prompts at the largest K, and how many rows are padding."""
+    K = max(bench.ks)
+    for batch in bench.options.batches:
+        if bench.has_time(f"padding: batch {batch}"):
+            prompts = bench.prompts(batch)[:batch]
+            for row in batch_rows(bench.engine(K, batch), prompts, bench.options.max_tokens):
+                yield {"num_speculative_tokens": K, "batch": batch} | row
+
+
+def batch_rows(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[Row]:
+    """The batches that each family ran while the prompts were served: how, and padded to what."""
     families = engine.runner.graphs.counters()
     before = {name: Counter(counters.batches) for name, counters in families.items()}
-    generate(
-        engine, prompts, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    )
-    served = {
-        name: GraphCounters(batches=counters.batches - before[name])
-        for name, counters in families.items()
-    }
-    return [{"family": name} | row for name, counters in served.items() for row in counters.rows()]
+    generate(engine, greedy(prompts, max_tokens))
+    for name, counters in families.items():
+        served = GraphCounters(batches=counters.batches - before[name])
+        yield from ({"family": name} | row for row in served.rows())
 
 
-def memory_rows(
-    engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, num_rounds: int
-) -> list[Row]:
-    """GiB in use after a first batch, at four places on the way to so many rounds, and after clear_graphs."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    done, rows = 0, list[Row]()
-    while done < num_rounds:
-        outputs = generate(engine, prompts, params)
-        done += max(output.stats.num_rounds for output in outputs)
-        if done >= len(rows) * num_rounds / 4:
-            rows.append(memory_row(engine, f"after {done} rounds"))
+def memory(bench: Bench) -> Iterator[Row]:
+    """Memory after a first batch, at four points of many rounds, and after clear_graphs."""
+    engine = bench.engine(max(bench.ks), max(bench.options.batches))
+    jobs = greedy(bench.prompts(8)[:8], bench.options.max_tokens)
+    num_done = num_rows = 0
+    while num_done < bench.options.rounds_of_memory:
+        num_done += max(request.stats.num_rounds for request in generate(engine, jobs))
+        if num_done >= num_rows * bench.options.rounds_of_memory / 4:
+            num_rows += 1
+            yield _memory_row(engine, f"after {num_done} rounds")
     engine.runner.clear_graphs()
-    return [*rows, memory_row(engine, "after clear_graphs")]
+    yield _memory_row(engine, "after clear_graphs")
+    bench.pair.drop()
 
 
-def memory_row(engine: Engine, when: str) -> Row:
-    """allocated: tensors; reserved: what torch holds; used: what the driver gave, to anybody; host: our own peak."""
-    device = engine.runner.device
-    host: Row = {
-        "when": when,
-        "host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
-    }
+def _memory_row(engine: Engine, when: str) -> Row:
+    """allocated: tensors; reserved: by torch; used: on the whole GPU; host: this process's peak."""
+    device, peak = engine.runner.device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    host: Row = {"when": when, "host_peak_gib": peak * 1024 / GIB}
     if device.type != "cuda":
         return host
     torch.cuda.synchronize(device)

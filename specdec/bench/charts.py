@@ -1,4 +1,4 @@
-"""Four charts of a run's figures as PNG files, those for which it has the rows.
+"""Four charts of a run's figures as PNG files, each if its suite was run.
 
 matplotlib, which ships no types, comes with the extra `bench`.
 """
@@ -10,9 +10,7 @@ from typing import Any
 from specdec.step import PHASES
 
 Rows = Sequence[Mapping[str, Any]]
-WIDEST_ROUND = (
-    32  # requests; wider ones compute for so long that the others could not be told apart
-)
+WIDEST_ROUND = 32  # requests; wider rounds would dwarf the others in the chart
 
 
 def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -> list[Path]:
@@ -35,6 +33,7 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -
         if usable:
             figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
             draw(axes, usable)
+            axes.set_ylim(0, None)
             axes.legend(fontsize=8)
             written.append(directory / f"{prefix}{name}")
             figure.savefig(written[-1], dpi=100)
@@ -51,13 +50,8 @@ def _anatomy(axes: Any, rows: Rows) -> None:
         axes.bar([i - 0.15 for i in places], values, 0.5, bottom=bottom, label=phase)
         bottom = [a + b for a, b in zip(bottom, values, strict=True)]
     floors = [row["floor_ms"] for row in rows]
-    axes.bar(
-        [i + 0.25 for i in places],
-        floors,
-        0.25,
-        color="lightgrey",
-        label="floor: weights at reading speed",
-    )
+    label = "floor: weights at reading speed"
+    axes.bar([i + 0.25 for i in places], floors, 0.25, color="lightgrey", label=label)
     names = [f"K = {row['num_speculative_tokens']}\nbatch {row['batch']}" for row in rows]
     axes.set_xticks(list(places), names)
     axes.set(ylabel="ms of a round on the device", title="Where a round's time goes")
@@ -67,62 +61,40 @@ def _per_user(axes: Any, rows: Rows) -> None:
     for K in sorted({row["num_speculative_tokens"] for row in rows}):
         points = per_user(rows, K)
         axes.plot(list(points), list(points.values()), marker="o", label=f"K = {K}")
-    axes.set(
-        xlabel="batch", ylabel="tokens per second and user", ylim=(0, None), title="Speed per user"
-    )
+    axes.set(xlabel="batch", ylabel="tokens per second and user", title="Speed per user")
     _powers_of_two(axes, [row["batch"] for row in rows])
 
 
 def per_user(rows: Rows, K: int) -> dict[int, float]:
-    """By batch, in its order; where two suites measured one, the later row counts."""
+    """By batch, in order; if two suites measured one batch, the later row counts."""
     found = {row["batch"]: row["per_user"] for row in rows if row["num_speculative_tokens"] == K}
     return dict(sorted(found.items()))
 
 
 def _round_over_k(axes: Any, rows: Rows) -> None:
     ks = [row["num_speculative_tokens"] for row in rows]
-    for key, label in (
-        ("round_ms", "served"),
-        ("device_round_ms", "on the device"),
-        ("floor_ms", "floor"),
-    ):
+    labels = {"round_ms": "served", "device_round_ms": "on the device", "floor_ms": "floor"}
+    for key, label in labels.items():
         axes.plot(ks, [row[key] for row in rows], marker="o", label=label)
-    axes.set(
-        xlabel="K",
-        ylabel="ms of a round, batch 1",
-        ylim=(0, None),
-        title="A round by the number of drafts",
-    )
+    axes.set(xlabel="K", ylabel="ms of a round, batch 1", title="A round by the number of drafts")
 
 
 def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
-    """The target's products; the draft's have the same shapes but for its inputs."""
-    for index, name in enumerate(
-        dict.fromkeys(row["weight"] for row in rows if "target" in row["weight"])
-    ):
+    """The target's products; the draft's shapes differ only in its inputs."""
+    weights = dict.fromkeys(row["weight"] for row in rows if "target" in row["weight"])
+    for index, name in enumerate(weights):
         points = [row for row in rows if row["weight"] == name]
-        for key, style in (("of_bandwidth", "-"), ("cublas_of_bandwidth", ":")):
-            values = [100 * row[key] for row in points]
-            label = name if style == "-" else None
-            axes.plot(
-                [row["M"] for row in points],
-                values,
-                style,
-                color=f"C{index}",
-                marker=".",
-                label=label,
-            )
-    axes.set(
-        xlabel="rows M",
-        ylabel="% of the reading speed",
-        ylim=(0, None),
-        title="Products; dotted: cuBLAS",
-    )
+        M, color = [row["M"] for row in points], f"C{index}"
+        ours = [100 * row["of_bandwidth"] for row in points]
+        cublas = [100 * row["cublas_of_bandwidth"] for row in points]
+        axes.plot(M, ours, "-", color=color, marker=".", label=name)
+        axes.plot(M, cublas, ":", color=color, marker=".")
+    axes.set(xlabel="rows M", ylabel="% of the reading speed", title="Products; dotted: cuBLAS")
     _powers_of_two(axes, [row["M"] for row in rows])
 
 
 def _powers_of_two(axes: Any, values: Sequence[int]) -> None:
-    """Ticks at those, and at the greatest value."""
+    """Ticks at powers of two, and at the greatest value."""
     ticks = sorted({value for value in values if value & (value - 1) == 0 or value == max(values)})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])

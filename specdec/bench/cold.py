@@ -1,4 +1,4 @@
-"""From the start of a process to its first token, phase by phase; `python -m specdec.bench.cold` is that process."""
+"""From process start to the first token; `python -m specdec.bench.cold` is that process."""
 
 import argparse
 import json
@@ -12,28 +12,32 @@ from pathlib import Path
 
 import torch
 
+from specdec.bench.report import Row
 from specdec.llm import LLM
 from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
 from specdec.start import load as loading
 from weights.demo import demo_prompts
 
-TIMED = {"load_target": "target weights", "load_eagle": "draft weights", "Tokenizer": "tokenizer"}
-TIMED |= {"measure_needs": "memory plan"}
-Row = dict[str, object]
+TIMED = {
+    "load_target": "target weights",
+    "load_eagle": "draft weights",
+    "Tokenizer": "tokenizer",
+    "measure_needs": "memory plan",
+}
 
 
 def cold_rows(
     target: str, draft: str | None, K: int, device: torch.device, starts: int = 2
 ) -> list[Row]:
-    """One row per start, seconds per phase. On a GPU no other engine should hold memory meanwhile.
+    """One row per start, seconds per phase. No other engine should hold GPU memory meanwhile.
 
-    The starts share a cache of compiled kernels, empty at first: the first start compiles as after an installation.
+    The starts share a cache of compiled kernels, empty at first, as after an installation.
     """
     command = [sys.executable, "-m", "specdec.bench.cold", target, str(draft), str(K), str(device)]
     rows: list[Row] = []
+    known = 0
     with tempfile.TemporaryDirectory() as cache:
-        known = 0
         for i in range(starts):
             began, env = time.time(), os.environ | {"TRITON_CACHE_DIR": cache}
             done = subprocess.run([*command, str(began)], capture_output=True, text=True, env=env)
@@ -41,34 +45,25 @@ def cold_rows(
                 raise RuntimeError(f"the fresh process failed:\n{done.stderr[-2000:]}")
             compiled = len(list(Path(cache).rglob("*.cubin"))) - known
             known += compiled
-            rows.append(
-                {"start": i + 1, "kernels_compiled": compiled}
-                | json.loads(done.stdout.splitlines()[-1])
-            )
+            seconds = json.loads(done.stdout.splitlines()[-1])
+            rows.append({"start": i + 1, "kernels_compiled": compiled} | seconds)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (
-        ("target", str),
-        ("draft", str),
-        ("k", int),
-        ("device", str),
-        ("began", float),
-    ):
+    kinds = {"target": str, "draft": str, "k": int, "device": str, "began": float}
+    for name, kind in kinds.items():
         parser.add_argument(name, type=kind)
     args = parser.parse_args()
     seconds: dict[str, float] = {"python and imports": time.time() - args.began}
     if args.device.startswith("cuda"):
         _timed(torch.zeros, "CUDA", seconds)(1, device=args.device)
     for name, phase in TIMED.items():
-        if hasattr(loading, name):
-            setattr(loading, name, _timed(getattr(loading, name), phase, seconds))
+        setattr(loading, name, _timed(getattr(loading, name), phase, seconds))
     setattr(Runner, "capture", _timed(Runner.capture, "capture", seconds))  # noqa: B010
-    speculation = (
-        None if args.draft == "None" else {"model": args.draft, "num_speculative_tokens": args.k}
-    )
+    has_draft = args.draft != "None"
+    speculation = {"model": args.draft, "num_speculative_tokens": args.k} if has_draft else None
     start = time.perf_counter()
     llm = LLM(args.target, speculation, device=args.device)
     seconds["the rest of LLM()"] = time.perf_counter() - start

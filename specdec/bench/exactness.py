@@ -1,27 +1,29 @@
-"""What exactness costs: the round with the shipped kernels over the fastest round that does not keep it.
+"""What exactness costs: the shipped round against the fastest round, exact or not.
 
-The others take their products from cuBLAS, whose sums change with the number of rows, or let attention choose between
-splits and one program per tile by how many programs there are. Each of the three places is exchanged by itself and
-together with the others; the fastest of all rounds is the yardstick. Everything is captured, in one process.
+The others take products from cuBLAS, whose sums change with the number of rows, or let attention
+choose between splits and one program per tile by the number of programs. Each of the three places
+is exchanged alone and with the others; the fastest round is the yardstick. Everything is captured,
+in one process.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.bench.pair import EngineSpec, Pair
-from specdec.bench.rounds import WARMUP, time_rounds, tokens_needed
+from specdec.bench.bench import Bench
+from specdec.bench.pair import EngineSpec
+from specdec.bench.report import Row
+from specdec.bench.rounds import time_rounds, tokens_needed
 from specdec.bench.silu_mul import silu_mul
 from specdec.kernels import best_token, gate_up, linear, paged_attention
 from specdec.kernels.linear import Sums
 from specdec.stepping import propose
 
-Row = dict[str, object]
 Replacement = tuple[object, str, object]  # module, name, what to use instead
 
 
@@ -45,7 +47,7 @@ def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
 def cublas_tile_maxima(
     x_TD: Tensor, weight_VD: Tensor, mask: object = None
 ) -> tuple[Tensor, Tensor]:
-    """The head's logits, and the best of each part of the vocabulary as best_token.py's second kernel takes them."""
+    """The best of each part of the vocabulary, for the second kernel of best_token.py."""
     logits_TV = torch.mm(x_TD, weight_VD.t(), out_dtype=torch.float32)
     parts = math.gcd(len(weight_VD), 256)
     best_TP, ids_TP = logits_TV.view(len(x_TD), parts, -1).max(dim=-1)
@@ -67,32 +69,18 @@ EXCHANGES: dict[str, list[Replacement]] = {
 }
 
 
-def exactness_rows(
-    pair: Pair,
-    K: int,
-    batches: Sequence[int],
-    num_rounds: int,
-    max_model_len: int,
-    has_time: Callable[[str], bool],
-) -> list[Row]:
-    """For each batch: every combination, and the price against the fastest. On a GPU only."""
-    rows: list[Row] = []
-    if pair.device.type != "cuda":
-        return rows
-    pair.drop()
-    for batch in batches:
-        if not has_time(f"exactness: K = {K}, batch {batch}"):
-            continue
-        times = {
-            names: _round_ms(pair, K, batch, names, num_rounds, max_model_len)
-            for names in combinations()
-        }
-        rows += compared(K, batch, times)
-    return rows
+def exactness(bench: Bench) -> Iterator[Row]:
+    """What it costs that rows do not depend on their neighbours. On a GPU only."""
+    for K in bench.ks if bench.pair.device.type == "cuda" else ():
+        bench.pair.drop()
+        for batch in bench.options.batches:
+            if bench.has_time(f"exactness: K = {K}, batch {batch}"):
+                times = {names: _round_ms(bench, K, batch, names) for names in combinations()}
+                yield from compared(K, batch, times)
 
 
 def compared(K: int, batch: int, times: Mapping[tuple[str, ...], float]) -> list[Row]:
-    """The milliseconds of a round by what is exchanged, each with the price of shipping what is shipped instead."""
+    """Milliseconds by what is exchanged, and the price of the shipped round against each."""
     shipped, fastest = times[()], min(times.values())
     return [
         {
@@ -109,23 +97,19 @@ def compared(K: int, batch: int, times: Mapping[tuple[str, ...], float]) -> list
 
 def combinations() -> list[tuple[str, ...]]:
     """Nothing exchanged, each place, each two, all three."""
-    return [
-        names
-        for count in range(len(EXCHANGES) + 1)
-        for names in itertools.combinations(EXCHANGES, count)
-    ]
+    counts = range(len(EXCHANGES) + 1)
+    return [names for count in counts for names in itertools.combinations(EXCHANGES, count)]
 
 
-def _round_ms(
-    pair: Pair, K: int, batch: int, names: Sequence[str], num_rounds: int, max_model_len: int
-) -> float:
+def _round_ms(bench: Bench, K: int, batch: int, names: Sequence[str]) -> float:
     """The median of a captured round with these places exchanged."""
-    prompts = [pair.prompts[i % len(pair.prompts)] for i in range(batch)]
+    pair, num_rounds = bench.pair, bench.options.num_rounds
+    prompts = bench.prompts(batch)[:batch]
     spec = EngineSpec(
         num_speculative_tokens=K,
         max_num_seqs=batch,
-        max_tokens=max(map(len, prompts)) + tokens_needed(num_rounds + WARMUP, K),
-        max_model_len=max_model_len,
+        max_tokens=max(map(len, prompts)) + tokens_needed(num_rounds, K),
+        max_model_len=bench.options.max_model_len,
         request_sizes=(batch,),
     )
     with exchanged(names):
@@ -136,7 +120,7 @@ def _round_ms(
 
 @contextmanager
 def exchanged(names: Sequence[str]) -> Iterator[None]:
-    """The kernels' launchers of these places replaced in the body."""
+    """Replace the kernels' launchers of these places while the body runs."""
     replacements = [each for name in names for each in EXCHANGES[name]]
     originals = [getattr(module, name) for module, name, _ in replacements]
     for module, name, value in replacements:

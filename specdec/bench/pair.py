@@ -1,4 +1,4 @@
-"""A target and a draft, loaded once, and as many engines over the same tensors as the figures need."""
+"""A target and a draft, loaded once, and the engines built over their tensors."""
 
 import gc
 import json
@@ -25,17 +25,17 @@ NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """What an engine is built for. Without a draft K is 0.
+    """What an engine is built for. K = 0 is plain decoding.
 
-    max_tokens: the longest request, prompt and answer. request_sizes: of full graphs, None for the default ones.
-    has_prefill_graphs: off, because nothing here times a prompt and capturing takes its time too.
+    max_tokens: the longest request, prompt and answer; None: max_model_len. request_sizes: of full
+    graphs; None: the default ones. has_prefill_graphs: off, since few suites time prompts and
+    capturing takes time.
     """
 
     num_speculative_tokens: int
     max_num_seqs: int
-    max_tokens: int
     max_model_len: int
-    has_draft: bool = True
+    max_tokens: int | None = None
     request_sizes: tuple[int, ...] | None = None
     has_prefill_graphs: bool = False
     compile_piecewise: bool = False
@@ -44,7 +44,7 @@ class EngineSpec:
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """eagle: None where only plain decoding is measured."""
+    """eagle: None if only plain decoding is measured."""
 
     target: LoadedTarget
     eagle: LoadedEagle | None
@@ -54,7 +54,7 @@ class Pair:
     _engines: dict[EngineSpec, Engine] = field(default_factory=dict)
 
     def engine(self, spec: EngineSpec, keep: int = 2) -> Engine:
-        """An engine, the one from before if it is still there. The `keep` that were asked for last stay beside it."""
+        """A new engine or a kept one. Keep the last `keep` others."""
         engine = self._engines.pop(spec, None)
         while len(self._engines) > keep:
             self.drop(next(iter(self._engines)))
@@ -62,7 +62,7 @@ class Pair:
         return engine
 
     def drop(self, spec: EngineSpec | None = None) -> None:
-        """Give the memory of one engine back, or of all."""
+        """Free the memory of one engine, or of all."""
         for each in [spec] if spec else list(self._engines):
             self._engines.pop(each).runner.clear_graphs()
         gc.collect()
@@ -73,7 +73,7 @@ class Pair:
 def load_pair(
     target: str, draft: str | None, device: str, dtype: str, prompts: Path | None = None
 ) -> Pair:
-    """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like the bundled pair's prompts.json."""
+    """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like prompts.json."""
     config = EngineConfig(device=device, dtype=dtype)
     where, directory = device_of(config.device), locate(target, "target")
     loaded = load_target(directory, dtype=dtype_of(config.dtype, where), device=where)
@@ -82,7 +82,7 @@ def load_pair(
 
 
 def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
-    """Token ids: from the file, from prompts.json beside the target, or those of the bundled pair."""
+    """Token ids: from the file, prompts.json beside the target, or the bundled pair."""
     beside = target.parent / "prompts.json"
     file = file or (beside if beside.is_file() else None)
     try:
@@ -96,14 +96,15 @@ def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
 
 
 def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
-    """Its graphs are captured."""
+    """A new engine, with its graphs captured."""
+    K, B = spec.num_speculative_tokens, spec.max_num_seqs
+    blocks_per_request = -(-((spec.max_tokens or spec.max_model_len) + K + 1) // BLOCK_SIZE)
     sizes = EngineSizes(
         max_model_len=spec.max_model_len,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=max(8192, spec.max_num_seqs * (spec.num_speculative_tokens + 1)),
-        num_kv_blocks=spec.max_num_seqs
-        * -(-(spec.max_tokens + spec.num_speculative_tokens + 1) // BLOCK_SIZE),
-        num_speculative_tokens=spec.num_speculative_tokens,
+        max_num_seqs=B,
+        max_num_batched_tokens=max(8192, B * (K + 1)),
+        num_kv_blocks=B * blocks_per_request,
+        num_speculative_tokens=K,
     )
     graphs = GraphConfig(
         modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),
@@ -111,14 +112,14 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         compile_piecewise=spec.compile_piecewise,
     )
     is_captured = pair.device.type == "cuda" and not spec.enforce_eager
-    eagle = pair.eagle if spec.has_draft else None
     backend = CudaBackend(pair.device) if is_captured else None
-    runner = Runner(pair.target, eagle, sizes, pair.device, graph_config=graphs, backend=backend)
+    models = pair.target, pair.eagle
+    runner = Runner(*models, sizes, pair.device, graph_config=graphs, backend=backend)
     runner.capture()
     return assemble(runner, pair.target.config, pair.tokenizer)
 
 
 def joined(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
-    """One prompt of exactly `length` tokens: the prompts one after another, again and again."""
+    """One prompt of exactly `length` tokens: the prompts one after another, repeated."""
     tokens = [token for prompt in prompts for token in prompt]
     return (tokens * -(-length // len(tokens)))[:length]

@@ -1,15 +1,18 @@
-"""What exactness costs in prefill: a chunk with the shipped kernels, one with cuBLAS products, and both attentions.
+"""What exactness costs in prefill: chunks with shipped kernels and with cuBLAS, both attentions.
 
-torch's attention (scaled_dot_product_attention, which takes FlashAttention or cuDNN) reads contiguous keys, ours the
-paged cache; it is timed by itself, and the fastest chunk is put together from what was measured.
+torch's attention (scaled_dot_product_attention, by FlashAttention or cuDNN) reads contiguous keys,
+ours the paged cache. Each is timed alone; the fastest chunk is computed from these times.
 """
+
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 
-from specdec.bench.bench import Bench, Row
+from specdec.bench.bench import Bench
 from specdec.bench.exactness import exchanged
 from specdec.bench.pair import EngineSpec, Pair, joined
+from specdec.bench.report import Row
 from specdec.bench.timing import Clock
 from specdec.kernels.paged_attention import QueryRows, paged_attention
 from specdec.scheduling.work import PromptPart
@@ -18,30 +21,21 @@ from specdec.sizes import BLOCK_SIZE
 LENGTHS = (512, 2048, 8192)
 
 
-def prefill_rows(bench: Bench) -> list[Row]:
-    """One prompt of each length in one chunk, without graphs. On a GPU only."""
-    pair, rows = bench.pair, list[Row]()
-    limit = pair.target.config.max_position_embeddings
-    for length in LENGTHS if pair.device.type == "cuda" else ():
-        if length + 1 > limit or not bench.has_time(f"prefill: {length} tokens"):
-            continue
-        rows.append(prefill_row(pair, max(bench.ks), length))
-    return rows
+def prefill(bench: Bench) -> Iterator[Row]:
+    """One prompt in one eager chunk, ours against cuBLAS and torch's attention. On a GPU only."""
+    limit = bench.pair.target.config.max_position_embeddings
+    for length in LENGTHS if bench.pair.device.type == "cuda" else ():
+        if length < limit and bench.has_time(f"prefill: {length} tokens"):
+            yield prefill_row(bench.pair, max(bench.ks), length)
 
 
 def prefill_row(pair: Pair, K: int, length: int) -> Row:
     """One prompt of this length, both ways."""
     spec = EngineSpec(
-        num_speculative_tokens=K,
-        max_num_seqs=1,
-        max_tokens=length + 64,
-        max_model_len=length + 64,
-        enforce_eager=True,
+        num_speculative_tokens=K, max_num_seqs=1, max_model_len=length + 64, enforce_eager=True
     )
-    shipped, exchange = (
-        _chunk_ms(pair, spec, length, ()),
-        _chunk_ms(pair, spec, length, ("layers",)),
-    )
+    shipped = _chunk_ms(pair, spec, length, ())
+    exchange = _chunk_ms(pair, spec, length, ("layers",))
     ours, torchs = _attention_ms(pair, spec, length)
     pair.drop(spec)
     fastest = min(shipped, exchange) - pair.target.config.num_layers * max(ours - torchs, 0.0)
@@ -72,12 +66,8 @@ def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, flo
     cache = runner.target_cache[0]
     T, H, G, C = length, layer.num_heads, layer.num_kv_heads, layer.head_dim
     q_THC = torch.randn(T, H, C, device=device, dtype=cache.dtype)
-    num_blocks = runner.state.block_table.shape[1]
-    table = (
-        torch.arange(num_blocks, device=device)[None]
-        .expand(runner.state.block_table.shape[0], -1)
-        .contiguous()
-    )
+    num_rows, num_blocks = runner.state.block_table.shape
+    table = torch.arange(num_blocks, device=device).repeat(num_rows, 1)
     rows = QueryRows(
         block_table=table,
         idx_mapping=torch.zeros(1, dtype=torch.int64, device=device),

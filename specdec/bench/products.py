@@ -1,18 +1,20 @@
-"""Products of few rows: ours and cuBLAS's, over the weights of the models themselves, against the memory's speed.
+"""Products of few rows, ours and cuBLAS's, over the models' own weights, against memory speed.
 
-All layers' weights of one shape take turns, so that none is still in a cache when it is read again. Ours of
-gate_up_proj includes SwiGLU, cuBLAS's does not.
+All layers' weights of one shape take turns, so that no cache still holds a weight when it is read
+again. Ours of gate_up_proj includes SwiGLU, cuBLAS's does not.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.bench.bench import Bench
 from specdec.bench.pair import Pair
+from specdec.bench.report import Row
 from specdec.bench.timing import Clock
 from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import linear, split_linear
@@ -20,7 +22,6 @@ from specdec.kernels.linear import linear, split_linear
 ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 384)
 CACHES = 256 << 20  # bytes that a GPU's caches do not hold
 Product = Callable[[Tensor, Tensor], object]
-Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +35,11 @@ class Weight:
 
 
 def weights_of(pair: Pair) -> list[Weight]:
-    """The matrices of both models by role; what a role's reader wants of the product is what is timed."""
+    """The matrices of both models by role, each with the product that its reader needs."""
     found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
-    parts = {"target": pair.target.tensors} | (
-        {} if pair.eagle is None else {"draft": pair.eagle.tensors}
-    )
+    parts = {"target": pair.target.tensors}
+    if pair.eagle is not None:
+        parts["draft"] = pair.eagle.tensors
     for owner, tensors in parts.items():
         for name, tensor in tensors.items():
             if tensor.ndim == 2 and "embed_tokens" not in name:
@@ -68,40 +69,32 @@ def _cublas(role: str) -> Product:
     return in_float32 if role == "lm_head" else F.linear
 
 
-def product_rows(pair: Pair, bandwidth: float, has_time: Callable[[str], bool]) -> list[Row]:
-    """One row per weight and number of rows."""
-    rows: list[Row] = []
-    for weight in weights_of(pair):
-        if not has_time(f"products: {weight.name}"):
+def products(bench: Bench) -> Iterator[Row]:
+    """Every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
+    bandwidth = bench.bandwidth.reading
+    for weight in weights_of(bench.pair):
+        if not bench.has_time(f"products: {weight.name}"):
             continue
         first = weight.tensors[0]
-        size = first.numel() * first.element_size()
+        N, K, size = *first.shape, first.nbytes
         copies = max(1, -(-CACHES // (size * len(weight.tensors)))) if first.is_cuda else 1
         tensors = weight.tensors + [tensor.clone() for tensor in weight.tensors * (copies - 1)]
         for M in ROWS:
-            x = torch.randn(M, first.shape[1], device=first.device).to(first.dtype)
-            ours, cublas = (
-                _seconds(product, x, tensors) for product in (weight.ours, weight.cublas)
-            )
-            rows.append(
-                {
-                    "weight": weight.name,
-                    "N": first.shape[0],
-                    "K": first.shape[1],
-                    "M": M,
-                    "us": 1e6 * ours,
-                    "cublas_us": 1e6 * cublas,
-                    "gb_per_s": size / ours / 1e9,
-                    "cublas_gb_per_s": size / cublas / 1e9,
-                    "of_bandwidth": size / ours / bandwidth,
-                    "cublas_of_bandwidth": size / cublas / bandwidth,
-                }
-            )
-    return rows
+            x = torch.randn(M, K, device=first.device).to(first.dtype)
+            ours = _seconds(weight.ours, x, tensors)
+            cublas = _seconds(weight.cublas, x, tensors)
+            yield {"weight": weight.name, "N": N, "K": K, "M": M} | {
+                "us": 1e6 * ours,
+                "cublas_us": 1e6 * cublas,
+                "gb_per_s": size / ours / 1e9,
+                "cublas_gb_per_s": size / cublas / 1e9,
+                "of_bandwidth": size / ours / bandwidth,
+                "cublas_of_bandwidth": size / cublas / bandwidth,
+            }
 
 
 def _seconds(product: Product, x: Tensor, weights: list[Tensor]) -> float:
-    """Of one product, all weights in turn, as a graph on a GPU."""
+    """Of one product, over all weights in turn, as a graph on a GPU."""
 
     def chain() -> None:
         for weight in weights:

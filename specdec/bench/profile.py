@@ -1,10 +1,10 @@
-"""What a round launches: every kernel with its count and time, launches by kind, and the time when nothing runs.
+"""What a round launches: each kernel with its count and time, launches by kind, and idle time.
 
-The ranges are those of rounds.py, for torch.profiler and, on a GPU, for Nsight Systems too.
+The ranges are the acts of step.PHASES, for torch.profiler and, on a GPU, for Nsight Systems too.
 """
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,20 +13,28 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from specdec.bench.rounds import WARMUP, around_phases, steady, tokens_needed
+from specdec.bench.report import Row
+from specdec.bench.rounds import WARMUP, steady, tokens_needed
+from specdec.bench.serving import greedy, start
+from specdec.bench.timing import wrapped
 from specdec.engine import Engine
-from specdec.requests.params import SamplingParams
+from specdec.step import PHASES
 
-LAUNCHES = ("LaunchKernel", "GraphLaunch", "MemcpyAsync", "MemsetAsync")
+# cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch_v10000, ...
+LAUNCH_ENDINGS = tuple(
+    f"{name}{ending}"
+    for name in ("LaunchKernel", "GraphLaunch", "MemcpyAsync", "MemsetAsync")
+    for ending in ("", "Ex", "ExC", "_v10000", "_v7000", "_ptsz")
+)
 LONGEST_NAME = 72
-Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundProfile:
-    """Per round. gap_share: of the time from the first to the last kernel, the part in which none runs.
+    """Per round. gap_share: the idle part of the time from the first kernel to the last.
 
-    gaps_us: that time inside of phases and between them, "verify > accept"; the most that fewer graphs could save
+    gaps_us: idle time inside of phases and between them, "choose > commit"; fewer graphs could save
+    no more than that.
     """
 
     kernels: list[Row]
@@ -51,19 +59,16 @@ def profile_rounds(
     engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int
 ) -> RoundProfile:
     """Rounds in steady state under torch.profiler; on a CPU its operators stand for kernels."""
-    with steady(engine, prompts, 2 * num_rounds + WARMUP) as rounds:
+    with steady(engine, prompts, num_rounds + WARMUP) as rounds:
         return _profile(engine, rounds.run, num_rounds)
 
 
 def profile_serving(
     engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int
 ) -> RoundProfile:
-    """The same with everything that the host does while it serves: results are read, requests brought up to date."""
-    room = tokens_needed(num_rounds + 3 * WARMUP, engine.runner.sizes.num_speculative_tokens)
-    params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
-    engine.add_requests([(prompt, params) for prompt in prompts])
-    while engine.scheduler.waiting or engine.scheduler.prefilling:
-        engine.step()
+    """The same with all that the host does in a step: read results, update requests."""
+    K = engine.runner.sizes.num_speculative_tokens
+    start(engine, greedy(prompts, tokens_needed(num_rounds + 2 * WARMUP, K)))
     try:
         return _profile(engine, engine.step, num_rounds)
     finally:
@@ -75,7 +80,7 @@ def _profile(engine: Engine, run: Callable[[], object], num_rounds: int) -> Roun
     is_gpu = engine.runner.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_gpu
     _run(run, WARMUP, is_gpu)
-    with around_phases(engine.runner, named_range):
+    with wrapped(engine.runner.acts, PHASES, named_range):
         with profile(activities=activities):
             _run(run, WARMUP, is_gpu)  # the profiler's own first steps are slow
         with profile(activities=activities) as recorded:
@@ -103,27 +108,15 @@ def named_range(name: str) -> Iterator[None]:
 
 def read_profile(events: Sequence[FunctionEvent], num_rounds: int, is_gpu: bool) -> RoundProfile:
     """Kernels by phase and name, the longest first."""
-    on_device = [
-        event for event in events if event.device_type.name == ("CUDA" if is_gpu else "CPU")
-    ]
-    pieces = [
-        Piece(str(event.name), event.time_range.start, event.time_range.end) for event in on_device
-    ]
-    ranges = [piece for piece in pieces if piece.name.startswith("round: ")]
-    leaves = [not event.cpu_children for event in on_device]
-    kernels = [
-        piece
-        for piece, is_leaf in zip(pieces, leaves, strict=True)
-        if piece not in ranges and is_leaf
-    ]
+    kind = "CUDA" if is_gpu else "CPU"
+    on_device = [event for event in events if event.device_type.name == kind]
+    ranges = [_piece(event) for event in on_device if _is_range(event)]
+    kernels = [_piece(e) for e in on_device if not _is_range(e) and not e.cpu_children]
     kernels.sort(key=lambda piece: piece.start)
-    launches = Counter(
-        str(event.name) for event in events if str(event.name).endswith(_launch_endings())
-    )
-    busy, span = (
-        _busy(kernels),
-        max((k.end for k in kernels), default=0.0) - min((k.start for k in kernels), default=0.0),
-    )
+    launches = Counter(str(event.name) for event in events if event.name.endswith(LAUNCH_ENDINGS))
+    first = min((kernel.start for kernel in kernels), default=0.0)
+    last = max((kernel.end for kernel in kernels), default=0.0)
+    busy, span = _busy(kernels), last - first
     return RoundProfile(
         kernels=_rows(kernels, ranges, num_rounds),
         launches={name: count / num_rounds for name, count in sorted(launches.items())},
@@ -135,57 +128,49 @@ def read_profile(events: Sequence[FunctionEvent], num_rounds: int, is_gpu: bool)
     )
 
 
-def _launch_endings() -> tuple[str, ...]:
-    """cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch_v10000, ..."""
-    return tuple(
-        f"{name}{ending}"
-        for name in LAUNCHES
-        for ending in ("", "Ex", "ExC", "_v10000", "_v7000", "_ptsz")
-    )
+def _is_range(event: FunctionEvent) -> bool:
+    return str(event.name).startswith("round: ")
+
+
+def _piece(event: FunctionEvent) -> Piece:
+    return Piece(str(event.name), event.time_range.start, event.time_range.end)
 
 
 def _rows(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) -> list[Row]:
-    counts: Counter[tuple[str, str]] = Counter()
-    totals: dict[tuple[str, str], float] = {}
+    times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for kernel in kernels:
-        key = _phase(kernel, ranges), kernel.name[:LONGEST_NAME]
-        counts[key] += 1
-        totals[key] = totals.get(key, 0.0) + kernel.end - kernel.start
-    everything = sum(totals.values()) or 1.0
+        times[_phase(kernel, ranges), kernel.name[:LONGEST_NAME]].append(kernel.end - kernel.start)
+    everything = sum(map(sum, times.values())) or 1.0
     return [
         {
             "phase": phase,
-            "count": counts[phase, name] / num_rounds,
-            "us": total / num_rounds,
-            "us_each": total / counts[phase, name],
-            "share": total / everything,
+            "count": len(each) / num_rounds,
+            "us": sum(each) / num_rounds,
+            "us_each": sum(each) / len(each),
+            "share": sum(each) / everything,
             "kernel": name,
         }
-        for (phase, name), total in sorted(totals.items(), key=lambda item: -item[1])
+        for (phase, name), each in sorted(times.items(), key=lambda item: -sum(item[1]))
     ]
 
 
 def _gaps(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) -> dict[str, float]:
-    """Microseconds before kernels in which none runs, by the phases of the kernels around them; the largest first."""
-    gaps: dict[str, float] = {}
+    """Idle microseconds before each kernel, by the phases around them; the largest first."""
+    gaps: defaultdict[str, float] = defaultdict(float)
     phases = [_phase(kernel, ranges) for kernel in kernels]
     ends = itertools.accumulate((kernel.end for kernel in kernels), max)
     for end, kernel, before, phase in zip(ends, kernels[1:], phases, phases[1:], strict=False):
         name = phase if phase == before else f"{before} > {phase}"
-        gaps[name] = gaps.get(name, 0.0) + max(0.0, kernel.start - end)
-    return {
-        name: us / num_rounds for name, us in sorted(gaps.items(), key=lambda item: -item[1]) if us
-    }
+        gaps[name] += max(0.0, kernel.start - end)
+    largest_first = sorted(gaps.items(), key=lambda item: -item[1])
+    return {name: us / num_rounds for name, us in largest_first if us}
 
 
 def _phase(kernel: Piece, ranges: Sequence[Piece]) -> str:
-    """The innermost range in which a kernel begins; those on the device's own time line."""
+    """The innermost range in which a kernel begins, on the device's own time line."""
     inside = [each for each in ranges if each.start <= kernel.start < each.end]
-    return (
-        min(inside, key=lambda each: each.end - each.start).name.removeprefix("round: ")
-        if inside
-        else "-"
-    )
+    innermost = min(inside, key=lambda each: each.end - each.start, default=None)
+    return "-" if innermost is None else innermost.name.removeprefix("round: ")
 
 
 def _busy(kernels: Sequence[Piece]) -> float:

@@ -1,4 +1,4 @@
-"""Figures as text: a card of facts, a table per suite; and as JSON, beside the command that found them."""
+"""Figures as text, a card of facts and a table per suite; and as JSON, beside their command."""
 
 import json
 import shlex
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+Row = dict[str, object]
 HEADINGS = {
     "num_speculative_tokens": "K",
     "tokens_per_second": "tokens/s",
@@ -17,29 +18,16 @@ HEADINGS = {
     "gb_per_s": "GB/s",
     "cublas_gb_per_s": "cuBLAS GB/s",
 }
-SHARES = (
-    "difference",
-    "device_difference",
-    "price",
-    "of_floor",
-    "of_bandwidth",
-    "cublas_of_bandwidth",
-    "gap_share",
-    "share",
-)
+SHARES = {"price", "of_floor", "of_bandwidth", "cublas_of_bandwidth", "gap_share", "share"}
 
 
 def write_json(script: str, found: Mapping[str, object], file: Path | None = None) -> None:
-    """What a script found, beside its command: as the last line of its output, and in a file where one is wanted."""
+    """Print what a script found, beside its command, as the last line; write it to the file too."""
     command = shlex.join(["python", "-m", script, *sys.argv[1:]])
-    whole = {
-        "command": command,
-        "date": time.strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-    } | dict(found)
+    run = {"command": command, "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
     if file is not None:
-        file.write_text(json.dumps(whole, indent=1, default=str) + "\n")
-    print(json.dumps(whole, default=str))
+        file.write_text(json.dumps({**run, **found}, indent=1, default=str) + "\n")
+    print(json.dumps({**run, **found}, default=str))
 
 
 def card_lines(card: Mapping[str, object]) -> str:
@@ -53,11 +41,8 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[HEADINGS.get(name, name.replace("_", " ")) for name in names]]
     cells += [[_show(row.get(name), name in SHARES) for name in names] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, row, widths)) for row in cells)
 
 
 def _show(value: object, is_share: bool = False) -> str:
@@ -66,11 +51,6 @@ def _show(value: object, is_share: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return (
-            f"{value:.1%}"
-            if is_share
-            else f"{value:,.0f}"
-            if abs(value) >= 1000
-            else f"{value:.3f}"
-        )
+        form = ".1%" if is_share else ",.0f" if abs(value) >= 1000 else ".3f"
+        return format(value, form)
     return f"{value:,}" if isinstance(value, int) and value >= 10**6 else str(value)

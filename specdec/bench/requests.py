@@ -1,7 +1,8 @@
-"""Serving many requests: throughput against batches one after another, idle time, and who waits for a long prompt.
+"""Many requests: throughput against batches one after another, idle time, and long prompts.
 
-Lengths are ShareGPT-like: prompts log-normal around 160 tokens (sigma 1, 8 to 1,024), answers around 128 (sigma 0.9,
-4 to 512), drawn with seed 0; the texts are the pair's prompts joined. Outputs of both ways of serving are compared.
+Lengths resemble ShareGPT's: prompts log-normal around 160 tokens (sigma 1, 8 to 1,024), answers
+around 128 (sigma 0.9, 4 to 512), drawn with seed 0; the texts are the pair's prompts joined. The
+outputs of both ways to serve are compared.
 """
 
 import itertools
@@ -9,54 +10,46 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 
-from specdec.bench.bench import Bench, Row
+from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.profile import profile_serving
-from specdec.bench.timing import Clock, Mark
+from specdec.bench.report import Row
+from specdec.bench.serving import Job, generate, greedy
+from specdec.bench.timing import Clock, wrapped
 from specdec.engine import Engine
-from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
-from specdec.runner import Runner
 
-NUM_REQUESTS, BATCH = 256, 32
+NUM_REQUESTS = 256
 NUM_ON_CPU = 4
-LONGEST_PROMPT, LONGEST_ANSWER = 1024, 512
-LONG_PROMPT, NUM_WAITING = 16384, 4
+BATCH = 32
+LONGEST_PROMPT = 1024
+LONGEST_ANSWER = 512
+LONG_PROMPT = 16384
+NUM_WAITING = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A prompt and how many tokens are wanted behind it."""
-
-    prompt: list[int]
-    params: SamplingParams
-
-
-def gap_rows(bench: Bench) -> list[Row]:
-    """For each batch at the largest K, from a trace of the engine's own loop."""
-    rows: list[Row] = []
+def gaps(bench: Bench) -> Iterator[Row]:
+    """While the engine serves at the largest K, how long the device is idle (torch.profiler)."""
     K = max(bench.ks)
     for batch in bench.options.batches:
         if bench.has_time(f"gaps: batch {batch}"):
-            found = profile_serving(
-                bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds // 3
-            )
-            times: Row = {
+            engine, prompts = bench.engine(K, batch), bench.prompts(batch)[:batch]
+            found = profile_serving(engine, prompts, bench.options.num_rounds // 3)
+            yield {
+                "num_speculative_tokens": K,
+                "batch": batch,
                 "round_ms": found.span_us / 1e3,
                 "busy_ms": found.busy_us / 1e3,
                 "gap_share": found.gap_share,
             }
-            rows.append({"num_speculative_tokens": K, "batch": batch} | times)
-    return rows
 
 
-def request_rows(bench: Bench) -> list[Row]:
-    """Both ways, for K = 0 and the K's asked for."""
-    rows: list[Row] = []
+def requests(bench: Bench) -> Iterator[Row]:
+    """256 requests (4 on a CPU) of mixed lengths: all at once, and one batch at a time."""
+    pair = bench.pair
+    jobs = draw_jobs(pair.prompts, NUM_REQUESTS if pair.device.type == "cuda" else NUM_ON_CPU)
     for K in bench.ks:
         if not bench.has_time(f"requests: K = {K}"):
             continue
@@ -67,54 +60,40 @@ def request_rows(bench: Bench) -> list[Row]:
             max_model_len=LONGEST_PROMPT + LONGEST_ANSWER + 1,
             has_prefill_graphs=True,
         )
-        jobs = draw_jobs(
-            bench.pair.prompts, NUM_REQUESTS if bench.pair.device.type == "cuda" else NUM_ON_CPU
-        )
-        engine = bench.pair.engine(spec)
-        _serve(engine, [jobs[:BATCH]])  # warm-up
+        engine = pair.engine(spec)
+        generate(engine, jobs[:BATCH])  # warm-up
         batches = [jobs[i : i + BATCH] for i in range(0, len(jobs), BATCH)]
-        at_once, one_by_one = _serve(engine, [jobs]), _serve(engine, batches)
-        is_same = [r.token_ids for r in at_once[0]] == [r.token_ids for r in one_by_one[0]]
+        at_once, continuously = _serve(engine, [jobs])
+        in_batches, one_by_one = _serve(engine, batches)
+        is_same = [r.token_ids for r in at_once] == [r.token_ids for r in in_batches]
         base: Row = {"num_speculative_tokens": K, "requests": len(jobs), "same_tokens": is_same}
-        rows += [base | {"served": "one batch at a time"} | _figures(*one_by_one)]
-        rows += [base | {"served": "continuously"} | _figures(*at_once)]
-        bench.pair.drop(spec)
-    return rows
+        yield base | {"served": "one batch at a time"} | one_by_one
+        yield base | {"served": "continuously"} | continuously
+        pair.drop(spec)
 
 
 def draw_jobs(prompts: Sequence[Sequence[int]], count: int) -> list[Job]:
-    """Lengths by the stated distribution; each text starts with another of the pair's prompts."""
+    """Lengths from the stated distribution; texts start with different prompts of the pair."""
     chance = random.Random(0)
 
     def draw(median: int, sigma: float, least: int, most: int) -> int:
         return min(max(round(chance.lognormvariate(math.log(median), sigma)), least), most)
 
-    jobs = []
+    jobs: list[Job] = []
     for i in range(count):
         turned = [*prompts[i % len(prompts) :], *prompts[: i % len(prompts)]]
         prompt = joined(turned, draw(160, 1.0, 8, LONGEST_PROMPT))
-        wanted = draw(128, 0.9, 4, LONGEST_ANSWER)
-        jobs.append(
-            Job(prompt, SamplingParams(temperature=0.0, max_tokens=wanted, ignore_eos=True))
-        )
+        jobs += greedy([prompt], draw(128, 0.9, 4, LONGEST_ANSWER))
     return jobs
 
 
-def _serve(engine: Engine, batches: Sequence[Sequence[Job]]) -> tuple[list[Request], float]:
-    """All requests in order, and the seconds that it took."""
-    began, requests = time.monotonic(), []
-    for batch in batches:
-        requests += engine.add_requests([(job.prompt, job.params) for job in batch])
-        while engine.has_unfinished:
-            engine.step()
+def _serve(engine: Engine, batches: Sequence[Sequence[Job]]) -> tuple[list[Request], Row]:
+    """The finished requests of all batches, one batch after another, and their figures."""
+    began = time.monotonic()
+    served = [request for batch in batches for request in generate(engine, batch)]
     seconds = time.monotonic() - began
-    engine.drain()
-    return requests, seconds
-
-
-def _figures(requests: Sequence[Request], seconds: float) -> Row:
-    stats = [request.stats for request in requests]
-    return {
+    stats = [request.stats for request in served]
+    return served, {
         "seconds": seconds,
         "tokens_per_second": sum(each.num_generated_tokens for each in stats) / seconds,
         "prompt_tokens_per_second": sum(each.num_prompt_tokens for each in stats) / seconds,
@@ -123,82 +102,47 @@ def _figures(requests: Sequence[Request], seconds: float) -> Row:
     }
 
 
-def waiting_rows(bench: Bench) -> list[Row]:
-    """Some requests run; then the long prompt comes. Times by the device's clock, chunks and rounds as they ran."""
+def waiting(bench: Bench) -> Iterator[Row]:
+    """How long running requests wait for tokens while a prompt of 16,384 tokens is prefilled."""
     K, pair = max(bench.ks), bench.pair
     if pair.target.config.max_position_embeddings < LONG_PROMPT + 64:
-        return []
+        return
     spec = EngineSpec(
-        num_speculative_tokens=K,
-        max_num_seqs=NUM_WAITING + 1,
-        max_tokens=LONG_PROMPT + 64,
-        max_model_len=LONG_PROMPT + 64,
+        num_speculative_tokens=K, max_num_seqs=NUM_WAITING + 1, max_model_len=LONG_PROMPT + 64
     )
     engine = pair.engine(spec)
-    long = Job(
-        joined(pair.prompts, LONG_PROMPT),
-        SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
-    )
-    _serve(engine, [[long]])  # warm-up
+    long = greedy([joined(pair.prompts, LONG_PROMPT)], 2)
+    generate(engine, long)  # warm-up
     steps = _steps_around(engine, pair.prompts[:NUM_WAITING], long)
     pair.drop(spec)
-    chunks, rounds = ([ms for kind, ms in steps if kind == wanted] for wanted in ("chunk", "round"))
-    longest = max(sum(ms for _, ms in steps[i:j]) for i, j in _round_pairs(steps))
-    bound = max(chunks) + max(rounds)
-    return [
-        {
-            "num_speculative_tokens": K,
-            "prompt_tokens": LONG_PROMPT,
-            "chunks": len(chunks),
-            "longest_chunk_ms": max(chunks),
-            "longest_round_ms": max(rounds),
-            "longest_wait_ms": longest,
-            "is_within_a_chunk_and_a_round": longest <= bound,
-        }
-    ]
+    chunks = [milliseconds for kind, milliseconds in steps if kind == "run_chunk"]
+    rounds = [milliseconds for kind, milliseconds in steps if kind == "run_round"]
+    # a running request waits from the end of one round to the end of the next
+    ends = [i + 1 for i, (kind, _) in enumerate(steps) if kind == "run_round"]
+    longest = max(sum(ms for _, ms in steps[i:j]) for i, j in itertools.pairwise(ends))
+    yield {
+        "num_speculative_tokens": K,
+        "prompt_tokens": LONG_PROMPT,
+        "chunks": len(chunks),
+        "longest_chunk_ms": max(chunks),
+        "longest_round_ms": max(rounds),
+        "longest_wait_ms": longest,
+        "is_within_a_chunk_and_a_round": longest <= max(chunks) + max(rounds),
+    }
 
 
 def _steps_around(
-    engine: Engine, prompts: Sequence[Sequence[int]], long: Job
+    engine: Engine, prompts: Sequence[Sequence[int]], long: Sequence[Job]
 ) -> list[tuple[str, float]]:
-    """The kind and the milliseconds of each step from just before the long prompt to just behind it."""
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    engine.add_requests([(prompt, params) for prompt in prompts])
+    """Kind and milliseconds of each step from the arrival of the long prompt to its end."""
+    engine.add_requests(greedy(prompts, 60))
     for _ in range(6):
         engine.step()
     clock = Clock(engine.runner.device)
-    with _marked(engine.runner, clock) as marks:
-        [request] = engine.add_requests([(long.prompt, long.params)])
+    with wrapped(engine.runner, ("run_chunk", "run_round"), clock.around):
+        [request] = engine.add_requests(long)
         while request.finish is None:
             engine.step()
     engine.abort_all()
     engine.drain()
-    clock.wait()
-    return [(kind, clock.milliseconds(start, end)) for kind, start, end in marks]
-
-
-def _round_pairs(steps: Sequence[tuple[str, float]]) -> list[tuple[int, int]]:
-    """Spans from behind one round to behind the next: what a running request waits for its next tokens."""
-    ends = [i + 1 for i, (kind, _) in enumerate(steps) if kind == "round"]
-    return list(itertools.pairwise(ends))
-
-
-@contextmanager
-def _marked(runner: Runner, clock: Clock) -> Iterator[list[tuple[str, Mark, Mark]]]:
-    """Every step of the body with the moments of its start and end in the stream."""
-    marks: list[tuple[str, Mark, Mark]] = []
-    originals = {"chunk": runner.run_chunk, "round": runner.run_round}
-
-    def marked(kind: str, *options: object) -> object:
-        start = clock.mark()
-        result = originals[kind](*options)  # type: ignore[operator]
-        marks.append((kind, start, clock.mark()))
-        return result
-
-    for kind in originals:
-        setattr(runner, f"run_{kind}", lambda *options, kind=kind: marked(kind, *options))
-    try:
-        yield marks
-    finally:
-        for kind in originals:
-            delattr(runner, f"run_{kind}")
+    return clock.spans()

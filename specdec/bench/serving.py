@@ -1,16 +1,18 @@
-"""The protocol: a list of prompts through an engine, so many at a time, and the tokens per second behind the first.
+"""The one way to serve: jobs through an engine, and the tokens per second after each first token.
 
-Only decoding counts: tokens are those behind the first one of each request, time runs from the first tokens of a batch
-to the end of its last request.
+Only decoding counts: the tokens after the first one of each request, in the time from the first
+tokens of a batch to the end of its last request.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.engine import Engine
-from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
+
+Job = tuple[Sequence[int], SamplingParams]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,57 +31,57 @@ class Served:
     @property
     def round_ms(self) -> float:
         """Time per token and user, times tokens per round."""
-        return (
-            1e3 * self.batch / self.tokens_per_second * (self.stats.mean_acceptance_length or 1.0)
-        )
+        mean = self.stats.mean_acceptance_length or 1.0
+        return 1e3 * self.batch / self.tokens_per_second * mean
+
+
+def greedy(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Job]:
+    """Jobs of exactly `max_tokens` tokens each."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return [(prompt, params) for prompt in prompts]
+
+
+def start(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
+    """Add all jobs at once, and step until each prompt is computed."""
+    requests = engine.add_requests(jobs)
+    while engine.scheduler.waiting or engine.scheduler.prefilling:
+        engine.step()
+    return requests
+
+
+def generate(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
+    """Run all jobs at once; the finished requests are in their order."""
+    requests = engine.add_requests(jobs)
+    while engine.has_unfinished:
+        engine.step()
+    engine.drain()
+    return requests
 
 
 def serve(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, max_tokens: int) -> Served:
     """All prompts once, `batch` at a time."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    outputs, seconds = [], 0.0
-    for start in range(0, len(prompts), batch):
-        group = generate(engine, prompts[start : start + batch], params)
-        times = [(output.stats.first_token_time, output.stats.last_token_time) for output in group]
-        seconds += max(last or 0.0 for _, last in times) - max(first or 0.0 for first, _ in times)
-        outputs += group
+    requests, seconds = [], 0.0
+    for first in range(0, len(prompts), batch):
+        group = generate(engine, greedy(prompts[first : first + batch], max_tokens))
+        begun = [request.stats.first_token_time or 0.0 for request in group]
+        ended = [request.stats.last_token_time or 0.0 for request in group]
+        seconds += max(ended) - max(begun)
+        requests += group
     return Served(
         batch=batch,
-        token_ids=[output.outputs[0].token_ids for output in outputs],
+        token_ids=[request.token_ids for request in requests],
         seconds=max(seconds, 1e-9),
-        stats=SpeculationStats.merged(output.stats for output in outputs),
+        stats=SpeculationStats.merged(request.stats for request in requests),
     )
-
-
-def generate(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
-) -> list[RequestOutput]:
-    """All at once, in their order."""
-    requests = engine.add_requests([(prompt, params) for prompt in prompts])
-    while engine.has_unfinished:
-        engine.step()
-    engine.drain()
-    return [request.output() for request in requests]
-
-
-def best_of(
-    engine: Engine, prompts: Sequence[Sequence[int]], batch: int, max_tokens: int, repeats: int
-) -> tuple[Served, list[Served]]:
-    """The fastest of several whole runs behind a warm-up, and all of them."""
-    serve(engine, prompts[:batch], batch, min(max_tokens, 16))
-    runs = [serve(engine, prompts, batch, max_tokens) for _ in range(repeats)]
-    return max(runs, key=lambda run: run.tokens_per_second), runs
 
 
 def first_difference(
     found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]
 ) -> str | None:
-    """Where the first output differs from plain decoding, in words; None where all are equal."""
+    """Where the first output differs from plain decoding, in words; None if all are equal."""
     for i, (ours, plain) in enumerate(zip(found, expected, strict=True)):
         if list(ours) != list(plain):
-            at = next(
-                (t for t, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b),
-                min(len(ours), len(plain)),
-            )
+            pairs = enumerate(zip(ours, plain, strict=False))
+            at = next((t for t, (a, b) in pairs if a != b), min(len(ours), len(plain)))
             return f"prompt {i} differs from plain decoding at token {at}"
     return None

@@ -1,4 +1,4 @@
-"""silu(gate) * up over a finished product, the pass that follows a cuBLAS product: only exactness.py needs it."""
+"""silu(gate) * up over a finished product of cuBLAS: only exactness.py needs it."""
 
 import torch
 from torch import Tensor

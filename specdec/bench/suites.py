@@ -1,212 +1,117 @@
-"""What `specdec bench` can measure: a suite is a function from a Bench to rows of a table. SUITES names them."""
+"""What `specdec bench` can measure: each suite is a function from a Bench to rows of a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from specdec.bench.bench import Bench, Row, refused
-from specdec.bench.capture import batch_rows, capture_rows, memory_rows
+from specdec.bench.bench import Bench, refused
+from specdec.bench.capture import capture, memory, padding
 from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
-from specdec.bench.exactness import exactness_rows
+from specdec.bench.exactness import exactness
 from specdec.bench.pair import EngineSpec, joined
-from specdec.bench.prefill import prefill_rows
-from specdec.bench.products import product_rows
-from specdec.bench.requests import gap_rows, request_rows, waiting_rows
-from specdec.bench.rounds import WARMUP, time_phases, time_rounds, tokens_needed
-from specdec.bench.serving import Served, first_difference, serve
-from specdec.bench.timing import Spread
+from specdec.bench.prefill import prefill
+from specdec.bench.products import products
+from specdec.bench.report import Row
+from specdec.bench.requests import gaps, requests, waiting
+from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
+from specdec.bench.serving import first_difference, serve
+from specdec.engine import Engine
 from specdec.step import PHASES
 
 
-def protocol(bench: Bench) -> list[Row]:
+def protocol(bench: Bench) -> Iterator[Row]:
     """Tokens per second for every K at every batch."""
-    return _runs(bench, [(K, batch) for K in bench.ks for batch in bench.options.batches])
+    return _protocol(bench, bench.options.batches)
 
 
-def batch_scaling(bench: Bench) -> list[Row]:
-    """The same at batches 1 to the largest one asked for, in powers of two."""
-    largest = max(bench.options.batches)
-    sizes = sorted({*bench.options.batches, *(1 << i for i in range(largest.bit_length()))})
-    return _runs(bench, [(K, batch) for K in bench.ks for batch in sizes])
+def batch(bench: Bench) -> Iterator[Row]:
+    """The protocol at batches 1 to the largest one requested, in powers of two."""
+    batches = bench.options.batches
+    powers = (1 << i for i in range(max(batches).bit_length()))
+    return _protocol(bench, sorted({*batches, *powers}))
 
 
-def k_scaling(bench: Bench) -> list[Row]:
-    """Served and timed rounds at batch 1 for K = 0 to 8, beside the floor."""
-    rows = []
+def _protocol(bench: Bench, batches: Iterable[int]) -> Iterator[Row]:
+    points = [(K, batch) for K in bench.ks for batch in batches]
+    return (bench.run(K, B) for K, B in points if bench.has_time(f"K = {K}, batch {B}"))
+
+
+def k(bench: Bench) -> Iterator[Row]:
+    """The protocol and timed rounds at batch 1 for K = 0 to 8, beside the floor."""
     for K in range(9 if bench.pair.eagle is not None else 1):
         if bench.has_time(f"k: K = {K}"):
             row = bench.run(K, 1)
-            rows.append(row if "refused" in row else row | round_row(bench, K, 1))
-    return rows
+            yield row if "refused" in row else row | _round_row(bench, K, 1)
 
 
-def _runs(bench: Bench, points: Sequence[tuple[int, int]]) -> list[Row]:
-    return [bench.run(K, batch) for K, batch in points if bench.has_time(f"K = {K}, batch {batch}")]
-
-
-def rounds(bench: Bench) -> list[Row]:
+def rounds(bench: Bench) -> Iterator[Row]:
     """Where a round's time goes on the device, in steady state, beside the floor."""
-    rows = []
-    for K in bench.ks:
-        for batch in bench.options.batches:
-            if "refused" in bench.runs.get((K, batch), {}):
-                rows.append(bench.runs[K, batch])
-            elif bench.has_time(f"rounds: K = {K}, batch {batch}"):
-                phases = time_phases(
-                    bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds
-                )
-                rows.append(
-                    round_row(bench, K, batch)
-                    | {name: _median(phases.get(name)) for name in PHASES}
-                )
-    return rows
+    num_rounds = bench.options.num_rounds
+    for K, batch in [(K, batch) for K in bench.ks for batch in bench.options.batches]:
+        if "refused" in bench.runs.get((K, batch), {}):
+            yield bench.runs[K, batch]
+        elif bench.has_time(f"rounds: K = {K}, batch {batch}"):
+            prompts = bench.prompts(batch)[:batch]
+            phases = time_phases(bench.engine(K, batch), prompts, num_rounds)
+            medians = {name: phases[name].median if name in phases else None for name in PHASES}
+            yield _round_row(bench, K, batch) | medians
 
 
-def round_row(bench: Bench, K: int, batch: int) -> Row:
-    """A round by the device's clock: median, the middle 80 %, and the floor of its bytes."""
-    spread = time_rounds(
-        bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.num_rounds
-    )
+def _round_row(bench: Bench, K: int, batch: int) -> Row:
+    """A round by the device's clock, and the floor of its bytes."""
+    prompts = bench.prompts(batch)[:batch]
+    timed, median = _timed(bench.engine(K, batch), prompts, bench.options.num_rounds)
     floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
-    return {
-        "num_speculative_tokens": K,
-        "batch": batch,
-        "device_round_ms": spread.median,
-        "low": spread.low,
-        "high": spread.high,
-        "floor_ms": floor,
-        "of_floor": floor / spread.median,
-    }
+    row: Row = {"num_speculative_tokens": K, "batch": batch}
+    return row | timed | {"floor_ms": floor, "of_floor": floor / median}
 
 
-def _median(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.median
+def _timed(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> tuple[Row, float]:
+    """A round's median and middle 80 %, as columns, and the median."""
+    spread = time_rounds(engine, prompts, num_rounds)
+    columns: Row = {"device_round_ms": spread.median, "low": spread.low, "high": spread.high}
+    return columns, spread.median
 
 
-def context_scaling(bench: Bench) -> list[Row]:
-    """Rounds behind long prompts at batch 1, the bundled prompts joined; their outputs compared as ever."""
-    rows: list[Row] = []
+def context(bench: Bench) -> Iterator[Row]:
+    """Rounds after long prompts at batch 1, the pair's prompts joined; outputs are compared too."""
     options, pair = bench.options, bench.pair
-    room = max(tokens_needed(options.num_rounds + WARMUP, max(bench.ks)), options.max_tokens)
-    lengths = [
-        n for n in options.contexts if n + room <= pair.target.config.max_position_embeddings
-    ]
-    plain: dict[int, Served] = {}
-    for K in bench.ks:
-        if not lengths or not bench.has_time(f"context: K = {K}"):
+    room = max(tokens_needed(options.num_rounds, max(bench.ks)), options.max_tokens)
+    longest = pair.target.config.max_position_embeddings - room
+    lengths = [length for length in options.contexts if length <= longest]
+    plain: dict[int, list[list[int]]] = {}
+    for K in bench.ks if lengths else ():
+        if not bench.has_time(f"context: K = {K}"):
             continue
+        floor = bytes_of(pair).floor_ms(K, bench.bandwidth.reading)
         spec = EngineSpec(
-            num_speculative_tokens=K,
-            max_num_seqs=1,
-            max_tokens=lengths[-1] + room,
-            max_model_len=lengths[-1] + room,
+            num_speculative_tokens=K, max_num_seqs=1, max_model_len=lengths[-1] + room
         )
         engine = pair.engine(spec)
         for length in lengths:
-            prompt = joined(pair.prompts, length)
-            run = serve(engine, [prompt], 1, min(options.max_tokens, 64))
-            difference = first_difference(run.token_ids, plain.setdefault(length, run).token_ids)
+            prompts, row = [joined(pair.prompts, length)], Row(context=length)
+            outputs = serve(engine, prompts, 1, min(options.max_tokens, 64)).token_ids
+            difference = first_difference(outputs, plain.setdefault(length, outputs))
             if difference is not None:
-                rows.append({"context": length} | refused(K, 1, difference))
+                yield row | refused(K, 1, difference)
                 continue
-            spread = time_rounds(engine, [prompt], options.num_rounds)
-            timed: Row = {"device_round_ms": spread.median, "low": spread.low, "high": spread.high}
-            floor = bytes_of(pair).floor_ms(K, bench.bandwidth.reading)
-            rows.append(
-                {"context": length, "num_speculative_tokens": K}
-                | timed
-                | {"floor_ms_of_weights": floor}
-            )
+            row["num_speculative_tokens"] = K
+            timed, _ = _timed(engine, prompts, options.num_rounds)
+            yield row | timed | {"floor_ms_of_weights": floor}
         pair.drop(spec)
-    return rows
-
-
-def exactness(bench: Bench) -> list[Row]:
-    """What it costs that rows do not depend on their neighbours."""
-    pair, options = bench.pair, bench.options
-    rows: list[Row] = []
-    for K in bench.ks:
-        rows += exactness_rows(
-            pair, K, options.batches, options.num_rounds, options.max_model_len, bench.has_time
-        )
-    return rows
-
-
-def products(bench: Bench) -> list[Row]:
-    """Every weight's product at few rows, ours and cuBLAS's, as a share of the measured bandwidth."""
-    return product_rows(bench.pair, bench.bandwidth.reading, bench.has_time)
-
-
-def capture(bench: Bench) -> list[Row]:
-    """Seconds and memory of each family's graphs."""
-    largest = max(64, *bench.options.batches)
-    return capture_rows(bench.pair, max(bench.ks), largest, bench.options.max_model_len)
-
-
-def padding(bench: Bench) -> list[Row]:
-    """Which graphs serve the prompts at the largest K, and how many rows they compute for nothing."""
-    K, rows = max(bench.ks), list[Row]()
-    for batch in bench.options.batches:
-        if bench.has_time(f"padding: batch {batch}"):
-            served = batch_rows(
-                bench.engine(K, batch), bench.prompts(batch)[:batch], bench.options.max_tokens
-            )
-            rows += [{"num_speculative_tokens": K, "batch": batch} | row for row in served]
-    return rows
-
-
-def memory(bench: Bench) -> list[Row]:
-    """Memory behind a first batch, along many rounds, and when the graphs are gone."""
-    engine = bench.engine(max(bench.ks), max(bench.options.batches))
-    rows = memory_rows(
-        engine, bench.prompts(8)[:8], bench.options.max_tokens, bench.options.rounds_of_memory
-    )
-    bench.pair.drop()
-    return rows
 
 
 def cold(bench: Bench) -> list[Row]:
-    """From the start of a process to its first token; the first start compiles every kernel, the second finds them."""
+    """From process start to the first token; the first start compiles every kernel."""
     bench.pair.drop()
-    draft = None if bench.pair.eagle is None else str(bench.pair.eagle.report.directory)
-    return cold_rows(
-        str(bench.pair.target.report.directory), draft, max(bench.ks), bench.pair.device
+    target, eagle = str(bench.pair.target.report.directory), bench.pair.eagle
+    draft = None if eagle is None else str(eagle.report.directory)
+    return cold_rows(target, draft, max(bench.ks), bench.pair.device)
+
+
+SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
+    suite.__name__: suite
+    for suite in (
+        *(protocol, rounds, exactness, k, batch, context, products, gaps, requests, waiting),
+        *(prefill, capture, padding, memory, cold),
     )
-
-
-def gaps(bench: Bench) -> list[Row]:
-    """While the engine serves, the part of the time in which the device runs nothing (torch.profiler)."""
-    return gap_rows(bench)
-
-
-def requests(bench: Bench) -> list[Row]:
-    """256 requests (4 on a CPU) of mixed lengths, all at once, against running them one batch at a time."""
-    return request_rows(bench)
-
-
-def waiting(bench: Bench) -> list[Row]:
-    """How long a request that runs waits for its next tokens while a prompt of 16,384 tokens is prefilled."""
-    return waiting_rows(bench)
-
-
-def prefill(bench: Bench) -> list[Row]:
-    """A prompt chunk, and what it costs that its rows are those of decoding: cuBLAS and torch's attention instead."""
-    return prefill_rows(bench)
-
-
-SUITES: dict[str, Callable[[Bench], list[Row]]] = {
-    "protocol": protocol,
-    "rounds": rounds,
-    "exactness": exactness,
-    "k": k_scaling,
-    "batch": batch_scaling,
-    "context": context_scaling,
-    "products": products,
-    "gaps": gaps,
-    "requests": requests,
-    "waiting": waiting,
-    "prefill": prefill,
-    "capture": capture,
-    "padding": padding,
-    "memory": memory,
-    "cold": cold,
 }

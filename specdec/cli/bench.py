@@ -81,7 +81,7 @@ def _run_suite(name: str, bench: Bench, found: Found) -> None:
     """Report a suite that fails; the others still run."""
     start = time.monotonic()
     try:
-        found.suites[name] = SUITES[name](bench)
+        found.suites[name] = list(SUITES[name](bench))
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:
         traceback.print_exc()
         found.failed[name] = f"{type(error).__name__}: {error}"

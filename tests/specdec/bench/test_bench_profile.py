@@ -1,4 +1,4 @@
-"""What a profile of rounds says: kernels by phase, launches by kind, and the time when nothing runs."""
+"""What a profile of rounds says: kernels by phase, launches by kind, and idle time."""
 
 from types import SimpleNamespace
 

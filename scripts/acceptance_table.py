@@ -3,9 +3,10 @@
     python -m scripts.acceptance_table
     python -m scripts.acceptance_table --num-prompts 24 -k 3 --temperatures 0 --rules exact
 
-The bundled pair over its own prompts, on the CPU in float32. "argmax draft": drafts are the draft's best tokens and are
-accepted by the target's probability alone (p/q where q is one-hot), as vLLM does unless told otherwise; here greedy
-drafts under the exact rule, whose acceptance has the same law. Prints a table and one line of JSON.
+The bundled pair over its own prompts, on the CPU in float32. "argmax draft": drafts are the draft's
+best tokens, accepted by the target's probability alone (p/q with a one-hot q), vLLM's default; here
+greedy drafts under the exact rule, whose acceptance follows the same law. Prints a table and one
+line of JSON.
 """
 
 import argparse
@@ -23,17 +24,15 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-prompts", type=int, default=48, help="the first so many of 48")
+    parser.add_argument("--num-prompts", type=int, default=48, help="the first N of 48")
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--temperatures", default="0.7,1.0")
     parser.add_argument("--draft", default="demo", help="demo or demo/eagle1")
     parser.add_argument(
-        "--rules", default=",".join(RULES), help="with commas; of greedy texts one is enough"
+        "--rules", default=",".join(RULES), help="with commas; greedy: one is enough"
     )
-    parser.add_argument(
-        "--json", type=Path, default=None, help="write the last line's JSON to a file too"
-    )
+    parser.add_argument("--json", type=Path, help="write the last line's JSON to a file too")
     return parser.parse_args(args)
 
 
@@ -45,10 +44,8 @@ def main(args: Sequence[str] | None = None) -> None:
         rule: [mean_length(rule, t, prompts, given) for t in temperatures]
         for rule in given.rules.split(",")
     }
-    print(
-        f"{'mean acceptance length':<24}"
-        + "".join(f"{f'temperature {t:g}':>18}" for t in temperatures)
-    )
+    headings = "".join(f"{f'temperature {t:g}':>18}" for t in temperatures)
+    print(f"{'mean acceptance length':<24}{headings}")
     for rule, row in lengths.items():
         print(f"{rule:<24}" + "".join(f"{length:>18.3f}" for length in row))
     found = {**vars(given), "num_prompts": len(prompts), "mean_acceptance_length": lengths}
@@ -65,15 +62,10 @@ def mean_length(
     llm = LLM("demo", speculation, device="cpu", max_num_seqs=24, max_model_len=512)
     if is_argmax:
         draft_greedily(llm)
-    params = [
-        SamplingParams(
-            temperature=temperature, seed=i, max_tokens=given.max_tokens, ignore_eos=True
-        )
-        for i in range(len(prompts))
-    ]
-    return (
-        llm.run_stats(llm.generate(prompts, params, use_tqdm=False)).mean_acceptance_length or 0.0
-    )
+    values = {"temperature": temperature, "max_tokens": given.max_tokens, "ignore_eos": True}
+    params = [SamplingParams(seed=i, **values) for i in range(len(prompts))]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return llm.run_stats(outputs).mean_acceptance_length or 0.0
 
 
 def draft_greedily(llm: LLM) -> None:

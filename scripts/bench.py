@@ -1,9 +1,9 @@
-"""How many tokens per second with K drafts, against plain decoding in the same process, and where does the time go?
+"""How many tokens per second with K drafts, against plain decoding in the same process?
 
-`specdec bench` as a script, for use without an installation. Its options are in --help; the last line is JSON.
+`specdec bench` as a script, for use without an installation. The last line is JSON.
 
     OMP_NUM_THREADS=1 python -m scripts.bench --batch 1
-    python -m scripts.bench /tmp/8b/target --draft /tmp/8b/eagle3 --suite protocol,rounds --max-seconds 240
+    python -m scripts.bench /tmp/8b/target --draft /tmp/8b/eagle3 --suite protocol,rounds
 """
 
 import sys

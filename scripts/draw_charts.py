@@ -1,9 +1,10 @@
-"""The charts of `specdec bench` from its JSON files, for runs whose suites lie in several.
+"""What do the figures of several runs of `specdec bench` look like as charts?
 
     python -m scripts.draw_charts benchmarks/2026-11-21-h200-*.json --out benchmarks
     python -m scripts.draw_charts run.json --out /tmp/charts --prefix 2026-11-21-h200-
 
-Suites are taken from all files; of a suite that several have, the last one's rows count. Needs matplotlib.
+Suites are taken from all files; if several files have a suite, the last one counts. Needs
+matplotlib.
 """
 
 import argparse

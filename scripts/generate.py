@@ -1,4 +1,4 @@
-"""What does the Python API look like in use? Several prompts at once, with and without a draft, and their figures.
+"""What does the Python API look like in use? Several prompts at once, and their statistics.
 
 python -m scripts.generate [PROMPT ...] [--target DIR] [--draft DIR] [-k K]
 

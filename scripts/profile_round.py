@@ -1,4 +1,4 @@
-"""Which kernels does a round run, how long, in which phase, and how much of the time does none run, and where?
+"""Which kernels does a round run, for how long, in which phase, and when is the device idle?
 
 python -m scripts.profile_round [TARGET] [--draft DIR] [-k 5] [--batch 1] [--rounds 10]
 
@@ -30,9 +30,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--enforce-eager", action="store_true")
-    parser.add_argument(
-        "--json", type=Path, default=None, help="write the last line's JSON to a file too"
-    )
+    parser.add_argument("--json", type=Path, help="write the last line's JSON to a file too")
     return parser.parse_args()
 
 
@@ -45,21 +43,18 @@ def main() -> None:
     spec = EngineSpec(
         num_speculative_tokens=K,
         max_num_seqs=args.batch,
-        max_tokens=max(map(len, prompts)) + tokens_needed(2 * args.rounds + WARMUP, K),
+        max_tokens=max(map(len, prompts)) + tokens_needed(args.rounds + WARMUP, K),
         max_model_len=args.max_model_len,
         request_sizes=(args.batch,) if pair.device.type == "cuda" else None,
         enforce_eager=args.enforce_eager,
     )
     found = profile_rounds(pair.engine(spec), prompts, args.rounds)
+    num_launches = sum(found.launches.values())
     print(f"K = {K}, batch {args.batch}, per round:")
     print(table(found.kernels[: args.top]))
-    print(
-        f"kernels {found.num_kernels:.1f}; launches {sum(found.launches.values()):.1f}: {found.launches}"
-    )
-    print(
-        f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; nothing runs for {found.gap_share:.1%}"
-    )
-    print("of it, us: " + ", ".join(f"{name} {us:.1f}" for name, us in found.gaps_us.items()))
+    print(f"kernels {found.num_kernels:.1f}; launches {num_launches:.1f}: {found.launches}")
+    print(f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; idle for {found.gap_share:.1%}")
+    print("idle us: " + ", ".join(f"{name} {us:.1f}" for name, us in found.gaps_us.items()))
     whole = {"num_speculative_tokens": K, "batch": args.batch} | asdict(found)
     write_json("scripts.profile_round", whole, args.json)
 

@@ -1,8 +1,9 @@
-"""Does any request's text depend on the others? Random requests come, go and are aborted under a cache that is short.
+"""Does any request's text depend on the others, even if the cache is too small for all of them?
 
-Requests arrive between steps, share beginnings of prompts, differ in length, limits, stop strings and K, and lose their
-blocks to each other; the prefix cache is on and the host runs ahead. Each is then run alone, without a draft, and has
-to give the same tokens; an aborted one the beginning of them. Exit code 1 and a list of what is wrong, if anything is.
+Requests arrive between steps, share beginnings of prompts, differ in length, limits, stop strings
+and K, are aborted, and lose their blocks to each other; the prefix cache is on and the host runs
+ahead. Each is then run alone, without a draft, and must give the same tokens, an aborted one the
+beginning of them. Exit code 1 and a list of faults, if there are any.
 
     python -m scripts.soak                              # 500 requests, 10 minutes on one CPU core
     python -m scripts.soak --num-requests 40 --seed 7
@@ -23,12 +24,13 @@ from specdec.requests.intake import Asked
 from specdec.requests.request import Request
 from weights.demo import demo_prompts
 
-MAX_K, MAX_MODEL_LEN = 7, 512
+MAX_K = 7
+MAX_MODEL_LEN = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one request asks for, after how many steps it arrives, and after how many it is aborted, if it is."""
+    """A request, and the steps at which it arrives and is aborted, if it is."""
 
     prompt: list[int]
     values: dict[str, object]
@@ -46,7 +48,7 @@ class Plan:
 
 
 def plan_requests(count: int, seed: int, max_prompt: int, max_tokens: int) -> list[Plan]:
-    """Prompts are pieces of 12 texts, each from its beginning, so that some share it."""
+    """Prompts are beginnings of 12 texts, so that some share a prefix."""
     chance = random.Random(seed)
     prompts = demo_prompts()["prompts"]
     texts = [
@@ -89,15 +91,10 @@ def run_together(llm: LLM, plans: list[Plan]) -> list[Request]:
 
 
 def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
-    """What is wrong with the outputs, the statistics and what is left behind."""
+    """Faults in the outputs, in the statistics, and in what remains after the run."""
     device = llm.config.device
-    alone = LLM(
-        "demo",
-        device=device,
-        max_num_seqs=1,
-        max_model_len=MAX_MODEL_LEN,
-        enable_prefix_caching=False,
-    )
+    sizes = {"max_num_seqs": 1, "max_model_len": MAX_MODEL_LEN}
+    alone = LLM("demo", device=device, enable_prefix_caching=False, **sizes)
     found = []
     for plan, request in zip(tqdm(plans, desc="alone", disable=None), requests, strict=True):
         expected = alone.generate([plan.prompt], plan.params(), use_tqdm=False)[0].outputs[0]
@@ -110,29 +107,22 @@ def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
             found.append(f"request {request.request_id}: tokens differ")
         found += count_faults(plan, request)
     scheduler = llm.engine.scheduler
-    if (
-        scheduler.pool.num_free != scheduler.pool.num_blocks
-        or scheduler.has_unfinished
-        or scheduler.num_in_flight
-    ):
-        found.append(
-            f"left behind: {scheduler.pool.num_blocks - scheduler.pool.num_free} blocks are not free"
-        )
+    num_held = scheduler.pool.num_blocks - scheduler.pool.num_free
+    if num_held or scheduler.has_unfinished or scheduler.num_in_flight:
+        found.append(f"after the run {num_held} blocks are not free")
     return found
 
 
 def count_faults(plan: Plan, request: Request) -> list[str]:
-    """Rounds bring accepted tokens and one more, a prompt brings one, a return from a preemption none."""
+    """A round adds its accepted tokens and one, a prompt one, a resumed prefill none."""
     stats, K = request.stats, plan.num_speculative_tokens
     if not request.token_ids:
         return []
     surplus = 1 + stats.num_rounds + stats.num_accepted_tokens - len(request.token_ids)
     is_right = 0 <= surplus <= K and all(drafted <= K for drafted in stats.num_drafted)
-    return (
-        []
-        if is_right
-        else [f"request {request.request_id}: {surplus} tokens more than rounds account for"]
-    )
+    if is_right:
+        return []
+    return [f"request {request.request_id}: {surplus} tokens more than rounds account for"]
 
 
 def soak(

@@ -1,11 +1,12 @@
-"""How far below the maximum does each emitted token lie, when transformers in float32 reads the same text?
+"""How far below the maximum is each emitted token, if transformers in float32 reads the same text?
 
-    python -m scripts.teacher_forced                      # the bundled pair; float32 on a CPU, bfloat16 on a GPU
+    python -m scripts.teacher_forced           # the bundled pair; bfloat16 on a GPU, else float32
     python -m scripts.teacher_forced --num-prompts 4 -k 3 --max-tokens 32 --device cpu
 
-The engine generates greedily with drafts; then transformers gives logits behind every prefix of its output in float32,
-and a token's gap is the maximum there less the token's own logit: 0 where both agree. Prints the largest gap, how many
-tokens are not the maximum, and one line of JSON; exit code 1 if a gap is over the margin.
+The engine generates greedily with drafts; then transformers computes the logits after every prefix
+of its output in float32. A token's gap is the maximum there minus the token's own logit: 0 if both
+agree. Prints the largest gap, how many tokens are not the maximum, and one line of JSON; exit code
+1 if a gap exceeds the margin.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from specdec import LLM, SamplingParams
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
 
-# logits of the bundled pair reach 23, where one rounding to bfloat16 is up to 0.06; an H200 has shown gaps up to 0.07
+# logits of the bundled pair reach 23, where bfloat16 rounds by up to 0.06; an H200 showed gaps up
+# to 0.07
 MARGINS = {"float32": 1e-3, "bfloat16": 0.25}
 
 
@@ -31,22 +33,18 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("target", nargs="?", default="demo")
     parser.add_argument("--draft", default="demo")
     parser.add_argument("--num-speculative-tokens", "-k", type=int, default=5)
-    parser.add_argument("--num-prompts", type=int, default=48, help="the first so many of 48")
+    parser.add_argument("--num-prompts", type=int, default=48, help="the first N of 48")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--device", default="auto")
-    parser.add_argument(
-        "--dtype", default=None, help="default: bfloat16 on a GPU, float32 on a CPU"
-    )
-    parser.add_argument("--margin", type=float, default=None, help=f"default by dtype: {MARGINS}")
+    parser.add_argument("--dtype", help="default: bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument("--margin", type=float, help=f"default by dtype: {MARGINS}")
     return parser.parse_args(args)
 
 
 def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
-    is_gpu = given.device.startswith("cuda") or (
-        given.device == "auto" and torch.cuda.is_available()
-    )
-    dtype = given.dtype or ("bfloat16" if is_gpu else "float32")
+    device = given.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
+    dtype = given.dtype or ("bfloat16" if device.startswith("cuda") else "float32")
     margin = MARGINS[dtype] if given.margin is None else given.margin
     prompts = demo_prompts()["prompts"][: given.num_prompts]
     gaps = torch.cat(forced_gaps(given.target, prompts, emitted(given, prompts, dtype)))
@@ -64,16 +62,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def emitted(given: argparse.Namespace, prompts: Sequence[list[int]], dtype: str) -> list[list[int]]:
-    """What the engine writes behind each prompt."""
+    """What the engine generates after each prompt."""
     speculation = {"model": given.draft, "num_speculative_tokens": given.num_speculative_tokens}
-    llm = LLM(
-        given.target,
-        speculation,
-        device=given.device,
-        dtype=dtype,
-        max_num_seqs=24,
-        max_model_len=512,
-    )
+    sizes = {"max_num_seqs": 24, "max_model_len": 512}
+    llm = LLM(given.target, speculation, device=given.device, dtype=dtype, **sizes)
     params = SamplingParams(temperature=0.0, max_tokens=given.max_tokens, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 
@@ -82,7 +74,7 @@ def emitted(given: argparse.Namespace, prompts: Sequence[list[int]], dtype: str)
 def forced_gaps(
     target: str, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
 ) -> list[torch.Tensor]:
-    """For each output [tokens]: the maximum logit less that of the token, by transformers in float32 on the CPU."""
+    """For each output [tokens]: the maximum logit minus the token's, by transformers on the CPU."""
     directory = locate(target, "target")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
@@ -91,9 +83,8 @@ def forced_gaps(
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = torch.tensor([[*prompt, *output]])
         logits_TV = model(tokens).logits[0, len(prompt) - 1 : -1]
-        gaps.append(
-            logits_TV.amax(dim=-1) - logits_TV.gather(-1, torch.tensor(output)[:, None])[:, 0]
-        )
+        chosen_T = logits_TV.gather(-1, torch.tensor(output)[:, None])[:, 0]
+        gaps.append(logits_TV.amax(dim=-1) - chosen_T)
     return gaps
 
 

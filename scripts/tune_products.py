@@ -1,12 +1,13 @@
-"""Which tiles read the weights of a model fastest? Writes specdec/kernels/tuned.json for the GPU it runs on.
+"""Which tiles read the weights of a model fastest? Writes specdec/kernels/tuned.json for this GPU.
 
-    python -m scripts.tune_products                                  # the Llama 8B target and its EAGLE-3 draft
+    python -m scripts.tune_products                          # Llama 8B and its EAGLE-3 draft
     python -m scripts.tune_products --shapes split:5120x4096,whole:152064x2560
-    python -m scripts.tune_products --classes 192,256,384            # only these; splits as the table has them
+    python -m scripts.tune_products --classes 192,256,384    # only these; splits from the table
 
-The number of splits decides the order of the sums, so one holds for every number of rows: the one with the least sum of
-times, each over the best for its row count, few rows counting double. The rest is chosen for each class of row counts.
-A class is measured at its largest number of rows (16 at 8, the last one at 2,048), beside cuBLAS.
+The number of splits decides the order of the sums, so every number of rows takes the same one: the
+one with the least sum of times, each over the best for its row count, few rows counting double. The
+rest is chosen for each class of row counts. A class is measured at its largest number of rows (16
+at 8, the last one at 2,048), beside cuBLAS.
 """
 
 import argparse
@@ -46,33 +47,23 @@ class Product:
 
 def candidates(product: Product, rows: int, splits: int) -> list[Tiles]:
     """Every cut into this many splits that fits into shared memory and registers."""
-    is_serial, halves = rows == MANY_ROWS, 2 if product.kind == "gate" else 1
-    is_few = rows <= 64
+    is_few, is_serial = rows <= 64, rows == MANY_ROWS
+    halves = 2 if product.kind == "gate" else 1
+    sums = halves * (2 if is_serial and splits > 1 else 1)
+    powers = (64, 128, 256)
+    many = powers if is_serial or product.is_head else (64, 96, 128, 192, 256)
+    block_ns = (64, 128) if is_few else powers
+    block_ms = (rows,) if is_few else many
+    block_ks = powers if is_few else (64, 128)
     found = []
-    for block_n, block_m, block_k, stages, warps in itertools.product(
-        (64, 128) if is_few else (64, 128, 256),
-        (rows,)
-        if is_few
-        else (64, 128, 256)
-        if is_serial or product.is_head
-        else (64, 96, 128, 192, 256),
-        (64, 128, 256) if is_few else (64, 128),
-        (3, 4, 5, 6),
-        (4, 8),
+    for n, m, k, stages, warps in itertools.product(
+        block_ns, block_ms, block_ks, (3, 4, 5, 6), (4, 8)
     ):
-        size = (block_n * halves + block_m) * block_k * 2 * stages
-        accumulators = (
-            block_n * block_m * halves * (2 if is_serial and splits > 1 else 1) // (32 * warps)
-        )
-        is_thin = warps == 8 and block_n * block_m < 8192
-        if (
-            block_m > rows
-            or not 48 * 1024 <= size <= SHARED_MEMORY
-            or accumulators > 160
-            or is_thin
-        ):
-            continue
-        found.append(Tiles(block_n, block_m, block_k, splits, stages, warps, is_serial))
+        size = (n * halves + m) * k * 2 * stages
+        is_thin = warps == 8 and n * m < 8192
+        fits = 48 * 1024 <= size <= SHARED_MEMORY and n * m * sums // (32 * warps) <= 160
+        if m <= rows and fits and not is_thin:
+            found.append(Tiles(n, m, k, splits, stages, warps, is_serial))
     return found
 
 
@@ -97,12 +88,9 @@ def tensors(product: Product, rows: int) -> tuple[torch.Tensor, list[torch.Tenso
 
 
 def compile_all(jobs: list[tuple[Product, int, Tiles]]) -> None:
-    """Run each once, so that its binary lies in Triton's cache; what does not compile is met again when it is timed."""
+    """Run each once, to fill Triton's cache; `microseconds` reports what does not compile."""
     for product, rows, tiles in jobs:
-        x, weight = (
-            torch.zeros(rows, product.K, device="cuda").bfloat16(),
-            torch.zeros(0, device="cuda"),
-        )
+        x = torch.zeros(rows, product.K, device="cuda").bfloat16()
         weight = torch.empty(product.N, product.K, device="cuda", dtype=torch.bfloat16)
         try:
             launch(product, x, weight, tiles)
@@ -122,7 +110,7 @@ def microseconds(
 
 
 def time_graph(call: Callable[[torch.Tensor], object], weights: list[torch.Tensor]) -> float:
-    """Median microseconds of one call in a graph of one call per copy, so long that its own launch does not count."""
+    """Median microseconds of a call, in a graph long enough that its own launch does not count."""
     rounds = max(1, 16 // len(weights))
     call(weights[0])
     graph = torch.cuda.CUDAGraph()
@@ -143,10 +131,8 @@ def tune(product: Product, classes: dict[int, int], splits: int | None) -> dict[
         cublas[row_class] = time_graph(lambda weight: torch.mm(x, weight.t()), weights)  # noqa: B023
         best[row_class] = {}
         for count in counts:
-            timed = [
-                (microseconds(product, x, weights, t), t)
-                for t in candidates(product, row_class, count)
-            ]
+            tiles = candidates(product, row_class, count)
+            timed = [(microseconds(product, x, weights, each), each) for each in tiles]
             best[row_class][count] = min(timed, key=lambda pair: pair[0])
 
     def cost(count: int) -> float:
@@ -160,11 +146,8 @@ def tune(product: Product, classes: dict[int, int], splits: int | None) -> dict[
     for row_class, rows in classes.items():
         us, tiles = best[row_class][chosen]
         rate = product.N * product.K * 2 / us / 1e3
-        print(
-            f"{product.kind} {product.N}x{product.K} rows {rows}: {us:.1f} us (cuBLAS {cublas[row_class]:.1f}), "
-            f"{rate:.0f} GB/s, {tiles}",
-            flush=True,
-        )
+        times = f"{us:.1f} us (cuBLAS {cublas[row_class]:.1f}), {rate:.0f} GB/s"
+        print(f"{product.kind} {product.N}x{product.K} rows {rows}: {times}, {tiles}", flush=True)
         names = ("block_n", "block_m", "block_k", "num_stages", "num_warps")
         rows_table[str(row_class)] = {name: asdict(tiles)[name] for name in names}
     return {"splits": chosen, "rows": rows_table}
@@ -179,14 +162,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--shapes", default=LLAMA_8B, help="KIND:NxK, ...; KIND is split, whole or gate"
-    )
-    parser.add_argument(
-        "--classes",
-        default="",
-        help="row classes to measure again; default: all, and the splits too",
-    )
+    kinds = "KIND:NxK, ...; KIND is split, whole or gate"
+    classes = "row classes to measure again; default: all, and the splits too"
+    parser.add_argument("--shapes", default=LLAMA_8B, help=kinds)
+    parser.add_argument("--classes", default="", help=classes)
     parser.add_argument("--out", type=Path, default=Path("specdec/kernels/tuned.json"))
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     return parser.parse_args()
@@ -228,13 +207,8 @@ def compile_in_parallel(
     jobs = list(unique.values())
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         parts = [jobs[i :: 4 * workers] for i in range(4 * workers)]
-        list(
-            tqdm(
-                pool.imap_unordered(compile_all, parts),
-                total=len(parts),
-                desc=f"compiling {len(jobs)}",
-            )
-        )
+        done = pool.imap_unordered(compile_all, parts)
+        list(tqdm(done, total=len(parts), desc=f"compiling {len(jobs)}"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a wheel holds: the bundled pair and the command, so that an installed specdec works without a checkout."""
+"""A wheel holds the bundled pair and the command, so that specdec works without a checkout."""
 
 import json
 import shutil
@@ -15,9 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def _is_data(package: str, name: str) -> bool:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "package-data"
-    ][package]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"][package]
     directory = ROOT / package
     return any(directory / name in directory.glob(pattern) for pattern in patterns)
 
@@ -69,19 +68,10 @@ def test_an_installed_wheel_runs_the_demo_pair(tmp_path):
     subprocess.run(
         [python, "-m", "pip", "-q", "install", "--no-deps", "--force-reinstall", wheel], check=True
     )
-    command = [
-        tmp_path / "venv/bin/specdec",
-        "generate",
-        "demo",
-        "def f(",
-        "--draft",
-        "demo",
-        "--max-tokens",
-        "8",
-    ]
-    done = subprocess.run(
-        [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    specdec = tmp_path / "venv/bin/specdec"
+    options = ["--draft", "demo", "--max-tokens", "8", "--json"]
+    command = [specdec, "generate", "demo", "def f(", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
 
     result = json.loads(done.stdout)
     assert {"weights/demo/target/tokenizer.json", "weights/demo/eagle1/model.safetensors"} <= set(

@@ -1,7 +1,8 @@
-"""The scripts run on the bundled pair as their docstrings say. bin_to_safetensors has tests of its own."""
+"""The scripts run on the bundled pair as their docstrings say."""
 
 import json
 import runpy
+import shlex
 import sys
 
 import pytest
@@ -40,17 +41,7 @@ def test_generate_prints_texts_and_ends_with_json(run):
 
 
 def test_sampling_rounds_times_every_case(run):
-    out = run(
-        "scripts.sampling_rounds",
-        "--target",
-        "demo",
-        "--draft",
-        "demo",
-        "--batches",
-        "1",
-        "--num-rounds",
-        "1",
-    )
+    out = run("scripts.sampling_rounds", "--batches", "1", "--num-rounds", "1")
 
     rows = json.loads(out.splitlines()[-1])["rows"]
     assert [row["case"] for row in rows][:2] == ["greedy", "T=1"]
@@ -63,20 +54,9 @@ def test_soak_says_that_nothing_is_wrong(run):
 
 
 def test_bench_measures_every_k_beside_plain_decoding(run, capsys):
+    tiny = shlex.split("-k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --device cpu")
     with pytest.raises(SystemExit, match="0"):
-        run(
-            "scripts.bench",
-            "-k",
-            "2",
-            "--num-prompts",
-            "2",
-            "--max-tokens",
-            "8",
-            "--repeats",
-            "1",
-            "--device",
-            "cpu",
-        )
+        run("scripts.bench", *tiny)
 
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert [row["num_speculative_tokens"] for row in results] == [0, 2]

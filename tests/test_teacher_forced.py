@@ -1,4 +1,4 @@
-"""Every emitted token is the best of transformers' float32 logits, and a wrong one is found."""
+"""Every emitted token is the maximum of transformers' float32 logits; a wrong one is found."""
 
 import json
 
@@ -33,11 +33,10 @@ def test_a_wrong_token_is_over_the_margin(capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["largest_gap"] > 1
 
 
-def test_a_gap_belongs_to_the_token_behind_its_prefix():
+def test_a_gap_belongs_to_the_token_after_its_prefix():
     prompts = teacher_forced.demo_prompts()["prompts"][:1]
-    greedy = teacher_forced.emitted(
-        teacher_forced.parse_args([*FEW, "--num-prompts", "1"]), prompts, "float32"
-    )
+    args = teacher_forced.parse_args([*FEW, "--num-prompts", "1"])
+    greedy = teacher_forced.emitted(args, prompts, "float32")
     [whole] = teacher_forced.forced_gaps("demo", prompts, greedy)
     [later] = teacher_forced.forced_gaps("demo", [[*prompts[0], *greedy[0][:10]]], [greedy[0][10:]])
     torch.testing.assert_close(later, whole[10:], rtol=0, atol=1e-4)

@@ -1,8 +1,9 @@
-"""The command `specdec`, called as a user would: what goes to stdout, what to stderr, and the exit code."""
+"""The command `specdec` as a user calls it: stdout, stderr, and the exit code."""
 
 import builtins
 import importlib
 import json
+import shlex
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from weights.demo import demo_directory
 
 TENSORS = str(next(demo_directory("target").glob("*.safetensors")))
 PROMPT = "def fibonacci(n):"
+DRAFTED = ("generate", "demo", PROMPT, "--draft", "demo")
 
 
 @pytest.fixture
@@ -40,13 +42,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 @pytest.fixture(scope="module")
 def expected() -> str:
-    """What the target writes without any draft."""
+    """What the target writes without a draft."""
     llm = LLM("demo", device="cpu", max_num_seqs=1)
-    return (
-        llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)[0]
-        .outputs[0]
-        .text
-    )
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
 
 
 @pytest.mark.parametrize("draft", [(), ("--draft", "demo"), ("--draft", "demo/eagle1", "-k", "2")])
@@ -72,27 +71,23 @@ class Flushed(StringIO):
 def test_generate_writes_the_text_as_it_comes(run, expected, monkeypatch):
     out = Flushed()
     monkeypatch.setattr(sys, "stdout", out)
-    run("generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo")
+    run(*DRAFTED, "--max-tokens", "40")
 
     assert out.getvalue() == expected + "\n"
     assert len(set(out.seen)) > 8
     assert all(expected.startswith(seen) for seen in out.seen[:8])
 
 
-def test_several_samples_are_written_one_behind_another(run, monkeypatch):
+def test_several_samples_are_written_one_after_another(run, monkeypatch):
     sampled = ("generate", "demo", PROMPT, "--max-tokens", "8", "--temperature", "1", "--seed", "3")
     texts = [json.loads(run(*sampled[:-1], seed, "--json")[1])["text"] for seed in ("3", "4")]
 
-    written = [
-        f"--- sample {number} of 2 ---\n{text}\n" for number, text in enumerate(texts, start=1)
-    ]
-    assert run(*sampled, "-n", "2", "--no-prefix-caching")[1] == "".join(written)
+    written = f"--- sample 1 of 2 ---\n{texts[0]}\n--- sample 2 of 2 ---\n{texts[1]}\n"
+    assert run(*sampled, "-n", "2", "--no-prefix-caching")[1] == written
 
 
 def test_json_is_one_object_with_text_ids_and_statistics(run, expected):
-    code, out, _ = run(
-        "generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "-k", "5", "--json"
-    )
+    code, out, _ = run(*DRAFTED, "--max-tokens", "40", "-k", "5", "--json")
 
     result = json.loads(out)
     assert (code, result["text"], len(result["token_ids"])) == (0, expected, 40)
@@ -103,17 +98,7 @@ def test_json_is_one_object_with_text_ids_and_statistics(run, expected):
 
 
 def test_json_with_show_drafts_holds_every_round(run):
-    _, out, _ = run(
-        "generate",
-        "demo",
-        PROMPT,
-        "--max-tokens",
-        "20",
-        "--draft",
-        "demo",
-        "--json",
-        "--show-drafts",
-    )
+    _, out, _ = run(*DRAFTED, "--max-tokens", "20", "--json", "--show-drafts")
 
     result = json.loads(out)
     assert len(result["rounds"]) == result["stats"]["num_rounds"]
@@ -121,9 +106,7 @@ def test_json_with_show_drafts_holds_every_round(run):
 
 
 def test_show_drafts_marks_them_where_there_are_no_colors(run, expected):
-    _, out, _ = run(
-        "generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts"
-    )
+    _, out, _ = run(*DRAFTED, "--max-tokens", "40", "--show-drafts")
 
     legend, body = out.split("\n", 1)
     assert "{+accepted draft+}" in legend
@@ -135,9 +118,7 @@ def test_show_drafts_marks_them_where_there_are_no_colors(run, expected):
 def test_show_drafts_colors_them_on_a_terminal(run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    _, out, _ = run(
-        "generate", "demo", PROMPT, "--max-tokens", "40", "--draft", "demo", "--show-drafts"
-    )
+    _, out, _ = run(*DRAFTED, "--max-tokens", "40", "--show-drafts")
 
     assert "\x1b[32maccepted draft" in out
     assert "\x1b[2;9;31mrejected draft" in out
@@ -154,9 +135,8 @@ def test_show_drafts_puts_the_legend_in_front_of_the_prompt():
 def test_charts_without_matplotlib_are_refused_before_anything_is_measured(
     run, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(
-        importlib.import_module("specdec.cli.bench"), "find_spec", lambda name: None
-    )
+    module = importlib.import_module("specdec.cli.bench")  # specdec.cli has a function bench
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
     code, out, err = run("bench", "--charts", str(tmp_path))
 
     assert (code, out) == (2, "")
@@ -180,17 +160,8 @@ def test_stop_cuts_the_text(run, expected):
 
 
 def test_a_drawn_seed_is_reported_and_repeats_the_text(run):
-    sampled = (
-        "generate",
-        "demo",
-        PROMPT,
-        "--max-tokens",
-        "24",
-        "--temperature",
-        "0.9",
-        "--top-p",
-        "0.95",
-    )
+    options = ("--max-tokens", "24", "--temperature", "0.9", "--top-p", "0.95")
+    sampled = ("generate", "demo", PROMPT, *options)
     first = json.loads(run(*sampled, "--json")[1])
     again = run(*sampled, "--seed", str(first["seed"]), "--draft", "demo", "-k", "2")
     other = run(*sampled, "--seed", str((first["seed"] + 1) % 2**64))
@@ -201,22 +172,8 @@ def test_a_drawn_seed_is_reported_and_repeats_the_text(run):
 
 
 def test_samples_logprobs_and_the_rule_are_in_the_json(run):
-    args = (
-        "--temperature",
-        "1",
-        "--seed",
-        "5",
-        "-n",
-        "3",
-        "--logprobs",
-        "1",
-        "--acceptance",
-        "block",
-        "--json",
-    )
-    result = json.loads(
-        run("generate", "demo", PROMPT, "--max-tokens", "6", "--draft", "demo", *args)[1]
-    )
+    options = "--temperature 1 --seed 5 -n 3 --logprobs 1 --acceptance block --max-tokens 6 --json"
+    result = json.loads(run(*DRAFTED, *shlex.split(options))[1])
 
     assert (len(result["samples"]), result["seed"], result["acceptance"]) == (3, 5, "block")
     assert len(result["logprobs"]) == len(result["token_ids"]) == 6
@@ -225,7 +182,7 @@ def test_samples_logprobs_and_the_rule_are_in_the_json(run):
     assert [len(sample["logprobs"]) for sample in result["samples"]] == [6, 6, 6]
 
 
-def test_a_draft_in_the_place_of_the_target_is_said_to_be_one(run):
+def test_a_draft_given_as_the_target_is_called_a_draft(run):
     code, out, err = run("generate", str(demo_directory("eagle3")), "x")
 
     assert (code, out) == (2, "")
@@ -379,9 +336,8 @@ def test_graph_options_are_refused_by_name(run, options, words):
 
 
 def test_enforce_eager_is_what_a_cpu_does_anyway(run):
-    code, out, _ = run(
-        "generate", "demo", "def", "--device", "cpu", "--max-tokens", "4", "--enforce-eager"
-    )
+    options = ("--device", "cpu", "--max-tokens", "4", "--enforce-eager")
+    code, out, _ = run("generate", "demo", "def", *options)
 
     assert code == 0
     assert out
@@ -401,7 +357,8 @@ def test_prefix_caching_may_be_left_out(run, monkeypatch, args):
     assert options == [not args]
 
 
-TEMPLATE = """{% for m in messages %}{% if m.role == "tool" %}{{ raise_exception("no tools") }}{% endif %}\
+TEMPLATE = """{% for m in messages %}\
+{% if m.role == "tool" %}{{ raise_exception("no tools") }}{% endif %}\
 # {{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}def{% endif %}"""
 
@@ -426,17 +383,8 @@ def chat(run, monkeypatch, tmp_path):
         monkeypatch.setattr(builtins, "input", read)
         monkeypatch.setattr(sys, "stdin", StringIO())
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-        found = run(
-            "chat",
-            "demo",
-            "--draft",
-            "demo",
-            "--chat-template",
-            str(file),
-            "--max-tokens",
-            "12",
-            *args,
-        )
+        options = ("--draft", "demo", "--chat-template", str(file), "--max-tokens", "12")
+        found = run("chat", "demo", *options, *args)
         assert list(left) == [], "the program ended too early"
         return found
 
@@ -446,16 +394,12 @@ def chat(run, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def answers() -> Callable[..., str]:
     """answers(messages): what the target says to a conversation, without a draft."""
-    llm, params = (
-        LLM("demo", device="cpu", max_num_seqs=1),
-        SamplingParams(temperature=0.0, max_tokens=12),
-    )
+    llm = LLM("demo", device="cpu", max_num_seqs=1)
+    params = SamplingParams(temperature=0.0, max_tokens=12)
 
     def answer(*contents: str, roles: tuple[str, ...] = ("user", "assistant") * 3) -> str:
-        messages = [
-            {"role": role, "content": content}
-            for role, content in zip(roles, contents, strict=False)
-        ]
+        pairs = zip(roles, contents, strict=False)
+        messages = [{"role": role, "content": content} for role, content in pairs]
         return llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE)[0].outputs[0].text
 
     return answer
@@ -466,14 +410,13 @@ def test_chat_remembers_the_conversation_until_reset(chat, answers):
     first = answers("sort a list")
 
     assert code == 0
-    assert out == "".join(
-        f"{text}\n" for text in (first, answers("sort a list", first, "again"), answers("again"))
-    )
+    second = answers("sort a list", first, "again")
+    assert out == f"{first}\n{second}\n{answers('again')}\n"
     assert err.count("12 tokens in") == err.count("acceptance length") == 3
     assert "no command /help: there are /reset and /exit" in err
 
 
-def test_chat_begins_with_the_system_message_also_behind_a_reset(chat, answers):
+def test_chat_begins_with_the_system_message_even_after_a_reset(chat, answers):
     _, out, _ = chat(["a", "/reset", "a", "/exit"], "--system", "be brief")
 
     assert out == 2 * (answers("be brief", "a", roles=("system", "user")) + "\n")
@@ -508,7 +451,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(chat, answers, monkeypatc
     assert out == f"{beginning}\n{answers('a', beginning, 'b')}\n"
 
 
-def test_a_conversation_that_is_too_long_can_be_begun_anew(chat, answers):
+def test_a_conversation_that_is_too_long_can_start_over(chat, answers):
     code, out, err = chat(["word " * 100, "a", None], "--max-model-len", "64")
 
     assert (code, out) == (0, answers("a") + "\n")
@@ -583,9 +526,8 @@ def test_verify_says_that_the_demo_drafts_work(run):
 
 
 def test_verify_json_has_agreement_per_position(run):
-    result = json.loads(
-        run("verify", "demo", "demo/eagle1", "-k", "3", "--max-tokens", "24", "--json")[1]
-    )
+    _, out, _ = run("verify", "demo", "demo/eagle1", "-k", "3", "--max-tokens", "24", "--json")
+    result = json.loads(out)
 
     assert result["works"] is True
     assert len(result["agreement"]) == 3
@@ -628,10 +570,8 @@ def test_verify_stops_a_chat_template_that_hangs(run, tmp_path):
 def test_a_chat_template_that_is_no_text_is_named(run, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_bytes(b"\xff")
-    assert (
-        f"--chat-template {file}: no text in UTF-8"
-        in run("chat", "demo", "--chat-template", str(file))[2]
-    )
+    _, _, err = run("chat", "demo", "--chat-template", str(file))
+    assert f"--chat-template {file}: no text in UTF-8" in err
 
 
 def test_verify_asks_questions_where_there_is_a_chat_template(run, tmp_path):

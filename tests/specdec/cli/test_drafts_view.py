@@ -1,4 +1,4 @@
-"""The view of drafts: without the rejected spans it is the text, and each token is called what it was."""
+"""The view of drafts: without the rejected spans it is the text; each token has its kind."""
 
 from io import StringIO
 
@@ -38,7 +38,7 @@ def test_a_round_is_accepted_then_rejected_then_recovered():
     ]
 
 
-def test_what_lies_behind_the_end_of_the_request_is_not_shown():
+def test_what_lies_after_the_end_of_the_request_is_not_shown():
     spans = draft_spans(output_of("abc", [0, 1, 2], [RoundRecord((1, 2, 3), 3, 4)]), Letters())
 
     assert [(span.text, span.kind) for span in spans] == [("a", "target"), ("bc", "accepted")]

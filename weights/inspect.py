@@ -3,6 +3,7 @@
 A draft without its target is read as far as it goes; fields that the target decides say so.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,20 +59,14 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
     reader = Reader(directory)
     log = Log()
     role = "draft" if is_draft(reader) else "target"
-    ignored: dict[str, str] = {}
     config: TargetConfig | EagleConfig | None = None
-    try:
-        if role == "draft":
-            config = _draft(reader, target, log, ignored)
-        else:
-            config = _target(reader, log, ignored)
-    except CheckpointError:
-        pass  # its lines are in the reader's problems
+    with suppress(CheckpointError):  # its lines are in the reader's problems
+        config = _draft(reader, target, log) if role == "draft" else _target(reader, log)
     format = config.format if isinstance(config, EagleConfig) else "unknown"
     if isinstance(config, TargetConfig):
         format = config.model_type
     return Inspection(
-        report=make_report(directory, role, format, log, ignored),
+        report=make_report(directory, role, format, log),
         config=config,
         tensors=tuple(reader.entries.values()),
         problems=tuple(reader.problems.lines),
@@ -89,10 +84,8 @@ def is_draft(reader: Reader) -> bool:
     )
 
 
-def _target(reader: Reader, log: Log, ignored: dict[str, str]) -> TargetConfig:
-    renamed = rename(reader.entries, TARGET_ROWS, reader.problems)
-    ignored.update(renamed.ignored)
-    held = renamed.held
+def _target(reader: Reader, log: Log) -> TargetConfig:
+    held = rename(reader, TARGET_ROWS, log)
     check_dtypes(held, reader.problems)
     config = resolve_target(reader, log)
     if config.has_tied_head:
@@ -101,11 +94,8 @@ def _target(reader: Reader, log: Log, ignored: dict[str, str]) -> TargetConfig:
     return config
 
 
-def _draft(
-    reader: Reader, target: TargetConfig | None, log: Log, ignored: dict[str, str]
-) -> EagleConfig:
+def _draft(reader: Reader, target: TargetConfig | None, log: Log) -> EagleConfig:
     resolution = resolve_eagle(reader, target, None, log)
-    ignored.update(resolution.ignored)
     wanted = eagle_shapes(resolution.config)
     held = resolution.bound
     if target is None:

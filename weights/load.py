@@ -57,8 +57,7 @@ def load_target(
     """
     reader = Reader(directory)
     log = Log()
-    renamed = rename(reader.entries, TARGET_ROWS, reader.problems)
-    held = renamed.held
+    held = rename(reader, TARGET_ROWS, log)
     check_dtypes(held, reader.problems)
     config = resolve_target(reader, log)
     wanted = target_shapes(config)
@@ -69,7 +68,7 @@ def load_target(
     tensors = read_tensors(reader, wanted, held, placement, log)
     if _tied_copy(config, held):
         _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"])
-    report = make_report(directory, "target", config.model_type, log, renamed.ignored)
+    report = make_report(directory, "target", config.model_type, log)
     return LoadedTarget(config=config, tensors=tensors, report=report)
 
 
@@ -102,7 +101,7 @@ def load_eagle(
     if d2t is not None and config.has_d2t:
         tensors["d2t"] = d2t.to(device)
     config = drop_copies(config, tensors, target.tensors, log)
-    report = make_report(directory, "draft", config.format, log, resolution.ignored)
+    report = make_report(directory, "draft", config.format, log)
     return LoadedEagle(config=config, tensors=tensors, report=report)
 
 
@@ -122,16 +121,14 @@ def target_ids(reader: Reader, resolution: Resolution) -> Tensor | None:
     return ids
 
 
-def make_report(
-    directory: Path, role: str, format: str, log: Log, ignored: dict[str, str]
-) -> BindingReport:
+def make_report(directory: Path, role: str, format: str, log: Log) -> BindingReport:
     return BindingReport(
         directory=directory,
         role=role,
         format=format,
         fields=tuple(log.rows.values()),
         notes=tuple(log.notes),
-        ignored=(*ignored.items(), *_trainer_files(directory)),
+        ignored=(*log.ignored.items(), *_trainer_files(directory)),
     )
 
 

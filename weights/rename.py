@@ -5,11 +5,11 @@ tensors, and the report lists them. The names are those of the formats' own trai
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weights.errors import Problems
 from weights.files.header import TensorEntry
+from weights.files.reader import Reader
+from weights.report import Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,17 @@ DRAFT_ROWS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renamed:
-    held: dict[str, TensorEntry]  # by the names of this package
-    ignored: dict[str, str]  # name in the file -> why it is harmless
-
-
-def rename(
-    entries: Mapping[str, TensorEntry], rows: tuple[Row, ...], problems: Problems
-) -> Renamed:
-    """Apply `rows` to every name; two names that become one are a problem."""
-    renamed = Renamed(held={}, ignored={})
-    for name, entry in entries.items():
-        new = _apply(name, rows, renamed.ignored)
+def rename(reader: Reader, rows: tuple[Row, ...], log: Log) -> dict[str, TensorEntry]:
+    """The reader's entries by the names of this package; two that become one are a problem."""
+    held: dict[str, TensorEntry] = {}
+    for name, entry in reader.entries.items():
+        new = _apply(name, rows, log.ignored)
         if new is None:
             continue
-        if new in renamed.held:
-            problems.add(f"{name} and {renamed.held[new].name} are both {new}")
-        renamed.held[new] = entry
-    return renamed
+        if new in held:
+            reader.problems.add(f"{name} and {held[new].name} are both {new}")
+        held[new] = entry
+    return held
 
 
 def _apply(name: str, rows: tuple[Row, ...], ignored: dict[str, str]) -> str | None:

@@ -40,11 +40,12 @@ class BindingReport:
 
 
 class Log:
-    """Collects resolved fields while a config is worked out."""
+    """Collects resolved fields, notes and ignored tensors while a checkpoint is resolved."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Resolved] = {}
         self.notes: list[str] = []
+        self.ignored: dict[str, str] = {}  # name in the file -> why it is harmless
 
     def add(self, field: str, value: object, source: str) -> None:
         self.rows[field] = Resolved(field=field, value=value, source=source)

@@ -97,3 +97,12 @@ def test_a_broken_draft_needs_no_target_to_be_seen(tmp_path):
 def test_headers_that_cannot_be_read_are_an_error(tmp_path):
     with pytest.raises(CheckpointError):
         inspect_checkpoint(tmp_path)
+
+
+def test_a_draft_with_a_fatal_problem_lists_ignored_tensors(tmp_path):
+    target = tiny_target()
+    config = eagle3_config(target, rms_norm_eps=-1.0)
+    FORMATS["eagle-3"].write(tmp_path, config, draft_tensors(config), target)
+    inspection = inspect_checkpoint(tmp_path)
+    assert inspection.config is None
+    assert ("t2d", "a mask used in training; checked against d2t") in inspection.report.ignored

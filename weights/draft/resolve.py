@@ -33,7 +33,6 @@ class Resolution:
 
     config: EagleConfig
     held: dict[str, TensorEntry]  # by the names of this package
-    ignored: dict[str, str]
 
     @property
     def bound(self) -> dict[str, TensorEntry]:
@@ -56,10 +55,9 @@ def resolve_eagle(
     layout = find_layout(evidence, problems)
     fields.strings("architectures")
     refuse_values(fields, ONLY)
-    renamed = rename(reader.entries, DRAFT_ROWS, problems)
-    held = renamed.held
+    held = rename(reader, DRAFT_ROWS, log)
     if "t2d" in held:
-        renamed.ignored[held["t2d"].name] = "a mask used in training; checked against d2t"
+        log.ignored[held["t2d"].name] = "a mask used in training; checked against d2t"
     check_dtypes(held, problems)
     problems.raise_if_fatal()
     assert layout is not None, "no layout without a fatal problem"
@@ -67,7 +65,7 @@ def resolve_eagle(
     sources = Sources(held=held, fields=fields, log=log)
     config = _config(sources, layout, target, aux_layers)
     problems.raise_if_fatal()
-    return Resolution(config=config, held=held, ignored=renamed.ignored)
+    return Resolution(config=config, held=held)
 
 
 def _config(

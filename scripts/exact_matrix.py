@@ -123,7 +123,8 @@ def matrix(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
     """All prompts, every K and batch; the largest batch eagerly too; against eager K = 0."""
     prompts = pair.prompts[: args.num_prompts]
     alone = prompts[: args.num_alone]
-    longest, largest = max(map(len, prompts)) + args.max_tokens, max(args.batch)
+    longest = max(map(len, prompts)) + args.max_tokens
+    largest = max(args.batch)
     engine = pair.engine(spec(0, 1, longest, 1024, True))
     expected = run(engine, alone, 1, args.max_tokens)[:2]
     num = len(expected[0])
@@ -150,7 +151,8 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
     rows = []
     longest = max(args.contexts, default=0) + 64
     for length in args.contexts:
-        expected, what = None, f"context {length}"
+        expected = None
+        what = f"context {length}"
         starts = range(8 if length < 9000 else 2)
         prompts = [joined(pair.prompts[i:] + pair.prompts[:i], length) for i in starts]
         for k, batch in itertools.product((0, 3, 5), (1, len(prompts))):
@@ -167,7 +169,8 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
 def report(
     k: int, batch: int, is_eager: bool, what: str, num: int, same: bool, mean: float, began: float
 ) -> dict:
-    how, verdict = "eager" if is_eager else "graph", "same" if same else "DIFFERENT"
+    how = "eager" if is_eager else "graph"
+    verdict = "same" if same else "DIFFERENT"
     seconds = time.monotonic() - began
     result = f"{num:2} prompts: {verdict}, AL {mean:.3f}, {seconds:.1f} s"
     print(f"K={k} batch {batch:2} {how} {what:14} {result}", flush=True)

@@ -55,7 +55,8 @@ def plan_requests(count: int, seed: int, max_prompt: int, max_tokens: int) -> li
         [token for i in range(12) for token in prompts[(start + i) % len(prompts)]]
         for start in range(12)
     ]
-    plans, arrival = [], 0
+    plans = []
+    arrival = 0
     for _ in range(count):
         arrival += chance.choice([0, 0, 0, 0, 1, 9])
         prompt = chance.choice(texts)[: chance.randint(1, max_prompt)]
@@ -73,7 +74,8 @@ def plan_requests(count: int, seed: int, max_prompt: int, max_tokens: int) -> li
 
 def run_together(llm: LLM, plans: list[Plan]) -> list[Request]:
     """All requests through one engine, step by step."""
-    engine, requests = llm.engine, []
+    engine = llm.engine
+    requests = []
     with tqdm(total=len(plans), desc="together", disable=None) as bar:
         step = 0
         while len(requests) < len(plans) or engine.has_unfinished:
@@ -115,7 +117,8 @@ def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
 
 def count_faults(plan: Plan, request: Request) -> list[str]:
     """A round adds its accepted tokens and one, a prompt one, a resumed prefill none."""
-    stats, K = request.stats, plan.num_speculative_tokens
+    stats = request.stats
+    K = plan.num_speculative_tokens
     if not request.token_ids:
         return []
     surplus = 1 + stats.num_rounds + stats.num_accepted_tokens - len(request.token_ids)

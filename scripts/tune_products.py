@@ -47,7 +47,8 @@ class Product:
 
 def candidates(product: Product, rows: int, splits: int) -> list[Tiles]:
     """Every cut into this many splits that fits into shared memory and registers."""
-    is_few, is_serial = rows <= 64, rows == MANY_ROWS
+    is_few = rows <= 64
+    is_serial = rows == MANY_ROWS
     halves = 2 if product.kind == "gate" else 1
     sums = halves * (2 if is_serial and splits > 1 else 1)
     powers = (64, 128, 256)

@@ -81,7 +81,8 @@ class Bench:
         if K > 0 and (0, batch) not in self.runs:
             self.run(0, batch)
         if (K, batch) not in self.runs:
-            engine, prompts = self.engine(K, batch), self.prompts(batch)
+            engine = self.engine(K, batch)
+            prompts = self.prompts(batch)
             max_tokens = self.options.max_tokens
             serve(engine, prompts[:batch], batch, min(max_tokens, 16))  # warm-up
             runs = [serve(engine, prompts, batch, max_tokens) for _ in range(self.options.repeats)]

@@ -81,7 +81,8 @@ def memory(bench: Bench) -> Iterator[Row]:
 
 def _memory_row(engine: Engine, when: str) -> Row:
     """allocated: tensors; reserved: by torch; used: on the whole GPU; host: this process's peak."""
-    device, peak = engine.runner.device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    device = engine.runner.device
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     host: Row = {"when": when, "host_peak_gib": peak * 1024 / GIB}
     if device.type != "cuda":
         return host

@@ -66,7 +66,8 @@ def _shown(directory: Path) -> str:
 
 def measure_bandwidth(device: torch.device) -> Bandwidth:
     """The better of two ways to read, and a copy; of buffers far larger than any cache."""
-    clock, elements = Clock(device), 1 << (29 if device.type == "cuda" else 23)
+    clock = Clock(device)
+    elements = 1 << (29 if device.type == "cuda" else 23)
     source = torch.ones(elements, device=device)
     sink = torch.empty_like(source)
     size = source.nbytes
@@ -79,7 +80,8 @@ def measure_bandwidth(device: torch.device) -> Bandwidth:
 
 def card(pair: Pair, bandwidth: Bandwidth, **settings: object) -> dict[str, object]:
     """Every fact that a figure depends on."""
-    sizes, device = bytes_of(pair), pair.device
+    sizes = bytes_of(pair)
+    device = pair.device
     is_gpu = device.type == "cuda"
     cpu = f"CPU, {torch.get_num_threads()} threads"
     draft = None

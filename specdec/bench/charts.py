@@ -44,7 +44,8 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -
 def _anatomy(axes: Any, rows: Rows) -> None:
     """Stacked phases of each round, and its floor beside them."""
     rows = [row for row in rows if row["batch"] <= WIDEST_ROUND] or rows
-    places, bottom = range(len(rows)), [0.0] * len(rows)
+    places = range(len(rows))
+    bottom = [0.0] * len(rows)
     for phase in PHASES:
         values = [row.get(phase) or 0.0 for row in rows]
         axes.bar([i - 0.15 for i in places], values, 0.5, bottom=bottom, label=phase)
@@ -84,7 +85,8 @@ def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
     weights = dict.fromkeys(row["weight"] for row in rows if "target" in row["weight"])
     for index, name in enumerate(weights):
         points = [row for row in rows if row["weight"] == name]
-        M, color = [row["M"] for row in points], f"C{index}"
+        M = [row["M"] for row in points]
+        color = f"C{index}"
         ours = [100 * row["of_bandwidth"] for row in points]
         cublas = [100 * row["cublas_of_bandwidth"] for row in points]
         axes.plot(M, ours, "-", color=color, marker=".", label=name)

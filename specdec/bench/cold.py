@@ -39,7 +39,8 @@ def cold_rows(
     known = 0
     with tempfile.TemporaryDirectory() as cache:
         for i in range(starts):
-            began, env = time.time(), os.environ | {"TRITON_CACHE_DIR": cache}
+            began = time.time()
+            env = os.environ | {"TRITON_CACHE_DIR": cache}
             done = subprocess.run([*command, str(began)], capture_output=True, text=True, env=env)
             if done.returncode != 0:
                 raise RuntimeError(f"the fresh process failed:\n{done.stderr[-2000:]}")

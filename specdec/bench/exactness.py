@@ -81,7 +81,8 @@ def exactness(bench: Bench) -> Iterator[Row]:
 
 def compared(K: int, batch: int, times: Mapping[tuple[str, ...], float]) -> list[Row]:
     """Milliseconds by what is exchanged, and the price of the shipped round against each."""
-    shipped, fastest = times[()], min(times.values())
+    shipped = times[()]
+    fastest = min(times.values())
     return [
         {
             "num_speculative_tokens": K,
@@ -103,7 +104,8 @@ def combinations() -> list[tuple[str, ...]]:
 
 def _round_ms(bench: Bench, K: int, batch: int, names: Sequence[str]) -> float:
     """The median of a captured round with these places exchanged."""
-    pair, num_rounds = bench.pair, bench.options.num_rounds
+    pair = bench.pair
+    num_rounds = bench.options.num_rounds
     prompts = bench.prompts(batch)[:batch]
     spec = EngineSpec(
         num_speculative_tokens=K,

@@ -75,7 +75,8 @@ def load_pair(
 ) -> Pair:
     """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like prompts.json."""
     config = EngineConfig(device=device, dtype=dtype)
-    where, directory = device_of(config.device), locate(target, "target")
+    where = device_of(config.device)
+    directory = locate(target, "target")
     loaded = load_target(directory, dtype=dtype_of(config.dtype, where), device=where)
     eagle = None if draft is None else load_eagle(locate(draft, "draft"), loaded, device=where)
     return Pair(loaded, eagle, Tokenizer(directory), read_prompts(directory, prompts), where)

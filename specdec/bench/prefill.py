@@ -52,7 +52,8 @@ def prefill_row(pair: Pair, K: int, length: int) -> Row:
 
 
 def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...]) -> float:
-    engine, prompt = pair.engine(spec), joined(pair.prompts, length)
+    engine = pair.engine(spec)
+    prompt = joined(pair.prompts, length)
     blocks = list(range(-(-length // BLOCK_SIZE)))
     part = PromptPart(row=-1, prompt=prompt, start=0, length=length, blocks=blocks)
     with exchanged(names):
@@ -62,7 +63,9 @@ def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...])
 @torch.inference_mode()
 def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, float]:
     """One layer's causal attention of a whole prompt: ours, torch's."""
-    layer, runner, device = pair.target.config.layer, pair.engine(spec).runner, pair.device
+    layer = pair.target.config.layer
+    runner = pair.engine(spec).runner
+    device = pair.device
     cache = runner.target_cache[0]
     T, H, G, C = length, layer.num_heads, layer.num_kv_heads, layer.head_dim
     q_THC = torch.randn(T, H, C, device=device, dtype=cache.dtype)
@@ -76,7 +79,8 @@ def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, flo
         max_query_len=T,
         max_seq_len=T,
     )
-    out, clock = torch.empty_like(q_THC), Clock(device)
+    out = torch.empty_like(q_THC)
+    clock = Clock(device)
     ours = clock.repeat(lambda: paged_attention(q_THC, out, cache, rows), 10, 3).median
     q, k, v = (torch.randn(1, heads, T, C, device=device, dtype=cache.dtype) for heads in (H, G, G))
     sdpa = clock.repeat(

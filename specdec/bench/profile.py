@@ -116,7 +116,8 @@ def read_profile(events: Sequence[FunctionEvent], num_rounds: int, is_gpu: bool)
     launches = Counter(str(event.name) for event in events if event.name.endswith(LAUNCH_ENDINGS))
     first = min((kernel.start for kernel in kernels), default=0.0)
     last = max((kernel.end for kernel in kernels), default=0.0)
-    busy, span = _busy(kernels), last - first
+    busy = _busy(kernels)
+    span = last - first
     return RoundProfile(
         kernels=_rows(kernels, ranges, num_rounds),
         launches={name: count / num_rounds for name, count in sorted(launches.items())},

@@ -35,7 +35,8 @@ def gaps(bench: Bench) -> Iterator[Row]:
     K = max(bench.ks)
     for batch in bench.options.batches:
         if bench.has_time(f"gaps: batch {batch}"):
-            engine, prompts = bench.engine(K, batch), bench.prompts(batch)[:batch]
+            engine = bench.engine(K, batch)
+            prompts = bench.prompts(batch)[:batch]
             found = profile_serving(engine, prompts, bench.options.num_rounds // 3)
             yield {
                 "num_speculative_tokens": K,
@@ -104,7 +105,8 @@ def _serve(engine: Engine, batches: Sequence[Sequence[Job]]) -> tuple[list[Reque
 
 def waiting(bench: Bench) -> Iterator[Row]:
     """How long running requests wait for tokens while a prompt of 16,384 tokens is prefilled."""
-    K, pair = max(bench.ks), bench.pair
+    K = max(bench.ks)
+    pair = bench.pair
     if pair.target.config.max_position_embeddings < LONG_PROMPT + 64:
         return
     spec = EngineSpec(

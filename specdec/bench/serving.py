@@ -60,7 +60,8 @@ def generate(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
 
 def serve(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, max_tokens: int) -> Served:
     """All prompts once, `batch` at a time."""
-    requests, seconds = [], 0.0
+    requests = []
+    seconds = 0.0
     for first in range(0, len(prompts), batch):
         group = generate(engine, greedy(prompts[first : first + batch], max_tokens))
         begun = [request.stats.first_token_time or 0.0 for request in group]

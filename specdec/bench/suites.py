@@ -74,7 +74,8 @@ def _timed(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) ->
 
 def context(bench: Bench) -> Iterator[Row]:
     """Rounds after long prompts at batch 1, the pair's prompts joined; outputs are compared too."""
-    options, pair = bench.options, bench.pair
+    options = bench.options
+    pair = bench.pair
     room = max(tokens_needed(options.num_rounds, max(bench.ks)), options.max_tokens)
     longest = pair.target.config.max_position_embeddings - room
     lengths = [length for length in options.contexts if length <= longest]
@@ -88,7 +89,8 @@ def context(bench: Bench) -> Iterator[Row]:
         )
         engine = pair.engine(spec)
         for length in lengths:
-            prompts, row = [joined(pair.prompts, length)], Row(context=length)
+            prompts = [joined(pair.prompts, length)]
+            row = Row(context=length)
             outputs = serve(engine, prompts, 1, min(options.max_tokens, 64)).token_ids
             difference = first_difference(outputs, plain.setdefault(length, outputs))
             if difference is not None:

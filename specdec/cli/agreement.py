@@ -60,7 +60,8 @@ def _cut_everywhere(
     texts: Sequence[RequestOutput], K: int
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Every prefix that K + 1 tokens of text follow, and those tokens."""
-    prefixes, continuations = [], []
+    prefixes = []
+    continuations = []
     for text in texts:
         token_ids = text.outputs[0].token_ids
         for t in range(len(token_ids) - K):

@@ -68,7 +68,8 @@ def run_bench(command: BenchCommand) -> None:
 
 def _check_outputs(command: BenchCommand) -> None:
     """Before anything is measured: refuse files and charts that cannot be written."""
-    file, charts = command.json, command.charts
+    file = command.json
+    charts = command.charts
     if file is not None and not file.parent.is_dir():
         raise ValueError(f"--json {file}: there is no directory {file.parent}")
     if file is not None and file.is_dir():

@@ -37,7 +37,8 @@ class Span:
 
 def draft_spans(output: RequestOutput, tokenizer: Tokenizer) -> list[Span]:
     """The spans of one output; `target` are tokens of prefill and of rounds without drafts."""
-    completion, detokenizer = output.outputs[0], Detokenizer(tokenizer)
+    completion = output.outputs[0]
+    detokenizer = Detokenizer(tokenizer)
     pieces = [detokenizer.push(token) for token in completion.token_ids]
     spans = [Span("".join(pieces[:1]), "target")]  # empty if the request failed at once
     position = 1

@@ -120,26 +120,32 @@ class Draft:
         buffers, B, K = self.buffers, context.num_tokens, self.buffers.draft_tokens.shape[1]
         with set_forward_context(context):
             recycled_BD = buffers.draft_hidden[:B]
-            for i in range(1, K):
-                normed_BD, recycled_BD = self.model.step(buffers.draft_last_tokens[:B], recycled_BD)
-                self._propose(normed_BD, i, is_sampled)
+            for level in range(1, K):
+                normed_BD, recycled_BD = self.model.next_level(
+                    buffers.draft_last_tokens[:B], recycled_BD
+                )
+                self._propose(normed_BD, level, is_sampled)
 
-    def _propose(self, normed_BD: Tensor, i: int, is_sampled: bool) -> None:
+    def _propose(self, normed_BD: Tensor, level: int, is_sampled: bool) -> None:
         weight, buffers, state = self.model.lm_head.weight, self.buffers, self.state
         if not is_sampled:
-            propose(normed_BD, weight, self.d2t, buffers, state, i, self.contexts.max_model_len)
+            propose(normed_BD, weight, self.d2t, buffers, state, level, self.contexts.max_model_len)
             return
         row_B, is_exact = buffers.sample_mapping[: len(normed_BD)], self.rule == "exact"
         logits_BW = linear(normed_BD, weight, out_dtype=torch.float32)
         stream = TARGET if is_exact else DRAFT
-        limits, places = row_parameters(state, row_B, None, 1 + i, stream, has_epoch=not is_exact)
-        places = replace(places, token_ids=self.d2t)
+        limits, noise_keys = row_parameters(
+            state, row_B, None, 1 + level, stream, has_epoch=not is_exact
+        )
+        noise_keys = replace(noise_keys, token_ids=self.d2t)
         floor_B = support_floor(logits_BW, limits)
         if not is_exact:
-            state.draft_scores[row_B, i] = scaled_in_support(
-                logits_BW, places.temperatures, floor_B
+            state.draft_scores[row_B, level] = scaled_in_support(
+                logits_BW, noise_keys.temperatures, floor_B
             )
-        propose_sampled(logits_BW, floor_B, places, buffers, state, i, self.contexts.max_model_len)
+        propose_sampled(
+            logits_BW, floor_B, noise_keys, buffers, state, level, self.contexts.max_model_len
+        )
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
         buffers, T = self.buffers, num_tokens

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from graphs.counters import summary
-from specdec.kernels.choose_token import NO_TOKEN
+from specdec.kernels.best_token import NO_TOKEN
 from specdec.requests.intake import Asked, Intake
 from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
-from specdec.kernels.best_token import NO_ID, NO_TOKEN, NOT_FINITE, id_or_marker_ref, launch_write
+from specdec.kernels.best_token import NO_ID, id_or_marker_ref, launch_write
 from specdec.kernels.gumbel import (
     gumbel_estimate,
     gumbel_noise,
@@ -24,13 +24,11 @@ from specdec.kernels.gumbel import (
 )
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
-__all__ = ["NOT_FINITE", "NO_TOKEN", "Places", "choose_token", "choose_token_ref", "launch_choices"]
-
 FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class NoiseKeys:
     """Where the tokens of T rows are drawn, and of whose noise. Rows of padding have temperature 0."""
 
     temperatures: Tensor  # [T] float32, 0 = greedy
@@ -43,15 +41,17 @@ class Places:
     )
 
 
-def choose_token(logits_TV: Tensor, floor_T: Tensor, places: Places, out_T: Tensor) -> None:
+def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_T: Tensor) -> None:
     """Write the chosen column of every row to out_T (int64, may be strided). floor_T: least logit / temperature."""
     if use_triton(logits_TV):
-        launch_write(*launch_choices(logits_TV, floor_T, places), out_T)
+        launch_write(*launch_choices(logits_TV, floor_T, noise_keys), out_T)
     else:
-        out_T.copy_(choose_token_ref(logits_TV, floor_T, places))
+        out_T.copy_(choose_token_ref(logits_TV, floor_T, noise_keys))
 
 
-def launch_choices(logits_TV: Tensor, floor_T: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+def launch_choices(
+    logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys
+) -> tuple[Tensor, Tensor]:
     """The greatest score of each tile of columns [tiles, T] float32 and its lowest column [tiles, T] int32."""
     T, V = logits_TV.shape
     block = 1024 if T <= FEW_ROWS else 2048
@@ -63,16 +63,16 @@ def launch_choices(logits_TV: Tensor, floor_T: Tensor, places: Places) -> tuple[
         ids,
         logits_TV,
         floor_T,
-        places.temperatures,
-        places.seeds,
-        places.positions,
-        places.epochs,
-        ids if places.token_ids is None else places.token_ids,
+        noise_keys.temperatures,
+        noise_keys.seeds,
+        noise_keys.positions,
+        noise_keys.epochs,
+        ids if noise_keys.token_ids is None else noise_keys.token_ids,
         logits_TV.stride(0),
         T,
         V,
-        STREAM=places.stream,
-        HAS_IDS=places.token_ids is not None,
+        STREAM=noise_keys.stream,
+        HAS_IDS=noise_keys.token_ids is not None,
         NO_ID=NO_ID,
         BLOCK=block,
         IS_GPU=logits_TV.is_cuda,
@@ -190,15 +190,19 @@ def _draws(
     return r
 
 
-def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, places: Places) -> Tensor:
-    is_greedy_T1 = (places.temperatures == 0)[:, None]
-    divisor_T1 = torch.where(is_greedy_T1, 1, places.temperatures[:, None])
+def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tensor:
+    is_greedy_T1 = (noise_keys.temperatures == 0)[:, None]
+    divisor_T1 = torch.where(is_greedy_T1, 1, noise_keys.temperatures[:, None])
     scaled_TV = logits_TV / divisor_T1
-    where = (places.seeds, places.positions)
-    if places.token_ids is None:
-        noise_TV = gumbel_of_all_ref(*where, logits_TV.shape[1], places.stream, places.epochs)
+    where = (noise_keys.seeds, noise_keys.positions)
+    if noise_keys.token_ids is None:
+        noise_TV = gumbel_of_all_ref(
+            *where, logits_TV.shape[1], noise_keys.stream, noise_keys.epochs
+        )
     else:
-        noise_TV = gumbel_ref(*where, places.token_ids[None], places.stream, places.epochs)
+        noise_TV = gumbel_ref(
+            *where, noise_keys.token_ids[None], noise_keys.stream, noise_keys.epochs
+        )
     is_out_TV = (scaled_TV < floor_T[:, None]) & ~is_greedy_T1
     noisy_TV = torch.where(is_out_TV, -torch.inf, scaled_TV + noise_TV.masked_fill(is_greedy_T1, 0))
     return id_or_marker_ref(noisy_TV)

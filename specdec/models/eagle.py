@@ -101,7 +101,7 @@ class EagleModel(nn.Module):
         normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)
         return normed_XD, normed_XD if self.config.recycled == "post_norm" else stream_XD
 
-    def step(self, input_ids_B: Tensor, g_BD: Tensor) -> tuple[Tensor, Tensor]:
+    def next_level(self, input_ids_B: Tensor, g_BD: Tensor) -> tuple[Tensor, Tensor]:
         """One row per request on the draft's own streams; returns the same two as `head_input`."""
         x, stream_BD = self(input_ids_B, g_BD)
         if self.norm is None:

@@ -10,72 +10,72 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, tl, use_triton
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.requests.sampling_flags import SamplingFlags
-from specdec.sampler.processors import Block, process
+from specdec.sampler.processors import DecidedRows, process
 from specdec.stepping.state import RequestState
 
 BLOCK = 2048
 
 
 def process_logits(
-    logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags
+    logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
     """Apply what the step needs to its logits, in place."""
     if use_triton(logits_TV):
-        launch_process_logits(logits_TV, block, state, flags)
+        launch_process_logits(logits_TV, rows, state, flags)
     else:
-        process(logits_TV, block, state, flags)
+        process(logits_TV, rows, state, flags)
 
 
 def launch_process_logits(
-    logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags
+    logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
     if flags.bias or flags.penalties:
-        _launch_weights(logits_TV, block, state, flags)
-    rows = state.sampling
+        _launch_weights(logits_TV, rows, state, flags)
+    sampling = state.sampling
     _forbid_kernel[(len(logits_TV),)](
         logits_TV,
-        rows.history,
-        block.row_B,
-        block.num_valid_B,
-        block.token_BQ,
-        block.position_BQ,
+        sampling.history,
+        rows.row_B,
+        rows.num_valid_B,
+        rows.token_BQ,
+        rows.position_BQ,
         state.min_positions,
         state.stop_ids,
-        rows.bad_words,
-        rows.bad_lengths,
-        rows.integers,
-        rows.integers.stride(0),
+        sampling.bad_words,
+        sampling.bad_lengths,
+        sampling.integers,
+        sampling.integers.stride(0),
         logits_TV.stride(0),
-        len(rows.floats) - 1,
-        rows.history.shape[1],
-        Q=block.token_BQ.shape[1],
+        len(sampling.floats) - 1,
+        sampling.history.shape[1],
+        Q=rows.token_BQ.shape[1],
         STOP_IDS=state.stop_ids.shape[1],
         HAS_WORDS=flags.bad_words,
-        WORDS=rows.bad_words.shape[1],
-        LENGTH=rows.bad_words.shape[2],
+        WORDS=sampling.bad_words.shape[1],
+        LENGTH=sampling.bad_words.shape[2],
         num_warps=1,
         **launch_options(logits_TV),
     )
 
 
 def _launch_weights(
-    logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags
+    logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
-    rows, (T, V) = state.sampling, logits_TV.shape
+    sampling, (T, V) = state.sampling, logits_TV.shape
     _weights_kernel[(-(-V // BLOCK), T)](
         logits_TV,
-        block.row_B,
-        block.num_valid_B,
-        block.token_BQ,
-        rows.floats,
-        rows.bias,
-        rows.in_prompt,
-        rows.output_counts,
-        rows.floats.stride(0),
+        rows.row_B,
+        rows.num_valid_B,
+        rows.token_BQ,
+        sampling.floats,
+        sampling.bias,
+        sampling.in_prompt,
+        sampling.output_counts,
+        sampling.floats.stride(0),
         logits_TV.stride(0),
-        len(rows.floats) - 1,
+        len(sampling.floats) - 1,
         V,
-        Q=block.token_BQ.shape[1],
+        Q=rows.token_BQ.shape[1],
         HAS_BIAS=flags.bias,
         HAS_PENALTIES=flags.penalties,
         BLOCK=BLOCK,

@@ -16,7 +16,7 @@ from specdec.stepping.state import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class DecidedRows:
     """The rows that are decided in a step."""
 
     row_B: Tensor  # request row per batch slot, -1 = padding
@@ -43,30 +43,32 @@ class Block:
         return self.position_BQ.flatten()
 
 
-def process(logits_TV: Tensor, block: Block, state: RequestState, flags: SamplingFlags) -> None:
+def process(
+    logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
+) -> None:
     """Apply what the step needs to its logits."""
-    rows = state.sampling
+    sampling = state.sampling
     if flags.bias:
-        logits_TV += rows.bias[block.row_T]
+        logits_TV += sampling.bias[rows.row_T]
     if flags.bad_words:
-        mask_bad_words(logits_TV, block, state)
-    mask_stops(logits_TV, block, state)
+        mask_bad_words(logits_TV, rows, state)
+    mask_stops(logits_TV, rows, state)
     if flags.penalties:
-        penalize(logits_TV, block, state)
+        penalize(logits_TV, rows, state)
 
 
-def mask_bad_words(logits_TV: Tensor, block: Block, state: RequestState) -> None:
+def mask_bad_words(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
     """No row completes a bad word whose beginning is the end of what was generated before."""
-    rows, row_T, L = state.sampling, block.row_T, MAX_BAD_WORD_LENGTH
+    sampling, row_T, L = state.sampling, rows.row_T, MAX_BAD_WORD_LENGTH
     # padding writes the scratch row, where nobody reads it
-    scratch = torch.where(block.is_valid_BQ, block.row_B[:, None], -1)
-    rows.history[scratch, block.position_BQ] = block.token_BQ
-    position_TL = block.position_T[:, None] - torch.arange(L - 2, -1, -1, device=row_T.device)
-    is_generated_TL = position_TL >= rows.num_prompt_tokens[row_T][:, None]
+    scratch = torch.where(rows.is_valid_BQ, rows.row_B[:, None], -1)
+    sampling.history[scratch, rows.position_BQ] = rows.token_BQ
+    position_TL = rows.position_T[:, None] - torch.arange(L - 2, -1, -1, device=row_T.device)
+    is_generated_TL = position_TL >= sampling.num_prompt_tokens[row_T][:, None]
     before_TL = torch.where(
-        is_generated_TL, rows.history[row_T[:, None], position_TL.clamp(min=0)], -1
+        is_generated_TL, sampling.history[row_T[:, None], position_TL.clamp(min=0)], -1
     )
-    word_TPL, length_TP = rows.bad_words[row_T], rows.bad_lengths[row_T]
+    word_TPL, length_TP = sampling.bad_words[row_T], sampling.bad_lengths[row_T]
     is_behind_word_PL = torch.arange(L - 1, device=row_T.device) < L - length_TP[..., None]
     is_next_TP = ((word_TPL[..., :-1] == before_TL[:, None]) | is_behind_word_PL).all(dim=-1) & (
         length_TP > 0
@@ -74,10 +76,10 @@ def mask_bad_words(logits_TV: Tensor, block: Block, state: RequestState) -> None
     _forbid(logits_TV, word_TPL[..., -1], is_next_TP)
 
 
-def mask_stops(logits_TV: Tensor, block: Block, state: RequestState) -> None:
+def mask_stops(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
     """Before a row's own min_position, no id that would end the text."""
-    stop_TP = state.stop_ids[block.row_T]
-    is_early_T1 = (block.position_T + 1 < state.min_positions[block.row_T])[:, None]
+    stop_TP = state.stop_ids[rows.row_T]
+    is_early_T1 = (rows.position_T + 1 < state.min_positions[rows.row_T])[:, None]
     _forbid(logits_TV, stop_TP, is_early_T1.expand_as(stop_TP))
 
 
@@ -86,24 +88,24 @@ def _forbid(logits_TV: Tensor, token_TP: Tensor, is_out_TP: Tensor) -> None:
     logits_TV.scatter_add_(1, token_TP, torch.where(is_out_TP, -torch.inf, 0.0))
 
 
-def penalize(logits_TV: Tensor, block: Block, state: RequestState) -> None:
+def penalize(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
     """Repetition, frequency, presence penalty, over the counts at each row."""
-    rows, row_T = state.sampling, block.row_T
-    count_TV = counts_in_block(block, state)
-    is_known_TV = rows.in_prompt[row_T] | (count_TV > 0)
-    repetition_T1 = rows.repetition[row_T][:, None]
+    sampling, row_T = state.sampling, rows.row_T
+    count_TV = counts_at_rows(rows, state)
+    is_known_TV = sampling.in_prompt[row_T] | (count_TV > 0)
+    repetition_T1 = sampling.repetition[row_T][:, None]
     weaker_TV = torch.where(logits_TV > 0, logits_TV / repetition_T1, logits_TV * repetition_T1)
     logits_TV.copy_(torch.where(is_known_TV, weaker_TV, logits_TV))
-    logits_TV -= rows.frequency[row_T][:, None] * count_TV
-    logits_TV -= rows.presence[row_T][:, None] * (count_TV > 0)
+    logits_TV -= sampling.frequency[row_T][:, None] * count_TV
+    logits_TV -= sampling.presence[row_T][:, None] * (count_TV > 0)
 
 
-def counts_in_block(block: Block, state: RequestState) -> Tensor:
+def counts_at_rows(rows: DecidedRows, state: RequestState) -> Tensor:
     """[T, V] generated tokens before each row's own draw: those of the request, and the drafts in front of the row."""
-    B, Q = block.token_BQ.shape
-    count_BQV = state.sampling.output_counts[block.row_B][:, None].repeat(1, Q, 1)
+    B, Q = rows.token_BQ.shape
+    count_BQV = state.sampling.output_counts[rows.row_B][:, None].repeat(1, Q, 1)
     for i in range(1, Q):
-        token_B11 = block.token_BQ[:, i, None, None]
+        token_B11 = rows.token_BQ[:, i, None, None]
         count_BQV[:, i:].scatter_add_(
             2, token_B11.expand(B, Q - i, 1), torch.ones_like(count_BQV[:, i:, :1])
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
-from specdec.kernels.choose_token import Places
+from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.support_floor.floor import Limits
 from specdec.stepping.state import RequestState
@@ -23,7 +23,7 @@ def row_parameters(
     offset: int,
     stream: int,
     has_epoch: bool,
-) -> tuple[Limits, Places]:
+) -> tuple[Limits, NoiseKeys]:
     """Of T = B x Q rows, whose drawn tokens stand `offset` behind their positions.
 
     row_B:       request rows, -1 = padding
@@ -41,8 +41,8 @@ def launch_row_parameters(
     offset: int,
     stream: int,
     has_epoch: bool,
-) -> tuple[Limits, Places]:
-    rows = state.sampling
+) -> tuple[Limits, NoiseKeys]:
+    sampling = state.sampling
     Q = 1 if position_BQ is None else position_BQ.shape[1]
     T, device = len(row_B) * Q, row_B.device
     floats = torch.empty(3, T, dtype=torch.float32, device=device)
@@ -50,13 +50,13 @@ def launch_row_parameters(
     _row_parameters_kernel[(-(-T // 128),)](
         floats,
         integers,
-        rows.floats,
-        rows.integers,
+        sampling.floats,
+        sampling.integers,
         row_B,
         state.num_computed_tokens if position_BQ is None else position_BQ,
-        rows.floats.stride(0),
-        rows.integers.stride(0),
-        len(rows.floats) - 1,
+        sampling.floats.stride(0),
+        sampling.integers.stride(0),
+        len(sampling.floats) - 1,
         Q,
         T,
         offset,
@@ -67,14 +67,14 @@ def launch_row_parameters(
         **launch_options(row_B),
     )
     limits = Limits(temperatures=floats[0], log_min_p=floats[1], top_p=floats[2], top_k=integers[0])
-    places = Places(
+    noise_keys = NoiseKeys(
         temperatures=floats[0],
         seeds=integers[1:3].view(T, 2),
         positions=integers[3],
         epochs=integers[4],
         stream=stream,
     )
-    return limits, places
+    return limits, noise_keys
 
 
 @jit
@@ -132,22 +132,22 @@ def row_parameters_ref(
     offset: int,
     stream: int,
     has_epoch: bool,
-) -> tuple[Limits, Places]:
-    rows = state.sampling
+) -> tuple[Limits, NoiseKeys]:
+    sampling = state.sampling
     base_BQ = state.num_computed_tokens[row_B][:, None] if position_BQ is None else position_BQ
     row_T = row_B[:, None].expand_as(base_BQ).flatten()
     epoch_BQ = base_BQ[:, :1] if has_epoch else torch.zeros_like(base_BQ)
     limits = Limits(
-        temperatures=rows.temperature[row_T],
-        log_min_p=rows.log_min_p[row_T],
-        top_k=rows.top_k[row_T],
-        top_p=rows.top_p[row_T],
+        temperatures=sampling.temperature[row_T],
+        log_min_p=sampling.log_min_p[row_T],
+        top_k=sampling.top_k[row_T],
+        top_p=sampling.top_p[row_T],
     )
-    places = Places(
+    noise_keys = NoiseKeys(
         temperatures=limits.temperatures,
-        seeds=rows.seeds[row_T],
+        seeds=sampling.seeds[row_T],
         positions=base_BQ.flatten() + offset,
         epochs=epoch_BQ.expand_as(base_BQ).flatten(),
         stream=stream,
     )
-    return limits, places
+    return limits, noise_keys

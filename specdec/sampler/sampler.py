@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
-from specdec.kernels.choose_token import Places, choose_token
+from specdec.kernels.choose_token import NoiseKeys, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.support_floor.floor import Limits, support_floor
 from specdec.models.llama import LlamaModel
@@ -22,7 +22,7 @@ from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.accept import RULES, Decision, Drafted
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.process_logits import process_logits
-from specdec.sampler.processors import Block
+from specdec.sampler.processors import DecidedRows
 from specdec.sampler.row_parameters import row_parameters
 from specdec.scheduling.work import PromptPart
 from specdec.stepping.buffers import StepBuffers
@@ -79,15 +79,15 @@ class Sampler:
         if not step.flags.logits:
             self._choose_best(hidden_BD, buffers.positions[last_B], row_B, out_B)
             return
-        block = Block(
+        rows = DecidedRows(
             row_B=row_B,
             token_BQ=buffers.input_ids[last_B][:, None],
             position_BQ=buffers.positions[last_B][:, None],
             num_valid_B=(row_B >= 0).long(),
         )
-        logits_BV = self._logits(hidden_BD, block, step.flags)
-        limits, places = self._parameters(block, TARGET if self.rule == "exact" else BONUS)
-        choose_token(logits_BV, _floor(logits_BV, limits, step.flags), places, out_B)
+        logits_BV = self._logits(hidden_BD, rows, step.flags)
+        limits, noise_keys = self._parameters(rows, TARGET if self.rule == "exact" else BONUS)
+        choose_token(logits_BV, _floor(logits_BV, limits, step.flags), noise_keys, out_B)
 
     def _choose_round(self, step: Step) -> None:
         buffers, B, Q = self.buffers, step.num_reqs, _rows_per_slot(step)
@@ -96,19 +96,19 @@ class Sampler:
         if not step.flags.logits:
             self._choose_best(hidden_TD, buffers.positions[:T], row_B, buffers.target_tokens[:T])
             return
-        block = Block(
+        rows = DecidedRows(
             row_B=row_B,
             token_BQ=buffers.input_ids[:T].view(B, Q),
             position_BQ=buffers.positions[:T].view(B, Q),
             num_valid_B=buffers.num_valid[:B],
         )
-        logits_TV = self._logits(hidden_TD, block, step.flags)
-        limits, places = self._parameters(block, TARGET)
+        logits_TV = self._logits(hidden_TD, rows, step.flags)
+        limits, noise_keys = self._parameters(rows, TARGET)
         floor_T = _floor(logits_TV, limits, step.flags)
         if self.rule == "exact":
-            choose_token(logits_TV, floor_T, places, buffers.target_tokens[:T])
+            choose_token(logits_TV, floor_T, noise_keys, buffers.target_tokens[:T])
         else:
-            self._decide(logits_TV, floor_T, block, places)
+            self._decide(logits_TV, floor_T, rows, noise_keys)
 
     def _choose_best(
         self, hidden_TD: Tensor, positions_T: Tensor, row_B: Tensor, out_T: Tensor
@@ -153,28 +153,32 @@ class Sampler:
             row += part.length
         return found
 
-    def _logits(self, hidden_TD: Tensor, block: Block, flags: SamplingFlags) -> Tensor:
+    def _logits(self, hidden_TD: Tensor, rows: DecidedRows, flags: SamplingFlags) -> Tensor:
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
-        process_logits(logits_TV, block, self.state, flags)
+        process_logits(logits_TV, rows, self.state, flags)
         return logits_TV
 
-    def _parameters(self, block: Block, stream: int) -> tuple[Limits, Places]:
+    def _parameters(self, rows: DecidedRows, stream: int) -> tuple[Limits, NoiseKeys]:
         # padding within a slot draws too, and nobody reads it
         is_exact = self.rule == "exact"
         return row_parameters(
-            self.state, block.row_B, block.position_BQ, 1, stream, has_epoch=not is_exact
+            self.state, rows.row_B, rows.position_BQ, 1, stream, has_epoch=not is_exact
         )
 
-    def _decide(self, logits_TV: Tensor, floor_T: Tensor, block: Block, places: Places) -> None:
-        buffers, (B, Q) = self.buffers, block.token_BQ.shape
-        drafted = self._drafted(logits_TV, floor_T, block, places.temperatures)
-        coins_BQ = uniform_ref(places.seeds, places.positions, COIN, places.epochs).view(B, Q)
+    def _decide(
+        self, logits_TV: Tensor, floor_T: Tensor, rows: DecidedRows, noise_keys: NoiseKeys
+    ) -> None:
+        buffers, (B, Q) = self.buffers, rows.token_BQ.shape
+        drafted = self._drafted(logits_TV, floor_T, rows, noise_keys.temperatures)
+        coins_BQ = uniform_ref(
+            noise_keys.seeds, noise_keys.positions, COIN, noise_keys.epochs
+        ).view(B, Q)
         decision = RULES[self.rule](drafted, coins_BQ[:, : Q - 1])
         # a row that is not finite has no mass, so that no draft holds there and the round ends in it
         is_finite_BQ = (logits_TV.amax(dim=-1) < torch.inf).view(B, Q)
         is_sound_B = is_finite_BQ.gather(1, decision.num_accepted_B[:, None])[:, 0]
-        token_B = torch.where(is_sound_B, self._draw(decision, block), NOT_FINITE)
+        token_B = torch.where(is_sound_B, self._draw(decision, rows), NOT_FINITE)
         buffers.decided[:B] = decision.num_accepted_B
         draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
         is_accepted_BQ = torch.arange(Q, device=token_B.device) < decision.num_accepted_B[:, None]
@@ -183,15 +187,15 @@ class Sampler:
         ).flatten()
 
     def _drafted(
-        self, logits_TV: Tensor, floor_T: Tensor, block: Block, temperature_T: Tensor
+        self, logits_TV: Tensor, floor_T: Tensor, rows: DecidedRows, temperature_T: Tensor
     ) -> Drafted:
-        rows, (B, Q), V = self.state.sampling, block.token_BQ.shape, logits_TV.shape[1]
-        is_greedy_B11 = (rows.temperature[block.row_B] == 0)[:, None, None]
-        draft_BK = block.token_BQ[:, 1:]
+        sampling, (B, Q), V = self.state.sampling, rows.token_BQ.shape, logits_TV.shape[1]
+        is_greedy_B11 = (sampling.temperature[rows.row_B] == 0)[:, None, None]
+        draft_BK = rows.token_BQ[:, 1:]
         target_TV = probabilities(scaled_in_support(logits_TV, temperature_T, floor_T))
         best_TV = torch.zeros_like(target_TV).scatter_(1, logits_TV.argmax(dim=-1, keepdim=True), 1)
         best_TV = torch.where(logits_TV.amax(dim=-1, keepdim=True).isfinite(), best_TV, 0)
-        draft_BKW = probabilities(self.state.draft_scores[block.row_B, : Q - 1])
+        draft_BKW = probabilities(self.state.draft_scores[rows.row_B, : Q - 1])
         draft_BKV = draft_BKW
         if self.d2t is not None:
             draft_BKV = torch.zeros(B, Q - 1, V, device=logits_TV.device).index_copy_(
@@ -206,24 +210,24 @@ class Sampler:
             ),
             draft_probs_BKV=torch.where(is_point_BK1, point_BKV, draft_BKV),
             draft_tokens_BK=draft_BK,
-            num_drafts_B=(block.is_valid_BQ.sum(dim=1) - 1).clamp(min=0),
+            num_drafts_B=(rows.is_valid_BQ.sum(dim=1) - 1).clamp(min=0),
         )
 
-    def _draw(self, decision: Decision, block: Block) -> Tensor:
+    def _draw(self, decision: Decision, rows: DecidedRows) -> Tensor:
         """A token from the weights, by noise of the stream that says what it is."""
-        rows, row_B = self.state.sampling, block.row_B
+        sampling, row_B = self.state.sampling, rows.row_B
         log_weights_BV = decision.weights_BV.log()
         token_B, bonus_B = torch.empty_like(row_B), torch.empty_like(row_B)
         for stream, out_B in ((RESIDUAL, token_B), (BONUS, bonus_B)):
-            places = Places(
+            noise_keys = NoiseKeys(
                 temperatures=torch.ones_like(log_weights_BV[:, 0]),
-                seeds=rows.seeds[row_B],
-                positions=block.position_BQ[:, 0] + decision.num_accepted_B + 1,
-                epochs=block.position_BQ[:, 0],
+                seeds=sampling.seeds[row_B],
+                positions=rows.position_BQ[:, 0] + decision.num_accepted_B + 1,
+                epochs=rows.position_BQ[:, 0],
                 stream=stream,
             )
             choose_token(
-                log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), places, out_B
+                log_weights_BV, torch.full_like(log_weights_BV[:, 0], -torch.inf), noise_keys, out_B
             )
         return torch.where(decision.is_bonus_B, bonus_B, token_B)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowest_best
-from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
+from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.slot_mapping import slot_mapping_ref
 from specdec.sizes import BLOCK_SIZE
@@ -24,35 +24,35 @@ def propose(
     d2t_W: Tensor | None,
     buffers: StepBuffers,
     state: RequestState,
-    step: int,
+    level: int,
     max_model_len: int,
 ) -> None:
-    """Write draft token `step` of each batch slot, and the inputs of the draft row behind it.
+    """Write draft token `level` of each batch slot, and the inputs of the draft row behind it.
 
     After the last step all K tokens go to the state rows. weight_WD: the head; d2t_W: target ids, where they differ.
     """
     if use_triton(normed_BD):
-        launch_propose(normed_BD, weight_WD, d2t_W, buffers, state, step, max_model_len)
+        launch_propose(normed_BD, weight_WD, d2t_W, buffers, state, level, max_model_len)
     else:
-        propose_ref(normed_BD, weight_WD, d2t_W, buffers, state, step, max_model_len)
+        propose_ref(normed_BD, weight_WD, d2t_W, buffers, state, level, max_model_len)
 
 
 def propose_sampled(
     logits_BW: Tensor,
     floor_B: Tensor,
-    places: Places,
+    noise_keys: NoiseKeys,
     buffers: StepBuffers,
     state: RequestState,
-    step: int,
+    level: int,
     max_model_len: int,
 ) -> None:
     """The same for a token that is chosen from logits with noise; places.token_ids are d2t."""
     if use_triton(logits_BW):
-        maxima = launch_choices(logits_BW, floor_B, places)
-        launch_place(*maxima, places.token_ids, buffers, state, step, max_model_len)
+        maxima = launch_choices(logits_BW, floor_B, noise_keys)
+        launch_write_level(*maxima, noise_keys.token_ids, buffers, state, level, max_model_len)
     else:
-        id_B = choose_token_ref(logits_BW, floor_B, places)
-        place_ref(id_B, places.token_ids, buffers, state, step, max_model_len)
+        id_B = choose_token_ref(logits_BW, floor_B, noise_keys)
+        write_level_ref(id_B, noise_keys.token_ids, buffers, state, level, max_model_len)
 
 
 def launch_propose(
@@ -61,21 +61,21 @@ def launch_propose(
     d2t_W: Tensor | None,
     buffers: StepBuffers,
     state: RequestState,
-    step: int,
+    level: int,
     max_model_len: int,
 ) -> None:
-    launch_place(
-        *launch_tile_maxima(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len
+    launch_write_level(
+        *launch_tile_maxima(normed_BD, weight_WD), d2t_W, buffers, state, level, max_model_len
     )
 
 
-def launch_place(
+def launch_write_level(
     best: Tensor,
     ids: Tensor,
     d2t_W: Tensor | None,
     buffers: StepBuffers,
     state: RequestState,
-    step: int,
+    level: int,
     max_model_len: int,
 ) -> None:
     """Reduce the maxima of tiles [tiles, B] to tokens, and write what follows from them."""
@@ -99,7 +99,7 @@ def launch_place(
         max_model_len,
         K=K,
         K_PADDED=next_power_of_2(K),
-        STEP=step,
+        LEVEL=level,
         HAS_D2T=d2t_W is not None,
         S=BLOCK_SIZE,
         BLOCK=next_power_of_2(len(best)),
@@ -128,7 +128,7 @@ def _propose_kernel(
     max_model_len,
     K: tl.constexpr,
     K_PADDED: tl.constexpr,
-    STEP: tl.constexpr,
+    LEVEL: tl.constexpr,
     HAS_D2T: tl.constexpr,
     S: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -140,11 +140,11 @@ def _propose_kernel(
     token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
     if HAS_D2T:
         token = tl.load(d2t_ptr + token)
-    tl.store(tokens_ptr + b * K + STEP, token)
+    tl.store(tokens_ptr + b * K + LEVEL, token)
     idx = tl.load(sample_ptr + b)
     row = tl.where(idx < 0, R, idx)
-    if STEP + 1 < K:
-        position = tl.load(num_computed_ptr + row) + STEP
+    if LEVEL + 1 < K:
+        position = tl.load(num_computed_ptr + row) + LEVEL
         is_valid = (idx >= 0) & (position < max_model_len)
         block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
         tl.store(last_ptr + b, token)
@@ -152,8 +152,8 @@ def _propose_kernel(
         tl.store(slots_ptr + b, tl.where(is_valid, block * S + position % S, -1))
     else:
         i = tl.arange(0, K_PADDED)
-        earlier = tl.load(tokens_ptr + b * K + i, mask=i < STEP, other=0)
-        tl.store(state_tokens_ptr + row * K + i, tl.where(i == STEP, token, earlier), mask=i < K)
+        earlier = tl.load(tokens_ptr + b * K + i, mask=i < LEVEL, other=0)
+        tl.store(state_tokens_ptr + row * K + i, tl.where(i == LEVEL, token, earlier), mask=i < K)
 
 
 def propose_ref(
@@ -162,29 +162,31 @@ def propose_ref(
     d2t_W: Tensor | None,
     buffers: StepBuffers,
     state: RequestState,
-    step: int,
+    level: int,
     max_model_len: int,
 ) -> None:
-    place_ref(best_token_ref(normed_BD, weight_WD), d2t_W, buffers, state, step, max_model_len)
+    write_level_ref(
+        best_token_ref(normed_BD, weight_WD), d2t_W, buffers, state, level, max_model_len
+    )
 
 
-def place_ref(
+def write_level_ref(
     id_B: Tensor,
     d2t_W: Tensor | None,
     buffers: StepBuffers,
     state: RequestState,
-    step: int,
+    level: int,
     max_model_len: int,
 ) -> None:
     B, K = len(id_B), buffers.draft_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
     guess_B = id_B.clamp(min=0)
     token_B = guess_B if d2t_W is None else d2t_W[guess_B]
-    buffers.draft_tokens[:B, step] = token_B
-    if step + 1 == K:
+    buffers.draft_tokens[:B, level] = token_B
+    if level + 1 == K:
         state.draft_tokens[row_B] = buffers.draft_tokens[:B]
         return
-    position_B = state.num_computed_tokens[row_B] + step
+    position_B = state.num_computed_tokens[row_B] + level
     is_valid_B = (row_B >= 0) & (position_B < max_model_len)
     buffers.draft_last_tokens[:B] = token_B
     buffers.draft_positions[:B] = torch.where(is_valid_B, position_B, 0)

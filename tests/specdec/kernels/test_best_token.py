@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_best_token
-from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices, launch_write
+from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices, launch_write
 from specdec.kernels.gumbel import DRAFT
 from specdec.requests.row_start import RowStart
 from specdec.sizes import MAX_STOP_IDS
@@ -35,14 +35,14 @@ def best_by_kernel(x, weight, mask=None):
     return out[:, 1]
 
 
-def chosen_by_kernel(logits, floor, places):
+def chosen_by_kernel(logits, floor, noise_keys):
     out = torch.full((len(logits), 3), -999, device=logits.device)
-    launch_write(*launch_choices(logits, floor, places), out[:, 1])
+    launch_write(*launch_choices(logits, floor, noise_keys), out[:, 1])
     assert (out[:, ::2] == -999).all()
     return out[:, 1]
 
 
-def places_of(num_rows, device, **changes):
+def noise_keys_of(num_rows, device, **changes):
     values = {
         "temperatures": torch.full((num_rows,), 0.7, device=device),
         "seeds": torch.randint(0, 2**32, (num_rows, 2), device=device),
@@ -50,7 +50,7 @@ def places_of(num_rows, device, **changes):
         "epochs": torch.zeros(num_rows, dtype=torch.int64, device=device),
         "stream": DRAFT,
     }
-    return Places(**values | changes)
+    return NoiseKeys(**values | changes)
 
 
 @pytest.mark.parametrize("num_ids", [1, 63, 65, V])
@@ -98,17 +98,17 @@ def test_a_stop_id_is_out_below_the_min_position_and_in_from_there_on(device, ch
 
 @pytest.mark.parametrize("choose", [chosen_by_kernel, choose_token_ref])
 def test_a_token_that_stands_on_the_floor_is_kept(device, choose):
-    logits, places = torch.randn(6, 3000, device=device), places_of(6, device)
-    floor = (logits / places.temperatures[:, None]).amax(dim=1)
-    assert torch.equal(choose(logits, floor, places), logits.argmax(dim=1))
-    assert (choose(logits, torch.nextafter(floor, floor + 1), places) == -1).all()
+    logits, noise_keys = torch.randn(6, 3000, device=device), noise_keys_of(6, device)
+    floor = (logits / noise_keys.temperatures[:, None]).amax(dim=1)
+    assert torch.equal(choose(logits, floor, noise_keys), logits.argmax(dim=1))
+    assert (choose(logits, torch.nextafter(floor, floor + 1), noise_keys) == -1).all()
 
 
 def test_rows_of_a_wider_tensor_are_chosen_from_by_their_own_columns(device):
-    wide, places = torch.randn(6, 3100, device=device), places_of(6, device)
+    wide, noise_keys = torch.randn(6, 3100, device=device), noise_keys_of(6, device)
     floor = torch.full((6,), -torch.inf, device=device)
-    ours = chosen_by_kernel(wide[:, :3000], floor, places)
-    assert torch.equal(ours, choose_token_ref(wide[:, :3000], floor, places))
+    ours = chosen_by_kernel(wide[:, :3000], floor, noise_keys)
+    assert torch.equal(ours, choose_token_ref(wide[:, :3000], floor, noise_keys))
 
 
 @pytest.mark.parametrize("has_d2t", [False, True])
@@ -128,12 +128,12 @@ def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, mo
     ours[0].sample_mapping[:3] = torch.arange(3, device=device)
     theirs = copy.deepcopy(ours)
     d2t = torch.arange(V, device=device) + 1000 if has_d2t else None
-    logits, places = torch.randn(3, V, device=device), places_of(3, device, token_ids=d2t)
+    logits, noise_keys = torch.randn(3, V, device=device), noise_keys_of(3, device, token_ids=d2t)
     floor = torch.full((3,), -torch.inf, device=device)
     for is_kernel, (buffers, state) in ((True, ours), (False, theirs)):
         monkeypatch.setattr(propose_file, "use_triton", lambda _, is_kernel=is_kernel: is_kernel)
-        propose_sampled(logits, floor, places, buffers, state, 0, 100)
-    id_B = choose_token_ref(logits, floor, places)
+        propose_sampled(logits, floor, noise_keys, buffers, state, 0, 100)
+    id_B = choose_token_ref(logits, floor, noise_keys)
     assert ours[0].draft_tokens[:3, 0].tolist() == (id_B + 1000 if has_d2t else id_B).tolist()
     for name in ("draft_tokens", "draft_last_tokens", "draft_positions", "draft_slots"):
         assert torch.equal(getattr(ours[0], name)[:3], getattr(theirs[0], name)[:3]), name

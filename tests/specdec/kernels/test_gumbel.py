@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
+from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import (
     BONUS,
     COIN,
@@ -156,13 +156,13 @@ def make_rows(device, T, V):
     logits[:, 1::7] = -torch.inf
     temperatures = torch.rand(T, device=device) + 0.2
     temperatures[::2] = 0
-    places = {
+    noise_keys = {
         "temperatures": temperatures,
         "seeds": torch.randint(0, 2**32, (T, 2), device=device),
         "positions": torch.randint(0, 2**20, (T,), device=device),
         "epochs": torch.randint(0, 2**20, (T,), device=device),
     }
-    return logits, places
+    return logits, noise_keys
 
 
 def reduced(best, ids):
@@ -178,15 +178,15 @@ def test_the_kernel_chooses_as_the_twin_does(device, T, V, has_ids):
     ids = torch.randperm(150_000, device=device)[:V].sort().values if has_ids else None
     floor = torch.where(torch.arange(T, device=device) % 3 == 0, 1.5, -torch.inf)
     for stream in (TARGET, RESIDUAL):
-        places = Places(stream=stream, token_ids=ids, **values)
-        chosen = reduced(*launch_choices(logits, floor, places))
-        assert torch.equal(chosen, choose_token_ref(logits, floor, places))
+        noise_keys = NoiseKeys(stream=stream, token_ids=ids, **values)
+        chosen = reduced(*launch_choices(logits, floor, noise_keys))
+        assert torch.equal(chosen, choose_token_ref(logits, floor, noise_keys))
         assert chosen[-1] == -1
 
 
 def test_the_kernel_has_the_bits_of_the_twin(device):
     V, (seeds, positions, epochs) = 3000, (part.to(device) for part in places_of(SEED, POSITION, 9))
-    places = Places(
+    noise_keys = NoiseKeys(
         temperatures=torch.ones(1, device=device),
         seeds=seeds,
         positions=positions,
@@ -198,7 +198,7 @@ def test_the_kernel_has_the_bits_of_the_twin(device):
     for column in (0, 1, 2, 3, 1023, 1024, 2999, int(noise.argmax())):
         logits = torch.full((1, V), -torch.inf, device=device)
         logits[0, column] = 0
-        best, _ = launch_choices(logits, floor, places)
+        best, _ = launch_choices(logits, floor, noise_keys)
         assert best.amax() == noise[0, column], column
 
 

@@ -12,7 +12,7 @@ from specdec.kernels.best_token import (
     launch_best_token,
     launch_write,
 )
-from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
+from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.support_floor.floor import Limits, launch_support_floor, support_floor_ref
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import SamplingFlags
@@ -21,7 +21,7 @@ from specdec.sampler.sampler import Sampler
 from specdec.stepping.accept_commit import accept_and_commit_ref, launch_accept_and_commit
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit_chunk import commit_chunk
-from specdec.stepping.propose import launch_place, launch_propose, propose_ref
+from specdec.stepping.propose import launch_propose, launch_write_level, propose_ref
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -70,8 +70,8 @@ def test_tiles_without_a_token_give_none(device, tiles):
     assert out.tolist() == [NO_TOKEN, 3 * tiles - 2, NOT_FINITE]
 
 
-def places_of(num_rows, device):
-    return Places(
+def noise_keys_of(num_rows, device):
+    return NoiseKeys(
         temperatures=torch.tensor([0.0, 0.7] * num_rows, device=device)[:num_rows],
         seeds=torch.randint(0, 2**32, (num_rows, 2), device=device),
         positions=torch.arange(num_rows, device=device),
@@ -83,12 +83,12 @@ def places_of(num_rows, device):
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("has_floor", [False, True])
 def test_poisoned_logits_give_their_own_row_a_marker_sampled_or_greedy(device, value, has_floor):
-    logits, places = torch.randn(6, 5000, device=device), places_of(6, device)
+    logits, noise_keys = torch.randn(6, 5000, device=device), noise_keys_of(6, device)
     logits[4:] = -torch.inf
     bad = poisoned(poisoned(logits, 2, value), 3, value)
     ones = torch.ones(6, device=device)
     limits = Limits(
-        temperatures=places.temperatures,
+        temperatures=noise_keys.temperatures,
         log_min_p=-torch.inf * ones,
         top_k=5 * ones.long(),
         top_p=0.9 * ones,
@@ -97,10 +97,10 @@ def test_poisoned_logits_give_their_own_row_a_marker_sampled_or_greedy(device, v
     if has_floor:
         floors = [launch_support_floor(bad, limits), support_floor_ref(bad, limits)]
     ours = torch.full((6,), -999, device=device)
-    launch_write(*launch_choices(bad, floors[0], places), ours)
-    theirs = choose_token_ref(bad, floors[1], places)
+    launch_write(*launch_choices(bad, floors[0], noise_keys), ours)
+    theirs = choose_token_ref(bad, floors[1], noise_keys)
     sound = choose_token_ref(
-        logits, support_floor_ref(logits, limits) if has_floor else floors[1], places
+        logits, support_floor_ref(logits, limits) if has_floor else floors[1], noise_keys
     )
     for tokens in (ours, theirs):
         assert tokens.tolist() == [*sound[:2].tolist(), NOT_FINITE, NOT_FINITE, NO_TOKEN, NO_TOKEN]
@@ -127,17 +127,17 @@ def round_of(device, num_slots=3):
 
 
 @pytest.mark.parametrize("value", POISON)
-@pytest.mark.parametrize("step", [0, K - 1])
+@pytest.mark.parametrize("level", [0, K - 1])
 @pytest.mark.parametrize("has_d2t", [False, True])
-def test_a_draft_is_an_id_whatever_its_logits_are(device, value, step, has_d2t):
+def test_a_draft_is_an_id_whatever_its_logits_are(device, value, level, has_d2t):
     x, weight = torch.randn(3, D, device=device), torch.randn(V, D, device=device)
     d2t = torch.arange(V, device=device) + 7 if has_d2t else None
     drafts = []
     for propose in (launch_propose, propose_ref):
         for hidden in (x, poisoned(x, 1, value)):
             buffers, state = round_of(device)
-            propose(hidden, weight, d2t, buffers, state, step, 100)
-            drafts.append(buffers.draft_tokens[:3, step].tolist())
+            propose(hidden, weight, d2t, buffers, state, level, 100)
+            drafts.append(buffers.draft_tokens[:3, level].tolist())
     assert drafts[1] == drafts[3] == [drafts[0][0], 7 if has_d2t else 0, drafts[0][2]]
 
 
@@ -146,7 +146,9 @@ def test_a_draft_that_is_drawn_is_an_id_too(device):
     logits[1, 5], logits[2] = torch.nan, -torch.inf
     buffers, state = round_of(device)
     floor = torch.full((3,), -torch.inf, device=device)
-    launch_place(*launch_choices(logits, floor, places_of(3, device)), None, buffers, state, 0, 100)
+    launch_write_level(
+        *launch_choices(logits, floor, noise_keys_of(3, device)), None, buffers, state, 0, 100
+    )
     assert buffers.draft_tokens[1:3, 0].tolist() == [0, 0]
 
 

@@ -6,7 +6,7 @@ import torch
 
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
-from specdec.sampler.processors import Block, count_sampled, process
+from specdec.sampler.processors import DecidedRows, count_sampled, process
 from specdec.stepping.state import RequestState
 
 V, Q, R = 40, 4, 5
@@ -78,7 +78,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
         valid = rng.integers(2, Q + 1, R)
         tokens = torch.tensor([[outputs[r][-1], *drafts[r]] if r >= 0 else [0] * Q for r in order])
         start = [len(prompts[r]) + len(outputs[r]) - 1 if r >= 0 else 0 for r in order]
-        block = Block(
+        rows = DecidedRows(
             row_B=row_B,
             token_BQ=tokens,
             position_BQ=torch.tensor(start)[:, None] + torch.arange(Q),
@@ -86,7 +86,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
         )
         logits = torch.from_numpy(rng.normal(0, 3, (len(order) * Q, V)).astype(np.float32))
         ours = logits.clone()
-        process(ours, block, state, SamplingFlags(bias=True, bad_words=True, penalties=True))
+        process(ours, rows, state, SamplingFlags(bias=True, bad_words=True, penalties=True))
         for b, r in enumerate(order):
             for i in range(int(valid[r]) if r >= 0 else 0):
                 history = outputs[r] + drafts[r, :i].tolist()
@@ -107,7 +107,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
 def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing(scene):
     _, state, _ = scene
     state.min_positions.zero_()
-    block = Block(
+    rows = DecidedRows(
         row_B=torch.tensor([0, 1]),
         token_BQ=torch.tensor([[1, 2, 3, 4]] * 2),
         position_BQ=torch.arange(20, 24).expand(2, Q),
@@ -115,7 +115,7 @@ def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing
     )
     logits = torch.randn(2 * Q, V)
     ours = logits.clone()
-    process(ours, block, state, SamplingFlags(bias=True, bad_words=True, penalties=True))
+    process(ours, rows, state, SamplingFlags(bias=True, bad_words=True, penalties=True))
     assert torch.equal(ours[:Q], logits[:Q])
     assert not torch.equal(ours[Q:], logits[Q:])
 
@@ -123,14 +123,14 @@ def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing
 def test_a_minimum_without_ids_that_end_the_text_forbids_nothing(scene):
     _, state, _ = scene
     state.assign(0, RowStart(blocks=[0], num_draft_tokens=0, min_position=30))
-    block = Block(
+    rows = DecidedRows(
         row_B=torch.tensor([0]),
         token_BQ=torch.tensor([[1]]),
         position_BQ=torch.tensor([[20]]),
         num_valid_B=torch.tensor([1]),
     )
     logits = torch.zeros(1, V)
-    process(logits, block, state, SamplingFlags())
+    process(logits, rows, state, SamplingFlags())
     assert not logits.any()
 
 

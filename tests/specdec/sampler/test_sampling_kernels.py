@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from specdec.kernels.best_token import launch_write
-from specdec.kernels.choose_token import Places, choose_token_ref, launch_choices
+from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_of_all_ref
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
 from specdec.sampler.process_logits import launch_process_logits
-from specdec.sampler.processors import Block, process
+from specdec.sampler.processors import DecidedRows, process
 from specdec.sampler.row_parameters import launch_row_parameters, row_parameters_ref
 from specdec.stepping.state import RequestState
 
@@ -64,13 +64,13 @@ def make_state(device):
     return state
 
 
-def make_block(device, state, Q):
+def make_rows(device, state, Q):
     row_B = torch.tensor([3, 0, -1, 2, 1], device=device)
     num_valid = torch.tensor([Q, max(Q - 1, 1), 0, Q, 1], device=device)
     position_BQ = (
         state.num_computed_tokens[row_B][:, None] + torch.arange(Q, device=device)
     ).contiguous()
-    return Block(
+    return DecidedRows(
         row_B=row_B,
         token_BQ=torch.randint(0, 5, (5, Q), device=device),
         position_BQ=position_BQ,
@@ -93,12 +93,12 @@ def test_process_logits(device, Q, flags):
     ours = make_state(device)
     theirs = copy.deepcopy(ours)
     for past in range(3):
-        block = make_block(device, ours, Q)
+        rows = make_rows(device, ours, Q)
         logits = torch.randn(5 * Q, V + 13, device=device)[:, :V]
         logits[Q, [0, 4, 7]] = torch.nan  # ids that are forbidden, and one that is not
         expected = logits.clone()
-        launch_process_logits(logits, block, ours, flags)
-        process(expected, block, theirs, flags)
+        launch_process_logits(logits, rows, ours, flags)
+        process(expected, rows, theirs, flags)
         assert torch.equal(logits.nan_to_num(9e9), expected.nan_to_num(9e9))
         assert torch.equal(ours.sampling.history[:-1], theirs.sampling.history[:-1])
         assert (logits == -torch.inf).any() or past
@@ -114,13 +114,13 @@ def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, a
 
     def forbidden(tokens, position):
         logits, Q = torch.zeros(len(tokens), V, device=device), len(tokens)
-        block = Block(
+        rows = DecidedRows(
             row_B=torch.zeros(1, dtype=torch.int64, device=device),
             token_BQ=torch.tensor([tokens], device=device),
             position_BQ=torch.arange(position, position + Q, device=device)[None],
             num_valid_B=torch.full((1,), Q, device=device),
         )
-        apply(logits, block, state, SamplingFlags(bad_words=True))
+        apply(logits, rows, state, SamplingFlags(bad_words=True))
         return [row.isinf().nonzero()[:, 0].tolist() for row in logits]
 
     assert forbidden([1], 2) == [[]]  # the last token of the prompt, from which a chunk draws
@@ -138,11 +138,11 @@ def test_one_penalty_is_enough(device, alone):
         state.assign(
             row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, generated=[3, 3])
         )
-    block = make_block(device, state, 4)
+    rows = make_rows(device, state, 4)
     logits = torch.randn(20, V, device=device)
     ours, theirs = logits.clone(), logits.clone()
-    launch_process_logits(ours, block, state, SamplingFlags(penalties=True))
-    process(theirs, block, state, SamplingFlags(penalties=True))
+    launch_process_logits(ours, rows, state, SamplingFlags(penalties=True))
+    process(theirs, rows, state, SamplingFlags(penalties=True))
     assert torch.equal(ours, theirs)
     assert torch.equal(ours, logits) == (not alone)
 
@@ -195,7 +195,7 @@ def test_count_sampled(device):
 def test_scores_that_nearly_tie_are_told_apart_as_by_the_twin(device, spread, has_ids):
     T, wide = 20, 5000
     ids = torch.arange(wide, device=device) if has_ids else None
-    places = Places(
+    noise_keys = NoiseKeys(
         temperatures=torch.full((T,), 0.7, device=device),
         seeds=torch.randint(0, 2**32, (T, 2), device=device),
         positions=torch.arange(T, device=device),
@@ -203,8 +203,10 @@ def test_scores_that_nearly_tie_are_told_apart_as_by_the_twin(device, spread, ha
         stream=TARGET,
         token_ids=ids,
     )
-    noise = gumbel_of_all_ref(places.seeds, places.positions, wide, TARGET, places.epochs)
+    noise = gumbel_of_all_ref(
+        noise_keys.seeds, noise_keys.positions, wide, TARGET, noise_keys.epochs
+    )
     logits = -0.7 * noise + spread * torch.randn(T, wide, device=device)
     floor, out = torch.full((T,), -torch.inf, device=device), torch.full((T,), -999, device=device)
-    launch_write(*launch_choices(logits, floor, places), out)
-    assert torch.equal(out, choose_token_ref(logits, floor, places))
+    launch_write(*launch_choices(logits, floor, noise_keys), out)
+    assert torch.equal(out, choose_token_ref(logits, floor, noise_keys))

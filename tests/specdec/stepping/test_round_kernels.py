@@ -145,17 +145,17 @@ def test_seed_rows_follow_the_rows_of_the_round(device):
         assert not buffers.num_accepted[:5].any()
 
 
-@pytest.mark.parametrize("K, step", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])
+@pytest.mark.parametrize("K, level", [(1, 0), (3, 0), (3, 1), (3, 2), (5, 4)])
 @pytest.mark.parametrize("has_d2t", [False, True])
-def test_propose(device, K, step, has_d2t):
+def test_propose(device, K, level, has_d2t):
     ours = make(device, K)
     fill_round_ref(*ours, 5, MAX_LEN, K + 1)
     ours[0].draft_tokens[:5] = torch.randint(0, 50, (5, K), device=device)
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
     d2t = torch.randperm(1000, device=device)[:V] if has_d2t else None
-    launch_propose(normed, weight, d2t, *ours, step, MAX_LEN)
-    propose_ref(normed, weight, d2t, *theirs, step, MAX_LEN)
+    launch_propose(normed, weight, d2t, *ours, level, MAX_LEN)
+    propose_ref(normed, weight, d2t, *theirs, level, MAX_LEN)
     same(ours, theirs, 5, K)
 
 

@@ -1,13 +1,15 @@
 """Kernels: one file each, with its public function, its Triton kernel and its torch twin.
 
-Here is the project's one device check. Triton is imported where it can run: beside a CUDA device, or in its interpreter
-(TRITON_INTERPRET=1, for tests). Elsewhere `jit` leaves the kernels as they stand and `use_triton` is never true.
+Here is the project's one device check. Triton is imported where it can run: with a CUDA device, or
+in its interpreter (TRITON_INTERPRET=1, for tests). Elsewhere `jit` leaves the kernels as they are
+and `use_triton` is never true.
 """
 
 import os
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ __all__ = [
     "jit",
     "launch_options",
     "next_power_of_2",
+    "pick",
     "tl",
     "triton",
     "use_triton",
@@ -38,8 +41,12 @@ else:
     tl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
 
     def jit(kernel: Callable[..., object]) -> Callable[..., object]:
-        """Leave the kernel as it is; nobody launches it."""
+        """Leave the kernel as it is; it is never launched."""
         return kernel
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def use_triton(tensor: Tensor) -> bool:
@@ -47,8 +54,13 @@ def use_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
+def pick(tensor: Tensor, launch: Callable[P, R], twin: Callable[P, R]) -> Callable[P, R]:
+    """What computes on this tensor: the launcher of a Triton kernel, or its torch twin."""
+    return launch if use_triton(tensor) else twin
+
+
 def launch_options(tensor: Tensor) -> dict[str, bool]:
-    """Whether kernels on this tensor's device overlap their starts (see overlap.py): Hopper GPUs and later."""
+    """Whether kernels on this tensor's device overlap (overlap.py): Hopper GPUs and later do."""
     if not tensor.is_cuda:
         return {"PDL": False}
     has_pdl = _capability(tensor.device.index or 0)[0] >= 9

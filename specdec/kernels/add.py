@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
@@ -11,10 +11,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 @opaque(writes="out_TD")
 def add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
     """x: an unfinished product [T, D]; out_TD is overwritten and has the residual's dtype."""
-    if use_triton(residual_TD):
-        launch_add(x, residual_TD, out_TD)
-    else:
-        out_TD.copy_(x.finish(residual_TD.dtype) + residual_TD)
+    pick(residual_TD, launch_add, add_ref)(x, residual_TD, out_TD)
 
 
 def launch_add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
@@ -70,3 +67,7 @@ def finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS: tl.constexpr, SPLITS: tl
     if HAS_BIAS:
         x += tl.load(bias_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     return x
+
+
+def add_ref(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
+    out_TD.copy_(x.finish(residual_TD.dtype) + residual_TD)

@@ -6,7 +6,7 @@ x is rounded when it is finished, the stream when it is written, and the norm re
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.add import finished
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
@@ -28,9 +28,8 @@ def add_rms_norm(
 
     tap_TD: receives the stream too (columns of a wider buffer).
     """
-    if use_triton(residual_TD):
-        return launch_add_rms_norm(x, residual_TD, weight_D, eps, tap_TD)
-    return add_rms_norm_ref(x, residual_TD, weight_D, eps, tap_TD)
+    norm = pick(residual_TD, launch_add_rms_norm, add_rms_norm_ref)
+    return norm(x, residual_TD, weight_D, eps, tap_TD)
 
 
 def launch_add_rms_norm(

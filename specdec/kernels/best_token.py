@@ -191,7 +191,7 @@ def id_or_marker(top, best, ids):
 
 
 def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> Tensor:
-    logits_TV = linear_ref(x_TD, weight_VD, out_dtype=torch.float32)
+    logits_TV = linear_ref(x_TD, weight_VD, None, torch.float32)
     if mask is not None:
         T, B = len(x_TD), len(mask.idx_mapping)
         row_T = mask.idx_mapping[:, None].expand(B, T // B).reshape(T)

@@ -6,7 +6,7 @@ Both products stay in float32 accumulators until the result is rounded once.
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of
 from specdec.kernels.opaque import opaque
@@ -17,9 +17,7 @@ from specdec.kernels.tiles import choose_tiles, gpu_name, row_class, row_pieces
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))
 def gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None = None) -> Tensor:
     """weight_XD: [2I, D], gate rows before up rows. Returns [T, I] in x's dtype."""
-    if use_triton(x_TD):
-        return launch_gate_up(x_TD, weight_XD, bias_X)
-    return gate_up_ref(x_TD, weight_XD, bias_X)
+    return pick(x_TD, launch_gate_up, gate_up_ref)(x_TD, weight_XD, bias_X)
 
 
 def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
@@ -123,6 +121,6 @@ def store_gated(
     tl.store(out, y.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
 
 
-def gate_up_ref(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None = None) -> Tensor:
+def gate_up_ref(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
     gate_TI, up_TI = linear_ref(x_TD, weight_XD, bias_X, torch.float32).chunk(2, dim=-1)
     return (gate_TI / (1.0 + blocked_exp(-gate_TI)) * up_TI).to(x_TD.dtype)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import TensorDescriptor, jit, launch_options, tl, use_triton
+from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use_triton
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
@@ -53,9 +53,8 @@ def linear(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The finished product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators themselves."""
-    if use_triton(x_TK):
-        return launch_linear(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
-    return linear_ref(x_TK, weight_NK, bias_N, out_dtype)
+    multiply = pick(x_TK, launch_linear, linear_ref)
+    return multiply(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
 
 
 def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Sums:
@@ -69,9 +68,8 @@ def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) 
     )
 )
 def _split_sums(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-    if use_triton(x_TK):
-        return launch_split_linear(x_TK, weight_NK, None).parts_STN
-    return blocked_product(x_TK, weight_NK)[None]
+    multiply = pick(x_TK, launch_split_linear, split_linear_ref)
+    return multiply(x_TK, weight_NK, None).parts_STN
 
 
 def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
@@ -299,9 +297,10 @@ def split_blocks(K, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr):
 
 
 def linear_ref(
-    x_TK: Tensor,
-    weight_NK: Tensor,
-    bias_N: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    return Sums(blocked_product(x_TK, weight_NK)[None], bias_N).finish(out_dtype or x_TK.dtype)
+    return split_linear_ref(x_TK, weight_NK, bias_N).finish(out_dtype)
+
+
+def split_linear_ref(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
+    return Sums(blocked_product(x_TK, weight_NK)[None], bias_N)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
@@ -77,10 +77,7 @@ class QueryRows:
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     """Overwrite out_THC with the attention of every row. cache: [2, N + 1, G, S, C] of one layer."""
-    if use_triton(q_THC):
-        launch_paged_attention(q_THC, out_THC, cache, rows)
-    else:
-        paged_attention_ref(q_THC, out_THC, cache, rows)
+    pick(q_THC, launch_paged_attention, paged_attention_ref)(q_THC, out_THC, cache, rows)
 
 
 def num_splits(num_keys: int) -> int:

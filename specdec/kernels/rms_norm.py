@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.invariant import tree_sum
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
@@ -14,9 +14,7 @@ NORM_WARPS = 8  # one number for all norms: it decides the order of their sums
 @opaque(lambda x, weight, eps: x.new_empty(x.shape))
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Returns [T, D] in x's dtype."""
-    if use_triton(x_TD):
-        return launch_rms_norm(x_TD, weight_D, eps)
-    return rms_norm_ref(x_TD, weight_D, eps)
+    return pick(x_TD, launch_rms_norm, rms_norm_ref)(x_TD, weight_D, eps)
 
 
 def launch_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.linear import Sums
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.rms_norm import rms_norm_ref
@@ -36,9 +36,8 @@ def rotate_and_store(
 
     cache: [2, N + 1, G, S, C] of one layer, written in place. Returns the rotated queries [T, H, C], in its dtype.
     """
-    if use_triton(cache):
-        return launch_rotate_and_store(qkv, rope, norms, positions_T, slot_mapping_T, cache)
-    return rotate_and_store_ref(qkv, rope, norms, positions_T, slot_mapping_T, cache)
+    rotate = pick(cache, launch_rotate_and_store, rotate_and_store_ref)
+    return rotate(qkv, rope, norms, positions_T, slot_mapping_T, cache)
 
 
 def launch_rotate_and_store(

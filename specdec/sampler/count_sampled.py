@@ -1,21 +1,22 @@
-"""Count the tokens that a step committed. Whole numbers are added, so no order decides; the twin is processors.py's."""
+"""Count the tokens that a step committed. Whole numbers are added, so their order does not matter."""
 
+import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.sampler.processors import count_sampled as count_sampled_ref
 from specdec.stepping.state import RequestState
 
 
 def count_sampled(
     state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor
 ) -> None:
-    """The first num_accepted + 1 tokens of each batch slot; row -1 is padding, markers below 0 count nowhere."""
-    if use_triton(row_B):
-        launch_count_sampled(state, row_B, token_BQ, num_accepted_B)
-    else:
-        count_sampled_ref(state, row_B, token_BQ, num_accepted_B + 1)
+    """The first num_accepted + 1 tokens of each batch slot; markers below 0 are not counted.
+
+    row_B: state row per batch slot, -1 = padding
+    """
+    count = pick(row_B, launch_count_sampled, count_sampled_ref)
+    count(state, row_B, token_BQ, num_accepted_B)
 
 
 def launch_count_sampled(
@@ -51,8 +52,19 @@ def _count_sampled_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     b = tl.program_id(0)
-    row, num_accepted = tl.load(idx_ptr + b), tl.load(num_accepted_ptr + b * stride_accepted)
+    row = tl.load(idx_ptr + b)
+    num_accepted = tl.load(num_accepted_ptr + b * stride_accepted)
     for i in tl.static_range(Q):
         token = tl.load(tokens_ptr + b * stride_tokens + i)
         if (row >= 0) & (i <= num_accepted) & (token >= 0):
             tl.atomic_add(counts_ptr + row.to(tl.int64) * V + token, 1, sem="relaxed")
+
+
+def count_sampled_ref(
+    state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor
+) -> None:
+    counts, V = state.sampling.output_counts, state.sampling.vocab_size
+    is_new_BQ = torch.arange(token_BQ.shape[1], device=row_B.device) <= num_accepted_B[:, None]
+    is_new_BQ &= (row_B >= 0)[:, None] & (token_BQ >= 0)
+    where_BQ = torch.where(is_new_BQ, row_B[:, None] * V + token_BQ, len(counts) * V - 1)
+    counts.view(-1).scatter_add_(0, where_BQ.flatten(), is_new_BQ.flatten().to(counts.dtype))

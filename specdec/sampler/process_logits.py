@@ -7,7 +7,7 @@ asked for. A row's own drafts count as generated where they lie before it.
 
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.processors import DecidedRows, process
@@ -20,10 +20,7 @@ def process_logits(
     logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
     """Apply what the step needs to its logits, in place."""
-    if use_triton(logits_TV):
-        launch_process_logits(logits_TV, rows, state, flags)
-    else:
-        process(logits_TV, rows, state, flags)
+    pick(logits_TV, launch_process_logits, process)(logits_TV, rows, state, flags)
 
 
 def launch_process_logits(

@@ -110,15 +110,3 @@ def counts_at_rows(rows: DecidedRows, state: RequestState) -> Tensor:
             2, token_B11.expand(B, Q - i, 1), torch.ones_like(count_BQV[:, i:, :1])
         )
     return count_BQV.flatten(0, 1)
-
-
-def count_sampled(
-    state: RequestState, row_B: Tensor, token_BQ: Tensor, num_sampled_B: Tensor
-) -> None:
-    """Count the tokens that a step committed, the first num_sampled of each batch slot; row -1 is padding."""
-    V = state.sampling.vocab_size
-    is_new_BQ = torch.arange(token_BQ.shape[1], device=row_B.device) < num_sampled_B[:, None]
-    is_new_BQ &= (row_B >= 0)[:, None] & (token_BQ >= 0)
-    counts = state.sampling.output_counts
-    where_BQ = torch.where(is_new_BQ, row_B[:, None] * V + token_BQ, len(counts) * V - 1)
-    counts.view(-1).scatter_add_(0, where_BQ.flatten(), is_new_BQ.flatten().to(counts.dtype))

@@ -9,7 +9,7 @@ begins. Where the noise is that of the place alone it is 0. Padding reads the sc
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, tl, use_triton
+from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.support_floor.floor import Limits
@@ -29,9 +29,8 @@ def row_parameters(
     row_B:       request rows, -1 = padding
     position_BQ: None: one row per slot, behind the request's computed tokens
     """
-    if use_triton(row_B):
-        return launch_row_parameters(state, row_B, position_BQ, offset, stream, has_epoch)
-    return row_parameters_ref(state, row_B, position_BQ, offset, stream, has_epoch)
+    gather = pick(row_B, launch_row_parameters, row_parameters_ref)
+    return gather(state, row_B, position_BQ, offset, stream, has_epoch)
 
 
 def launch_row_parameters(

@@ -1,7 +1,7 @@
 """Who chooses the tokens of a step, and decides which drafts hold: one place for every rule.
 
 greedy: the target's best token at each row, found as the head's tiles are computed; a draft holds if it equals it.
-exact: the same with the noise of each row's place. In both cases stepping/accept_commit.py compares.
+exact: the same with the noise of each row's place. In both cases stepping/commit.py compares.
 rejection, block: the drafts' own probabilities decide (accept.py), and the commit is told how many hold.
 
 Requests that are not greedy take the head's logits through processors, floor and noise, kernel by kernel, and only the

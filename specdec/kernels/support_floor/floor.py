@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels import launch_options, next_power_of_2, use_triton
+from specdec.kernels import launch_options, next_power_of_2, pick
 from specdec.kernels.support_floor.bins import count_kernel, top_kernel
 from specdec.kernels.support_floor.gather import gather_kernel
 from specdec.kernels.support_floor.search import search_kernel
@@ -40,11 +40,7 @@ class Limits:
 
 def support_floor(logits_TV: Tensor, limits: Limits) -> Tensor:
     """[T] float32."""
-    return (
-        launch_support_floor(logits_TV, limits)
-        if use_triton(logits_TV)
-        else support_floor_ref(logits_TV, limits)
-    )
+    return pick(logits_TV, launch_support_floor, support_floor_ref)(logits_TV, limits)
 
 
 def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_KEYS) -> Tensor:

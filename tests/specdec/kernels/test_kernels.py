@@ -51,7 +51,7 @@ def test_linear(device, dtype, rows, n, k, bias):
         torch.randn(*shape, device=device, dtype=dtype) for shape in ((rows, k), (n, k), (n,))
     )
     bias_n = b if bias else None
-    close(launch_linear(x, w, bias_n, dtype), linear_ref(x, w, bias_n), dtype)
+    close(launch_linear(x, w, bias_n, dtype), linear_ref(x, w, bias_n, dtype), dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 70, 513])

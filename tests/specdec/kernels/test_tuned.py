@@ -65,7 +65,9 @@ def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monke
     for module in (gate_up, linear):
         monkeypatch.setattr(module, "choose_tiles", lambda *_: tiles)
     x, weight = torch.randn(rows, 512), torch.randn(80, 512)
-    expected = gate_up_ref(x, weight) if kind == "gate" else linear_ref(x, weight)
+    expected = (
+        gate_up_ref(x, weight, None) if kind == "gate" else linear_ref(x, weight, None, x.dtype)
+    )
     torch.testing.assert_close(PRODUCTS[kind](x, weight), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -6,7 +6,8 @@ import torch
 
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
-from specdec.sampler.processors import DecidedRows, count_sampled, process
+from specdec.sampler.count_sampled import count_sampled
+from specdec.sampler.processors import DecidedRows, process
 from specdec.stepping.state import RequestState
 
 V, Q, R = 40, 4, 5
@@ -72,7 +73,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
     row_B = torch.tensor(order)
     outputs = [rng.integers(0, 5, 1).tolist() for _ in range(R)]
     first = torch.tensor([[outputs[r][0] if r >= 0 else 0] for r in order])
-    count_sampled(state, row_B, first, torch.ones(len(order), dtype=torch.int64))
+    count_sampled(state, row_B, first, torch.zeros(len(order), dtype=torch.int64))
     for _ in range(3):
         drafts = rng.integers(0, 5, (R, Q - 1))
         valid = rng.integers(2, Q + 1, R)
@@ -101,7 +102,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
             if r >= 0:
                 sampled[b, : accepted[b]] = tokens[b, 1 : accepted[b] + 1]
                 outputs[r] += sampled[b, : accepted[b] + 1].tolist()
-        count_sampled(state, row_B, sampled, torch.tensor(accepted) + 1)
+        count_sampled(state, row_B, sampled, torch.tensor(accepted))
 
 
 def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing(scene):

@@ -182,7 +182,7 @@ def test_count_sampled(device):
     results = torch.tensor([[*row, 7, 7, 7] for row in results], device=device)
     tokens, accepted = results[:, :4], results[:, 4]
     launch_count_sampled(ours, row_B, tokens, accepted)
-    count_sampled_ref(theirs, row_B, tokens, accepted + 1)
+    count_sampled_ref(theirs, row_B, tokens, accepted)
     assert torch.equal(ours.sampling.output_counts, theirs.sampling.output_counts)
     added = ours.sampling.output_counts - before
     assert added.sum() == 5

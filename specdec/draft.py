@@ -1,7 +1,8 @@
-"""The draft's two passes: prefill over the rows of a step with true features, then K - 1 rows on its own streams.
+"""The draft's two passes: a prefill with the target's features, then K - 1 levels on its own streams.
 
-Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV slot t. After a
-round it covers all K + 1 rows: those behind the accepted ones are garbage that the next round overwrites.
+Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
+slot t. After a round it covers all K + 1 rows: those after the accepted ones are garbage that the
+next round overwrites.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from specdec.passes.families import Captures, DraftGraphs, init_piecewise
 from specdec.sampler.row_parameters import row_parameters
 from specdec.sampler.sampler import scaled_in_support
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.propose import propose, propose_sampled
+from specdec.stepping.propose import DraftLevel, propose, propose_sampled
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 
@@ -31,9 +32,10 @@ from specdec.stepping.step_sizes import Step
 class Draft:
     """Reads and writes the step buffers; its proposals end in the state rows.
 
-    d2t: [W] target id of every draft id, or None where the vocabularies are one.
-    graphs: of steps whose requests are all greedy, and of those with a sampled one, whose drafts are drawn with noise:
-    for "exact" acceptance that of the target, so that they agree; else the draft's own, and the state keeps the scores.
+    d2t: [W] target id of every draft id, or None where the vocabularies are the same
+    graphs: of steps whose requests are all greedy, and of steps with a sampled request, whose
+        drafts are drawn with noise. For "exact" acceptance that is the target's noise, so that they
+        agree; else it is the draft's own, and the state keeps the scores.
     """
 
     def __init__(
@@ -46,8 +48,13 @@ class Draft:
         graphs: DraftGraphs,
         rule: str,
     ) -> None:
-        self.model, self.d2t, self.contexts = model, d2t, contexts
-        self.buffers, self.state, self.graphs, self.rule = buffers, state, graphs, rule
+        self.model = model
+        self.d2t = d2t
+        self.contexts = contexts
+        self.buffers = buffers
+        self.state = state
+        self.graphs = graphs
+        self.rule = rule
         has_taps = len(model.config.aux_boundaries) > 0
         self.source_TE = buffers.aux_hidden_states if has_taps else buffers.hidden_states
         self._forward = into_buffers(model)
@@ -61,19 +68,19 @@ class Draft:
             self.graphs.of(step.flags).prefill.run_fullgraph(how.descriptor)
         else:
             self._extend(self.contexts.rows(step, how))
-            # padding too: `decode` may be padded, and finds its first row where the proposal leaves it
+            # padding too: `decode` may be padded, and its first rows are what the proposal leaves
             self._propose_first(step.num_padded_reqs, step.flags.noise)
 
     def decode(self, step: Step) -> None:
-        """Propose tokens 2..K, one row per request each; the last one takes all K to the state."""
-        how, K = step.passes.draft_decode, self.buffers.draft_tokens.shape[1]
+        """Propose tokens 2..K, one row per request each; the last level writes all K to the state."""
+        how = step.passes.draft_decode
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.of(step.flags).decode.run_fullgraph(how.descriptor)
         else:
-            self._decode(
-                self.contexts.draft_rows(step.num_reqs, step.max_seq_len + K, how), step.flags.noise
-            )
+            max_seq_len = step.max_seq_len + self.buffers.draft_tokens.shape[1]
+            context = self.contexts.draft_rows(step.num_reqs, max_seq_len, how)
+            self._decode(context, step.flags.noise)
 
     def captures(self) -> Captures:
         """What is captured, in order."""
@@ -88,12 +95,11 @@ class Draft:
     def make_prefill(
         self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
     ) -> Callable[[], None]:
-        """A prefill of padding, to warm up and capture: pieces, or the uniform rows after a round as a whole."""
+        """A prefill of padding, to warm up and capture: in pieces, or a round's uniform rows whole."""
         if desc.num_reqs is None:
             return partial(self._extend, self.contexts.dummy_rows(desc, warmup))
-        return partial(
-            self._prefill_round, self.contexts.dummy_round(desc, warmup), desc.num_reqs, is_sampled
-        )
+        context = self.contexts.dummy_round(desc, warmup)
+        return partial(self._prefill_round, context, desc.num_reqs, is_sampled)
 
     def make_decode(
         self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
@@ -117,35 +123,36 @@ class Draft:
         self._propose(normed_BD, 0, is_sampled)
 
     def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
-        buffers, B, K = self.buffers, context.num_tokens, self.buffers.draft_tokens.shape[1]
+        buffers, B = self.buffers, context.num_tokens
+        recycled_BD = buffers.draft_hidden[:B]
         with set_forward_context(context):
-            recycled_BD = buffers.draft_hidden[:B]
-            for level in range(1, K):
-                normed_BD, recycled_BD = self.model.next_level(
-                    buffers.draft_last_tokens[:B], recycled_BD
-                )
+            for level in range(1, buffers.draft_tokens.shape[1]):
+                last_B = buffers.draft_last_tokens[:B]
+                normed_BD, recycled_BD = self.model.next_level(last_B, recycled_BD)
                 self._propose(normed_BD, level, is_sampled)
 
     def _propose(self, normed_BD: Tensor, level: int, is_sampled: bool) -> None:
-        weight, buffers, state = self.model.lm_head.weight, self.buffers, self.state
-        if not is_sampled:
-            propose(normed_BD, weight, self.d2t, buffers, state, level, self.contexts.max_model_len)
-            return
-        row_B, is_exact = buffers.sample_mapping[: len(normed_BD)], self.rule == "exact"
-        logits_BW = linear(normed_BD, weight, out_dtype=torch.float32)
-        stream = TARGET if is_exact else DRAFT
-        limits, noise_keys = row_parameters(
-            state, row_B, None, 1 + level, stream, has_epoch=not is_exact
+        state, weight_WD = self.state, self.model.lm_head.weight
+        to = DraftLevel(
+            buffers=self.buffers,
+            state=state,
+            level=level,
+            d2t_W=self.d2t,
+            max_model_len=self.contexts.max_model_len,
         )
-        noise_keys = replace(noise_keys, token_ids=self.d2t)
+        if not is_sampled:
+            propose(normed_BD, weight_WD, to)
+            return
+        row_B = self.buffers.sample_mapping[: len(normed_BD)]
+        logits_BW = linear(normed_BD, weight_WD, out_dtype=torch.float32)
+        is_exact = self.rule == "exact"
+        stream = TARGET if is_exact else DRAFT
+        limits, keys = row_parameters(state, row_B, None, 1 + level, stream, not is_exact)
         floor_B = support_floor(logits_BW, limits)
         if not is_exact:
-            state.draft_scores[row_B, level] = scaled_in_support(
-                logits_BW, noise_keys.temperatures, floor_B
-            )
-        propose_sampled(
-            logits_BW, floor_B, noise_keys, buffers, state, level, self.contexts.max_model_len
-        )
+            scores_BW = scaled_in_support(logits_BW, limits.temperatures, floor_B)
+            state.draft_scores[row_B, level] = scores_BW
+        propose_sampled(logits_BW, floor_B, replace(keys, token_ids=self.d2t), to)
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
         buffers, T = self.buffers, num_tokens

@@ -24,11 +24,9 @@ import numpy as np
 
 from specdec.draft import Draft
 from specdec.sampler.sampler import Sampler
-from specdec.stepping.accept_commit import accept_and_commit
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.commit_chunk import commit_chunk
-from specdec.stepping.fill_chunk import fill_chunk
-from specdec.stepping.fill_round import fill_round
+from specdec.stepping.commit import accept_and_commit, commit_chunk
+from specdec.stepping.fill import fill_chunk, fill_round
 from specdec.stepping.logprobs import RecordedLogprobs
 from specdec.stepping.results import Results
 from specdec.stepping.state import RequestState
@@ -70,14 +68,14 @@ class Acts:
     def fill(self, step: Step) -> None:
         """Lay out the rows: prompt tokens, or each request's last sampled token and its drafts."""
         buffers, B, T = self.buffers, step.num_padded_reqs, step.num_padded_tokens
-        if step.is_chunk:
+        if step.query_len is None:  # a chunk
             fill_chunk(buffers, step.parts, B, T)
             return
         rows = np.full(B, -1)
         rows[: step.num_reqs] = step.state_rows
         upload(buffers.idx_mapping, rows)
         fill_round(buffers, self.state, B, self.max_model_len, step.query_len)
-        buffers.pad_rows(B * (step.query_len or 0), T)
+        buffers.pad_rows(B * step.query_len, T)
 
     def forward(self, step: Step) -> None:
         """The target over all rows."""
@@ -89,7 +87,7 @@ class Acts:
 
     def commit(self, step: Step) -> None:
         """Accept the drafts that hold, and advance the state rows."""
-        if step.is_chunk:
+        if step.query_len is None:  # a chunk
             commit_chunk(self.buffers, self.state, step.num_padded_reqs, step.num_tokens)
         else:
             accept_and_commit(

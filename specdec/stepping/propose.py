@@ -1,14 +1,17 @@
-"""One draft token per request: the best by the draft's logits, as the target's id, and the draft row that follows it.
+"""One draft token per request: the best by the draft's logits, as the target's id, and the next row.
 
-Draft step j (0..K-1) stands at num_computed - 1 + j: step 0 is the seed row, the last committed pair. The row that
-follows embeds the token at the next position; positions beyond the context are padding (position 0, slot -1). A draft
-is a guess: where its logits leave no choice it is the head's token 0, never a marker.
+Draft level j (0..K-1) stands at num_computed - 1 + j: level 0 is the seed row, the last committed
+pair. The row that follows embeds the token at the next position; positions beyond the context are
+padding (position 0, slot -1). A draft is a guess: where its logits leave no choice it is the head's
+token 0, never a marker.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl, use_triton
 from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowest_best
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
@@ -18,69 +21,45 @@ from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 
 
-def propose(
-    normed_BD: Tensor,
-    weight_WD: Tensor,
-    d2t_W: Tensor | None,
-    buffers: StepBuffers,
-    state: RequestState,
-    level: int,
-    max_model_len: int,
-) -> None:
-    """Write draft token `level` of each batch slot, and the inputs of the draft row behind it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLevel:
+    """Where the tokens of one level go: draft token `level` of each batch slot, and the next row.
 
-    After the last step all K tokens go to the state rows. weight_WD: the head; d2t_W: target ids, where they differ.
+    d2t_W: target ids of the draft's, None where they are the same.
     """
-    if use_triton(normed_BD):
-        launch_propose(normed_BD, weight_WD, d2t_W, buffers, state, level, max_model_len)
-    else:
-        propose_ref(normed_BD, weight_WD, d2t_W, buffers, state, level, max_model_len)
+
+    buffers: StepBuffers
+    state: RequestState
+    level: int
+    d2t_W: Tensor | None
+    max_model_len: int
+
+
+def propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
+    """Write the best tokens; after the last level all K go to the state rows. weight_WD: the head."""
+    pick(normed_BD, launch_propose, propose_ref)(normed_BD, weight_WD, to)
 
 
 def propose_sampled(
-    logits_BW: Tensor,
-    floor_B: Tensor,
-    noise_keys: NoiseKeys,
-    buffers: StepBuffers,
-    state: RequestState,
-    level: int,
-    max_model_len: int,
+    logits_BW: Tensor, floor_B: Tensor, noise_keys: NoiseKeys, to: DraftLevel
 ) -> None:
-    """The same for a token that is chosen from logits with noise; places.token_ids are d2t."""
+    """The same for tokens that are chosen from logits with noise."""
     if use_triton(logits_BW):
-        maxima = launch_choices(logits_BW, floor_B, noise_keys)
-        launch_write_level(*maxima, noise_keys.token_ids, buffers, state, level, max_model_len)
+        launch_write_level(*launch_choices(logits_BW, floor_B, noise_keys), to)
     else:
-        id_B = choose_token_ref(logits_BW, floor_B, noise_keys)
-        write_level_ref(id_B, noise_keys.token_ids, buffers, state, level, max_model_len)
+        write_level_ref(choose_token_ref(logits_BW, floor_B, noise_keys), to)
 
 
-def launch_propose(
-    normed_BD: Tensor,
-    weight_WD: Tensor,
-    d2t_W: Tensor | None,
-    buffers: StepBuffers,
-    state: RequestState,
-    level: int,
-    max_model_len: int,
-) -> None:
-    launch_write_level(
-        *launch_tile_maxima(normed_BD, weight_WD), d2t_W, buffers, state, level, max_model_len
-    )
+def launch_propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
+    launch_write_level(*launch_tile_maxima(normed_BD, weight_WD), to)
 
 
-def launch_write_level(
-    best: Tensor,
-    ids: Tensor,
-    d2t_W: Tensor | None,
-    buffers: StepBuffers,
-    state: RequestState,
-    level: int,
-    max_model_len: int,
-) -> None:
+def launch_write_level(best: Tensor, ids: Tensor, to: DraftLevel) -> None:
     """Reduce the maxima of tiles [tiles, B] to tokens, and write what follows from them."""
+    buffers, state = to.buffers, to.state
+    tiles, B = best.shape
     K = buffers.draft_tokens.shape[1]
-    _propose_kernel[(best.shape[1],)](
+    _propose_kernel[(B,)](
         buffers.draft_tokens,
         buffers.draft_last_tokens,
         buffers.draft_positions,
@@ -88,21 +67,21 @@ def launch_write_level(
         state.draft_tokens,
         best,
         ids,
-        ids if d2t_W is None else d2t_W,
+        ids if to.d2t_W is None else to.d2t_W,
         buffers.sample_mapping,
         state.num_computed_tokens,
         state.block_table,
-        len(best),
-        best.shape[1],
+        tiles,
+        B,
         state.block_table.shape[0] - 1,
         state.block_table.shape[1],
-        max_model_len,
+        to.max_model_len,
         K=K,
         K_PADDED=next_power_of_2(K),
-        LEVEL=level,
-        HAS_D2T=d2t_W is not None,
+        LEVEL=to.level,
+        HAS_D2T=to.d2t_W is not None,
         S=BLOCK_SIZE,
-        BLOCK=next_power_of_2(len(best)),
+        BLOCK=next_power_of_2(tiles),
         num_warps=4,
         **launch_options(best),
     )
@@ -156,40 +135,23 @@ def _propose_kernel(
         tl.store(state_tokens_ptr + row * K + i, tl.where(i == LEVEL, token, earlier), mask=i < K)
 
 
-def propose_ref(
-    normed_BD: Tensor,
-    weight_WD: Tensor,
-    d2t_W: Tensor | None,
-    buffers: StepBuffers,
-    state: RequestState,
-    level: int,
-    max_model_len: int,
-) -> None:
-    write_level_ref(
-        best_token_ref(normed_BD, weight_WD), d2t_W, buffers, state, level, max_model_len
-    )
+def propose_ref(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
+    write_level_ref(best_token_ref(normed_BD, weight_WD), to)
 
 
-def write_level_ref(
-    id_B: Tensor,
-    d2t_W: Tensor | None,
-    buffers: StepBuffers,
-    state: RequestState,
-    level: int,
-    max_model_len: int,
-) -> None:
+def write_level_ref(id_B: Tensor, to: DraftLevel) -> None:
+    buffers, state = to.buffers, to.state
     B, K = len(id_B), buffers.draft_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
     guess_B = id_B.clamp(min=0)
-    token_B = guess_B if d2t_W is None else d2t_W[guess_B]
-    buffers.draft_tokens[:B, level] = token_B
-    if level + 1 == K:
+    token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]
+    buffers.draft_tokens[:B, to.level] = token_B
+    if to.level + 1 == K:
         state.draft_tokens[row_B] = buffers.draft_tokens[:B]
         return
-    position_B = state.num_computed_tokens[row_B] + level
-    is_valid_B = (row_B >= 0) & (position_B < max_model_len)
+    position_B = state.num_computed_tokens[row_B] + to.level
+    is_valid_B = (row_B >= 0) & (position_B < to.max_model_len)
+    slot_B = slot_mapping_ref(position_B, row_B, state.block_table, BLOCK_SIZE, is_valid_B)
     buffers.draft_last_tokens[:B] = token_B
     buffers.draft_positions[:B] = torch.where(is_valid_B, position_B, 0)
-    buffers.draft_slots[:B] = slot_mapping_ref(
-        position_B, row_B, state.block_table, BLOCK_SIZE, is_valid_B
-    )
+    buffers.draft_slots[:B] = slot_B

@@ -12,7 +12,7 @@ from specdec.requests.row_start import RowStart
 from specdec.sizes import MAX_STOP_IDS
 from specdec.stepping import propose as propose_file
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.propose import propose_sampled
+from specdec.stepping.propose import DraftLevel, propose_sampled
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -132,7 +132,8 @@ def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, mo
     floor = torch.full((3,), -torch.inf, device=device)
     for is_kernel, (buffers, state) in ((True, ours), (False, theirs)):
         monkeypatch.setattr(propose_file, "use_triton", lambda _, is_kernel=is_kernel: is_kernel)
-        propose_sampled(logits, floor, noise_keys, buffers, state, 0, 100)
+        to = DraftLevel(buffers=buffers, state=state, level=0, d2t_W=d2t, max_model_len=100)
+        propose_sampled(logits, floor, noise_keys, to)
     id_B = choose_token_ref(logits, floor, noise_keys)
     assert ours[0].draft_tokens[:3, 0].tolist() == (id_B + 1000 if has_d2t else id_B).tolist()
     for name in ("draft_tokens", "draft_last_tokens", "draft_positions", "draft_slots"):

@@ -18,10 +18,9 @@ from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
-from specdec.stepping.accept_commit import accept_and_commit_ref, launch_accept_and_commit
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit_chunk import commit_chunk
-from specdec.stepping.propose import launch_propose, launch_write_level, propose_ref
+from specdec.stepping.commit import accept_and_commit_ref, commit_chunk, launch_accept_and_commit
+from specdec.stepping.propose import DraftLevel, launch_propose, launch_write_level, propose_ref
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -126,6 +125,10 @@ def round_of(device, num_slots=3):
     return buffers, state
 
 
+def level_of(buffers, state, level, d2t=None):
+    return DraftLevel(buffers=buffers, state=state, level=level, d2t_W=d2t, max_model_len=100)
+
+
 @pytest.mark.parametrize("value", POISON)
 @pytest.mark.parametrize("level", [0, K - 1])
 @pytest.mark.parametrize("has_d2t", [False, True])
@@ -136,7 +139,7 @@ def test_a_draft_is_an_id_whatever_its_logits_are(device, value, level, has_d2t)
     for propose in (launch_propose, propose_ref):
         for hidden in (x, poisoned(x, 1, value)):
             buffers, state = round_of(device)
-            propose(hidden, weight, d2t, buffers, state, level, 100)
+            propose(hidden, weight, level_of(buffers, state, level, d2t))
             drafts.append(buffers.draft_tokens[:3, level].tolist())
     assert drafts[1] == drafts[3] == [drafts[0][0], 7 if has_d2t else 0, drafts[0][2]]
 
@@ -146,9 +149,8 @@ def test_a_draft_that_is_drawn_is_an_id_too(device):
     logits[1, 5], logits[2] = torch.nan, -torch.inf
     buffers, state = round_of(device)
     floor = torch.full((3,), -torch.inf, device=device)
-    launch_write_level(
-        *launch_choices(logits, floor, noise_keys_of(3, device)), None, buffers, state, 0, 100
-    )
+    choices = launch_choices(logits, floor, noise_keys_of(3, device))
+    launch_write_level(*choices, level_of(buffers, state, 0))
     assert buffers.draft_tokens[1:3, 0].tolist() == [0, 0]
 
 

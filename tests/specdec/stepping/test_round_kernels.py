@@ -10,15 +10,15 @@ from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_max
 from specdec.kernels.linear import Sums
 from specdec.requests.row_start import RowStart
 from specdec.sizes import MAX_STOP_IDS
-from specdec.stepping.accept_commit import (
+from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.commit import (
     accept_and_commit,
     accept_and_commit_ref,
+    commit_chunk,
     launch_accept_and_commit,
 )
-from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit_chunk import commit_chunk
-from specdec.stepping.fill_round import fill_round_ref, launch_fill_round
-from specdec.stepping.propose import launch_propose, propose_ref
+from specdec.stepping.fill import fill_round_ref, launch_fill_round
+from specdec.stepping.propose import DraftLevel, launch_propose, propose_ref
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -134,13 +134,12 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
 
 
 def test_seed_rows_follow_the_rows_of_the_round(device):
-    for (buffers, state), query_len in (
-        (decided_case(device, 5, 6), None),
+    for (buffers, state), Q in (
+        (decided_case(device, 5, 6), 6),
         (decided_case(device, 5, 1), 1),
     ):
         buffers.target_tokens[:30] = 50  # no draft holds
-        accept_and_commit(buffers, state, 5, query_len=query_len)
-        Q = query_len or 6
+        accept_and_commit(buffers, state, 5, False, Q)
         assert buffers.last_token_indices[:5].tolist() == [0, Q, 2 * Q, 0, 4 * Q]
         assert not buffers.num_accepted[:5].any()
 
@@ -154,8 +153,9 @@ def test_propose(device, K, level, has_d2t):
     theirs = copy.deepcopy(ours)
     normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
     d2t = torch.randperm(1000, device=device)[:V] if has_d2t else None
-    launch_propose(normed, weight, d2t, *ours, level, MAX_LEN)
-    propose_ref(normed, weight, d2t, *theirs, level, MAX_LEN)
+    for propose, (buffers, state) in ((launch_propose, ours), (propose_ref, theirs)):
+        to = DraftLevel(buffers=buffers, state=state, level=level, d2t_W=d2t, max_model_len=MAX_LEN)
+        propose(normed, weight, to)
     same(ours, theirs, 5, K)
 
 

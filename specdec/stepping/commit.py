@@ -1,16 +1,20 @@
-"""The end of a verify in one kernel: which drafts hold, and the state rows behind them.
+"""What a step decided, written to the results and the state rows.
 
-A draft token is accepted if and only if it is the target's own choice at its position, so the tokens of a round are the
-target's choices up to the first draft that differs, whatever the draft proposed; where p/q has decided, its count holds
-instead. The row advances by num_accepted + 1; the draft's rows embed the target's choices, and its seed is row
-num_accepted. Padding writes the scratch row. Results keep the markers of rows without a choice (best_token.py); what is
-embedded later is token 0 there.
+A round: a draft token is accepted if and only if it is the target's own choice at its position, so
+the tokens of a round are the target's choices up to the first draft that differs, whatever the
+draft proposed; where p/q has decided, its count holds instead. The state row advances by
+num_accepted + 1; the draft's rows embed the target's choices, and its seed row is row num_accepted.
+A chunk: the prompts that end in it start to generate.
+
+`num_reqs` counts padding, which writes the scratch row: what the draft's passes read of a padded
+batch slot is written here, all of it, since each pass may be padded to a size of its own. Results
+keep the markers of rows without a choice (best_token.py); what is embedded later is token 0 there.
 """
 
 import torch
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
@@ -20,19 +24,16 @@ def accept_and_commit(
     buffers: StepBuffers,
     state: RequestState,
     num_reqs: int,
-    is_decided: bool = False,
-    query_len: int | None = None,
+    is_decided: bool,
+    query_len: int,
 ) -> None:
-    """Decide a round of `num_reqs` batch slots, padding included; results and state are written in place.
+    """Decide a round of `num_reqs` batch slots, padding included.
 
-    is_decided: buffers.decided says how many drafts hold, not their equality with the target's tokens.
-    query_len:  rows of each slot in this round, 1..K + 1; None is K + 1. Results keep their width, 0 behind the rows.
+    is_decided: buffers.decided says how many drafts hold, not equality with the target's tokens
+    query_len:  rows of each slot, 1..K + 1; the results keep their width, with 0 after the rows
     """
-    Q = buffers.sampled_tokens.shape[1] if query_len is None else query_len
-    if use_triton(buffers.results):
-        launch_accept_and_commit(buffers, state, num_reqs, is_decided, Q)
-    else:
-        accept_and_commit_ref(buffers, state, num_reqs, is_decided, Q)
+    commit = pick(buffers.results, launch_accept_and_commit, accept_and_commit_ref)
+    commit(buffers, state, num_reqs, is_decided, query_len)
 
 
 def launch_accept_and_commit(
@@ -116,11 +117,9 @@ def accept_and_commit_ref(
     is_real_B1 = (row_B >= 0)[:, None]
     target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
     draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
-    accepted_B = (
-        buffers.decided[:B]
-        if is_decided
-        else greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
-    )
+    accepted_B = buffers.decided[:B]
+    if not is_decided:
+        accepted_B = greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
     buffers.results[:B] = 0
     buffers.sampled_tokens[:B, :Q] = target_BQ
     buffers.num_accepted[:B] = accepted_B
@@ -136,7 +135,7 @@ def accept_and_commit_ref(
 def greedy_accept(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B: Tensor) -> Tensor:
     """Keep draft tokens while they equal the target's choice; the target's next choice follows them.
 
-    target_tokens_BQ: the target's choice behind each of the K+1 verified rows
+    target_tokens_BQ: the target's choice after each of the K+1 verified rows
     draft_tokens_BK:  what the draft proposed
     num_valid_B:      rows that are not padding; the draft in a padded row is never accepted
     Returns num_accepted_B, 0..K.
@@ -145,3 +144,24 @@ def greedy_accept(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B
     row_K = torch.arange(1, K + 1, device=draft_tokens_BK.device)
     holds_BK = (target_tokens_BQ[:, :K] == draft_tokens_BK) & (row_K < num_valid_B[:, None])
     return holds_BK.cumprod(dim=1).sum(dim=1)
+
+
+def commit_chunk(buffers: StepBuffers, state: RequestState, num_reqs: int, num_tokens: int) -> None:
+    """Start the requests whose prompt ended: their last draft row embeds the sampled token.
+
+    A resumed request takes the token instead that it sampled before its preemption, which its last
+    draft row embeds.
+    """
+    row_B = buffers.sample_mapping[:num_reqs]
+    last_B = buffers.last_token_indices[:num_reqs]
+    ids_T = buffers.draft_input_ids[:num_tokens]
+    slot_T = buffers.draft_sample_slots[:num_tokens]
+    is_known_B = (row_B >= 0) & (slot_T[last_B] < 0)
+    sampled_B = buffers.sampled_tokens[:num_reqs, 0]
+    sampled_B.copy_(torch.where(is_known_B, ids_T[last_B], sampled_B))
+    # a marker below 0 ends the request; until the host has seen it, it must not be taken for an id
+    token_B = sampled_B.clamp(min=0)
+    state.last_sampled_tokens[row_B] = token_B
+    state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1
+    ids_T.copy_(torch.where(slot_T >= 0, token_B[slot_T.clamp(min=0)], ids_T))
+    buffers.draft_tokens[:num_reqs] = 0

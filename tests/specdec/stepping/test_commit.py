@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from specdec.stepping.accept_commit import greedy_accept
+from specdec.stepping.commit import greedy_accept
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,174 @@
+"""The rows of a step, laid out in the static buffers.
+
+A chunk: the host knows all of its rows, so it lays them out and copies them. A round: for each
+request its last sampled token and its drafts, at the positions after its context, gathered on the
+device; K + 1 rows, or 1 where no request drafts. Row i of batch slot b has position
+num_computed + i. It is padding (token 0, position 0, slot -1) where the slot is padding, where i
+exceeds the request's own number of drafts, and at positions >= max_model_len.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.slot_mapping import slot_mapping_ref
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import BLOCK_SIZE
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.state import RequestState
+from specdec.stepping.upload import upload
+
+
+def fill_chunk(
+    buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int
+) -> None:
+    """Write the parts into the buffers, padded to `num_reqs` batch slots and `num_tokens` rows.
+
+    A draft row embeds the token after its own: the next prompt token, even where the chunk ends
+    before it, or the token that this step will sample (draft_sample_slots). A resumed request's
+    last sampled token is known, and what is drawn in its place does not count.
+    """
+    ids, positions, next_ids = np.zeros((3, num_tokens), np.int64)
+    slots, sample_slots = np.full((2, num_tokens), -1)
+    rows, sample_rows = np.full((2, num_reqs), -1)
+    last = np.zeros(num_reqs, np.int64)
+    starts = np.full(num_reqs + 1, num_tokens)
+    start = 0
+    for b, part in enumerate(parts):
+        here = slice(start, start + part.length)
+        position = np.arange(part.start, part.start + part.length)
+        ids[here] = part.prompt[part.start : part.start + part.length]
+        positions[here] = position
+        block = np.asarray(part.blocks)[position // BLOCK_SIZE]
+        slots[here] = block * BLOCK_SIZE + position % BLOCK_SIZE
+        following = part.prompt[part.start + 1 : part.start + part.length + 1]
+        next_ids[start : start + len(following)] = following
+        rows[b] = part.row
+        starts[b] = start
+        start += part.length
+        last[b] = start - 1
+        if part.ends_prompt:
+            sample_rows[b] = part.row
+        if part.samples:
+            sample_slots[last[b]] = b
+    starts[len(parts)] = start
+    upload(buffers.input_ids, ids)
+    upload(buffers.positions, positions)
+    upload(buffers.slot_mapping, slots)
+    upload(buffers.draft_input_ids, next_ids)
+    upload(buffers.draft_sample_slots, sample_slots)
+    upload(buffers.idx_mapping, rows)
+    upload(buffers.sample_mapping, sample_rows)
+    upload(buffers.last_token_indices, last)
+    upload(buffers.query_start_loc, starts)
+
+
+def fill_round(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int
+) -> None:
+    """Gather `query_len` rows for each batch slot from the state by buffers.idx_mapping.
+
+    num_reqs: batch slots, padding included
+    """
+    fill = pick(buffers.idx_mapping, launch_fill_round, fill_round_ref)
+    fill(buffers, state, num_reqs, max_model_len, query_len)
+
+
+def launch_fill_round(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int
+) -> None:
+    _fill_round_kernel[(num_reqs,)](
+        buffers.input_ids,
+        buffers.positions,
+        buffers.slot_mapping,
+        buffers.num_valid,
+        buffers.query_start_loc,
+        buffers.sample_mapping,
+        buffers.idx_mapping,
+        state.last_sampled_tokens,
+        state.draft_tokens,
+        state.num_computed_tokens,
+        state.num_draft_tokens,
+        state.block_table,
+        state.block_table.shape[0] - 1,
+        state.block_table.shape[1],
+        max_model_len,
+        state.draft_tokens.shape[1],
+        Q=query_len,
+        Q_PADDED=next_power_of_2(query_len),
+        S=BLOCK_SIZE,
+        num_warps=1,
+        **launch_options(buffers.idx_mapping),
+    )
+
+
+@jit
+def _fill_round_kernel(
+    input_ids_ptr,  # [T]
+    positions_ptr,  # [T]
+    slots_ptr,  # [T]
+    num_valid_ptr,  # [B]
+    starts_ptr,  # [B + 1]
+    sample_ptr,  # [B]
+    idx_ptr,  # [B]
+    last_sampled_ptr,  # [R + 1]
+    drafts_ptr,  # [R + 1, K]
+    num_computed_ptr,  # [R + 1]
+    num_drafts_ptr,  # [R + 1]
+    block_table_ptr,  # [R + 1, M]
+    R,
+    M,
+    max_model_len,
+    K,
+    Q: tl.constexpr,
+    Q_PADDED: tl.constexpr,
+    S: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_the_next_start(PDL)
+    wait_for_inputs(PDL)
+    b = tl.program_id(0)
+    idx = tl.load(idx_ptr + b)
+    row = tl.where(idx < 0, R, idx)
+    i = tl.arange(0, Q_PADDED)
+    position = tl.load(num_computed_ptr + row) + i
+    last = tl.where(idx < 0, -1, tl.minimum(tl.load(num_drafts_ptr + row), Q - 1))
+    is_valid = (i <= last) & (position < max_model_len)
+    draft = tl.load(drafts_ptr + row * K + i - 1, mask=(i > 0) & is_valid, other=0)
+    token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
+    block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
+    at, inside = b * Q + i, i < Q
+    tl.store(input_ids_ptr + at, tl.where(is_valid, token, 0), mask=inside)
+    tl.store(positions_ptr + at, tl.where(is_valid, position, 0), mask=inside)
+    tl.store(slots_ptr + at, tl.where(is_valid, block * S + position % S, -1), mask=inside)
+    tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
+    tl.store(sample_ptr + b, idx)
+    tl.store(starts_ptr + b + 1, (b + 1) * Q)
+    if b == 0:
+        tl.store(starts_ptr, 0)
+
+
+def fill_round_ref(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int
+) -> None:
+    B, Q = num_reqs, query_len
+    T = B * Q
+    row_B = buffers.idx_mapping[:B]
+    row_BQ = row_B[:, None].expand(B, Q)
+    i_BQ = torch.arange(Q, device=row_B.device).expand(B, Q)
+    position_BQ = state.num_computed_tokens[row_BQ] + i_BQ
+    is_own_BQ = (row_BQ >= 0) & (i_BQ <= state.num_draft_tokens[row_BQ])
+    is_valid_BQ = is_own_BQ & (position_BQ < max_model_len)
+    last_B1 = state.last_sampled_tokens[row_B][:, None]
+    ids_BQ = torch.cat([last_B1, state.draft_tokens[row_B]], dim=1)[:, :Q]
+
+    buffers.input_ids[:T] = torch.where(is_valid_BQ, ids_BQ, 0).view(T)
+    buffers.positions[:T] = torch.where(is_valid_BQ, position_BQ, 0).view(T)
+    slots_BQ = slot_mapping_ref(position_BQ, row_BQ, state.block_table, BLOCK_SIZE, is_valid_BQ)
+    buffers.slot_mapping[:T] = slots_BQ.view(T)
+    buffers.num_valid[:B] = is_valid_BQ.sum(dim=1)
+    buffers.query_start_loc[: B + 1] = torch.arange(0, T + Q, Q, device=row_B.device)
+    buffers.sample_mapping[:B] = row_B

@@ -1,4 +1,4 @@
-"""Finish a product and add it to the residual stream: out = x + residual, rounded as add_rms_norm rounds."""
+"""out = x + residual for an unfinished product x, rounded as add_rms_norm rounds."""
 
 from torch import Tensor
 

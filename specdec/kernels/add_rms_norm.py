@@ -1,6 +1,6 @@
-"""Finish a product, add it to the residual stream, and norm the sum: stream = x + residual, y = rms_norm(stream) * w.
+"""stream = x + residual for an unfinished product x; y = rms_norm(stream) * w.
 
-x is rounded when it is finished, the stream when it is written, and the norm reads the rounded stream.
+x is rounded when it is finished, the stream when it is written; the norm reads the rounded stream.
 """
 
 import torch
@@ -14,19 +14,14 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 
 
-@opaque(
-    lambda x, residual, *_: (
-        residual.new_empty(residual.shape),
-        residual.new_empty(residual.shape),
-    ),
-    "tap_TD",
-)
+@opaque(lambda x, residual, *_: (torch.empty_like(residual), torch.empty_like(residual)), "tap_TD")
 def add_rms_norm(
     x: Sums, residual_TD: Tensor, weight_D: Tensor, eps: float, tap_TD: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """x: an unfinished product [T, D]. Returns the norm and the stream, both [T, D] in the residual's dtype.
+    """The norm and the stream, both [T, D] in the residual's dtype.
 
-    tap_TD: receives the stream too (columns of a wider buffer).
+    x:      an unfinished product [T, D]
+    tap_TD: receives the stream too (columns of a wider buffer)
     """
     norm = pick(residual_TD, launch_add_rms_norm, add_rms_norm_ref)
     return norm(x, residual_TD, weight_D, eps, tap_TD)
@@ -38,9 +33,8 @@ def launch_add_rms_norm(
     assert residual_TD.stride(1) == 1, residual_TD.stride()
     assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
     S, T, D = x.parts_STN.shape
-    out_TD, stream_TD = (
-        torch.empty(T, D, dtype=residual_TD.dtype, device=residual_TD.device) for _ in range(2)
-    )
+    out_TD = residual_TD.new_empty(T, D)
+    stream_TD = torch.empty_like(out_TD)
     _add_rms_norm_kernel[(T,)](
         out_TD,
         stream_TD,
@@ -91,10 +85,8 @@ def _add_rms_norm_kernel(
     inside = d < D
     dtype = out_ptr.dtype.element_ty
     x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
-    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0).to(
-        tl.float32
-    )
-    stream = (x + residual).to(dtype)
+    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0)
+    stream = (x + residual.to(tl.float32)).to(dtype)
     tl.store(stream_ptr + t * D + d, stream, mask=inside)
     if HAS_TAP:
         tl.store(tap_ptr + t * stride_tap + d, stream, mask=inside)

@@ -1,12 +1,12 @@
-"""The best token behind each row, by logits = x W^T in float32: the greatest, and the lowest id among equals.
+"""The best token after each row: the greatest of logits = x W^T in float32, lowest id of equals.
 
-A row without a choice gives a marker, which is no id: NO_TOKEN where all logits are -inf, NOT_FINITE where one is NaN
-or +inf. NaN counts as +inf, so the maximum tells all three cases apart.
+A row without a choice gives a marker, which is no id: NO_TOKEN where all logits are -inf,
+NOT_FINITE where one is NaN or +inf. NaN counts as +inf, so the maximum tells all three cases apart.
 
-The logits are never written: each program reduces its tile to a maximum and an id, a second kernel reduces the tiles.
-The product is the one of `linear`, so the same logits decide as where they are written out.
+The logits are never written: each program reduces its tile to a maximum and an id, a second kernel
+reduces the tiles. The product is that of `linear`, so the logits are those that it would write.
 
-min_tokens: where the drawn token would stand before the row's own min_position, its stop ids are out of the question.
+min_tokens: before a request's min_position its stop ids cannot be drawn.
 """
 
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ NO_TOKEN, NOT_FINITE = -1, -2
 class StopMask:
     """Which ids a row may not take; rows of the step in consecutive runs, one per batch slot."""
 
-    positions: Tensor  # [T] of the rows; a drawn token stands one behind
-    idx_mapping: Tensor  # [B] request row per batch slot, -1 = padding
-    min_positions: Tensor  # [R + 1] of request rows
+    positions: Tensor  # [T] of the rows; a drawn token comes one later
+    idx_mapping: Tensor  # [B] state row per batch slot, -1 = padding
+    min_positions: Tensor  # [R + 1] by state row
     stop_ids: Tensor  # [R + 1, P] padded by repeating an id
 
 
 def best_token(
     x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None
 ) -> None:
-    """Write the best id behind every row to out_T (int64, may be strided). weight_VD: [V, D]."""
+    """Write the best id after every row to out_T (int64, may be strided)."""
     if use_triton(x_TD):
         launch_best_token(x_TD, weight_VD, out_T, mask)
     else:
@@ -68,7 +68,7 @@ def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
 def launch_tile_maxima(
     x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The maximum of each tile of the vocabulary [tiles, T] float32 and its lowest id [tiles, T] int32."""
+    """Of each tile of ids: the maximum [tiles, T] float32 and its lowest id [tiles, T] int32."""
     T, D = x_TD.shape
     V = len(weight_VD)
     tiles = choose_tiles("whole", row_class(T), V, D, x_TD.dtype, gpu_name(x_TD.device))
@@ -139,9 +139,8 @@ def _tile_maxima_kernel(
     if HAS_MASK:
         idx = tl.load(idx_ptr + m // rows_per_slot, mask=m < T, other=-1)
         row = tl.where(idx < 0, R, idx)
-        is_early = (
-            tl.load(positions_ptr + m, mask=m < T, other=0) + 1 < tl.load(min_positions_ptr + row)
-        ) & (m < T)
+        position = tl.load(positions_ptr + m, mask=m < T, other=0)
+        is_early = (position + 1 < tl.load(min_positions_ptr + row)) & (m < T)
         if tl.max(is_early.to(tl.int32), axis=0) > 0:
             for p in range(STOP_IDS):
                 stop_id = tl.load(stop_ids_ptr + row * STOP_IDS + p)
@@ -169,9 +168,8 @@ def _write_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     t = tl.program_id(0)
-    tl.store(
-        out_ptr + t * stride_out, lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK).to(tl.int64)
-    )
+    token = lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK)
+    tl.store(out_ptr + t * stride_out, token.to(tl.int64))
 
 
 @jit
@@ -207,6 +205,5 @@ def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
     counted_TV = torch.where(scores_TV.isnan(), torch.inf, scores_TV)
     id_T = counted_TV.argmax(dim=-1)
     best_T = counted_TV.gather(1, id_T[:, None])[:, 0]
-    return torch.where(
-        best_T == torch.inf, NOT_FINITE, torch.where(best_T == -torch.inf, NO_TOKEN, id_T)
-    )
+    id_T = torch.where(best_T == -torch.inf, NO_TOKEN, id_T)
+    return torch.where(best_T == torch.inf, NOT_FINITE, id_T)

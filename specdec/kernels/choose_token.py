@@ -1,11 +1,12 @@
-"""A token per row of float32 logits: the greatest score, and the lowest id among equals; markers as in best_token.py.
+"""A token per row of float32 logits: the greatest score, the lowest id of equals, or a marker.
 
-score = logit / temperature + g for tokens at or above the row's floor (support_floor.py), with the noise g of gumbel.py
-at the place of the drawn token. Temperature 0 is the case without noise and floor. The rows of the kernel leave a
-maximum and an id per tile, as those of best_token do, so that the same readers follow.
+score = logit / temperature + g for tokens at or above the row's floor (support_floor), with the
+noise g of gumbel.py at the position of the drawn token. Temperature 0 is the case without noise and
+floor. The kernel leaves a maximum and an id per tile, as best_token's does, for the same readers.
 
-The exact noise costs as much as all else together, so a tile estimates it first and computes it exactly for what lies
-within the error of the estimate below the tile's greatest: nearly always one token. The result is the exact one.
+The exact noise costs as much as all else together, so a tile estimates it first and computes it
+exactly for the tokens within the estimate's error of the tile's greatest: nearly always one token.
+The result is the exact one.
 """
 
 from dataclasses import dataclass
@@ -29,20 +30,21 @@ FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseKeys:
-    """Where the tokens of T rows are drawn, and of whose noise. Rows of padding have temperature 0."""
+    """What the noise of T rows' tokens is drawn from. Rows of padding have temperature 0."""
 
     temperatures: Tensor  # [T] float32, 0 = greedy
     seeds: Tensor  # [T, 2] low and high 32 bits
     positions: Tensor  # [T] of the drawn tokens
     epochs: Tensor  # [T] the last word of the counter
     stream: int
-    token_ids: Tensor | None = (
-        None  # [W] target ids of the columns, where they are not their numbers
-    )
+    token_ids: Tensor | None = None  # [W] target ids of the columns, None: their numbers
 
 
 def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_T: Tensor) -> None:
-    """Write the chosen column of every row to out_T (int64, may be strided). floor_T: least logit / temperature."""
+    """Write the chosen column of every row to out_T (int64, may be strided).
+
+    floor_T: least logit / temperature
+    """
     if use_triton(logits_TV):
         launch_write(*launch_choices(logits_TV, floor_T, noise_keys), out_T)
     else:
@@ -52,7 +54,7 @@ def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_
 def launch_choices(
     logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys
 ) -> tuple[Tensor, Tensor]:
-    """The greatest score of each tile of columns [tiles, T] float32 and its lowest column [tiles, T] int32."""
+    """Of each tile: the best score [tiles, T] float32 and its lowest column [tiles, T] int32."""
     T, V = logits_TV.shape
     block = 1024 if T <= FEW_ROWS else 2048
     tiles = -(-V // block)
@@ -111,9 +113,8 @@ def _choose_kernel(
     floor = tl.load(floor_ptr + t)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     inside = column < V
-    x = tl.load(
-        logits_ptr + t.to(tl.int64) * stride_logits + column, mask=inside, other=float("-inf")
-    )
+    row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
+    x = tl.load(row_ptr + column, mask=inside, other=float("-inf"))
     top = tl.max(tl.where(x == x, x, float("inf")), axis=0)
     id = tile * BLOCK
     if (temperature > 0.0) & (tl.abs(top) < float("inf")):
@@ -195,14 +196,11 @@ def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) 
     divisor_T1 = torch.where(is_greedy_T1, 1, noise_keys.temperatures[:, None])
     scaled_TV = logits_TV / divisor_T1
     where = (noise_keys.seeds, noise_keys.positions)
+    which = (noise_keys.stream, noise_keys.epochs)
     if noise_keys.token_ids is None:
-        noise_TV = gumbel_of_all_ref(
-            *where, logits_TV.shape[1], noise_keys.stream, noise_keys.epochs
-        )
+        noise_TV = gumbel_of_all_ref(*where, logits_TV.shape[1], *which)
     else:
-        noise_TV = gumbel_ref(
-            *where, noise_keys.token_ids[None], noise_keys.stream, noise_keys.epochs
-        )
+        noise_TV = gumbel_ref(*where, noise_keys.token_ids[None], *which)
     is_out_TV = (scaled_TV < floor_T[:, None]) & ~is_greedy_T1
     noisy_TV = torch.where(is_out_TV, -torch.inf, scaled_TV + noise_TV.masked_fill(is_greedy_T1, 0))
     return id_or_marker_ref(noisy_TV)

@@ -1,4 +1,4 @@
-"""The first half of SwiGLU: y = silu(x Wg^T) * (x Wu^T), Wg and Wu being the two halves of one weight.
+"""The first half of SwiGLU: y = silu(x Wg^T) * (x Wu^T), Wg and Wu being halves of one weight.
 
 Both products stay in float32 accumulators until the result is rounded once.
 """
@@ -25,7 +25,7 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     N = len(weight_XD) // 2
     tiles = choose_tiles("gate", row_class(T), 2 * N, K, x_TD.dtype, gpu_name(x_TD.device))
     block_m, tail = row_pieces(tiles.block_m)
-    out_TN = torch.empty(T, N, dtype=x_TD.dtype, device=x_TD.device)
+    out_TN = x_TD.new_empty(T, N)
     _gate_up_kernel[(num_tiles(N, T, tiles),)](
         out_TN,
         describe(x_TD, block_m, tiles.block_k),

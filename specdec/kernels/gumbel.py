@@ -1,11 +1,14 @@
-"""Gumbel noise by place: a function of (seed, position of the drawn token, token id, stream) and of nothing else.
+"""Gumbel noise: a function of (seed, position of the drawn token, token id, stream) only.
 
-r = Philox4x32-10 with key = seed (64 bits), counter = (token_id >> 2, position, stream, epoch), lane token_id & 3
-e = -log1p(-(r + 0.5) / 2^32) for r < 2^31, else -log((2^32 - 0.5 - r) / 2^32);    g = -log(e)
+r = Philox4x32-10 with key = seed (64 bits), counter = (token_id >> 2, position, stream, epoch) and
+    lane token_id & 3
+e = -log1p(-(r + 0.5) / 2^32) for r < 2^31, else -log((2^32 - 0.5 - r) / 2^32)
+g = -log(e)
 
-All in float32 from additions, products and one division, each rounded once, so that twin, interpreter and GPU give the
-same bits; a library's log differs between them, on a CPU even between the body of a vector and its tail. Kernels that
-call `gumbel_noise` are launched with enable_fp_fusion=False: a fused multiply-add would round once less.
+All in float32 from additions, products and one division, each rounded once, so that twin,
+interpreter and GPU give the same bits; a library's log differs between them, on a CPU even between
+the body of a vector and its tail. Kernels that call `gumbel_noise` are launched with
+enable_fp_fusion=False: a fused multiply-add would round once less.
 """
 
 import struct
@@ -28,7 +31,8 @@ def _float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-# log(1 + m) = m - m^2 / 2 + m^3 P(m) for m in [sqrt(1/2) - 1, sqrt(2) - 1], and ln 2 in two parts (Cephes, logf)
+# log(1 + m) = m - m^2 / 2 + m^3 P(m) for m in [sqrt(1/2) - 1, sqrt(2) - 1], and ln 2 in two parts
+# (Cephes, logf)
 SQRT_HALF = _float32(0.707106781186547524)
 LOG_P = [
     _float32(value)
@@ -37,7 +41,8 @@ LOG_P = [
         *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
     )
 ]
-LN2_LOW, LN2_HIGH = _float32(-2.12194440e-4), 0.693359375
+LN2_LOW = _float32(-2.12194440e-4)
+LN2_HIGH = 0.693359375
 
 
 def gumbel_ref(
@@ -47,7 +52,10 @@ def gumbel_ref(
     stream: int,
     epochs_X: Tensor | None = None,
 ) -> Tensor:
-    """The noise [X, N] of these tokens. seeds_X2: low and high 32 bits; token_ids_XN may be [1, N]."""
+    """The noise [X, N] of these tokens.
+
+    seeds_X2: low and high 32 bits. token_ids_XN may be [1, N].
+    """
     words = _words(seeds_X2, positions_X, token_ids_XN >> 2, stream, epochs_X)
     lane_XN = (token_ids_XN & 3).expand_as(words[0])
     draws_XN = torch.stack(words, dim=-1).gather(-1, lane_XN[..., None])[..., 0]
@@ -66,7 +74,7 @@ def gumbel_of_all_ref(
 def uniform_ref(
     seeds_X2: Tensor, positions_X: Tensor, stream: int, epochs_X: Tensor | None = None
 ) -> Tensor:
-    """One number strictly between 0 and 1 per place, [X] float64, from lane 0 of block 0: (r + 0.5) / 2^32, exact."""
+    """(r + 0.5) / 2^32 for each position, [X] float64, exact; r is lane 0 of Philox's block 0."""
     block_11 = torch.zeros(1, 1, dtype=torch.int64, device=seeds_X2.device)
     draws_X = _words(seeds_X2, positions_X, block_11, stream, epochs_X)[0][:, 0]
     return (draws_X.double() + 0.5) / 2.0**32
@@ -76,13 +84,10 @@ def _words(
     seeds_X2: Tensor, positions_X: Tensor, blocks_XN: Tensor, stream: int, epochs_X: Tensor | None
 ) -> tuple[Tensor, ...]:
     epochs_X = torch.zeros_like(positions_X) if epochs_X is None else epochs_X
-    shape = (len(seeds_X2), blocks_XN.shape[1])
-    counter = (
-        blocks_XN.expand(shape),
-        positions_X[:, None],
-        torch.full_like(positions_X, stream)[:, None],
-    )
-    return philox_ref((seeds_X2[:, :1], seeds_X2[:, 1:]), (*counter, epochs_X[:, None]))
+    blocks_XN = blocks_XN.expand(len(seeds_X2), -1)
+    streams_X = torch.full_like(positions_X, stream)
+    counter = (blocks_XN, positions_X[:, None], streams_X[:, None], epochs_X[:, None])
+    return philox_ref((seeds_X2[:, :1], seeds_X2[:, 1:]), counter)
 
 
 def philox_ref(key: tuple[Tensor, Tensor], counter: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -90,10 +95,9 @@ def philox_ref(key: tuple[Tensor, Tensor], counter: tuple[Tensor, ...]) -> tuple
     k0, k1 = key
     a, b, c, d = counter
     for _ in range(10):
-        first, second = (
-            a * MULTIPLIERS[0],
-            c * MULTIPLIERS[1],
-        )  # bits beyond 63 wrap, and stay the right ones
+        # bits beyond 63 wrap, and the others stay right
+        first = a * MULTIPLIERS[0]
+        second = c * MULTIPLIERS[1]
         a, c = (second >> 32 & MASK) ^ b ^ k0, (first >> 32 & MASK) ^ d ^ k1
         b, d = second & MASK, first & MASK
         k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
@@ -113,9 +117,10 @@ def noise_of_bits_ref(draws: Tensor) -> Tensor:
 
 
 def log_ref(x: Tensor) -> Tensor:
-    """The natural logarithm of normal positive float32 numbers, within two units of the last place."""
+    """The natural logarithm of normal positive float32 numbers, to two units in the last place."""
     bits = x.contiguous().view(torch.int32)
-    exponent, half = (bits >> 23) - 126, ((bits & 0x7FFFFF) | 0x3F000000).view(torch.float32)
+    exponent = (bits >> 23) - 126
+    half = ((bits & 0x7FFFFF) | 0x3F000000).view(torch.float32)
     is_small = half < SQRT_HALF
     k = (exponent - is_small.int()).float()
     m = torch.where(is_small, half + half, half) - 1
@@ -144,9 +149,8 @@ def philox(k0, k1, a, b, c, d):
 def gumbel_noise(r):
     """g of uint32 draws."""
     is_low = r < 0x80000000
-    x = (
-        tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32) + 0.5
-    ) * 2.3283064365386963e-10
+    distance = tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32)
+    x = (distance + 0.5) * 2.3283064365386963e-10
     u = tl.where(is_low, 1.0 - x, x)
     log_u = natural_log(u)
     log_u = tl.where(is_low, log_u + tl.div_rn((1.0 - u) - x, u), log_u)
@@ -155,12 +159,10 @@ def gumbel_noise(r):
 
 @jit
 def gumbel_estimate(r, IS_GPU: tl.constexpr):
-    """g within 1e-4, by the hardware's logarithm: for telling which tokens cannot have the greatest score."""
+    """g within 1e-4, by the hardware's logarithm: tells which tokens cannot have the best score."""
     is_low = r < 0x80000000
-    x = (
-        tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32) * 2.3283064365386963e-10
-        + 1.1641532182693481e-10
-    )
+    distance = tl.where(is_low, r, 0xFFFFFFFF - r).to(tl.int32).to(tl.float32)
+    x = distance * 2.3283064365386963e-10 + 1.1641532182693481e-10
     e = -0.6931471805599453 * _log2_estimate(tl.where(is_low, 1.0 - x, x), IS_GPU)
     # the hardware's error near 1 is absolute, and e is small there
     e = tl.where(is_low & (x < 0.015625), x * (1.0 + x * (0.5 + x * 0.33333333)), e)

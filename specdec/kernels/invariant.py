@@ -1,7 +1,8 @@
 """Arithmetic of the torch twins whose result for a row depends on nothing but the row.
 
-Element-wise +, -, *, / and sqrt are exact everywhere. Three things are not: exp (vector body and scalar tail differ),
-sums (their order follows the shape) and matrix products (likewise). Here each runs in blocks of one fixed shape.
+Element-wise +, -, *, / and sqrt are exact everywhere. Three things are not: exp (vector body and
+scalar tail differ), sums and matrix products (their order follows the shape). Here each runs in
+blocks of one fixed shape.
 """
 
 import torch
@@ -9,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 8  # rows of one product block
-LANES = 4096  # elements of one exp block: whole vectors, below the size at which torch splits work among threads
-ALIGN = 16  # product widths are padded to whole vectors: at odd widths a row's place in its block changes its result
+# elements of one exp block: whole vectors, fewer than torch splits among threads
+LANES = 4096
+# product widths are padded to whole vectors: at odd widths a row's result depends on its place
+ALIGN = 16
 
 
 def blocked_exp(x: Tensor) -> Tensor:
@@ -20,7 +23,7 @@ def blocked_exp(x: Tensor) -> Tensor:
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Sum over the last dimension as a balanced tree of additions over a power of two; keeps the dimension."""
+    """Sum over the last dimension as a balanced tree over a power of two; keeps the dimension."""
     width = 1 << (x.shape[-1] - 1).bit_length()
     x = F.pad(x, (0, width - x.shape[-1]))
     while width > 1:
@@ -34,11 +37,9 @@ def blocked_product(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     T, K = x_TK.shape
     N = weight_NK.shape[0]
     x = F.pad(x_TK.float(), (0, -K % ALIGN, 0, -T % ROWS))
-    weight = (
-        F.pad(weight_NK.float(), (0, -K % ALIGN, 0, -N % ALIGN))
-        if K % ALIGN or N % ALIGN
-        else weight_NK.float()
-    )
+    weight = weight_NK.float()
+    if K % ALIGN or N % ALIGN:
+        weight = F.pad(weight, (0, -K % ALIGN, 0, -N % ALIGN))
     blocks = x.view(-1, ROWS, x.shape[1])
     out = torch.bmm(blocks, weight.t().expand(len(blocks), -1, -1))
     return out.view(-1, weight.shape[0])[:T, :N]

@@ -1,12 +1,12 @@
 """y = x W^T, with one order of the reduction over K for every number of rows.
 
-A row's result depends on the row and the weight only. K is cut into splits by (N, K, dtype, GPU); inside a split the
-tensor cores add steps of 16 one after another to one float32 accumulator, whatever the tile, and the splits are added
-in order. W lies on the wide side of the tensor cores' product for every M, so that a row is always a column of the same
-instruction.
+A row's result depends on the row and the weight only. K is cut into splits by (N, K, dtype, GPU);
+inside a split the tensor cores add 16 of K after another to one float32 accumulator, whatever the
+tile, and the splits are added in order. W is on the wide side of the tensor cores' product for
+every M, so that a row is always a column of the same instruction.
 
-`linear` gives the finished product; `split_linear` leaves the splits to its reader, which adds them as it loads
-(add_rms_norm, rotate_and_store): a second pass over a small tensor that someone reads anyway.
+`linear` gives the finished product; `split_linear` leaves the splits to its reader, which adds them
+as it loads (add_rms_norm, rotate_and_store), so that no pass of its own adds them.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from specdec.kernels.tiles import (
 
 
 class Sums(NamedTuple):
-    """An unfinished product: the reader adds the splits in order, then the bias, and rounds once to its own dtype."""
+    """An unfinished product: the reader adds splits in order, then the bias, and rounds once."""
 
     parts_STN: Tensor  # [splits, T, N] float32
     bias_N: Tensor | None
@@ -52,7 +52,7 @@ def linear(
     bias_N: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The finished product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators themselves."""
+    """The product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators."""
     multiply = pick(x_TK, launch_linear, linear_ref)
     return multiply(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
 
@@ -73,12 +73,11 @@ def _split_sums(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
 
 
 def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
-    """How many split sums `split_linear` leaves; of the number of rows it asks one thing only, for symbolic ones."""
+    """How many split sums `split_linear` leaves; compares a symbolic number of rows only once."""
     if not use_triton(x_TK):
         return 1
-    splits = choose_tiles(
-        "split", MANY_ROWS, *weight_NK.shape, x_TK.dtype, gpu_name(x_TK.device)
-    ).splits
+    gpu = gpu_name(x_TK.device)
+    splits = choose_tiles("split", MANY_ROWS, *weight_NK.shape, x_TK.dtype, gpu).splits
     return 1 if splits == 1 or x_TK.shape[0] > ROW_CLASSES[-2] else splits
 
 
@@ -138,8 +137,8 @@ def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     row_bytes = matrix.stride(0) * matrix.element_size()
     if matrix.stride(1) != 1 or row_bytes % 16 != 0 or matrix.data_ptr() % 16 != 0:
         raise ValueError(
-            f"matrix of shape {tuple(matrix.shape)}, strides {matrix.stride()}, {matrix.dtype}: the kernels need rows "
-            "that begin at multiples of 16 bytes"
+            f"matrix of shape {tuple(matrix.shape)}, strides {matrix.stride()}, {matrix.dtype}: "
+            "the kernels need rows that begin at multiples of 16 bytes"
         )
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
@@ -227,7 +226,7 @@ def num_tiles(N: int, T: int, tiles: Tiles) -> int:
 
 @jit
 def place_of(tile, n_tiles, m_tiles):
-    """Tiles in bands of 8 along the rows, rows first: the programs that share a tile of W run at the same time."""
+    """Tiles in bands of 8 along the rows, rows first: programs that share W tiles run together."""
     band = tile // (8 * n_tiles)
     height = tl.minimum(m_tiles - band * 8, 8)
     inside = tile % (8 * n_tiles)
@@ -282,9 +281,8 @@ def split_sum_and_tail(
         k = (split * blocks + i) * BLOCK_K
         w = w_desc.load([n0, k])
         acc = tl.dot(w, tl.trans(x_desc.load([m0, k])), acc, input_precision=PRECISION)
-        rest = tl.dot(
-            w, tl.trans(tail_desc.load([m0 + BLOCK_M, k])), rest, input_precision=PRECISION
-        )
+        x_rest = tl.trans(tail_desc.load([m0 + BLOCK_M, k]))
+        rest = tl.dot(w, x_rest, rest, input_precision=PRECISION)
     return acc, rest
 
 

@@ -1,7 +1,7 @@
-"""Functions that torch.compile takes as they stand: a call is one op of its graph, and nothing inside is traced.
+"""Functions that torch.compile does not look into: a call is one op of its graph.
 
-Eager code calls the function itself. An op takes tensors and numbers only, so a tuple's fields are arguments of their
-own, and where the tuple may be None each of them may.
+Eager code calls the function itself. An op takes tensors and numbers only, so a tuple's fields
+become its arguments, and where the tuple may be None each of them may.
 """
 
 import functools
@@ -45,9 +45,7 @@ def opaque(
             _parameter(p.name, hints[p.name], p.default, p.name == writes)
             for p in inspect.signature(fn).parameters.values()
         ]
-        arguments = ", ".join(
-            argument for parameter in parameters for argument in parameter.arguments
-        )
+        arguments = ", ".join(each for parameter in parameters for each in parameter.arguments)
         op = torch.library.custom_op(
             f"specdec::{fn.__name__.lstrip('_')}",
             lambda *flat: cast(Callable[..., R], fn)(*_joined(parameters, flat)),
@@ -84,16 +82,13 @@ def _parameter(name: str, hint: object, default: object, is_written: bool) -> _P
     if kind in _TYPES:
         fields = {name: kind}
     elif get_origin(kind) is tuple:
-        fields, join = {f"{name}_{i}": item for i, item in enumerate(get_args(kind))}, tuple
+        fields = {f"{name}_{i}": item for i, item in enumerate(get_args(kind))}
+        join = tuple
     else:
         named = cast(type[NamedTuple], kind)
-        fields, join = (
-            {f"{name}_{field}": item for field, item in get_type_hints(named).items()},
-            named._make,
-        )
-    arguments = tuple(
-        _argument(field, item, is_optional, is_written) for field, item in fields.items()
-    )
+        fields = {f"{name}_{field}": item for field, item in get_type_hints(named).items()}
+        join = named._make
+    arguments = tuple(_argument(*field, is_optional, is_written) for field in fields.items())
     return _Parameter(name=name, default=default, arguments=arguments, join=join)
 
 

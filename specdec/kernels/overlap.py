@@ -1,12 +1,13 @@
-"""Programmatic dependent launch: a kernel is put on the GPU while the one before it runs, and waits there for its end.
+"""Programmatic dependent launch: a kernel starts while the one before it still runs.
 
-Every kernel calls `wait_for_inputs` before it touches memory, reads and writes alike, so that what runs ahead is its
-start alone. Small kernels let the next one start at once; products do so when their loop is over, since programs that
-wait would take the places of those that read. PDL comes from `launch_options`: a Hopper GPU or later.
+Every kernel calls `wait_for_inputs` before it reads or writes memory: it waits there for the end of
+the kernel before it, so only its start runs ahead. Small kernels let the next one start at once;
+products do so after their loop, since programs that wait would take the places of those that read.
+PDL comes from `launch_options`: a Hopper GPU or later.
 
-Tried and dropped: asking for the first weights (prefetch.global.L2) before the wait costs 1 to 3 % of a decode pass.
-Asking for the next product's (cp.async.bulk.prefetch.L2) from programs beside the small kernels, when the memory has
-nothing else to do: 0 to 2 %.
+Tried and dropped: prefetching the first weights (prefetch.global.L2) before the wait costs 1 to 3 %
+of a decode pass; prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside
+the small kernels, when the memory is idle, 0 to 2 %.
 """
 
 from specdec.kernels import jit, tl

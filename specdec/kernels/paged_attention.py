@@ -1,16 +1,18 @@
-"""Causal attention of query rows over a paged cache, reduced in tiles and splits whose borders are absolute positions.
+"""Causal attention over a paged cache, in tiles and splits whose borders are absolute positions.
 
-A row at position p reads keys 0..p of its request: tiles of 64 keys inside a split by online softmax (arXiv
-2112.05682), then the splits one after another by the same rule. Borders do not depend on who else is in the step, so
-neither does the row's result: a tile beyond a row's position multiplies by 1 and adds 0. Values of keys beyond a tile's
-last row are read as 0, because 0 x NaN is NaN and nobody promises what unwritten slots hold.
+A row at position p reads keys 0..p of its request: tiles of 64 keys inside a split by online
+softmax (arXiv 2112.05682), then the splits one after another by the same rule. Borders do not
+depend on the other rows of the step, so neither does the row's result: a tile beyond a row's
+position multiplies by 1 and adds 0. Values of keys beyond a tile's last row are read as 0, because
+0 x NaN is NaN and unwritten slots may hold anything.
 
-Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread over the GPU, long
-ones do not drown in partial results. In a round of few requests programs share the splits of a query tile and a second
-kernel adds them up; in a prefill chunk, and where the query tiles alone fill the GPU, one program walks them all: no
-partial result is written. Both use the same functions for a split and for adding one, on tiles of 16 or 32 query rows:
-too few for wgmma, whose sums are its own. Maxima are exact and totals come from the tensor
-cores like the values, so nothing depends on how a tile lies across threads: a row gets the same bits from all of them.
+Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread
+over the GPU, long ones leave few partial results. In a round of few requests programs share the
+splits of a query tile and a second kernel adds them up; in a prefill chunk, and where the query
+tiles alone fill the GPU, one program walks all splits and writes no partial result. Both use the
+same functions for a split and for adding one, on tiles of 16 or 32 query rows: too few for wgmma,
+whose order of summation differs. Maxima are exact and totals come from the tensor cores like the
+values, so nothing depends on how a tile lies across threads: a row gets the same bits both ways.
 """
 
 from collections.abc import Sequence
@@ -24,17 +26,16 @@ from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 
-MAX_SPLIT_TOKENS = (
-    16  # up to this many query tokens per request several programs share a query tile's splits
-)
+MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
-# so many warps fill it without sharing; measured on an H200 over 16 to 128 requests, 1 to 6 rows, 300 and 2,048 keys
+# this many warps fill a GPU without sharing; measured on an H200 over 16 to 128 requests, 1 to 6
+# rows, 300 and 2,048 keys
 MANY_WARPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """Which rows of the step form the twin's query tiles, and which batch slot each tile belongs to."""
+    """The rows of the step that form the twin's query tiles, and the batch slot of each tile."""
 
     rows: Tensor  # [tiles x 8] int64 row of the step, T = no row
     reqs: Tensor  # [tiles] int64 batch slot
@@ -42,7 +43,7 @@ class TilePlan:
 
 
 def plan_tiles(query_lens: Sequence[int], num_rows: int, device: torch.device) -> TilePlan:
-    """Cut consecutive runs of rows, one per batch slot, into tiles of 8; rows behind the last run belong to nobody."""
+    """Cut consecutive runs of rows, one per batch slot, into tiles of 8."""
     rows: list[int] = []
     reqs: list[int] = []
     start = 0
@@ -56,42 +57,38 @@ def plan_tiles(query_lens: Sequence[int], num_rows: int, device: torch.device) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRows:
-    """Where the query rows of a step stand. Padding: idx_mapping -1, position 0.
+    """Where the query rows of a step stand. Tensors are static buffers or slices of them.
 
-    max_query_len and max_seq_len are host-side bounds on rows per request and on positions + 1.
+    query_start_loc: None where all batch slots have max_query_len rows
+    max_query_len:   host-side bound on the rows of a batch slot
+    max_seq_len:     host-side bound on positions + 1
     """
 
-    block_table: Tensor  # [R + 1, M] blocks of every request row; the last row is scratch
-    idx_mapping: Tensor  # [B] request row per batch slot
-    positions: Tensor  # [T]
-    query_start_loc: (
-        Tensor | None
-    )  # [B + 1] first row of each batch slot; None: all have max_query_len rows
-    max_query_len: int
+    block_table: Tensor  # [R + 1, M] blocks by state row; the last row is scratch
+    idx_mapping: Tensor  # [B] state row per batch slot, -1 = padding
+    positions: Tensor  # [T] 0 = padding
+    query_start_loc: Tensor | None = None  # [B + 1] first row of each batch slot
+    max_query_len: int = 1
     max_seq_len: int
-    tiles: TilePlan | None = None  # the twin's
-    workspace: Tensor | None = (
-        None  # float32, for the partial results of a round: see workspace_size
-    )
+    tiles: TilePlan | None = None  # the twin's query tiles
+    workspace: Tensor | None = None  # float32, for partial results: see workspace_size
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
-    """Overwrite out_THC with the attention of every row. cache: [2, N + 1, G, S, C] of one layer."""
+    """Overwrite out_THC with every row's attention. cache: [2, N + 1, G, S, C] of one layer."""
     pick(q_THC, launch_paged_attention, paged_attention_ref)(q_THC, out_THC, cache, rows)
 
 
 def num_splits(num_keys: int) -> int:
     """How many splits cover this many keys; the inverse of `split_start`."""
-    low, middle, high = (
-        min(num_keys, 1024),
-        min(max(num_keys - 1024, 0), 7168),
-        max(num_keys - 8192, 0),
-    )
+    low = min(num_keys, 1024)
+    middle = min(max(num_keys - 1024, 0), 7168)
+    high = max(num_keys - 8192, 0)
     return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
 
 
 def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: int) -> int:
-    """Elements that a round of this many rows needs: weighted values, peak and total of each split of each head."""
+    """Elements for a round's weighted values, peak and total of each row, head and split."""
     return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
 
 
@@ -103,15 +100,15 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     # rows of a query tile: tokens x heads of a group, which stand at powers of 2
     tokens = max((32 if is_wide else 16) // next_power_of_2(group), 1)
     tiles = -(-rows.max_query_len // tokens)
-    query_tiles, num_warps = len(rows.idx_mapping) * tiles, 4 if is_wide else 2
+    query_tiles = len(rows.idx_mapping) * tiles
+    num_warps = 4 if is_wide else 2
     is_split = rows.max_query_len <= MAX_SPLIT_TOKENS and query_tiles * G * num_warps < MANY_WARPS
     NS = num_splits(rows.max_seq_len) if is_split else 1
-    device = q_THC.device
+    needed = T * H * NS * (C + 2)
     space = rows.workspace
-    if space is None or space.numel() < T * H * NS * (C + 2):
-        space = torch.empty(
-            T * H * NS * (C + 2) if is_split else 1, dtype=torch.float32, device=device
-        )
+    if space is None or space.numel() < needed:
+        size = needed if is_split else 1
+        space = torch.empty(size, dtype=torch.float32, device=q_THC.device)
     acc, stats = space, space[T * H * NS * C :]
     scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
     sharers = min(NS, -(-PROGRAMS // (query_tiles * G)))
@@ -257,15 +254,11 @@ def _paged_attention_kernel(
             )
             decay, weight, peak = weigh(peak, part_peak)
             total = tl.fma(total, decay, part_total * weight)
-            acc = tl.fma(
-                acc, tl.broadcast_to(decay[:, None], acc.shape), part_acc * weight[:, None]
-            )
+            decays = tl.broadcast_to(decay[:, None], acc.shape)
+            acc = tl.fma(acc, decays, part_acc * weight[:, None])
             split += 1
-        tl.store(
-            out_ptr + q_at,
-            (acc / total[:, None]).to(out_ptr.dtype.element_ty),
-            mask=inside[:, None],
-        )
+        out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + q_at, out, mask=inside[:, None])
 
 
 @jit
@@ -285,7 +278,7 @@ def attend_split(
     ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Peak and total [rows] of the powers of 2 over one split's keys, and the weighted values [rows, C]; float32."""
+    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C]."""
     c, s = tl.arange(0, C), tl.arange(0, S)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -295,15 +288,14 @@ def attend_split(
         key = start + s
         at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
         k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        v = tl.load(
-            v_ptr + at, mask=(key <= last)[:, None], other=0.0
-        )  # on its way while the scores are made
+        # on its way while the scores are made
+        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
         decay, _, peak_now = weigh(peak, tl.max(scores, axis=1))
         peak = peak_now
         weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
-        # the total through the tensor cores too: their order of summation does not depend on the tile's layout
+        # the total through the tensor cores too: they sum in the same order in every layout
         summed = tl.dot(weights, ones, input_precision=PRECISION)
         total = total * decay + tl.max(summed, axis=1)
         acc = tl.dot(weights, v, acc * decay[:, None], input_precision=PRECISION)
@@ -345,10 +337,8 @@ def _combine_kernel(
     acc = tl.zeros((C,), tl.float32)
     split = 0
     while split_start(split) <= position:
-        part_peak, part_total = (
-            tl.load(stats_ptr + (at + split) * 2),
-            tl.load(stats_ptr + (at + split) * 2 + 1),
-        )
+        part_peak = tl.load(stats_ptr + (at + split) * 2)
+        part_total = tl.load(stats_ptr + (at + split) * 2 + 1)
         decay, weight, peak = weigh(peak, part_peak)
         total = tl.fma(total, decay, part_total * weight)
         part_acc = tl.load(acc_ptr + (at + split) * C + c)
@@ -358,7 +348,7 @@ def _combine_kernel(
 
 
 def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
-    """Tiles of 8 query rows of one request, laid out by rows.tiles; one split. Rows in no tile become 0."""
+    """In tiles of 8 query rows of one request, by rows.tiles; rows in no tile become 0."""
     tiles = rows.tiles
     assert tiles is not None, "the twin needs a tile plan"
     _, _, G, S, C = cache.shape
@@ -368,18 +358,22 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
     position = F.pad(rows.positions, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)
     last = position.amax(dim=3, keepdim=True)
     peak = q.new_full((NT, G, H // G, ROWS, 1), -torch.inf)
-    total, acc = torch.zeros_like(peak), q.new_zeros(NT, G, H // G, ROWS, C)
+    total = torch.zeros_like(peak)
+    acc = q.new_zeros(NT, G, H // G, ROWS, C)
     block_table_NM = rows.block_table[rows.idx_mapping[tiles.reqs]]
     for tile in range(-(-rows.max_seq_len // S)):
         key = torch.arange(tile * S, (tile + 1) * S, device=q.device)
         k, v = cache[:, block_table_NM[:, tile]].float().unbind(0)  # [NT, G, S, C] each
         scores = torch.bmm(q, k.view(NT * G, S, C).transpose(1, 2)).view(NT, G, H // G, ROWS, S)
         scores = torch.where(key <= position, scores, -torch.inf)
-        previous, peak = peak, torch.maximum(peak, scores.amax(-1, keepdim=True))
-        weights, decay = blocked_exp(scores - peak), blocked_exp(previous - peak)
+        previous = peak
+        peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        weights = blocked_exp(scores - peak)
+        decay = blocked_exp(previous - peak)
         v = torch.where((key <= last).view(NT, 1, S, 1), v, 0.0)
         product = torch.bmm(weights.view(NT * G, H // G * ROWS, S), v.view(NT * G, S, C))
-        total, acc = total * decay + tree_sum(weights), acc * decay + product.view(acc.shape)
+        total = total * decay + tree_sum(weights)
+        acc = acc * decay + product.view(acc.shape)
     finished = (acc / total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C).to(out_THC.dtype)
     padded = out_THC.new_zeros(tiles.num_rows + 1, H, C)
     padded[tiles.rows] = finished

@@ -20,7 +20,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 def launch_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     assert x_TD.stride(1) == 1, x_TD.stride()
     T, D = x_TD.shape
-    out_TD = torch.empty(T, D, dtype=x_TD.dtype, device=x_TD.device)
+    out_TD = x_TD.new_empty(T, D)
     _rms_norm_kernel[(T,)](
         out_TD,
         x_TD,
@@ -57,7 +57,7 @@ def _rms_norm_kernel(
 
 @jit
 def normed(x, w, D, eps):
-    """The norm of one row, zeros behind its D elements; all float32."""
+    """The norm of one row, zeros after its D elements; all float32."""
     return x * (1.0 / tl.sqrt(tl.sum(x * x, axis=0) / D + eps)) * w
 
 

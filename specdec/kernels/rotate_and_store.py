@@ -1,7 +1,7 @@
-"""From the qkv product to attention: finish it, norm the heads (qk-norm), rotate q and k, write k and v to the cache.
+"""From the qkv product to attention: finish it, norm the heads, rotate q and k, cache k and v.
 
-Rotation in the half-split layout, pair i = (x[i], x[i + C/2]). Each step rounds once, where the separate steps would.
-Slot -1 (padding) writes nothing that anyone reads: the kernel skips it, the twin sends it to the scratch block.
+Rotation in the half-split layout, pair i = (x[i], x[i + C/2]). Each of these rounds once, as if it
+ran alone. The kernel skips slot -1 (padding), the twin sends it to the scratch block.
 """
 
 import math
@@ -32,9 +32,11 @@ def rotate_and_store(
     slot_mapping_T: Tensor,
     cache: Tensor,
 ) -> Tensor:
-    """qkv: unfinished [T, (H + 2G) C]. rope: cos and sin [positions, C/2] float32.
+    """The rotated queries [T, H, C], in the cache's dtype.
 
-    cache: [2, N + 1, G, S, C] of one layer, written in place. Returns the rotated queries [T, H, C], in its dtype.
+    qkv:   unfinished [T, (H + 2G) C]
+    rope:  cos and sin [positions, C/2] float32
+    cache: [2, N + 1, G, S, C] of one layer, written in place
     """
     rotate = pick(cache, launch_rotate_and_store, rotate_and_store_ref)
     return rotate(qkv, rope, norms, positions_T, slot_mapping_T, cache)
@@ -51,7 +53,7 @@ def launch_rotate_and_store(
     splits, T, X = qkv.parts_STN.shape
     _, _, G, S, C = cache.shape
     H = X // C - 2 * G
-    q_THC = torch.empty(T, H, C, dtype=cache.dtype, device=cache.device)
+    q_THC = cache.new_empty(T, H, C)
     cos, sin = rope
     heads = math.gcd(math.gcd(H, G), 8)
     _rotate_and_store_kernel[(T, (H + 2 * G) // heads)](
@@ -129,29 +131,19 @@ def _rotate_and_store_kernel(
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     if first < H + G:
         if HAS_NORMS:
-            q_low, q_high = (
-                tl.load(q_norm_ptr + c).to(tl.float32),
-                tl.load(q_norm_ptr + c + half).to(tl.float32),
-            )
-            k_low, k_high = (
-                tl.load(k_norm_ptr + c).to(tl.float32),
-                tl.load(k_norm_ptr + c + half).to(tl.float32),
-            )
+            q_low = tl.load(q_norm_ptr + c).to(tl.float32)
+            q_high = tl.load(q_norm_ptr + c + half).to(tl.float32)
+            k_low = tl.load(k_norm_ptr + c).to(tl.float32)
+            k_high = tl.load(k_norm_ptr + c + half).to(tl.float32)
             squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
             scale = (1.0 / tl.sqrt(squares / C + eps))[:, None]
-            low = (
-                (low * scale * tl.where(first < H, q_low, k_low)[None, :]).to(dtype).to(tl.float32)
-            )
-            high = (
-                (high * scale * tl.where(first < H, q_high, k_high)[None, :])
-                .to(dtype)
-                .to(tl.float32)
-            )
+            low = low * scale * tl.where(first < H, q_low, k_low)[None, :]
+            low = low.to(dtype).to(tl.float32)
+            high = high * scale * tl.where(first < H, q_high, k_high)[None, :]
+            high = high.to(dtype).to(tl.float32)
         position = tl.load(positions_ptr + t)
-        cos, sin = (
-            tl.load(cos_ptr + position * half + c)[None, :],
-            tl.load(sin_ptr + position * half + c)[None, :],
-        )
+        cos = tl.load(cos_ptr + position * half + c)[None, :]
+        sin = tl.load(sin_ptr + position * half + c)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
     if first < H:
         at = (t * H + head)[:, None] * C + c[None, :]
@@ -191,6 +183,5 @@ def rotate_and_store_ref(
 def rotary_ref(x_THC: Tensor, positions_T: Tensor, cos_PC: Tensor, sin_PC: Tensor) -> Tensor:
     cos, sin = cos_PC[positions_T].unsqueeze(1), sin_PC[positions_T].unsqueeze(1)
     first, second = x_THC.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(
-        x_THC.dtype
-    )
+    rotated_THC = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated_THC.to(x_THC.dtype)

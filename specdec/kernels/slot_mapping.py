@@ -1,4 +1,4 @@
-"""slot = block_table[row, position // S] * S + position % S; -1 where the row is padding or the position is too far."""
+"""slot = block_table[row, position // S] * S + position % S; -1 where `is_valid` is false."""
 
 import torch
 from torch import Tensor
@@ -9,6 +9,6 @@ PAD_SLOT = -1
 def slot_mapping_ref(
     positions: Tensor, rows: Tensor, block_table: Tensor, block_size: int, is_valid: Tensor
 ) -> Tensor:
-    """Cache slots of any shape of positions and request rows [...]; block_table [R + 1, M]."""
+    """Cache slots of any shape of positions and state rows [...]; block_table [R + 1, M]."""
     block = block_table[rows, torch.where(is_valid, positions // block_size, 0)]
     return torch.where(is_valid, block * block_size + positions % block_size, PAD_SLOT)

@@ -1,8 +1,9 @@
 """Tile shapes of the matrix products, by rule and by table.
 
-What decides the order of a sum, the number of splits, is a function of (N, K, dtype, GPU) only; the number of rows M
-chooses the rest (BLOCK_K too: the order of the steps inside a split does not depend on it). tuned.json holds measured
-entries, {"GPU": {"kind,N,K,dtype": {"splits", "rows": {"16": {"block_n", "block_k", ...}, "32": ...}}}}.
+The number of splits decides the order of a sum, so it is a function of (N, K, dtype, GPU) only; the
+number of rows M chooses the rest (BLOCK_K too: inside a split the order does not depend on it).
+tuned.json holds measured entries:
+{"GPU": {"kind,N,K,dtype": {"splits", "rows": {"16": {"block_n", "block_k", ...}, "32": ...}}}}
 """
 
 import json
@@ -15,7 +16,7 @@ import torch
 
 Kind = Literal["split", "whole", "gate"]
 ROW_CLASSES = (16, 32, 64, 128, 192, 256, 384, 512, 4096)
-MANY_ROWS = ROW_CLASSES[-1]  # so many that every program walks all splits itself
+MANY_ROWS = ROW_CLASSES[-1]  # every program walks all splits itself
 
 
 class Shape(TypedDict, total=False):
@@ -37,15 +38,12 @@ class Entry(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How one product is cut. splits: parts of K that are summed apart and added in order.
-
-    block_m: a power of two, or one and a half times that (not of heads): 192 and 384 rows leave no tile half empty
-    """
+    """How one product is cut."""
 
     block_n: int
-    block_m: int
+    block_m: int  # a power of two, or for 192 and 384 rows one and a half times that
     block_k: int
-    splits: int
+    splits: int  # parts of K that are summed apart and added in order
     num_stages: int
     num_warps: int
     is_serial: bool  # one program walks all splits itself, as for many rows
@@ -57,9 +55,8 @@ def choose_tiles(kind: Kind, num_rows: int, N: int, K: int, dtype: torch.dtype, 
 
     kind: "split", sums for a reader; "whole", finished; "gate", two tiles of W at a time.
     """
-    entry = (
-        _table().get(gpu, {}).get(f"{kind},{N},{K},{str(dtype).removeprefix('torch.')}", Entry())
-    )
+    key = f"{kind},{N},{K},{str(dtype).removeprefix('torch.')}"
+    entry = _table().get(gpu, {}).get(key, Entry())
     is_wide = dtype == torch.float32
     splits = entry.get("splits", _default_splits(N, K)) if kind == "split" else 1
     shape = entry.get("rows", {}).get(str(num_rows), Shape())
@@ -76,12 +73,12 @@ def choose_tiles(kind: Kind, num_rows: int, N: int, K: int, dtype: torch.dtype, 
 
 
 def row_class(M: int) -> int:
-    """The row counts that share tiles: up to the first of ROW_CLASSES that is no smaller, and more."""
+    """The first of ROW_CLASSES that is no smaller, or the last: row counts that share tiles."""
     return next((size for size in ROW_CLASSES if size >= M), MANY_ROWS)
 
 
 def row_pieces(block_m: int) -> tuple[int, int]:
-    """A tile's rows as the kernels take them, in powers of two: 192 are 128 and 64, 128 are 128 and none."""
+    """A tile's rows in powers of two, as the kernels take them: 192 are 128 + 64, 128 are 128."""
     whole = 1 << (block_m.bit_length() - 1)
     return whole, block_m - whole
 
@@ -93,16 +90,12 @@ def gpu_name(device: torch.device) -> str:
 
 def _default_splits(N: int, K: int) -> int:
     """Enough programs to keep every multiprocessor reading, with at least 1,024 of K in each."""
-    return max(
-        splits
-        for splits in (1, 2, 4)
-        if splits == 1 or (K // splits >= 1024 and N // 64 * splits <= 264)
-    )
+    fitting = (n for n in (2, 4) if K // n >= 1024 and N // 64 * n <= 264)
+    return max(fitting, default=1)
 
 
 @cache
 def _table() -> dict[str, dict[str, Entry]]:
-    table: dict[str, dict[str, Entry]] = json.loads(
-        (files("specdec.kernels") / "tuned.json").read_text()
-    )
+    text = (files("specdec.kernels") / "tuned.json").read_text()
+    table: dict[str, dict[str, Entry]] = json.loads(text)
     return table

@@ -15,9 +15,7 @@ def build_target(
     target: LoadedTarget, taps: Sequence[int], max_model_len: int, device: torch.device
 ) -> LlamaModel:
     """The target's module around the loaded tensors."""
-    rope = rope_tables(
-        target.config.layer.rope, target.config.layer.head_dim, max_model_len, device
-    )
+    rope = rope_tables(target.config.layer, max_model_len, device)
     with torch.device("meta"):
         model = LlamaModel(target.config, rope, taps)
     tensors = {"lm_head.weight": target.tensors["embed_tokens.weight"]} | target.tensors
@@ -29,13 +27,14 @@ def build_draft(
     eagle: LoadedEagle, target: LlamaModel, max_model_len: int, device: torch.device
 ) -> EagleModel:
     """The draft's module around the loaded tensors; what it lacks it borrows from the target."""
-    rope = rope_tables(eagle.config.layer.rope, eagle.config.layer.head_dim, max_model_len, device)
+    rope = rope_tables(eagle.config.layer, max_model_len, device)
     with torch.device("meta"):
         model = EagleModel(eagle.config, rope)
-    borrowed: dict[str, Tensor] = {
+    tensors: dict[str, Tensor] = {
         "embed_tokens.weight": target.embed_tokens.weight,
         "lm_head.weight": target.lm_head.weight,
     }
-    tensors = {name: tensor for name, tensor in (borrowed | eagle.tensors).items() if name != "d2t"}
+    tensors |= eagle.tensors
+    tensors.pop("d2t", None)
     model.load_state_dict(tensors, strict=True, assign=True)
     return model

@@ -1,6 +1,7 @@
-"""Every EAGLE draft as one module; weights/config.py:EagleConfig has the formulas and says what differs.
+"""Every EAGLE draft as one module; EagleConfig (weights/config.py) has the formulas.
 
-A row takes a token and a feature: of the target (through `features`) or the draft's own last stream (recycled).
+A row takes a token and a feature: the target's (through `features`) or the draft's own last stream
+(recycled).
 Letters: T rows, D draft hidden, E width of the target's features, W draft vocabulary.
 """
 
@@ -14,7 +15,7 @@ from weights.config import EagleConfig
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer; the first of an "qkv" draft reads concat(embedding, feature) beside its residual stream."""
+    """A decoder layer; the first of a "qkv" draft reads concat(embedding, feature)."""
 
     def __init__(self, config: EagleConfig, index: int, rope: tuple[Tensor, Tensor]) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class EagleLayer(nn.Module):
         self.mlp = MLP(config.layer)
 
     def forward(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Sums, Tensor]:
-        """From what enters (the first layer: features; later ones: the last product and the stream) to the same."""
+        """x: the features, after the first layer its last product. Returns the next such pair."""
         u_TD, stream_TD = self._enter(x, stream_TD, embed_TD)
         normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(u_TD), stream_TD)
         return self.mlp(normed_TD), stream_TD
@@ -58,32 +59,28 @@ class EagleModel(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, D)
         self.embed_norm = RMSNorm(D, eps) if config.has_embed_norm else None
         self.input_norm = RMSNorm(taps * Dt, eps) if config.norm_before_fc else None
-        self.fc_norm = (
-            nn.ModuleList(RMSNorm(Dt, eps) for _ in range(taps)) if config.has_fc_norm else None
-        )
+        fc_norms = (RMSNorm(Dt, eps) for _ in range(taps))
+        self.fc_norm = nn.ModuleList(fc_norms) if config.has_fc_norm else None
         fc_in = D + Dt if config.entry == "fc" else taps * Dt
         self.fc = Linear(fc_in, D, config.fc_bias) if config.has_fc else None
         self.layers = nn.ModuleList(EagleLayer(config, i, rope) for i in range(config.num_layers))
         self.norm = RMSNorm(D, eps) if config.has_final_norm else None
-        self.lm_head = Embedding(config.draft_vocab_size, D)  # multiplied in kernels/propose.py
+        self.lm_head = Embedding(config.draft_vocab_size, D)  # never run: see stepping/propose.py
 
     def features(self, features_TE: Tensor) -> Tensor:
-        """The target's features as the draft's rows take them, [T, D]. Recycled states never pass here."""
+        """The target's features as the draft's rows take them, [T, D]; not for recycled streams."""
         if self.fc_norm is not None:
             taps = features_TE.chunk(len(self.fc_norm), dim=-1)
-            features_TE = torch.cat(
-                [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1
-            )
+            normed = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
+            features_TE = torch.cat(normed, dim=-1)
         if self.input_norm is not None:
             features_TE = self.input_norm(features_TE)
-        return (
-            self.fc(features_TE)
-            if self.config.entry == "qkv" and self.fc is not None
-            else features_TE
-        )
+        if self.config.entry == "qkv" and self.fc is not None:
+            features_TE = self.fc(features_TE)
+        return features_TE
 
     def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Sums, Tensor]:
-        """From tokens and features (or recycled streams): the last product, and the stream to add it to, [T, D]."""
+        """The last product and the stream to add it to. g_TD: features or recycled streams."""
         embed_TD = self.embed_tokens(input_ids_T)
         if self.embed_norm is not None:
             embed_TD = self.embed_norm(embed_TD)
@@ -97,7 +94,7 @@ class EagleModel(nn.Module):
         return x, stream_TD
 
     def head_input(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head multiplies, and what the next row takes as its feature, from finished streams; [X, D] each."""
+        """What the head multiplies, and the next row's feature, from finished streams [X, D]."""
         normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)
         return normed_XD, normed_XD if self.config.recycled == "post_norm" else stream_XD
 

@@ -1,7 +1,7 @@
-"""The parts of a Llama-shaped decoder layer, shared by target and draft. Attribute names are the checkpoint's.
+"""The parts of a Llama-shaped decoder layer, by the checkpoint's names, for target and draft.
 
-Every product, norm and activation goes through specdec.kernels, whose rows do not depend on their neighbours.
-Letters: T rows, D hidden, H query heads, G kv heads, C channels per head, I mlp width.
+Every product, norm and activation goes through specdec.kernels, whose rows do not depend on their
+neighbours. Letters: T rows, D hidden, H query heads, G kv heads, C channels per head, I mlp width.
 """
 
 import torch
@@ -17,7 +17,7 @@ from weights.config import LayerConfig
 
 
 class Linear(nn.Module):
-    """A row-invariant product with an optional bias: finished, or as the sums that the next kernel finishes."""
+    """A row-invariant product with an optional bias: finished, or as sums for the next kernel."""
 
     def __init__(self, num_in: int, num_out: int, bias: bool = False) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """`forward(x)` norms x; `add(sums, residual)` norms their sum, which it returns too: the residual stream."""
+    """`forward` norms x; `add` norms x + residual and returns that sum too: the residual stream."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -62,14 +62,15 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over the paged cache; `num_in` differs from D in the first layer of an EAGLE-3 draft."""
+    """Self-attention over the paged cache. num_in: 2 D in the first layer of an EAGLE-3 draft."""
 
     def __init__(
         self, config: LayerConfig, index: int, rope: tuple[Tensor, Tensor], num_in: int
     ) -> None:
         super().__init__()
         H, G, C = config.num_heads, config.num_kv_heads, config.head_dim
-        self.index, self.rope = index, rope
+        self.index = index
+        self.rope = rope
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias)
         self.o_proj = Linear(H * C, config.hidden_size, config.o_bias)
         self.q_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
@@ -90,10 +91,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(
-            config.hidden_size, 2 * config.intermediate_size, config.mlp_bias
-        )
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+        D, I = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = Linear(D, 2 * I, config.mlp_bias)
+        self.down_proj = Linear(I, D, config.mlp_bias)
 
     def forward(self, x_TD: Tensor) -> Sums:
         return self.down_proj.sums(gate_up(x_TD, self.gate_up_proj.weight, self.gate_up_proj.bias))

@@ -1,7 +1,8 @@
-"""The target: Llama, Mistral, Qwen2 and Qwen3 by the fields of LayerConfig (biases, qk-norm, head_dim).
+"""The target: Llama, Mistral, Qwen2 or Qwen3 by the fields of LayerConfig.
 
-A layer leaves its last product unfinished; the norm behind it finishes the product and adds it to the residual stream.
-`tap` writes the stream that enters a layer into a column block of the buffer that an EAGLE-3 draft reads.
+A layer leaves its last product unfinished; the next norm finishes it and adds it to the residual
+stream. `tap` writes the stream that enters a layer into columns of the buffer that an EAGLE-3 draft
+reads.
 Letters: T rows, D hidden, E = taps x D, V vocabulary.
 """
 
@@ -24,15 +25,17 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
-        """From the entering stream and its norm (by input_layernorm): the last product, and the stream to add it to."""
-        normed_TD, stream_TD = self.post_attention_layernorm.add(
-            self.self_attn(normed_TD), stream_TD
-        )
+        """From the entering stream and its norm: the last product, and the stream to add it to."""
+        sums = self.self_attn(normed_TD)
+        normed_TD, stream_TD = self.post_attention_layernorm.add(sums, stream_TD)
         return self.mlp(normed_TD), stream_TD
 
 
 class LlamaModel(nn.Module):
-    """aux_boundaries: layers whose entering stream is tapped (L = behind the last), in the order of the columns."""
+    """aux_boundaries: layers whose entering stream is tapped, in the order of the columns.
+
+    L stands for the stream after the last layer.
+    """
 
     def __init__(
         self, config: TargetConfig, rope: tuple[Tensor, Tensor], aux_boundaries: Sequence[int] = ()
@@ -44,18 +47,14 @@ class LlamaModel(nn.Module):
         layers = [DecoderLayer(config.layer, i, rope) for i in range(config.num_layers)]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(D, config.layer.rms_norm_eps)
-        self._path = list(
-            zip(layers, [*(layer.input_layernorm for layer in layers[1:]), self.norm], strict=True)
-        )
-        self._first_norm = (
-            layers[0].input_layernorm,
-        )  # in a tuple: a part of its layer, not one more module
-        self.lm_head = Embedding(
-            config.vocab_size, D
-        )  # never multiplied through forward: see logits
+        first_norm, *next_norms = (layer.input_layernorm for layer in layers)
+        # in containers: these are parts of their layers, not further modules
+        self._first_norm = (first_norm,)
+        self._path = list(zip(layers, [*next_norms, self.norm], strict=True))
+        self.lm_head = Embedding(config.vocab_size, D)  # never run: see logits
 
     def forward(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> Tensor:
-        """Hidden states behind the final norm [T, D]; aux_out_TE is filled column block by column block."""
+        """Hidden states after the final norm [T, D]; the taps fill aux_out_TE."""
         stream_TD: Tensor = self.embed_tokens(input_ids_T)
         normed_TD: Tensor = self._first_norm[0](stream_TD)
         embedding_tap_TD = self.tap(0, aux_out_TE)

@@ -1,7 +1,8 @@
 """Tables of rotary cosines and sines for every position that an engine can reach.
 
-The formulas are those of transformers' modeling_rope_utils: "linear" divides positions, "llama3" (the Llama 3.1 model
-card) and "yarn" (arXiv 2309.00071) interpolate low frequencies and keep high ones.
+The formulas are those of transformers' modeling_rope_utils: "linear" divides positions, "llama3"
+(the Llama 3.1 model card) and "yarn" (arXiv 2309.00071) interpolate low frequencies and keep high
+ones.
 """
 
 import math
@@ -9,14 +10,15 @@ import math
 import torch
 from torch import Tensor
 
-from weights.config import RopeConfig
+from weights.config import LayerConfig, RopeConfig
 
 
 def rope_tables(
-    rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
+    layer: LayerConfig, num_positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [num_positions, head_dim / 2] float32, computed in float32 on the CPU and moved."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    """cos and sin, each [num_positions, head_dim / 2], computed in float32 on the CPU and moved."""
+    rope, C = layer.rope, layer.head_dim
+    exponents = torch.arange(0, C, 2, dtype=torch.int64).float() / C
     frequencies, scale = _RULES[rope.kind](rope, 1.0 / rope.theta**exponents)
     angles = torch.arange(num_positions).float()[:, None] * frequencies
     return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
@@ -33,25 +35,19 @@ def _linear(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
 def _llama3(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
     length = _original_length(rope)
     wavelength = 2 * math.pi / frequencies
-    smooth = (length / wavelength - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    smooth = (length / wavelength - low) / (high - low)
     mixed = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
-    scaled = torch.where(
-        wavelength > length / rope.low_freq_factor, frequencies / rope.factor, mixed
-    )
-    return torch.where(wavelength < length / rope.high_freq_factor, frequencies, scaled), 1.0
+    scaled = torch.where(wavelength > length / low, frequencies / rope.factor, mixed)
+    return torch.where(wavelength < length / high, frequencies, scaled), 1.0
 
 
 def _yarn(rope: RopeConfig, frequencies: Tensor) -> tuple[Tensor, float]:
     pairs = len(frequencies)
 
     def pair_turning(rotations: float) -> float:
-        return (
-            pairs
-            * math.log(_original_length(rope) / (rotations * 2 * math.pi))
-            / math.log(rope.theta)
-        )
+        periods = _original_length(rope) / (rotations * 2 * math.pi)
+        return pairs * math.log(periods) / math.log(rope.theta)
 
     low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
     if rope.truncate:

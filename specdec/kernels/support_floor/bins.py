@@ -1,6 +1,7 @@
-"""First half of support_floor.py: the top of every tile, then how many tokens lie in each bin below the row's top.
+"""The top of every tile, then how many tokens lie in each bin below the row's top.
 
-Tiles count for themselves and add to the row's numbers. Only whole numbers are added, so no order decides.
+Tiles count their own tokens and add to the row's numbers. Only whole numbers are added, so their
+order does not matter.
 """
 
 from specdec.kernels import jit, tl
@@ -31,20 +32,16 @@ def top_kernel(
     tile, t = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
     if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
-        x = load_values(
-            logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK
-        )
+        row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
+        x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
         tl.store(tops_ptr + t * tiles + tile, tl.max(x, axis=0))
         if tile == 0:
             tl.store(
                 bins_ptr + t * NUM_BINS + tl.arange(0, NUM_BINS), tl.zeros((NUM_BINS,), tl.int32)
             )
             tl.store(masses_ptr + t * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int64))
-            tl.store(
-                places_ptr + t * 3 + tl.arange(0, 4),
-                tl.zeros((4,), tl.int32),
-                mask=tl.arange(0, 4) < 3,
-            )
+            i = tl.arange(0, 4)
+            tl.store(places_ptr + t * 3 + i, tl.zeros((4,), tl.int32), mask=i < 3)
 
 
 @jit
@@ -71,18 +68,13 @@ def count_kernel(
     temperature = tl.load(temperature_ptr + t)
     if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         top = row_top(tops_ptr + t * tiles, tiles, TILES)
-        # what is further away lies in the last bin, which nobody counts
+        # what is further away lies in the last bin, which is not counted
         if tl.load(tops_ptr + t * tiles + tile) > top - 32.0:
-            x = load_values(
-                logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK
-            )
+            row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
+            x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
             if tl.load(top_p_ptr + t) < 1.0:
                 tl.atomic_add(masses_ptr + t * 2, tl.sum(mass_of(x, top), axis=0), sem="relaxed")
             counts = tl.histogram(bin_of(x, top, NUM_BINS), NUM_BINS)
             i = tl.arange(0, NUM_BINS)
-            tl.atomic_add(
-                bins_ptr + t * NUM_BINS + i,
-                counts,
-                mask=(counts > 0) & (i < NUM_BINS - 1),
-                sem="relaxed",
-            )
+            is_counted = (counts > 0) & (i < NUM_BINS - 1)
+            tl.atomic_add(bins_ptr + t * NUM_BINS + i, counts, mask=is_counted, sem="relaxed")

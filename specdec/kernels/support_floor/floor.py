@@ -1,16 +1,18 @@
-"""The least logit / temperature that min-p, top-k and top-p, in this order, leave in a row; -inf where none is set.
+"""The least logit / temperature that min-p, top-k and top-p, in this order, leave in a row.
 
-min_p keeps what has at least min_p times the greatest probability. top_k keeps the k-th greatest and all above it.
-top_p keeps a token if those strictly above it, of what the first two kept, have less than top_p of the mass: equals
-stay or go together, so no order decides. Masses are whole numbers (2^40 at the maximum): their sum has no order either.
-What is not finite counts as masked.
+min_p keeps what has at least min_p times the greatest probability. top_k keeps the k-th greatest
+and all above it. top_p keeps a token if those strictly above it, of what the first two kept, have
+less than top_p of the mass: equals stay or go together, so their order does not matter. Masses are
+whole numbers (2^40 at the maximum): their sum has no order either. What is not finite counts as
+masked.
 
 Sorting a row would read it many times over. Instead, in four launches:
-1. the top of every tile (floor_bins.py);
-2. how many tokens lie in each of 128 bins below the row's top, and the row's mass (floor_bins.py);
-3. from these the few bins in which the floor must lie, and the keys of the tokens in them (floor_gather.py);
-4. a search among these keys, or in the whole row where they are too many (floor_search.py). Both find the same.
-floor_units.py says what keys, masses and bins are.
+1. the top of every tile (bins.py);
+2. how many tokens lie in each of 128 bins below the row's top, and the row's mass (bins.py);
+3. the few bins in which the floor must lie, and the keys of the tokens in them (gather.py);
+4. a search among these keys, or in the whole row where they are too many (search.py), with the same
+   result.
+units.py says what keys, masses and bins are.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from specdec.kernels.support_floor.search import search_kernel
 from specdec.kernels.support_floor.units import MASS, NUM_BINS
 
 NUM_KEYS = 8192  # gathered per row at most
-PIVOTS = 16  # each pass of the search leaves one of so many parts
+PIVOTS = 16  # each pass of the search leaves one of this many parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Limits:
 
 
 def support_floor(logits_TV: Tensor, limits: Limits) -> Tensor:
-    """[T] float32."""
+    """[T] float32, -inf where no limit is set."""
     return pick(logits_TV, launch_support_floor, support_floor_ref)(logits_TV, limits)
 
 
@@ -98,7 +100,5 @@ def support_floor_ref(logits_TV: Tensor, limits: Limits) -> Tensor:
     is_kept_TV = (up_to_TV - mass_TV).double() < share_T1 * up_to_TV[:, -1:].double()
     num_kept_T1 = is_kept_TV.sum(dim=-1, keepdim=True).clamp(min=1)
     floor_T1 = torch.maximum(floor_T1, x_TV.gather(1, num_kept_T1 - 1))
-    has_limit_T1 = ((limits.top_k > 0) | (limits.top_p < 1) | (limits.log_min_p > -torch.inf))[
-        :, None
-    ]
-    return torch.where(has_limit_T1 & ~is_greedy_T1, floor_T1, -torch.inf)[:, 0]
+    has_limit_T = (limits.top_k > 0) | (limits.top_p < 1) | (limits.log_min_p > -torch.inf)
+    return torch.where(has_limit_T & ~is_greedy_T1[:, 0], floor_T1[:, 0], -torch.inf)

@@ -1,8 +1,9 @@
-"""Second half of support_floor.py: the bins in which the floor must lie, and the keys of all tokens in them.
+"""The bins in which the floor must lie, and the keys of all tokens in them.
 
-The counts say exactly in which bin the k-th token stands. A share of the mass ends within bounds: a token of a bin has
-at most the mass of its upper edge and at least that of its lower one. Bounds that turn out wrong cost time alone, since
-floor_search.py notices it. Tokens that are equal within a tile are one key with a count, as most are in a flat tail.
+The counts say exactly in which bin the k-th token lies. A share of the mass ends within bounds: a
+token of a bin has at most the mass of its upper edge and at least that of its lower one. Bounds
+that turn out wrong cost only time, since search.py notices. A tile whose tokens are all equal, as
+in a flat tail, gives one key with a count.
 """
 
 from specdec.kernels import jit, tl
@@ -22,7 +23,7 @@ from specdec.kernels.support_floor.units import (
 @jit
 def gather_kernel(
     keys_ptr,  # [T, 2, num_keys] int32: keys in any order, and how often each stands there
-    places_ptr,  # [T, 3] int32: number of keys, of which num_keys are written; first and last bin of them
+    places_ptr,  # [T, 3] int32: keys (num_keys at most are written), first bin, last bin
     masses_ptr,  # [T, 2] int64: of the row; of the bins before the first
     bins_ptr,  # [T, NUM_BINS] int32
     tops_ptr,  # [T, tiles] float32
@@ -49,44 +50,31 @@ def gather_kernel(
         tile_top = tl.load(tops_ptr + t * tiles + tile)
         # the first tile says where to search, even if it holds no token
         if (top > float("-inf")) & ((tile == 0) | (tile_top > top - 32.0)):
-            top_k, top_p = (
-                tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32),
-                tl.load(top_p_ptr + t),
-            )
-            first, last = _bins_of_floor(
-                bins_ptr + t * NUM_BINS,
-                tl.load(masses_ptr + t * 2),
-                tl.load(log_min_p_ptr + t),
-                top_k,
-                top_p,
-                NUM_BINS,
-            )
+            top_k = tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32)
+            top_p = tl.load(top_p_ptr + t)
+            mass = tl.load(masses_ptr + t * 2)
+            log_min_p = tl.load(log_min_p_ptr + t)
+            row_bins_ptr = bins_ptr + t * NUM_BINS
+            first, last = _bins_of_floor(row_bins_ptr, mass, log_min_p, top_k, top_p, NUM_BINS)
             if tile == 0:
                 tl.store(places_ptr + t * 3 + 1, first)
                 tl.store(places_ptr + t * 3 + 2, last)
             nearest = bin_of(tile_top, top, NUM_BINS)
             if nearest <= last:
-                x = load_values(
-                    logits_ptr + t.to(tl.int64) * stride_logits, tile * BLOCK, V, temperature, BLOCK
-                )
+                row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
+                x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
                 bin = bin_of(x, top, NUM_BINS)
                 if (nearest < first) & (top_p < 1.0):
                     before = tl.sum(tl.where(bin < first, mass_of(x, top), 0), axis=0)
                     tl.atomic_add(masses_ptr + t * 2 + 1, before, sem="relaxed")
                 is_in = (bin >= first) & (bin <= last) & (x > float("-inf"))
-                _store_keys(
-                    keys_ptr + t.to(tl.int64) * 2 * num_keys,
-                    places_ptr + t * 3,
-                    key_of(x),
-                    is_in,
-                    num_keys,
-                    BLOCK,
-                )
+                row_keys_ptr = keys_ptr + t.to(tl.int64) * 2 * num_keys
+                _store_keys(row_keys_ptr, places_ptr + t * 3, key_of(x), is_in, num_keys, BLOCK)
 
 
 @jit
 def _bins_of_floor(bins_ptr, mass, log_min_p, top_k, top_p, NUM_BINS: tl.constexpr):
-    """The first and the last bin in which the last token may stand that is kept."""
+    """The first and the last bin in which the last kept token may lie."""
     i = tl.arange(0, NUM_BINS)
     counts = tl.load(bins_ptr + i)
     # the bin where min-p or top-k end; the last one where neither does
@@ -128,9 +116,6 @@ def _store_keys(keys_ptr, place_ptr, key, is_in, num_keys, BLOCK: tl.constexpr):
         else:
             place = tl.atomic_add(place_ptr, num, sem="relaxed")
             at = place + tl.cumsum(is_in.to(tl.int32), axis=0) - 1
+            ones = tl.full((BLOCK,), 1, tl.int32)
             tl.store(keys_ptr + at, key, mask=is_in & (at < num_keys))
-            tl.store(
-                keys_ptr + num_keys + at,
-                tl.full((BLOCK,), 1, tl.int32),
-                mask=is_in & (at < num_keys),
-            )
+            tl.store(keys_ptr + num_keys + at, ones, mask=is_in & (at < num_keys))

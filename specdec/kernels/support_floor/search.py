@@ -1,12 +1,12 @@
-"""Last step of support_floor.py: one program per row looks for its floor among keys.
+"""One program per row looks for its floor among keys.
 
-A search holds two keys between which the floor lies, asks of PIVOTS keys between them how many tokens, or how much
-mass, stand at or above each, and goes on between two of these, until one key is left.
+A search holds two keys between which the floor lies, counts for PIVOTS keys between them how many
+tokens, or how much mass, lie at or above each, and goes on between two of these, until one is left.
 
-It asks what was gathered. It asks the whole row where more was to be gathered than there is room for, where min-p or
-top-k may end in the last bin, which was not counted, and again where the bounds of the mass were wrong. Where the keys
-come from goes from function to function as one tuple, `source`: (is it the whole row, columns or keys in it, the row,
-its temperature, the gathered keys, their room).
+It counts the gathered keys. It counts the whole row where more keys were found than there is room
+for, where min-p or top-k may end in the last bin, which was not counted, and again where the bounds
+of the mass were wrong. Where the keys come from is passed on as one tuple, `source`: (is it the
+whole row, its columns or keys, the row, its temperature, the gathered keys, the room for them).
 """
 
 from specdec.kernels import jit, tl
@@ -54,49 +54,42 @@ def search_kernel(
     if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         top = row_top(tops_ptr + t * tiles, tiles, TILES)
         if top > float("-inf"):
-            num, first = tl.load(places_ptr + t * 3), tl.load(places_ptr + t * 3 + 1)
+            num = tl.load(places_ptr + t * 3)
+            first = tl.load(places_ptr + t * 3 + 1)
             last = tl.load(places_ptr + t * 3 + 2)
-            log_min_p, top_p = tl.load(log_min_p_ptr + t), tl.load(top_p_ptr + t)
+            log_min_p = tl.load(log_min_p_ptr + t)
+            top_p = tl.load(top_p_ptr + t)
             # V and more keep all
             top_k = tl.minimum(tl.load(top_k_ptr + t), V).to(tl.int32)
             has_cut = (top_k > 0) | (log_min_p > float("-inf"))
             is_whole = (num > num_keys) | ((last == NUM_BINS - 1) & has_cut)
-            row_ptr, keys_ptr = (
-                logits_ptr + t.to(tl.int64) * stride_logits,
-                keys_ptr + t.to(tl.int64) * 2 * num_keys,
-            )
-            source = (
-                is_whole,
-                tl.where(is_whole, V, num),
-                row_ptr,
-                temperature,
-                keys_ptr,
-                num_keys,
-            )
+            row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
+            keys_ptr = keys_ptr + t.to(tl.int64) * 2 * num_keys
+            size = tl.where(is_whole, V, num)
+            source = (is_whole, size, row_ptr, temperature, keys_ptr, num_keys)
             low, high = _bounds(is_whole, first, last, top, NUM_BINS)
             lowest = least_key()
             if log_min_p > float("-inf"):
                 lowest = key_of(top + log_min_p).to(tl.int64)
             if top_k > 0:
-                above = tl.where(
-                    is_whole, 0, _tokens_before(bins_ptr + t * NUM_BINS, first, NUM_BINS)
-                )
-                lowest = tl.maximum(
-                    lowest, _kth_key(source, low, high, top_k, above, PIVOTS, BLOCK)
-                )
+                above = _tokens_before(bins_ptr + t * NUM_BINS, first, NUM_BINS)
+                above = tl.where(is_whole, 0, above)
+                key = _kth_key(source, low, high, top_k, above, PIVOTS, BLOCK)
+                lowest = tl.maximum(lowest, key)
             if top_p < 1.0:
-                kept, before = tl.load(masses_ptr + t * 2), tl.load(masses_ptr + t * 2 + 1)
-                before = tl.where(is_whole, 0, before)
+                kept = tl.load(masses_ptr + t * 2)
+                before = tl.where(is_whole, 0, tl.load(masses_ptr + t * 2 + 1))
                 if has_cut:
                     kept = before + _mass_from(source, lowest, top, PIVOTS, BLOCK)
                 limit = top_p.to(tl.float64) * kept.to(tl.float64)
                 low = tl.maximum(low, lowest)
                 key = _key_of_mass(source, low, high, limit, before, top, PIVOTS, BLOCK)
-                # no gathered key stands at the lower edge: the limit lies below them, or above
+                # the search ran to an edge: the limit lies below the gathered keys, or above them
                 is_outside = (before.to(tl.float64) >= limit) | ((key == low) & (has_cut == 0))
                 if is_outside & (is_whole == 0):
                     row = (is_outside, V, row_ptr, temperature, keys_ptr, num_keys)
-                    nothing, high = tl.full((), 0, tl.int64), key_of(top).to(tl.int64)
+                    nothing = tl.full((), 0, tl.int64)
+                    high = key_of(top).to(tl.int64)
                     key = _key_of_mass(row, lowest, high, limit, nothing, top, PIVOTS, BLOCK)
                 lowest = tl.maximum(lowest, key)
             floor = value_of(lowest.to(tl.int32))
@@ -138,14 +131,13 @@ def _kth_key(source, low, high, top_k, above, PIVOTS: tl.constexpr, BLOCK: tl.co
 
 @jit
 def _key_of_mass(source, low, high, limit, before, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The least key such that what lies strictly above it, `before` included, is less than the limit."""
+    """The least key with less than the limit strictly above it, `before` included."""
     while low < high:
         step = (high - low) // PIVOTS + 1
         ends = tl.minimum(low + step * (tl.arange(0, PIVOTS) + 1) - 1, high)
         above = before + _masses_from(source, (ends + 1).to(tl.int32), top, PIVOTS, BLOCK)
-        at = tl.min(
-            tl.where(above.to(tl.float64) < limit, tl.arange(0, PIVOTS), PIVOTS - 1), axis=0
-        )
+        fitting = tl.where(above.to(tl.float64) < limit, tl.arange(0, PIVOTS), PIVOTS - 1)
+        at = tl.min(fitting, axis=0)
         high = tl.minimum(low + step * (at + 1) - 1, high)
         low = tl.minimum(low + step * at, high)
     return low
@@ -181,7 +173,7 @@ def _masses_from(source, pivots, top, PIVOTS: tl.constexpr, BLOCK: tl.constexpr)
 
 @jit
 def _load_keys(source, start, BLOCK: tl.constexpr):
-    """BLOCK keys from `start`, and how many tokens have each; 0 behind the end."""
+    """BLOCK keys from `start`, and how many tokens have each; 0 after the end."""
     is_whole, n, row_ptr, temperature, keys_ptr, num_keys = source
     i = start + tl.arange(0, BLOCK)
     if is_whole:

@@ -1,10 +1,10 @@
-"""What a logit is to support_floor.py: a value, a key, a mass, and a bin.
+"""What a logit is to support_floor: a value, a key, a mass and a bin.
 
 value: logit / temperature; -inf for what is not finite, which counts as masked.
 key:   an integer in the order of the values, so that a search between two keys ends at a value.
-mass:  exp(value - top) in whole parts of 2^-40, so that a sum does not depend on the order of its parts.
-bin:   the step below the row's top in which a value lies: 96 steps of 1/8, 31 of 5/8, and a last one for all that is
-       further away, where masses are 0 and nobody counts.
+mass:  exp(value - top) in whole parts of 2^-40, so that the order of a sum does not matter.
+bin:   the distance below the row's top: 96 bins of 1/8, 31 of 5/8, and a last one for all that is
+       further away, where masses are 0 and tokens are not counted.
 """
 
 from specdec.kernels import jit, tl
@@ -70,7 +70,7 @@ def bin_of(x, top, NUM_BINS: tl.constexpr):
 
 @jit
 def bin_at(distance, NUM_BINS: tl.constexpr):
-    """The bin so far below the top."""
+    """The bin at this distance below the top."""
     distance = tl.minimum(distance, 40.0)
     near, far = (distance * 8.0).to(tl.int32), 96 + ((distance - 12.0) * 1.6).to(tl.int32)
     return tl.minimum(tl.where(distance < 12.0, near, far), NUM_BINS - 1)

@@ -1,4 +1,4 @@
-"""The draft's two passes: a prefill with the target's features, then K - 1 levels on its own streams.
+"""The draft's two passes: prefill with the target's features, then K - 1 levels on its own.
 
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
 slot t. After a round it covers all K + 1 rows: those after the accepted ones are garbage that the
@@ -61,18 +61,18 @@ class Draft:
         init_piecewise(graphs.prefill, self._forward)
 
     def prefill(self, step: Step) -> None:
-        """Extend the draft's KV by the step's rows and propose the first token from each seed row."""
+        """Extend the draft's KV by the step's rows; propose the first token from each seed row."""
         how = step.passes.draft_prefill
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.of(step.flags).prefill.run_fullgraph(how.descriptor)
         else:
             self._extend(self.contexts.rows(step, how))
-            # padding too: `decode` may be padded, and its first rows are what the proposal leaves
+            # padding too: `decode` may be padded, and starts from what the proposal leaves
             self._propose_first(step.num_padded_reqs, step.flags.noise)
 
     def decode(self, step: Step) -> None:
-        """Propose tokens 2..K, one row per request each; the last level writes all K to the state."""
+        """Propose tokens 2..K, one row per request each; the last takes all K to the state."""
         how = step.passes.draft_decode
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:
@@ -95,7 +95,7 @@ class Draft:
     def make_prefill(
         self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
     ) -> Callable[[], None]:
-        """A prefill of padding, to warm up and capture: in pieces, or a round's uniform rows whole."""
+        """A prefill of padding, to warm up and capture: in pieces, or a whole round."""
         if desc.num_reqs is None:
             return partial(self._extend, self.contexts.dummy_rows(desc, warmup))
         context = self.contexts.dummy_round(desc, warmup)

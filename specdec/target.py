@@ -1,4 +1,4 @@
-"""The target's forward over the rows of a step: hidden states, the features that the draft reads, and KV."""
+"""The target's forward over the rows of a step: hidden states, the draft's features, and KV."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ from specdec.stepping.step_sizes import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    graphs: of chunks in pieces around attention, of rounds of K + 1 rows whole, and of plain rounds.
+    graphs: of chunks in pieces around attention, of rounds of K + 1 rows, and of plain rounds.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def plan_tiles(query_lens: Sequence[int], num_rows: int, device: torch.device) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRows:
-    """Where the query rows of a step stand. Tensors are static buffers or slices of them.
+    """Where the query rows of a step are. Tensors are static buffers or slices of them.
 
     query_start_loc: None where all batch slots have max_query_len rows
     max_query_len:   host-side bound on the rows of a batch slot
@@ -97,7 +97,7 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     _, _, G, S, _ = cache.shape
     group = H // G
     is_wide = rows.max_query_len * group > 16
-    # rows of a query tile: tokens x heads of a group, which stand at powers of 2
+    # rows of a query tile: tokens x heads of a group, which start at powers of 2
     tokens = max((32 if is_wide else 16) // next_power_of_2(group), 1)
     tiles = -(-rows.max_query_len // tokens)
     query_tiles = len(rows.idx_mapping) * tiles

@@ -1,1 +1,1 @@
-"""Who chooses tokens, and when a draft holds."""
+"""What chooses tokens, and when a draft holds."""

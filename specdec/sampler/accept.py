@@ -1,21 +1,23 @@
-"""Acceptance by p/q: which drafts hold, and the weights from which the token behind them is drawn.
+"""Acceptance by p/q: which drafts hold, and the weights from which the next token is drawn.
 
-"rejection" goes from left to right up to the first draft that fails; "block" takes the longest prefix that passes.
-Both leave the target's law as it is, whatever the draft's probabilities are, if they are those that the drafts were
-really drawn from. Coins are compared as u * denominator < numerator, never divided: a draft of probability 0 never
-passes, one that the target likes at least as well always does. Letters: B, K, Q = K + 1, V.
+"rejection" goes from left to right up to the first draft that fails; "block" takes the longest
+prefix that passes. Both keep the target's law whatever the draft's probabilities are, if the drafts
+were really drawn from them. Coins are compared as u * denominator < numerator, never divided: a
+draft of probability 0 never passes, one at least as likely under the target always does. Letters:
+B, K, Q = K + 1, V.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """What there is to decide on. Rows behind num_drafts_B are padding."""
+    """What there is to decide on. Rows after num_drafts_B are padding."""
 
     target_probs_BQV: Tensor  # after all processors, zeros where no token is left
     draft_probs_BKV: Tensor  # over the target's ids, 0 where the draft has none
@@ -24,11 +26,9 @@ class Drafted:
 
     def of_drafts(self) -> tuple[Tensor, Tensor]:
         """The target's and the draft's probability of each draft, [B, K]."""
-        token_BK1, K = self.draft_tokens_BK[..., None], self.draft_tokens_BK.shape[1]
-        return (
-            self.target_probs_BQV[:, :K].gather(2, token_BK1)[..., 0],
-            self.draft_probs_BKV.gather(2, token_BK1)[..., 0],
-        )
+        token_BK1 = self.draft_tokens_BK[..., None]
+        target_BK1 = self.target_probs_BQV[:, : token_BK1.shape[1]].gather(2, token_BK1)
+        return target_BK1[..., 0], self.draft_probs_BKV.gather(2, token_BK1)[..., 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +41,17 @@ class Decision:
 
 
 def rejection_accept(drafted: Drafted, coins_BK: Tensor) -> Decision:
-    """Accept with min(1, p / q), left to right; behind the first rejection draw from max(p - q, 0)."""
+    """Accept with min(1, p / q), left to right; after a rejection draw from max(p - q, 0)."""
     passes_BK = coins_pass(coins_BK, *drafted.of_drafts()) & _is_draft(drafted)
     num_accepted_B = passes_BK.long().cumprod(dim=1).sum(dim=1)
     return _decide(drafted, num_accepted_B, torch.ones_like(drafted.target_probs_BQV[:, :, 0]))
 
 
 def block_accept(drafted: Drafted, coins_BK: Tensor) -> Decision:
-    """Block verification: the longest prefix i whose own coin passes R_i / (R_i + 1 - P_i), P_K for the whole block.
+    """Block verification: the longest prefix i whose own coin passes R_i / (R_i + 1 - P_i).
 
-    P_i = min(1, P_(i-1) p / q) of the i drafts, R_i = sum of max(P_i p - q, 0) behind them.
+    P_i = min(1, P_(i-1) p / q) of the i drafts, R_i = sum of max(P_i p - q, 0) after them. The coin
+    of all K drafts is compared with P_K.
     """
     share_BQ = block_shares(drafted)
     numerator_BK, denominator_BK = block_odds(drafted, share_BQ)
@@ -80,9 +81,9 @@ def block_shares(drafted: Drafted) -> Tensor:
     for i in range(target_BK.shape[1]):
         weight_B = share_B * target_BK[:, i]
         # min(1, weight / q) without the quotient where it would be above 1
-        share_B = torch.where(
-            weight_B >= draft_BK[:, i], (weight_B > 0).to(weight_B), weight_B / draft_BK[:, i]
-        )
+        draft_B = draft_BK[:, i]
+        one_B = (weight_B > 0).to(weight_B)
+        share_B = torch.where(weight_B >= draft_B, one_B, weight_B / draft_B)
         shares.append(share_B)
     return torch.stack(shares, dim=1)
 
@@ -93,18 +94,15 @@ def block_odds(drafted: Drafted, share_BQ: Tensor) -> tuple[Tensor, Tensor]:
     if K == 0:
         return share_BQ[:, 1:], share_BQ[:, 1:]
     rest_BKV = share_BQ[:, :K, None] * drafted.target_probs_BQV[:, :K] - drafted.draft_probs_BKV
-    rest_BK = torch.cat(
-        [rest_BKV.clamp(min=0).sum(dim=-1)[:, 1:], torch.zeros_like(share_BQ[:, :1])], dim=1
-    )
+    rest_BK = F.pad(rest_BKV.clamp(min=0).sum(dim=-1)[:, 1:], (0, 1))
     share_BK = share_BQ[:, 1:]
     is_last_BK = torch.arange(1, K + 1, device=share_BQ.device) >= drafted.num_drafts_B[:, None]
     numerator_BK = torch.where(is_last_BK, share_BK, rest_BK)
-    denominator_BK = torch.where(is_last_BK, torch.ones_like(share_BK), rest_BK + 1 - share_BK)
+    denominator_BK = torch.where(is_last_BK, 1, rest_BK + 1 - share_BK)
     # 0 / 0: target and draft agree on all that may follow, and nothing is left to be drawn instead
     is_certain_BK = denominator_BK == 0
-    return torch.where(is_certain_BK, 1, numerator_BK), torch.where(
-        is_certain_BK, 1, denominator_BK
-    )
+    numerator_BK = torch.where(is_certain_BK, 1, numerator_BK)
+    return numerator_BK, torch.where(is_certain_BK, 1, denominator_BK)
 
 
 def _is_draft(drafted: Drafted) -> Tensor:
@@ -113,15 +111,15 @@ def _is_draft(drafted: Drafted) -> Tensor:
 
 
 def _decide(drafted: Drafted, num_accepted_B: Tensor, share_BQ: Tensor) -> Decision:
-    """The weights behind the accepted drafts: the residual share x p - q, or p behind all of them."""
+    """The weights after the accepted drafts: the residual share x p - q, or p after all of them."""
     b = torch.arange(len(num_accepted_B), device=num_accepted_B.device)
-    target_BV, K = drafted.target_probs_BQV[b, num_accepted_B], drafted.draft_tokens_BK.shape[1]
+    weights_BV = drafted.target_probs_BQV[b, num_accepted_B]
     is_bonus_B = num_accepted_B >= drafted.num_drafts_B
-    if K == 0:
-        return Decision(num_accepted_B=num_accepted_B, weights_BV=target_BV, is_bonus_B=is_bonus_B)
-    draft_BV = drafted.draft_probs_BKV[b, num_accepted_B.clamp(max=K - 1)]
-    residual_BV = (share_BQ[b, num_accepted_B, None] * target_BV - draft_BV).clamp(min=0)
-    # where rounding left nothing, target and draft are the same
-    is_target_B1 = (is_bonus_B | (residual_BV.sum(dim=1) == 0))[:, None]
-    weights_BV = torch.where(is_target_B1, target_BV, residual_BV)
+    K = drafted.draft_tokens_BK.shape[1]
+    if K > 0:
+        draft_BV = drafted.draft_probs_BKV[b, num_accepted_B.clamp(max=K - 1)]
+        residual_BV = (share_BQ[b, num_accepted_B, None] * weights_BV - draft_BV).clamp(min=0)
+        # where rounding left nothing, target and draft are the same
+        is_target_B1 = (is_bonus_B | (residual_BV.sum(dim=1) == 0))[:, None]
+        weights_BV = torch.where(is_target_B1, weights_BV, residual_BV)
     return Decision(num_accepted_B=num_accepted_B, weights_BV=weights_BV, is_bonus_B=is_bonus_B)

@@ -1,4 +1,4 @@
-"""Count the tokens that a step committed. Whole numbers are added, so their order does not matter."""
+"""Count the tokens that a step committed: whole numbers, so the order of sums does not matter."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
-"""What changes the logits before a token is chosen, on the GPU: one pass over them, and one over the forbidden ids.
+"""What changes the logits before a token is chosen, on the GPU: over all, then forbidden ids.
 
-The rules, their order and their rounding are those of processors.py, whose `process` is the twin. What is forbidden
-becomes -inf, which no penalty changes, so ids are forbidden last and their kernel runs alone where nothing else is
-asked for. A row's own drafts count as generated where they lie before it.
+The rules, their order and their rounding are those of processors.py, whose `process` is the twin.
+What is forbidden becomes -inf, which no penalty changes, so ids are forbidden last, and their
+kernel runs alone where no other rule is asked for. The drafts before a row count as generated.
 """
 
 from torch import Tensor
@@ -58,7 +58,8 @@ def launch_process_logits(
 def _launch_weights(
     logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
-    sampling, (T, V) = state.sampling, logits_TV.shape
+    sampling = state.sampling
+    T, V = logits_TV.shape
     _weights_kernel[(-(-V // BLOCK), T)](
         logits_TV,
         rows.row_B,
@@ -105,9 +106,10 @@ def _weights_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     tile, t = tl.program_id(0), tl.program_id(1)
-    row = _request_row(t, idx_ptr, num_valid_ptr, R, Q)
+    row = _state_row(t, idx_ptr, num_valid_ptr, R, Q)
     column = tile * BLOCK + tl.arange(0, BLOCK)
-    inside, at = column < V, row.to(tl.int64) * V + column
+    inside = column < V
+    at = row.to(tl.int64) * V + column
     out_ptr = logits_ptr + t.to(tl.int64) * stride_logits + column
     x = tl.load(out_ptr, mask=inside, other=0.0)
     if HAS_BIAS:
@@ -121,9 +123,8 @@ def _weights_kernel(
             for i in tl.static_range(1, Q):
                 if i <= t % Q:
                     count += (column == tl.load(tokens_ptr + t // Q * Q + i)).to(tl.int32)
-            is_known = (tl.load(in_prompt_ptr + at, mask=inside, other=0).to(tl.int32) != 0) | (
-                count > 0
-            )
+            in_prompt = tl.load(in_prompt_ptr + at, mask=inside, other=0).to(tl.int32) != 0
+            is_known = in_prompt | (count > 0)
             weaker = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
             x = tl.where(is_known, weaker, x)
             x = x - frequency * count.to(tl.float32)
@@ -134,7 +135,7 @@ def _weights_kernel(
 @jit
 def _forbid_kernel(
     logits_ptr,  # [T, V] float32
-    history_ptr,  # [R + 1, N] the block's own tokens are written
+    history_ptr,  # [R + 1, N] the rows' own tokens are written
     idx_ptr,  # [B]
     num_valid_ptr,  # [B]
     tokens_ptr,  # [B, Q]
@@ -158,14 +159,12 @@ def _forbid_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     t = tl.program_id(0)
-    row = _request_row(t, idx_ptr, num_valid_ptr, R, Q)
-    row_ptr, position = logits_ptr + t.to(tl.int64) * stride_logits, tl.load(positions_ptr + t)
+    row = _state_row(t, idx_ptr, num_valid_ptr, R, Q)
+    row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
+    position = tl.load(positions_ptr + t)
     if position + 1 < tl.load(min_positions_ptr + row):
-        _forbid(
-            row_ptr,
-            tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS)),
-            tl.full((STOP_IDS,), 1, tl.int1),
-        )
+        stop_ids = tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS))
+        _forbid(row_ptr, stop_ids, tl.full((STOP_IDS,), 1, tl.int1))
     if HAS_WORDS:
         is_next = _ends_word(
             t,
@@ -206,29 +205,28 @@ def _ends_word(
     WORDS: tl.constexpr,
     LENGTH: tl.constexpr,
 ):
-    """Which words lack no more than their last token behind row t; its own token goes to the history."""
+    """Which words lack only their last token after row t, whose own token goes to the history."""
     if row < R:
         tl.store(history_ptr + row * N + position, tl.load(tokens_ptr + t))
     j = tl.arange(0, LENGTH)
-    # the tokens in front of the drawn one, which stands in the last column
-    place, first = position - (LENGTH - 2) + j, tl.load(positions_ptr + t // Q * Q)
+    # the tokens before the drawn one, which is in the last column
+    place = position - (LENGTH - 2) + j
+    first = tl.load(positions_ptr + t // Q * Q)
     is_generated = (place >= tl.load(integers_ptr + row * stride_integers + 3)) & (j < LENGTH - 1)
     is_own = is_generated & (place >= first)
     own = tl.load(tokens_ptr + t // Q * Q + (place - first), mask=is_own, other=-1)
     earlier = tl.load(history_ptr + row * N + place, mask=is_generated & (place < first), other=-1)
     before = tl.where(is_own, own, earlier)
     word = row * WORDS + tl.arange(0, WORDS)
-    length, tokens = (
-        tl.load(lengths_ptr + word),
-        tl.load(words_ptr + word[:, None] * LENGTH + j[None, :]),
-    )
+    length = tl.load(lengths_ptr + word)
+    tokens = tl.load(words_ptr + word[:, None] * LENGTH + j[None, :])
     is_open = (j[None, :] < LENGTH - length[:, None]) | (j[None, :] == LENGTH - 1)
     return (tl.min(((tokens == before[None, :]) | is_open).to(tl.int32), axis=1) > 0) & (length > 0)
 
 
 @jit
-def _request_row(t, idx_ptr, num_valid_ptr, R, Q: tl.constexpr):
-    """The request row of a row of the block; the scratch row R for padding."""
+def _state_row(t, idx_ptr, num_valid_ptr, R, Q: tl.constexpr):
+    """The state row of a decided row; the scratch row R for padding."""
     idx = tl.load(idx_ptr + t // Q)
     return tl.where((idx < 0) | (t % Q >= tl.load(num_valid_ptr + t // Q)), R, idx)
 

@@ -1,9 +1,10 @@
-"""Limits and places of the rows of a step, gathered from the request rows in one launch.
+"""Limits and noise keys of the rows of a step, gathered from the state rows in one launch.
 
-Rows come in consecutive runs, one per batch slot. The drawn token of a row stands one behind the row; that of a draft
-step stands `offset` behind the request's computed tokens. Rounds under p/q have numbers of their own, since block
-verification looks at coins and drafts behind the end of what it takes: their epoch is the position where the round
-begins. Where the noise is that of the place alone it is 0. Padding reads the scratch row, which is greedy.
+Rows come in consecutive runs, one per batch slot. The drawn token of a row comes one position
+later; that of a draft level comes `offset` after the request's computed tokens. A round under p/q
+draws its own numbers, since block verification looks at coins and drafts after the end of what it
+accepts: its epoch is the position where the round begins. Under "exact" the epoch is 0, so that the
+noise depends on the position alone. Padding reads the scratch row, which is greedy.
 """
 
 import torch
@@ -24,10 +25,10 @@ def row_parameters(
     stream: int,
     has_epoch: bool,
 ) -> tuple[Limits, NoiseKeys]:
-    """Of T = B x Q rows, whose drawn tokens stand `offset` behind their positions.
+    """Of T = B x Q rows, whose drawn tokens come `offset` after their positions.
 
-    row_B:       request rows, -1 = padding
-    position_BQ: None: one row per slot, behind the request's computed tokens
+    row_B:       state row per batch slot, -1 = padding
+    position_BQ: None: one row per slot, after the request's computed tokens
     """
     gather = pick(row_B, launch_row_parameters, row_parameters_ref)
     return gather(state, row_B, position_BQ, offset, stream, has_epoch)
@@ -43,9 +44,9 @@ def launch_row_parameters(
 ) -> tuple[Limits, NoiseKeys]:
     sampling = state.sampling
     Q = 1 if position_BQ is None else position_BQ.shape[1]
-    T, device = len(row_B) * Q, row_B.device
-    floats = torch.empty(3, T, dtype=torch.float32, device=device)
-    integers = torch.empty(5, T, dtype=torch.int64, device=device)
+    T = len(row_B) * Q
+    floats = sampling.floats.new_empty(3, T)
+    integers = sampling.integers.new_empty(5, T)
     _row_parameters_kernel[(-(-T // 128),)](
         floats,
         integers,
@@ -102,16 +103,12 @@ def _row_parameters_kernel(
     idx = tl.load(idx_ptr + t // Q, mask=inside, other=-1)
     row = tl.where(idx < 0, R, idx)
     for i in tl.static_range(3):
-        tl.store(
-            floats_ptr + i * T + t, tl.load(row_floats_ptr + row * stride_floats + i), mask=inside
-        )
+        value = tl.load(row_floats_ptr + row * stride_floats + i)
+        tl.store(floats_ptr + i * T + t, value, mask=inside)
     tl.store(integers_ptr + t, tl.load(row_integers_ptr + row * stride_integers + 2), mask=inside)
     for i in tl.static_range(2):
-        tl.store(
-            integers_ptr + T + 2 * t + i,
-            tl.load(row_integers_ptr + row * stride_integers + i),
-            mask=inside,
-        )
+        half = tl.load(row_integers_ptr + row * stride_integers + i)
+        tl.store(integers_ptr + T + 2 * t + i, half, mask=inside)
     at = row if BY_ROW else t
     first = row if BY_ROW else t // Q * Q
     position = tl.load(positions_ptr + at, mask=inside, other=0)

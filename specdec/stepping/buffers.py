@@ -1,6 +1,7 @@
-"""Static buffers of the current step: filled from the state, read and written by graphs, allocated once.
+"""Static buffers of the current step, allocated once: filled from the state, used by the graphs.
 
-Letters: T rows of the largest step, B batch slots, Q = K + 1, D target hidden, E width of the aux hidden states.
+Letters: T rows of the largest step, B batch slots, Q = K + 1, D hidden size, E width of the aux
+hidden states.
 """
 
 from collections.abc import Sequence
@@ -37,39 +38,29 @@ class StepBuffers:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         # inputs of the target
-        self.idx_mapping = integers(B)  # [B] request row per batch slot, -1 = padding
-        self.sample_mapping = integers(
-            B
-        )  # [B] the same where the slot samples in this step, else -1
+        self.idx_mapping = integers(B)  # [B] state row per batch slot, -1 = padding
+        self.sample_mapping = integers(B)  # [B] the same where the slot samples, else -1
         self.input_ids = integers(T)  # [T] 0 = padding
         self.positions = integers(T)  # [T] 0 = padding
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
         self.num_valid = integers(B)  # [B] rows of a round that are not padding, 0..Q
-        self.query_start_loc = integers(
-            B + 1
-        )  # [B + 1] first row of each batch slot; T of the step for padding
-        self.last_token_indices = integers(
-            B
-        )  # [B] row that a chunk samples from; the draft's seed row; 0 = padding
+        self.query_start_loc = integers(B + 1)  # [B + 1] first row per slot; the end for padding
+        self.last_token_indices = integers(B)  # [B] row to sample after; draft's seed; 0 = padding
 
         # what the target leaves
-        self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] behind the final norm
+        self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] after the final norm
         self.aux_hidden_states = floats(T, sizes.aux_width)  # [T, E]
         self.target_tokens = integers(T)  # [T] a round's choices, one per row
         self.decided = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
         self.results = integers(B, 2 * K + 2)  # [B, 2K + 2]
-        self.sampled_tokens = self.results[
-            :, : K + 1
-        ]  # [B, Q] accepted drafts and the token after them
+        self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] accepted drafts, the next token
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K
         self.verified_tokens = self.results[:, K + 2 :]  # [B, K] the drafts that a round verified
 
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
-        self.draft_sample_slots = integers(
-            T
-        )  # [T] batch slot whose sampled token a chunk's row embeds, else -1
+        self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
         self.draft_streams = floats(T, sizes.draft_hidden_size)  # [T, D] of the draft prefill
         self.draft_hidden = floats(B, sizes.draft_hidden_size)  # [B, D] recycled
         self.draft_last_tokens = integers(B)  # [B] what the next draft row embeds
@@ -78,25 +69,18 @@ class StepBuffers:
         self.draft_tokens = integers(B, K)  # [B, K] proposed in this step; 0 = padding
 
     def fill_padding(self, query_lens: Sequence[int]) -> None:
-        """Make every row padding, laid out as batch slots of these lengths: what graphs are captured with."""
-        for buffer in (
-            self.input_ids,
-            self.positions,
-            self.num_valid,
-            self.last_token_indices,
-            self.draft_input_ids,
-        ):
+        """Make every row padding, in batch slots of these lengths, to capture graphs."""
+        zeros = (self.input_ids, self.positions, self.num_valid, self.last_token_indices)
+        of_draft = (self.draft_input_ids, self.draft_last_tokens, self.draft_positions)
+        for buffer in (*zeros, *of_draft, self.draft_tokens):
             buffer.zero_()
-        for buffer in (self.draft_last_tokens, self.draft_positions, self.draft_tokens):
-            buffer.zero_()
-        for buffer in (self.idx_mapping, self.sample_mapping, self.slot_mapping, self.draft_slots):
+        mappings = (self.idx_mapping, self.sample_mapping, self.slot_mapping)
+        for buffer in (*mappings, self.draft_slots, self.draft_sample_slots):
             buffer.fill_(-1)
-        self.draft_sample_slots.fill_(-1)
-        starts = np.cumsum([0, *query_lens])
-        upload(self.query_start_loc, starts)
+        upload(self.query_start_loc, np.cumsum([0, *query_lens]))
 
     def pad_rows(self, start: int, end: int) -> None:
-        """Make rows start..end - 1 padding, where a pass is padded to more rows than the step's batch slots have."""
+        """Make rows start..end - 1 padding, for a pass over more rows than the batch slots have."""
         if start < end:
             for buffer in (self.input_ids, self.positions, self.draft_input_ids):
                 buffer[start:end].zero_()

@@ -86,7 +86,8 @@ def _accept_and_commit_kernel(
     wait_for_inputs(PDL)
     b = tl.program_id(0)
     idx = tl.load(sample_ptr + b)
-    is_real, row = idx >= 0, tl.where(idx < 0, R, idx)
+    is_real = idx >= 0
+    row = tl.where(idx < 0, R, idx)
     i = tl.arange(0, N_PADDED)
     inside = i < Q
     target = tl.load(target_ptr + b * Q + i, mask=inside, other=0)
@@ -133,7 +134,7 @@ def accept_and_commit_ref(
 
 
 def greedy_accept(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B: Tensor) -> Tensor:
-    """Keep draft tokens while they equal the target's choice; the target's next choice follows them.
+    """Keep draft tokens while they equal the target's choice; its next choice follows them.
 
     target_tokens_BQ: the target's choice after each of the K+1 verified rows
     draft_tokens_BK:  what the draft proposed
@@ -159,7 +160,7 @@ def commit_chunk(buffers: StepBuffers, state: RequestState, num_reqs: int, num_t
     is_known_B = (row_B >= 0) & (slot_T[last_B] < 0)
     sampled_B = buffers.sampled_tokens[:num_reqs, 0]
     sampled_B.copy_(torch.where(is_known_B, ids_T[last_B], sampled_B))
-    # a marker below 0 ends the request; until the host has seen it, it must not be taken for an id
+    # a marker below 0 ends the request; until the host sees it, it must not pass for an id
     token_B = sampled_B.clamp(min=0)
     state.last_sampled_tokens[row_B] = token_B
     state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1

@@ -140,7 +140,8 @@ def _fill_round_kernel(
     draft = tl.load(drafts_ptr + row * K + i - 1, mask=(i > 0) & is_valid, other=0)
     token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
     block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
-    at, inside = b * Q + i, i < Q
+    at = b * Q + i
+    inside = i < Q
     tl.store(input_ids_ptr + at, tl.where(is_valid, token, 0), mask=inside)
     tl.store(positions_ptr + at, tl.where(is_valid, position, 0), mask=inside)
     tl.store(slots_ptr + at, tl.where(is_valid, block * S + position % S, -1), mask=inside)

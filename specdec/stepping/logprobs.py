@@ -1,7 +1,6 @@
-"""Logprobs of chosen tokens by the target's own logits, before any processor, beside the best alternatives."""
+"""Logprobs of chosen tokens and the best others, by the target's logits before any processor."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor
 ROWS_AT_ONCE = 128  # of a prompt, whose logits need not all exist at the same time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLogprobs:
+class StepLogprobs(NamedTuple):
     """Of X rows, on the device or on the host."""
 
     chosen_X: Tensor
@@ -19,20 +17,17 @@ class StepLogprobs:
     top_ids_XN: Tensor
     top_XN: Tensor
 
-    def to_host(self, is_async: bool = False) -> "StepLogprobs":
-        """Copies that are there once the stream has reached them; copies to pageable memory wait for it."""
-        parts = (self.chosen_X, self.rank_X, self.top_ids_XN, self.top_XN)
-        chosen_X, rank_X, top_ids_XN, top_XN = (_copy(part, is_async) for part in parts)
-        return StepLogprobs(chosen_X=chosen_X, rank_X=rank_X, top_ids_XN=top_ids_XN, top_XN=top_XN)
+    def to_host(self) -> "StepLogprobs":
+        """Copies that have arrived once the stream has reached them."""
+        return StepLogprobs(*map(_copy, self))
 
     def row(self, x: int, token: int, num_top: int) -> dict[int, tuple[float, int]]:
         """Logprob and rank by token id: the chosen token first, then the best `num_top`."""
         found = {token: (float(self.chosen_X[x]), int(self.rank_X[x]))}
-        tops = zip(
-            self.top_ids_XN[x, :num_top].tolist(), self.top_XN[x, :num_top].tolist(), strict=True
-        )
-        for rank, (top_id, value) in enumerate(tops, start=1):
-            found.setdefault(top_id, (value, rank))
+        top_ids = self.top_ids_XN[x, :num_top].tolist()
+        values = self.top_XN[x, :num_top].tolist()
+        for i, top_id in enumerate(top_ids):
+            found.setdefault(top_id, (values[i], i + 1))
         return found
 
 
@@ -43,9 +38,9 @@ class RecordedLogprobs(NamedTuple):
     prompts: Sequence[StepLogprobs | None] = ()  # one per part of a chunk
 
 
-def _copy(part: Tensor, is_async: bool) -> Tensor:
-    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=is_async and part.is_cuda)
-    return host.copy_(part, non_blocking=is_async)
+def _copy(part: Tensor) -> Tensor:
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
+    return host.copy_(part, non_blocking=True)
 
 
 def logprobs_of(logits_XV: Tensor, token_X: Tensor, num_top: int) -> StepLogprobs:
@@ -62,10 +57,5 @@ def logprobs_of(logits_XV: Tensor, token_X: Tensor, num_top: int) -> StepLogprob
 
 
 def joined(parts: list[StepLogprobs]) -> StepLogprobs:
-    """Rows behind one another."""
-    return StepLogprobs(
-        chosen_X=torch.cat([part.chosen_X for part in parts]),
-        rank_X=torch.cat([part.rank_X for part in parts]),
-        top_ids_XN=torch.cat([part.top_ids_XN for part in parts]),
-        top_XN=torch.cat([part.top_XN for part in parts]),
-    )
+    """The rows of all parts, in order."""
+    return StepLogprobs(*map(torch.cat, zip(*parts, strict=True)))

@@ -1,9 +1,9 @@
-"""One draft token per request: the best by the draft's logits, as the target's id, and the next row.
+"""One draft token per request: the best by the draft's logits, as the target's id.
 
-Draft level j (0..K-1) stands at num_computed - 1 + j: level 0 is the seed row, the last committed
-pair. The row that follows embeds the token at the next position; positions beyond the context are
-padding (position 0, slot -1). A draft is a guess: where its logits leave no choice it is the head's
-token 0, never a marker.
+Draft level j (0..K-1) has position num_computed - 1 + j: level 0 is the seed row, the last
+committed pair. The row that follows embeds the token at the next position; positions beyond the
+context are padding (position 0, slot -1). A draft is a guess: where its logits leave no choice it
+is the head's token 0, never a marker.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class DraftLevel:
 
 
 def propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
-    """Write the best tokens; after the last level all K go to the state rows. weight_WD: the head."""
+    """Write the best tokens; after the last level, all K to the state rows. weight_WD: the head."""
     pick(normed_BD, launch_propose, propose_ref)(normed_BD, weight_WD, to)
 
 

@@ -1,4 +1,4 @@
-"""What steps decided, on its way to the host: one copy behind `commit`, while the draft and later steps still run."""
+"""What steps decided, on its way to the host: one copy after `commit`, beside the draft."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,17 +19,13 @@ class RoundResult:
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
     num_accepted: list[int]
     draft_tokens: list[list[int]]  # what was verified
-    logprobs: StepLogprobs | None = (
-        None  # of sampled_tokens, one behind another; a chunk has one per batch slot
-    )
-    prompt_logprobs: Sequence[
-        StepLogprobs | None
-    ] = ()  # of a chunk that was asked for them, one per part
+    logprobs: StepLogprobs | None = None  # of sampled_tokens, flat; a chunk has one per batch slot
+    prompt_logprobs: Sequence[StepLogprobs | None] = ()  # of a chunk, one per part
 
 
 @dataclass(slots=True)
 class PendingResult:
-    """A step's results before they have arrived; to be read before NUM_SLOTS further steps are launched."""
+    """A step's results on their way; read them before NUM_SLOTS further steps are launched."""
 
     rows_cpu: Tensor  # [B, 2K + 2]
     sent: torch.cuda.Event | None
@@ -37,15 +33,14 @@ class PendingResult:
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
 
     def read(self) -> RoundResult:
-        """Wait for the copy, and for no pass behind it."""
+        """Wait for the copy, and for no later pass."""
         if self.sent is not None:
             self.sent.synchronize()
-        rows, Q = self.rows_cpu.tolist(), self.rows_cpu.shape[1] // 2
-        tokens, accepted, drafts = (
-            [row[:Q] for row in rows],
-            [row[Q] for row in rows],
-            [row[Q + 1 :] for row in rows],
-        )
+        rows = self.rows_cpu.tolist()
+        Q = self.rows_cpu.shape[1] // 2
+        tokens = [row[:Q] for row in rows]
+        accepted = [row[Q] for row in rows]
+        drafts = [row[Q + 1 :] for row in rows]
         return RoundResult(tokens, accepted, drafts, self.logprobs, self.prompt_logprobs)
 
 
@@ -53,8 +48,7 @@ class Results:
     """The buffers' packed results in pinned memory, one slot for each step on its way."""
 
     def __init__(self, buffers: StepBuffers) -> None:
-        results = buffers.results
-        self._results = results
+        self._results = results = buffers.results
         shape = (NUM_SLOTS, *results.shape)
         self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
         self._sent = [torch.cuda.Event() if results.is_cuda else None for _ in range(NUM_SLOTS)]  # type: ignore[no-untyped-call]
@@ -68,7 +62,7 @@ class Results:
         rows_cpu = self._slots_cpu[slot, :num_reqs]
         rows_cpu.copy_(self._results[:num_reqs], non_blocking=True)
         sampled, *prompts = [
-            None if part is None else part.to_host(is_async=True)
+            None if part is None else part.to_host()
             for part in (logprobs.sampled, *logprobs.prompts)
         ]
         self.latest = PendingResult(rows_cpu, self._sent[slot], sampled, prompts)

@@ -1,7 +1,7 @@
-"""How tokens are chosen for each request, one row per request on the device, beside state.py's rows.
+"""How tokens are chosen for each request, on the device, in the same state rows as state.py's.
 
-`flags` of the requests decide which tensors are read at all (sampling_flags.py). Letters: R rows, V vocabulary, P bad words of
-at most L tokens, N positions.
+The requests' flags decide which tensors are read at all (sampling_flags.py). Letters: R state rows,
+V vocabulary, P bad words of at most L tokens, N positions.
 """
 
 from collections.abc import Sequence
@@ -28,32 +28,22 @@ class SamplingRows:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.floats = zeros(R, 6, dtype=torch.float32)  # [R + 1, 6] the six below
-        self.temperature, self.log_min_p, self.top_p = (
-            self.floats[:, 0],
-            self.floats[:, 1],
-            self.floats[:, 2],
-        )
-        self.presence, self.frequency, self.repetition = (
-            self.floats[:, 3],
-            self.floats[:, 4],
-            self.floats[:, 5],
-        )
+        self.temperature, self.log_min_p, self.top_p = self.floats[:, :3].unbind(1)
+        self.presence, self.frequency, self.repetition = self.floats[:, 3:].unbind(1)
         self.floats.copy_(torch.tensor(_floats(SamplingStart())))
         self.integers = zeros(R, 4)  # [R + 1, 4] the three below
-        self.seeds, self.top_k, self.num_prompt_tokens = (
-            self.integers[:, :2],
-            self.integers[:, 2],
-            self.integers[:, 3],
-        )
-        self.bias = zeros(
-            R, V, dtype=torch.float32
-        )  # [R + 1, V] added to logits; -inf = not allowed
+        self.seeds = self.integers[:, :2]
+        self.top_k = self.integers[:, 2]
+        self.num_prompt_tokens = self.integers[:, 3]
+        self.bias = zeros(R, V, dtype=torch.float32)  # [R + 1, V] -inf = not allowed
         self.in_prompt = zeros(R, V, dtype=torch.bool)  # [R + 1, V]
         self.output_counts = zeros(R, V, dtype=torch.int32)  # [R + 1, V] of generated tokens
         self.bad_words = zeros(R, P, L)  # [R + 1, P, L] each ends in the last column
         self.bad_lengths = zeros(R, P)  # [R + 1, P] 0 = none
         self.history = zeros(R, max_positions)  # [R + 1, N] generated tokens by position
-        self._has_bias, self._has_counts, self._has_bad_words = set[int](), set[int](), set[int]()
+        self._has_bias: set[int] = set()
+        self._has_counts: set[int] = set()
+        self._has_bad_words: set[int] = set()
 
     def assign(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
         """Start a request in a row; what the one before it did not use is not written again.
@@ -106,5 +96,6 @@ def _bad_words(start: SamplingStart) -> tuple[np.ndarray, np.ndarray]:
     words = np.zeros((MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH), np.int64)
     lengths = np.zeros(MAX_BAD_WORDS, np.int64)
     for i, word in enumerate(start.bad_words):
-        words[i, MAX_BAD_WORD_LENGTH - len(word) :], lengths[i] = word, len(word)
+        words[i, MAX_BAD_WORD_LENGTH - len(word) :] = word
+        lengths[i] = len(word)
     return words, lengths

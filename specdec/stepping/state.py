@@ -1,7 +1,7 @@
-"""What a request carries from one step to the next, one row per request on the device. Rows are never reordered.
+"""What a request carries from step to step: its state row on the device. Rows are never reordered.
 
-Every tensor has one scratch row behind the last, so that row -1 (padding) is a row that may be read and written.
-Letters: R request rows, K draft tokens, M blocks per request.
+Every tensor has one scratch row at the end, so that row -1 (padding) may be read and written.
+Letters: R state rows, K draft tokens, M blocks per request.
 """
 
 from collections.abc import Sequence
@@ -35,29 +35,21 @@ class RequestState:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        self.last_sampled_tokens = zeros(
-            R
-        )  # [R + 1] sampled, not yet computed: the first row of the next verify
-        self.num_computed_tokens = zeros(
-            R
-        )  # [R + 1] tokens with target KV = position of last_sampled_tokens
-        self.draft_tokens = zeros(
-            R, num_draft_tokens
-        )  # [R + 1, K] proposed for the positions behind it
+        self.last_sampled_tokens = zeros(R)  # [R + 1] not yet computed: first row of the next step
+        self.num_computed_tokens = zeros(R)  # [R + 1] have target KV; the last sampled's position
+        self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K] for the positions after it
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py
         self.stop_ids = zeros(R, MAX_STOP_IDS)  # [R + 1, P] padded by repeating the first
         self.sampling = SamplingRows(num_rows, vocab_size, blocks_per_request * BLOCK_SIZE, device)
-        scores = torch.zeros(R, num_draft_tokens, draft_vocab_size, device=device)
-        self.draft_scores = (
-            scores  # [R + 1, K, W] logits / temperature that the drafts were drawn from, -inf = out
-        )
+        # [R + 1, K, W] logits / temperature that the drafts were drawn from, -inf = out
+        self.draft_scores = torch.zeros(R, num_draft_tokens, draft_vocab_size, device=device)
         self._scratch_block = scratch_block
 
     def assign(self, row: int, start: RowStart) -> None:
-        """Start a request in a row, behind all that was launched before."""
+        """Start a request in a row, after all that was launched before."""
         blocks = np.full(self.block_table.shape[1], self._scratch_block)
         blocks[: len(start.blocks)] = start.blocks
         ids = np.full(MAX_STOP_IDS, start.stop_ids[0] if start.stop_ids else 0)

@@ -1,4 +1,4 @@
-"""A step as the host knows it: its work and its sizes. What depends on accepted counts stays on the device."""
+"""A step as the host knows it: its work and sizes. Accepted counts stay on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from specdec.scheduling.work import PromptPart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """How each pass of a step runs, and over which sizes: a graph's own, or the true ones. None: it does not run."""
+    """How each pass runs, over a graph's sizes or the true ones. None: it does not run."""
 
     target: Dispatch
     draft_prefill: Dispatch | None = None
@@ -18,7 +18,7 @@ class Passes:
 
     @property
     def num_reqs(self) -> int:
-        """Batch slots of the widest pass; a graph for any number of them needs none beyond the real ones."""
+        """Batch slots of the widest pass; 0 where graphs take any number of them."""
         return max(how.descriptor.num_reqs or 0 for how in self._all())
 
     @property
@@ -27,14 +27,13 @@ class Passes:
         return max(how.descriptor.num_tokens for how in self._all())
 
     def _all(self) -> list[Dispatch]:
-        return [
-            how for how in (self.target, self.draft_prefill, self.draft_decode) if how is not None
-        ]
+        passes = (self.target, self.draft_prefill, self.draft_decode)
+        return [how for how in passes if how is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A prompt chunk (`parts`, ragged `query_lens`) or a round (`state_rows`, each with `query_len` rows)."""
+    """A prompt chunk (`parts`, ragged `query_lens`) or a round (`query_len` rows per state row)."""
 
     parts: Sequence[PromptPart] = ()
     state_rows: Sequence[int] = ()
@@ -78,6 +77,5 @@ class Step:
     @property
     def num_padded_tokens(self) -> int:
         """Rows that `fill` writes."""
-        return max(
-            self.num_tokens, self.passes.num_tokens, self.num_padded_reqs * (self.query_len or 0)
-        )
+        uniform = self.num_padded_reqs * (self.query_len or 0)
+        return max(self.num_tokens, self.passes.num_tokens, uniform)

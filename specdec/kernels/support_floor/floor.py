@@ -49,7 +49,8 @@ def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_
     """num_keys: any other number gives the same floors."""
     T, V = logits_TV.shape
     block = 1024 if T <= 16 else 2048
-    tiles, device = -(-V // block), logits_TV.device
+    tiles = -(-V // block)
+    device = logits_TV.device
     num_keys = min(num_keys, V)
     tops = torch.empty(T, tiles, dtype=torch.float32, device=device)
     bins = torch.empty(T, NUM_BINS, dtype=torch.int32, device=device)

@@ -22,7 +22,7 @@ from specdec.kernels.support_floor.units import (
 
 @jit
 def gather_kernel(
-    keys_ptr,  # [T, 2, num_keys] int32: keys in any order, and how often each stands there
+    keys_ptr,  # [T, 2, num_keys] int32: keys in any order, and how often each occurs
     places_ptr,  # [T, 3] int32: keys (num_keys at most are written), first bin, last bin
     masses_ptr,  # [T, 2] int64: of the row; of the bins before the first
     bins_ptr,  # [T, NUM_BINS] int32

@@ -4,10 +4,10 @@ greedy:  the target's best token after each row, found as the head's tiles are c
 exact:   the same with noise for each row
 rejection, block: the drafts' own probabilities decide (accept.py)
 
-In the first two cases a draft holds if it equals the target's token, and stepping/commit.py compares;
-else the commit is told how many hold. For requests that are not greedy, the head's logits go through
-processors, floor and noise, kernel by kernel: only what the requests of the step need. All of it
-runs after the target's graph.
+In the first two cases a draft holds if it equals the target's token, which stepping/commit.py
+compares; else the commit is told how many hold. For requests that are not greedy, the head's logits
+go through processors, floor and noise, kernel by kernel, only where the requests of the step need
+them. All of it runs after the target's graph.
 """
 
 from collections.abc import Sequence

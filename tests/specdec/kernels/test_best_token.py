@@ -1,4 +1,4 @@
-"""Which id a row gets at the edges: of the vocabulary, of a tile, of min_tokens, of a floor; kernel and twin alike."""
+"""Which id a row gets at the edges of the vocabulary, a tile, min_tokens and a floor, by both."""
 
 import copy
 
@@ -89,7 +89,7 @@ def test_a_stop_id_is_out_below_the_min_position_and_in_from_there_on(device, ch
     mask = StopMask(
         positions=torch.tensor([10, 10, 10, 10], device=device),
         idx_mapping=row_B,
-        min_positions=torch.tensor([12, 11, 12, 0], device=device),  # the drawn token stands at 11
+        min_positions=torch.tensor([12, 11, 12, 0], device=device),  # the drawn token is at 11
         stop_ids=stop_ids,
     )
     assert not (stop_ids[:3, 1:-1] == V - 1).all()

@@ -1,4 +1,4 @@
-"""The noise is public: Philox by its published vectors, g by float64, some bits by heart, and twin == kernel."""
+"""The noise is public: Philox by its published vectors, g by float64, some bits, twin == kernel."""
 
 import numpy as np
 import pytest

@@ -119,7 +119,7 @@ def test_rotate_and_store(device, dtype, has_bias, has_norms):
 
 
 def attention_case(lengths, query_lens, H, G, C, device, dtype):
-    """Requests of these context lengths whose last query_lens rows are asked; unwritten slots are NaN."""
+    """Requests of these context lengths, queried by their last rows; unwritten slots are NaN."""
     S, M = 64, -(-max(lengths) // 64)
     cache = torch.full((2, len(lengths) * M + 1, G, S, C), torch.nan, dtype=dtype, device=device)
     table = torch.randperm(len(lengths) * M, device=device).view(len(lengths), M)

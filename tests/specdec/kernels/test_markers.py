@@ -1,4 +1,4 @@
-"""Rows without a choice give markers, which are no ids: nothing is indexed with them and no other row hears of it."""
+"""Rows without a choice give markers, which never serve as an id; other rows stay as they are."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What torch.compile sees of the kernels: one op each, with true shapes, and nothing of what is inside."""
+"""What torch.compile sees of the kernels: one op each, with true shapes, and nothing inside it."""
 
 import pytest
 import torch

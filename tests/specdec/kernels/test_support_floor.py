@@ -71,7 +71,7 @@ def assert_same_support(logits, limits, floors):
     """The rows keep what the twin keeps."""
     kept = borders(logits, limits, floors)[0]
     expected, most, least = borders(logits, limits, support_floor_ref(logits, limits))
-    # the hardware's exp moves a mass by some parts in ten million, so top-p may end one token further
+    # the hardware's exp moves a mass by some parts in ten million: top-p may end one token further
     slack = torch.where(limits.top_p < 1, 1 + most - least, 0)
     assert ((kept - expected).abs() <= slack).all()
     assert (kept == expected).float().mean() > 0.9
@@ -164,7 +164,7 @@ def halves(masses_of, device):
     """Values below a top of 0 whose masses are together the top's own, to the bit."""
     found, rest = [-0.5], MASS - int(masses_of(torch.tensor([-0.5], device=device)))
     while rest:
-        # the float32 numbers around log(rest); of those with no more than the rest, the one with the most
+        # of the float32 numbers around log(rest), the one with the most mass up to the rest
         middle = torch.tensor([rest / MASS], dtype=torch.float64).log().float()
         near = (
             (middle.view(torch.int32) + torch.arange(-2000, 2000))

@@ -1,4 +1,4 @@
-"""Tiny random targets of every family: the engine's tokens are those of tests/reference.py, drafts or not."""
+"""Tiny random targets of every family: with drafts or without, tokens are tests/reference.py's."""
 
 import dataclasses
 from functools import cache
@@ -41,7 +41,7 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """target(name): a target, its tokens behind PROMPTS by the reference, and the least margin of their choices."""
+    """target(name): a target, the reference's tokens after PROMPTS, and their least margin."""
 
     @cache
     def build(name):
@@ -81,7 +81,7 @@ def test_a_rope_that_is_lost_changes_the_tokens(target, name):
 
 
 def engine_tokens(target, eagle, num_drafts, chunk):
-    """Tokens behind PROMPTS; two run at once, the third waits."""
+    """Tokens after PROMPTS; two run at once, the third waits."""
     sizes = EngineSizes(
         max_model_len=128,
         max_num_seqs=2,

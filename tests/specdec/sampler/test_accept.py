@@ -1,8 +1,9 @@
-"""The shipped accept code, enumerated: all drafts of two tokens, all boxes of coins, the law of three tokens.
+"""The shipped accept code, enumerated: all drafts of two tokens, all coins, laws of three tokens.
 
-The borders between the outcomes are found by bisection of each coin on the code itself, so nothing is trusted but that
-an outcome changes at most once along a coin. In float64, where bisection stops at 2^-60 and a law is a sum of some
-hundred products: the bound of 1e-12 leaves a factor of a hundred. A round that stops early goes on by the target's law.
+The borders between the outcomes are found by bisection of each coin on the code itself: the only
+assumption is that an outcome changes at most once along a coin. In float64, where bisection stops
+at 2^-60 and a law is a sum of some hundred products, the bound of 1e-12 leaves a factor of a
+hundred. A round that stops early goes on by the target's law.
 """
 
 import itertools
@@ -53,7 +54,7 @@ def normal(weights):
 
 
 def law_of(accept, pair, claimed=None):
-    """The law of the three tokens that begin with a round, and the mean number of tokens that the round gives.
+    """The law of the three tokens from the start of a round, and the mean number that it gives.
 
     claimed: the probabilities that `accept` is told, if not those that the drafts are drawn from
     """
@@ -82,15 +83,13 @@ def law_of(accept, pair, claimed=None):
 
 
 def rest_of(pair, prefix):
-    """The target's law behind a prefix, up to three tokens."""
+    """The target's law after a prefix, up to three tokens."""
     if len(prefix) == 3:
         return torch.tensor(1.0, dtype=torch.float64)
-    behind = pair.target[prefix]
-    return (
-        behind
-        if len(prefix) == 2
-        else behind[:, None] * torch.stack([pair.target[(*prefix, x)] for x in range(V)])
-    )
+    law = pair.target[prefix]
+    if len(prefix) == 2:
+        return law
+    return law[:, None] * torch.stack([pair.target[(*prefix, x)] for x in range(V)])
 
 
 def boxes(accept, drafted):

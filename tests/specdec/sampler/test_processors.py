@@ -1,4 +1,4 @@
-"""Processors against their definition in numpy, row by row, over random logits, histories and blocks."""
+"""Processors against their definition in numpy, row by row, over random logits and histories."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def oracle(logits, start, prompt, output, position):
 
 @pytest.fixture(params=range(4))
 def scene(request):
-    """State rows of five requests with a history, and a block of each, one slot of padding between."""
+    """Five requests with a history, and decided rows of each, with a slot of padding between."""
     rng = np.random.default_rng(request.param)
     state = RequestState(R, Q - 1, 1, 0, torch.device("cpu"), vocab_size=V)
     prompts = [rng.integers(0, 5, 4 + r).tolist() for r in range(R)]

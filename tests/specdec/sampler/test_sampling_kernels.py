@@ -1,4 +1,4 @@
-"""kernel == twin for what surrounds the choice of a token: parameters, processors, counts, and near ties of scores."""
+"""kernel == twin for what surrounds the choice of a token, and for scores that nearly tie."""
 
 import copy
 

@@ -13,7 +13,7 @@ from specdec.stepping.commit import greedy_accept
     [
         ([5, 6, 7, 8], [5, 6, 7], 4, 3),
         ([5, 6, 7, 8], [5, 6, 0], 4, 2),
-        ([5, 6, 7, 8], [5, 0, 7], 4, 1),  # what holds behind a rejection does not count
+        ([5, 6, 7, 8], [5, 0, 7], 4, 1),  # what holds after a rejection does not count
         ([5, 6, 7, 8], [0, 6, 7], 4, 0),
         ([5, 6, 7, 8], [6, 7, 8], 4, 0),  # off by one
         ([5, 6, 7, 8], [5, 6, 7], 3, 2),  # the last draft's row is padding

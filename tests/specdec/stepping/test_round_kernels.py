@@ -35,7 +35,7 @@ def device(request):
 
 
 def make(device, K, num_reqs=5):
-    """Five request rows in 5 batch slots of which the fourth is padding, with poison where nothing was written."""
+    """5 batch slots, the fourth of which is padding; poison where nothing is written."""
     sizes = BufferSizes(
         max_tokens=64,
         max_reqs=8,
@@ -44,7 +44,8 @@ def make(device, K, num_reqs=5):
         aux_width=0,
         draft_hidden_size=D,
     )
-    buffers, state = StepBuffers(sizes, torch.float32, device), RequestState(6, K, 3, 99, device)
+    buffers = StepBuffers(sizes, torch.float32, device)
+    state = RequestState(6, K, 3, 99, device)
     for tensor in buffers.tensors().values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     for row, (length, own_k) in enumerate(
@@ -59,7 +60,7 @@ def make(device, K, num_reqs=5):
 
 
 def same(ours, theirs, num_reqs, K):
-    """Buffers and state rows are equal; the scratch row is nobody's."""
+    """Buffers and state rows are equal; the scratch row does not count."""
     for (name, a), b in zip(ours[0].tensors().items(), theirs[0].tensors().values(), strict=True):
         assert torch.equal(a.nan_to_num(), b.nan_to_num()), name
     for name in ("last_sampled_tokens", "num_computed_tokens", "draft_tokens"):
@@ -83,7 +84,8 @@ def decided_case(device, K, Q):
     fill_round_ref(buffers, state, 5, MAX_LEN, K + 1)
     ids = buffers.input_ids[: 5 * (K + 1)].view(5, K + 1)[:, :Q].clone()
     buffers.input_ids[: 5 * Q] = ids.view(-1)
-    buffers.input_ids[5 * Q :], buffers.target_tokens[5 * Q :] = -999, -999
+    buffers.input_ids[5 * Q :] = -999
+    buffers.target_tokens[5 * Q :] = -999
     buffers.num_valid[:5].clamp_(max=Q)
     buffers.target_tokens[: 5 * Q] = torch.randint(0, 4, (5 * Q,), device=device)
     buffers.target_tokens[:Q] = torch.cat(
@@ -120,11 +122,9 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
     buffers, state = decided_case(device, 3, 4)
     buffers.draft_tokens.fill_(77)
     if commit is None:
-        buffers.sampled_tokens[:5, 0], buffers.draft_sample_slots[:20], buffers.positions[:20] = (
-            4,
-            -1,
-            0,
-        )
+        buffers.sampled_tokens[:5, 0] = 4
+        buffers.draft_sample_slots[:20] = -1
+        buffers.positions[:20] = 0
         buffers.last_token_indices[:5] = 0
         commit_chunk(buffers, state, 5, 20)
     else:

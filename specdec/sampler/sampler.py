@@ -207,7 +207,7 @@ class Sampler:
     def _draw(self, decision: Decision, rows: DecidedRows) -> Tensor:
         """A token from the weights, by noise of the stream that says what it is."""
         log_weights_BV = decision.weights_BV.log()
-        first_B = rows.position_BQ[:, 0]
+        first_B = rows.position_BQ[:, 0].contiguous()  # the kernel reads epochs one after another
         noise_keys = NoiseKeys(
             temperatures=torch.ones_like(log_weights_BV[:, 0]),
             seeds=self.state.sampling.seeds[rows.row_B],

@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.kernels import choose_token
 from specdec.kernels.best_token import launch_write
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.gumbel import DRAFT, TARGET, gumbel_of_all_ref
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
+from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
 from specdec.sampler.process_logits import launch_process_logits
 from specdec.sampler.processors import DecidedRows, process
 from specdec.sampler.row_parameters import launch_row_parameters, row_parameters_ref
+from specdec.sampler.sampler import Sampler
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -210,3 +213,17 @@ def test_scores_that_nearly_tie_are_told_apart_as_by_the_twin(device, spread, ha
     floor, out = torch.full((T,), -torch.inf, device=device), torch.full((T,), -999, device=device)
     launch_write(*launch_choices(logits, floor, noise_keys), out)
     assert torch.equal(out, choose_token_ref(logits, floor, noise_keys))
+
+
+def test_the_token_after_the_accepted_drafts_is_the_twins(device, monkeypatch):
+    state = make_state(device)
+    decision = Decision(
+        num_accepted_B=torch.tensor([1, 0, 0, 2, 0], device=device),
+        weights_BV=torch.ones(5, V, device=device),
+        is_bonus_B=torch.tensor([False, True, True, False, True], device=device),
+    )
+    rows, drawn = make_rows(device, state, 4), []
+    for is_kernel in (True, False):
+        monkeypatch.setattr(choose_token, "use_triton", lambda _, kernel=is_kernel: kernel)
+        drawn.append(Sampler(None, None, state, "block", None)._draw(decision, rows).tolist())
+    assert drawn[0] == drawn[1]

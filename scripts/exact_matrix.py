@@ -50,7 +50,7 @@ class LogitHashes:
         hashes = hash_rows(self.engine, buffers.hidden_states[self._last_rows(parts)])
         for part, value in zip(parts, hashes, strict=True):
             if part.samples:
-                self._first[self._request_of(part.row)] = value
+                self._first[self._request_of(part.state_row)] = value
         return result
 
     def run_round(self, rows, *options):
@@ -75,7 +75,7 @@ class LogitHashes:
 
     def _request_of(self, row: int) -> str:
         running = self.engine.scheduler.running
-        return next(request.request_id for request in running if request.row == row)
+        return next(request.request_id for request in running if request.state_row == row)
 
     def _last_rows(self, parts) -> Tensor:
         ends = itertools.accumulate(part.length for part in parts)

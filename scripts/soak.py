@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from specdec import LLM, SamplingParams
-from specdec.requests.intake import Asked
+from specdec.requests.intake import NewRequest
 from specdec.requests.request import Request
 from weights.demo import demo_prompts
 
@@ -42,9 +42,9 @@ class Plan:
     def params(self, **more: object) -> SamplingParams:
         return SamplingParams(temperature=0.0, **self.values, **more)
 
-    def asked(self) -> Asked:
+    def new_request(self) -> NewRequest:
         params = self.params(num_speculative_tokens=self.num_speculative_tokens)
-        return Asked(prompt=self.prompt, params=params, priority=self.priority)
+        return NewRequest(prompt=self.prompt, params=params, priority=self.priority)
 
 
 def plan_requests(count: int, seed: int, max_prompt: int, max_tokens: int) -> list[Plan]:
@@ -81,7 +81,7 @@ def run_together(llm: LLM, plans: list[Plan]) -> list[Request]:
         while len(requests) < len(plans) or engine.has_unfinished:
             while len(requests) < len(plans) and plans[len(requests)].arrival <= step:
                 plan = plans[len(requests)]
-                requests += engine.add_requests([plan.asked()])
+                requests += engine.add_requests([plan.new_request()])
             for plan, request in zip(plans, requests, strict=False):
                 if plan.abort == step:
                     engine.abort(request.request_id)

@@ -16,7 +16,7 @@ import torch
 
 from graphs.counters import summary
 from specdec.kernels.best_token import NO_TOKEN
-from specdec.requests.intake import Asked, Intake
+from specdec.requests.intake import Intake, NewRequest
 from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
@@ -63,7 +63,7 @@ class Engine:
         self.owner: threading.Thread | None = None  # the only one that may call, if there is one
 
     def add_requests(
-        self, batch: Iterable[Asked | tuple[str | Sequence[int], SamplingParams]]
+        self, batch: Iterable[NewRequest | tuple[str | Sequence[int], SamplingParams]]
     ) -> list[Request]:
         """Check and queue requests. ValueError says what is wrong with one; none is queued then.
 
@@ -71,7 +71,7 @@ class Engine:
         """
         self.check_caller()
         asked = [
-            each if isinstance(each, Asked) else Asked(prompt=each[0], params=each[1])
+            each if isinstance(each, NewRequest) else NewRequest(prompt=each[0], params=each[1])
             for each in batch
         ]
         added = {samples[0].request_id: samples for samples in map(self.intake.samples, asked)}
@@ -109,7 +109,7 @@ class Engine:
         try:
             return self._step()
         except BaseException as error:
-            self._start_over(error)
+            self._end_all_after(error)
             raise
 
     def _step(self) -> list[Request]:
@@ -129,7 +129,7 @@ class Engine:
         ]
         for sample in running:
             sample.end("abort")
-        self._let_go(running)
+        self._release_ended(running)
         return running
 
     def abort_all(self) -> list[Request]:
@@ -149,7 +149,7 @@ class Engine:
         sizes = self.runner.sizes
         return Scheduler(BlockPool(sizes.num_kv_blocks), sizes, self._use_prefix_cache)
 
-    def _start_over(self, error: BaseException) -> None:
+    def _end_all_after(self, error: BaseException) -> None:
         """End all requests: in the middle of a step nobody knows who holds which rows and blocks, or what they hold."""
         for request in (sample for samples in self._unfinished.values() for sample in samples):
             if request.finish is None:
@@ -162,7 +162,7 @@ class Engine:
 
     def _prepare(self, plan: Plan) -> None:
         for request in plan.admitted:
-            self.runner.start(request.row, self._row_start(request))
+            self.runner.start(request.state_row, self._row_start(request))
         if plan.grown:  # seldom: once in 64 tokens of a request
             self.runner.grow(plan.grown)
 
@@ -199,7 +199,7 @@ class Engine:
         bound = max(request.num_tokens + request.most_pending for request in work.requests) - 1
         flags = SamplingFlags.of_all(request.params.flags for request in work.requests)
         return self.runner.run_round(
-            [request.row for request in work.requests], bound, flags, work.query_len
+            [request.state_row for request in work.requests], bound, flags, work.query_len
         )
 
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:
@@ -212,8 +212,8 @@ class Engine:
         failed = [request for request in work.requests if request.finish is None]
         for request in failed:
             request.end("error", message)
-        self.scheduler.landed(work)
-        self._let_go(failed)
+        self.scheduler.finish_step(work)
+        self._release_ended(failed)
         torch.cuda.empty_cache()
         return failed
 
@@ -226,8 +226,8 @@ class Engine:
             changed = self._take_chunk(step.work, result)
         else:
             changed = self._take_round(step.work, result)
-        self.scheduler.landed(step.work)
-        self._let_go([request for request in before if request.finish is not None])
+        self.scheduler.finish_step(step.work)
+        self._release_ended([request for request in before if request.finish is not None])
         if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
@@ -270,7 +270,7 @@ class Engine:
         if end == len(tokens) or request.finish is not None:
             return
         if tokens[end] == NO_TOKEN:
-            request.end_without_choice()
+            request.end_without_candidates()
         else:
             place = f"position {len(request.token_ids)} of the output"
             request.end("error", f"the target's logits at {place} are not finite (NaN or infinity)")
@@ -299,7 +299,7 @@ class Engine:
             request.num_speculative_tokens, self.runner.sizes.max_model_len - request.num_tokens
         )
 
-    def _let_go(self, ended: Sequence[Request]) -> None:
+    def _release_ended(self, ended: Sequence[Request]) -> None:
         for request in ended:
             self.scheduler.drop(request)
             if request.is_finished:

@@ -11,7 +11,7 @@ from graphs.counters import GraphCounters
 from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.requests.deltas import Deltas
-from specdec.requests.intake import Asked, Prompt
+from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.progress import Progress
@@ -68,7 +68,7 @@ class LLM:
         params = _as_params(sampling_params, len(batch))
         priorities = _as_priorities(priority, len(batch))
         asked = [
-            Asked(prompt=prompt, params=each, priority=first)
+            NewRequest(prompt=prompt, params=each, priority=first)
             for prompt, each, first in zip(batch, params, priorities, strict=True)
         ]
         requests = self._add(asked)
@@ -111,7 +111,7 @@ class LLM:
         iterator early aborts the request. The generator's return value is the whole output.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
-        [request] = self._add([Asked(prompt=prompt, params=params)])
+        [request] = self._add([NewRequest(prompt=prompt, params=params)])
         pieces = self._pieces(request)
         next(
             pieces
@@ -134,7 +134,7 @@ class LLM:
                 yield from pieces
         return request.output()
 
-    def _add(self, asked: Sequence[Asked]) -> list[Request]:
+    def _add(self, asked: Sequence[NewRequest]) -> list[Request]:
         with self._turns:
             return self.engine.add_requests(asked)
 
@@ -177,7 +177,7 @@ class LLM:
         try:
             yield
         finally:
-            self._turns.soon(
+            self._turns.call_soon(
                 partial(self._abort, [each.request_id for each in requests if not each.is_finished])
             )
 

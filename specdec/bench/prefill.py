@@ -55,7 +55,7 @@ def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...])
     engine = pair.engine(spec)
     prompt = joined(pair.prompts, length)
     blocks = list(range(-(-length // BLOCK_SIZE)))
-    part = PromptPart(row=-1, prompt=prompt, start=0, length=length, blocks=blocks)
+    part = PromptPart(state_row=-1, prompt=prompt, start=0, length=length, blocks=blocks)
     with exchanged(names):
         return Clock(pair.device).repeat(lambda: engine.runner.run_chunk([part]), 6, 2).median
 

@@ -19,7 +19,7 @@ Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class NewRequest:
     """A prompt and what is wanted of it. priority: lower goes first. request_id: None for a number."""
 
     prompt: Prompt
@@ -45,29 +45,29 @@ class Intake:
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
         self._num_requests = self._num_samples = 0
 
-    def samples(self, asked: Asked) -> list[Request]:
+    def samples(self, new: NewRequest) -> list[Request]:
         """The n samples of a request, which know each other. ValueError says what is wrong with it."""
-        prompt, params = asked.prompt, asked.params
+        prompt, params = new.prompt, new.params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r}: give SamplingParams")
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
         self._check_prompt(token_ids, params)
         sampling = self._sampling(token_ids, params, seed)
-        samples = [self._sample(asked, token_ids, sampling, index) for index in range(params.n)]
+        samples = [self._sample(new, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
             sample.samples = samples
         return samples
 
     def _sample(
-        self, asked: Asked, token_ids: list[int], sampling: SamplingStart, index: int
+        self, new: NewRequest, token_ids: list[int], sampling: SamplingStart, index: int
     ) -> Request:
         """token_ids: of the prompt, shared by all samples. sampling: of the first one."""
-        prompt, params = asked.prompt, asked.params
+        prompt, params = new.prompt, new.params
         self._num_samples += 1
         return Request(
-            request_id=str(self._num_requests) if asked.request_id is None else asked.request_id,
+            request_id=str(self._num_requests) if new.request_id is None else new.request_id,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=token_ids,
             params=params,
@@ -80,7 +80,7 @@ class Intake:
             ),
             sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 64)),
             index=index,
-            priority=asked.priority,
+            priority=new.priority,
             number=self._num_samples,
             num_speculative_tokens=self._num_speculative_tokens(params),
         )

@@ -30,7 +30,7 @@ class Request:
     num_speculative_tokens: int = 0  # its own K
 
     # where it stands; the scheduler keeps these
-    row: int = -1  # of the state, -1 = none
+    state_row: int = -1  # of the state, -1 = none
     blocks: list[int] = field(default_factory=list)
     context: Sequence[
         int
@@ -42,7 +42,7 @@ class Request:
     most_pending: int = 0  # and at most
     num_valid: int = 0  # positions that both caches are known to hold
     keys: list[bytes] = field(default_factory=list)  # of its whole blocks so far (prefix_keys.py)
-    num_named: int = 0  # blocks whose contents the pool knows
+    num_published: int = 0  # blocks whose contents the pool knows
 
     token_ids: list[int] = field(default_factory=list)
     ends: list[int] = field(
@@ -102,7 +102,7 @@ class Request:
             self.detokenizer.push(token)
             self.ends.append(len(self.detokenizer.text))
 
-    def end_without_choice(self) -> None:
+    def end_without_candidates(self) -> None:
         """End where no token is left to be drawn, and say which parameters forbade them all."""
         params, count = self.params, len(self.token_ids)
         names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]

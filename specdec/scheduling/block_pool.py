@@ -13,7 +13,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._num_holders = [0] * num_blocks
+        self._num_refs = [0] * num_blocks
         self._blank = list(
             range(num_blocks - 1, -1, -1)
         )  # free, without a key; the last one goes first
@@ -33,21 +33,21 @@ class BlockPool:
         assert count <= self.num_free, f"asked for {count} blocks, {self.num_free} are free"
         blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
         for block in blocks:
-            self._num_holders[block] = 1
+            self._num_refs[block] = 1
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more holder for blocks that were found."""
         for block in blocks:
             self._idle.pop(block, None)
-            self._num_holders[block] += 1
+            self._num_refs[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """Let go, the last block first: the end of a prefix is of use to fewer than its beginning."""
         for block in reversed(blocks):
-            assert self._num_holders[block] > 0, f"block {block} is freed twice"
-            self._num_holders[block] -= 1
-            if self._num_holders[block] == 0:
+            assert self._num_refs[block] > 0, f"block {block} is freed twice"
+            self._num_refs[block] -= 1
+            if self._num_refs[block] == 0:
                 if block in self._key_of:
                     self._idle[block] = None
                 else:
@@ -62,13 +62,13 @@ class BlockPool:
             found.append(self._block_of[key])
         return found
 
-    def name(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: bytes) -> None:
         """Make a held block findable. Where another block has this key already, that one stays the one to be found."""
-        assert self._num_holders[block] > 0, f"block {block} is named while nobody holds it"
+        assert self._num_refs[block] > 0, f"block {block} is named while nobody holds it"
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key], self._key_of[block] = block, key
 
-    def forget(self, blocks: Iterable[int]) -> None:
+    def unpublish(self, blocks: Iterable[int]) -> None:
         """Nobody is to find these blocks any more."""
         for block in blocks:
             key = self._key_of.pop(block, None)

@@ -43,7 +43,7 @@ class Scheduler:
 
     def blocks_needed(self, request: Request) -> int:
         """Blocks for a request's longest possible context and the drafts of its last round."""
-        return -(-self._most_slots(request) // BLOCK_SIZE)
+        return -(-self._max_slots(request) // BLOCK_SIZE)
 
     def schedule(self) -> Plan:
         """Decide on the next step and take it as launched."""
@@ -60,7 +60,7 @@ class Scheduler:
         elif ready:
             work = self._round(ready, ranks)
             # who was sent back to wait has no row any more
-            admitted = [request for request in admitted if request.row >= 0]
+            admitted = [request for request in admitted if request.state_row >= 0]
         if work is not None:
             self._was_chunk = isinstance(work, Chunk)
             self.num_in_flight += 1
@@ -70,15 +70,15 @@ class Scheduler:
         """Take all blocks that a running request can ever need; returns what the state has to learn."""
         return self._take_blocks(request, self.blocks_needed(request) - len(request.blocks))
 
-    def landed(self, work: Work) -> None:
+    def finish_step(self, work: Work) -> None:
         """The results of a step in flight are taken, and its tokens appended."""
         self.num_in_flight -= 1
         for b, request in enumerate(work.requests):
             request.num_in_flight -= 1
-            request.least_pending -= _brings_token(work, b)
+            request.least_pending -= _least_tokens(work, b)
             request.most_pending -= _most_tokens(work, b)
             if request.finish is None or request.finish.reason in ("stop", "length"):
-                self._validate(request, work, b)
+                self._publish_blocks(request, work, b)
             self.drop(request)
 
     def drop(self, request: Request) -> None:
@@ -90,7 +90,7 @@ class Scheduler:
                 queue.remove(request)
         if request.finish.reason == "error":
             # what it computed may be what was wrong
-            self.pool.forget(request.blocks)
+            self.pool.unpublish(request.blocks)
         self._release(request)
 
     # admission
@@ -99,7 +99,7 @@ class Scheduler:
         """Give rows and blocks to those who wait, in turn, up to the first that does not fit."""
         admitted: list[Request] = []
         num_rows = Counter(request.request_id for request in self.prefilling + self.running)
-        while self.waiting and self._free_rows and self._place(request := self._next(num_rows)):
+        while self.waiting and self._free_rows and self._try_admit(request := self._next(num_rows)):
             self.waiting.remove(request)
             self.prefilling.append(request)
             admitted.append(request)
@@ -124,10 +124,10 @@ class Scheduler:
             num_before[request.request_id] += 1
         return ranks
 
-    def _place(self, request: Request) -> bool:
+    def _try_admit(self, request: Request) -> bool:
         """Whether there was room for a request's context and its first round, beside a block for each that may grow."""
         context = request.tokens(0, request.num_tokens)
-        found = self._find(request, context)
+        found = self._cached_blocks(request, context)
         self.pool.hold(found)
         num_new = self._num_blocks(request, len(context)) - len(found)
         num_growing = sum(
@@ -136,14 +136,14 @@ class Scheduler:
         if num_new + num_growing > self.pool.num_free:
             self.pool.free(found)
             return False
-        request.row, request.context = self._free_rows.pop(), context
+        request.state_row, request.context = self._free_rows.pop(), context
         request.blocks = found + self.pool.allocate(num_new)
         request.num_prefilled = request.num_valid = len(found) * BLOCK_SIZE
-        request.num_named = len(found)
+        request.num_published = len(found)
         request.stats.num_cached_tokens += request.num_prefilled
         return True
 
-    def _find(self, request: Request, context: list[int]) -> list[int]:
+    def _cached_blocks(self, request: Request, context: list[int]) -> list[int]:
         """Blocks that hold the beginning of a context. Logprobs of a prompt need all of it computed."""
         if not self.use_prefix_cache or (
             request.params.prompt_logprobs is not None and not request.token_ids
@@ -158,11 +158,11 @@ class Scheduler:
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks up to a round that stands behind so many tokens: its rows, and those of the drafts for the next."""
         return -(
-            -min(num_tokens + 2 * request.num_speculative_tokens, self._most_slots(request))
+            -min(num_tokens + 2 * request.num_speculative_tokens, self._max_slots(request))
             // BLOCK_SIZE
         )
 
-    def _most_slots(self, request: Request) -> int:
+    def _max_slots(self, request: Request) -> int:
         most = (
             len(request.prompt_token_ids)
             + request.rules.max_tokens
@@ -188,7 +188,7 @@ class Scheduler:
             if parts[-1].ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        return self._launched(Chunk(requests=requests, parts=parts))
+        return self._mark_launched(Chunk(requests=requests, parts=parts))
 
     def _round(
         self, ready: list[Request], ranks: dict[Request, tuple[int, int, int]]
@@ -200,17 +200,17 @@ class Scheduler:
         """
         kept = []
         for request in ready:
-            while request.row >= 0 and not self._grow(request):
+            while request.state_row >= 0 and not self._grow(request):
                 if self.num_in_flight:
                     return None
                 self._preempt(max(self.prefilling + self.running, key=ranks.__getitem__))
-            if request.row >= 0:
+            if request.state_row >= 0:
                 kept.append(request)
         if not kept:
             return None
         drafts = any(request.num_speculative_tokens for request in kept)
         query_len = self.sizes.num_speculative_tokens + 1 if drafts else 1
-        return self._launched(Round(requests=kept, query_len=query_len))
+        return self._mark_launched(Round(requests=kept, query_len=query_len))
 
     def _grow(self, request: Request) -> bool:
         """Whether a request has blocks for its next round, wherever the ones in flight leave it."""
@@ -226,7 +226,9 @@ class Scheduler:
     def _take_blocks(self, request: Request, count: int) -> list[tuple[int, int, int]]:
         first = len(request.blocks)
         request.blocks += self.pool.allocate(count)
-        return [(request.row, i, request.blocks[i]) for i in range(first, len(request.blocks))]
+        return [
+            (request.state_row, i, request.blocks[i]) for i in range(first, len(request.blocks))
+        ]
 
     def _preempt(self, request: Request) -> None:
         """Back to wait; prompt and tokens so far are computed again. Nobody behind those who grew has grown."""
@@ -236,22 +238,22 @@ class Scheduler:
         self.add(request)
 
     def _release(self, request: Request) -> None:
-        if request.row >= 0:
+        if request.state_row >= 0:
             self.pool.free(request.blocks)
-            self._free_rows.append(request.row)
-        request.row, request.blocks, request.context = -1, [], ()
-        request.num_prefilled = request.num_valid = request.num_named = 0
+            self._free_rows.append(request.state_row)
+        request.state_row, request.blocks, request.context = -1, [], ()
+        request.num_prefilled = request.num_valid = request.num_published = 0
 
-    def _launched(self, work: AnyWork) -> AnyWork:
+    def _mark_launched(self, work: AnyWork) -> AnyWork:
         for b, request in enumerate(work.requests):
             request.num_in_flight += 1
-            request.least_pending += _brings_token(work, b)
+            request.least_pending += _least_tokens(work, b)
             request.most_pending += _most_tokens(work, b)
         return work
 
     # what others may find
 
-    def _validate(self, request: Request, work: Work, b: int) -> None:
+    def _publish_blocks(self, request: Request, work: Work, b: int) -> None:
         """Name the blocks that are whole now. Rounds of a request that never drafts may leave the draft's cache out."""
         if isinstance(work, Chunk):
             request.num_valid = work.parts[b].start + work.parts[b].length
@@ -261,9 +263,9 @@ class Scheduler:
             return
         count = min(request.num_valid // BLOCK_SIZE, num_whole_blocks(request.num_tokens))
         self._make_keys(request, count)
-        for i in range(request.num_named, count):
-            self.pool.name(request.blocks[i], request.keys[i])
-        request.num_named = max(request.num_named, count)
+        for i in range(request.num_published, count):
+            self.pool.publish(request.blocks[i], request.keys[i])
+        request.num_published = max(request.num_published, count)
 
     def _make_keys(self, request: Request, count: int) -> None:
         for i in range(len(request.keys), count):
@@ -278,7 +280,7 @@ def _part(request: Request, length: int) -> PromptPart:
         request.token_ids
     )  # a preemption came between, and logprobs of the prompt are there
     return PromptPart(
-        row=request.row,
+        state_row=request.state_row,
         prompt=request.context,
         start=request.num_prefilled,
         length=length,
@@ -288,7 +290,7 @@ def _part(request: Request, length: int) -> PromptPart:
     )
 
 
-def _brings_token(work: Work, b: int) -> bool:
+def _least_tokens(work: Work, b: int) -> bool:
     return isinstance(work, Round) or work.parts[b].samples
 
 

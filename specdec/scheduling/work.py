@@ -11,7 +11,7 @@ from specdec.requests.request import Request
 class PromptPart:
     """Consecutive prompt tokens of one request, at positions start..start + length - 1."""
 
-    row: int  # request row of the state
+    state_row: int  # request row of the state
     prompt: Sequence[int]  # the whole prompt; after a preemption also the tokens sampled so far
     start: int
     length: int

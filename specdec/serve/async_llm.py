@@ -18,7 +18,7 @@ from types import TracebackType
 from specdec.arguments import is_integer
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
-from specdec.requests.intake import Asked, Prompt
+from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Conversation
@@ -58,10 +58,10 @@ class AsyncLLM:
         _check_names(request_id, priority)
         name = uuid.uuid4().hex if request_id is None else request_id
         params = SamplingParams() if sampling_params is None else sampling_params
-        asked = Asked(prompt=prompt, params=params, priority=priority, request_id=name)
+        new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=name)
         mailbox, is_over = Mailbox(asyncio.get_running_loop()), False
         try:
-            await asyncio.wrap_future(self._thread.add(asked, mailbox))
+            await asyncio.wrap_future(self._thread.add(new, mailbox))
             while not is_over:
                 output = await mailbox.get()
                 is_over = output.finished

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from specdec.engine import Engine
-from specdec.requests.intake import Asked
+from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.requests.request import Request
 
@@ -43,7 +43,7 @@ class Command(Generic[Answer]):
     """A call for the engine's thread. is_callers: what goes wrong concerns its caller and not the engine."""
 
     function: Callable[[], Answer]
-    is_callers: bool
+    raises_to_caller: bool
     answer: Future[Answer]
 
     def run(self) -> None:
@@ -54,7 +54,7 @@ class Command(Generic[Answer]):
             self.answer.set_result(self.function())
         except Exception as error:
             self.answer.set_exception(error)
-            if not self.is_callers:
+            if not self.raises_to_caller:
                 raise
 
     def refuse(self, error: EngineDeadError) -> None:
@@ -79,17 +79,17 @@ class EngineThread:
         engine.owner = self._thread
         self._thread.start()
 
-    def add(self, asked: Asked, listener: Listener) -> Future[None]:
+    def add(self, new: NewRequest, listener: Listener) -> Future[None]:
         """Queue a request that has an id; answered when it is checked. The listener hears of every change."""
-        return self.call(partial(self._add, asked, listener))
+        return self.call(partial(self._add, new, listener))
 
     def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
         """End a request; answers whether it ran. With a listener: only if the request is that listener's."""
-        return self._send(partial(self._abort, request_id, listener), is_callers=False)
+        return self._send(partial(self._abort, request_id, listener), raises_to_caller=False)
 
     def call(self, function: Callable[[], Answer]) -> Future[Answer]:
         """Have anything called between two steps."""
-        return self._send(function, is_callers=True)
+        return self._send(function, raises_to_caller=True)
 
     def close(self) -> None:
         """Abort what runs, then end the thread and wait for that. Closing twice, or in a forked child, is nothing."""
@@ -99,16 +99,16 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _send(self, function: Callable[[], Answer], is_callers: bool) -> Future[Answer]:
-        command = Command(function, is_callers, Future[Answer]())
+    def _send(self, function: Callable[[], Answer], raises_to_caller: bool) -> Future[Answer]:
+        command = Command(function, raises_to_caller, Future[Answer]())
         if (
             self._process != os.getpid()
         ):  # before the lock, which another thread may have held in the fork
-            command.refuse(self._left_behind())
+            command.refuse(self._forked_error())
             return command.answer
         with self._lock:
             if self._is_over:
-                command.refuse(self._dead())
+                command.refuse(self._dead_error())
             else:
                 self._commands.put(command)  # type: ignore[arg-type]
         return command.answer
@@ -118,9 +118,9 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self._engine.runner.take_device()
-            while self._obey():
-                self._tell(self._engine.step())
-            self._tell(self._engine.abort_all())
+            while self._run_commands():
+                self._deliver(self._engine.step())
+            self._deliver(self._engine.abort_all())
             self._engine.drain()
         except BaseException as error:
             logger.exception(
@@ -130,7 +130,7 @@ class EngineThread:
         else:
             self._end(None)
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Do what others have asked for, and wait for it while nothing runs; False to stop."""
         while True:
             is_idle = not self._engine.has_unfinished
@@ -150,17 +150,17 @@ class EngineThread:
         while not self._commands.empty():
             command = self._commands.get()
             if command is not None:
-                command.refuse(self._dead())
+                command.refuse(self._dead_error())
         for listener in self._listeners.values():
-            listener.fail(self._dead())
+            listener.fail(self._dead_error())
 
-    def _left_behind(self) -> EngineDeadError:
+    def _forked_error(self) -> EngineDeadError:
         return EngineDeadError(
             f"this AsyncLLM was built in process {self._process}, and a forked process ({os.getpid()}) has no copy of "
             "its thread: build one here, or start processes by multiprocessing's method spawn"
         )
 
-    def _dead(self) -> EngineDeadError:
+    def _dead_error(self) -> EngineDeadError:
         """A new one for each who gets it, so that their tracebacks stay apart."""
         if self._cause is None:
             return EngineDeadError("the engine was shut down")
@@ -170,22 +170,22 @@ class EngineThread:
         error.__cause__ = self._cause
         return error
 
-    def _add(self, asked: Asked, listener: Listener) -> None:
-        assert asked.request_id is not None
-        if asked.request_id in self._listeners:
+    def _add(self, new: NewRequest, listener: Listener) -> None:
+        assert new.request_id is not None
+        if new.request_id in self._listeners:
             raise ValueError(
-                f"request_id {asked.request_id!r} is already running: give each request an id of its own"
+                f"request_id {new.request_id!r} is already running: give each request an id of its own"
             )
-        self._engine.add_requests([asked])
-        self._listeners[asked.request_id] = listener
+        self._engine.add_requests([new])
+        self._listeners[new.request_id] = listener
 
     def _abort(self, request_id: str, listener: Listener | None) -> bool:
         if request_id not in self._listeners or listener not in (None, self._listeners[request_id]):
             return False
-        self._tell(self._engine.abort(request_id))
+        self._deliver(self._engine.abort(request_id))
         return True
 
-    def _tell(self, changed: Iterable[Request]) -> None:
+    def _deliver(self, changed: Iterable[Request]) -> None:
         for request in {sample.request_id: sample for sample in changed}.values():
             listener = self._listeners[request.request_id]
             if request.is_finished:
@@ -195,7 +195,7 @@ class EngineThread:
                 logger.info(
                     "request %s: its event loop is closed, so it is aborted", request.request_id
                 )
-                self._tell(self._engine.abort(request.request_id))
+                self._deliver(self._engine.abort(request.request_id))
 
 
 def _snapshot(request: Request) -> RequestOutput:

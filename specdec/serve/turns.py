@@ -43,7 +43,7 @@ class Turns:
             self._leave(self._line[0])
         self._call_if_free()
 
-    def soon(self, call: Callable[[], object]) -> None:
+    def call_soon(self, call: Callable[[], object]) -> None:
         """Have `call` called in a turn without waiting for one: now, or by the thread that has it, as it ends."""
         self._calls.append(call)
         self._call_if_free()

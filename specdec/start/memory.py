@@ -149,7 +149,9 @@ def run_largest_steps(runner: Runner) -> None:
     while budget > 0 and len(parts) < sizes.max_num_seqs:
         length = min(budget, sizes.max_model_len - 1)
         blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
-        parts.append(PromptPart(row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks))
+        parts.append(
+            PromptPart(state_row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks)
+        )
         budget -= length
     for needs in (GREEDY, EVERYTHING):
         runner.run_chunk(parts, needs)

@@ -46,12 +46,12 @@ def fill_chunk(
         slots[here] = block * BLOCK_SIZE + position % BLOCK_SIZE
         following = part.prompt[part.start + 1 : part.start + part.length + 1]
         next_ids[start : start + len(following)] = following
-        rows[b] = part.row
+        rows[b] = part.state_row
         starts[b] = start
         start += part.length
         last[b] = start - 1
         if part.ends_prompt:
-            sample_rows[b] = part.row
+            sample_rows[b] = part.state_row
         if part.samples:
             sample_slots[last[b]] = b
     starts[len(parts)] = start

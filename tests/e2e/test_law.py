@@ -85,7 +85,7 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
             )
             runner.start(row, RowStart(blocks=[row], num_draft_tokens=K, sampling=start))
         parts = [
-            PromptPart(row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r])
+            PromptPart(state_row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r])
             for r in range(ROWS)
         ]
         runner.run_chunk(parts, NEEDS)

@@ -50,7 +50,9 @@ def runner(prompts):
     for row, prompt in enumerate(prompts[:3]):
         blocks = range(row * 10, row * 10 + 10)
         runner.start(row, RowStart(blocks=blocks, num_draft_tokens=3))
-        parts.append(PromptPart(row=row, prompt=prompt, start=0, length=len(prompt), blocks=blocks))
+        parts.append(
+            PromptPart(state_row=row, prompt=prompt, start=0, length=len(prompt), blocks=blocks)
+        )
     runner.run_chunk(parts)
     return runner
 

@@ -115,7 +115,9 @@ class Walk:
             while start < len(prompt):
                 length = min(len(prompt) - start, room)
                 chunk.append(
-                    PromptPart(row=row, prompt=prompt, start=start, length=length, blocks=blocks)
+                    PromptPart(
+                        state_row=row, prompt=prompt, start=start, length=length, blocks=blocks
+                    )
                 )
                 start, room = start + length, room - length
                 if room == 0:
@@ -139,7 +141,7 @@ class Walk:
         self._record(rows, len(rows) * (K + 1), [torch.tensor(number) for number in numbers])
 
     def _chunk(self, parts: Sequence[PromptPart]) -> None:
-        rows = [part.row for part in parts]
+        rows = [part.state_row for part in parts]
         with self._poison(rows):
             self.runner.run_chunk(parts)
         sampled = self.runner.read_sampled(len(parts))

@@ -160,7 +160,7 @@ def blocks(row):
 def part(row, first=0, length=None, prompt=None):
     prompt = prompt or PROMPTS[row]
     return PromptPart(
-        row=row, prompt=prompt, start=first, length=length or len(prompt), blocks=blocks(row)
+        state_row=row, prompt=prompt, start=first, length=length or len(prompt), blocks=blocks(row)
     )
 
 
@@ -192,7 +192,7 @@ def test_a_prefill_leaves_the_same_bits_in_any_company(pair, chunks):
     runner, alone = start(pair, 2), start(pair, 2)
     for parts in chunks:
         runner.run_chunk(parts)
-    for row in {each.row for parts in chunks for each in parts}:
+    for row in {each.state_row for parts in chunks for each in parts}:
         alone.run_chunk([part(row)])
         for kv, expected in zip(
             cached(runner, row, LENGTHS[row]), cached(alone, row, LENGTHS[row]), strict=True

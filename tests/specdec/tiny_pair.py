@@ -125,7 +125,7 @@ def engine_chains(
     for length in chunks:
         heard.clear()
         runner.run_chunk(
-            [PromptPart(row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])]
+            [PromptPart(state_row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])]
         )
         start += length
     first = Chain([*PROMPT, *runner.read_sampled(1)], torch.cat(heard))

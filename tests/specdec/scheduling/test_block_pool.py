@@ -52,8 +52,8 @@ def test_no_block_has_two_holders():
 def test_a_named_block_is_found_while_it_is_held_and_behind_it():
     pool = BlockPool(3)
     [a, b] = pool.allocate(2)
-    pool.name(a, b"a")
-    pool.name(b, b"b")
+    pool.publish(a, b"a")
+    pool.publish(b, b"b")
     assert pool.find([b"a", b"b", b"c"]) == [a, b]
     assert pool.find([b"c", b"a"]) == []
     pool.free([a, b])
@@ -63,7 +63,7 @@ def test_a_named_block_is_found_while_it_is_held_and_behind_it():
 def test_a_found_block_has_several_holders_and_is_free_behind_the_last():
     pool = BlockPool(2)
     blocks = pool.allocate(1)
-    pool.name(blocks[0], b"a")
+    pool.publish(blocks[0], b"a")
     pool.hold(blocks)
     pool.free(blocks)
     assert pool.num_free == 1
@@ -78,7 +78,7 @@ def test_blank_blocks_go_first_then_those_let_go_longest_ago_and_the_ends_of_pre
     pool = BlockPool(5)
     old, young = pool.allocate(2), pool.allocate(2)
     for block in old + young:
-        pool.name(block, b"%d" % block)
+        pool.publish(block, b"%d" % block)
     pool.free(old)
     pool.free(young)
     assert [pool.allocate(1) for _ in range(5)] == [[4], [old[1]], [old[0]], [young[1]], [young[0]]]
@@ -88,8 +88,8 @@ def test_blank_blocks_go_first_then_those_let_go_longest_ago_and_the_ends_of_pre
 def test_two_blocks_of_one_key_leave_the_first_one_to_be_found():
     pool = BlockPool(2)
     first, second = pool.allocate(2)
-    pool.name(first, b"a")
-    pool.name(second, b"a")
+    pool.publish(first, b"a")
+    pool.publish(second, b"a")
     assert pool.find([b"a"]) == [first]
     pool.free([second])
     assert pool.allocate(1) == [second]
@@ -98,8 +98,8 @@ def test_two_blocks_of_one_key_leave_the_first_one_to_be_found():
 def test_a_block_keeps_its_first_key():
     pool = BlockPool(1)
     blocks = pool.allocate(1)
-    pool.name(blocks[0], b"a")
-    pool.name(blocks[0], b"b")
+    pool.publish(blocks[0], b"a")
+    pool.publish(blocks[0], b"b")
     assert (pool.find([b"a"]), pool.find([b"b"])) == (blocks, [])
     pool.free(blocks)
     assert pool.allocate(1) == blocks
@@ -109,10 +109,10 @@ def test_a_block_keeps_its_first_key():
 def test_forgotten_blocks_are_not_found_and_blank_again():
     pool = BlockPool(2)
     blocks = pool.allocate(2)
-    pool.name(blocks[0], b"a")
-    pool.name(blocks[1], b"b")
+    pool.publish(blocks[0], b"a")
+    pool.publish(blocks[1], b"b")
     pool.free(blocks[:1])
-    pool.forget(blocks)
+    pool.unpublish(blocks)
     assert (pool.find([b"a"]), pool.find([b"b"]), pool.num_free) == ([], [], 1)
     pool.free(blocks[1:])
     assert sorted(pool.allocate(2)) == blocks

@@ -61,7 +61,7 @@ def land(made, work, num_tokens=1, token=7):
         brings = work.parts[b].samples if isinstance(work, Chunk) else num_tokens
         if each.finish is None:
             each.append([token] * brings, 0.0)
-    made.landed(work)
+    made.finish_step(work)
     return work
 
 
@@ -107,7 +107,7 @@ def test_requests_are_admitted_in_order_while_rows_last():
     made = scheduler()
     a, b, c = added(made, request(1, 5), request(2, 5), request(3, 5))
     assert made.schedule().admitted == [a, b]
-    assert (a.row, a.blocks, b.row, b.blocks, c.row) == (0, [0], 1, [1], -1)
+    assert (a.state_row, a.blocks, b.state_row, b.blocks, c.state_row) == (0, [0], 1, [1], -1)
     assert made.waiting == [c]
 
 
@@ -135,7 +135,7 @@ def test_admission_leaves_a_block_for_each_that_may_still_grow():
     )
     assert made.schedule().admitted == [a, b]
     assert made.pool.num_free == 1
-    assert c.row == -1
+    assert c.state_row == -1
 
 
 def test_many_samples_leave_the_next_free_row_to_another_request():
@@ -143,7 +143,7 @@ def test_many_samples_leave_the_next_free_row_to_another_request():
     many = added(made, *samples("many", 1, 64))
     step(made)
     [single] = added(made, request(65, 5))
-    while single.row < 0:
+    while single.state_row < 0:
         assert step(made)
     assert sum(each.finish is not None for each in many) == 4
     assert names(made.waiting) == ["many"] * (64 - 4 - 3)
@@ -221,10 +221,10 @@ def test_an_ended_request_gives_its_row_and_blocks_to_the_next():
     made = scheduler(num_blocks=2)
     a, b, c = added(made, request(1, 5), request(2, 5, max_tokens=1), request(3, 5))
     step(made)
-    assert (b.finish.reason, b.row, b.blocks, made.pool.num_free) == ("length", -1, [], 1)
+    assert (b.finish.reason, b.state_row, b.blocks, made.pool.num_free) == ("length", -1, [], 1)
     assert made.schedule().admitted == [c]
-    assert (c.row, c.blocks) == (1, [1])
-    assert a.row == 0
+    assert (c.state_row, c.blocks) == (1, [1])
+    assert a.state_row == 0
 
 
 def test_what_an_ended_request_holds_waits_for_the_last_step_in_flight():
@@ -235,9 +235,9 @@ def test_what_an_ended_request_holds_waits_for_the_last_step_in_flight():
     a.end("abort")
     made.drop(a)
     land(made, first)
-    assert (a.row, made.pool.num_free) == (0, 6)
+    assert (a.state_row, made.pool.num_free) == (0, 6)
     land(made, second)
-    assert (a.row, a.blocks, made.pool.num_free) == (-1, [], 7)
+    assert (a.state_row, a.blocks, made.pool.num_free) == (-1, [], 7)
 
 
 def test_no_round_is_launched_for_one_that_what_is_in_flight_will_end():
@@ -270,7 +270,12 @@ def test_the_last_in_order_goes_back_to_wait_when_blocks_are_short():
     a, b = added(made, request(1, 60, max_tokens=100), request(2, 60, max_tokens=100, priority=1))
     while not b.stats.num_preemptions:
         assert step(made)
-    assert (b.row, b.blocks, names(made.waiting), names(made.running)) == (-1, [], ["2"], ["1"])
+    assert (b.state_row, b.blocks, names(made.waiting), names(made.running)) == (
+        -1,
+        [],
+        ["2"],
+        ["1"],
+    )
     assert a.stats.num_preemptions == 0
     while made.has_unfinished:
         step(made)
@@ -295,10 +300,10 @@ def test_who_runs_alone_goes_back_to_wait_behind_a_prompt_that_goes_first():
 def test_a_preempted_request_computes_its_tokens_again():
     made = scheduler(num_blocks=5, max_num_seqs=2, budget=256)
     _, b = added(made, request(1, 60, max_tokens=80), request(2, 60, max_tokens=80))
-    while b.row >= 0 or not b.stats.num_preemptions:
+    while b.state_row >= 0 or not b.stats.num_preemptions:
         assert step(made)
     num_tokens = b.num_tokens
-    while b.row < 0:
+    while b.state_row < 0:
         seen = step(made)
         assert seen
     assert seen == (
@@ -387,9 +392,9 @@ def test_what_a_failed_request_computes_is_not_found_while_its_last_step_is_in_f
     first, second = made.schedule().work, made.schedule().work
     a.end("error")
     made.drop(a)
-    made.landed(first)
+    made.finish_step(first)
     assert (a.num_in_flight, len(a.keys), made.pool.find(a.keys)) == (1, 3, [])
-    made.landed(second)
+    made.finish_step(second)
     assert (made.pool.num_free, made.pool.find(a.keys)) == (9, [])
 
 

@@ -142,7 +142,7 @@ class World:
         plan = self.scheduler.schedule()
         for request in plan.admitted:
             self.device.start(request, self.texts[request.number])
-        by_row = {request.row: request for request in self.requests if request.row >= 0}
+        by_row = {request.state_row: request for request in self.requests if request.state_row >= 0}
         for row, place, block in plan.grown:
             table = self.device.tables[by_row[row].number]
             assert place == len(table)
@@ -169,7 +169,7 @@ class World:
             if request.finish is None and count:
                 text, first = self.texts[request.number], request.num_tokens
                 request.append([token(text, first + i) for i in range(count)], 0.0)
-        self.scheduler.landed(work)
+        self.scheduler.finish_step(work)
         self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
         self.check()
 
@@ -182,8 +182,8 @@ class World:
 
     def check(self):
         """Rows belong to one request each; every block is free, or held by as many as the pool believes."""
-        placed = [request for request in self.requests if request.row >= 0]
-        assert len({request.row for request in placed}) == len(placed)
+        placed = [request for request in self.requests if request.state_row >= 0]
+        assert len({request.state_row for request in placed}) == len(placed)
         held = {block for request in placed for block in request.blocks}
         pool = self.scheduler.pool
         assert pool.num_free == pool.num_blocks - len(held)

@@ -56,9 +56,9 @@ def test_a_thread_that_takes_turn_after_turn_leaves_some_to_others():
 def test_a_call_waits_for_the_end_of_the_turn_and_for_nothing_else():
     turns, seen = Turns(), []
     with turns:
-        turns.soon(lambda: seen.append("called"))
+        turns.call_soon(lambda: seen.append("called"))
         seen.append("in the turn")
-    turns.soon(lambda: seen.append("at once"))
+    turns.call_soon(lambda: seen.append("at once"))
     assert seen == ["in the turn", "called", "at once"]
 
 

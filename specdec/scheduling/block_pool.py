@@ -1,7 +1,8 @@
-"""Which cache blocks are held, free, or free and still of use. Host only; one pool serves both models' caches.
+"""Which cache blocks are in use, free, or free with contents worth finding. Host only.
 
-A block whose contents are known by a key (prefix_keys.py) stays findable when its last holder lets go, until it is
-handed out again: blocks that nobody can find go first, then the ones that were let go longest ago.
+One pool serves both models' caches. A published block (its contents have a key, prefix_keys.py)
+stays in the index after its last reference is dropped, until it is reused. Unpublished blocks are
+reused first, then published ones, least recently freed first.
 """
 
 from collections import OrderedDict
@@ -14,47 +15,45 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._num_refs = [0] * num_blocks
-        self._blank = list(
-            range(num_blocks - 1, -1, -1)
-        )  # free, without a key; the last one goes first
-        self._idle: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # free, with a key; the first one goes first
+        self._free_blank = list(range(num_blocks - 1, -1, -1))  # without a key, reused from the end
+        self._free_published: OrderedDict[int, None] = OrderedDict()  # reused from the beginning
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._blank) + len(self._idle)
+        """Blocks without a reference."""
+        return len(self._free_blank) + len(self._free_published)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks of unknown contents. The caller has checked that they are there."""
+        """Take `count` blocks of unknown contents; at least as many must be free."""
         assert count <= self.num_free, f"asked for {count} blocks, {self.num_free} are free"
-        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        blocks = [
+            self._free_blank.pop() if self._free_blank else self._evict() for _ in range(count)
+        ]
         for block in blocks:
             self._num_refs[block] = 1
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more holder for blocks that were found."""
+        """Add a reference to each block that was found."""
         for block in blocks:
-            self._idle.pop(block, None)
+            self._free_published.pop(block, None)
             self._num_refs[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Let go, the last block first: the end of a prefix is of use to fewer than its beginning."""
+        """Drop a reference to each, the last first: fewer requests share the end of a prefix."""
         for block in reversed(blocks):
             assert self._num_refs[block] > 0, f"block {block} is freed twice"
             self._num_refs[block] -= 1
             if self._num_refs[block] == 0:
                 if block in self._key_of:
-                    self._idle[block] = None
+                    self._free_published[block] = None
                 else:
-                    self._blank.append(block)
+                    self._free_blank.append(block)
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """Blocks of the first keys, up to one that nobody knows."""
+        """Blocks of the keys, up to the first key that is not in the index."""
         found = []
         for key in keys:
             if key not in self._block_of:
@@ -63,22 +62,23 @@ class BlockPool:
         return found
 
     def publish(self, block: int, key: bytes) -> None:
-        """Make a held block findable. Where another block has this key already, that one stays the one to be found."""
-        assert self._num_refs[block] > 0, f"block {block} is named while nobody holds it"
+        """Let a block in use be found by a key. The first block published under a key keeps it."""
+        assert self._num_refs[block] > 0, f"block {block} is published while it is free"
         if key not in self._block_of and block not in self._key_of:
-            self._block_of[key], self._key_of[block] = block, key
+            self._block_of[key] = block
+            self._key_of[block] = key
 
     def unpublish(self, blocks: Iterable[int]) -> None:
-        """Nobody is to find these blocks any more."""
+        """Remove blocks from the index."""
         for block in blocks:
             key = self._key_of.pop(block, None)
             if key is not None:
                 del self._block_of[key]
-            if block in self._idle:
-                del self._idle[block]
-                self._blank.append(block)
+            if block in self._free_published:
+                del self._free_published[block]
+                self._free_blank.append(block)
 
     def _evict(self) -> int:
-        block, _ = self._idle.popitem(last=False)
+        block, _ = self._free_published.popitem(last=False)
         del self._block_of[self._key_of.pop(block)]
         return block

@@ -1,7 +1,8 @@
-"""Names for the contents of cache blocks: two blocks with one key hold the same keys and values, bit for bit.
+"""Keys of the contents of cache blocks: blocks with the same key hold the same keys and values.
 
-An entry of the target's cache depends on the tokens up to its own. One of the draft's, for the pair (h_t, x_t+1),
-depends on the token behind it too. So a block's key covers all tokens before its end and one more.
+An entry of the target's cache depends on the tokens up to its own. An entry of the draft's, for the
+pair (h_t, x_t+1), also depends on the token after it. So a block's key covers all tokens up to the
+end of the block and one more.
 """
 
 from array import array
@@ -14,11 +15,11 @@ NO_PREFIX = b""
 
 
 def block_key(before: bytes, tokens: Sequence[int]) -> bytes:
-    """before: key of the block before it, NO_PREFIX for the first. tokens: its own and the one behind them."""
+    """before: key of the previous block, or NO_PREFIX. tokens: the block's, and the next token."""
     assert len(tokens) == BLOCK_SIZE + 1, len(tokens)
     return blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
 def num_whole_blocks(num_tokens: int) -> int:
-    """Blocks that have a key when so many tokens are known."""
+    """How many blocks have a key once the first `num_tokens` tokens are known."""
     return max(num_tokens - 1, 0) // BLOCK_SIZE

@@ -1,12 +1,13 @@
 """Which request computes what in the next step. Host only, no tensors.
 
-A step is a chunk of prompts or a round of everything that runs; the two alternate while both have work, so that nobody
-who runs waits longer than one chunk. Lower priorities go first, then samples of the caller's request that has fewer of
-them running, then earlier arrivals. Blocks are taken as a request grows; when none is left, the last in that order goes
-back to wait, and computes its tokens again later.
+A step is a chunk of prompts or a round of all running requests; the two alternate while both have
+work, so that a running request waits for one chunk at most. The order is by priority, then samples
+of the caller's request with fewer samples running, then arrival. Requests take blocks as they grow;
+when none is left, the last in that order is preempted and later computes its tokens again.
 
-Steps are launched before the results of the ones before are known, so what a request needs is bounded by what is in
-flight; its row and blocks are given up only when nothing in flight can write them.
+Steps are launched before the results of earlier ones are known, so blocks are reserved for the most
+tokens that the steps in flight can bring, and a request's row and blocks are released only when no
+step in flight can write them.
 """
 
 from bisect import insort
@@ -15,15 +16,17 @@ from collections import Counter
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.prefix_keys import NO_PREFIX, block_key, num_whole_blocks
-from specdec.scheduling.work import AnyWork, Chunk, Plan, PromptPart, Round, Work
+from specdec.scheduling.work import Chunk, Plan, PromptPart, Round, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 
 class Scheduler:
-    """use_prefix_cache: take blocks that hold the beginning of a prompt already, and let others find ours."""
+    """use_prefix_cache: start prompts from published blocks, and publish blocks that are whole."""
 
     def __init__(self, pool: BlockPool, sizes: EngineSizes, use_prefix_cache: bool = False) -> None:
-        self.pool, self.sizes, self.use_prefix_cache = pool, sizes, use_prefix_cache
+        self.pool = pool
+        self.sizes = sizes
+        self.use_prefix_cache = use_prefix_cache
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -39,66 +42,67 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         """Whether any request still needs a step, or the result of one."""
-        return bool(self.waiting or self.prefilling or self.running)
+        return bool(self.waiting or self._admitted)
+
+    @property
+    def _admitted(self) -> list[Request]:
+        """The requests that have a state row."""
+        return self.prefilling + self.running
 
     def blocks_needed(self, request: Request) -> int:
         """Blocks for a request's longest possible context and the drafts of its last round."""
-        return -(-self._max_slots(request) // BLOCK_SIZE)
+        return _num_blocks(self._max_slots(request))
 
     def schedule(self) -> Plan:
-        """Decide on the next step and take it as launched."""
+        """Decide on the next step and count it as launched."""
         self._grown = []
         admitted = self._admit()
-        ranks = self._ranks()
-        ready = sorted((each for each in self.running if not each.is_ending), key=ranks.__getitem__)
-        prompts = sorted(
-            (each for each in self.prefilling if each.finish is None), key=ranks.__getitem__
-        )
+        ranked = self._ranked()
+        running = set(self.running)
+        ready = [each for each in ranked if each in running and not each.is_ending]
+        prompts = [each for each in ranked if each not in running and each.finish is None]
         work: Work | None = None
         if prompts and not (self._was_chunk and ready):
             work = self._chunk(prompts)
         elif ready:
-            work = self._round(ready, ranks)
-            # who was sent back to wait has no row any more
+            work = self._round(ready, ranked)
+            # the round may have preempted some of them
             admitted = [request for request in admitted if request.state_row >= 0]
         if work is not None:
             self._was_chunk = isinstance(work, Chunk)
-            self.num_in_flight += 1
+            self._count_in_flight(work, 1)
         return Plan(admitted=admitted, grown=self._grown, work=work)
 
     def reserve(self, request: Request) -> list[tuple[int, int, int]]:
-        """Take all blocks that a running request can ever need; returns what the state has to learn."""
+        """Take all blocks that a running request can ever need; returns the state updates."""
         return self._take_blocks(request, self.blocks_needed(request) - len(request.blocks))
 
     def finish_step(self, work: Work) -> None:
-        """The results of a step in flight are taken, and its tokens appended."""
-        self.num_in_flight -= 1
+        """Call when a step's results have been read and its tokens appended."""
+        self._count_in_flight(work, -1)
         for b, request in enumerate(work.requests):
-            request.num_in_flight -= 1
-            request.least_pending -= _least_tokens(work, b)
-            request.most_pending -= _most_tokens(work, b)
             if request.finish is None or request.finish.reason in ("stop", "length"):
                 self._publish_blocks(request, work, b)
             self.drop(request)
 
     def drop(self, request: Request) -> None:
-        """Give up what an ended request holds, as soon as nothing in flight can write it."""
+        """Release what an ended request holds, once no step in flight can write it."""
         if request.finish is None or request.num_in_flight > 0:
             return
         for queue in (self.waiting, self.prefilling, self.running):
             if request in queue:
                 queue.remove(request)
         if request.finish.reason == "error":
-            # what it computed may be what was wrong
+            # the contents of its blocks may be the error
             self.pool.unpublish(request.blocks)
         self._release(request)
 
     # admission
 
     def _admit(self) -> list[Request]:
-        """Give rows and blocks to those who wait, in turn, up to the first that does not fit."""
+        """Give rows and blocks to waiting requests, in order, up to the first that does not fit."""
         admitted: list[Request] = []
-        num_rows = Counter(request.request_id for request in self.prefilling + self.running)
+        num_rows = Counter(request.request_id for request in self._admitted)
         while self.waiting and self._free_rows and self._try_admit(request := self._next(num_rows)):
             self.waiting.remove(request)
             self.prefilling.append(request)
@@ -107,7 +111,10 @@ class Scheduler:
         return admitted
 
     def _next(self, num_rows: Counter[str]) -> Request:
-        """The first in order among those whose request has the fewest rows, so that many samples hold up no other."""
+        """The first sample in order, of a caller's request with the fewest rows.
+
+        So a request with many samples does not delay the others.
+        """
         best = self.waiting[0]
         for request in self.waiting:
             if num_rows[best.request_id] == 0 or request.priority > best.priority:
@@ -116,27 +123,27 @@ class Scheduler:
                 best = request
         return best
 
-    def _ranks(self) -> dict[Request, tuple[int, int, int]]:
-        """The order of all that have rows: the second sample of a request comes after the first of every other."""
-        ranks, num_before = {}, Counter[str]()
-        for request in sorted(self.prefilling + self.running, key=lambda each: each.order):
+    def _ranked(self) -> list[Request]:
+        """Admitted samples in order: a request's second one ranks after every other's first."""
+        ranks = {}
+        num_before = Counter[str]()
+        for request in sorted(self._admitted, key=lambda each: each.order):
             ranks[request] = (request.priority, num_before[request.request_id], request.number)
             num_before[request.request_id] += 1
-        return ranks
+        return sorted(ranks, key=ranks.__getitem__)
 
     def _try_admit(self, request: Request) -> bool:
-        """Whether there was room for a request's context and its first round, beside a block for each that may grow."""
+        """Admit a request if its first round fits, with a block left for each that may grow."""
         context = request.tokens(0, request.num_tokens)
         found = self._cached_blocks(request, context)
         self.pool.hold(found)
-        num_new = self._num_blocks(request, len(context)) - len(found)
-        num_growing = sum(
-            len(each.blocks) < self.blocks_needed(each) for each in self.prefilling + self.running
-        )
+        num_new = self._blocks_for_round(request, len(context)) - len(found)
+        num_growing = sum(len(each.blocks) < self.blocks_needed(each) for each in self._admitted)
         if num_new + num_growing > self.pool.num_free:
             self.pool.free(found)
             return False
-        request.state_row, request.context = self._free_rows.pop(), context
+        request.state_row = self._free_rows.pop()
+        request.context = context
         request.blocks = found + self.pool.allocate(num_new)
         request.num_prefilled = request.num_valid = len(found) * BLOCK_SIZE
         request.num_published = len(found)
@@ -144,79 +151,69 @@ class Scheduler:
         return True
 
     def _cached_blocks(self, request: Request, context: list[int]) -> list[int]:
-        """Blocks that hold the beginning of a context. Logprobs of a prompt need all of it computed."""
-        if not self.use_prefix_cache or (
-            request.params.prompt_logprobs is not None and not request.token_ids
-        ):
+        """Blocks that hold the beginning of a context; none if logprobs need all of it computed."""
+        needs_logprobs = request.params.prompt_logprobs is not None and not request.token_ids
+        if not self.use_prefix_cache or needs_logprobs:
             return []
-        count = num_whole_blocks(
-            len(context) - bool(request.token_ids)
-        )  # a row is left to be computed
+        # at least one token is left to compute
+        count = num_whole_blocks(len(context) - bool(request.token_ids))
         self._make_keys(request, count)
         return self.pool.find(request.keys[:count])
 
-    def _num_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks up to a round that stands behind so many tokens: its rows, and those of the drafts for the next."""
-        return -(
-            -min(num_tokens + 2 * request.num_speculative_tokens, self._max_slots(request))
-            // BLOCK_SIZE
-        )
+    def _blocks_for_round(self, request: Request, num_tokens: int) -> int:
+        """Blocks for `num_tokens` tokens, the rows of a round and the drafts for the next one."""
+        num_slots = num_tokens + 2 * request.num_speculative_tokens
+        return _num_blocks(min(num_slots, self._max_slots(request)))
 
     def _max_slots(self, request: Request) -> int:
-        most = (
-            len(request.prompt_token_ids)
-            + request.rules.max_tokens
-            + request.num_speculative_tokens
-        )
-        return min(most, self.sizes.max_model_len)
+        num_tokens = len(request.prompt_token_ids) + request.rules.max_tokens
+        return min(num_tokens + request.num_speculative_tokens, self.sizes.max_model_len)
 
     # steps
 
     def _chunk(self, prompts: list[Request]) -> Chunk:
         """Pack prompts in order, up to the budget."""
-        budget, requests, parts = self.sizes.max_num_batched_tokens, [], []
+        budget = self.sizes.max_num_batched_tokens
+        chunk = Chunk(requests=[], parts=[])
         for request in prompts:
-            length = min(
-                len(request.context) - bool(request.token_ids) - request.num_prefilled, budget
-            )
+            num_left = len(request.context) - bool(request.token_ids) - request.num_prefilled
+            length = min(num_left, budget)
             if length == 0:
                 break
             budget -= length
-            parts.append(_part(request, length))
-            requests.append(request)
+            part = _part(request, length)
+            chunk.parts.append(part)
+            chunk.requests.append(request)
             request.num_prefilled += length
-            if parts[-1].ends_prompt:
+            if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        return self._mark_launched(Chunk(requests=requests, parts=parts))
+        return chunk
 
-    def _round(
-        self, ready: list[Request], ranks: dict[Request, tuple[int, int, int]]
-    ) -> Round | None:
-        """All that are ready, in order of rank.
+    def _round(self, ready: list[Request], ranked: list[Request]) -> Round | None:
+        """A round of all ready requests.
 
-        None where blocks are short and a step in flight may still free some, or where all went back to wait after
-        prompts that go before them.
+        None if blocks are short and a step in flight may still free some, or if all of them were
+        preempted for prompts that rank higher. ranked: all admitted requests.
         """
         kept = []
         for request in ready:
             while request.state_row >= 0 and not self._grow(request):
                 if self.num_in_flight:
                     return None
-                self._preempt(max(self.prefilling + self.running, key=ranks.__getitem__))
+                self._preempt(next(each for each in reversed(ranked) if each.state_row >= 0))
             if request.state_row >= 0:
                 kept.append(request)
         if not kept:
             return None
         drafts = any(request.num_speculative_tokens for request in kept)
         query_len = self.sizes.num_speculative_tokens + 1 if drafts else 1
-        return self._mark_launched(Round(requests=kept, query_len=query_len))
+        return Round(requests=kept, query_len=query_len)
 
     def _grow(self, request: Request) -> bool:
-        """Whether a request has blocks for its next round, wherever the ones in flight leave it."""
-        count = self._num_blocks(request, request.num_tokens + request.most_pending) - len(
-            request.blocks
-        )
+        """Give a request the blocks of its next round, wherever the steps in flight leave it."""
+        most_tokens = request.num_tokens + request.most_pending
+        count = self._blocks_for_round(request, most_tokens) - len(request.blocks)
         if count > self.pool.num_free:
             return False
         if count > 0:
@@ -225,13 +222,15 @@ class Scheduler:
 
     def _take_blocks(self, request: Request, count: int) -> list[tuple[int, int, int]]:
         first = len(request.blocks)
-        request.blocks += self.pool.allocate(count)
-        return [
-            (request.state_row, i, request.blocks[i]) for i in range(first, len(request.blocks))
-        ]
+        blocks = self.pool.allocate(count)
+        request.blocks += blocks
+        return [(request.state_row, first + i, block) for i, block in enumerate(blocks)]
 
     def _preempt(self, request: Request) -> None:
-        """Back to wait; prompt and tokens so far are computed again. Nobody behind those who grew has grown."""
+        """Requeue a request; its tokens so far are computed again.
+
+        Requests grow in order, so the preempted one has not grown.
+        """
         (self.running if request in self.running else self.prefilling).remove(request)
         self._release(request)
         request.stats.num_preemptions += 1
@@ -241,20 +240,27 @@ class Scheduler:
         if request.state_row >= 0:
             self.pool.free(request.blocks)
             self._free_rows.append(request.state_row)
-        request.state_row, request.blocks, request.context = -1, [], ()
+        request.state_row = -1
+        request.blocks = []
+        request.context = ()
         request.num_prefilled = request.num_valid = request.num_published = 0
 
-    def _mark_launched(self, work: AnyWork) -> AnyWork:
+    def _count_in_flight(self, work: Work, sign: int) -> None:
+        """sign: 1 when a step is launched, -1 when it is finished."""
+        self.num_in_flight += sign
         for b, request in enumerate(work.requests):
-            request.num_in_flight += 1
-            request.least_pending += _least_tokens(work, b)
-            request.most_pending += _most_tokens(work, b)
-        return work
+            least, most = work.token_bounds(b)
+            request.num_in_flight += sign
+            request.least_pending += sign * least
+            request.most_pending += sign * most
 
-    # what others may find
+    # prefix cache
 
     def _publish_blocks(self, request: Request, work: Work, b: int) -> None:
-        """Name the blocks that are whole now. Rounds of a request that never drafts may leave the draft's cache out."""
+        """Publish the blocks that are whole by now.
+
+        Rounds without drafts for a request may skip the draft's cache, so they do not count.
+        """
         if isinstance(work, Chunk):
             request.num_valid = work.parts[b].start + work.parts[b].length
         elif request.num_speculative_tokens or not self.sizes.num_speculative_tokens:
@@ -270,15 +276,12 @@ class Scheduler:
     def _make_keys(self, request: Request, count: int) -> None:
         for i in range(len(request.keys), count):
             before = request.keys[i - 1] if i else NO_PREFIX
-            request.keys.append(
-                block_key(before, request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1))
-            )
+            tokens = request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1)
+            request.keys.append(block_key(before, tokens))
 
 
 def _part(request: Request, length: int) -> PromptPart:
-    is_resumed = bool(
-        request.token_ids
-    )  # a preemption came between, and logprobs of the prompt are there
+    is_resumed = bool(request.token_ids)  # and then the prompt's logprobs have been returned
     return PromptPart(
         state_row=request.state_row,
         prompt=request.context,
@@ -290,11 +293,5 @@ def _part(request: Request, length: int) -> PromptPart:
     )
 
 
-def _least_tokens(work: Work, b: int) -> bool:
-    return isinstance(work, Round) or work.parts[b].samples
-
-
-def _most_tokens(work: Work, b: int) -> int:
-    if isinstance(work, Chunk):
-        return int(work.parts[b].samples)
-    return work.requests[b].num_speculative_tokens + 1 if work.query_len > 1 else 1
+def _num_blocks(num_slots: int) -> int:
+    return -(-num_slots // BLOCK_SIZE)

@@ -1,8 +1,7 @@
-"""What the scheduler hands to the engine: the work of one step, and what the state has to learn before it."""
+"""What the scheduler hands to the engine: a step's work, and the state updates it depends on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from specdec.requests.request import Request
 
@@ -11,15 +10,13 @@ from specdec.requests.request import Request
 class PromptPart:
     """Consecutive prompt tokens of one request, at positions start..start + length - 1."""
 
-    state_row: int  # request row of the state
+    state_row: int
     prompt: Sequence[int]  # the whole prompt; after a preemption also the tokens sampled so far
     start: int
     length: int
     blocks: Sequence[int]  # the request's cache blocks
     num_logprobs: int | None = None  # alternatives beside each prompt token, None = no logprobs
-    is_resumed: bool = (
-        False  # after a preemption: the last token was sampled before, and is not computed here
-    )
+    is_resumed: bool = False  # preempted earlier: the last token is sampled already, not computed
 
     @property
     def ends_prompt(self) -> bool:
@@ -28,7 +25,7 @@ class PromptPart:
 
     @property
     def samples(self) -> bool:
-        """Whether this part holds the last prompt token, and the step samples the token after it."""
+        """Whether this part holds the last prompt token, so that the step samples the next."""
         return self.ends_prompt and not self.is_resumed
 
 
@@ -39,22 +36,30 @@ class Chunk:
     requests: list[Request]
     parts: list[PromptPart]
 
+    def token_bounds(self, b: int) -> tuple[int, int]:
+        """The fewest and the most tokens that the step can bring to request b."""
+        count = int(self.parts[b].samples)
+        return count, count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Everything that runs. query_len: rows of each request, 1 where nobody drafts."""
+    """All running requests. query_len: rows of each request, 1 where no request drafts."""
 
     requests: list[Request]
     query_len: int
 
+    def token_bounds(self, b: int) -> tuple[int, int]:
+        """The fewest and the most tokens that the step can bring to request b."""
+        return 1, self.requests[b].num_speculative_tokens + 1 if self.query_len > 1 else 1
+
 
 Work = Chunk | Round
-AnyWork = TypeVar("AnyWork", Chunk, Round)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The next step, and what the state has to learn before it. work: None where nothing can be launched now."""
+    """The next step and the state updates before it. work: None if nothing can be launched now."""
 
     admitted: list[Request]
     grown: list[tuple[int, int, int]]  # (state row, block of the request, cache block)

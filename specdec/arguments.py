@@ -1,4 +1,4 @@
-"""Checks of what a caller gives: a ValueError names the argument, what is allowed, and the likely typo."""
+"""Checks of a caller's arguments: a ValueError names it, what is allowed, and a likely typo."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Set
@@ -9,7 +9,7 @@ Config = TypeVar("Config")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Python's own: True is no number, and neither is a tensor or an array that holds one."""
+    """An int of Python: neither True nor a tensor or array that holds one."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -20,14 +20,12 @@ def check_bool(name: str, value: object) -> None:
 
 
 def as_list(name: str, value: object, wanted: str) -> list[object]:
-    """The items of anything that has an order; ValueError for text, bytes, mappings, sets and what has no items."""
+    """The items of an ordered collection; ValueError for text, bytes, mappings, sets, scalars."""
     is_other = isinstance(value, str | bytes | bytearray | memoryview | Mapping | Set)
     try:
         if not is_other and isinstance(value, Iterable):
             return list(value)
-    except (
-        TypeError
-    ):  # a tensor or array without dimensions has no items, but says so only when asked for them
+    except TypeError:  # a tensor or array without dimensions is Iterable, but iter() raises
         pass
     raise ValueError(f"{name}={value!r}: give {wanted}")
 
@@ -37,27 +35,23 @@ def refuse_unknown(owner: str, given: Iterable[object], allowed: Collection[str]
     unknown = sorted(str(name) for name in given if name not in allowed)
     if not unknown:
         return
-    close = [
-        match for name in unknown for match in difflib.get_close_matches(name, list(allowed), n=1)
-    ]
+    matches = (difflib.get_close_matches(name, list(allowed), n=1) for name in unknown)
+    close = next(filter(None, matches), None)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ValueError(
-        f"{owner} does not take {', '.join(unknown)}{hint} (allowed: {', '.join(sorted(allowed))})"
-    )
+    names = ", ".join(sorted(allowed))
+    raise ValueError(f"{owner} does not take {', '.join(unknown)}{hint} (allowed: {names})")
 
 
 def from_mapping(cls: type[Config], values: Mapping[str, object]) -> Config:
     """Build a dataclass from a dict, refusing unknown and missing keys by name."""
     wanted = fields(cls)  # type: ignore[arg-type]
     refuse_unknown(cls.__name__, values, [field.name for field in wanted])
-    needed = [
-        field.name
-        for field in wanted
-        if field.default is MISSING and field.default_factory is MISSING
+    missing = [
+        each.name
+        for each in wanted
+        if each.default is each.default_factory is MISSING and each.name not in values
     ]
-    missing = [name for name in needed if name not in values]
     if missing:
-        raise ValueError(
-            f"{cls.__name__} needs {', '.join(missing)}, which {dict(values)!r} does not have"
-        )
+        names = ", ".join(missing)
+        raise ValueError(f"{cls.__name__} needs {names}, which {dict(values)!r} does not have")
     return cls(**values)

@@ -1,4 +1,4 @@
-"""What a user chooses, checked once. Values that mean "auto" are resolved elsewhere and never written back."""
+"""What a user chooses, checked once. Options left on "auto" are resolved elsewhere, not here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,15 @@ METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+SWITCHES = ("enforce_eager", "enable_prefix_caching", "use_tqdm_on_load", "compile_piecewise")
+INTEGERS = (  # options of EngineConfig, from and to
+    ("max_num_seqs", 1, 4096),
+    ("max_num_batched_tokens", 1, 1 << 20),
+    ("max_model_len", 2, MAX_MODEL_LEN),
+    ("num_kv_blocks", 1, 1 << 30),
+    ("seed", 0, (1 << 64) - 1),
+)
+OPTIONAL = ("max_model_len", "num_kv_blocks", "seed")  # may be None
 # what the graphs of each family may be; the last one is the default
 GRAPH_MODES = {
     "target_prefill": ("NONE", "PIECEWISE"),
@@ -25,10 +34,11 @@ GRAPH_MODES = {
 class SpeculativeConfig:
     """An EAGLE draft and how many tokens it proposes per round.
 
-    model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and "eagle3" insist on it.
-    acceptance: "exact", the output is that of plain decoding, sampled or not; "rejection" and "block" keep the law of
-    sampled tokens but not the tokens, and accept more of them (greedy output is exact under each). aux_layers: the
-    target's boundaries that the draft reads (b = the stream entering layer b), instead of what its checkpoint says.
+    model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
+    "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
+    greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and
+    accept more drafts (greedy output stays exact). aux_layers: the target's boundaries that the
+    draft reads (b = the stream entering layer b), instead of those its checkpoint names.
     """
 
     model: str | Path
@@ -64,7 +74,8 @@ def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraph
     changed = {} if changed is None else changed
     if not isinstance(changed, Mapping):
         raise ValueError(
-            f"cuda_graph_modes={changed!r}: give {{family: mode}}, families are {', '.join(GRAPH_MODES)}"
+            f"cuda_graph_modes={changed!r}: give {{family: mode}}, families are "
+            f"{', '.join(GRAPH_MODES)}"
         )
     refuse_unknown("cuda_graph_modes", changed, GRAPH_MODES)
     names = {family: allowed[-1] for family, allowed in GRAPH_MODES.items()} | dict(changed)
@@ -75,7 +86,7 @@ def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphConfig:
-    """What is captured. Sizes None: the default ones."""
+    """What is captured. Sizes None: the defaults."""
 
     modes: Mapping[str, CUDAGraphMode] = field(default_factory=graph_modes)  # of every family
     request_sizes: tuple[int, ...] | None = None  # of full graphs
@@ -87,15 +98,15 @@ class GraphConfig:
 class EngineConfig:
     """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens.
 
-    gpu_memory_utilization: the part of a GPU's memory that may be used in all, 0.9 by default; num_kv_blocks overrides
-    it, and is on the CPU the only one of the two.
-    enforce_eager: capture no graphs. cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes:
-    row counts to capture prompt chunks for. compile_piecewise: split chunks by torch.compile, not by breakable capture.
-    seed: from which the seeds of requests without one are drawn, in the order of the requests; None: by chance.
-    enable_prefix_caching: keep the cache of ended requests, for others that begin with the same tokens.
-    async_scheduling: launch each step before the tokens of the one before are read; None: on a GPU, where it pays.
-    cuda_graph_modes: {family: mode} to change one of GRAPH_MODES, {"draft_prefill": "PIECEWISE"}.
-    use_tqdm_on_load: show on a terminal how far the weights are read.
+    gpu_memory_utilization: the share of a GPU's memory to use in all, 0.9 by default; num_kv_blocks
+    overrides it, and is the only one of the two on a CPU. enforce_eager: capture no graphs.
+    cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes: row counts to
+    capture prompt chunks for. compile_piecewise: split chunks by torch.compile, not by breakable
+    capture. cuda_graph_modes: {family: mode} to change some of GRAPH_MODES.
+    seed: draws the seeds of requests without one, in their order; None: a random one.
+    enable_prefix_caching: keep the cache of ended requests for prompts that begin with the same
+    tokens. async_scheduling: launch a step before the results of the one before are read; None: on
+    a GPU only. use_tqdm_on_load: show progress on a terminal while the weights are read.
     """
 
     dtype: str = "auto"
@@ -120,25 +131,17 @@ class EngineConfig:
         # known by its name, since the host side imports no torch
         if not isinstance(self.device, str) and type(self.device).__name__ != "device":
             raise ValueError(f"device={self.device!r}: give auto, cpu, cuda or cuda:N")
-        _check_int("max_num_seqs", self.max_num_seqs, 1, 4096)
-        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
-        if self.max_model_len is not None:
-            _check_int("max_model_len", self.max_model_len, 2, MAX_MODEL_LEN)
-        if self.num_kv_blocks is not None:
-            _check_int("num_kv_blocks", self.num_kv_blocks, 1, 1 << 30)
-        if self.seed is not None:
-            _check_int("seed", self.seed, 0, (1 << 64) - 1)
+        for name, low, high in INTEGERS:
+            if name not in OPTIONAL or getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), low, high)
         if self.gpu_memory_utilization is not None:
             _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
-        _check_choice("enforce_eager", self.enforce_eager, (False, True))
-        _check_choice("enable_prefix_caching", self.enable_prefix_caching, (False, True))
+        for name in SWITCHES:
+            _check_choice(name, getattr(self, name), (False, True))
         _check_choice("async_scheduling", self.async_scheduling, (None, False, True))
-        _check_choice("use_tqdm_on_load", self.use_tqdm_on_load, (False, True))
-        _check_choice("compile_piecewise", self.compile_piecewise, (False, True))
         _check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
-        _check_sizes(
-            "cuda_graph_token_sizes", self.cuda_graph_token_sizes, self.max_num_batched_tokens
-        )
+        limit = self.max_num_batched_tokens
+        _check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, limit)
         graph_modes(self.cuda_graph_modes)
         if self.enforce_eager:
             self.refuse_graph_options("enforce_eager=True captures nothing")
@@ -156,52 +159,44 @@ class EngineConfig:
 
     @property
     def utilization(self) -> float:
-        """The part of a GPU's memory that is used."""
-        return (
-            GPU_MEMORY_UTILIZATION
-            if self.gpu_memory_utilization is None
-            else self.gpu_memory_utilization
-        )
+        """The share of a GPU's memory to use."""
+        given = self.gpu_memory_utilization
+        return GPU_MEMORY_UTILIZATION if given is None else given
 
     def refuse_gpu_memory(self, device: object) -> None:
-        """ValueError if a part of a GPU's memory is given where there is none."""
-        self._refuse(
-            ("gpu_memory_utilization",),
-            f"device {device} is no GPU; num_kv_blocks sets the size of its cache",
-        )
+        """ValueError if a share of a GPU's memory is given without a GPU."""
+        reason = f"device {device} is no GPU; num_kv_blocks sets the size of its cache"
+        self._refuse(("gpu_memory_utilization",), reason)
 
     def refuse_graph_options(self, reason: str) -> None:
-        """ValueError if an option about graphs is given where none is captured, for a reason to be named."""
+        """ValueError if a graph option is given although, for this reason, none is captured."""
         self._refuse(
             ("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"),
             reason,
         )
 
     def refuse_unused_graph_options(self, has_draft: bool) -> None:
-        """ValueError for modes of a draft that is not there, and for sizes of graphs that no family captures."""
-        modes = {
-            name: mode
-            for name, mode in self.graphs.modes.items()
-            if has_draft or not name.startswith("draft")
-        }
+        """ValueError for a draft's modes without a draft, and for sizes that no family captures."""
+        modes = self.graphs.modes
+        if not has_draft:
+            modes = {name: mode for name, mode in modes.items() if not name.startswith("draft")}
         for name, mode in (self.cuda_graph_modes or {}).items():
             if name not in modes:
                 raise ValueError(
-                    f"cuda_graph_modes[{name!r}]={mode!r}, but nothing is drafted (no speculative_config, or "
-                    "num_speculative_tokens=0): leave it out"
+                    f"cuda_graph_modes[{name!r}]={mode!r}, but nothing is drafted (no "
+                    "speculative_config, or num_speculative_tokens=0): leave it out"
                 )
         if not any(mode.has_piecewise_cudagraphs() for mode in modes.values()):
-            self._refuse(
-                ("cuda_graph_token_sizes", "compile_piecewise"),
-                "cuda_graph_modes leave no graphs in pieces",
-            )
+            names = ("cuda_graph_token_sizes", "compile_piecewise")
+            self._refuse(names, "cuda_graph_modes leave no graphs in pieces")
         if not any(mode.decode_mode() is CUDAGraphMode.FULL for mode in modes.values()):
             self._refuse(("cuda_graph_sizes",), "cuda_graph_modes leave no full graphs")
 
     def _refuse(self, names: Sequence[str], reason: str) -> None:
         for name in names:
-            if getattr(self, name) is not None and getattr(self, name) is not False:
-                raise ValueError(f"{name}={getattr(self, name)!r}, but {reason}: leave it out")
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                raise ValueError(f"{name}={value!r}, but {reason}: leave it out")
 
 
 def _check_layers(values: Sequence[int] | None) -> None:
@@ -240,9 +235,6 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 
 
 def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    # 1 is not True, and what compares item by item (a tensor, an array) is no choice
-    if not any(
-        value is each or (isinstance(each, str) and isinstance(value, str) and value == each)
-        for each in allowed
-    ):
+    # `is`, since 1 == True, and since a tensor or an array compares item by item
+    if not (isinstance(value, str) and value in allowed) and all(value is not x for x in allowed):
         raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(str, allowed))}")

@@ -1,10 +1,11 @@
 """Requests in, tokens out: the engine steps until every request has reached its end.
 
-A step is a prefill chunk or a round (round.py). This file is the host's side: it launches steps, up to
-`num_steps_ahead` of them before the results of the ones before are there, and says what their tokens mean for each
-request. What a step computed for a request that had ended by then counts nowhere.
+A step is a prefill chunk or a round (step.py). This file is the host's side: it launches steps, up
+to `num_steps_ahead` of them before the results of earlier ones arrive, and gives each request its
+tokens. What a step computes for a request that has ended meanwhile is dropped.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -35,16 +36,16 @@ logger = logging.getLogger("specdec")
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A step that is launched, and where its results arrive."""
+    """A launched step, and where its results arrive."""
 
     work: Work
     result: PendingResult
 
 
 class Engine:
-    """For one thread at a time.
+    """Serves one thread at a time.
 
-    num_steps_ahead: 1 lets the host prepare a step while the device runs another; 0 takes results at once.
+    num_steps_ahead: 1 prepares a step while the device runs another; 0 reads results at once.
     """
 
     def __init__(
@@ -55,44 +56,46 @@ class Engine:
         use_prefix_cache: bool = False,
         num_steps_ahead: int = 0,
     ) -> None:
-        self.runner, self.intake, self.num_steps_ahead = runner, intake, num_steps_ahead
+        self.runner = runner
+        self.intake = intake
+        self.num_steps_ahead = num_steps_ahead
         self._use_prefix_cache = use_prefix_cache
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
-        self._unfinished: dict[str, list[Request]] = {}  # by request id
-        self.owner: threading.Thread | None = None  # the only one that may call, if there is one
+        self._unfinished: dict[str, list[Request]] = {}  # samples by request id
+        self.owner: threading.Thread | None = None  # if set, the only thread that may call
 
     def add_requests(
         self, batch: Iterable[NewRequest | tuple[str | Sequence[int], SamplingParams]]
     ) -> list[Request]:
-        """Check and queue requests. ValueError says what is wrong with one; none is queued then.
+        """Check and queue requests. On a ValueError, which says what is wrong, none is queued.
 
-        Returns the first sample of each; it knows the others.
+        Returns the first sample of each, which refers to the others.
         """
         self.check_caller()
-        asked = [
+        new = [
             each if isinstance(each, NewRequest) else NewRequest(prompt=each[0], params=each[1])
             for each in batch
         ]
-        added = {samples[0].request_id: samples for samples in map(self.intake.samples, asked)}
+        added = {samples[0].request_id: samples for samples in map(self.intake.samples, new)}
         taken = [name for name in added if name in self._unfinished]
-        if taken or len(added) < len(asked):
+        if taken or len(added) < len(new):
             raise ValueError(
-                f"request_id {taken or 'given twice'}: give each request that runs an id of its own"
+                f"request_id {taken or 'given twice'}: give each running request an id of its own"
             )
         for samples in added.values():
             self._check_fits(samples[0])
         self._unfinished |= added
-        for sample in (sample for samples in added.values() for sample in samples):
+        for sample in itertools.chain.from_iterable(added.values()):
             self.scheduler.add(sample)
         return [samples[0] for samples in added.values()]
 
     def check_caller(self) -> None:
-        """RuntimeError where the engine belongs to another thread, whose steps a call would disturb."""
+        """RuntimeError if another thread owns the engine: a call would disturb its steps."""
         if self.owner is not None and threading.current_thread() is not self.owner:
             raise RuntimeError(
-                "this engine belongs to an AsyncLLM, whose thread alone may call it: use generate, chat and abort of "
-                "the AsyncLLM, not of its llm or engine"
+                "this engine belongs to an AsyncLLM, and only its thread may call it: use "
+                "generate, chat and abort of the AsyncLLM, not of its llm or engine"
             )
 
     @property
@@ -101,9 +104,10 @@ class Engine:
         return bool(self._unfinished)
 
     def step(self) -> list[Request]:
-        """Launch what is next and take the results of what came before; returns the requests that changed.
+        """Launch the next step and read results of an earlier one; returns the changed requests.
 
-        What breaks it off (Ctrl-C, an error of the device) ends all requests; others may be added behind it.
+        If a step is interrupted (Ctrl-C, a device error), all requests end; new ones can be added
+        afterwards.
         """
         self.check_caller()
         try:
@@ -122,25 +126,22 @@ class Engine:
         return failed
 
     def abort(self, request_id: str) -> list[Request]:
-        """End a request wherever it stands; returns its samples that had not ended, none if the id is unknown."""
+        """End a request; returns its samples that had not ended, none if the id is unknown."""
         self.check_caller()
-        running = [
-            sample for sample in self._unfinished.get(request_id, []) if sample.finish is None
-        ]
+        samples = self._unfinished.get(request_id, [])
+        running = [sample for sample in samples if sample.finish is None]
         for sample in running:
             sample.end("abort")
-        self._release_ended(running)
+        self._release(running)
         return running
 
     def abort_all(self) -> list[Request]:
         """End all requests."""
         self.check_caller()
-        return [
-            sample for request_id in list(self._unfinished) for sample in self.abort(request_id)
-        ]
+        return [sample for name in list(self._unfinished) for sample in self.abort(name)]
 
     def drain(self) -> None:
-        """Take the results of all that is in flight, so that what ended requests held is free."""
+        """Read the results of all steps in flight, so that ended requests release their blocks."""
         self.check_caller()
         while self._in_flight:
             self._take(self._in_flight.popleft())
@@ -150,10 +151,10 @@ class Engine:
         return Scheduler(BlockPool(sizes.num_kv_blocks), sizes, self._use_prefix_cache)
 
     def _end_all_after(self, error: BaseException) -> None:
-        """End all requests: in the middle of a step nobody knows who holds which rows and blocks, or what they hold."""
-        for request in (sample for samples in self._unfinished.values() for sample in samples):
-            if request.finish is None:
-                request.end("error", f"a step was broken off: {type(error).__name__}: {error}")
+        """End all requests: after an interrupted step, rows and blocks are in an unknown state."""
+        for sample in itertools.chain.from_iterable(self._unfinished.values()):
+            if sample.finish is None:
+                sample.end("error", f"a step was interrupted: {type(error).__name__}: {error}")
         self._unfinished.clear()
         self._in_flight.clear()
         self.scheduler = self._new_scheduler()
@@ -163,24 +164,23 @@ class Engine:
     def _prepare(self, plan: Plan) -> None:
         for request in plan.admitted:
             self.runner.start(request.state_row, self._row_start(request))
-        if plan.grown:  # seldom: once in 64 tokens of a request
+        if plan.grown:  # rare: once in 64 tokens of a request
             self.runner.grow(plan.grown)
 
     def _row_start(self, request: Request) -> RowStart:
         rules = request.rules
+        stop_ids = {*rules.eos_token_ids, *rules.stop_token_ids} if rules.min_tokens else ()
         return RowStart(
             blocks=request.blocks,
             num_draft_tokens=request.num_speculative_tokens,
             min_position=len(request.prompt_token_ids) + rules.min_tokens,
-            stop_ids=sorted({*rules.eos_token_ids, *rules.stop_token_ids})
-            if rules.min_tokens
-            else (),
+            stop_ids=sorted(stop_ids),
             sampling=request.sampling,
             generated=request.token_ids[:-1],
         )
 
     def _launch(self, work: Work) -> list[Request]:
-        """Start a step; returns its requests if the device has no memory for it, which ends them and no others."""
+        """Launch a step. Out of memory ends the step's requests, which are returned."""
         try:
             result = self._run_chunk(work) if isinstance(work, Chunk) else self._run_round(work)
         except torch.OutOfMemoryError as error:
@@ -205,15 +205,15 @@ class Engine:
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:
         kind = "prefill chunk" if isinstance(work, Chunk) else "round"
         message = (
-            f"out of memory in a {kind} of {len(work.requests)} requests: lower gpu_memory_utilization, max_num_seqs "
-            f"or max_num_batched_tokens ({error})"
+            f"out of memory in a {kind} of {len(work.requests)} requests: lower "
+            f"gpu_memory_utilization, max_num_seqs or max_num_batched_tokens ({error})"
         )
         logger.error(message)
         failed = [request for request in work.requests if request.finish is None]
         for request in failed:
             request.end("error", message)
         self.scheduler.finish_step(work)
-        self._release_ended(failed)
+        self._release(failed)
         torch.cuda.empty_cache()
         return failed
 
@@ -227,7 +227,7 @@ class Engine:
         else:
             changed = self._take_round(step.work, result)
         self.scheduler.finish_step(step.work)
-        self._release_ended([request for request in before if request.finish is not None])
+        self._release([request for request in before if request.finish is not None])
         if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
@@ -249,7 +249,8 @@ class Engine:
         for b, request in enumerate(work.requests):
             if request.finish is not None:
                 continue
-            num_accepted, tokens = result.num_accepted[b], result.sampled_tokens[b]
+            num_accepted = result.num_accepted[b]
+            tokens = result.sampled_tokens[b]
             drafts = tuple(result.draft_tokens[b][: self._num_drafted(request)])
             request.record_round(RoundRecord(drafts, num_accepted, tokens[num_accepted]))
             self._append(request, tokens[: num_accepted + 1], result.logprobs, b * work.query_len)
@@ -259,7 +260,7 @@ class Engine:
     def _append(
         self, request: Request, tokens: list[int], logprobs: StepLogprobs | None, first: int
     ) -> None:
-        """Give a request the tokens of a step, whose logprobs begin in row `first`; markers below 0 end it."""
+        """Give a request its tokens of a step; a marker below 0 ends it. first: row of logprobs."""
         end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
         num_top = request.params.logprobs
         if num_top is not None and logprobs is not None:
@@ -272,11 +273,14 @@ class Engine:
         if tokens[end] == NO_TOKEN:
             request.end_without_candidates()
         else:
-            place = f"position {len(request.token_ids)} of the output"
-            request.end("error", f"the target's logits at {place} are not finite (NaN or infinity)")
+            index = len(request.token_ids)
+            message = f"the target's logits at position {index} of the output are not finite"
+            request.end("error", f"{message} (NaN or infinity)")
 
     def _take_prompt_logprobs(self, chunk: Chunk, b: int, result: RoundResult) -> None:
-        request, part, found = chunk.requests[b], chunk.parts[b], result.prompt_logprobs[b]
+        request = chunk.requests[b]
+        part = chunk.parts[b]
+        found = result.prompt_logprobs[b]
         if part.start == 0:
             request.prompt_logprobs = [None]
         following = part.prompt[part.start + 1 : part.start + part.length + 1]
@@ -294,22 +298,23 @@ class Engine:
         }
 
     def _num_drafted(self, request: Request) -> int:
-        """Drafts of this round: the rows behind the first that lie within the context."""
-        return min(
-            request.num_speculative_tokens, self.runner.sizes.max_model_len - request.num_tokens
-        )
+        """Drafts of this round: as many as fit into the context after the last token."""
+        room = self.runner.sizes.max_model_len - request.num_tokens
+        return min(request.num_speculative_tokens, room)
 
-    def _release_ended(self, ended: Sequence[Request]) -> None:
+    def _release(self, ended: Sequence[Request]) -> None:
         for request in ended:
             self.scheduler.drop(request)
             if request.is_finished:
                 self._unfinished.pop(request.request_id, None)
 
     def _check_fits(self, request: Request) -> None:
-        need, have = self.scheduler.blocks_needed(request), self.scheduler.pool.num_blocks
+        need = self.scheduler.blocks_needed(request)
+        have = self.scheduler.pool.num_blocks
         if need > have:
             raise ValueError(
-                f"the cache is too small for this request: prompt of {len(request.prompt_token_ids)} tokens and "
-                f"max_tokens={request.rules.max_tokens} need {need} blocks of 64 tokens, num_kv_blocks={have}: "
-                f"raise num_kv_blocks, or lower max_tokens"
+                "the cache is too small for this request: prompt of "
+                f"{len(request.prompt_token_ids)} tokens and max_tokens={request.rules.max_tokens} "
+                f"need {need} blocks of 64 tokens, num_kv_blocks={have}: raise num_kv_blocks, or "
+                "lower max_tokens"
             )

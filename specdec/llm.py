@@ -1,7 +1,7 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,12 @@ from specdec.start.load import load
 
 
 class LLM:
-    """Generates from a target, with the drafts of `speculative_config` if given; they never change the output.
+    """Generates from a target, sped up by the draft of `speculative_config`, with the same output.
 
-    Several threads may call one LLM: they take turns at the steps, and each step goes on with the requests of all.
-    model: a local directory, a hub id, or "demo", the bundled pair. The other arguments are those of EngineConfig.
-    ValueError for arguments that are unknown or do not fit; weights.CheckpointError for files that do not.
+    Several threads may call one LLM: they take turns, and each step serves the requests of all.
+    model: a local directory, a hub id, or "demo", the bundled pair. The other arguments are those
+    of EngineConfig. ValueError for unknown or invalid arguments; weights.CheckpointError for
+    invalid files.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class LLM:
         self.tokenizer = loaded.tokenizer
         self.engine = loaded.engine
         self.sizes = self.engine.runner.sizes
-        self._turns = Turns()  # of threads: the engine serves one at a time
-        self._progress: list[Progress] = []  # of the calls of generate that run
+        self._turns = Turns()  # the engine serves one thread at a time
+        self._progress: list[Progress] = []  # of the running calls of generate
 
     def generate(
         self,
@@ -57,25 +58,25 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for one prompt (text or token ids) or several; results in the order of the prompts.
+        """Generate for one prompt (text or token ids) or several; outputs in the order of prompts.
 
-        sampling_params: one for all, or one per prompt. priority: one per prompt, lower goes first. All requests are
-        checked before any runs; one that fails later ends with finish_reason "error", and the others go on.
-        use_tqdm: show on a terminal how many are done, tokens per second and the acceptance length.
+        sampling_params: one for all, or one per prompt. priority: one per prompt, lower goes first.
+        All requests are checked before any runs; one that fails later ends with finish_reason
+        "error", and the others continue. use_tqdm: show on a terminal how many requests are done,
+        tokens per second and the acceptance length.
         """
         check_bool("use_tqdm", use_tqdm)
         batch = _as_batch(prompts)
         params = _as_params(sampling_params, len(batch))
         priorities = _as_priorities(priority, len(batch))
-        asked = [
+        requests = self._add(
             NewRequest(prompt=prompt, params=each, priority=first)
             for prompt, each, first in zip(batch, params, priorities, strict=True)
-        ]
-        requests = self._add(asked)
+        )
         is_shown = use_tqdm and sys.stderr.isatty()
         with (
-            self._aborted_on_error(requests),
-            self._watching(Progress(requests, is_shown=is_shown)) as progress,
+            self._aborting(requests),
+            self._updating(Progress(requests, is_shown=is_shown)) as progress,
         ):
             while not self._step_or_end(progress):
                 pass
@@ -92,12 +93,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role": ..., "content": ...}) or several.
 
-        The tokenizer's chat template writes them, or `chat_template`, Jinja text. ValueError where there is neither.
+        They are rendered by `chat_template` (Jinja text) or the tokenizer's own; ValueError if
+        there is neither.
         """
         self.engine.check_caller()
-        encode = self.tokenizer.encode_chat
         prompts = [
-            encode(each, add_generation_prompt, chat_template)
+            self.tokenizer.encode_chat(each, add_generation_prompt, chat_template)
             for each in _as_conversations(messages)
         ]
         return self.generate(prompts, sampling_params, use_tqdm)
@@ -105,41 +106,39 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[CompletionOutput, None, RequestOutput]:
-        """Generate for one prompt and yield what is new as rounds commit: text, token ids and logprobs of one sample.
+        """Generate for one prompt; yields the new text, token ids and logprobs of one sample.
 
-        Joined, the texts of a sample are its whole text. The last piece of each has a finish_reason. Leaving the
-        iterator early aborts the request. The generator's return value is the whole output.
+        Joined, the texts of a sample are its whole text. The last piece of each sample has a
+        finish_reason. Closing the iterator early aborts the request. The generator returns the
+        whole output.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         [request] = self._add([NewRequest(prompt=prompt, params=params)])
         pieces = self._pieces(request)
-        next(
-            pieces
-        )  # the generator has begun, so that leaving it aborts the request before its first piece too
+        next(pieces)  # started, so that closing it before its first piece aborts the request too
         return pieces
 
     def _pieces(self, request: Request) -> Generator[CompletionOutput, None, RequestOutput]:
         deltas = Deltas(request)
-        with self._aborted_on_error([request]):
-            yield CompletionOutput(
-                index=0, text="", token_ids=[]
-            )  # for stream(), not for its caller
+        with self._aborting([request]):
+            yield CompletionOutput(index=0, text="", token_ids=[])  # for stream(), not its caller
             is_over = False
             while not is_over:
-                # no turn lasts while the caller has the word, nor does a request grow while it is read
+                # the turn ends before the caller runs; a request does not grow while it is read
                 with self._turns:
                     if not request.is_finished:
                         self._step()
-                    pieces, is_over = list(deltas.new()), request.is_finished
+                    pieces = list(deltas.new())
+                    is_over = request.is_finished
                 yield from pieces
         return request.output()
 
-    def _add(self, asked: Sequence[NewRequest]) -> list[Request]:
+    def _add(self, new: Iterable[NewRequest]) -> list[Request]:
         with self._turns:
-            return self.engine.add_requests(asked)
+            return self.engine.add_requests(new)
 
     def _step_or_end(self, progress: Progress) -> bool:
-        """A turn of generate; True where its requests have ended, by whichever thread's steps."""
+        """A turn of generate; True once its requests have ended, by any thread's steps."""
         with self._turns:
             if not self.engine.has_unfinished:
                 progress.update(progress.requests)
@@ -148,38 +147,35 @@ class LLM:
             return progress.is_complete
 
     def _step(self) -> None:
-        """In a turn: a step for the requests of all threads. An error ends them all, and the other threads return."""
+        """In a turn: a step for the requests of all threads. An error ends all of them."""
         self.engine.runner.take_device()
+        changed: list[Request] | None = None  # as after an error: all
         try:
             changed = self.engine.step()
-        except BaseException:
+        finally:
             for progress in list(self._progress):
-                progress.update(progress.requests)
-            raise
-        for progress in list(self._progress):
-            progress.update(changed)
+                progress.update(progress.requests if changed is None else changed)
 
     @contextmanager
-    def _watching(self, progress: Progress) -> Iterator[Progress]:
-        """Tell it of the steps of all threads."""
+    def _updating(self, progress: Progress) -> Iterator[Progress]:
+        """Update it after the steps of all threads."""
         with progress:
             with self._turns:
                 self._progress.append(progress)
-                progress.update(progress.requests)  # what other threads have ended by now
+                progress.update(progress.requests)  # other threads may have ended some already
             try:
                 yield progress
             finally:
                 self._progress.remove(progress)
 
     @contextmanager
-    def _aborted_on_error(self, requests: Sequence[Request]) -> Iterator[None]:
-        """However the body ends, none of its requests runs on."""
+    def _aborting(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Abort whatever is still running when the body exits."""
         try:
             yield
         finally:
-            self._turns.call_soon(
-                partial(self._abort, [each.request_id for each in requests if not each.is_finished])
-            )
+            running = [each.request_id for each in requests if not each.is_finished]
+            self._turns.call_soon(partial(self._abort, running))
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         """In a turn."""
@@ -187,19 +183,19 @@ class LLM:
             self.engine.abort(request_id)
 
     def graph_counters(self) -> dict[str, GraphCounters]:
-        """What the CUDA graphs of each family took, and which batches they served, padded to which sizes, so far.
+        """For each graph family: the cost of capture, and the batches by mode and padded size.
 
-        `counters.as_dict()` is JSON. Without graphs (on the CPU, with enforce_eager) all batches are of mode NONE.
+        `counters.as_dict()` is JSON. Without graphs (on the CPU, with enforce_eager) all batches
+        have mode NONE.
         """
         return self.engine.runner.graphs.counters()
 
     @staticmethod
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
         """The rounds of all outputs as one run."""
-        wanted = "a list of RequestOutput"
-        found = as_list("outputs", outputs, wanted)
+        found = as_list("outputs", outputs, "a list of RequestOutput")
         if not all(isinstance(each, RequestOutput) for each in found):
-            raise ValueError(f"outputs={outputs!r}: give {wanted}")
+            raise ValueError(f"outputs={outputs!r}: give a list of RequestOutput")
         return SpeculationStats.merged(each.stats for each in cast(list[RequestOutput], found))
 
 
@@ -218,15 +214,10 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """A list that begins with a list is several conversations; whether each is one is checked where it is encoded."""
-    is_several = (
-        isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
-    )
-    return (
-        list(cast(Sequence[Conversation], messages))
-        if is_several
-        else [cast(Conversation, messages)]
-    )
+    """A list that begins with a list is several conversations; each is checked when encoded."""
+    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
+        return list(cast(Sequence[Conversation], messages))
+    return [cast(Conversation, messages)]
 
 
 def _as_params(
@@ -241,7 +232,7 @@ def _as_params(
         raise ValueError(
             f"{len(params)} sampling_params for {count} prompts: give one, or one for each"
         )
-    return cast(list[SamplingParams], params)  # each is checked where its request is made
+    return cast(list[SamplingParams], params)  # each is checked with its request
 
 
 def _as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:

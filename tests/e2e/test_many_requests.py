@@ -373,7 +373,7 @@ def test_an_engine_serves_on_behind_a_step_that_broke_off(
     scheduler = llm.engine.scheduler
     assert (scheduler.pool.num_free, scheduler.num_in_flight) == (llm.sizes.num_kv_blocks, 0)
     assert [(piece.finish_reason, piece.stop_reason) for piece in stream] == [
-        ("error", "a step was broken off: KeyboardInterrupt: now")
+        ("error", "a step was interrupted: KeyboardInterrupt: now")
     ]
     assert run(llm, prompts[:3], greedy(NUM_TOKENS)) == expected
 

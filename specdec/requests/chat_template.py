@@ -1,7 +1,8 @@
-"""Conversations to text by a chat template, which comes from the checkpoint and is a program of any kind.
+"""Conversations to text by a chat template, which is an untrusted program from the checkpoint.
 
-It runs in a process of its own (template_worker.py), begun at the first conversation, which is killed if a template
-takes too long or too much memory; the next conversation begins another. Any thread may call.
+It runs in a process of its own (template_worker.py), started for the first conversation and killed
+if a template takes too long or too much memory; the next conversation starts another. Any thread
+may call.
 """
 
 import json
@@ -21,7 +22,7 @@ SCRIPT = Path(worker.__file__).resolve()
 
 
 class TemplateProcess:
-    """Renders templates, one at a time. The process ends with this object, or with the interpreter."""
+    """Renders templates, one at a time. The process ends with this object or the interpreter."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,24 +30,22 @@ class TemplateProcess:
         self._ending: weakref.finalize[[subprocess.Popen[bytes]], TemplateProcess] | None = None
 
     def render(self, template: str, variables: Mapping[str, object]) -> str:
-        """What the template writes; ValueError for what it raises, and where it takes too much time or memory."""
+        """What the template writes; ValueError for its errors, and for too much time or memory."""
         request = _as_json({"template": template, "variables": variables})
         with self._lock:
             process = self._running()
             try:
                 answer = _exchange(process, request)
-            except (
-                BaseException
-            ):  # an interrupted exchange too: its answer must not be taken for the next one's
+            except BaseException:  # else an interrupted exchange's answer would go to the next one
                 self._end()
                 raise
-        kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
-        if kind != worker.WRITTEN:
+        text = answer[1:].decode("utf-8", "surrogatepass")
+        if answer[:1] != worker.WRITTEN:
             raise ValueError(text)
         return text
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """The process. After a fork the parent's is none of ours: poll() says that it has ended."""
+        """The process. After a fork poll() says that the parent's has ended, so another starts."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
@@ -61,7 +60,7 @@ class TemplateProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """A bare Python with this one's module path, in a process group of its own, which Ctrl-C does not reach."""
+    """A bare Python with this one's module path, in a process group that Ctrl-C does not reach."""
     return subprocess.Popen(
         [sys.executable, "-S", "-P", str(SCRIPT)],
         stdin=subprocess.PIPE,
@@ -75,7 +74,7 @@ def _start() -> subprocess.Popen[bytes]:
 def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(BrokenPipeError):  # it has ended, and the reading finds out why
+    with suppress(BrokenPipeError):  # it has ended; the cause is found below
         process.stdin.write(len(request).to_bytes(worker.LENGTH_BYTES) + request)
         process.stdin.flush()
     header = process.stdout.read(worker.LENGTH_BYTES)
@@ -99,7 +98,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(BrokenPipeError):  # the rest of a request that nobody reads
+        with suppress(BrokenPipeError):  # the unread rest of a request
             pipe.close()
 
 
@@ -107,6 +106,5 @@ def _as_json(request: Mapping[str, object]) -> bytes:
     try:
         return json.dumps(request).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"messages may hold text, numbers, lists and dicts only: {error}"
-        ) from error
+        what = "messages may hold text, numbers, lists and dicts only"
+        raise ValueError(f"{what}: {error}") from error

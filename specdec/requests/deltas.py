@@ -1,4 +1,4 @@
-"""What a request has written since somebody last looked: joined, the pieces are the whole output."""
+"""What a request has written since the last look: joined, the pieces are the whole output."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from specdec.requests.request import Request
 
 @dataclass(slots=True)
 class Seen:
-    """How much of a sample was handed out."""
+    """How much of a sample has been yielded."""
 
     num_chars: int = 0
     num_tokens: int = 0
@@ -23,7 +23,7 @@ class Deltas:
         self._samples = [(sample, Seen()) for sample in request.samples or [request]]
 
     def new(self) -> Iterator[CompletionOutput]:
-        """For each sample that went on: text, tokens and logprobs that are new, and how it ended if it has."""
+        """The new text, tokens and logprobs of each sample that has some, or that has ended."""
         for sample, seen in self._samples:
             if seen.is_over:
                 continue

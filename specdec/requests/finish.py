@@ -1,7 +1,7 @@
 """Where a request ends: one pure function over the tokens of a step.
 
-Tokens are scanned in order and the earliest position wins; at one position a stop string goes before a stop token or
-EOS, and both before the length. What lies behind that position is dropped: ids, text and counts.
+Tokens are scanned in order and the earliest position wins; at one position a stop string goes
+before a stop token or EOS, and both before the length. Everything after that position is dropped.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRules:
-    """A request's limits. eos_token_ids is empty with ignore_eos; max_tokens already respects max_model_len."""
+    """A request's limits: no eos_token_ids with ignore_eos, max_tokens within max_model_len."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -20,13 +20,13 @@ class FinishRules:
     include_stop_str_in_output: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """reason: "stop" or "length". stop_reason: the string or token id that stopped, None for EOS and length."""
+    """stop_reason: the string or token id of reason "stop", None for EOS and "length"."""
 
     reason: str
     num_tokens: int  # generated tokens that are kept
-    num_text_tokens: int  # those of them whose text is kept: a stop token's is not
+    num_text_tokens: int  # those whose text is kept: a stop token's is not
     num_chars: int | None = None  # where a stop string cuts the text
     stop_reason: str | int | None = None
 
@@ -36,7 +36,8 @@ def find_finish(
 ) -> Finish | None:
     """Find the end among tokens[num_before:].
 
-    tokens: all generated tokens so far. text: theirs. ends[i]: characters of text that tokens[: i + 1] completed.
+    tokens: all generated tokens so far, and their text. ends[i]: characters of the text that
+    tokens[: i + 1] completed.
     """
     for index in range(num_before, len(tokens)):
         found = _finish_at(rules, tokens[index], text, ends, index)
@@ -46,7 +47,7 @@ def find_finish(
 
 
 def num_certain_chars(rules: FinishRules, text: str) -> int:
-    """Characters of a running request's text that no stop string can take back any more."""
+    """Characters of a running request's text that no stop string can still remove."""
     if rules.include_stop_str_in_output:
         return len(text)
     longest = max((len(stop) for stop in rules.stop_strings), default=1)
@@ -64,29 +65,18 @@ def _finish_at(
     if count > rules.min_tokens:
         cut = _stop_string(rules, text, ends, index)
         if cut is not None:
-            end, stop = cut
-            return Finish(
-                reason="stop",
-                num_tokens=count,
-                num_text_tokens=count,
-                num_chars=end,
-                stop_reason=stop,
-            )
+            return Finish("stop", count, count, *cut)
         if token in rules.eos_token_ids or token in rules.stop_token_ids:
-            shown = count if rules.include_stop_str_in_output else index
+            num_text_tokens = count if rules.include_stop_str_in_output else index
             stop_reason = None if token in rules.eos_token_ids else token
-            return Finish(
-                reason="stop", num_tokens=count, num_text_tokens=shown, stop_reason=stop_reason
-            )
-    if count >= rules.max_tokens:
-        return Finish(reason="length", num_tokens=count, num_text_tokens=count)
-    return None
+            return Finish("stop", count, num_text_tokens, stop_reason=stop_reason)
+    return Finish("length", count, count) if count >= rules.max_tokens else None
 
 
 def _stop_string(
     rules: FinishRules, text: str, ends: Sequence[int], index: int
 ) -> tuple[int, str] | None:
-    """Where the stop string that this token completed cuts the text; the earliest start wins, then the longest."""
+    """Where a stop string that this token completed cuts the text: the earliest, then longest."""
     if not rules.stop_strings:
         return None
     before = ends[index - 1] if index else 0

@@ -1,4 +1,4 @@
-"""From what a caller gives to requests: tokens, limits, seeds, and the checks that need the engine's sizes."""
+"""A caller's prompt and parameters to requests: tokens, limits, seeds, checks against the sizes."""
 
 import random
 import time
@@ -20,7 +20,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """A prompt and what is wanted of it. priority: lower goes first. request_id: None for a number."""
+    """A prompt and its parameters. priority: lower goes first. request_id: None for a number."""
 
     prompt: Prompt
     params: SamplingParams
@@ -29,7 +29,7 @@ class NewRequest:
 
 
 class Intake:
-    """eos_token_ids: every id that ends a text by the checkpoint's own word. seed: of the seeds that are drawn."""
+    """eos_token_ids: the ids that end a text, as the checkpoint says. seed: to draw seeds from."""
 
     def __init__(
         self,
@@ -40,14 +40,18 @@ class Intake:
         seed: int | None = None,
         acceptance: str = "exact",
     ) -> None:
-        self.tokenizer, self.sizes, self.vocab_size = tokenizer, sizes, vocab_size
-        self.eos_token_ids, self.acceptance = frozenset(eos_token_ids), acceptance
+        self.tokenizer = tokenizer
+        self.sizes = sizes
+        self.vocab_size = vocab_size
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.acceptance = acceptance
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
         self._num_requests = self._num_samples = 0
 
     def samples(self, new: NewRequest) -> list[Request]:
-        """The n samples of a request, which know each other. ValueError says what is wrong with it."""
-        prompt, params = new.prompt, new.params
+        """The n samples of a request. ValueError says what is wrong with it."""
+        prompt = new.prompt
+        params = new.params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params={params!r}: give SamplingParams")
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -63,12 +67,12 @@ class Intake:
     def _sample(
         self, new: NewRequest, token_ids: list[int], sampling: SamplingStart, index: int
     ) -> Request:
-        """token_ids: of the prompt, shared by all samples. sampling: of the first one."""
-        prompt, params = new.prompt, new.params
+        """token_ids: of the prompt, shared by all samples. sampling: of the first sample."""
+        params = new.params
         self._num_samples += 1
         return Request(
             request_id=str(self._num_requests) if new.request_id is None else new.request_id,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=new.prompt if isinstance(new.prompt, str) else None,
             prompt_token_ids=token_ids,
             params=params,
             rules=self._rules(len(token_ids), params),
@@ -91,8 +95,8 @@ class Intake:
             return K if params.speculate else 0
         if params.num_speculative_tokens > K:
             raise ValueError(
-                f"num_speculative_tokens={params.num_speculative_tokens} of a request: the engine was built for at "
-                f"most {K}"
+                f"num_speculative_tokens={params.num_speculative_tokens} of a request: the engine "
+                f"was built for at most {K}"
             )
         return params.num_speculative_tokens
 
@@ -115,19 +119,19 @@ class Intake:
         )
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Ids of each bad word as it stands at the start of a text and, where it is one more token, behind a space."""
+        """Ids of each bad word at the start of a text and, if as many tokens, after a space."""
         found: list[list[int]] = []
         for word in params.bad_words:
-            plain, spaced = (
-                self.tokenizer.encode_word(prefix + word.lstrip()) for prefix in ("", " ")
-            )
+            plain = self.tokenizer.encode_word(word.lstrip())
+            spaced = self.tokenizer.encode_word(" " + word.lstrip())
             found.append(plain)
             if spaced[0] != plain[0] and len(spaced) == len(plain):
                 found.append(spaced)
         if len(found) > MAX_BAD_WORDS or any(len(ids) > MAX_BAD_WORD_LENGTH for ids in found):
             raise ValueError(
                 f"bad_words={list(params.bad_words)!r}: {len(found)} sequences of at most "
-                f"{max(map(len, found))} tokens; at most {MAX_BAD_WORDS} of at most {MAX_BAD_WORD_LENGTH} are possible"
+                f"{max(map(len, found))} tokens; at most {MAX_BAD_WORDS} of at most "
+                f"{MAX_BAD_WORD_LENGTH} are possible"
             )
         return found
 
@@ -147,30 +151,27 @@ class Intake:
         if not token_ids:
             raise ValueError("empty prompt: give at least one token")
         if params.min_tokens and len({*self.eos_token_ids, *params.stop_token_ids}) > MAX_STOP_IDS:
-            raise ValueError(
-                f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids: give fewer of them"
-            )
+            what = f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids"
+            raise ValueError(f"{what}: give fewer of them")
         named = [("", token_ids), ("", params.stop_token_ids), ("logit_bias: ", params.logit_bias)]
         named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
         for name, token in ((name, token) for name, tokens in named for token in tokens):
             if not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"{name}token id {token} is outside the target's vocabulary (0 to {self.vocab_size - 1})"
-                )
+                vocabulary = f"the target's vocabulary (0 to {self.vocab_size - 1})"
+                raise ValueError(f"{name}token id {token} is outside {vocabulary}")
         if len(token_ids) >= limit:
             raise ValueError(
-                f"prompt of {len(token_ids)} tokens leaves no room for an answer in max_model_len={limit}: "
-                f"shorten it to at most {limit - 1} tokens, or raise max_model_len"
+                f"prompt of {len(token_ids)} tokens leaves no room for an answer in "
+                f"max_model_len={limit}: shorten it to at most {limit - 1} tokens, or raise "
+                "max_model_len"
             )
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:
-    """Integers of any type; what has to be rounded or read as a number is none, and neither is True."""
+    """Integers of any type. Reject floats, numeric strings and booleans."""
     wanted = "text or a list of token ids"
-    if isinstance(prompt, Iterator):
-        raise ValueError(
-            f"prompt={prompt!r}: give {wanted}"
-        )  # which a second sample would find empty
+    if isinstance(prompt, Iterator):  # can be read only once
+        raise ValueError(f"prompt={prompt!r}: give {wanted}")
     tokens = as_list("prompt", prompt, wanted)
     try:
         if any(isinstance(token, bool) for token in tokens):

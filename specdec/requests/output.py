@@ -18,8 +18,8 @@ class Logprob(NamedTuple):
 class CompletionOutput:
     """One generated sequence. finish_reason: stop | length | abort | error, None while it runs.
 
-    stop_reason: the string or token id that stopped it; what went wrong behind an error. logprobs: for each token, it
-    and the best others by the target's own logits, before any processor.
+    stop_reason: the string or token id that stopped it, or an error's message. logprobs: of each
+    token and the best alternatives, by the target's own logits, before any processor.
     """
 
     index: int
@@ -33,9 +33,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and what came of it. `prompt` is None where token ids were given.
+    """A request and its outputs. `prompt` is None if token ids were given.
 
-    seed: of outputs[0], given or drawn; output i has seed + i. prompt_logprobs: None for the first token of the prompt.
+    seed: of outputs[0], given or drawn; output i has seed + i. prompt_logprobs: None for the first
+    token of the prompt.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""What a request asks for: how tokens are chosen and where its text ends. Names and defaults are vLLM's."""
+"""How a request's tokens are chosen and where its text ends. Names and defaults are vLLM's."""
 
 import sys
 from collections.abc import Mapping, Sequence, Set
@@ -16,9 +16,7 @@ LISTS = {
     "bad_words": "a list of non-empty strings",
     "allowed_token_ids": "a list of token ids, or None",
 }
-MIN_TEMPERATURE = (
-    0.01  # below it, logits / temperature leaves the range where float32 tells them apart
-)
+MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +47,18 @@ class _Fields:
 
 
 class SamplingParams(_Fields):
-    """Parameters of one request. ValueError names the one that does not fit.
+    """Parameters of one request. ValueError names the one that is invalid.
 
-    How tokens are chosen, in this order: logit_bias {token id: added to its logit}; allowed_token_ids, all others are
-    out; bad_words, never completed; no end of text before min_tokens; repetition_penalty (prompt and output),
-    frequency_penalty and presence_penalty (output); temperature (0 = greedy); min_p; top_k (0 or -1 = off); top_p.
-    seed: None draws one, which the output reports. n: samples, at most 1,024, of which number i has seed + i.
-    logprobs, prompt_logprobs: so many alternatives beside each token, by the target's own logits.
-    How much is drafted, which changes speed only: num_speculative_tokens, at most the engine's, which is the default;
-    speculate=False, nothing for the whole life of the request.
-    Where the text ends: max_tokens (alias max_new_tokens); stop: strings that end it, cut off unless
-    include_stop_str_in_output; stop_token_ids: further ids that end it; ignore_eos.
+    How tokens are chosen, in this order: logit_bias {token id: added to its logit};
+    allowed_token_ids, excluding all others; bad_words, never completed; no end of text before
+    min_tokens; repetition_penalty (prompt and output), frequency_penalty and presence_penalty
+    (output); temperature (0 = greedy); min_p; top_k (0 or -1 = off); top_p.
+    seed: None draws one, reported by the output. n: samples, at most 1,024; sample i has seed + i.
+    logprobs, prompt_logprobs: how many alternatives beside each token, by the target's own logits.
+    How much is drafted, which changes speed only: num_speculative_tokens, at most (and by default)
+    the engine's; speculate=False never drafts.
+    Where the text ends: max_tokens (alias max_new_tokens); stop: strings that end it, cut off
+    unless include_stop_str_in_output; stop_token_ids: further ids that end it; ignore_eos.
     """
 
     __slots__ = ()
@@ -69,9 +68,7 @@ class SamplingParams(_Fields):
         refuse_unknown("SamplingParams", values, [*names, "max_new_tokens"])
         if "max_new_tokens" in values:
             if "max_tokens" in values:
-                raise ValueError(
-                    "SamplingParams: max_new_tokens is another name of max_tokens; give one of them"
-                )
+                raise ValueError("max_new_tokens is another name of max_tokens; give one of them")
             values["max_tokens"] = values.pop("max_new_tokens")
         if is_integer(values.get("top_k")) and values["top_k"] == -1:
             values["top_k"] = 0
@@ -93,55 +90,47 @@ class SamplingParams(_Fields):
     def flags(self) -> SamplingFlags:
         """What a step with this request has to compute."""
         has_limit = self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return SamplingFlags(
             noise=self.temperature > 0,
             floor=self.temperature > 0 and has_limit,
             bias=bool(self.logit_bias) or self.allowed_token_ids is not None,
             bad_words=bool(self.bad_words),
-            penalties=self.repetition_penalty != 1
-            or self.frequency_penalty != 0
-            or self.presence_penalty != 0,
+            penalties=penalties != (1, 0, 0),
             logprobs=-1 if self.logprobs is None else self.logprobs,
         )
 
 
 def _check_kinds(params: SamplingParams) -> None:
-    """What is True or False, and what is a list: one that can be read only once would be empty the second time."""
+    """Check booleans and lists; an iterator is no list, since it can be read only once."""
     for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculate"):
         check_bool(name, getattr(params, name))
     for name, wanted in LISTS.items():
         value = getattr(params, name)
-        if isinstance(value, bytes | bytearray | memoryview) or not isinstance(
-            value, Sequence | Set | None
-        ):
+        is_bytes = isinstance(value, bytes | bytearray | memoryview)
+        if is_bytes or not isinstance(value, Sequence | Set | None):
             raise ValueError(f"{name}={value!r}: give {wanted}")
 
 
 def _check_choice(params: SamplingParams) -> None:
     temperature = params.temperature
     if not _is_number(temperature) or not (temperature == 0 or temperature >= MIN_TEMPERATURE):
-        raise ValueError(
-            f"temperature={temperature!r}: give 0 (greedy) or a number of at least {MIN_TEMPERATURE}"
-        )
+        wanted = f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"
+        raise ValueError(f"temperature={temperature!r}: give {wanted}")
     _check_range(params, "top_p", 0, 1, is_open=True)
     _check_range(params, "min_p", 0, 1)
     _check_range(params, "presence_penalty", -2, 2)
     _check_range(params, "frequency_penalty", -2, 2)
     _check_range(params, "repetition_penalty", 0, 1e6, is_open=True)
     if not _is_count(params.top_k):
-        raise ValueError(
-            f"top_k={params.top_k!r}: give an integer of at least 1, or 0 or -1 for none"
-        )
+        raise ValueError(f"top_k={params.top_k!r}: give an integer from 1, or 0 or -1 for none")
     if params.seed is not None and not (_is_count(params.seed) and params.seed < 1 << 64):
-        raise ValueError(
-            f"seed={params.seed!r}: give an integer from 0 to 2^64 - 1, or None to have one drawn"
-        )
+        wanted = "an integer from 0 to 2^64 - 1, or None to have one drawn"
+        raise ValueError(f"seed={params.seed!r}: give {wanted}")
     if not _is_count(params.n) or not 1 <= params.n <= MAX_SAMPLES:
         raise ValueError(f"n={params.n!r}: give an integer from 1 to {MAX_SAMPLES}")
     if params.n > 1 and params.temperature == 0:
-        raise ValueError(
-            f"n={params.n} with temperature=0: greedy samples are all the same; give n=1"
-        )
+        raise ValueError(f"n={params.n} with temperature=0: greedy samples are equal; give n=1")
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not (_is_count(value) and value <= MAX_LOGPROBS):
@@ -157,23 +146,18 @@ def _check_tokens(params: SamplingParams) -> None:
     ):
         raise ValueError(f"logit_bias={bias!r}: give {{token id: number from -100 to 100}}")
     words = params.bad_words
-    if isinstance(words, str) or any(
-        not isinstance(word, str) or not word.strip() for word in words
-    ):
+    if isinstance(words, str) or not all(isinstance(word, str) and word.strip() for word in words):
         raise ValueError(f"bad_words={words!r}: give a list of non-empty strings")
     allowed = params.allowed_token_ids
-    if allowed is not None and (
-        len(allowed) == 0 or not all(_is_count(token) for token in allowed)
-    ):
+    if allowed is not None and (len(allowed) == 0 or not all(map(_is_count, allowed))):
         raise ValueError(f"allowed_token_ids={allowed!r}: give at least one token id, or None")
 
 
 def _check_drafts(params: SamplingParams) -> None:
     K = params.num_speculative_tokens
     if K is not None and not _is_count(K):
-        raise ValueError(
-            f"num_speculative_tokens={K!r}: give an integer of at least 0, or None for the engine's"
-        )
+        wanted = "an integer of at least 0, or None for the engine's"
+        raise ValueError(f"num_speculative_tokens={K!r}: give {wanted}")
     if K and not params.speculate:
         raise ValueError(f"num_speculative_tokens={K} with speculate=False: leave one of them out")
 
@@ -182,15 +166,13 @@ def _check_end(params: SamplingParams) -> None:
     if not _is_count(params.max_tokens) or params.max_tokens < 1:
         raise ValueError(f"max_tokens={params.max_tokens!r}: give an integer of at least 1")
     if not _is_count(params.min_tokens) or params.min_tokens > params.max_tokens:
-        raise ValueError(
-            f"min_tokens={params.min_tokens!r}: give an integer from 0 to max_tokens={params.max_tokens}"
-        )
+        wanted = f"an integer from 0 to max_tokens={params.max_tokens}"
+        raise ValueError(f"min_tokens={params.min_tokens!r}: give {wanted}")
     if any(not isinstance(text, str) or not text for text in params.stop_strings):
         raise ValueError(f"stop={params.stop!r}: give non-empty strings")
-    if any(not _is_count(token) for token in params.stop_token_ids):
-        raise ValueError(
-            f"stop_token_ids={params.stop_token_ids!r}: give token ids, integers of at least 0"
-        )
+    if not all(map(_is_count, params.stop_token_ids)):
+        given = params.stop_token_ids
+        raise ValueError(f"stop_token_ids={given!r}: give token ids, integers of at least 0")
 
 
 def _check_range(
@@ -198,18 +180,14 @@ def _check_range(
 ) -> None:
     value = getattr(params, name)
     if not _is_number(value) or not low <= value <= high or (is_open and value == low):
-        above = "above" if is_open else "from"
-        raise ValueError(
-            f"{name}={value!r}: give a number {above} {low} {'and at most' if is_open else 'to'} {high:g}"
-        )
+        wanted = f"above {low} and at most {high:g}" if is_open else f"from {low} to {high:g}"
+        raise ValueError(f"{name}={value!r}: give a number {wanted}")
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
-    )
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -1,8 +1,7 @@
-"""How far a list of requests has come, on a terminal: requests, tokens per second, acceptance length."""
+"""Progress of a list of requests on a terminal: done, tokens per second, acceptance length."""
 
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -24,12 +23,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
 
     @property
@@ -38,7 +32,7 @@ class Progress:
         return not self._running
 
     def update(self, changed: Iterable[Request]) -> None:
-        """Take note of what a step changed; requests of others do not count."""
+        """Count the requests that a step ended; requests of other callers do not count."""
         for request in changed:
             if request.is_finished and request.request_id in self._running:
                 self._running.remove(request.request_id)
@@ -49,9 +43,8 @@ class Progress:
         self._num_tokens += sum(sample.stats.num_generated_tokens for sample in samples)
         self._num_rounds += sum(sample.stats.num_rounds for sample in samples)
         self._num_accepted += sum(sample.stats.num_accepted_tokens for sample in samples)
-        figures = {
-            "tokens/s": f"{self._num_tokens / max(time.monotonic() - self._start, 1e-9):.0f}"
-        }
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        figures = {"tokens/s": f"{self._num_tokens / seconds:.0f}"}
         if self._num_accepted:
             figures["acceptance length"] = f"{1 + self._num_accepted / self._num_rounds:.2f}"
         self._bar.set_postfix(figures, refresh=False)

@@ -1,4 +1,4 @@
-"""A request on the host: its prompt, its tokens and text so far, and where it lives in the state and the cache."""
+"""A request on the host: its prompt, tokens and text so far, and its state row and cache blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from specdec.requests.tokenizer import Detokenizer
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One sample. `samples`: all of the caller's request, itself included; number `index` has seed + index."""
+    """One sample of a caller's request. samples: all of them; sample `index` has seed + index."""
 
     request_id: str
     prompt: str | None
@@ -29,26 +29,23 @@ class Request:
     number: int = 0  # in the order of arrival
     num_speculative_tokens: int = 0  # its own K
 
-    # where it stands; the scheduler keeps these
-    state_row: int = -1  # of the state, -1 = none
+    # kept by the scheduler
+    state_row: int = -1  # -1 = none
     blocks: list[int] = field(default_factory=list)
-    context: Sequence[
-        int
-    ] = ()  # the prompt, and after a preemption what was generated; prefill computes all of it
-    # but a generated last token, which the next round computes
-    num_prefilled: int = 0  # tokens of the context that are computed or about to be
-    num_in_flight: int = 0  # steps launched whose results are not taken yet
-    least_pending: int = 0  # tokens that these will bring at least
-    most_pending: int = 0  # and at most
+    # the prompt, and after a preemption the generated tokens; prefill computes all of it but a
+    # generated last token, which the next round computes
+    context: Sequence[int] = ()
+    num_prefilled: int = 0  # tokens of the context that are computed, or in a launched step
+    num_in_flight: int = 0  # launched steps whose results are not read yet
+    least_pending: int = 0  # the fewest tokens that these can bring
+    most_pending: int = 0  # and the most
     num_valid: int = 0  # positions that both caches are known to hold
     keys: list[bytes] = field(default_factory=list)  # of its whole blocks so far (prefix_keys.py)
-    num_published: int = 0  # blocks whose contents the pool knows
+    num_published: int = 0  # blocks that the pool has a key for
 
     token_ids: list[int] = field(default_factory=list)
-    ends: list[int] = field(
-        default_factory=list
-    )  # ends[i]: characters of text that token_ids[: i + 1] completed;
-    # shorter than token_ids until somebody needs the text
+    # ends[i]: characters of text that token_ids[: i + 1] completed; extended when text is needed
+    ends: list[int] = field(default_factory=list)
     finish: Finish | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # of token_ids, if asked for
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
@@ -60,34 +57,29 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int]:
-        """The order of priority and arrival: the least goes first."""
+        """By priority, then arrival: the lowest goes first."""
         return self.priority, self.number
 
     @property
     def is_ending(self) -> bool:
-        """Whether it has ended, or what is in flight is sure to end it."""
-        return (
-            self.finish is not None
-            or len(self.token_ids) + self.least_pending >= self.rules.max_tokens
-        )
+        """Whether it has ended, or the steps in flight are sure to end it."""
+        least_tokens = len(self.token_ids) + self.least_pending
+        return self.finish is not None or least_tokens >= self.rules.max_tokens
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Prompt and generated tokens from `start` up to `stop`."""
         P = len(self.prompt_token_ids)
-        return [
-            *self.prompt_token_ids[start:stop],
-            *self.token_ids[max(start - P, 0) : max(stop - P, 0)],
-        ]
+        generated = self.token_ids[max(start - P, 0) : max(stop - P, 0)]
+        return self.prompt_token_ids[start:stop] + generated
 
     def append(self, tokens: list[int], now: float) -> None:
-        """Take the tokens of a step, cut at the request's end; sets `finish` there. `now`: seconds, monotonic."""
+        """Add a step's tokens; at the request's end cut them and set `finish`. now: seconds."""
         num_before = len(self.token_ids)
         self.token_ids += tokens
         if self.rules.stop_strings:
             self._complete_text()
-        self.finish = find_finish(
-            self.rules, self.token_ids, self.detokenizer.text, self.ends, num_before
-        )
+        text = self.detokenizer.text
+        self.finish = find_finish(self.rules, self.token_ids, text, self.ends, num_before)
         if self.finish is not None:
             del self.token_ids[self.finish.num_tokens :]
             del self.logprobs[self.finish.num_tokens :]
@@ -97,30 +89,26 @@ class Request:
         self.stats.num_generated_tokens = len(self.token_ids)
 
     def _complete_text(self) -> None:
-        """Bring text and `ends` up to the last token: as each comes with stop strings, else when somebody looks."""
+        """Bring text and `ends` up to the last token: for stop strings, or on demand."""
         for token in self.token_ids[len(self.ends) :]:
             self.detokenizer.push(token)
             self.ends.append(len(self.detokenizer.text))
 
     def end_without_candidates(self) -> None:
-        """End where no token is left to be drawn, and say which parameters forbade them all."""
-        params, count = self.params, len(self.token_ids)
-        names = [name for name in ("allowed_token_ids", "bad_words") if getattr(params, name)]
-        names += ["min_tokens"] if count < params.min_tokens else []
-        self.end(
-            "error",
-            f"no token is left at position {count} of the output: forbidden by {', '.join(names)}",
-        )
+        """End because no token may be drawn, naming the parameters that exclude all of them."""
+        count = len(self.token_ids)
+        names = [name for name in ("allowed_token_ids", "bad_words") if getattr(self.params, name)]
+        names += ["min_tokens"] if count < self.params.min_tokens else []
+        message = f"no token is left at position {count} of the output"
+        self.end("error", f"{message}: forbidden by {', '.join(names)}")
 
     def end(self, reason: str, message: str | None = None) -> None:
-        """End here, for a reason that lies outside of the text."""
+        """End here, for a reason other than the text."""
         count = len(self.token_ids)
-        self.finish = Finish(
-            reason=reason, num_tokens=count, num_text_tokens=count, stop_reason=message
-        )
+        self.finish = Finish(reason, count, count, stop_reason=message)
 
     def record_round(self, record: RoundRecord) -> None:
-        """Count a round of this request; K is what it drafted."""
+        """Count a round of this request."""
         self.stats.record(len(record.draft_tokens), record.num_accepted)
         self.stats.rounds.append(record)
 
@@ -128,6 +116,7 @@ class Request:
         """A snapshot for the caller."""
         samples = self.samples or [self]
         first = samples[0]
+        has_prompt_logprobs = self.params.prompt_logprobs is not None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -136,27 +125,19 @@ class Request:
             finished=self.is_finished,
             stats=RequestStats.of_samples([sample.stats for sample in samples]),
             seed=first.sampling.seed if self.params.temperature > 0 else self.params.seed,
-            prompt_logprobs=None
-            if self.params.prompt_logprobs is None
-            else list(first.prompt_logprobs),
+            prompt_logprobs=list(first.prompt_logprobs) if has_prompt_logprobs else None,
         )
 
     @property
     def is_finished(self) -> bool:
         """Whether every sample has ended."""
-        return self.finish is not None and all(
-            sample.finish is not None for sample in self.samples or [self]
-        )
+        return all(sample.finish is not None for sample in self.samples or [self])
 
     def _completion(self) -> CompletionOutput:
-        completion = CompletionOutput(
-            index=self.index, text=self.text(), token_ids=list(self.token_ids)
-        )
+        completion = CompletionOutput(self.index, self.text(), list(self.token_ids))
         if self.finish is not None:
-            completion.finish_reason, completion.stop_reason = (
-                self.finish.reason,
-                self.finish.stop_reason,
-            )
+            completion.finish_reason = self.finish.reason
+            completion.stop_reason = self.finish.stop_reason
         if self.params.logprobs is not None:
             completion.logprobs = list(self.logprobs)
             pairs = zip(self.token_ids, self.logprobs, strict=True)
@@ -164,7 +145,7 @@ class Request:
         return completion
 
     def text(self) -> str:
-        """While it runs, what is certain; at the end the full decode, or the text up to a stop string."""
+        """While it runs, what is certain; then the full decode, or the text up to a stop string."""
         self._complete_text()
         if self.finish is None:
             return self.detokenizer.text[: num_certain_chars(self.rules, self.detokenizer.text)]

@@ -1,4 +1,4 @@
-"""What a request brings into its row of the state on the device (stepping/state.py), in host numbers."""
+"""What is written to a request's state row (stepping/state.py) at its start, in host numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingStart:
-    """What a request brings into its row, in ids. The default is greedy."""
+    """The sampling part of a state row, in ids. The default is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -29,14 +29,14 @@ class SamplingStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStart:
-    """What a request brings into its row.
+    """A state row at its start.
 
     generated: after a preemption its tokens but the last, which the end of prefill counts.
     """
 
     blocks: Sequence[int]
     num_draft_tokens: int
-    min_position: int = 0  # tokens drawn for positions below it are none of stop_ids
+    min_position: int = 0  # below it, stop_ids are never drawn
     stop_ids: Sequence[int] = ()
     sampling: SamplingStart = field(default_factory=SamplingStart)
     generated: Sequence[int] = ()

@@ -1,6 +1,6 @@
-"""What the requests of a step ask for together. The host knows it, so no step computes what nobody in it asked for.
+"""Which parts of sampling the requests of a step need; the host knows, so other parts are skipped.
 
-A row is never changed by what its neighbours need: every part leaves rows that did not ask for it as they were.
+A row does not depend on its neighbours: rows that do not use a part are left unchanged by it.
 """
 
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ class SamplingFlags:
 
     @property
     def logits(self) -> bool:
-        """Whether the step writes its logits out; else the best token is chosen as they are computed."""
+        """Whether the step writes logits to memory; else the best token is chosen on the fly."""
         return self != GREEDY
 
     @staticmethod
     def of_all(parts: "Iterable[SamplingFlags]") -> "SamplingFlags":
-        """What any of them needs."""
+        """What any of the parts needs."""
         return reduce(SamplingFlags.__or__, parts, GREEDY)
 
 

@@ -1,7 +1,7 @@
 """Counts of speculation, in the field's definitions, for a request or for a run.
 
-D rounds, T drafted, A accepted tokens (bonus and recovered tokens are not counted). A round drafts the request's own K;
-the token that prefill samples belongs to no round. A rate over nothing is None.
+D rounds, T drafted and A accepted tokens (bonus and recovered tokens are not counted). A round
+drafts the request's own K; the token that prefill samples is in no round. A rate over 0 is None.
 """
 
 import itertools
@@ -9,10 +9,33 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+FIGURES = (
+    "acceptance",
+    "num_rounds",
+    "num_drafted_tokens",
+    "num_accepted_tokens",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "num_accepted_per_position",
+    "acceptance_rate_per_position",
+    "conditional_acceptance_rates",
+    "acceptance_histogram",
+)
+REQUEST_FIGURES = (
+    "num_prompt_tokens",
+    "num_generated_tokens",
+    "num_cached_tokens",
+    "num_preemptions",
+    "time_to_first_token",
+    "time_per_token",
+    "tokens_per_second",
+    "round_ms",
+)
+
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round of one request: what was drafted, how much of it held, and the target's token behind it."""
+    """One round of one request: its drafts, how many were accepted, and the target's next token."""
 
     draft_tokens: tuple[int, ...]
     num_accepted: int
@@ -24,18 +47,14 @@ class SpeculationStats:
     """Rounds and their accepted counts; every figure is derived from them."""
 
     num_drafted: list[int] = field(default_factory=list)  # per round
-    num_accepted: list[int] = field(
-        default_factory=list
-    )  # per round, before the last one is trimmed
-    acceptance: str = (
-        "exact"  # the rule that accepted them; "mixed" where runs under several rules are merged
-    )
+    # per round, before the last one is trimmed
+    num_accepted: list[int] = field(default_factory=list)
+    acceptance: str = "exact"  # the rule that accepted them; "mixed" if merged over several rules
 
     def __post_init__(self) -> None:
-        if len(self.num_drafted) != len(self.num_accepted):
-            raise ValueError(
-                f"{len(self.num_drafted)} rounds drafted, {len(self.num_accepted)} accepted: give both"
-            )
+        counts = len(self.num_drafted), len(self.num_accepted)
+        if counts[0] != counts[1]:
+            raise ValueError(f"{counts[0]} rounds drafted, {counts[1]} accepted: give both")
         for num_drafted, num_accepted in zip(self.num_drafted, self.num_accepted, strict=True):
             _check_round(num_drafted, num_accepted)
 
@@ -77,9 +96,8 @@ class SpeculationStats:
     @property
     def draft_acceptance_rate(self) -> float | None:
         """A / T."""
-        return (
-            self.num_accepted_tokens / self.num_drafted_tokens if self.num_drafted_tokens else None
-        )
+        drafted = self.num_drafted_tokens
+        return self.num_accepted_tokens / drafted if drafted else None
 
     @property
     def num_accepted_per_position(self) -> list[int]:
@@ -89,12 +107,12 @@ class SpeculationStats:
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
-        """Rounds that accepted at least i tokens, over all rounds; the mean acceptance length is 1 + their sum."""
+        """Share of rounds that accepted at least i tokens; 1 + their sum is the mean length."""
         return [count / self.num_rounds for count in self.num_accepted_per_position]
 
     @property
     def conditional_acceptance_rates(self) -> list[float | None]:
-        """Rate at i over the rate at i - 1: how often a draft holds where the one before it did."""
+        """Rate at i over the rate at i - 1: how often a draft is accepted after an accepted one."""
         counts = [self.num_rounds, *self.num_accepted_per_position]
         return [here / before if before else None for before, here in itertools.pairwise(counts)]
 
@@ -105,18 +123,7 @@ class SpeculationStats:
 
     def as_dict(self) -> dict[str, object]:
         """All figures, for JSON."""
-        return {
-            "acceptance": self.acceptance,
-            "num_rounds": self.num_rounds,
-            "num_drafted_tokens": self.num_drafted_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "num_accepted_per_position": self.num_accepted_per_position,
-            "acceptance_rate_per_position": self.acceptance_rate_per_position,
-            "conditional_acceptance_rates": self.conditional_acceptance_rates,
-            "acceptance_histogram": self.acceptance_histogram,
-        }
+        return {name: getattr(self, name) for name in FIGURES}
 
 
 @dataclass(slots=True)
@@ -126,19 +133,15 @@ class RequestStats(SpeculationStats):
     rounds: list[RoundRecord] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0  # emitted, after trimming
-    num_cached_tokens: int = (
-        0  # not computed, since the prefix cache had them; each time that prefill began
-    )
-    num_preemptions: int = (
-        0  # times that it lost its blocks to others and computed its tokens again
-    )
+    num_cached_tokens: int = 0  # found in the prefix cache, summed over preemptions
+    num_preemptions: int = 0  # times it lost its blocks and computed its tokens again
     arrival_time: float = 0.0
     first_token_time: float | None = None
     last_token_time: float | None = None
 
     @staticmethod
     def of_samples(parts: "Sequence[RequestStats]") -> "RequestStats":
-        """Those of a request's only sample, or its samples together: the rounds of one behind those of another."""
+        """The statistics of a request's samples together, rounds sample after sample."""
         if len(parts) == 1:
             return parts[0]
         firsts = [part.first_token_time for part in parts if part.first_token_time is not None]
@@ -172,41 +175,29 @@ class RequestStats(SpeculationStats):
 
     @property
     def time_per_token(self) -> float | None:
-        """Seconds per token behind the first."""
+        """Seconds per token after the first."""
         if self.decode_time is None or self.num_generated_tokens < 2:
             return None
         return self.decode_time / (self.num_generated_tokens - 1)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens behind the first, per second."""
+        """Tokens per second, after the first."""
         return 1 / self.time_per_token if self.time_per_token else None
 
     @property
     def round_ms(self) -> float | None:
         """Milliseconds per round, waiting for other requests included."""
-        return (
-            1e3 * self.decode_time / self.num_rounds
-            if self.decode_time and self.num_rounds
-            else None
-        )
+        if not self.decode_time or not self.num_rounds:
+            return None
+        return 1e3 * self.decode_time / self.num_rounds
 
     def as_dict(self) -> dict[str, object]:
-        times = {
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_generated_tokens": self.num_generated_tokens,
-            "num_cached_tokens": self.num_cached_tokens,
-            "num_preemptions": self.num_preemptions,
-            "time_to_first_token": self.time_to_first_token,
-            "time_per_token": self.time_per_token,
-            "tokens_per_second": self.tokens_per_second,
-            "round_ms": self.round_ms,
-        }
-        return SpeculationStats.as_dict(self) | times
+        own = {name: getattr(self, name) for name in REQUEST_FIGURES}
+        return SpeculationStats.as_dict(self) | own
 
 
 def _check_round(num_drafted: int, num_accepted: int) -> None:
     if not 0 <= num_accepted <= num_drafted:
-        raise ValueError(
-            f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}: give 0 to num_drafted"
-        )
+        given = f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}"
+        raise ValueError(f"{given}: give 0 to num_drafted")

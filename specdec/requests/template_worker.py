@@ -1,10 +1,10 @@
-"""A process that renders chat templates with jinja2 alone, and can be killed at any point of it.
+"""A process that renders chat templates with jinja2 alone, and can be killed at any point.
 
-chat_template.py runs this file as a script. A template is a program from a checkpoint: the kernel ends this process
-when rendering takes too long, wherever it hangs, and refuses it more memory than MEMORY_BYTES.
+chat_template.py runs this file as a script. A template is a program from a checkpoint: the kernel
+ends this process if rendering takes too long, and gives it no more memory than MEMORY_BYTES.
 
-A request is 8 bytes of length and JSON, {"template": text, "variables": {...}}; an answer is 8 bytes of length, then
-WRITTEN or REFUSED, then text. The end of standard input ends the process.
+A request is 8 bytes of length and JSON, {"template": text, "variables": {...}}; an answer is 8
+bytes of length, then WRITTEN or REFUSED, then text. The end of standard input ends the process.
 """
 
 import json
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Undo what the parent may have handed down (a blocked or ignored signal), and bound the memory."""
+    """Unblock the signal that the parent may have blocked or ignored, and bound the memory."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -56,7 +56,7 @@ def _limit() -> None:
 
 
 def answer(request: bytes) -> bytes:
-    """The text, or what the template has against writing it."""
+    """The text, or why the template did not write it."""
     try:
         return WRITTEN + render(**json.loads(request))
     except MemoryError:
@@ -93,7 +93,7 @@ def _compiled(template: str) -> Template:
 
 
 class GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks what a model is trained on; here its body is text as any other."""
+    """{% generation %} ... {% endgeneration %} marks text to train on; here it is plain text."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
 
@@ -122,7 +122,7 @@ class PublicNamespace(Namespace):
 
 
 class DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of the type."""
+    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of dict."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return dict(*args, **kwargs)

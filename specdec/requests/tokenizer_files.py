@@ -1,7 +1,7 @@
-"""The tokenizer of a checkpoint as transformers reads it: CheckpointError for files that hold none, and no code is run.
+"""A checkpoint's tokenizer as transformers reads it. CheckpointError for invalid files.
 
-transformers asks on standard input whether a checkpoint's own code may run. Here no road leads there: the answer is
-given (trust_remote_code=False), files that name code are refused, and so is what would load other parts, unasked.
+No code of the checkpoint is run, and transformers never asks on standard input whether it may:
+trust_remote_code is False, and files that name code, or parts of other models, are refused.
 """
 
 import json
@@ -15,21 +15,12 @@ import transformers
 from weights.errors import CheckpointError, Problems
 from weights.fields import read_json_object
 
-WHOLE_IN_FILES = (
-    "TokenizersBackend",
-    "PreTrainedTokenizerFast",
-)  # tokenizer classes without code of their own
-COMPOSED = (
-    "rag",
-    "encoder-decoder",
-)  # model types whose tokenizers load others, which are not told about code
+# tokenizer classes without code of their own
+WHOLE_IN_FILES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+# model types whose tokenizers load others, without passing trust_remote_code on
+COMPOSED = ("rag", "encoder-decoder")
 MODEL, CONFIG, TOKENIZER = "config.json", "tokenizer_config.json", "tokenizer.json"
-OBJECTS = (
-    MODEL,
-    CONFIG,
-    "special_tokens_map.json",
-    "added_tokens.json",
-)  # JSON objects where they are there
+OBJECTS = (MODEL, CONFIG, "special_tokens_map.json", "added_tokens.json")  # JSON, all optional
 TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates/*.jinja"
 VOCABULARIES = (
     TOKENIZER,
@@ -46,20 +37,19 @@ def read_tokenizer(directory: Path) -> Any:
     fields = _checked(directory)
     try:
         backend = _reader(directory, fields).from_pretrained(directory, trust_remote_code=False)
-        backend.encode("a")  # some of what is wrong shows at the first use only
+        backend.encode("a")  # some defects show at the first use only
     except (KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # whatever a wrong value leads to; a panic in tokenizers is not even an Exception
+    except BaseException as error:  # a panic in tokenizers is not even an Exception
         raise CheckpointError(directory, _culprits(directory, error)) from error
     return backend
 
 
 def reader_of(directory: Path) -> Any:
-    """The class in transformers that reads the files; AutoTokenizer gives the same, but loads every model's code first.
+    """The class in transformers that reads the files.
 
-    transformers has its classes loaded when they are first named: 3 s for AutoTokenizer (5.17, H200 machine).
+    AutoTokenizer would find the same one, but naming it imports every model's code first, which
+    takes 3 s (transformers 5.17, H200 machine).
     """
     return _reader(directory, _checked(directory))
 
@@ -72,20 +62,17 @@ def _reader(directory: Path, fields: Mapping[str, object]) -> Any:
 
 
 def _checked(directory: Path) -> dict[str, object]:
-    """tokenizer_config.json, {} where there is none; CheckpointError for what is wrong with any of the small files."""
+    """tokenizer_config.json, {} if there is none; CheckpointError lists defects of small files."""
     problems = Problems(directory)
-    present = [
-        name for name in (*OBJECTS, TEMPLATE, *VOCABULARIES) if os.path.lexists(directory / name)
-    ]
+    names = (*OBJECTS, TEMPLATE, *VOCABULARIES)
+    present = [name for name in names if os.path.lexists(directory / name)]
     if not any(name in VOCABULARIES for name in present):
-        problems.add(
-            f"{TOKENIZER}: missing, and no other vocabulary that is known: {', '.join(VOCABULARIES[1:])}"
-        )
+        others = ", ".join(VOCABULARIES[1:])
+        problems.add(f"{TOKENIZER}: missing, and no other vocabulary that is known: {others}")
     for name in present:
         if not (directory / name).is_file():
             problems.add(f"{name}: not a file that can be read (a directory, or a link to nothing)")
-    templates = [directory / TEMPLATE, *sorted(directory.glob(MORE_TEMPLATES))]
-    for file in templates:
+    for file in (directory / TEMPLATE, *sorted(directory.glob(MORE_TEMPLATES))):
         _check_text_file(file, problems)
     objects = {
         name: read_json_object(directory / name, problems)
@@ -108,43 +95,38 @@ def _check_text_file(file: Path, problems: Problems) -> None:
 
 
 def _check_no_code(name: str, fields: Mapping[str, object], problems: Problems) -> None:
-    """Refuse a tokenizer in Python, and what loads anything else than a tokenizer of transformers."""
-    auto_map = fields.get("auto_map")
-    code = (
-        auto_map.get("AutoTokenizer")
-        if isinstance(auto_map, dict)
-        else auto_map
-        if name == CONFIG
-        else None
-    )
+    """Refuse a tokenizer in Python, and anything that is not a tokenizer of transformers."""
+    code = fields.get("auto_map")
+    if isinstance(code, dict):
+        code = code.get("AutoTokenizer")
+    elif name != CONFIG:
+        code = None
     if code is not None:
         problems.add(
-            f"{name}: auto_map says that the tokenizer is {json.dumps(code):.100}, code of the checkpoint, which is "
-            f"never run; convert it to a {TOKENIZER} that stands by itself"
+            f"{name}: auto_map says that the tokenizer is {json.dumps(code):.100}, code of the "
+            f"checkpoint, which is never run; convert it to a {TOKENIZER} that needs no code"
         )
     kind = fields.get("tokenizer_class")
     if kind is not None and not _is_tokenizer(kind):
-        problems.add(
-            f"{name}: tokenizer_class {kind!r:.60} is no tokenizer that transformers can load here"
-        )
+        what = "is no tokenizer that transformers can load here"
+        problems.add(f"{name}: tokenizer_class {kind!r:.60} {what}")
     if name == MODEL and fields.get("model_type") in COMPOSED:
         problems.add(f"{name}: model_type {fields['model_type']!r} is not supported")
 
 
 def _is_tokenizer(name: object) -> bool:
-    """Names that transformers does not know are read as TokenizersBackend; those of other things it would load."""
+    """True for names unknown to transformers too, which it reads as TokenizersBackend."""
     if not isinstance(name, str):
         return False
-    found = getattr(transformers, name, None) or getattr(
-        transformers, name.removesuffix("Fast"), None
-    )
-    return found is None or (
-        isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase)
-    )
+    found = getattr(transformers, name, None)
+    if found is None:
+        found = getattr(transformers, name.removesuffix("Fast"), None)
+    base = transformers.PreTrainedTokenizerBase
+    return found is None or (isinstance(found, type) and issubclass(found, base))
 
 
 def _culprits(directory: Path, error: BaseException) -> tuple[str, ...]:
-    """The vocabulary if it is no JSON object, which takes long to find out; else the files that there are."""
+    """The vocabulary if it is no JSON object (slow to find out), else all files present."""
     problems = Problems(directory)
     if (directory / TOKENIZER).is_file():
         read_json_object(directory / TOKENIZER, problems)

@@ -1,4 +1,4 @@
-"""An engine for asyncio: any number of requests from any number of event loops, over one background thread.
+"""An engine for asyncio: requests from any number of event loops, served by a background thread.
 
 async with AsyncLLM("path/to/target", {"model": "path/to/eagle3"}) as llm:
     async for output in llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)):
@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from specdec.arguments import is_integer
 from specdec.config import SpeculativeConfig
@@ -26,9 +25,10 @@ from specdec.serve.engine_thread import EngineDeadError, EngineThread
 
 
 class AsyncLLM:
-    """Takes the arguments of LLM. `llm` is what was loaded, to read from; its calls that need the engine are refused.
+    """Takes the arguments of LLM. `llm` is for reading only: its calls to the engine are refused.
 
-    Once the engine has failed or is shut down, and in a forked child, every call raises EngineDeadError.
+    After a failure of the engine or a shutdown, and in a forked child, every call raises
+    EngineDeadError.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class AsyncLLM:
     ) -> None:
         self.llm = LLM(model, speculative_config, **options)
         self._thread = EngineThread(self.llm.engine)
-        # at the latest when nobody refers to this any more, or when the interpreter exits
+        # at the latest when this object is collected or the interpreter exits
         weakref.finalize(self, self._thread.close)
 
     async def generate(
@@ -51,15 +51,17 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the whole output so far as it grows; the last one has finished=True.
 
-        The request begins with the first output that is asked for. Who is slow misses outputs in between, never the
-        last. Leaving early (a break with aclose(), a cancelled task) aborts the request. ValueError says what is wrong
-        with it. request_id: what `abort` takes; None draws one. priority: lower goes first.
+        The request begins with the first iteration. A slow reader skips intermediate outputs and
+        never delays others. Leaving early (a break with aclose(), a cancelled task) aborts the
+        request. request_id: for `abort`; None draws one. priority: lower goes first. ValueError
+        says what is wrong with the request.
         """
         _check_names(request_id, priority)
         name = uuid.uuid4().hex if request_id is None else request_id
         params = SamplingParams() if sampling_params is None else sampling_params
         new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=name)
-        mailbox, is_over = Mailbox(asyncio.get_running_loop()), False
+        mailbox = Mailbox(asyncio.get_running_loop())
+        is_over = False
         try:
             await asyncio.wrap_future(self._thread.add(new, mailbox))
             while not is_over:
@@ -80,66 +82,59 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """`generate` for one conversation, through the tokenizer's chat template or the one given."""
+        """`generate` for one conversation, rendered by `chat_template` or the tokenizer's own."""
         tokenizer = self.llm.tokenizer
         text = await asyncio.to_thread(
             tokenizer.write_chat, messages, add_generation_prompt, chat_template
         )
-        # in the engine's thread, since a tokenizer may serve one at a time
+        # in the engine's thread, which uses the tokenizer too
         prompt = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
-        async with aclosing(
-            self.generate(prompt, sampling_params, request_id, priority)
-        ) as outputs:
+        outputs = self.generate(prompt, sampling_params, request_id, priority)
+        async with aclosing(outputs):
             async for output in outputs:
                 yield output
 
     async def abort(self, request_id: str) -> bool:
-        """End a request: its iterator gets a last output with finish_reason "abort". False: no such request runs."""
+        """End a request: its iterator gets a last output with finish_reason "abort".
+
+        Returns False if no such request runs.
+        """
         if not isinstance(request_id, str):
             raise ValueError(f"request_id={request_id!r}: give the string that names the request")
         return await asyncio.wrap_future(self._thread.abort(request_id))
 
     def shutdown(self) -> None:
-        """Abort what runs and end the thread, behind the step that it is in."""
+        """Abort what runs and end the thread, after its current step."""
         self._thread.close()
 
     def __enter__(self) -> "AsyncLLM":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.shutdown)
 
 
 class Mailbox:
     """The latest output of one request, on its way from the engine's thread to an event loop.
 
-    Outputs are cumulative, so a newer one replaces one that was not fetched: who is slow costs no memory and is woken
-    once.
+    Outputs are cumulative, so a newer one replaces one that was not fetched: a slow reader costs no
+    memory and is woken once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._is_full = loop, asyncio.Event()
+        self._loop = loop
+        self._is_full = asyncio.Event()
         self._lock = threading.Lock()
         self._latest: RequestOutput | EngineDeadError | None = None
 
     async def get(self) -> RequestOutput:
-        """Wait for an output that is newer than the last one."""
+        """Wait for an output newer than the last one."""
         await self._is_full.wait()
         self._is_full.clear()
         with self._lock:
@@ -150,21 +145,22 @@ class Mailbox:
         return latest
 
     def take(self, output: RequestOutput) -> bool:
-        """In the engine's thread. False where the loop is closed."""
+        """In the engine's thread. False if the loop is closed."""
         return self._put(output)
 
     def fail(self, error: EngineDeadError) -> None:
-        """In the engine's thread; where the loop is closed nobody waits for it."""
+        """In the engine's thread. If the loop is closed, no reader waits for it."""
         self._put(error)
 
     def _put(self, item: RequestOutput | EngineDeadError) -> bool:
         with self._lock:
-            was_empty, self._latest = self._latest is None, item
-        if not was_empty:  # the loop is to be woken already, if it is there
+            was_empty = self._latest is None
+            self._latest = item
+        if not was_empty:  # the loop is being woken already, if it is open
             return not self._loop.is_closed()
         try:
             self._loop.call_soon_threadsafe(self._is_full.set)
-        except RuntimeError:  # what a closed loop answers
+        except RuntimeError:  # the loop is closed
             return False
         return True
 

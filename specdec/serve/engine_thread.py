@@ -1,7 +1,7 @@
-"""One thread that owns an engine: others send it commands, it sends them outputs as steps change their requests.
+"""A thread that owns an engine: it runs other threads' commands and delivers outputs to them.
 
-What a command raises reaches its caller alone. What a step raises ends the thread, and reaches everybody who waits and
-every later call. While no request runs the thread sleeps.
+An error in a command reaches its caller alone. An error in a step ends the thread and reaches every
+waiting caller and every later call. While no request runs, the thread sleeps.
 """
 
 import logging
@@ -25,29 +25,29 @@ Answer = TypeVar("Answer")
 
 
 class EngineDeadError(RuntimeError):
-    """The engine takes no requests any more: it failed, which is this error's cause, or it was shut down."""
+    """The engine takes no more requests: it failed (see __cause__) or was shut down."""
 
 
 class Listener(Protocol):
-    """Where a request's outputs go. Called in the engine's thread, so it may wait for nothing."""
+    """Receives a request's outputs. Called in the engine's thread, so it must not wait."""
 
     def take(self, output: RequestOutput) -> bool:
-        """The request so far. False: nobody is there any more, which aborts it."""
+        """The output so far. Returns False if it cannot be delivered, which aborts the request."""
 
     def fail(self, error: EngineDeadError) -> None:
-        """There will be no further output."""
+        """No further output will come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[Answer]):
-    """A call for the engine's thread. is_callers: what goes wrong concerns its caller and not the engine."""
+    """A call for the engine's thread. raises_to_caller: its errors do not end the engine."""
 
     function: Callable[[], Answer]
     raises_to_caller: bool
     answer: Future[Answer]
 
     def run(self) -> None:
-        """Call, unless the caller has lost interest, and answer."""
+        """Call and answer, unless the caller has cancelled."""
         if not self.answer.set_running_or_notify_cancel():
             return
         try:
@@ -58,13 +58,13 @@ class Command(Generic[Answer]):
                 raise
 
     def refuse(self, error: EngineDeadError) -> None:
-        """Answer that nothing runs any more."""
+        """Answer with an error instead of running."""
         if self.answer.set_running_or_notify_cancel():
             self.answer.set_exception(error)
 
 
 class EngineThread:
-    """Starts at once. From then on nobody else may call the engine."""
+    """Starts at once. From then on no other thread may call the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -72,7 +72,7 @@ class EngineThread:
         self._listeners: dict[str, Listener] = {}  # by request id, touched by the thread only
         # reentrant: the garbage collector may call close() from anywhere
         self._lock = threading.RLock()
-        self._is_over = False  # under the lock: no command is queued behind the end
+        self._is_over = False  # under the lock: no command is queued after the end
         self._cause: BaseException | None = None
         self._process = os.getpid()  # a forked child has no such thread
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
@@ -80,19 +80,19 @@ class EngineThread:
         self._thread.start()
 
     def add(self, new: NewRequest, listener: Listener) -> Future[None]:
-        """Queue a request that has an id; answered when it is checked. The listener hears of every change."""
+        """Queue a request that has an id; answered once checked. Changes go to `listener`."""
         return self.call(partial(self._add, new, listener))
 
     def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
-        """End a request; answers whether it ran. With a listener: only if the request is that listener's."""
+        """End a request; answers whether it ran. With a listener: only that listener's request."""
         return self._send(partial(self._abort, request_id, listener), raises_to_caller=False)
 
     def call(self, function: Callable[[], Answer]) -> Future[Answer]:
-        """Have anything called between two steps."""
+        """Run a function between two steps."""
         return self._send(function, raises_to_caller=True)
 
     def close(self) -> None:
-        """Abort what runs, then end the thread and wait for that. Closing twice, or in a forked child, is nothing."""
+        """Abort what runs, end the thread and wait for it. No effect twice or in a forked child."""
         if self._process != os.getpid():
             return
         self._commands.put(None)
@@ -101,9 +101,8 @@ class EngineThread:
 
     def _send(self, function: Callable[[], Answer], raises_to_caller: bool) -> Future[Answer]:
         command = Command(function, raises_to_caller, Future[Answer]())
-        if (
-            self._process != os.getpid()
-        ):  # before the lock, which another thread may have held in the fork
+        # before the lock, which another thread may have held during a fork
+        if self._process != os.getpid():
             command.refuse(self._forked_error())
             return command.answer
         with self._lock:
@@ -123,19 +122,17 @@ class EngineThread:
             self._deliver(self._engine.abort_all())
             self._engine.drain()
         except BaseException as error:
-            logger.exception(
-                "the engine has failed: requests that run are lost, and no others are taken"
-            )
+            logger.exception("the engine has failed: running requests are lost, no more are taken")
             self._end(error)
         else:
             self._end(None)
 
     def _run_commands(self) -> bool:
-        """Do what others have asked for, and wait for it while nothing runs; False to stop."""
+        """Run the queued commands, and wait for one while no request runs; False to stop."""
         while True:
             is_idle = not self._engine.has_unfinished
             if is_idle:
-                self._engine.drain()  # frees what ended requests hold
+                self._engine.drain()  # releases what ended requests hold
             try:
                 command = self._commands.get(block=is_idle)
             except Empty:
@@ -146,7 +143,8 @@ class EngineThread:
 
     def _end(self, cause: BaseException | None) -> None:
         with self._lock:
-            self._is_over, self._cause = True, cause
+            self._is_over = True
+            self._cause = cause
         while not self._commands.empty():
             command = self._commands.get()
             if command is not None:
@@ -156,26 +154,25 @@ class EngineThread:
 
     def _forked_error(self) -> EngineDeadError:
         return EngineDeadError(
-            f"this AsyncLLM was built in process {self._process}, and a forked process ({os.getpid()}) has no copy of "
-            "its thread: build one here, or start processes by multiprocessing's method spawn"
+            f"this AsyncLLM was built in process {self._process}, and a forked process "
+            f"({os.getpid()}) has no copy of its thread: build one here, or start processes by "
+            "multiprocessing's method spawn"
         )
 
     def _dead_error(self) -> EngineDeadError:
-        """A new one for each who gets it, so that their tracebacks stay apart."""
+        """A new error for each caller, so that their tracebacks stay apart."""
         if self._cause is None:
             return EngineDeadError("the engine was shut down")
-        error = EngineDeadError(
-            f"the engine has failed: {type(self._cause).__name__}: {self._cause}"
-        )
+        name = type(self._cause).__name__
+        error = EngineDeadError(f"the engine has failed: {name}: {self._cause}")
         error.__cause__ = self._cause
         return error
 
     def _add(self, new: NewRequest, listener: Listener) -> None:
         assert new.request_id is not None
         if new.request_id in self._listeners:
-            raise ValueError(
-                f"request_id {new.request_id!r} is already running: give each request an id of its own"
-            )
+            given = f"request_id {new.request_id!r}"
+            raise ValueError(f"{given} is already running: give each request an id of its own")
         self._engine.add_requests([new])
         self._listeners[new.request_id] = listener
 
@@ -190,16 +187,15 @@ class EngineThread:
             listener = self._listeners[request.request_id]
             if request.is_finished:
                 del self._listeners[request.request_id]
-            is_heard = listener.take(_snapshot(request))
-            if not is_heard and not request.is_finished:
-                logger.info(
-                    "request %s: its event loop is closed, so it is aborted", request.request_id
-                )
-                self._deliver(self._engine.abort(request.request_id))
+            is_delivered = listener.take(_snapshot(request))
+            if not is_delivered and not request.is_finished:
+                name = request.request_id
+                logger.info("request %s: its event loop is closed, so it is aborted", name)
+                self._deliver(self._engine.abort(name))
 
 
 def _snapshot(request: Request) -> RequestOutput:
-    """An output whose statistics stay as they are while the request goes on."""
+    """An output whose statistics do not change while the request continues."""
     output = request.output()
     stats = output.stats
     output.stats = replace(

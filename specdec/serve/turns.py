@@ -1,7 +1,8 @@
-"""A lock that threads get in the order in which they ask for it, for what many of them share.
+"""A lock that threads get in the order in which they ask for it.
 
-A plain lock may be taken again and again by the thread that has just released it. `soon` is for finalisers, which the
-garbage collector calls anywhere, even in the middle of the thread's own turn, and which therefore cannot wait.
+A plain lock may be taken again and again by the thread that has just released it. `call_soon` is
+for finalizers, which cannot wait: the garbage collector runs them anywhere, even in the middle of
+the thread's own turn.
 """
 
 import os
@@ -14,9 +15,8 @@ class Turns:
     """`with turns:` waits for a turn and ends it. Not reentrant."""
 
     def __init__(self) -> None:
-        self._line: deque[threading.Lock] = (
-            deque()
-        )  # the first has its turn, the others wait for their lock
+        # the thread of the first lock has its turn, the others wait for their locks
+        self._line: deque[threading.Lock] = deque()
         self._mutex = threading.Lock()  # of the line
         self._calls: deque[Callable[[], object]] = deque()
         self._process = os.getpid()
@@ -44,7 +44,7 @@ class Turns:
         self._call_if_free()
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Have `call` called in a turn without waiting for one: now, or by the thread that has it, as it ends."""
+        """Run `call` in a turn without waiting: now, or when the thread in its turn ends it."""
         self._calls.append(call)
         self._call_if_free()
 
@@ -60,7 +60,7 @@ class Turns:
             self._calls.popleft()()
 
     def _take_if_free(self) -> bool:
-        # whoever holds the mutex begins or ends a turn, and looks for calls afterwards
+        # a thread that holds the mutex begins or ends a turn, and runs the calls afterwards
         if not self._mutex.acquire(blocking=False):
             return False
         try:
@@ -80,10 +80,12 @@ class Turns:
                 self._line[0].release()
 
     def _move_to_this_process(self) -> None:
-        """In a forked child only the thread that forked goes on."""
+        """In a forked child only the thread that forked exists."""
         if self._line:
             raise RuntimeError(
-                f"process {self._process} was forked while another of its threads was generating, so that the engine "
-                f"in process {os.getpid()} is in the middle of a step: build a new one here"
+                f"process {self._process} was forked while another of its threads was generating, "
+                f"so the engine in process {os.getpid()} is in the middle of a step: build a new "
+                "one here"
             )
-        self._mutex, self._process = threading.Lock(), os.getpid()
+        self._mutex = threading.Lock()
+        self._process = os.getpid()

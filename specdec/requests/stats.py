@@ -7,7 +7,7 @@ drafts the request's own K; the token that prefill samples is in no round. A rat
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 FIGURES = (
     "acceptance",
@@ -141,22 +141,19 @@ class RequestStats(SpeculationStats):
 
     @staticmethod
     def of_samples(parts: "Sequence[RequestStats]") -> "RequestStats":
-        """The statistics of a request's samples together, rounds sample after sample."""
-        if len(parts) == 1:
-            return parts[0]
+        """A copy: the statistics of a request's samples together, rounds sample after sample."""
         firsts = [part.first_token_time for part in parts if part.first_token_time is not None]
         lasts = [part.last_token_time for part in parts if part.last_token_time is not None]
         together = SpeculationStats.merged(parts)
-        return RequestStats(
+        return replace(
+            parts[0],
             num_drafted=together.num_drafted,
             num_accepted=together.num_accepted,
             acceptance=together.acceptance,
             rounds=[record for part in parts for record in part.rounds],
-            num_prompt_tokens=parts[0].num_prompt_tokens,
             num_generated_tokens=sum(part.num_generated_tokens for part in parts),
             num_cached_tokens=sum(part.num_cached_tokens for part in parts),
             num_preemptions=sum(part.num_preemptions for part in parts),
-            arrival_time=parts[0].arrival_time,
             first_token_time=min(firsts, default=None),
             last_token_time=max(lasts, default=None),
         )

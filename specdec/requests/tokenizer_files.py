@@ -34,9 +34,9 @@ VOCABULARIES = (
 
 def read_tokenizer(directory: Path) -> Any:
     """A tokenizer of transformers."""
-    fields = _checked(directory)
+    reader = reader_of(directory)
     try:
-        backend = _reader(directory, fields).from_pretrained(directory, trust_remote_code=False)
+        backend = reader.from_pretrained(directory, trust_remote_code=False)
         backend.encode("a")  # some defects show at the first use only
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -51,10 +51,7 @@ def reader_of(directory: Path) -> Any:
     AutoTokenizer would find the same one, but naming it imports every model's code first, which
     takes 3 s (transformers 5.17, H200 machine).
     """
-    return _reader(directory, _checked(directory))
-
-
-def _reader(directory: Path, fields: Mapping[str, object]) -> Any:
+    fields = _checked(directory)
     is_whole = fields.get("tokenizer_class") in WHOLE_IN_FILES and "auto_map" not in fields
     if is_whole and (directory / TOKENIZER).is_file():
         return transformers.PreTrainedTokenizerFast

@@ -63,14 +63,14 @@ class AsyncLLM:
         mailbox = Mailbox(asyncio.get_running_loop())
         is_over = False
         try:
-            await asyncio.wrap_future(self._thread.add(new, mailbox))
+            await asyncio.wrap_future(self._thread.add(new, mailbox.put))
             while not is_over:
                 output = await mailbox.get()
                 is_over = output.finished
                 yield output
         finally:
             if not is_over:
-                self._thread.abort(name, mailbox)
+                self._thread.abort(name, mailbox.put)
 
     async def chat(
         self,
@@ -144,15 +144,8 @@ class Mailbox:
             raise latest
         return latest
 
-    def take(self, output: RequestOutput) -> bool:
+    def put(self, item: RequestOutput | EngineDeadError) -> bool:
         """In the engine's thread. False if the loop is closed."""
-        return self._put(output)
-
-    def fail(self, error: EngineDeadError) -> None:
-        """In the engine's thread. If the loop is closed, no reader waits for it."""
-        self._put(error)
-
-    def _put(self, item: RequestOutput | EngineDeadError) -> bool:
         with self._lock:
             was_empty = self._latest is None
             self._latest = item

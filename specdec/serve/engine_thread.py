@@ -9,10 +9,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
@@ -28,14 +28,9 @@ class EngineDeadError(RuntimeError):
     """The engine takes no more requests: it failed (see __cause__) or was shut down."""
 
 
-class Listener(Protocol):
-    """Receives a request's outputs. Called in the engine's thread, so it must not wait."""
-
-    def take(self, output: RequestOutput) -> bool:
-        """The output so far. Returns False if it cannot be delivered, which aborts the request."""
-
-    def fail(self, error: EngineDeadError) -> None:
-        """No further output will come."""
+# Receives a request's outputs, or the error after which no more will come. Called in the engine's
+# thread, so it must not wait. Returns False if it cannot deliver: the request is aborted.
+Listener = Callable[[RequestOutput | EngineDeadError], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +145,7 @@ class EngineThread:
             if command is not None:
                 command.refuse(self._dead_error())
         for listener in self._listeners.values():
-            listener.fail(self._dead_error())
+            listener(self._dead_error())
 
     def _forked_error(self) -> EngineDeadError:
         return EngineDeadError(
@@ -187,21 +182,8 @@ class EngineThread:
             listener = self._listeners[request.request_id]
             if request.is_finished:
                 del self._listeners[request.request_id]
-            is_delivered = listener.take(_snapshot(request))
+            is_delivered = listener(request.output())
             if not is_delivered and not request.is_finished:
                 name = request.request_id
                 logger.info("request %s: its event loop is closed, so it is aborted", name)
                 self._deliver(self._engine.abort(name))
-
-
-def _snapshot(request: Request) -> RequestOutput:
-    """An output whose statistics do not change while the request continues."""
-    output = request.output()
-    stats = output.stats
-    output.stats = replace(
-        stats,
-        num_drafted=list(stats.num_drafted),
-        num_accepted=list(stats.num_accepted),
-        rounds=list(stats.rounds),
-    )
-    return output

@@ -425,8 +425,8 @@ def test_an_output_that_replaces_another_wakes_its_reader_once():
         first, second = (RequestOutput(name, None, [], [], False) for name in "ab")
         reader = asyncio.create_task(mailbox.get())
         await asyncio.sleep(0)
-        mailbox.take(first)
-        loop.call_soon(mailbox.take, second)  # between the reader's waking up and its look
+        mailbox.put(first)
+        loop.call_soon(mailbox.put, second)  # between the reader's waking up and its look
         found = await reader
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(mailbox.get(), 0.02)

@@ -1,4 +1,4 @@
-"""A dead draft keeps every token right, so the accepted counts are compared too, with two independent sources."""
+"""Tokens stay right with a dead draft, so accepted counts are compared with two other sources."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests import naive_eagle
 from tests.reference import Reference
 from weights.demo import demo_directory
 
-# rounds and accepted counts of the pair's README: a draft that would pass the 160th token is not accepted there
+# from the pair's README, where a draft after the 160th token is not accepted
 FIGURES = [
     ("demo/eagle3", 5, 1272, [884, 631, 458, 334, 256]),
     ("demo/eagle3", 3, 1486, [1070, 750, 528]),
@@ -16,8 +16,9 @@ FIGURES = [
 
 
 def trimmed(stats, num_tokens):
-    """Accepted counts per round with the last round cut at the limit; the first token belongs to no round."""
-    counts, emitted = [], 1
+    """Accepted counts per round, the last cut at the limit; the first token is in no round."""
+    counts = []
+    emitted = 1
     for count in stats.num_accepted:
         counts.append(min(count, num_tokens - emitted))
         emitted += counts[-1] + 1
@@ -60,7 +61,8 @@ def test_every_round_equals_the_naive_draft(demo_llm, greedy, prompts, draft, k)
 def test_every_sampled_round_equals_the_naive_draft_with_the_public_noise(
     demo_llm, prompts, draft, k, values
 ):
-    pair, mean = naive_pair(draft), []
+    pair = naive_pair(draft)
+    mean = []
     for seed, prompt in ((11, prompts[1]), (2**63 + 12, prompts[2])):
         naive = naive_eagle.generate(*pair, prompt, 20, k, naive_eagle.sampled(seed=seed, **values))
         params = SamplingParams(seed=seed, max_tokens=20, ignore_eos=True, **values)

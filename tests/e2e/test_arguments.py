@@ -1,4 +1,4 @@
-"""Bad input gets an error that names what was given and what to do; nothing half-done stays behind."""
+"""Bad input raises an error that names what was given and what to do, and leaves no trace."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_prompts_that_cannot_run_are_refused(demo_llm, prompt, params, words):
         (("a", None, False, 1), "priority=1: give a list of 1 integers, one for each prompt"),
     ],
 )
-def test_what_is_no_prompt_and_no_parameter_is_refused_by_name(demo_llm, args, words):
+def test_invalid_prompts_and_parameters_are_refused_by_name(demo_llm, args, words):
     llm = demo_llm("demo/eagle3", 3)
     with pytest.raises(ValueError, match=words):
         llm.generate(*args)
@@ -174,7 +174,7 @@ def test_a_stream_takes_sampling_params_and_nothing_else(demo_llm, params):
 @pytest.mark.parametrize(
     "prompt", [None, 5, {1: 2}, {1}, iter([1]), torch.tensor(1), np.array([0.5]), [[1]], object()]
 )
-def test_a_stream_refuses_what_is_no_prompt(demo_llm, prompt):
+def test_a_stream_refuses_invalid_prompts(demo_llm, prompt):
     with pytest.raises(ValueError, match=r"prompt=.*: give text or a list of token ids"):
         demo_llm("demo/eagle3", 3).stream(prompt)
 

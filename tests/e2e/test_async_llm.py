@@ -1,4 +1,4 @@
-"""Requests from event loops over one background thread: the same outputs, and nobody waits for what will not come."""
+"""Requests from event loops over one background thread: the same outputs, and no endless wait."""
 
 import asyncio
 import gc
@@ -39,7 +39,8 @@ def own():
 @pytest.fixture
 def aborted(shared, monkeypatch):
     """The ids of requests that the engine was told to abort."""
-    ids, real = [], shared.llm.engine.abort
+    ids = []
+    real = shared.llm.engine.abort
     monkeypatch.setattr(
         shared.llm.engine, "abort", lambda request_id: ids.append(request_id) or real(request_id)
     )
@@ -121,7 +122,7 @@ def test_outputs_are_cumulative_snapshots_and_the_last_is_finished(shared, promp
     assert outputs[1].stats.num_rounds < outputs[-1].stats.num_rounds
 
 
-def test_statistics_of_an_output_stand_still(shared, greedy, prompts):
+def test_statistics_of_an_output_do_not_change(shared, greedy, prompts):
     async def first_and_last():
         outputs = [
             (output, output.stats.num_rounds)
@@ -153,9 +154,10 @@ def test_two_event_loops_share_the_engine(shared, greedy, prompts):
     )
 
 
-def test_a_slow_consumer_gets_the_latest_output_and_keeps_nobody_waiting(shared, greedy, prompts):
+def test_a_slow_reader_gets_the_latest_output_and_delays_no_other(shared, greedy, prompts):
     async def slow_beside_fast():
-        slow, seen = shared.generate(prompts[0], greedy(NUM_TOKENS)), []
+        slow = shared.generate(prompts[0], greedy(NUM_TOKENS))
+        seen = []
         async for output in slow:
             seen.append(len(output.outputs[0].token_ids))
             # another request runs from beginning to end meanwhile
@@ -195,7 +197,7 @@ def test_a_cancelled_task_aborts_its_request(shared, aborted, greedy, prompts):
     assert aborted == ["gone"]
 
 
-def test_those_who_leave_change_nothing_for_those_who_stay(shared, demo_llm, greedy, prompts):
+def test_aborted_requests_change_nothing_for_the_others(shared, demo_llm, greedy, prompts):
     params = greedy(NUM_TOKENS)
 
     async def ask(index):
@@ -205,12 +207,12 @@ def test_those_who_leave_change_nothing_for_those_who_stay(shared, demo_llm, gre
                     break
         return output.outputs[0].token_ids
 
-    async def everybody():
+    async def all_of_them():
         found = await asyncio.gather(*map(ask, range(12)))
         await asyncio.wait_for(until_idle(shared), 20)
         return found
 
-    found = asyncio.run(everybody())
+    found = asyncio.run(all_of_them())
     expected = [
         output.outputs[0].token_ids
         for output in demo_llm("demo", 3).generate(prompts[:12], params, False)
@@ -277,7 +279,7 @@ def test_what_is_wrong_with_a_request_reaches_its_caller_only(
 
 
 @pytest.mark.parametrize("request_id", [None, 7, ["a"], torch.tensor(1)])
-def test_an_id_that_is_no_string_is_refused_and_the_engine_goes_on(
+def test_an_id_that_is_no_string_is_refused_and_the_engine_continues(
     shared, greedy, prompts, request_id
 ):
     with pytest.raises(ValueError, match=r"request_id=.*: give the string that names the request"):
@@ -285,7 +287,7 @@ def test_an_id_that_is_no_string_is_refused_and_the_engine_goes_on(
     assert asyncio.run(last_of(shared.generate(prompts[0], greedy(4)))).finished
 
 
-def test_an_id_that_is_running_is_refused_and_its_owner_goes_on(shared, greedy, prompts):
+def test_an_id_that_is_running_is_refused_and_its_owner_continues(shared, greedy, prompts):
     async def twice():
         first = asyncio.create_task(last_of(shared.generate(prompts[0], greedy(40), "same")))
         while not shared.llm.engine.has_unfinished:
@@ -300,12 +302,11 @@ def test_an_id_that_is_running_is_refused_and_its_owner_goes_on(shared, greedy, 
     assert len(again.outputs[0].token_ids) == 4
 
 
-def test_a_failed_request_ends_with_error_and_the_others_go_on(own, greedy, prompts):
+def test_a_failed_request_ends_with_error_and_the_others_continue(own, greedy, prompts):
     poison = 901
     embed = own.llm.engine.runner.target.model.embed_tokens
-    embed.weight = type(embed.weight)(
-        embed.weight.clone(), requires_grad=False
-    )  # the head shares it
+    # a copy, since the head shares it
+    embed.weight = type(embed.weight)(embed.weight.clone(), requires_grad=False)
     embed.weight[poison] = float("nan")
 
     async def both():
@@ -318,13 +319,13 @@ def test_a_failed_request_ends_with_error_and_the_others_go_on(own, greedy, prom
     assert good.outputs[0].finish_reason == "length"
 
 
-def test_a_failure_of_the_engine_reaches_all_who_wait_and_every_later_call(
+def test_a_failure_of_the_engine_reaches_every_waiting_and_later_call(
     own, greedy, prompts, monkeypatch
 ):
     cause = RuntimeError("the device fell off the bus")
     fail_in_rounds(own, monkeypatch, cause)
 
-    async def everybody():
+    async def all_of_them():
         waiting = [last_of(own.generate(prompt, greedy(NUM_TOKENS))) for prompt in prompts[:6]]
         found = await asyncio.gather(*waiting, return_exceptions=True)
         later = await asyncio.gather(
@@ -332,7 +333,7 @@ def test_a_failure_of_the_engine_reaches_all_who_wait_and_every_later_call(
         )
         return found + later
 
-    errors = asyncio.run(asyncio.wait_for(everybody(), 20))
+    errors = asyncio.run(asyncio.wait_for(all_of_them(), 20))
     assert {type(error) for error in errors} == {EngineDeadError}
     assert {str(error) for error in errors} == {
         "the engine has failed: RuntimeError: the device fell off the bus"
@@ -354,7 +355,7 @@ def test_a_shutdown_aborts_what_runs_and_refuses_what_comes(own, greedy, prompts
     outputs = asyncio.run(shut_down())
     assert outputs[-1].outputs[0].finish_reason == "abort"
     assert not own._thread._thread.is_alive()
-    own.shutdown()  # again is nothing
+    own.shutdown()  # a second time has no effect
 
 
 def test_a_loop_that_is_closed_aborts_its_requests(shared, aborted, greedy, prompts):
@@ -381,7 +382,7 @@ def test_the_thread_sleeps_while_nothing_runs(shared, greedy, prompts, monkeypat
     assert shared._thread._thread.is_alive()
 
 
-def test_the_thread_ends_when_nobody_refers_to_it_any_more():
+def test_the_thread_ends_when_its_owner_is_collected():
     llm = AsyncLLM("demo", **OPTIONS)
     thread = llm._thread._thread
     del llm
@@ -409,7 +410,10 @@ async def begin():
 
 
 def test_chat_writes_the_conversation_by_its_template(shared, greedy):
-    chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '>' if add_generation_prompt }}"
+    chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{{ '>' if add_generation_prompt }}"
+    )
     messages = [{"role": "user", "content": "hi"}]
     output = asyncio.run(last_of(shared.chat(messages, greedy(4), chat_template=chat_template)))
     assert output.prompt_token_ids == shared.llm.tokenizer.encode_word("<user>hi>")
@@ -426,7 +430,7 @@ def test_an_output_that_replaces_another_wakes_its_reader_once():
         reader = asyncio.create_task(mailbox.get())
         await asyncio.sleep(0)
         mailbox.put(first)
-        loop.call_soon(mailbox.put, second)  # between the reader's waking up and its look
+        loop.call_soon(mailbox.put, second)  # after the reader is woken, before it looks
         found = await reader
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(mailbox.get(), 0.02)

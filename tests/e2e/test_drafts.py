@@ -1,4 +1,4 @@
-"""Perfect drafts are all accepted, garbage is all rejected, and neither moves a token; the draft's cache stays true."""
+"""Perfect drafts are all accepted, garbage drafts are not, and neither changes a token."""
 
 import json
 import shutil
@@ -16,7 +16,8 @@ class ScriptedDraft:
     """Proposes, for a request at position n, the tokens script[row][n + 1 ...]."""
 
     def __init__(self, runner, scripts):
-        self.runner, self.scripts = runner, scripts
+        self.runner = runner
+        self.scripts = scripts
 
     def prefill(self, step):
         pass
@@ -33,7 +34,8 @@ def run_scripted(llm, prompts, params, continuations):
     runner = llm.engine.runner
     rows = range(runner.sizes.max_num_seqs)
     scripts = {row: [*p, *c] for row, p, c in zip(rows, prompts, continuations, strict=False)}
-    real, runner.acts.draft = runner.acts.draft, ScriptedDraft(runner, scripts)
+    real = runner.acts.draft
+    runner.acts.draft = ScriptedDraft(runner, scripts)
     try:
         return llm.generate(prompts, params, use_tqdm=False)
     finally:
@@ -72,10 +74,8 @@ def test_garbage_drafts_are_all_rejected(greedy, prompts, references):
 def test_draft_cache_equals_a_prefill_of_the_committed_tokens(greedy, prompts, draft):
     speculation = {"model": draft, "num_speculative_tokens": 3}
     sizes = {"max_num_seqs": 1, "max_model_len": 512, "device": "cpu"}
-    after_rounds, from_scratch = (
-        LLM("demo", speculation, **sizes),
-        LLM("demo", speculation, **sizes),
-    )
+    after_rounds = LLM("demo", speculation, **sizes)
+    from_scratch = LLM("demo", speculation, **sizes)
     [output] = after_rounds.generate([prompts[1]], greedy(40), use_tqdm=False)
     tokens = prompts[1] + output.outputs[0].token_ids
     from_scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
@@ -85,7 +85,7 @@ def test_draft_cache_equals_a_prefill_of_the_committed_tokens(greedy, prompts, d
 
 
 def cache_rows(llm, num_tokens):
-    """Draft keys and values of the only request, [L, 2, tokens, G, C]; its blocks are the first ones."""
+    """Draft keys and values of the only request, [L, 2, tokens, G, C], in the first blocks."""
     cache = llm.engine.runner.draft_cache
     return cache.transpose(3, 4).flatten(2, 3)[:, :, :num_tokens]
 

@@ -1,4 +1,4 @@
-"""The first promise: tokens are those of plain decoding, whatever the draft, K and batch. And the drafts are alive."""
+"""Tokens equal plain decoding for every draft, K and batch, and some drafts are accepted."""
 
 import pytest
 
@@ -45,9 +45,8 @@ def test_the_whole_matrix_is_exact(demo_llm, greedy, prompts, references, draft,
     outputs = in_batches(demo_llm(draft, k), prompts[:24], greedy(160), batch)
     assert tokens_of(outputs) == references
     stats = demo_llm(draft, k).run_stats(outputs)
-    print(
-        f"{draft} K={k} batch={batch}: rounds {stats.num_rounds}, mean {stats.mean_acceptance_length:.3f}"
-    )
+    mean = stats.mean_acceptance_length
+    print(f"{draft} K={k} batch={batch}: rounds {stats.num_rounds}, mean {mean:.3f}")
 
 
 @pytest.mark.parametrize("k", [1, 5])
@@ -63,7 +62,8 @@ def test_bfloat16_equals_its_own_plain_decoding(demo_llm, greedy, prompts, k):
 def test_a_request_holds_exactly_max_model_len_tokens(
     demo_llm, greedy, prompts, references, monkeypatch, k
 ):
-    prompt, limit = prompts[0], len(prompts[0]) + 40
+    prompt = prompts[0]
+    limit = len(prompts[0]) + 40
     llm = demo_llm("demo/eagle3", k, max_model_len=limit)
     num_verified = rows_of_rounds(llm.engine.runner, monkeypatch)
     [output] = llm.generate([prompt], greedy(1000), use_tqdm=False)
@@ -71,7 +71,8 @@ def test_a_request_holds_exactly_max_model_len_tokens(
     assert output.outputs[0].finish_reason == "length"
     assert len(prompt) + len(output.outputs[0].token_ids) == limit
     # drafts after the last place of the context are not verified, and count nowhere
-    num_drafted, num_tokens = [], len(prompt) + 1
+    num_drafted = []
+    num_tokens = len(prompt) + 1
     for count in output.stats.num_accepted:
         num_drafted.append(min(k, limit - num_tokens))
         num_tokens += count + 1
@@ -81,7 +82,8 @@ def test_a_request_holds_exactly_max_model_len_tokens(
 
 def rows_of_rounds(runner, monkeypatch):
     """A list that receives the first request's rows of every round, padding left out."""
-    counts, real = [], runner.run_round
+    counts = []
+    real = runner.run_round
 
     def run_round(*args):
         result = real(*args)

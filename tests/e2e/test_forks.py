@@ -1,4 +1,4 @@
-"""An AsyncLLM or an LLM in a forked child, and the LLM inside an AsyncLLM: what can be called, what is refused."""
+"""What can be called, and what is refused: in a forked child, and on the llm of an AsyncLLM."""
 
 import asyncio
 import os

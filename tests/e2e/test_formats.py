@@ -1,7 +1,7 @@
-"""Drafts from a file, through the engine, against the naive draft: every flag, tap convention and format.
+"""Drafts from files, against the naive draft: every flag, tap convention and format.
 
-Tokens stay right whatever a draft computes, so here its logits are compared: three chained steps behind a prompt and
-three behind the round after it.
+Tokens stay right whatever a draft computes, so here its logits are compared: three chained levels
+after a prompt, and three after the next round.
 """
 
 import dataclasses
@@ -203,7 +203,7 @@ def test_a_flag_flipped_moves_the_logits_and_the_naive_draft_with_them(target, m
 @pytest.mark.parametrize(
     "format, keys", SILENT, ids=lambda value: value if isinstance(value, str) else "-".join(value)
 )
-def test_a_key_flipped_in_config_json_is_heard(target, tmp_path, format, keys):
+def test_a_key_flipped_in_config_json_has_an_effect(target, tmp_path, format, keys):
     draft = random_draft(eagle3_config(target.loaded))
     FORMATS[format].write(tmp_path, draft.config, draft.tensors, target.loaded)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -234,7 +234,8 @@ def test_ids_of_either_convention_read_the_same_streams(target, tmp_path, ids, b
 @pytest.mark.parametrize("chunks", [(1,) * len(PROMPT), (4, 7), (10, 1)])
 def test_chunks_of_a_prompt_do_not_move_a_bit_of_the_chain(target, kind, chunks):
     draft = random_draft(KINDS[kind][0](target.loaded, num_layers=2))
-    whole, parts = engine_chains(target, draft), engine_chains(target, draft, chunks)
+    whole = engine_chains(target, draft)
+    parts = engine_chains(target, draft, chunks)
     assert all(torch.equal(a.logits_KW, b.logits_KW) for a, b in zip(whole, parts, strict=True))
 
 

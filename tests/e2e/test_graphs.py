@@ -1,4 +1,4 @@
-"""The bundled pair in graphs: the same tokens and the same accepted counts as op by op, round for round."""
+"""The bundled pair in graphs: the same tokens and accepted counts as eager, round for round."""
 
 import gc
 from dataclasses import replace
@@ -110,16 +110,14 @@ def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(pair, greedy,
     modes = graph_modes({"draft_prefill": "PIECEWISE"})
     pieces, by_pieces = run(pair, "eagle3", 3, backend, requests, modes=modes)
     assert rounds(pieces) == rounds(whole)
-    num_rounds, num_chunks = (
-        by_whole["target_decode"].replays[FULL],
-        by_whole["target_prefill"].replays[PIECEWISE],
-    )
+    num_rounds = by_whole["target_decode"].replays[FULL]
+    num_chunks = by_whole["target_prefill"].replays[PIECEWISE]
     assert by_whole["draft_prefill"].replays == {FULL: num_rounds, PIECEWISE: num_chunks}
     assert by_pieces["draft_prefill"].replays == {PIECEWISE: num_rounds + num_chunks}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rounds_in_which_nobody_drafts_have_graphs_of_their_own(pair, greedy, prompts, backend):
+def test_rounds_without_drafts_have_graphs_of_their_own(pair, greedy, prompts, backend):
     values = [{}, {"frequency_penalty": 0.5}]
     requests = [
         (prompt, greedy(8, speculate=False, **more))

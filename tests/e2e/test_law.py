@@ -1,6 +1,7 @@
-"""The law of what is generated, by the whole path: three tokens of a tiny pair, drawn for many seeds, under each rule.
+"""The distribution of generated text: three tokens of a tiny pair, for many seeds, by each rule.
 
-Chi-square at a false-alarm rate of 1e-9 against the reference's probabilities; controls that must fail stand beside.
+Chi-square at a false-alarm rate of 1e-9 against the reference's probabilities, with controls that
+must fail.
 """
 
 import math
@@ -23,9 +24,13 @@ from specdec.stepping.propose import propose_sampled
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 
-K, V, ROWS, LENGTH = 2, 8, 256, 3
+K = 2
+V = 8
+ROWS = 256
+LENGTH = 3
 PROMPT = [5, 2]
-TEMPERATURE, LIMITS = 1.4, (6, 0.9)  # top_k, top_p
+TEMPERATURE = 1.4
+LIMITS = (6, 0.9)  # top_k, top_p
 NEEDS = SamplingFlags(noise=True, floor=True)
 
 
@@ -51,8 +56,8 @@ def law_of_texts(pair, limits):
         if len(tokens) == LENGTH:
             found[tokens] = probability
             continue
-        behind = next_law(pair[0].reference, [*PROMPT, *tokens], *limits)
-        stack += [((*tokens, t), probability * p) for t, p in behind.items()]
+        after = next_law(pair[0].reference, [*PROMPT, *tokens], *limits)
+        stack += [((*tokens, t), probability * p) for t, p in after.items()]
     return found
 
 
@@ -66,7 +71,7 @@ def next_law(reference, tokens, top_k, top_p):
 
 
 def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=lambda runner: None):
-    """How often each text was drawn, for seeds 0..num_draws - 1, and the drafts that held per round."""
+    """How often each text was drawn for seeds 0..num_draws - 1, and accepted drafts per round."""
     sizes = EngineSizes(
         max_model_len=64,
         max_num_seqs=ROWS,
@@ -75,7 +80,8 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
         num_speculative_tokens=K,
     )
     runner = Runner(pair[0].loaded, pair[1], sizes, torch.device("cpu"), acceptance=rule)
-    counts, accepted = Counter(), []
+    counts = Counter()
+    accepted = []
     for first in range(0, num_draws, ROWS):
         texts = [[] for _ in range(ROWS)]
         for row in range(ROWS):
@@ -105,7 +111,7 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
 
 
 def excess(counts, law):
-    """Chi-square over its quantile of 1 - 1e-9 (Wilson and Hilferty); cells of less than 5 are one."""
+    """Chi-square over its quantile of 1 - 1e-9 (Wilson and Hilferty); cells below 5 are merged."""
     total = sum(counts.values())
     if set(counts) - set(law):
         return math.inf
@@ -174,10 +180,9 @@ def test_drafts_whose_probabilities_are_kept_without_their_limits_are_seen(pair,
 
 
 @pytest.mark.parametrize("rule", RULES[1:])
-def test_no_coin_and_no_draft_of_a_round_comes_from_the_place_of_an_earlier_one(
-    pair, rule, monkeypatch
-):
-    coins, places = [], []
+def test_no_coin_or_draft_of_a_round_reuses_the_noise_of_an_earlier_one(pair, rule, monkeypatch):
+    coins = []
+    places = []
 
     def toss(*place):
         coins.append(uniform_ref(*place).view(ROWS, K + 1))
@@ -190,7 +195,8 @@ def test_no_coin_and_no_draft_of_a_round_comes_from_the_place_of_an_earlier_one(
     monkeypatch.setattr(choice, "uniform_ref", toss)
     monkeypatch.setattr(draft, "propose_sampled", propose)
     draw(pair, rule, ROWS)
-    tossed_BX, places_BX2 = torch.cat(coins, dim=1), torch.stack(places, dim=1)
+    tossed_BX = torch.cat(coins, dim=1)
+    places_BX2 = torch.stack(places, dim=1)
     for row in range(ROWS):
         assert len(tossed_BX[row].unique()) == tossed_BX.shape[1]
         assert len(places_BX2[row].unique(dim=0)) == places_BX2.shape[1]

@@ -1,5 +1,5 @@
-"""Exactness under scheduling: chunks, packing, preemption, prefix hits, running ahead and K of each request change no
-token and no draft, and what fails or ends early takes nobody with it.
+"""Exactness under scheduling: chunks, packing, preemption, prefix hits, running ahead and each
+request's K change no token and no draft, and a request that fails or ends early harms no other.
 """
 
 import pytest
@@ -9,7 +9,8 @@ from scripts.soak import soak
 from specdec import LLM, SamplingParams
 from specdec.sizes import BLOCK_SIZE
 
-K, NUM_TOKENS = 3, 24
+K = 3
+NUM_TOKENS = 24
 
 
 @pytest.fixture
@@ -39,13 +40,13 @@ def run(llm, batch, params):
 
 
 def draft_rows(llm, request, length):
-    """Keys and values of the draft's cache at the first positions of a request that still holds its blocks."""
+    """The draft's keys and values at the first positions of a request that still has its blocks."""
     cache = llm.engine.runner.draft_cache[:, :, request.blocks]
     return cache.transpose(3, 2).flatten(2, 3)[:, :, :length]
 
 
 def written_by_prefill(llm, prompt, greedy):
-    """The draft's cache behind the chunks of a prompt, and the first token."""
+    """The draft's cache after the chunks of a prompt, and the first token."""
     [request] = llm.engine.add_requests([(prompt, greedy(2))])
     while not request.token_ids:
         llm.engine.step()
@@ -77,7 +78,8 @@ def test_prompts_packed_into_chunks_of_any_size_give_the_same_tokens_and_rounds(
 
 
 def test_a_prefix_hit_gives_the_tokens_and_rounds_of_a_miss(make, greedy, long_prompt):
-    llm, others = make(), [long_prompt[:-3], [*long_prompt[:130], 5, 6, 7]]
+    llm = make()
+    others = [long_prompt[:-3], [*long_prompt[:130], 5, 6, 7]]
     miss = run(make(enable_prefix_caching=False), [long_prompt, *others], greedy(NUM_TOKENS))
     assert run(llm, long_prompt, greedy(NUM_TOKENS)) == miss[:1]
     hits = llm.generate([long_prompt, *others], greedy(NUM_TOKENS), use_tqdm=False)
@@ -88,8 +90,10 @@ def test_a_prefix_hit_gives_the_tokens_and_rounds_of_a_miss(make, greedy, long_p
 def test_a_block_is_not_found_after_other_blocks_than_its_own(make, greedy, prompts):
     tokens = [token for prompt in prompts for token in prompt]
     first, other, shared, rest = tokens[:64], tokens[64:128], tokens[128:197], tokens[200:268]
-    llm, plain, params = make(), make(enable_prefix_caching=False), greedy(NUM_TOKENS, logprobs=2)
-    # `other` is found, since its own next token is that of `shared`; `shared` is there after `first` alone
+    llm = make()
+    plain = make(enable_prefix_caching=False)
+    params = greedy(NUM_TOKENS, logprobs=2)
+    # `other` is found, as `shared` follows it too; `shared` itself is cached only after `first`
     assert first != other
     run(llm, [first + shared, [*other, shared[0], *rest]], greedy(1))
     [hit], [miss] = (
@@ -108,7 +112,8 @@ def test_a_block_is_not_found_after_other_blocks_than_its_own(make, greedy, prom
 
 
 def test_what_rounds_wrote_is_a_prefix_too(make, greedy, long_prompt):
-    llm, plain = make(), make(enable_prefix_caching=False)
+    llm = make()
+    plain = make(enable_prefix_caching=False)
     [(tokens, _)] = run(llm, long_prompt, greedy(60))
     follow_up = long_prompt + tokens + [11, 12]
     [hit] = llm.generate([follow_up], greedy(NUM_TOKENS), use_tqdm=False)
@@ -122,8 +127,8 @@ def test_what_rounds_wrote_is_a_prefix_too(make, greedy, long_prompt):
 def test_running_ahead_changes_no_token_and_no_round(make, greedy, prompts, k):
     lengths = [1, 2, 5, 9, 17, NUM_TOKENS]
     params = [greedy(length) for length in lengths]
-    ahead, behind = (make(k, async_scheduling=is_async) for is_async in (True, False))
-    assert run(ahead, prompts[:6], params) == run(behind, prompts[:6], params)
+    ahead, in_step = (make(k, async_scheduling=is_async) for is_async in (True, False))
+    assert run(ahead, prompts[:6], params) == run(in_step, prompts[:6], params)
     assert ahead.engine.scheduler.pool.num_free == ahead.sizes.num_kv_blocks
 
 
@@ -131,8 +136,10 @@ def test_running_ahead_changes_no_token_and_no_round(make, greedy, prompts, k):
 def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(
     make, greedy, prompts, monkeypatch, is_async
 ):
-    llm, slack = make(async_scheduling=is_async), []
-    runner, real = llm.engine.runner, llm.engine.runner.run_round
+    llm = make(async_scheduling=is_async)
+    slack = []
+    runner = llm.engine.runner
+    real = llm.engine.runner.run_round
 
     def run_round(rows, bound, flags, query_len):
         slack.append(bound - int(runner.state.num_computed_tokens[rows].max()) - query_len)
@@ -147,8 +154,10 @@ def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(
 def test_the_longest_context_of_the_drafts_own_rows_is_bounded_by_the_last(
     make, greedy, prompts, monkeypatch
 ):
-    llm, slack = make(), []
-    runner, draft = llm.engine.runner, llm.engine.runner.draft
+    llm = make()
+    slack = []
+    runner = llm.engine.runner
+    draft = llm.engine.runner.draft
     real = draft._decode
 
     def decode(context, is_sampled):
@@ -225,7 +234,8 @@ def test_a_preempted_request_keeps_its_logprobs(make, prompts):
         temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=2, prompt_logprobs=1
     )
     batch = [prompts[i] for i in (1, 3, 4)]
-    short, alone = make(num_kv_blocks=3), make(max_num_seqs=1)
+    short = make(num_kv_blocks=3)
+    alone = make(max_num_seqs=1)
     outputs = short.generate(batch, params, use_tqdm=False)
     index = next(index for index, output in enumerate(outputs) if output.stats.num_preemptions)
     [expected] = alone.generate([batch[index]], params, use_tqdm=False)
@@ -247,7 +257,8 @@ def test_each_request_has_its_own_k(make, greedy, prompts):
 
 
 def test_requests_that_do_not_speculate_run_rounds_of_one_row(make, greedy, prompts, monkeypatch):
-    llm, lengths = make(), []
+    llm = make()
+    lengths = []
     real = llm.engine.runner.run_round
     monkeypatch.setattr(
         llm.engine.runner,
@@ -255,7 +266,8 @@ def test_requests_that_do_not_speculate_run_rounds_of_one_row(make, greedy, prom
         lambda rows, bound, flags, Q: lengths.append(Q) or real(rows, bound, flags, Q),
     )
     params = [greedy(6, speculate=False), greedy(NUM_TOKENS, speculate=False)]
-    plain, drafted = run(llm, prompts[:2], params), set(lengths)
+    plain = run(llm, prompts[:2], params)
+    drafted = set(lengths)
     assert drafted == {1}
     assert [tokens for tokens, _ in plain] == [
         tokens for tokens, _ in run(make(0), prompts[:2], params)
@@ -300,7 +312,8 @@ def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(
 @pytest.mark.parametrize("kind", ["run_chunk", "run_round"])
 def test_a_step_without_memory_ends_its_own_requests_only(make, greedy, prompts, monkeypatch, kind):
     llm = make(max_num_seqs=2)
-    runner, failures = llm.engine.runner, [torch.OutOfMemoryError("tried to allocate 1 GiB")]
+    runner = llm.engine.runner
+    failures = [torch.OutOfMemoryError("tried to allocate 1 GiB")]
     real = getattr(runner, kind)
 
     def fails_once(*args):
@@ -328,14 +341,14 @@ def test_a_step_without_memory_ends_its_own_requests_only(make, greedy, prompts,
 
 
 def test_logits_that_are_no_numbers_end_their_own_request_only(make, greedy, prompts):
-    llm, poison = make(num_kv_blocks=12), 901
+    llm = make(num_kv_blocks=12)
+    poison = 901
     others = [prompt for prompt in prompts if poison not in prompt][:6]
     expected = run(make(max_num_seqs=1), others, greedy(NUM_TOKENS))
     assert all(poison not in tokens for tokens, _ in expected)
     embed = llm.engine.runner.target.model.embed_tokens
-    embed.weight = torch.nn.Parameter(
-        embed.weight.clone(), requires_grad=False
-    )  # the head shares it
+    # a copy, since the head shares it
+    embed.weight = torch.nn.Parameter(embed.weight.clone(), requires_grad=False)
     embed.weight[poison] = torch.nan
     batch = [others[0], [*others[1], poison, 5], *others[1:]]
     outputs = llm.generate(batch, greedy(NUM_TOKENS), use_tqdm=False)
@@ -358,7 +371,7 @@ def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, m
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("place", ["start", "run_chunk", "run_round"])
-def test_an_engine_serves_on_behind_a_step_that_broke_off(
+def test_an_engine_serves_after_an_interrupted_step(
     make, greedy, prompts, monkeypatch, place, is_async
 ):
     llm = make(max_num_seqs=2, async_scheduling=is_async)
@@ -379,10 +392,8 @@ def test_an_engine_serves_on_behind_a_step_that_broke_off(
 
 
 def test_streamed_pieces_join_to_the_whole_output(make, prompts):
-    llm, params = (
-        make(async_scheduling=True),
-        SamplingParams(temperature=0.7, seed=5, n=2, max_tokens=40, logprobs=1),
-    )
+    llm = make(async_scheduling=True)
+    params = SamplingParams(temperature=0.7, seed=5, n=2, max_tokens=40, logprobs=1)
     pieces = list(llm.stream(prompts[5], params))
     [whole] = llm.generate(prompts[5], params, use_tqdm=False)
     for sample in whole.outputs:
@@ -396,7 +407,7 @@ def test_streamed_pieces_join_to_the_whole_output(make, prompts):
 
 
 def test_streams_read_in_turn_miss_nothing(make, greedy, prompts):
-    """Each takes steps that bring the other's tokens too; the shorter one ends in a step of the longer one."""
+    """Each stream's steps serve the other too; the shorter one ends in a step of the longer one."""
     llm = make()
     params = [greedy(NUM_TOKENS), greedy(NUM_TOKENS - 8)]
     expected = llm.generate(prompts[:2], params, use_tqdm=False)
@@ -422,7 +433,8 @@ def test_a_stream_left_early_is_aborted(make, greedy, prompts):
 
 
 def test_higher_priorities_are_answered_first(make, greedy, prompts):
-    llm, ended = make(max_num_seqs=1), []
+    llm = make(max_num_seqs=1)
+    ended = []
     real = llm.engine.step
 
     def step():
@@ -436,7 +448,7 @@ def test_higher_priorities_are_answered_first(make, greedy, prompts):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_soak_of_requests_that_come_and_go_changes_nobodys_text(device):
+def test_a_soak_of_requests_that_come_and_go_changes_no_text(device):
     result = soak(count=24, seed=3, max_prompt=220, max_tokens=40, num_rows=6, device=device)
     assert result["faults"] == []
     assert result["preemptions"] >= 1

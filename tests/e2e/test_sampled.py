@@ -1,4 +1,4 @@
-"""Sampling through the whole engine: the same seed gives the same text, and every parameter does what it says."""
+"""Sampling by the whole engine: a seed gives the same text, and every parameter has its effect."""
 
 import random
 
@@ -104,7 +104,8 @@ def test_seed_none_reports_a_seed_that_reproduces_and_n_counts_from_it(demo_llm,
 
 
 def test_the_seed_after_the_greatest_is_zero(demo_llm, prompts):
-    llm, most = demo_llm("demo/eagle3", 3), 2**64 - 1
+    llm = demo_llm("demo/eagle3", 3)
+    most = 2**64 - 1
     params = [SamplingParams(max_tokens=8, seed=most, n=2), SamplingParams(max_tokens=8, seed=0)]
     both, zero = llm.generate([prompts[2]] * 2, params, use_tqdm=False)
     assert both.outputs[1].token_ids == zero.outputs[0].token_ids != both.outputs[0].token_ids
@@ -135,10 +136,8 @@ def test_an_engines_seed_decides_the_drawn_ones(prompts):
     ],
 )
 def test_every_parameter_changes_the_output(demo_llm, prompts, values):
-    llm, base = (
-        demo_llm("demo/eagle3", 3),
-        {"temperature": 1.2, "seed": 11, "max_tokens": 24, "ignore_eos": True},
-    )
+    llm = demo_llm("demo/eagle3", 3)
+    base = {"temperature": 1.2, "seed": 11, "max_tokens": 24, "ignore_eos": True}
     with_, without = llm.generate(
         [prompts[1]] * 2, [SamplingParams(**base | values), SamplingParams(**base)], use_tqdm=False
     )
@@ -163,7 +162,8 @@ def test_bias_and_bad_words_keep_words_out(demo_llm, prompts, greedy, references
 def test_a_bad_word_that_begins_in_the_prompt_may_be_completed(
     demo_llm, prompts, greedy, references
 ):
-    llm, index = demo_llm("demo/eagle3", 3), 4
+    llm = demo_llm("demo/eagle3", 3)
+    index = 4
     ids = [prompts[index][-1], references[index][0]]
     word = llm.tokenizer.decode(ids)
     assert llm.engine.intake.tokenizer.encode_word(word) == ids
@@ -172,7 +172,7 @@ def test_a_bad_word_that_begins_in_the_prompt_may_be_completed(
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_where_no_token_is_left_the_request_ends_with_the_names_of_those_who_did_it(
+def test_without_a_token_left_the_request_ends_naming_the_parameters(
     demo_llm, prompts, greedy, logprobs
 ):
     llm = demo_llm("demo/eagle3", 3)
@@ -188,12 +188,14 @@ def test_where_no_token_is_left_the_request_ends_with_the_names_of_those_who_did
     assert sound.outputs[0].finish_reason == "length"
 
 
-def test_a_draft_of_the_round_flips_decisions_behind_it(demo_llm, prompts):
+def test_a_draft_of_the_round_flips_decisions_after_it(demo_llm, prompts):
     params = SamplingParams(temperature=0.0, frequency_penalty=2.0, max_tokens=48, ignore_eos=True)
-    reference, flipped = Reference(demo_directory("target")), 0
+    reference = Reference(demo_directory("target"))
+    flipped = 0
     for output in demo_llm("demo/eagle3", 5).generate(prompts[:8], params, use_tqdm=False):
-        tokens, num_prompt = output.outputs[0].token_ids, len(output.prompt_token_ids)
-        behind = (
+        tokens = output.outputs[0].token_ids
+        num_prompt = len(output.prompt_token_ids)
+        after = (
             reference.forward([*output.prompt_token_ids, *tokens])
             .logits_TV.double()
             .numpy()[num_prompt - 1 :]
@@ -203,10 +205,10 @@ def test_a_draft_of_the_round_flips_decisions_behind_it(demo_llm, prompts):
             end = min(start + record.num_accepted + 1, len(tokens))
             for i in range(start, end):  # row i decides token i
                 before_round, before_row = (
-                    np.bincount(tokens[:n], minlength=behind.shape[1]) for n in (start, i)
+                    np.bincount(tokens[:n], minlength=after.shape[1]) for n in (start, i)
                 )
-                assert np.argmax(behind[i] - 2 * before_row) == tokens[i]
-                flipped += np.argmax(behind[i] - 2 * before_round) != tokens[i]
+                assert np.argmax(after[i] - 2 * before_row) == tokens[i]
+                flipped += np.argmax(after[i] - 2 * before_round) != tokens[i]
             start = end
         assert start == len(tokens)
     assert flipped > 0
@@ -245,7 +247,8 @@ def test_logprobs_are_those_of_the_reference_before_processors(demo_llm, prompts
     [output] = demo_llm("demo/eagle3", k, max_num_batched_tokens=48).generate(
         [prompts[5]], params, use_tqdm=False
     )
-    tokens, completion = [*prompts[5], *output.outputs[0].token_ids], output.outputs[0]
+    tokens = [*prompts[5], *output.outputs[0].token_ids]
+    completion = output.outputs[0]
     logits = Reference(demo_directory("target")).forward(tokens).logits_TV
     truth = logits.double().log_softmax(-1).numpy()
     assert (len(completion.logprobs), len(output.prompt_logprobs)) == (12, len(prompts[5]))

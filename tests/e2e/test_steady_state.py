@@ -11,10 +11,11 @@ from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
 
 HOST_READS = {
-    torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.__bool__,
-    torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.nonzero, torch.nonzero,
-    torch.Tensor.__len__, torch.masked_select, torch.Tensor.masked_select, torch.unique, torch.Tensor.unique,
-} - {torch.Tensor.__len__}  # fmt: skip
+    torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy,
+    torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__,
+    torch.Tensor.nonzero, torch.nonzero, torch.Tensor.masked_select, torch.masked_select,
+    torch.Tensor.unique, torch.unique,
+}  # fmt: skip
 
 
 class ForbidHostReads(TorchFunctionMode):
@@ -46,7 +47,8 @@ def runner(prompts):
         max_model_len=640,
         device="cpu",
     )
-    runner, parts = llm.engine.runner, []
+    runner = llm.engine.runner
+    parts = []
     for row, prompt in enumerate(prompts[:3]):
         blocks = range(row * 10, row * 10 + 10)
         runner.start(row, RowStart(blocks=blocks, num_draft_tokens=3))

@@ -69,10 +69,9 @@ def test_threads_get_what_each_gets_alone(llm, prompts):
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
-def test_a_step_that_breaks_off_in_one_thread_lets_the_others_return(
-    llm, greedy, prompts, monkeypatch
-):
-    real, steps = llm.engine.runner.run_round, []
+def test_a_step_interrupted_in_one_thread_lets_the_others_return(llm, greedy, prompts, monkeypatch):
+    real = llm.engine.runner.run_round
+    steps = []
 
     def fails_once(*args):
         steps.append(threading.current_thread())

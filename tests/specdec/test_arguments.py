@@ -1,4 +1,4 @@
-"""Whatever a caller gives for an argument, the answer is a value that runs or a ValueError that names the argument."""
+"""Any value of an argument either runs or raises a ValueError that names the argument."""
 
 from dataclasses import fields
 
@@ -91,7 +91,7 @@ ODD = [
 
 
 def refusals(build, name):
-    """How many odd values are refused. Any error but a ValueError that names the argument fails the test."""
+    """How many odd values are refused. Any error but a ValueError that names the argument fails."""
     texts = [text for value in ODD if (text := refusal(build, {name: value})) is not None]
     assert [text for text in texts if name not in text] == []
     return len(texts)
@@ -191,12 +191,12 @@ def test_names_of_any_type_are_refused_together():
 
 
 @pytest.mark.parametrize("value", ["ab", b"ab", {1: 2}, {1}, 5, None, torch.tensor(1), np.array(1)])
-def test_what_is_no_list_is_refused_by_name(value):
+def test_values_without_order_are_refused_by_name(value):
     with pytest.raises(ValueError, match=r"things=.*: give a list of things"):
         as_list("things", value, "a list of things")
 
 
-def test_what_has_an_order_is_a_list():
+def test_values_with_an_order_are_lists():
     assert (
         as_list("things", (1, 2), "")
         == as_list("things", range(1, 3), "")

@@ -1,6 +1,7 @@
-"""Ends of a text through the whole engine: the same for every K, wherever in a round they fall, and nothing behind.
+"""Ends of a text by the whole engine: the same for every K and place in a round, and no excess.
 
-Prompt 3 of the bundled pair continues with 16 tokens of which drafts of K = 3 and 5 hold long spans.
+Prompt 3 of the bundled pair continues with 16 tokens, long spans of which drafts of K = 3 and 5
+get right.
 """
 
 import pytest
@@ -10,7 +11,8 @@ from specdec import LLM, SamplingParams
 from tests.reference import Cache, Reference
 from weights.demo import demo_directory
 
-NUM_TOKENS, PROMPT_INDEX = 16, 3
+NUM_TOKENS = 16
+PROMPT_INDEX = 3
 
 
 @pytest.fixture(scope="module", params=[0, 3, 5])
@@ -21,7 +23,7 @@ def llm(request):
 
 @pytest.fixture(scope="module")
 def written(references):
-    """What the target writes behind the prompt."""
+    """What the target writes after the prompt."""
     return references[PROMPT_INDEX][:NUM_TOKENS]
 
 
@@ -115,8 +117,11 @@ def test_min_tokens_masks_what_would_end_the_text(
 
 
 def masked_greedy(prompt, stops, min_tokens):
-    """The reference's tokens where stops are forbidden up to min_tokens and end the text behind it."""
-    reference, cache, tokens, fed = Reference(demo_directory("target")), Cache(), [], prompt
+    """The reference's tokens if stops are excluded up to min_tokens and end the text afterwards."""
+    reference = Reference(demo_directory("target"))
+    cache = Cache()
+    tokens = []
+    fed = prompt
     while len(tokens) < NUM_TOKENS:
         logits_V = reference.forward(fed, cache).logits_TV[-1]
         if len(tokens) < min_tokens:
@@ -128,16 +133,14 @@ def masked_greedy(prompt, stops, min_tokens):
     return tokens
 
 
-def test_a_stop_token_at_every_position_ends_the_text_just_behind_min_tokens_and_not_before(
-    run, written
-):
-    behind = run(
+def test_a_stop_token_ends_the_text_right_after_min_tokens_and_not_before(run, written):
+    after = run(
         [{"stop_token_ids": [token], "min_tokens": index} for index, token in firsts(written)]
     )
     before = run(
         [{"stop_token_ids": [token], "min_tokens": index + 1} for index, token in firsts(written)]
     )
-    for (index, token), ended, masked in zip(firsts(written), behind, before, strict=True):
+    for (index, token), ended, masked in zip(firsts(written), after, before, strict=True):
         assert (ended.token_ids, ended.stop_reason) == (written[: index + 1], token)
         assert masked.token_ids[:index] == written[:index]
         assert masked.token_ids[index] != token
@@ -155,7 +158,7 @@ def test_rounds_count_what_they_accepted_before_the_cut(llm, prompts, written):
     params = SamplingParams(temperature=0.0, stop_token_ids=[written[1]])
     [output] = llm.generate([prompts[PROMPT_INDEX]], params, use_tqdm=False)
     assert (output.stats.num_rounds, output.stats.num_generated_tokens) == (1, 2)
-    assert output.stats.num_accepted == [K]  # drafts held behind the stop token, too
+    assert output.stats.num_accepted == [K]  # drafts after the stop token were accepted, too
     assert output.stats.num_drafted == [K]
 
 

@@ -94,7 +94,8 @@ def test_generating_is_shown_on_a_terminal_unless_it_is_not_wanted(
 
 
 def test_a_prompt_is_encoded_once_for_all_samples(llm, monkeypatch):
-    encode, texts = llm.tokenizer.encode, []
+    encode = llm.tokenizer.encode
+    texts = []
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text: texts.append(text) or encode(text))
     [request] = llm.engine.add_requests([("def f(", SamplingParams(n=16, seed=3))])
     assert texts == ["def f("]
@@ -127,14 +128,16 @@ def test_chat_answers_one_conversation_or_several(llm):
 @pytest.mark.parametrize(
     "messages", ["hi", [], [["hi"]], [{"role": "user", "content": "a"}, []], [[]]]
 )
-def test_what_is_no_conversation_is_refused(llm, messages):
+def test_invalid_conversations_are_refused(llm, messages):
     with pytest.raises(ValueError, match=r"give a list of messages|give \{"):
         llm.chat(messages, chat_template=CHAT_TEMPLATE)
     assert not llm.engine.has_unfinished
 
 
 def test_a_stream_returns_the_whole_output(llm):
-    params, pieces, whole = SamplingParams(temperature=0.0, max_tokens=8), [], []
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    pieces = []
+    whole = []
 
     def consume():
         whole.append((yield from llm.stream("def f(", params)))
@@ -144,7 +147,7 @@ def test_a_stream_returns_the_whole_output(llm):
     assert (whole[0].finished, whole[0].stats.num_generated_tokens) == (True, 8)
 
 
-def test_a_stream_that_nobody_reads_is_aborted(llm):
+def test_an_unread_stream_is_aborted(llm):
     pieces = llm.stream("def f(")
     assert llm.engine.has_unfinished
     del pieces

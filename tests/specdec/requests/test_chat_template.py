@@ -1,4 +1,4 @@
-"""Chat templates write what transformers writes, and none of them can hang, fill the memory or leave a process."""
+"""Chat templates write what transformers writes; none can hang, fill memory or leave a process."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ THINKING = """{%- set ns = namespace(last=messages|length - 1, found=false) %}
     {{- loop.index0 ~ (' last ' if loop.index0 == ns.last else ' ') ~ content ~ '\\n' }}
     {%- if loop.index0 > 5 %}{% break %}{% endif %}
 {%- endfor %}
-{{- ns.last }}{{ documents is none }}{{ enable_thinking is defined }}"""
+{{- ns.last }}{{ documents is none }}{{ enable_thinking is defined }}"""  # noqa: E501
 INSTRUCTIONS = """{%- if messages[0]["role"] == "system" %}
     {%- set system = messages[0]["content"] %}{%- set rest = messages[1:] %}
 {%- else %}{%- set rest = messages %}{%- endif %}
@@ -78,11 +78,11 @@ INSTRUCTIONS = """{%- if messages[0]["role"] == "system" %}
     {%- if message["role"] == "user" %}
         {{- "[INST]" + (system + "\\n\\n" if loop.last and system is defined else "") + message.content + "[/INST]" }}
     {%- else %}{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{%- endif %}
-{%- endfor %}"""
+{%- endfor %}"""  # noqa: E501
 MACROS = """{% macro turn(message, depth=0) %}{{ '  ' * depth }}{{ message | tojson }}
 {% endmacro %}{% for message in messages if message.role != 'system' %}{% continue %}{% endfor %}
 {{ dict(a=1, **{'b': messages[0]}) | tojson(sort_keys=true, separators=(',', ':')) }}
-{{ turn(messages[0], 2) }}{{ messages | map(attribute='role') | join(', ') | upper }}{{ missing }}{{ '%5.1f' % 2 }}"""
+{{ turn(messages[0], 2) }}{{ messages | map(attribute='role') | join(', ') | upper }}{{ missing }}{{ '%5.1f' % 2 }}"""  # noqa: E501
 TEMPLATES = {
     "headers": HEADERS,
     "markup": MARKUP,
@@ -120,7 +120,7 @@ def test_a_conversation_is_written_as_transformers_writes_it(name, messages, add
         ("{{ 5 + 'a' }}", "unsupported operand"),
     ],
 )
-def test_what_a_template_raises_is_said(template, message):
+def test_an_error_of_a_template_is_reported(template, message):
     with pytest.raises(
         ValueError, match=f"the chat template does not take these messages: .*{message}"
     ):
@@ -135,8 +135,10 @@ TOO_LARGE = {
     "text": "{{ 'a' * 20000000 }}",
     "a constant": "{{ 'a' * 2000000000 }}",
     "pieces": "{% for i in range(99999) %}{{ '" + "a" * 200 + "' }}{% endfor %}",
-    "doubled text": "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    "a doubled list": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "doubled text": "{% set n = namespace(x='a') %}"
+    "{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "a doubled list": "{% set n = namespace(x=[1]) %}"
+    "{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "a width": "{{ '%1000000000d' % 1 }}",
     "a format": "{{ '{:1000000000}'.format(1) }}",
     "center": "{{ 'a' | center(10 ** 9) }}",
@@ -184,7 +186,7 @@ def test_an_error_is_cut():
 
 
 @pytest.mark.parametrize("value", [object(), b"a", {1, 2}])
-def test_values_that_are_no_data_are_refused(value):
+def test_values_that_are_not_json_are_refused(value):
     with pytest.raises(ValueError, match="messages may hold text, numbers, lists and dicts only"):
         DEMO.write_chat([{"role": "user", "content": "a", "image": value}], chat_template="a")
 
@@ -203,7 +205,8 @@ def test_no_process_runs_before_the_first_conversation():
 
 
 def test_one_process_serves_all_threads():
-    process, texts = TemplateProcess(), {}
+    process = TemplateProcess()
+    texts = {}
 
     def write(number):
         texts[number] = process.render("{{ x }}" * 3, {"x": number})
@@ -218,12 +221,10 @@ def test_one_process_serves_all_threads():
 
 def test_a_template_that_hangs_does_not_hold_up_an_event_loop():
     async def run():
-        started, ticks = (
-            asyncio.create_task(
-                asyncio.to_thread(DEMO.write_chat, TALK, True, NEVER_ENDING["a power"])
-            ),
-            0,
+        started = asyncio.create_task(
+            asyncio.to_thread(DEMO.write_chat, TALK, True, NEVER_ENDING["a power"])
         )
+        ticks = 0
         while not started.done():
             await asyncio.sleep(0.02)
             ticks += 1
@@ -234,7 +235,7 @@ def test_a_template_that_hangs_does_not_hold_up_an_event_loop():
     assert ticks > 20
 
 
-def test_a_process_that_was_killed_is_begun_anew():
+def test_a_killed_process_is_started_again():
     process = TemplateProcess()
     assert process.render("a", {}) == "a"
     first = process._process
@@ -256,7 +257,7 @@ def test_an_interrupted_conversation_is_not_the_answer_to_the_next():
     assert process.render("b", {}) == "b"
 
 
-def test_the_process_ends_with_what_began_it():
+def test_the_process_ends_with_its_owner():
     process = TemplateProcess()
     process.render("", {})
     child = process._process
@@ -305,12 +306,12 @@ def wait_until_gone(pid):
 @pytest.mark.parametrize(
     "end", ["", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)", "1 / 0"]
 )
-def test_no_process_outlives_the_one_that_began_it(tmp_path, end):
+def test_no_process_outlives_its_parent(tmp_path, end):
     run_script(tmp_path, BEGIN + end, cwd=tmp_path, stderr=subprocess.DEVNULL).wait()
     assert wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_a_process_that_hangs_does_not_outlive_the_one_that_began_it(tmp_path):
+def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path):
     hang = BEGIN + f"process.render({NEVER_ENDING['a power']!r}, {{}})"
     parent = run_script(tmp_path, hang, cwd=tmp_path, stderr=subprocess.DEVNULL)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
@@ -337,7 +338,8 @@ def test_a_script_without_a_main_guard_runs_once_and_signals_are_not_handed_down
         "import signal\nopen('ran', 'a').write('x')\n"
         "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))\n" + BEGIN + "try:\n"
-        f"    process.render({NEVER_ENDING['loops']!r}, {{}})\nexcept ValueError: open('cut', 'w')\n"
+        f"    process.render({NEVER_ENDING['loops']!r}, {{}})\n"
+        "except ValueError: open('cut', 'w')\n"
     )
     assert run_script(tmp_path, code, cwd=tmp_path).wait(timeout=60) == 0
     assert (tmp_path / "ran").read_text() == "x"
@@ -345,10 +347,12 @@ def test_a_script_without_a_main_guard_runs_once_and_signals_are_not_handed_down
 
 
 def test_the_worker_needs_no_more_than_jinja2():
-    code = f"import runpy, sys, json; runpy.run_path({template_worker.__file__!r}); print(json.dumps(list(sys.modules)))"
-    found = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
+    code = (
+        f"import runpy, sys, json; runpy.run_path({template_worker.__file__!r}); "
+        "print(json.dumps(list(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     tops = {name.partition(".")[0] for name in json.loads(found)}
     assert "jinja2" in tops
     assert not tops & {"torch", "transformers", "numpy", "specdec", "tokenizers"}

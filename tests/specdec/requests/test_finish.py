@@ -1,4 +1,4 @@
-"""Where a request ends: earliest position first; there, stop string before stop token or EOS before the length."""
+"""Where a request ends: the earliest position; there a stop string, then a token, then length."""
 
 import itertools
 
@@ -10,8 +10,9 @@ EOS, STOP = ord("."), ord("!")
 
 
 def finish(rules, pieces, num_before=0, tokens=None):
-    """The end in a text of one piece per token; a token is the piece's last character unless given."""
-    text, ends = "".join(pieces), list(itertools.accumulate(map(len, pieces)))
+    """The end of a text of one piece per token, by default the last character of the piece."""
+    text = "".join(pieces)
+    ends = list(itertools.accumulate(map(len, pieces)))
     return find_finish(
         rules,
         tokens or [ord(piece[-1]) if piece else 0 for piece in pieces],
@@ -48,7 +49,7 @@ STOP_3 = Finish(reason="stop", num_tokens=3, num_text_tokens=2, stop_reason=STOP
         (rules(3), "abcdef", LENGTH_3),
         (rules(), "ab.", EOS_3),
         (rules(), "ab!", STOP_3),
-        (rules(3), "abc.", LENGTH_3),  # EOS behind the limit
+        (rules(3), "abc.", LENGTH_3),  # EOS after the limit
         (rules(3), "abcx", LENGTH_3),
         (rules(3), "ab.", EOS_3),  # EOS at the limit
         (rules(3), "ab!", STOP_3),
@@ -75,11 +76,8 @@ def test_the_earliest_position_wins_and_there_stop_string_then_token_then_length
     [
         (["bcd"], ["ab", "c", "de"], stopped(3, 1, "bcd")),  # over three tokens
         (["bc"], ["abcd"], stopped(1, 1, "bc")),  # inside one token: the rest of it goes
-        (
-            ["c", "bcd"],
-            ["abcde"],
-            stopped(1, 1, "bcd"),
-        ),  # the earliest start wins, not the first of the list
+        # the earliest start wins, not the first of the list
+        (["c", "bcd"], ["abcde"], stopped(1, 1, "bcd")),
         (["b", "bcd"], ["abcde"], stopped(1, 1, "bcd")),  # from one start the longest
         (["bcd", "c"], ["ab", "c", "d"], stopped(2, 2, "c")),  # the one that is complete first
         (["aab"], ["a", "a", "a", "b"], stopped(4, 1, "aab")),  # overlapping attempts
@@ -106,11 +104,8 @@ def test_a_stop_string_is_cut_off_or_kept_and_a_stop_token_likewise():
         (rules(min_tokens=2), "ab.", EOS_3),
         (rules(min_tokens=2), "!.!", STOP_3),
         (rules(min_tokens=3, stop_strings=["b"]), "abcd", None),
-        (
-            rules(min_tokens=2, stop_strings=["bc"]),
-            "abc",
-            stopped(3, 1, "bc"),
-        ),  # completed behind the minimum
+        # completed after the minimum
+        (rules(min_tokens=2, stop_strings=["bc"]), "abc", stopped(3, 1, "bc")),
         (rules(min_tokens=2, stop_strings=["b"]), "abcb", stopped(4, 3, "b")),
         (rules(3, min_tokens=3), "...", LENGTH_3),
     ],

@@ -80,7 +80,7 @@ def test_stop_is_a_string_or_several(stop, strings):
         ({"stop_tokens": [1]}, "did you mean stop_token_ids"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(values, words):
+def test_invalid_values_are_refused_by_name(values, words):
     with pytest.raises(ValueError, match=words):
         SamplingParams(**({"temperature": 0.0} | values if values else {}))
 

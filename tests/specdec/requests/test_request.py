@@ -73,8 +73,9 @@ def test_what_could_begin_a_stop_string_is_held_back(rules, steps, shown):
     assert [after(made, step).outputs[0].text for step in steps] == shown
 
 
-def test_what_a_running_request_shows_stays_shown():
-    made, seen = request(stop_strings=["abab!", "ba?"]), [""]
+def test_text_of_a_running_request_is_never_taken_back():
+    made = request(stop_strings=["abab!", "ba?"])
+    seen = [""]
     for character in "aababababcbaababab!":
         seen.append(after(made, character).outputs[0].text)
         assert seen[-1].startswith(seen[-2])
@@ -102,7 +103,7 @@ def test_what_a_running_request_shows_stays_shown():
         ({}, ["."], "", ".", "stop", None),
     ],
 )
-def test_nothing_behind_the_end_leaks(rules, steps, text, ids, reason, stop_reason):
+def test_nothing_after_the_end_leaks(rules, steps, text, ids, reason, stop_reason):
     made = request(**rules)
     output = after(made, *steps)
     [completion] = output.outputs

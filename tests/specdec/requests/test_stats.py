@@ -95,7 +95,7 @@ def test_samples_together_last_from_the_first_token_of_any_to_the_last_of_any():
     assert (made.num_generated_tokens, made.num_cached_tokens, made.num_preemptions) == (6, 6, 6)
 
 
-def test_times_that_nobody_measured_are_none():
+def test_times_that_were_not_measured_are_none():
     names = (
         "time_to_first_token",
         "decode_time",
@@ -115,7 +115,8 @@ def test_the_dict_for_json_holds_every_figure():
 
 @pytest.mark.parametrize("num_drafted, num_accepted", [(3, 4), (0, 1), (3, -1), (-1, -1)])
 def test_a_round_accepts_what_was_drafted_and_no_more(num_drafted, num_accepted):
-    made, message = stats(3, 3), f"num_drafted={num_drafted} with num_accepted={num_accepted}"
+    made = stats(3, 3)
+    message = f"num_drafted={num_drafted} with num_accepted={num_accepted}"
     with pytest.raises(ValueError, match=message):
         made.record(num_drafted, num_accepted)
     assert (made.num_drafted, made.num_accepted) == ([3], [3])

@@ -1,4 +1,4 @@
-"""Text token by token is the text of the full decode, however the tokens come in steps, and none is ever taken back."""
+"""Text token by token equals the full decode, in steps of any size, and is never taken back."""
 
 import json
 import subprocess
@@ -35,7 +35,8 @@ WORDS = [
     "\n",
     INCOMPLETE,
 ]
-NUM_SPECIAL, NUM_BYTES = 3, 256
+NUM_SPECIAL = 3
+NUM_BYTES = 256
 SAMPLES = [
     "",
     "def f(x):\n    return x\n",
@@ -49,7 +50,7 @@ examples = settings(max_examples=150, deadline=None, derandomize=True)
 
 
 def build(directory, decoder):
-    """A tokenizer in the manner of sentencepiece: words with marked spaces, and single bytes for all else."""
+    """A tokenizer like sentencepiece: words with marked spaces, and single bytes for the rest."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(NUM_BYTES)), *WORDS]
     vocab = {word: index for index, word in enumerate(words)}
     backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
@@ -65,8 +66,8 @@ def build(directory, decoder):
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
-    """demo: byte-level. metaspace: the first token loses its space. llama: so does the text, and bytes make characters
-    only where the whole run of them is valid."""
+    """demo: byte-level. metaspace: the first token loses its space. llama: so does the text, and
+    bytes make characters only where the whole run of them is valid."""
     replaced = [
         decoders.Replace("\u2581", " "),
         decoders.ByteFallback(),
@@ -146,9 +147,10 @@ def test_pieces_of_any_tokens_are_a_prefix_of_the_full_decode(tokenizers, name, 
 
 @examples
 @given(data=st.data(), tail=st.integers(0, 3))
-def test_broken_bytes_spoil_no_text_that_was_given_out(tokenizers, data, tail):
+def test_invalid_bytes_spoil_no_text_that_was_returned(tokenizers, data, tail):
     # with byte fallback one bad byte makes the whole run of bytes unreadable in the full decode
-    tokens, end = data.draw(some_tokens("llama")), NUM_SPECIAL + NUM_BYTES
+    tokens = data.draw(some_tokens("llama"))
+    end = NUM_SPECIAL + NUM_BYTES
     torn = [*tokens, *(NUM_SPECIAL + byte for byte in "\U0001f643".encode()[:tail])]
     for more in ([], [NUM_SPECIAL + 0xC3], [end + 2, end + 1]):
         pieces, detokenizer = pieces_of([*torn, *more], tokenizers["llama"])
@@ -166,18 +168,17 @@ def test_a_text_cut_within_an_emoji_keeps_the_one_before_it(tokenizers):
     assert "\U0001f642" not in tokenizers["llama"].decode(tokens)
 
 
-def test_text_behind_broken_bytes_is_that_of_its_own_tokens(tokenizers):
-    e_acute, broken, letter = (
-        [NUM_SPECIAL + 0xC3, NUM_SPECIAL + 0xA9],
-        NUM_SPECIAL + 0xE2,
-        NUM_SPECIAL + NUM_BYTES + 2,
-    )
+def test_text_after_invalid_bytes_is_that_of_its_own_tokens(tokenizers):
+    e_acute = [NUM_SPECIAL + 0xC3, NUM_SPECIAL + 0xA9]
+    broken = NUM_SPECIAL + 0xE2
+    letter = NUM_SPECIAL + NUM_BYTES + 2
     pieces, _ = pieces_of([*e_acute, broken, letter, letter], tokenizers["llama"])
     assert pieces == ["", "\u00e9", "", f"{INCOMPLETE}a", "a"]
 
 
 def test_a_token_of_a_long_text_decodes_a_short_window(monkeypatch):
-    lengths, real = [], DEMO.decode
+    lengths = []
+    real = DEMO.decode
     monkeypatch.setattr(
         DEMO, "decode", lambda tokens, skip: lengths.append(len(tokens)) or real(tokens, skip)
     )
@@ -228,10 +229,13 @@ def request(tokenizer, skip=True, **rules):
 
 
 def run_in_steps(made, tokens, sizes):
-    """Append `tokens` in steps of the given sizes, the last one again and again; returns the text after each step, and
-    the pieces."""
-    deltas, texts, pieces = Deltas(made), [], []
-    position, sizes = 0, list(sizes)
+    """Append `tokens` in steps of these sizes, repeating the last one; returns the text after each
+    step, and the pieces."""
+    deltas = Deltas(made)
+    texts = []
+    pieces = []
+    position = 0
+    sizes = list(sizes)
     while position < len(tokens) and made.finish is None:
         size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
         made.append(tokens[position : position + size], 0.0)
@@ -246,7 +250,7 @@ def run_in_steps(made, tokens, sizes):
 
 
 def cut_by_hand(tokenizer, tokens, stops, is_included):
-    """(text, tokens) up to the first token whose text completes a stop string, by looking through all of the text."""
+    """(text, tokens) up to the first token that completes a stop string, by searching it all."""
     detokenizer = Detokenizer(tokenizer)
     for count, token in enumerate(tokens, start=1):
         detokenizer.push(token)
@@ -318,7 +322,8 @@ def test_limits_and_stop_strings_together_take_nothing_back(text, sizes, min_tok
         "min_tokens": min(min_tokens, max_tokens),
         "max_tokens": max_tokens,
     }
-    made, whole = request(DEMO, **rules), request(DEMO, **rules)
+    made = request(DEMO, **rules)
+    whole = request(DEMO, **rules)
     texts, pieces = run_in_steps(made, tokens, sizes)
     assert texts[-1] == run_in_steps(whole, tokens, [1])[0][-1] if tokens else True
     assert "".join(piece.text for piece in pieces) == texts[-1]
@@ -329,7 +334,8 @@ def test_limits_and_stop_strings_together_take_nothing_back(text, sizes, min_tok
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role not in ['user', 'assistant'] %}"
-    "{{ raise_exception('role ' ~ message.role) }}{% endif %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{{ raise_exception('role ' ~ message.role) }}{% endif %}"
+    "# {{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}# assistant:{% endif %}"
 )
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -379,7 +385,8 @@ def test_conversations_that_cannot_be_written_are_refused(messages, template, me
 @pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
 @pytest.mark.parametrize("text", SAMPLES)
 def test_a_tokenizer_is_the_one_that_transformers_finds(tokenizers, name, text):
-    ours, theirs = tokenizers[name], AutoTokenizer.from_pretrained(tokenizers[name].directory)
+    ours = tokenizers[name]
+    theirs = AutoTokenizer.from_pretrained(tokenizers[name].directory)
     assert type(ours.backend) is type(theirs)
     assert ours.encode(text) == theirs.encode(text)
     assert ours.decode(ours.encode(text), False) == theirs.decode(theirs.encode(text))
@@ -398,7 +405,8 @@ def test_a_class_with_code_of_its_own_is_left_to_the_registry(tmp_path, change):
 
 def test_the_registry_of_models_stays_unread():
     code = (
-        "import sys; from specdec.requests.tokenizer import Tokenizer; from weights.demo import demo_directory\n"
-        "Tokenizer(demo_directory('target')); assert 'transformers.models.auto.auto_factory' not in sys.modules"
+        "import sys; from specdec.requests.tokenizer import Tokenizer\n"
+        "from weights.demo import demo_directory; Tokenizer(demo_directory('target'))\n"
+        "assert 'transformers.models.auto.auto_factory' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""Files that hold no tokenizer are one error that names them, before the weights; code in a checkpoint is never run."""
+"""Invalid tokenizer files raise one error before weights are read; no checkpoint code is run."""
 
 import ast
 import io
@@ -58,7 +58,7 @@ def refusal(directory):
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", OBJECTS)
-def test_what_is_no_json_object_is_refused_by_the_name_of_its_file(target, name, kind):
+def test_a_file_that_is_no_json_object_is_refused_by_name(target, name, kind):
     (target / name).write_bytes(ODD[kind])
     words = refusal(target)
     assert name in words
@@ -67,7 +67,7 @@ def test_what_is_no_json_object_is_refused_by_the_name_of_its_file(target, name,
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
-def test_what_is_no_file_is_refused_by_its_name(target, name, kind):
+def test_a_path_that_is_no_file_is_refused_by_name(target, name, kind):
     (target / name).unlink(missing_ok=True)
     if kind == "directory":
         (target / name).mkdir()
@@ -90,7 +90,7 @@ def test_a_tokenizer_without_a_config_is_still_read(target):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_that_is_no_text_is_refused_by_the_name_of_its_file(target, name):
+def test_a_template_that_is_no_text_is_refused_by_name(target, name):
     (target / name).parent.mkdir(exist_ok=True)
     (target / name).write_bytes(b"{{ \xff }}")
     assert f"{Path(name).name}: not UTF-8" in refusal(target)
@@ -205,7 +205,10 @@ def test_a_model_of_an_unknown_type_does_not_run_its_code(target, tmp_path):
     with_code(target, tmp_path / "marker")
     change(target / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "code.Evil"]})
     change(target / "config.json", model_type="new", auto_map={"AutoConfig": "code.Config"})
-    code = f"from specdec.requests.tokenizer import Tokenizer; from pathlib import Path; Tokenizer(Path({str(target)!r}))"
+    code = (
+        "from specdec.requests.tokenizer import Tokenizer; from pathlib import Path; "
+        f"Tokenizer(Path({str(target)!r}))"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code], input="y\ny\ny\n", capture_output=True, text=True, cwd=ROOT
     )
@@ -225,7 +228,7 @@ def test_an_auto_map_of_the_model_alone_changes_nothing(target, tmp_path):
 
 
 def test_every_reading_of_a_checkpoint_refuses_code():
-    """Each call of from_pretrained says trust_remote_code=False, each of torch.load weights_only=True; no pickle."""
+    """from_pretrained is called with trust_remote_code=False, torch.load with weights_only=True."""
     needed = {"from_pretrained": ("trust_remote_code", False), "torch.load": ("weights_only", True)}
     found = []
     for file in sorted(

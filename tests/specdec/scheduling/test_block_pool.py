@@ -1,4 +1,4 @@
-"""Blocks are handed out lowest first, each to one holder."""
+"""Blocks are allocated lowest first, each to one request, and found again by their keys."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from specdec.scheduling.block_pool import BlockPool
 
 
-def test_blocks_are_handed_out_lowest_first():
+def test_blocks_are_allocated_lowest_first():
     pool = BlockPool(4)
     assert pool.allocate(3) == [0, 1, 2]
     assert (pool.num_free, pool.allocate(0), pool.allocate(1)) == (1, [], [3])
@@ -37,8 +37,10 @@ def test_a_block_freed_twice_is_a_bug_of_ours():
         pool.free([1, 1])
 
 
-def test_no_block_has_two_holders():
-    pool, held, chance = BlockPool(20), [], random.Random(0)
+def test_no_block_is_allocated_twice():
+    pool = BlockPool(20)
+    held = []
+    chance = random.Random(0)
     for _ in range(500):
         if held and chance.random() < 0.5:
             pool.free(held.pop(chance.randrange(len(held))))
@@ -49,7 +51,7 @@ def test_no_block_has_two_holders():
         assert set(blocks) <= set(range(20))
 
 
-def test_a_named_block_is_found_while_it_is_held_and_behind_it():
+def test_a_published_block_is_found_while_in_use_and_afterwards():
     pool = BlockPool(3)
     [a, b] = pool.allocate(2)
     pool.publish(a, b"a")
@@ -60,7 +62,7 @@ def test_a_named_block_is_found_while_it_is_held_and_behind_it():
     assert (pool.num_free, pool.find([b"a"])) == (3, [a])
 
 
-def test_a_found_block_has_several_holders_and_is_free_behind_the_last():
+def test_a_found_block_is_free_after_its_last_reference():
     pool = BlockPool(2)
     blocks = pool.allocate(1)
     pool.publish(blocks[0], b"a")
@@ -74,7 +76,7 @@ def test_a_found_block_has_several_holders_and_is_free_behind_the_last():
     assert pool.allocate(1) != blocks
 
 
-def test_blank_blocks_go_first_then_those_let_go_longest_ago_and_the_ends_of_prefixes_before_their_beginnings():
+def test_blank_blocks_are_reused_first_then_the_least_recently_freed_ends_first():
     pool = BlockPool(5)
     old, young = pool.allocate(2), pool.allocate(2)
     for block in old + young:
@@ -106,7 +108,7 @@ def test_a_block_keeps_its_first_key():
     assert (pool.find([b"a"]), pool.find([b"b"])) == ([], [])
 
 
-def test_forgotten_blocks_are_not_found_and_blank_again():
+def test_unpublished_blocks_are_not_found_and_blank_again():
     pool = BlockPool(2)
     blocks = pool.allocate(2)
     pool.publish(blocks[0], b"a")

@@ -1,4 +1,4 @@
-"""Who computes what in a step: admission, chunks and rounds in turn, growth, preemption, and what others may find."""
+"""What each step computes: admission, chunks and rounds in turn, growth, preemption, prefixes."""
 
 import pytest
 
@@ -55,8 +55,8 @@ def added(made, *requests):
     return requests
 
 
-def land(made, work, num_tokens=1, token=7):
-    """Take a step's results: so many tokens for each request that gets any."""
+def finish_step(made, work, num_tokens=1, token=7):
+    """Take a step's results: `num_tokens` for each request that gets any."""
     for b, each in enumerate(work.requests):
         brings = work.parts[b].samples if isinstance(work, Chunk) else num_tokens
         if each.finish is None:
@@ -66,11 +66,11 @@ def land(made, work, num_tokens=1, token=7):
 
 
 def step(made, num_tokens=1):
-    """Launch and land: ("chunk", [(id, start, length)...]) or ("round", ids, query_len), None for neither."""
+    """A step as ("chunk", [(id, start, length)...]), ("round", ids, query_len) or None."""
     work = made.schedule().work
     if work is None:
         return None
-    land(made, work, num_tokens)
+    finish_step(made, work, num_tokens)
     if isinstance(work, Chunk):
         pairs = zip(work.requests, work.parts, strict=True)
         return "chunk", [(each.request_id, part.start, part.length) for each, part in pairs]
@@ -98,9 +98,8 @@ def test_a_prompt_comes_with_blocks_for_its_first_round_and_the_drafts_after_it(
     made = scheduler()
     [a] = added(made, request(1, num_prompt_tokens, max_tokens=50))
     made.schedule()
-    assert (
-        len(a.blocks) == num_blocks
-    )  # of 64 slots, of which a round and the next drafts take up to 2 K
+    # of 64 slots, of which a round and the next drafts take up to 2 K
+    assert len(a.blocks) == num_blocks
 
 
 def test_requests_are_admitted_in_order_while_rows_last():
@@ -118,7 +117,7 @@ def test_lower_priorities_go_first_then_earlier_arrivals():
     assert names(made.schedule().work.requests) == ["3", "2", "4", "1"]
 
 
-def test_a_request_that_does_not_fit_yet_holds_back_those_behind_it():
+def test_a_request_that_does_not_fit_yet_holds_back_later_ones():
     made = scheduler(num_blocks=3, max_num_seqs=4)
     a, _, _ = added(made, request(1, 100), request(2, 100), request(3, 5))
     assert made.schedule().admitted == [a]
@@ -173,7 +172,7 @@ def test_a_lower_priority_goes_before_fairness():
     assert names(made.schedule().admitted) == ["many", "many"]
 
 
-def test_the_last_sample_goes_back_to_wait_before_another_request():
+def test_the_last_sample_is_preempted_before_another_request():
     made = scheduler(num_blocks=8, max_num_seqs=3, budget=256)
     first, second = added(made, *samples("many", 1, 2, 60, max_tokens=100))
     [single] = added(made, request(3, 60, max_tokens=100))
@@ -206,7 +205,7 @@ def test_one_token_at_a_time_ends_every_prompt():
     assert not made.has_unfinished
 
 
-def test_a_round_in_which_nobody_drafts_has_one_row_each():
+def test_a_round_without_drafts_has_one_row_each():
     made = scheduler()
     added(made, request(1, 4, k=0), request(2, 4, k=0))
     step(made)
@@ -234,19 +233,19 @@ def test_what_an_ended_request_holds_waits_for_the_last_step_in_flight():
     assert isinstance(second, Round)
     a.end("abort")
     made.drop(a)
-    land(made, first)
+    finish_step(made, first)
     assert (a.state_row, made.pool.num_free) == (0, 6)
-    land(made, second)
+    finish_step(made, second)
     assert (a.state_row, a.blocks, made.pool.num_free) == (-1, [], 7)
 
 
-def test_no_round_is_launched_for_one_that_what_is_in_flight_will_end():
+def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
     made = scheduler(budget=64)
     [a] = added(made, request(1, 5, max_tokens=2))
     in_flight = [made.schedule().work, made.schedule().work]
     assert made.schedule().work is None
     for work in in_flight:
-        land(made, work)
+        finish_step(made, work)
     assert a.finish.reason == "length"
     assert not made.has_unfinished
 
@@ -254,18 +253,17 @@ def test_no_round_is_launched_for_one_that_what_is_in_flight_will_end():
 def test_blocks_are_taken_ahead_of_rounds_in_flight():
     made = scheduler(num_blocks=4, budget=64)
     [a] = added(made, request(1, 49, max_tokens=100))
-    land(made, made.schedule().work)
+    finish_step(made, made.schedule().work)
     counts = []
-    for _ in range(
-        3
-    ):  # 50 tokens, then at most 4 more with each round in flight; a round needs 2 K slots
+    # 50 tokens, then at most 4 more with each round in flight; a round needs 2 K slots
+    for _ in range(3):
         made.schedule()
         counts.append(len(a.blocks))
     assert counts == [1, 1, 1]
     assert made.schedule().grown == [(0, 1, 1)]
 
 
-def test_the_last_in_order_goes_back_to_wait_when_blocks_are_short():
+def test_the_last_in_order_is_preempted_when_blocks_are_short():
     made = scheduler(num_blocks=5, max_num_seqs=2, budget=256)
     a, b = added(made, request(1, 60, max_tokens=100), request(2, 60, max_tokens=100, priority=1))
     while not b.stats.num_preemptions:
@@ -282,7 +280,7 @@ def test_the_last_in_order_goes_back_to_wait_when_blocks_are_short():
     assert (len(a.token_ids), len(b.token_ids), made.pool.num_free) == (100, 100, 5)
 
 
-def test_who_runs_alone_goes_back_to_wait_behind_a_prompt_that_goes_first():
+def test_the_only_running_request_is_preempted_for_a_prompt_of_higher_priority():
     made = scheduler(num_blocks=6, max_num_seqs=2, budget=1)
     [a] = added(made, request(1, 10, max_tokens=150, priority=1))
     while not a.token_ids:
@@ -290,7 +288,7 @@ def test_who_runs_alone_goes_back_to_wait_behind_a_prompt_that_goes_first():
     [b] = added(made, request(2, 190))
     while not a.stats.num_preemptions:
         seen = step(made, num_tokens=K + 1)
-    assert seen is None  # no round of nobody
+    assert seen is None  # no round without requests
     assert (names(made.waiting), names(made.prefilling), made.num_in_flight) == (["1"], ["2"], 0)
     while made.has_unfinished:
         step(made)
@@ -306,14 +304,12 @@ def test_a_preempted_request_computes_its_tokens_again():
     while b.state_row < 0:
         seen = step(made)
         assert seen
-    assert seen == (
-        "chunk",
-        [("2", 0, num_tokens - 1)],
-    )  # the last one is the first row of the next round
+    # the last token is the first row of the next round
+    assert seen == ("chunk", [("2", 0, num_tokens - 1)])
     assert b.num_tokens == num_tokens > 60
 
 
-def test_nobody_is_sent_back_while_a_step_in_flight_may_free_blocks():
+def test_no_request_is_preempted_while_a_step_in_flight_may_free_blocks():
     made = scheduler(num_blocks=5, max_num_seqs=2, budget=256)
     a, b = added(made, request(1, 60, max_tokens=100), request(2, 60, max_tokens=100))
     step(made)
@@ -323,7 +319,7 @@ def test_nobody_is_sent_back_while_a_step_in_flight_may_free_blocks():
     assert (a.stats.num_preemptions, b.stats.num_preemptions) == (0, 0)
     assert in_flight
     for work in in_flight:
-        land(made, work)
+        finish_step(made, work)
     assert made.schedule().work is not None
 
 
@@ -340,7 +336,7 @@ def test_the_beginning_of_a_prompt_is_found_and_one_token_is_always_computed():
     assert step(made) == ("chunk", [("2", 192, 8), ("3", 192, 1), ("4", 128, 64)])
 
 
-def test_a_block_is_found_only_with_the_token_behind_it():
+def test_a_block_is_found_only_with_the_token_after_it():
     made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
     added(made, request(1, 130, max_tokens=1))
     step(made)
@@ -407,7 +403,7 @@ def test_a_preempted_request_whose_prompt_has_its_logprobs_finds_its_blocks_agai
     assert a.stats.num_cached_tokens == 128
 
 
-def test_rounds_without_drafts_leave_blocks_that_nobody_finds():
+def test_rounds_without_drafts_publish_no_blocks():
     made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
     [a] = added(made, request(1, 60, max_tokens=80, k=0))
     while made.has_unfinished:

@@ -1,8 +1,9 @@
-"""The scheduler against a model of the device: whatever arrives, lands late, is aborted or sent back to wait, no step
-reads a cache entry that is not what its request's own tokens make of it.
+"""The scheduler against a model of the device: whatever arrives, finishes late, is aborted or
+preempted, a step reads only cache entries that its request's own tokens have made.
 
-An entry of the target's cache is modelled as the tokens up to its position, one of the draft's as those and one more.
-Requests continue one of a few texts that part at position 100, so that prefixes are shared, and differ behind.
+An entry of the target's cache is modelled as the tokens up to its position, one of the draft's as
+those and one more. Requests continue one of a few texts that differ from position 100 on, so that
+they share prefixes.
 """
 
 from collections import deque
@@ -20,7 +21,9 @@ from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.work import Chunk
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
-K, MAX_MODEL_LEN, MAX_AHEAD = 3, 300, 2
+K = 3
+MAX_MODEL_LEN = 300
+MAX_AHEAD = 2
 
 
 def token(text, position):
@@ -31,8 +34,12 @@ class Device:
     """What both caches hold, by slot, and how far each request really is."""
 
     def __init__(self):
-        self.target, self.draft, self.garbage = {}, {}, 0
-        self.tables, self.lengths, self.texts = {}, {}, {}
+        self.target = {}
+        self.draft = {}
+        self.garbage = 0
+        self.tables = {}
+        self.lengths = {}
+        self.texts = {}
 
     def start(self, request, text):
         self.tables[request.number] = list(request.blocks)
@@ -44,32 +51,34 @@ class Device:
         block = table[position // BLOCK_SIZE] if position // BLOCK_SIZE < len(table) else None
         return None if block is None else (block, position % BLOCK_SIZE)
 
-    def write(self, cache, request, position, is_true, behind):
+    def write(self, cache, request, position, is_true, num_after):
         slot = self.slot(request, position)
         if position >= MAX_MODEL_LEN or slot is None:
             return
         self.garbage += 1
         cache[slot] = (
-            Device.value(self.texts[request.number], position, behind) if is_true else self.garbage
+            Device.value(self.texts[request.number], position, num_after)
+            if is_true
+            else self.garbage
         )
 
     def check(self, request):
         """Everything before the request's next row is true; of the draft's, where it drafts."""
         for position in range(self.lengths[request.number]):
-            for cache, behind in [(self.target, 0)] + [(self.draft, 1)] * (
+            for cache, num_after in [(self.target, 0)] + [(self.draft, 1)] * (
                 request.num_speculative_tokens > 0
             ):
-                expected = Device.value(self.texts[request.number], position, behind)
+                expected = Device.value(self.texts[request.number], position, num_after)
                 assert cache.get(self.slot(request, position)) == expected, (
                     request.number,
                     position,
-                    behind,
+                    num_after,
                 )
 
     @staticmethod
-    def value(text, position, behind):
-        """Where it stands, and which text it has seen, if it has seen a token in which they differ."""
-        return position, text if position + behind >= 100 else 0
+    def value(text, position, num_after):
+        """Its position, and its text if it depends on a token in which the texts differ."""
+        return position, text if position + num_after >= 100 else 0
 
     def chunk(self, chunk):
         for request, part in zip(chunk.requests, chunk.parts, strict=True):
@@ -85,7 +94,8 @@ class Device:
         found = []
         for request, wanted in zip(work.requests, accepted, strict=True):
             self.check(request)
-            base, own = self.lengths[request.number], request.num_speculative_tokens
+            base = self.lengths[request.number]
+            own = request.num_speculative_tokens
             last = min(own, MAX_MODEL_LEN - 1 - base)
             held = min(wanted, last)
             for i in range(last + 1):
@@ -110,8 +120,11 @@ class World:
             num_kv_blocks=num_blocks,
             num_speculative_tokens=K,
         )
-        self.scheduler, self.device = Scheduler(BlockPool(num_blocks), sizes, True), Device()
-        self.requests, self.texts, self.in_flight = [], {}, deque()
+        self.scheduler = Scheduler(BlockPool(num_blocks), sizes, True)
+        self.device = Device()
+        self.requests = []
+        self.texts = {}
+        self.in_flight = deque()
         self.must_be_round = False
 
     def add(self, text, num_prompt_tokens, max_tokens, k, priority, n):
@@ -150,7 +163,7 @@ class World:
         if plan.work is None:
             self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
             return False
-        assert plan.work.requests, "a step of nobody"
+        assert plan.work.requests, "a step without requests"
         if isinstance(plan.work, Chunk):
             assert not self.must_be_round, "a request that runs waits for a second chunk"
             counts = self.device.chunk(plan.work)
@@ -163,11 +176,12 @@ class World:
         self.check()
         return True
 
-    def land(self):
+    def finish_step(self):
         work, counts = self.in_flight.popleft()
         for request, count in zip(work.requests, counts, strict=True):
             if request.finish is None and count:
-                text, first = self.texts[request.number], request.num_tokens
+                text = self.texts[request.number]
+                first = request.num_tokens
                 request.append([token(text, first + i) for i in range(count)], 0.0)
         self.scheduler.finish_step(work)
         self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
@@ -181,7 +195,7 @@ class World:
             self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
 
     def check(self):
-        """Rows belong to one request each; every block is free, or held by as many as the pool believes."""
+        """No two requests share a state row; every block that none of them has is free."""
         placed = [request for request in self.requests if request.state_row >= 0]
         assert len({request.state_row for request in placed}) == len(placed)
         held = {block for request in placed for block in request.blocks}
@@ -189,13 +203,13 @@ class World:
         assert pool.num_free == pool.num_blocks - len(held)
 
     def step(self, accepted, num_ahead):
-        """As the engine does it: launch what can be, then land what is too far behind."""
+        """Like the engine: launch a step, then finish the oldest if too many are in flight."""
         is_launched = self.launch(accepted)
         if self.in_flight and (len(self.in_flight) > num_ahead or not is_launched):
-            self.land()
+            self.finish_step()
 
     def finish(self, num_ahead):
-        """Nothing more arrives: all end within a bounded number of steps, and leave nothing behind."""
+        """No more arrive: all end within a bounded number of steps and release everything."""
         for _ in range(2000):
             self.step([1] * 4, num_ahead)
             if not self.scheduler.has_unfinished:

@@ -22,7 +22,9 @@ def started(function):
 
 
 def test_threads_get_turns_in_the_order_in_which_they_ask():
-    turns, seen, threads = Turns(), [], []
+    turns = Turns()
+    seen = []
+    threads = []
 
     def take(name):
         with turns:
@@ -38,7 +40,9 @@ def test_threads_get_turns_in_the_order_in_which_they_ask():
 
 
 def test_a_thread_that_takes_turn_after_turn_leaves_some_to_others():
-    turns, counts, is_over = Turns(), [0, 0, 0], threading.Event()
+    turns = Turns()
+    counts = [0, 0, 0]
+    is_over = threading.Event()
 
     def take(index):
         while not is_over.is_set():
@@ -54,7 +58,8 @@ def test_a_thread_that_takes_turn_after_turn_leaves_some_to_others():
 
 
 def test_a_call_waits_for_the_end_of_the_turn_and_for_nothing_else():
-    turns, seen = Turns(), []
+    turns = Turns()
+    seen = []
     with turns:
         turns.call_soon(lambda: seen.append("called"))
         seen.append("in the turn")
@@ -70,8 +75,10 @@ def test_a_turn_that_fails_is_over():
         assert len(turns._line) == 1
 
 
-def test_who_is_interrupted_while_waiting_holds_up_nobody(monkeypatch):
-    turns, real, seen = Turns(), threading.Lock, []
+def test_a_thread_interrupted_while_waiting_delays_no_other(monkeypatch):
+    turns = Turns()
+    real = threading.Lock
+    seen = []
 
     class Interrupted:
         """A lock whose owner gets Ctrl-C as it waits."""

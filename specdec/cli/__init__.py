@@ -15,31 +15,7 @@ from typing import Annotated
 
 from typer import Argument, Context, Option, Typer
 
-from specdec.cli.options import (
-    Acceptance,
-    Device,
-    Draft,
-    Dtype,
-    EnforceEager,
-    GraphSizes,
-    GraphTokenSizes,
-    Json,
-    MaxModelLen,
-    MaxTokens,
-    MinP,
-    NoPrefixCaching,
-    NumSpeculativeTokens,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Target,
-    Temperature,
-    TopK,
-    TopP,
-    integers,
-    options_of,
-    text_of,
-)
+from specdec.cli import options as shared
 
 app = Typer(
     help="Text from a target model with an EAGLE draft, equal to plain decoding bit for bit.",
@@ -75,7 +51,7 @@ def _set_up_logging(name: str) -> None:
 @app.command()
 def generate(
     context: Context,
-    target: Target,
+    target: shared.Target,
     prompt: Annotated[
         str | None, Argument(help="default: --prompt-file, or standard input")
     ] = None,
@@ -85,41 +61,41 @@ def generate(
             "--prompt-file",
             exists=True,
             dir_okay=False,
-            callback=text_of,
+            callback=shared.text_of,
             help="a text; its last line break is dropped",
         ),
     ] = None,
-    draft: Draft = None,
-    num_speculative_tokens: NumSpeculativeTokens = None,
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.0,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
+    draft: shared.Draft = None,
+    num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    max_tokens: shared.MaxTokens = 256,
+    temperature: shared.Temperature = 0.0,
+    top_p: shared.TopP = None,
+    top_k: shared.TopK = None,
+    min_p: shared.MinP = None,
+    seed: shared.Seed = None,
     n: Annotated[int, Option("-n", "--n", min=1, help="samples; number i has seed + i")] = 1,
     presence_penalty: Annotated[
         float, Option(help="subtracted from the logits of generated tokens")
     ] = 0.0,
     frequency_penalty: Annotated[float, Option(help="the same, times their count")] = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
+    repetition_penalty: shared.RepetitionPenalty = 1.0,
     min_tokens: Annotated[int, Option(help="no end of text before this many tokens")] = 0,
     logprobs: Annotated[
         int | None, Option(help="JSON: this many alternatives beside each token")
     ] = None,
-    acceptance: Acceptance = "exact",
-    stop: Stop = None,
+    acceptance: shared.Acceptance = "exact",
+    stop: shared.Stop = None,
     ignore_eos: Annotated[
         bool, Option("--ignore-eos", help="go on after an end-of-text token")
     ] = False,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    enable_prefix_caching: NoPrefixCaching = False,
-    enforce_eager: EnforceEager = False,
-    cuda_graph_sizes: GraphSizes = None,
-    cuda_graph_token_sizes: GraphTokenSizes = None,
-    json: Json = False,
+    dtype: shared.Dtype = "auto",
+    device: shared.Device = "auto",
+    max_model_len: shared.MaxModelLen = None,
+    enable_prefix_caching: shared.NoPrefixCaching = False,
+    enforce_eager: shared.EnforceEager = False,
+    cuda_graph_sizes: shared.GraphSizes = None,
+    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
+    json: shared.Json = False,
     show_drafts: Annotated[
         bool, Option("--show-drafts", help="colour what was drafted; JSON: rounds")
     ] = False,
@@ -127,15 +103,15 @@ def generate(
     """Continue a prompt: the text on stdout as it is written, a line of statistics on stderr."""
     from specdec.cli.generate import GenerateOptions, run_generate
 
-    run_generate(options_of(GenerateOptions, context.params))
+    run_generate(shared.options_of(GenerateOptions, context.params))
 
 
 @app.command()
 def chat(
     context: Context,
-    target: Target,
-    draft: Draft = None,
-    num_speculative_tokens: NumSpeculativeTokens = None,
+    target: shared.Target,
+    draft: shared.Draft = None,
+    num_speculative_tokens: shared.NumSpeculativeTokens = None,
     system: Annotated[
         str | None, Option(help="the conversation's first message, with the role system")
     ] = None,
@@ -144,27 +120,27 @@ def chat(
         Option(
             exists=True,
             dir_okay=False,
-            callback=text_of,
+            callback=shared.text_of,
             help="Jinja text",
             show_default="the tokenizer's own",
         ),
     ] = None,
-    max_tokens: MaxTokens = 1024,
-    temperature: Temperature = 0.0,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    acceptance: Acceptance = "exact",
-    stop: Stop = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    enable_prefix_caching: NoPrefixCaching = False,
-    enforce_eager: EnforceEager = False,
-    cuda_graph_sizes: GraphSizes = None,
-    cuda_graph_token_sizes: GraphTokenSizes = None,
+    max_tokens: shared.MaxTokens = 1024,
+    temperature: shared.Temperature = 0.0,
+    top_p: shared.TopP = None,
+    top_k: shared.TopK = None,
+    min_p: shared.MinP = None,
+    seed: shared.Seed = None,
+    repetition_penalty: shared.RepetitionPenalty = 1.0,
+    acceptance: shared.Acceptance = "exact",
+    stop: shared.Stop = None,
+    dtype: shared.Dtype = "auto",
+    device: shared.Device = "auto",
+    max_model_len: shared.MaxModelLen = None,
+    enable_prefix_caching: shared.NoPrefixCaching = False,
+    enforce_eager: shared.EnforceEager = False,
+    cuda_graph_sizes: shared.GraphSizes = None,
+    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
 ) -> None:
     """Talk to a target that has a chat template.
 
@@ -173,7 +149,7 @@ def chat(
     """
     from specdec.cli.chat import ChatOptions, run_chat
 
-    run_chat(options_of(ChatOptions, context.params))
+    run_chat(shared.options_of(ChatOptions, context.params))
 
 
 @app.command()
@@ -187,7 +163,7 @@ def inspect(
     target: Annotated[
         str | None, Option(help="the target that a draft is meant for: checks more")
     ] = None,
-    json: Json = False,
+    json: shared.Json = False,
 ) -> None:
     """Say what a checkpoint is, every field with its source, without loading it."""
     from specdec.cli.inspect import run_inspect
@@ -198,7 +174,7 @@ def inspect(
 @app.command()
 def verify(
     context: Context,
-    target: Target,
+    target: shared.Target,
     draft: Annotated[
         str, Argument(help='EAGLE draft: directory, hub id or "demo"', show_default=False)
     ],
@@ -206,17 +182,17 @@ def verify(
         int, Option("--num-speculative-tokens", "-k", min=0, help="positions to check")
     ] = 5,
     max_tokens: Annotated[int, Option(min=16, help="tokens of text per prompt")] = 64,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    enforce_eager: EnforceEager = False,
-    cuda_graph_sizes: GraphSizes = None,
-    cuda_graph_token_sizes: GraphTokenSizes = None,
-    json: Json = False,
+    dtype: shared.Dtype = "auto",
+    device: shared.Device = "auto",
+    enforce_eager: shared.EnforceEager = False,
+    cuda_graph_sizes: shared.GraphSizes = None,
+    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
+    json: shared.Json = False,
 ) -> None:
     """Load both, force the target's own text through the draft, and say whether the draft works."""
     from specdec.cli.verify import VerifyOptions, run_verify
 
-    run_verify(options_of(VerifyOptions, context.params))
+    run_verify(shared.options_of(VerifyOptions, context.params))
 
 
 SUITES = (
@@ -240,7 +216,7 @@ def bench(
         Option(
             "--num-speculative-tokens",
             "-k",
-            callback=integers(0, 32),
+            callback=shared.integers(0, 32),
             help="values of K; 0, plain decoding, is always one",
             show_default="0,3,5",
         ),
@@ -249,7 +225,7 @@ def bench(
         str | None,
         Option(
             "--batch",
-            callback=integers(1, 4096),
+            callback=shared.integers(1, 4096),
             help="requests at a time",
             show_default="1,8,32 on a GPU, 1 on a CPU",
         ),
@@ -257,7 +233,7 @@ def bench(
     contexts: Annotated[
         str | None,
         Option(
-            callback=integers(1, 1 << 24),
+            callback=shared.integers(1, 1 << 24),
             help="prompt lengths of the suite context",
             show_default="256,1024,4096,8192,16384,32768",
         ),
@@ -278,8 +254,8 @@ def bench(
     max_seconds: Annotated[
         float | None, Option(min=0, help="begin nothing more after this many seconds")
     ] = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
+    dtype: shared.Dtype = "auto",
+    device: shared.Device = "auto",
     json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
     charts: Annotated[
         Path | None, Option(help="directory for PNG charts (needs matplotlib)")
@@ -293,7 +269,7 @@ def bench(
     suites = tuple(suite.split(","))
     refuse_unread(suites, draft, context.params)
     given = {name: value for name, value in context.params.items() if value is not None}
-    options = options_of(BenchOptions, {"batches": default_batches(device), **given})
+    options = shared.options_of(BenchOptions, {"batches": default_batches(device), **given})
     paths = {"prompts": prompts, "json": json, "charts": charts}
     rest = {"command": context.obj, "draft": draft, "suites": suites, "options": options}
-    run_bench(options_of(BenchCommand, {**given, **paths, **rest}))
+    run_bench(shared.options_of(BenchCommand, {**given, **paths, **rest}))

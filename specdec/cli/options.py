@@ -92,15 +92,9 @@ GraphTokenSizes = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="one JSON object on stdout and nothing else")]
 
-ENGINE = (
-    "dtype",
-    "device",
-    "max_model_len",
-    "enable_prefix_caching",
-    "enforce_eager",
-    "cuda_graph_sizes",
-    "cuda_graph_token_sizes",
-)
+# the options that are arguments of LLM
+ENGINE = {"dtype", "device", "max_model_len", "enable_prefix_caching", "enforce_eager"}
+ENGINE |= {"cuda_graph_sizes", "cuda_graph_token_sizes"}
 
 
 def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:

@@ -304,6 +304,20 @@ def test_exactness_is_measured_for_every_k_and_batch(bench, monkeypatch):
     assert list(dict.fromkeys(found)) == [(0, 1), (0, 2), (2, 1), (2, 2)]
 
 
+def test_capture_sums_the_families_of_both_kinds_of_chunks(bench, monkeypatch):
+    engine = bench.engine(2, 2)  # of the CPU, which captures nothing
+    monkeypatch.setattr("specdec.bench.capture.build_engine", lambda *_: engine)
+    monkeypatch.setattr(bench.pair, "device", torch.device("cuda"))
+    monkeypatch.setattr(Pair, "drop", lambda _: None)
+    monkeypatch.setattr("graphs.counters.GraphCounters.seconds", 0.5)
+    rows = list(suites.capture(bench))
+
+    sums = [row for row in rows if row["family"] == "all"]
+    assert [row["chunks"] for row in sums] == ["breakable", "compiled"]
+    assert {row["seconds"] for row in sums} == {0.5 * (len(rows) / 2 - 1)}
+    assert list(rows[0]) == list(sums[0])
+
+
 def test_wrapped_phases_are_unwrapped(bench, pair):
     engine, seen = bench.engine(2, 1), []
 

@@ -94,7 +94,8 @@ class CudaGraphManager:
         """What is captured, in order: PIECEWISE before FULL, large before small."""
         tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
         requests = self.sizes.requests if self.mode.decode_mode() is CUDAGraphMode.FULL else ()
-        of, cases = self._dispatcher, self._lora_cases
+        of = self._dispatcher
+        cases = self._lora_cases
         pieces = [of.ragged(n, lora) for n in reversed(tokens) for lora in cases]
         full = [of.uniform(n, lora) for n in reversed(requests) for lora in cases]
         in_pieces = [(CUDAGraphMode.PIECEWISE, desc) for desc in pieces]

@@ -149,7 +149,8 @@ class EngineConfig:
     @property
     def graphs(self) -> GraphConfig:
         """The options about graphs, resolved."""
-        requests, tokens = self.cuda_graph_sizes, self.cuda_graph_token_sizes
+        requests = self.cuda_graph_sizes
+        tokens = self.cuda_graph_token_sizes
         return GraphConfig(
             modes=graph_modes(self.cuda_graph_modes),
             request_sizes=None if requests is None else tuple(requests),

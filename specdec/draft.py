@@ -84,7 +84,8 @@ class Draft:
 
     def captures(self) -> Captures:
         """What is captured, in order."""
-        graphs, sampled = self.graphs, self.graphs.sampled
+        graphs = self.graphs
+        sampled = self.graphs.sampled
         return [
             (graphs.prefill, self.make_prefill),
             (sampled.prefill, partial(self.make_prefill, is_sampled=True)),
@@ -123,7 +124,8 @@ class Draft:
         self._propose(normed_BD, 0, is_sampled)
 
     def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
-        buffers, B = self.buffers, context.num_tokens
+        buffers = self.buffers
+        B = context.num_tokens
         recycled_BD = buffers.draft_hidden[:B]
         with set_forward_context(context):
             for level in range(1, buffers.draft_tokens.shape[1]):
@@ -132,7 +134,8 @@ class Draft:
                 self._propose(normed_BD, level, is_sampled)
 
     def _propose(self, normed_BD: Tensor, level: int, is_sampled: bool) -> None:
-        state, weight_WD = self.state, self.model.lm_head.weight
+        state = self.state
+        weight_WD = self.model.lm_head.weight
         to = DraftLevel(
             buffers=self.buffers,
             state=state,
@@ -155,7 +158,8 @@ class Draft:
         propose_sampled(logits_BW, floor_B, replace(keys, token_ids=self.d2t), to)
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
-        buffers, T = self.buffers, num_tokens
+        buffers = self.buffers
+        T = num_tokens
         return {
             "input_ids_T": buffers.draft_input_ids[:T],
             "features_TE": self.source_TE[:T],

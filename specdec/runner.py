@@ -173,7 +173,8 @@ class Runner:
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle) -> Tensor:
-        layer, num_layers = model.config.layer, model.config.num_layers
+        layer = model.config.layer
+        num_layers = model.config.num_layers
         return allocate_kv_cache(
             layer, num_layers, self.sizes.num_kv_blocks, self._dtype, self.device
         )

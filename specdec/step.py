@@ -67,7 +67,9 @@ class Acts:
 
     def fill(self, step: Step) -> None:
         """Lay out the rows: prompt tokens, or each request's last sampled token and its drafts."""
-        buffers, B, T = self.buffers, step.num_padded_reqs, step.num_padded_tokens
+        buffers = self.buffers
+        B = step.num_padded_reqs
+        T = step.num_padded_tokens
         if step.query_len is None:  # a chunk
             fill_chunk(buffers, step.parts, B, T)
             return

@@ -72,7 +72,8 @@ class Target:
             self._forward(**self._inputs(context.num_tokens))
 
     def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
-        buffers, T = self.buffers, num_tokens
+        buffers = self.buffers
+        T = num_tokens
         return {
             "input_ids_T": buffers.input_ids[:T],
             "hidden_out_TD": buffers.hidden_states[:T],

@@ -108,7 +108,8 @@ def load_eagle(
 def target_ids(reader: Reader, resolution: Resolution) -> Tensor | None:
     """The draft's vocabulary as absolute ids, checked; None if there is no usable d2t."""
     V = resolution.config.vocab_size
-    d2t, t2d = resolution.held.get("d2t"), resolution.held.get("t2d")
+    d2t = resolution.held.get("d2t")
+    t2d = resolution.held.get("t2d")
     if d2t is None or d2t.dtype not in INTEGER_DTYPES or len(d2t.shape) != 1:
         return None
     ids = absolute_ids(reader.read(d2t.name), V, d2t.where, reader.problems)

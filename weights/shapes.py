@@ -18,7 +18,9 @@ def layer_shapes(
     prefix: str, layer: LayerConfig, entry_width: int, has_input_layernorm: bool = True
 ) -> Shapes:
     """One decoder layer; its attention reads `entry_width` channels (EAGLE-3's first layer: 2D)."""
-    D, I, C = layer.hidden_size, layer.intermediate_size, layer.head_dim
+    D = layer.hidden_size
+    I = layer.intermediate_size
+    C = layer.head_dim
     query, kv = layer.num_heads * C, layer.num_kv_heads * C
     shapes: Shapes = {f"{prefix}post_attention_layernorm.weight": (D,)}
     if has_input_layernorm:
@@ -53,7 +55,8 @@ def eagle_shapes(config: EagleConfig) -> Shapes:
 
 def _around(config: EagleConfig) -> Shapes:
     """Everything of a draft that is not in a layer: (wanted, name, shape) rows."""
-    D, Dt = config.layer.hidden_size, config.target_hidden_size
+    D = config.layer.hidden_size
+    Dt = config.target_hidden_size
     taps = len(config.aux_boundaries)
     features = max(taps, 1) * Dt
     rows: list[tuple[bool, str, tuple[int, ...]]] = [

@@ -43,7 +43,8 @@ class Bandwidth:
 
 def bytes_of(pair: Pair) -> Bytes:
     """From the loaded tensors. A tied or borrowed head counts for the model that reads it."""
-    target, eagle = pair.target.tensors, pair.eagle
+    target = pair.target.tensors
+    eagle = pair.eagle
     head = target.get(HEAD, target["embed_tokens.weight"])
     whole = _layers(target) + head.nbytes
     if eagle is None:

@@ -98,7 +98,8 @@ def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
 
 def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     """A new engine, with its graphs captured."""
-    K, B = spec.num_speculative_tokens, spec.max_num_seqs
+    K = spec.num_speculative_tokens
+    B = spec.max_num_seqs
     blocks_per_request = -(-((spec.max_tokens or spec.max_model_len) + K + 1) // BLOCK_SIZE)
     sizes = EngineSizes(
         max_model_len=spec.max_model_len,

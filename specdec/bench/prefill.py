@@ -67,7 +67,10 @@ def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, flo
     runner = pair.engine(spec).runner
     device = pair.device
     cache = runner.target_cache[0]
-    T, H, G, C = length, layer.num_heads, layer.num_kv_heads, layer.head_dim
+    T = length
+    H = layer.num_heads
+    G = layer.num_kv_heads
+    C = layer.head_dim
     q_THC = torch.randn(T, H, C, device=device, dtype=cache.dtype)
     num_rows, num_blocks = runner.state.block_table.shape
     table = torch.arange(num_blocks, device=device).repeat(num_rows, 1)

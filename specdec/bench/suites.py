@@ -105,7 +105,8 @@ def context(bench: Bench) -> Iterator[Row]:
 def cold(bench: Bench) -> list[Row]:
     """From process start to the first token; the first start compiles every kernel."""
     bench.pair.drop()
-    target, eagle = str(bench.pair.target.report.directory), bench.pair.eagle
+    target = str(bench.pair.target.report.directory)
+    eagle = bench.pair.eagle
     draft = None if eagle is None else str(eagle.report.directory)
     return cold_rows(target, draft, max(bench.ks), bench.pair.device)
 

@@ -148,7 +148,8 @@ def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
     rows = [*bench.runs.values(), *found.suites.get("context", [])]
     refused = [row for row in rows if "refused" in row]
     for row in refused:
-        K, batch = row["num_speculative_tokens"], row["batch"]
+        K = row["num_speculative_tokens"]
+        batch = row["batch"]
         print(f"REFUSED: K = {K}, batch {batch}: {row['refused']}")
     for name, error in found.failed.items():
         print(f"FAILED: {name}: {error}")

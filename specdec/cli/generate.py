@@ -92,7 +92,8 @@ def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
 
 def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     """The options of the draft. Without a draft, refuse those that need one."""
-    K, acceptance = options.num_speculative_tokens, options.acceptance
+    K = options.num_speculative_tokens
+    acceptance = options.acceptance
     if options.draft is not None:
         return SpeculativeConfig(options.draft, 3 if K is None else K, acceptance=acceptance)
     if K:

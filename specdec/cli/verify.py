@@ -71,7 +71,8 @@ def report(agreement: Agreement, verdict: Verdict) -> str:
     """Agreement per position, as aligned lines, and the verdict."""
     mean = agreement.acceptance.mean_acceptance_length
     length = "none" if mean is None else f"{mean:.2f}"
-    num_repeated, num_positions = agreement.num_repeated, agreement.num_agreeing[0]
+    num_repeated = agreement.num_repeated
+    num_positions = agreement.num_agreeing[0]
     lines = [
         "How often draft i equals the target's text, where drafts 1 to i - 1 do:",
         "",

@@ -134,7 +134,8 @@ def _tile_maxima_kernel(
         x_desc, w_desc, tile * BLOCK_N, m0, 0, D, BLOCK_N, BLOCK_M, BLOCK_K, 1, PRECISION
     )
     let_the_next_start(PDL)
-    n, m = tile * BLOCK_N + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = m0 + tl.arange(0, BLOCK_M)
     logits = tl.where((n < V)[:, None], logits, float("-inf"))
     if HAS_MASK:
         idx = tl.load(idx_ptr + m // rows_per_slot, mask=m < T, other=-1)
@@ -191,7 +192,8 @@ def id_or_marker(top, best, ids):
 def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> Tensor:
     logits_TV = linear_ref(x_TD, weight_VD, None, torch.float32)
     if mask is not None:
-        T, B = len(x_TD), len(mask.idx_mapping)
+        T = len(x_TD)
+        B = len(mask.idx_mapping)
         row_T = mask.idx_mapping[:, None].expand(B, T // B).reshape(T)
         stop_TP = mask.stop_ids[row_T]
         is_early_T1 = (mask.positions + 1 < mask.min_positions[row_T])[:, None]

@@ -108,7 +108,8 @@ def _choose_kernel(
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
-    tile, t = tl.program_id(0), tl.program_id(1)
+    tile = tl.program_id(0)
+    t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
     floor = tl.load(floor_ptr + t)
     column = tile * BLOCK + tl.arange(0, BLOCK)

@@ -69,7 +69,8 @@ def _gate_up_kernel(
     PDL: tl.constexpr,
 ):
     n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
-    n0, m0 = n_tile * BLOCK_N, m_tile * (BLOCK_M + TAIL)
+    n0 = n_tile * BLOCK_N
+    m0 = m_tile * (BLOCK_M + TAIL)
     gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     wait_for_inputs(PDL)
@@ -112,7 +113,8 @@ def store_gated(
     BLOCK_M: tl.constexpr,
 ):
     """Biases, silu, the one rounding, and out."""
-    n, m = n0 + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
+    n = n0 + tl.arange(0, BLOCK_N)
+    m = m0 + tl.arange(0, BLOCK_M)
     if HAS_BIAS:
         gate += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]

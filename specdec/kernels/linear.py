@@ -164,7 +164,9 @@ def _linear_kernel(
     PDL: tl.constexpr,
 ):
     n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
-    n0, m0, split = n_tile * BLOCK_N, m_tile * (BLOCK_M + TAIL), tl.program_id(1)
+    n0 = n_tile * BLOCK_N
+    m0 = m_tile * (BLOCK_M + TAIL)
+    split = tl.program_id(1)
     out_ptr += split.to(tl.int64) * T * N
     wait_for_inputs(PDL)
     if TAIL > 0:
@@ -212,7 +214,8 @@ def store_tile(
     BLOCK_M: tl.constexpr,
 ):
     """The bias, the one rounding, and out."""
-    n, m = n0 + tl.arange(0, BLOCK_N), m0 + tl.arange(0, BLOCK_M)
+    n = n0 + tl.arange(0, BLOCK_N)
+    m = m0 + tl.arange(0, BLOCK_M)
     if HAS_BIAS:
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     out = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]

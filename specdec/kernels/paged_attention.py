@@ -109,7 +109,8 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     if space is None or space.numel() < needed:
         size = needed if is_split else 1
         space = torch.empty(size, dtype=torch.float32, device=q_THC.device)
-    acc, stats = space, space[T * H * NS * C :]
+    acc = space
+    stats = space[T * H * NS * C :]
     scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
     sharers = min(NS, -(-PROGRAMS // (query_tiles * G)))
     _paged_attention_kernel[(query_tiles, G, sharers)](
@@ -188,15 +189,20 @@ def _paged_attention_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    g, split, sharers = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    g = tl.program_id(1)
+    split = tl.program_id(2)
+    sharers = tl.num_programs(2)
     if IS_UNIFORM:
-        first, end = b * query_len + tile * TOKENS, (b + 1) * query_len
+        first = b * query_len + tile * TOKENS
+        end = (b + 1) * query_len
     else:
-        first, end = tl.load(starts_ptr + b) + tile * TOKENS, tl.load(starts_ptr + b + 1)
+        first = tl.load(starts_ptr + b) + tile * TOKENS
+        end = tl.load(starts_ptr + b + 1)
     if first >= end:
         return
     i = tl.arange(0, TOKENS * GROUP)
-    t, head = first + i // GROUP, g * (H // G) + i % GROUP
+    t = first + i // GROUP
+    head = g * (H // G) + i % GROUP
     inside = (t < end) & (i % GROUP < H // G)
     position = tl.load(positions_ptr + t, mask=inside, other=-1)
     last = tl.max(position, axis=0)
@@ -328,7 +334,8 @@ def _combine_kernel(
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
-    t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    t = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     c = tl.arange(0, C)
     position = tl.load(positions_ptr + t)
     at = (t * H + head) * NS
@@ -352,7 +359,8 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
     tiles = rows.tiles
     assert tiles is not None, "the twin needs a tile plan"
     _, _, G, S, C = cache.shape
-    H, NT = q_THC.shape[1], len(tiles.reqs)
+    H = q_THC.shape[1]
+    NT = len(tiles.reqs)
     q = F.pad(q_THC.float() * C**-0.5, (0, 0, 0, 0, 0, 1))[tiles.rows].view(NT, ROWS, G, H // G, C)
     q = q.permute(0, 2, 3, 1, 4).reshape(NT * G, H // G * ROWS, C)
     position = F.pad(rows.positions, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)

@@ -112,13 +112,15 @@ def _rotate_and_store_kernel(
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
     # all heads of a program are queries, or keys, or values: HEADS divides H and G
-    t, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    t = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * HEADS
     slot = tl.load(slots_ptr + t)
     if (first >= H) & (slot < 0):
         return
     X: tl.constexpr = (H + 2 * G) * C
     half: tl.constexpr = C // 2
-    head, c = first + tl.arange(0, HEADS), tl.arange(0, half)
+    head = first + tl.arange(0, HEADS)
+    c = tl.arange(0, half)
     dtype = q_ptr.dtype.element_ty
     column = head[:, None] * C + c[None, :]
     low, high = tl.load(parts_ptr + t * X + column), tl.load(parts_ptr + t * X + column + half)

@@ -19,7 +19,8 @@ class EagleLayer(nn.Module):
 
     def __init__(self, config: EagleConfig, index: int, rope: tuple[Tensor, Tensor]) -> None:
         super().__init__()
-        D, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+        D = config.layer.hidden_size
+        eps = config.layer.rms_norm_eps
         is_first = index == 0
         self.is_wide = is_first and config.entry == "qkv"
         self.norm_before_residual = config.norm_before_residual
@@ -53,7 +54,9 @@ class EagleLayer(nn.Module):
 class EagleModel(nn.Module):
     def __init__(self, config: EagleConfig, rope: tuple[Tensor, Tensor]) -> None:
         super().__init__()
-        D, Dt, eps = config.layer.hidden_size, config.target_hidden_size, config.layer.rms_norm_eps
+        D = config.layer.hidden_size
+        Dt = config.target_hidden_size
+        eps = config.layer.rms_norm_eps
         taps = max(len(config.aux_boundaries), 1)
         self.config = config
         self.embed_tokens = Embedding(config.vocab_size, D)

@@ -68,7 +68,9 @@ class Attention(nn.Module):
         self, config: LayerConfig, index: int, rope: tuple[Tensor, Tensor], num_in: int
     ) -> None:
         super().__init__()
-        H, G, C = config.num_heads, config.num_kv_heads, config.head_dim
+        H = config.num_heads
+        G = config.num_kv_heads
+        C = config.head_dim
         self.index = index
         self.rope = rope
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias)
@@ -91,7 +93,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        D, I = config.hidden_size, config.intermediate_size
+        D = config.hidden_size
+        I = config.intermediate_size
         self.gate_up_proj = Linear(D, 2 * I, config.mlp_bias)
         self.down_proj = Linear(I, D, config.mlp_bias)
 

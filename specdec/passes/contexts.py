@@ -56,7 +56,9 @@ class PassContexts:
         """The rows of a round, for a full graph."""
         assert desc.num_reqs is not None, desc
         assert desc.query_len is not None, desc
-        B, Q, T = desc.num_reqs, desc.query_len, desc.num_tokens
+        B = desc.num_reqs
+        Q = desc.query_len
+        T = desc.num_tokens
         self.buffers.fill_padding([Q] * B)
         return self._context(
             _how(CUDAGraphMode.FULL, desc, warmup),
@@ -89,7 +91,8 @@ class PassContexts:
         )
 
     def _rows(self, query_lens: Sequence[int], max_seq_len: int, how: Dispatch) -> ForwardContext:
-        B, T = len(query_lens), how.descriptor.num_tokens
+        B = len(query_lens)
+        T = how.descriptor.num_tokens
         return self._context(
             how,
             idx_mapping=self.buffers.idx_mapping[:B],

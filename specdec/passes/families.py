@@ -71,10 +71,13 @@ class GraphFamilies:
         sizes: EngineSizes,
         has_draft: bool,
     ) -> None:
-        self._config, self._backend, self._sizes = config, backend, sizes
+        self._config = config
+        self._backend = backend
+        self._sizes = sizes
         self.query_len = sizes.query_len
         self.managers: list[CudaGraphManager] = []  # in the order of capture
-        budget, Q = sizes.max_num_batched_tokens, sizes.query_len
+        budget = sizes.max_num_batched_tokens
+        Q = sizes.query_len
         self.target = TargetGraphs(
             prefill=self._family("target_prefill", Q, budget),
             decode=self._family("target_decode", Q, budget),
@@ -89,7 +92,8 @@ class GraphFamilies:
         target = self.target.prefill.dispatch(num_reqs, num_tokens, None)
         if self.draft is None:
             return Passes(target=target)
-        prefill, decode = self.draft.prefill.dispatch(num_reqs, num_tokens, None), None
+        prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
+        decode = None
         if num_proposing:
             decode = self.draft.of(flags).decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
@@ -138,22 +142,23 @@ class GraphFamilies:
     def _family(self, name: str, query_len: int, max_tokens: int) -> CudaGraphManager:
         if self._config.token_sizes is None:
             max_tokens = min(max_tokens, max(LARGEST_CHUNK, query_len * self._sizes.max_num_seqs))
-        config, max_reqs = self._config, self._sizes.max_num_seqs
+        config = self._config
+        max_reqs = self._sizes.max_num_seqs
         sizes = capture_sizes(max_reqs, max_tokens, config.request_sizes, config.token_sizes)
         return self._manager(name, sizes, _mode_of(config, name), query_len)
 
     def _plain(self) -> CudaGraphManager:
-        requests, most = self._config.request_sizes, self._sizes.max_num_seqs
+        requests = self._config.request_sizes
+        most = self._sizes.max_num_seqs
         if requests is None:
             requests = (*(n for n in PLAIN_SIZES if n < most), *range(72, most, 8), most)
-        sizes, mode = (
-            capture_sizes(most, most, requests, ()),
-            _mode_of(self._config, "target_decode"),
-        )
+        sizes = capture_sizes(most, most, requests, ())
+        mode = _mode_of(self._config, "target_decode")
         return self._manager("target_plain", sizes, mode, 1)
 
     def _draft(self) -> DraftGraphs:
-        budget, Q = self._sizes.max_num_batched_tokens, self.query_len
+        budget = self._sizes.max_num_batched_tokens
+        Q = self.query_len
         # rounds may run in pieces too
         prefill = self._family("draft_prefill", Q, max(budget, Q * self._sizes.max_num_seqs))
         sampled_prefill = self._sampled(prefill, Q)

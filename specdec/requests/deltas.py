@@ -27,11 +27,13 @@ class Deltas:
         for sample, seen in self._samples:
             if seen.is_over:
                 continue
-            text, num_tokens = sample.text(), len(sample.token_ids)
+            text = sample.text()
+            num_tokens = len(sample.token_ids)
             seen.is_over = sample.finish is not None
             if len(text) > seen.num_chars or num_tokens > seen.num_tokens or seen.is_over:
                 yield self._piece(sample, seen, text)
-            seen.num_chars, seen.num_tokens = len(text), num_tokens
+            seen.num_chars = len(text)
+            seen.num_tokens = num_tokens
 
     def _piece(self, sample: Request, seen: Seen, text: str) -> CompletionOutput:
         finish = sample.finish

@@ -67,7 +67,8 @@ class SpeculationStats:
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
         """The rounds of several requests as one run."""
-        total, rules = SpeculationStats(), set[str]()
+        total = SpeculationStats()
+        rules = set[str]()
         for part in parts:
             total.num_drafted += part.num_drafted
             total.num_accepted += part.num_accepted

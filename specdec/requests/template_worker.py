@@ -35,7 +35,8 @@ LENGTH_BYTES = 8
 def main() -> None:
     """Answer requests until there are no more."""
     _limit()
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    requests = sys.stdin.buffer
+    answers = sys.stdout.buffer
     while len(header := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
         request = requests.read(int.from_bytes(header))
         signal.setitimer(signal.ITIMER_REAL, SECONDS)

@@ -63,7 +63,8 @@ def _count_sampled_kernel(
 def count_sampled_ref(
     state: RequestState, row_B: Tensor, token_BQ: Tensor, num_accepted_B: Tensor
 ) -> None:
-    counts, V = state.sampling.output_counts, state.sampling.vocab_size
+    counts = state.sampling.output_counts
+    V = state.sampling.vocab_size
     is_new_BQ = torch.arange(token_BQ.shape[1], device=row_B.device) <= num_accepted_B[:, None]
     is_new_BQ &= (row_B >= 0)[:, None] & (token_BQ >= 0)
     where_BQ = torch.where(is_new_BQ, row_B[:, None] * V + token_BQ, len(counts) * V - 1)

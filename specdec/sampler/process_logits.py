@@ -105,7 +105,8 @@ def _weights_kernel(
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
-    tile, t = tl.program_id(0), tl.program_id(1)
+    tile = tl.program_id(0)
+    t = tl.program_id(1)
     row = _state_row(t, idx_ptr, num_valid_ptr, R, Q)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     inside = column < V

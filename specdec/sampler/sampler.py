@@ -97,7 +97,9 @@ class Sampler:
 
     def _decided_rows(self, step: Step) -> tuple[DecidedRows, Tensor, Tensor]:
         """The rows, their hidden states, and where their tokens go."""
-        buffers, B, Q = self.buffers, step.num_reqs, _rows_per_slot(step)
+        buffers = self.buffers
+        B = step.num_reqs
+        Q = _rows_per_slot(step)
         inputs = (buffers.input_ids, buffers.positions, buffers.hidden_states)
         if step.is_chunk:
             last_B = buffers.last_token_indices[:B]
@@ -132,7 +134,8 @@ class Sampler:
         return self.buffers.sampled_tokens[: step.num_reqs, : _rows_per_slot(step)]
 
     def _count(self, step: Step) -> None:
-        B, tokens_BQ = step.num_reqs, self._tokens(step)
+        B = step.num_reqs
+        tokens_BQ = self._tokens(step)
         accepted_B = self.buffers.num_accepted[:B]
         if step.is_chunk:
             accepted_B = torch.zeros_like(tokens_BQ[:, 0])
@@ -166,7 +169,8 @@ class Sampler:
     def _decide(
         self, logits_TV: Tensor, floor_T: Tensor, rows: DecidedRows, noise_keys: NoiseKeys
     ) -> None:
-        buffers, (B, Q) = self.buffers, rows.token_BQ.shape
+        buffers = self.buffers
+        (B, Q) = rows.token_BQ.shape
         drafted = self._drafted(logits_TV, floor_T, rows, noise_keys.temperatures)
         coins_T = uniform_ref(noise_keys.seeds, noise_keys.positions, COIN, noise_keys.epochs)
         decision = RULES[self.rule](drafted, coins_T.view(B, Q)[:, : Q - 1])
@@ -183,7 +187,8 @@ class Sampler:
     def _drafted(
         self, logits_TV: Tensor, floor_T: Tensor, rows: DecidedRows, temperature_T: Tensor
     ) -> Drafted:
-        (B, Q), V = rows.token_BQ.shape, logits_TV.shape[1]
+        (B, Q) = rows.token_BQ.shape
+        V = logits_TV.shape[1]
         is_greedy_B11 = (self.state.sampling.temperature[rows.row_B] == 0)[:, None, None]
         draft_BK = rows.token_BQ[:, 1:]
         target_TV = probabilities(scaled_in_support(logits_TV, temperature_T, floor_T))
@@ -216,7 +221,8 @@ class Sampler:
             stream=RESIDUAL,
         )
         no_floor_B = torch.full_like(log_weights_BV[:, 0], -torch.inf)
-        token_B, bonus_B = torch.empty_like(first_B), torch.empty_like(first_B)
+        token_B = torch.empty_like(first_B)
+        bonus_B = torch.empty_like(first_B)
         choose_token(log_weights_BV, no_floor_B, noise_keys, token_B)
         choose_token(log_weights_BV, no_floor_B, replace(noise_keys, stream=BONUS), bonus_B)
         return torch.where(decision.is_bonus_B, bonus_B, token_B)

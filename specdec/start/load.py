@@ -112,7 +112,8 @@ def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> Gra
 def _load_draft(
     directory: Path, speculation: SpeculativeConfig, target: LoadedTarget, progress: bool
 ) -> LoadedEagle:
-    device, aux_layers = _device(target), speculation.aux_layers
+    device = _device(target)
+    aux_layers = speculation.aux_layers
     eagle = load_eagle(directory, target, device=device, aux_layers=aux_layers, progress=progress)
     method = "eagle" if eagle.config.entry == "fc" else "eagle3"
     if speculation.method not in ("auto", method):
@@ -135,7 +136,8 @@ def _runner(
     backend: GraphBackend | None,
 ) -> Runner:
     """The runner with a cache that fits, its graphs captured."""
-    device, K = _device(target), _num_drafts(speculation)
+    device = _device(target)
+    K = _num_drafts(speculation)
     acceptance = "exact" if speculation is None else speculation.acceptance
     most = largest_sizes(config, K, target.config, None if eagle is None else eagle.config)
     build = partial(

@@ -50,7 +50,8 @@ class MemoryPlan:
 
     def table(self) -> str:
         """What goes where, in GiB."""
-        needs, blocks = self.needs, self.num_kv_blocks
+        needs = self.needs
+        blocks = self.num_kv_blocks
         rows = [
             ("weights", needs.weights),
             ("buffers, driver, others", needs.other),
@@ -95,7 +96,8 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> M
 
 def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
     """What to lower, the largest first."""
-    batched, seqs = sizes.max_num_batched_tokens, sizes.max_num_seqs
+    batched = sizes.max_num_batched_tokens
+    seqs = sizes.max_num_seqs
     fewer_graphs = "give fewer cuda_graph_sizes and cuda_graph_token_sizes, or enforce_eager=True"
     costs = {
         f"lower max_model_len={sizes.max_model_len}": sizes.blocks_per_request * needs.block,
@@ -144,7 +146,8 @@ def measure_needs(
 
 def run_largest_steps(runner: Runner) -> None:
     """The longest chunk and the widest round, of requests without state rows."""
-    sizes, budget = runner.sizes, runner.sizes.max_num_batched_tokens
+    sizes = runner.sizes
+    budget = runner.sizes.max_num_batched_tokens
     parts: list[PromptPart] = []
     while budget > 0 and len(parts) < sizes.max_num_seqs:
         length = min(budget, sizes.max_model_len - 1)

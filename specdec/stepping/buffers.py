@@ -28,7 +28,9 @@ class BufferSizes:
 
 class StepBuffers:
     def __init__(self, sizes: BufferSizes, dtype: torch.dtype, device: torch.device) -> None:
-        T, B, K = sizes.max_tokens, sizes.max_reqs, sizes.num_speculative_tokens
+        T = sizes.max_tokens
+        B = sizes.max_reqs
+        K = sizes.num_speculative_tokens
         self.sizes = sizes
 
         def integers(*shape: int) -> Tensor:

@@ -113,7 +113,8 @@ def _accept_and_commit_kernel(
 def accept_and_commit_ref(
     buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool, query_len: int
 ) -> None:
-    B, Q = num_reqs, query_len
+    B = num_reqs
+    Q = query_len
     row_B = buffers.sample_mapping[:B]
     is_real_B1 = (row_B >= 0)[:, None]
     target_BQ = buffers.target_tokens[: B * Q].view(B, Q)

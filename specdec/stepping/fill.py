@@ -155,7 +155,8 @@ def _fill_round_kernel(
 def fill_round_ref(
     buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int
 ) -> None:
-    B, Q = num_reqs, query_len
+    B = num_reqs
+    Q = query_len
     T = B * Q
     row_B = buffers.idx_mapping[:B]
     row_BQ = row_B[:, None].expand(B, Q)

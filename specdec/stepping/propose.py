@@ -56,7 +56,8 @@ def launch_propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None
 
 def launch_write_level(best: Tensor, ids: Tensor, to: DraftLevel) -> None:
     """Reduce the maxima of tiles [tiles, B] to tokens, and write what follows from them."""
-    buffers, state = to.buffers, to.state
+    buffers = to.buffers
+    state = to.state
     tiles, B = best.shape
     K = buffers.draft_tokens.shape[1]
     _propose_kernel[(B,)](
@@ -140,8 +141,10 @@ def propose_ref(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
 
 
 def write_level_ref(id_B: Tensor, to: DraftLevel) -> None:
-    buffers, state = to.buffers, to.state
-    B, K = len(id_B), buffers.draft_tokens.shape[1]
+    buffers = to.buffers
+    state = to.state
+    B = len(id_B)
+    K = buffers.draft_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
     guess_B = id_B.clamp(min=0)
     token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]

@@ -21,7 +21,10 @@ class SamplingRows:
     def __init__(
         self, num_rows: int, vocab_size: int, max_positions: int, device: torch.device
     ) -> None:
-        R, V, P, L = num_rows + 1, vocab_size, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH
+        R = num_rows + 1
+        V = vocab_size
+        P = MAX_BAD_WORDS
+        L = MAX_BAD_WORD_LENGTH
         self.vocab_size = V
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -220,8 +220,10 @@ def _sliding_window(fields: Fields) -> int | None:
 
 def _check_borrowing(config: EagleConfig, problems: Problems) -> None:
     """What is borrowed must fit."""
-    D, Dt = config.layer.hidden_size, config.target_hidden_size
-    V, W = config.vocab_size, config.draft_vocab_size
+    D = config.layer.hidden_size
+    Dt = config.target_hidden_size
+    V = config.vocab_size
+    W = config.draft_vocab_size
     if not config.has_own_embedding and Dt != D:
         line = f"missing embed_tokens.weight [{V}, {D}]: the target's, of width {Dt}, does not fit"
         problems.add(line)

@@ -29,7 +29,8 @@ def top_kernel(
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
-    tile, t = tl.program_id(0), tl.program_id(1)
+    tile = tl.program_id(0)
+    t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
     if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
@@ -64,7 +65,8 @@ def count_kernel(
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
-    tile, t = tl.program_id(0), tl.program_id(1)
+    tile = tl.program_id(0)
+    t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
     if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         top = row_top(tops_ptr + t * tiles, tiles, TILES)

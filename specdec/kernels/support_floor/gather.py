@@ -43,7 +43,8 @@ def gather_kernel(
 ):
     let_the_next_start(PDL)
     wait_for_inputs(PDL)
-    tile, t = tl.program_id(0), tl.program_id(1)
+    tile = tl.program_id(0)
+    t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
     if has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
         top = row_top(tops_ptr + t * tiles, tiles, TILES)
@@ -83,7 +84,8 @@ def _bins_of_floor(bins_ptr, mass, log_min_p, top_k, top_p, NUM_BINS: tl.constex
         cut = tl.minimum(cut, tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0))
     if log_min_p > float("-inf"):
         cut = tl.minimum(cut, bin_at(-log_min_p, NUM_BINS) + 1)
-    first, last = cut, cut
+    first = cut
+    last = cut
     if top_p < 1.0:
         # the mass up to each bin lies between these; bounds have some room for rounding
         most = tl.cumsum(counts.to(tl.float32) * tl.exp(-edge_of(i)), axis=0) * 1.001

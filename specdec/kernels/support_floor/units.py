@@ -16,7 +16,8 @@ NUM_BINS = 128
 @jit
 def has_limit(temperature, t, log_min_p_ptr, top_k_ptr, top_p_ptr):
     """Whether row t may keep less than everything."""
-    has_min_p, has_top_k = tl.load(log_min_p_ptr + t) > float("-inf"), tl.load(top_k_ptr + t) > 0
+    has_min_p = tl.load(log_min_p_ptr + t) > float("-inf")
+    has_top_k = tl.load(top_k_ptr + t) > 0
     return (temperature > 0.0) & (has_min_p | has_top_k | (tl.load(top_p_ptr + t) < 1.0))
 
 

@@ -17,6 +17,7 @@ values, so nothing depends on how a tile lies across threads: a row gets the sam
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -92,28 +93,37 @@ def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: in
     return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
 
 
-def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
-    T, H, C = q_THC.shape
-    _, _, G, S, _ = cache.shape
-    group = H // G
+class Launch(NamedTuple):
+    """How the query rows of a pass are cut: `num_splits` is 1 where one program walks them all."""
+
+    tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
+    tiles: int  # of a batch slot
+    query_tiles: int  # of all batch slots
+    num_warps: int
+    is_split: bool
+    num_splits: int
+
+
+def plan_launch(rows: QueryRows, group: int, G: int) -> Launch:
+    """group: query heads of each of the G kv heads."""
     is_wide = rows.max_query_len * group > 16
-    # rows of a query tile: tokens x heads of a group, which start at powers of 2
     tokens = max((32 if is_wide else 16) // next_power_of_2(group), 1)
     tiles = -(-rows.max_query_len // tokens)
     query_tiles = len(rows.idx_mapping) * tiles
     num_warps = 4 if is_wide else 2
     is_split = rows.max_query_len <= MAX_SPLIT_TOKENS and query_tiles * G * num_warps < MANY_WARPS
-    NS = num_splits(rows.max_seq_len) if is_split else 1
-    needed = T * H * NS * (C + 2)
-    space = rows.workspace
-    if space is None or space.numel() < needed:
-        size = needed if is_split else 1
-        space = torch.empty(size, dtype=torch.float32, device=q_THC.device)
-    acc = space
-    stats = space[T * H * NS * C :]
-    scale = C**-0.5 * 1.4426950408889634  # times log2(e): the kernel takes powers of 2
-    sharers = min(NS, -(-PROGRAMS // (query_tiles * G)))
-    _paged_attention_kernel[(query_tiles, G, sharers)](
+    splits = num_splits(rows.max_seq_len) if is_split else 1
+    return Launch(tokens, tiles, query_tiles, num_warps, is_split, splits)
+
+
+def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    T, H, C = q_THC.shape
+    _, _, G, S, _ = cache.shape
+    plan = plan_launch(rows, H // G, G)
+    NS = plan.num_splits
+    acc, stats = _partial_results(q_THC, plan, rows.workspace)
+    sharers = min(NS, -(-PROGRAMS // (plan.query_tiles * G)))
+    _paged_attention_kernel[(plan.query_tiles, G, sharers)](
         out_THC,
         acc,
         stats,
@@ -124,29 +134,41 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         rows.idx_mapping,
         rows.positions,
         rows.positions if rows.query_start_loc is None else rows.query_start_loc,
-        tiles,
+        plan.tiles,
         rows.max_query_len,
         rows.block_table.shape[0] - 1,
         rows.block_table.shape[1],
         NS,
-        scale,
+        C**-0.5 * 1.4426950408889634,  # times log2(e): the kernel takes powers of 2
         H=H,
         G=G,
         S=S,
         C=C,
-        GROUP=next_power_of_2(group),
-        TOKENS=tokens,
-        IS_SPLIT=is_split,
+        GROUP=next_power_of_2(H // G),
+        TOKENS=plan.tokens,
+        IS_SPLIT=plan.is_split,
         IS_UNIFORM=rows.query_start_loc is None,
         PRECISION="ieee" if q_THC.dtype == torch.float32 else "tf32",
-        num_warps=num_warps,
+        num_warps=plan.num_warps,
         num_stages=2,
         **launch_options(q_THC),
     )
-    if is_split:
+    if plan.is_split:
         _combine_kernel[(T, H)](
             out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1, **launch_options(q_THC)
         )
+
+
+def _partial_results(
+    q_THC: Tensor, plan: Launch, workspace: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Where the splits leave weighted values, and their peaks and totals."""
+    T, H, C = q_THC.shape
+    needed = T * H * plan.num_splits * (C + 2)
+    if workspace is None or workspace.numel() < needed:
+        size = needed if plan.is_split else 1
+        workspace = torch.empty(size, dtype=torch.float32, device=q_THC.device)
+    return workspace, workspace[T * H * plan.num_splits * C :]
 
 
 @jit

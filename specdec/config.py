@@ -171,10 +171,8 @@ class EngineConfig:
 
     def refuse_graph_options(self, reason: str) -> None:
         """ValueError if a graph option is given although, for this reason, none is captured."""
-        self._refuse(
-            ("cuda_graph_sizes", "cuda_graph_token_sizes", "cuda_graph_modes", "compile_piecewise"),
-            reason,
-        )
+        sizes = ("cuda_graph_sizes", "cuda_graph_token_sizes")
+        self._refuse((*sizes, "cuda_graph_modes", "compile_piecewise"), reason)
 
     def refuse_unused_graph_options(self, has_draft: bool) -> None:
         """ValueError for a draft's modes without a draft, and for sizes that no family captures."""
@@ -208,9 +206,8 @@ def _check_layers(values: Sequence[int] | None) -> None:
 
 
 def _is_list(values: object) -> bool:
-    return isinstance(values, Sequence) and not isinstance(
-        values, str | bytes | bytearray | memoryview
-    )
+    is_text = isinstance(values, str | bytes | bytearray | memoryview)
+    return isinstance(values, Sequence) and not is_text
 
 
 def _check_fraction(name: str, value: object) -> None:

@@ -189,18 +189,15 @@ class Engine:
         return []
 
     def _run_chunk(self, chunk: Chunk) -> PendingResult:
-        ended = zip(chunk.requests, chunk.parts, strict=True)
-        flags = SamplingFlags.of_all(
-            request.params.flags for request, part in ended if part.ends_prompt
-        )
+        pairs = zip(chunk.requests, chunk.parts, strict=True)
+        flags = SamplingFlags.of_all(each.params.flags for each, part in pairs if part.ends_prompt)
         return self.runner.run_chunk(chunk.parts, flags)
 
     def _run_round(self, work: Round) -> PendingResult:
         bound = max(request.num_tokens + request.most_pending for request in work.requests) - 1
         flags = SamplingFlags.of_all(request.params.flags for request in work.requests)
-        return self.runner.run_round(
-            [request.state_row for request in work.requests], bound, flags, work.query_len
-        )
+        rows = [request.state_row for request in work.requests]
+        return self.runner.run_round(rows, bound, flags, work.query_len)
 
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:
         kind = "prefill chunk" if isinstance(work, Chunk) else "round"
@@ -264,9 +261,8 @@ class Engine:
         end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
         num_top = request.params.logprobs
         if num_top is not None and logprobs is not None:
-            request.logprobs += [
-                self._named(logprobs.row(first + i, tokens[i], num_top)) for i in range(end)
-            ]
+            rows = (logprobs.row(first + i, tokens[i], num_top) for i in range(end))
+            request.logprobs += map(self._named, rows)
         request.append(tokens[:end], time.monotonic())
         if end == len(tokens) or request.finish is not None:
             return
@@ -285,10 +281,9 @@ class Engine:
             request.prompt_logprobs = [None]
         following = part.prompt[part.start + 1 : part.start + part.length + 1]
         if found is not None:
-            rows = (
-                found.row(i, token, part.num_logprobs or 0) for i, token in enumerate(following)
-            )
-            request.prompt_logprobs += [self._named(row) for row in rows]
+            num_top = part.num_logprobs or 0
+            rows = (found.row(i, token, num_top) for i, token in enumerate(following))
+            request.prompt_logprobs += map(self._named, rows)
 
     def _named(self, row: dict[int, tuple[float, int]]) -> dict[int, Logprob]:
         tokenizer = self.intake.tokenizer

@@ -4,7 +4,7 @@ Shape letters, used in names (`hidden_TD`) all over the project:
 
     T tokens in the padded step      B requests in the padded step    R request rows of the state
     K draft tokens per round         Q = K + 1 query rows             V target vocabulary
-    W draft vocabulary               D hidden size                    E width of the aux hidden states
+    W draft vocabulary               D hidden size                    E width of the aux states
     H query heads                    G kv heads                       C channels of a head
     N cache blocks                   S slots per block                M blocks per request
     L layers

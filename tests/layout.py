@@ -1,4 +1,4 @@
-"""Who may import what, read from the source: one row per folder, everything that is not named is forbidden.
+"""Who may import what, read from the source: a row per folder; what is not named is forbidden.
 
     python -m tests.layout          prints the rows
 
@@ -17,7 +17,7 @@ PACKAGES = ("graphs", "weights", "specdec")
 
 @dataclass(frozen=True)
 class Row:
-    """ours: modules or folders of ours; third: parties beside the standard library. Its own files always."""
+    """ours: our modules or folders; third: installed packages. Its own files always."""
 
     ours: tuple[str, ...] = ()
     third: tuple[str, ...] = ()
@@ -76,11 +76,11 @@ ROWS: dict[str, Row] = {
 
 # files that may import inside functions or under conditions, and why
 LATE_IMPORTS = {
-    "graphs/__init__.py": "names are imported when they are asked for: graphs.modes needs no torch",
-    "weights/__init__.py": "names are imported when they are asked for: weights.errors needs no torch",
+    "graphs/__init__.py": "names are imported when asked for: graphs.modes needs no torch",
+    "weights/__init__.py": "names are imported when asked for: weights.errors needs no torch",
     "specdec/__init__.py": "public names are imported when they are asked for",
     "specdec/bench/charts.py": "matplotlib is an extra",
-    "specdec/cli/__init__.py": "a command imports its file when it is called: --help needs no torch",
+    "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
     "specdec/kernels/__init__.py": "Triton, behind one device check",
 }
 

@@ -1,11 +1,13 @@
-"""EAGLE drafting without caches: the formulas of EAGLE-1 (arXiv 2401.15077) and EAGLE-3 (2503.01840), flag by flag.
+"""EAGLE drafting without caches, flag by flag: EAGLE-1 (arXiv 2401.15077), EAGLE-3 (2503.01840).
 
-Row t eats the pair (hidden of t, token x_{t+1}) at position t and predicts x_{t+2}. Rows of committed pairs take the
-target's features; each further step of a chain takes the draft's own output of the row before it. A step computes all
-rows from the first one on. Configs have the fields of weights/config.py:EagleConfig, weights its canonical names before
-fusing (q_proj, k_proj, v_proj, gate_proj, up_proj). Imports nothing of ours.
+Row t eats the pair (hidden of t, token x_{t+1}) at position t and predicts x_{t+2}. Rows of
+committed pairs take the target's features; each further step of a chain takes the draft's own
+output of the row before it. A step computes all rows from the first one on. Configs have the fields
+of weights/config.py:EagleConfig, weights its canonical names before fusing (q_proj, k_proj, v_proj,
+gate_proj, up_proj). Imports nothing of ours.
 
-T rows, D hidden, E width of the target's features, X = E before fc or D behind it, K draft tokens, W draft vocabulary.
+T rows, D hidden, E width of the target's features, X = E before fc or D behind it, K draft tokens,
+W draft vocabulary.
 """
 
 import json
@@ -49,11 +51,11 @@ def draft_logits(
     teacher: Sequence[int] = (),
     scores: Scores = greedy,
 ) -> Tensor:
-    """What the drafts of a chain after the committed tokens are chosen by, [num_steps, W]: logits, or their scores.
+    """Logits, or their scores, that choose the drafts after the committed tokens, [num_steps, W].
 
     tokens:      x_0 .. x_n; x_n is sampled, the target has not seen it yet
     features_TE: target_features of x_0 .. x_{n-1}
-    teacher:     the target's ids that follow x_n; where they end the chain continues on its own choice
+    teacher:     the target's ids that follow x_n; behind them the chain goes by its own choice
     """
     num_tokens, ids_W = len(tokens), draft_ids(cfg, weights)
     rows_TX = features_TE if cfg.entry == "fc" else fuse(cfg, weights, features_TE)
@@ -72,7 +74,7 @@ def forward(
     """Logits [T, W] and the hidden states [T, D] to recycle.
 
     tokens:  x_1 .. x_T, one later than the hidden state of its row
-    rows_TX: features for entry "fc", whose norms and fc see every row; fused features for entry "qkv"
+    rows_TX: features for entry "fc", whose norms and fc see all rows; else fused features ("qkv")
     """
 
     def norm(name: str, x: Tensor, is_there: bool = True) -> Tensor:
@@ -147,7 +149,7 @@ def borrow(cfg: Any, weights: Weights, target: Weights) -> Weights:
 
 @dataclass
 class Generation:
-    """Tokens, and for each round what it accepted and how far the draft was from choosing otherwise."""
+    """Tokens; for each round, what it accepted and how near the draft was to another choice."""
 
     tokens: list[int]
     num_accepted: list[int] = field(default_factory=list)
@@ -172,8 +174,9 @@ def generate(
 ) -> Generation:
     """Exact speculative decoding; each round recomputes target and draft over everything.
 
-    A draft that passes the last wanted token is not accepted. The target's token behind the last accepted draft may
-    pass it, and is cut. The first token comes from the prompt alone and belongs to no round.
+    A draft that passes the last wanted token is not accepted. The target's token behind the last
+    accepted draft may pass it, and is cut. The first token comes from the prompt alone and belongs
+    to no round.
     """
 
     def choices(logits_XV: Tensor, position: int) -> list[int]:
@@ -203,7 +206,7 @@ def generate(
 
 
 def sampled(temperature: float, seed: int, top_k: int = 0) -> Scores:
-    """Scores with the public noise of exact sampling: logit / temperature + g among the top_k greatest."""
+    """Scores with the public noise of exact sampling: logit / temperature + g among the top_k."""
 
     def scores(logits_V: Tensor, position: int, ids_V: Tensor) -> Tensor:
         noisy_V = logits_V.double() / temperature + gumbel(seed, position, ids_V)
@@ -214,8 +217,11 @@ def sampled(temperature: float, seed: int, top_k: int = 0) -> Scores:
 
 
 def gumbel(seed: int, position: int, ids_V: Tensor) -> Tensor:
-    """g = -log(e) of the token to be drawn at a position, in float64; one draw of 32 bits r gives e = -log of u,
-    u = 1 - (r + 0.5) / 2^32. Four neighbouring ids share a counter (id >> 2, position, 0, 0)."""
+    """g = -log(e) of the token to be drawn at a position, in float64.
+
+    One draw of 32 bits r gives e = -log of u, u = 1 - (r + 0.5) / 2^32. Four neighbouring ids share
+    a counter (id >> 2, position, 0, 0).
+    """
     ids = ids_V.numpy().astype(np.uint64)
     words = philox((seed % 2**32, seed >> 32), (ids >> np.uint64(2), position, 0, 0))
     draws = np.choose((ids & np.uint64(3)).astype(np.int64), words).astype(np.float64)
@@ -240,7 +246,7 @@ def philox(key: tuple[int, int], counter: Sequence[Any]) -> list[Any]:
 def read_draft(
     directory: str | Path, aux_boundaries: tuple[int, ...] = ()
 ) -> tuple[SimpleNamespace, Weights]:
-    """Config and weights of a draft in a reference layout: EAGLE-3 if it taps boundaries, else EAGLE-1."""
+    """Config and weights of a draft in a reference layout: EAGLE-3 if it has taps, else EAGLE-1."""
     config = json.loads((Path(directory) / "config.json").read_text())
     weights = {
         name.replace("midlayer.", "layers.0."): t for name, t in read_weights(directory).items()

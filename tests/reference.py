@@ -1,8 +1,9 @@
-"""Plain greedy decoding of a Llama-family target in float32: what every exactness test compares with.
+"""Plain greedy decoding of a Llama-family target in float32: what exactness tests compare with.
 
-The formulas of Llama (arXiv 2302.13971) with what Mistral, Qwen2 and Qwen3 add: biases, per-head norms, head_dim, a
-tied head, scaled rope; read from config.json and from which tensors there are. Imports nothing of ours. A layer has the
-field names of weights/config.py, so that tests/naive_eagle.py can use these formulas with a config of either origin.
+The formulas of Llama (arXiv 2302.13971) with what Mistral, Qwen2 and Qwen3 add: biases, per-head
+norms, head_dim, a tied head, scaled rope; read from config.json and from which tensors there are.
+Imports nothing of ours. A layer has the field names of weights/config.py, so that
+tests/naive_eagle.py can use these formulas with a config of either origin.
 
 T rows, S keys, D hidden, H query heads, G kv heads, C channels per head, V vocabulary, L layers.
 """
@@ -74,7 +75,7 @@ class Reference:
 def attention(
     layer: Any, weights: Weights, name: str, x_TD: Tensor, cache: Cache | None = None
 ) -> Tensor:
-    """Causal attention of G key heads under H query heads; position 0 is the first row that the cache has seen."""
+    """Causal attention of G key heads under H query heads; position 0 is the cache's first row."""
     q_THC, k_TGC, v_TGC = (
         linear(weights, f"{name}.{role}_proj", x_TD, layer.qkv_bias).unflatten(
             -1, (-1, layer.head_dim)
@@ -122,7 +123,7 @@ def rotate(x_THC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
 
 
 def rotary(rope: Any, head_dim: int, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, C] of positions times frequencies, of which scaled kinds divide some by the factor."""
+    """cos and sin [T, C] of positions times frequencies; scaled kinds divide some by the factor."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2) / head_dim)
     keep = kept_share(rope, head_dim, frequencies).clamp(0, 1)
     angles_TC = torch.outer(
@@ -133,7 +134,7 @@ def rotary(rope: Any, head_dim: int, positions_T: Tensor) -> tuple[Tensor, Tenso
 
 
 def kept_share(rope: Any, head_dim: int, frequencies: Tensor) -> Tensor:
-    """1 where a frequency stays, 0 where it is divided: llama3 as in Llama 3.1, yarn as in arXiv 2309.00071."""
+    """1 where a frequency stays, 0 where it is divided (Llama 3.1; yarn: arXiv 2309.00071)."""
     if rope.kind in ("default", "linear"):
         return torch.full_like(frequencies, float(rope.kind == "default"))
     if rope.kind == "llama3":

@@ -1,4 +1,4 @@
-"""The naive draft reproduces the demo pair's figures, is plain Llama where EAGLE becomes one, and hears every flag."""
+"""The naive draft: the demo's figures, Llama where EAGLE becomes one, every flag heard."""
 
 import json
 from pathlib import Path
@@ -47,8 +47,8 @@ def test_the_demo_pair_reaches_its_figures(
     assert [run.tokens for run in runs] == RECORDED["greedy_float32"]
     assert sum(len(run.num_accepted) for run in runs) == num_rounds
     assert total_accepted_at(runs, num_drafts) == accepted_at
-    # in these (prompt, round) another order of summation may draft otherwise, but no count changes: at the last draft
-    # that each round looked at, the target chose neither of the draft's two best
+    # in these (prompt, round) another order of summation may draft otherwise, but no count changes:
+    # at the last draft that each round looked at, the target chose neither of the draft's two best
     assert [
         (i, j)
         for i, run in enumerate(runs)
@@ -108,7 +108,7 @@ def test_an_fc_that_passes_only_the_embedding_makes_a_llama(recycled):
 def test_an_eagle3_layer_fed_with_the_embedding_twice_is_a_llama():
     cfg = eagle3(num_layers=3, aux_boundaries=(), has_fc=False, has_d2t=False, **LLAMA_FLAGS)
     weights, tokens = random_weights(cfg), random_tokens()
-    # half of the projections reads the embedding, the other half the hidden state, which here are the same
+    # half of the projections read the embedding, the others the hidden state, here the same
     weights["layers.0.hidden_norm.weight"] = weights["layers.0.input_layernorm.weight"]
     embed_TD = weights["embed_tokens.weight"][tokens[1:]]
     logits_TW, _ = forward(cfg, weights, tokens[1:], embed_TD)
@@ -277,7 +277,7 @@ def flipped(cfg, flag):
 
 
 def random_weights(cfg):
-    """Every tensor that any flag asks for; norms around 1, the rest large enough to show in the logits."""
+    """Every tensor that any flag asks for; norms around 1, the rest large enough to be seen."""
     D, heads, kv, mid = 16, 32, 16, 40
     num_taps, width = len(cfg.aux_boundaries) or 1, cfg.target_hidden_size
     features = num_taps * width

@@ -1,4 +1,4 @@
-"""The reference writes what transformers writes: the demo pair's recorded tokens, and logits of tiny random targets."""
+"""The reference writes what transformers does: the demo's recorded tokens, tiny targets' logits."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_cached_rows_equal_recomputed_rows():
 
 
 def random_target(model_type: str, **changes) -> transformers.PreTrainedModel:
-    """Two layers with weights large enough for every bias, norm and rotation to show in the logits."""
+    """Two layers, weights large enough for every bias, norm and rotation to show in the logits."""
     sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     config = transformers.AutoConfig.for_model(model_type, **(sizes | heads | changes))

@@ -1,4 +1,4 @@
-"""A tiny pair, runners over it on any backend, and walks over batches with everything poisoned before each step."""
+"""A tiny pair, runners over it on any backend, and walks that poison memory before each step."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,7 @@ def caches(runner: Runner) -> list[Tensor]:
 
 @dataclass
 class Walk:
-    """One runner on its way; `trace` is everything that it computed for real requests, step by step."""
+    """One runner on its way; `trace` is all that it computed for real requests, step by step."""
 
     runner: Runner
     is_poisoned: bool
@@ -105,7 +105,7 @@ class Walk:
         self.trace: list[list[Tensor]] = []
 
     def prefill(self) -> None:
-        """The prompts of 32 requests, 3 to 11 tokens, in chunks of up to 48, cut where the budget ends."""
+        """32 prompts, 3 to 11 tokens, in chunks of up to 48, cut where the budget ends."""
         runner, chunk, room = self.runner, [], 48
         for row in range(NUM_REQS):
             prompt, blocks, start = prompt_of(row), [2 * row, 2 * row + 1], 0
@@ -180,7 +180,7 @@ class Walk:
 
 
 def poison(runner: Runner) -> None:
-    """Buffers, free rows, the scratch row where steps write it, scratch blocks, and the memory of tile plans."""
+    """Buffers, free rows, the scratch row where steps write it, scratch blocks, tile plans."""
     for name, buffer in runner.buffers.tensors().items():
         if not buffer.is_floating_point() and name != "results":
             buffer.fill_(BAD)
@@ -209,7 +209,7 @@ def prompt_of(row: int) -> list[int]:
 
 
 def held_tokens(runner: Runner, row: int) -> list[int]:
-    """What the target says behind the row's context, twice: the second is its own choice behind the first."""
+    """What the target says behind the row's context, twice: the second follows the first."""
     return runner.oracle[row][int(runner.state.num_computed_tokens[row]) + 1 :][:2]
 
 

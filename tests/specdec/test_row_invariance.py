@@ -1,6 +1,7 @@
-"""A row's bits depend on its own tokens only: not on batch mates, place, chunk, or being prefilled or verified.
+"""A row's bits depend on its own tokens only: not on batch mates, place, chunk or kind of step.
 
-This is what makes speculation exact, so it is held for the blocks of specdec/kernels/invariant.py and for whole steps.
+This is what makes speculation exact, so it is held for the blocks of specdec/kernels/invariant.py
+and for whole steps.
 """
 
 import pytest
@@ -36,7 +37,7 @@ def rows(*shape, seed=0):
 
 
 def windows(num_rows):
-    """Slices of that many rows of 200 that hold a compared row, at different places of the slice."""
+    """Slices of that many rows of 200 with a compared row, at different places of the slice."""
     for row in WHERE:
         for place in {0, num_rows // 2, num_rows - 1}:
             if 0 <= row - place <= 200 - num_rows:

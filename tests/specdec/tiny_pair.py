@@ -1,6 +1,7 @@
-"""Tiny random pairs whose every weight shows in the logits, run by the engine and by the naive draft.
+"""Tiny random pairs whose every weight shows in the logits, run by the engine and the naive draft.
 
-A tensor depends on its name and shape only, so configs that differ in one flag share all weights but those of the flag.
+A tensor depends on its name and shape only, so configs that differ in one flag share all weights
+but those of the flag.
 """
 
 import dataclasses
@@ -108,7 +109,7 @@ class Chain:
 def engine_chains(
     target: TargetPair, eagle: LoadedEagle, chunks: Sequence[int] = (len(PROMPT),)
 ) -> list[Chain]:
-    """The chains behind PROMPT, prefilled in these chunks, and behind a round that accepts. Caches start as NaN."""
+    """The chains behind PROMPT in these chunks, and behind an accepting round, on NaN caches."""
     sizes = EngineSizes(
         max_model_len=64,
         max_num_seqs=2,
@@ -144,7 +145,7 @@ def record_logits(runner: Runner) -> list[Tensor]:
     """A list that receives the draft's logits, step by step."""
     heard: list[Tensor] = []
     model = runner.draft.model
-    for name in ("head_input", "step"):
+    for name in ("head_input", "next_level"):
         setattr(model, name, _listening(getattr(model, name), model.lm_head.weight, heard))
     return heard
 

@@ -1,4 +1,4 @@
-"""From a name and a config.json that ask for too much to a ValueError, before anything large is built."""
+"""A name and a config.json that ask for too much are refused before anything large is built."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from weights import CheckpointError, demo_directory
 
 @pytest.fixture
 def target(tmp_path):
-    """target(max_position_embeddings=...): the bundled target with other keys in its config.json."""
+    """target(max_position_embeddings=...): the bundled target, other keys in its config.json."""
 
     def write(**changes):
         shutil.copytree(demo_directory("target"), tmp_path, dirs_exist_ok=True)

@@ -33,9 +33,9 @@ class Draft:
     """Reads and writes the step buffers; its proposals end in the state rows.
 
     d2t: [W] target id of every draft id, or None where the vocabularies are the same
-    graphs: of steps whose requests are all greedy, and of steps with a sampled request, whose
-        drafts are drawn with noise. For "exact" acceptance that is the target's noise, so that they
-        agree; else it is the draft's own, and the state keeps the scores.
+    graphs: families for steps whose requests are all greedy, and for steps with a sampled request.
+        Those draw their drafts with noise: for "exact" acceptance the target's noise, so that they
+        agree; else the draft's own, and the state keeps the scores.
     """
 
     def __init__(
@@ -72,7 +72,11 @@ class Draft:
             self._propose_first(step.num_padded_reqs, step.flags.noise)
 
     def decode(self, step: Step) -> None:
-        """Propose tokens 2..K, one row per request each; the last takes all K to the state."""
+        """Propose tokens 2..K, one row per request each.
+
+        The last proposal takes all K to the state; with K = 1 `prefill` made it, and nothing is
+        left to do.
+        """
         how = step.passes.draft_decode
         assert how is not None, step
         if how.mode is CUDAGraphMode.FULL:

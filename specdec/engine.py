@@ -257,7 +257,10 @@ class Engine:
     def _append(
         self, request: Request, tokens: list[int], logprobs: StepLogprobs | None, first: int
     ) -> None:
-        """Give a request its tokens of a step; a marker below 0 ends it. first: row of logprobs."""
+        """Give a request its tokens of a step; a marker below 0 ends it.
+
+        first: the row of `logprobs` that belongs to tokens[0]
+        """
         end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
         num_top = request.params.logprobs
         if num_top is not None and logprobs is not None:

@@ -108,7 +108,7 @@ class Runner:
         """Launch a round of the requests in these state rows.
 
         max_num_computed: a bound on their computed tokens. query_len: 1 for a round in which no
-        request drafts, None for K + 1.
+        request drafts, else None, which means K + 1.
         """
         Q = query_len or self.sizes.query_len
         step = Step(
@@ -118,7 +118,7 @@ class Runner:
             max_seq_len=min(max_num_computed + Q, self.sizes.max_model_len),
             passes=self.graphs.dispatch_round(len(rows), flags, Q),
             flags=flags,
-            is_decided=flags.logits and self.acceptance != "exact",
+            is_pq=flags.logits and self.acceptance != "exact",
         )
         return self._run(step)
 

@@ -6,12 +6,17 @@ the drafts of everything that runs (stepping/step_sizes.py). Both run the same a
     act            reads                                 writes
     fill           state rows; prompt tokens             input_ids, positions, slot_mapping, ...
     forward        the above                             hidden_states, aux_hidden_states, target KV
-    choose         hidden_states, sampling state         target_tokens (a chunk: sampled_tokens)
-    commit         target_tokens, input_ids              results, state rows, draft_input_ids
+    choose         hidden_states, sampling state         target_tokens (a chunk: sampled_tokens);
+                                                         pq_accepted, where p/q decides
+    commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
+                   pq_accepted                           last_token_indices
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
     prefill_draft  aux_hidden_states, draft_input_ids    draft KV, the first proposals
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens
+
+results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. A draft
+without taps reads hidden_states instead of aux_hidden_states.
 
 Nothing reads the device from the host between `fill` and the end of the draft. The step says how
 each act runs: `step.passes` names the graphs (passes/families.py), `step.flags` what its requests
@@ -60,7 +65,7 @@ class Acts:
         self.choose(step)
         self.commit(step)
         self.send(step, self.record(step))
-        if step.has_drafts:
+        if step.runs_draft:
             self.prefill_draft(step)
         if step.proposes:
             self.decode_draft(step)
@@ -93,7 +98,7 @@ class Acts:
             commit_chunk(self.buffers, self.state, step.num_padded_reqs, step.num_tokens)
         else:
             accept_and_commit(
-                self.buffers, self.state, step.num_padded_reqs, step.is_decided, step.query_len
+                self.buffers, self.state, step.num_padded_reqs, step.is_pq, step.query_len
             )
 
     def record(self, step: Step) -> RecordedLogprobs:

@@ -6,7 +6,6 @@ from functools import partial
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
-from graphs.manager import CudaGraphManager
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
@@ -18,7 +17,8 @@ from specdec.stepping.step_sizes import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    graphs: of chunks in pieces around attention, of rounds of K + 1 rows, and of plain rounds.
+    graphs: chunks run in pieces around attention; rounds of K + 1 rows per request, and plain
+        rounds of one row, run as one full graph each.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Target:
         if step.is_chunk:
             self._run_pieces(self.contexts.rows(step, how))
         elif how.mode is CUDAGraphMode.FULL:
-            self._graphs_of(step).run_fullgraph(how.descriptor)
+            self.graphs.of_round(step.query_len).run_fullgraph(how.descriptor)
         else:
             self._run_whole(self.contexts.rows(step, how))
 
@@ -58,10 +58,6 @@ class Target:
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """The forward of a round of padding, to warm up and capture."""
         return partial(self._run_whole, self.contexts.dummy_round(desc, warmup))
-
-    def _graphs_of(self, step: Step) -> CudaGraphManager:
-        plain = self.graphs.plain
-        return self.graphs.decode if plain is None or step.has_drafts else plain
 
     def _run_pieces(self, context: ForwardContext) -> None:
         with set_forward_context(context):

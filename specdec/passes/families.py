@@ -35,11 +35,15 @@ Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetGraphs:
-    """plain: None in an engine without a draft, whose `decode` are these."""
+    """decode: rounds of K + 1 rows per request. plain: of one row; None where K is 0."""
 
     prefill: CudaGraphManager
     decode: CudaGraphManager
     plain: CudaGraphManager | None
+
+    def of_round(self, query_len: int | None) -> CudaGraphManager:
+        """The family of a round of `query_len` rows per request."""
+        return self.plain if query_len == 1 and self.plain is not None else self.decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +105,17 @@ class GraphFamilies:
     def dispatch_round(
         self, num_reqs: int, flags: SamplingFlags = GREEDY, query_len: int | None = None
     ) -> Passes:
-        """The graphs of a round; query_len 1 is one in which no request drafts."""
-        if query_len == 1 and self.target.plain is not None:
-            return Passes(target=self.target.plain.dispatch(num_reqs, num_reqs, 1))
-        num_tokens = num_reqs * self.query_len
-        target = self.target.decode.dispatch(num_reqs, num_tokens, self.query_len)
-        if self.draft is None:
+        """The graphs of a round; query_len 1 where no request drafts, else None or K + 1."""
+        manager = self.target.of_round(query_len)
+        Q = 1 if manager is self.target.plain else self.query_len
+        num_tokens = num_reqs * Q
+        target = manager.dispatch(num_reqs, num_tokens, Q)
+        if self.draft is None or manager is self.target.plain:
             return Passes(target=target)
         draft = self.draft.of(flags)
-        prefill = draft.prefill.dispatch(num_reqs, num_tokens, self.query_len)
+        prefill = draft.prefill.dispatch(num_reqs, num_tokens, Q)
         if flags.noise and prefill.mode is CUDAGraphMode.NONE:
-            # the pieces of the greedy family end where a token is chosen
+            # pieces end before a token is chosen, so the greedy family's serve sampled steps too
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
         decode = draft.decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
@@ -199,7 +203,10 @@ class GraphFamilies:
 
 
 def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:
-    """FULL for a family whose batches are all uniform is FULL_DECODE_ONLY to its manager."""
+    """The mode of a family's manager.
+
+    Where all batches are uniform, FULL in the config means FULL_DECODE_ONLY to the manager.
+    """
     mode = config.modes[family]
     is_uniform = family in ("target_decode", "draft_decode")
     is_full = is_uniform and mode is CUDAGraphMode.FULL

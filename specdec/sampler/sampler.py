@@ -1,13 +1,14 @@
-"""What chooses the tokens of a step, and decides which drafts hold: one place for every rule.
+"""What chooses the tokens of a step.
 
 greedy:  the target's best token after each row, found as the head's tiles are computed
 exact:   the same with noise for each row
-rejection, block: the drafts' own probabilities decide (accept.py)
+rejection, block: p/q, the probabilities of target and draft (accept.py)
 
-In the first two cases a draft holds if it equals the target's token, which stepping/commit.py
-compares; else the commit is told how many hold. For requests that are not greedy, the head's logits
-go through processors, floor and noise, kernel by kernel, only where the requests of the step need
-them. All of it runs after the target's graph.
+In the first two cases a draft is accepted if it equals the target's token: stepping/commit.py
+compares them. With p/q the number of accepted drafts is decided here (`_accept_by_pq`) and handed
+to the commit; target_tokens then holds the accepted drafts and the token drawn after them. For
+requests that are not greedy, the head's logits go through processors, floor and noise, kernel by
+kernel, only where the requests of the step need them. All of it runs after the target's graph.
 """
 
 from collections.abc import Sequence
@@ -82,7 +83,7 @@ class Sampler:
         if step.is_chunk or is_exact:
             choose_token(logits_TV, floor_T, noise_keys, out_T)
         else:
-            self._decide(logits_TV, floor_T, rows, noise_keys)
+            self._accept_by_pq(logits_TV, floor_T, rows, noise_keys)
 
     def record(self, step: Step) -> RecordedLogprobs:
         """After the commit: count what was generated; logprobs of sampled and prompt tokens."""
@@ -166,7 +167,7 @@ class Sampler:
             [logprobs_of(self.model.logits(hidden_XD[x]), token_X[x], num_top) for x in pieces]
         )
 
-    def _decide(
+    def _accept_by_pq(
         self, logits_TV: Tensor, floor_T: Tensor, rows: DecidedRows, noise_keys: NoiseKeys
     ) -> None:
         buffers = self.buffers
@@ -181,7 +182,7 @@ class Sampler:
         draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
         is_accepted_BQ = torch.arange(Q, device=token_B.device) < decision.num_accepted_B[:, None]
         token_BQ = torch.where(is_accepted_BQ, draft_BQ, token_B[:, None])
-        buffers.decided[:B] = decision.num_accepted_B
+        buffers.pq_accepted[:B] = decision.num_accepted_B
         buffers.target_tokens[: B * Q] = token_BQ.flatten()
 
     def _drafted(

@@ -53,7 +53,7 @@ class StepBuffers:
         self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] after the final norm
         self.aux_hidden_states = floats(T, sizes.aux_width)  # [T, E]
         self.target_tokens = integers(T)  # [T] a round's choices, one per row
-        self.decided = integers(B)  # [B] drafts that hold, where p/q decides
+        self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
         self.results = integers(B, 2 * K + 2)  # [B, 2K + 2]
         self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] accepted drafts, the next token

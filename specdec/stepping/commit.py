@@ -2,8 +2,9 @@
 
 A round: a draft token is accepted if and only if it is the target's own choice at its position, so
 the tokens of a round are the target's choices up to the first draft that differs, whatever the
-draft proposed; where p/q has decided, its count holds instead. The state row advances by
-num_accepted + 1; the draft's rows embed the target's choices, and its seed row is row num_accepted.
+draft proposed; for p/q the sampler has counted already (buffers.pq_accepted). The state row
+advances by num_accepted + 1; the draft's rows embed the target's choices, and its seed row is row
+num_accepted.
 A chunk: the prompts that end in it start to generate.
 
 `num_reqs` counts padding, which writes the scratch row: what the draft's passes read of a padded
@@ -24,20 +25,21 @@ def accept_and_commit(
     buffers: StepBuffers,
     state: RequestState,
     num_reqs: int,
-    is_decided: bool,
+    is_pq: bool,
     query_len: int,
 ) -> None:
-    """Decide a round of `num_reqs` batch slots, padding included.
+    """Commit a round of `num_reqs` batch slots, padding included.
 
-    is_decided: buffers.decided says how many drafts hold, not equality with the target's tokens
-    query_len:  rows of each slot, 1..K + 1; the results keep their width, with 0 after the rows
+    is_pq: buffers.pq_accepted is the number of accepted drafts, not equality with target_tokens
+    query_len: rows of each slot, K + 1, or 1 where no request drafts; the results keep their width,
+        with 0 after the rows
     """
     commit = pick(buffers.results, launch_accept_and_commit, accept_and_commit_ref)
-    commit(buffers, state, num_reqs, is_decided, query_len)
+    commit(buffers, state, num_reqs, is_pq, query_len)
 
 
 def launch_accept_and_commit(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool, query_len: int
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_pq: bool, query_len: int
 ) -> None:
     N = buffers.sampled_tokens.shape[1]
     _accept_and_commit_kernel[(num_reqs,)](
@@ -51,12 +53,12 @@ def launch_accept_and_commit(
         buffers.input_ids,
         buffers.num_valid,
         buffers.sample_mapping,
-        buffers.decided,
+        buffers.pq_accepted,
         len(state.num_computed_tokens) - 1,
         Q=query_len,
         N=N,
         N_PADDED=next_power_of_2(N),
-        IS_DECIDED=is_decided,
+        IS_PQ=is_pq,
         num_warps=1,
         **launch_options(buffers.results),
     )
@@ -74,12 +76,12 @@ def _accept_and_commit_kernel(
     input_ids_ptr,  # [T]
     num_valid_ptr,  # [B]
     sample_ptr,  # [B]
-    decided_ptr,  # [B]
+    pq_accepted_ptr,  # [B]
     R,
     Q: tl.constexpr,
     N: tl.constexpr,
     N_PADDED: tl.constexpr,
-    IS_DECIDED: tl.constexpr,
+    IS_PQ: tl.constexpr,
     PDL: tl.constexpr,
 ):
     let_the_next_start(PDL)
@@ -93,8 +95,8 @@ def _accept_and_commit_kernel(
     target = tl.load(target_ptr + b * Q + i, mask=inside, other=0)
     following = i + 1 < tl.minimum(tl.load(num_valid_ptr + b), Q)
     draft = tl.load(input_ids_ptr + b * Q + i + 1, mask=i + 1 < Q, other=0)
-    if IS_DECIDED:
-        num_accepted = tl.load(decided_ptr + b).to(tl.int32)
+    if IS_PQ:
+        num_accepted = tl.load(pq_accepted_ptr + b).to(tl.int32)
     else:
         # the first row whose draft does not hold
         num_accepted = tl.min(tl.where(following & (target == draft), N_PADDED, i), axis=0)
@@ -111,7 +113,7 @@ def _accept_and_commit_kernel(
 
 
 def accept_and_commit_ref(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, is_decided: bool, query_len: int
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_pq: bool, query_len: int
 ) -> None:
     B = num_reqs
     Q = query_len
@@ -119,9 +121,9 @@ def accept_and_commit_ref(
     is_real_B1 = (row_B >= 0)[:, None]
     target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
     draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
-    accepted_B = buffers.decided[:B]
-    if not is_decided:
-        accepted_B = greedy_accept(target_BQ, draft_BK, buffers.num_valid[:B])
+    accepted_B = buffers.pq_accepted[:B]
+    if not is_pq:
+        accepted_B = accept_equal(target_BQ, draft_BK, buffers.num_valid[:B])
     buffers.results[:B] = 0
     buffers.sampled_tokens[:B, :Q] = target_BQ
     buffers.num_accepted[:B] = accepted_B
@@ -134,8 +136,8 @@ def accept_and_commit_ref(
     state.last_sampled_tokens[row_B] = target_BQ.gather(1, accepted_B[:, None])[:, 0].clamp(min=0)
 
 
-def greedy_accept(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B: Tensor) -> Tensor:
-    """Keep draft tokens while they equal the target's choice; its next choice follows them.
+def accept_equal(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B: Tensor) -> Tensor:
+    """Accept drafts while they equal the target's tokens, greedy or drawn with shared noise.
 
     target_tokens_BQ: the target's choice after each of the K+1 verified rows
     draft_tokens_BK:  what the draft proposed

@@ -3,8 +3,8 @@
 A chunk: the host knows all of its rows, so it lays them out and copies them. A round: for each
 request its last sampled token and its drafts, at the positions after its context, gathered on the
 device; K + 1 rows, or 1 where no request drafts. Row i of batch slot b has position
-num_computed + i. It is padding (token 0, position 0, slot -1) where the slot is padding, where i
-exceeds the request's own number of drafts, and at positions >= max_model_len.
+num_computed + i. It is padding (token 0, position 0, KV slot -1) where the batch slot is padding,
+where i exceeds the request's own number of drafts, and at positions >= max_model_len.
 """
 
 from collections.abc import Sequence
@@ -158,7 +158,7 @@ def fill_round_ref(
     B = num_reqs
     Q = query_len
     T = B * Q
-    row_B = buffers.idx_mapping[:B]
+    row_B = buffers.idx_mapping[:B]  # -1 for padding, which reads the last row: the scratch row
     row_BQ = row_B[:, None].expand(B, Q)
     i_BQ = torch.arange(Q, device=row_B.device).expand(B, Q)
     position_BQ = state.num_computed_tokens[row_BQ] + i_BQ

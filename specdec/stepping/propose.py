@@ -150,7 +150,7 @@ def write_level_ref(id_B: Tensor, to: DraftLevel) -> None:
     token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]
     buffers.draft_tokens[:B, to.level] = token_B
     if to.level + 1 == K:
-        state.draft_tokens[row_B] = buffers.draft_tokens[:B]
+        state.draft_tokens[row_B] = buffers.draft_tokens[:B]  # row -1, padding: the scratch row
         return
     position_B = state.num_computed_tokens[row_B] + to.level
     is_valid_B = (row_B >= 0) & (position_B < to.max_model_len)

@@ -42,7 +42,7 @@ class Step:
     max_seq_len: int  # a bound on positions + 1 over all rows
     passes: Passes
     flags: SamplingFlags = GREEDY  # of all its requests together
-    is_decided: bool = False  # p/q says how many drafts hold
+    is_pq: bool = False  # p/q accepts, not equality with the target's tokens
 
     @property
     def is_chunk(self) -> bool:
@@ -60,8 +60,8 @@ class Step:
         return sum(self.query_lens)
 
     @property
-    def has_drafts(self) -> bool:
-        """Whether the draft has anything to do."""
+    def runs_draft(self) -> bool:
+        """Whether the draft model runs: after every chunk, and after rounds that draft."""
         return self.passes.draft_prefill is not None
 
     @property

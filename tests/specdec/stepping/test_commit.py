@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from specdec.stepping.commit import greedy_accept
+from specdec.stepping.commit import accept_equal
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from specdec.stepping.commit import greedy_accept
     ],
 )
 def test_drafts_hold_up_to_the_first_that_differs(target, draft, num_valid, num_accepted):
-    accepted_B = greedy_accept(
+    accepted_B = accept_equal(
         torch.tensor([target]), torch.tensor([draft]).long(), torch.tensor([num_valid])
     )
     assert accepted_B.tolist() == [num_accepted]
@@ -36,7 +36,7 @@ def test_a_batch_is_decided_row_by_row(K):
     target_BQ = torch.arange(100, 101 + K).expand(len(rows), K + 1)
     draft_BK = torch.where(holds_BK == 1, target_BQ[:, :K], 7)
     for num_valid in range(K + 2):
-        accepted_B = greedy_accept(target_BQ, draft_BK, torch.full((len(rows),), num_valid))
+        accepted_B = accept_equal(target_BQ, draft_BK, torch.full((len(rows),), num_valid))
         expected = [
             sum(1 for _ in itertools.takewhile(bool, row[: max(num_valid - 1, 0)])) for row in rows
         ]

@@ -91,18 +91,18 @@ def decided_case(device, K, Q):
     buffers.target_tokens[:Q] = torch.cat(
         [ids[0, 1:], ids[0, :1]]
     )  # one request accepts all it may
-    buffers.decided[:5] = (torch.arange(5, device=device) * 2).clamp(max=Q - 1)
+    buffers.pq_accepted[:5] = (torch.arange(5, device=device) * 2).clamp(max=Q - 1)
     return buffers, state
 
 
-@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("is_pq", [False, True])
 @pytest.mark.parametrize("K, Q", [(0, 1), (1, 2), (3, 4), (5, 6), (5, 1), (5, 3), (1, 1)])
-def test_accept_and_commit(device, K, Q, is_decided):
+def test_accept_and_commit(device, K, Q, is_pq):
     ours = decided_case(device, K, Q)
     theirs = copy.deepcopy(ours)
     before = ours[1].num_computed_tokens.clone()
-    launch_accept_and_commit(*ours, 5, is_decided, Q)
-    accept_and_commit_ref(*theirs, 5, is_decided, Q)
+    launch_accept_and_commit(*ours, 5, is_pq, Q)
+    accept_and_commit_ref(*theirs, 5, is_pq, Q)
     same(ours, theirs, 5, K)
     buffers, state = ours
     assert (buffers.sampled_tokens[:5, Q:] == 0).all()
@@ -110,7 +110,7 @@ def test_accept_and_commit(device, K, Q, is_decided):
     assert (buffers.draft_input_ids[5 * Q :] == -999).all()
     for b, row in enumerate([4, 0, 2, -1, 3]):
         count = int(buffers.num_accepted[b])
-        assert not is_decided or count == min(2 * b, Q - 1)
+        assert not is_pq or count == min(2 * b, Q - 1)
         if row >= 0:
             assert state.num_computed_tokens[row] == before[row] + count + 1
             assert state.last_sampled_tokens[row] == buffers.target_tokens[b * Q + count]

@@ -32,7 +32,8 @@ class Runner:
     """The device side of an engine: `run_chunk` and `run_round` launch a step and do not wait.
 
     backend: captures the graphs of `graph_config` when `capture` is called; None: all is eager.
-    acceptance: the rule for requests that are not greedy.
+    acceptance: the rule of steps that need logits: those with a request that is not plainly greedy,
+        whose greedy requests then go through it too, with all probability on one token.
     """
 
     def __init__(

@@ -9,11 +9,13 @@ the drafts of everything that runs (stepping/step_sizes.py). Both run the same a
     choose         hidden_states, sampling state         target_tokens (a chunk: sampled_tokens);
                                                          pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
-                   pq_accepted                           last_token_indices
+                   pq_accepted                           last_token_indices, draft_tokens = 0
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
-    prefill_draft  aux_hidden_states, draft_input_ids    draft KV, the first proposals
-    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens
+    prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, the first proposals
+                   last_token_indices
+    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
+                                                         prefill_draft writes them)
 
 results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. A draft
 without taps reads hidden_states instead of aux_hidden_states.
@@ -89,11 +91,11 @@ class Acts:
         self.target.forward(step)
 
     def choose(self, step: Step) -> None:
-        """The target's token after each row of a round, or the last row of each part of a chunk."""
+        """The token after each row of a round, or after each part of a chunk; p/q accepts here."""
         self.sampler.choose(step)
 
     def commit(self, step: Step) -> None:
-        """Accept the drafts that hold, and advance the state rows."""
+        """Accept drafts by equality, where p/q has not, and advance the state rows."""
         if step.query_len is None:  # a chunk
             commit_chunk(self.buffers, self.state, step.num_padded_reqs, step.num_tokens)
         else:

@@ -56,7 +56,7 @@ class Target:
         return partial(self._run_pieces, self.contexts.dummy_rows(desc, warmup))
 
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
-        """The forward of a round of padding, to warm up and capture."""
+        """The forward of a round of padding, plain ones too, to warm up and capture."""
         return partial(self._run_whole, self.contexts.dummy_round(desc, warmup))
 
     def _run_pieces(self, context: ForwardContext) -> None:

@@ -1,10 +1,10 @@
 """What a step decided, written to the results and the state rows.
 
-A round: a draft token is accepted if and only if it is the target's own choice at its position, so
-the tokens of a round are the target's choices up to the first draft that differs, whatever the
-draft proposed; for p/q the sampler has counted already (buffers.pq_accepted). The state row
-advances by num_accepted + 1; the draft's rows embed the target's choices, and its seed row is row
-num_accepted.
+A round without p/q: a draft token is accepted if and only if it is the target's own choice at its
+position, so the tokens of a round are the target's choices up to the first draft that differs,
+whatever the draft proposed. With p/q the sampler has accepted already (buffers.pq_accepted). The
+state row advances by num_accepted + 1; the draft's rows embed the tokens of the round, and its seed
+row is row num_accepted.
 A chunk: the prompts that end in it start to generate.
 
 `num_reqs` counts padding, which writes the scratch row: what the draft's passes read of a padded

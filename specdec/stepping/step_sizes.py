@@ -61,7 +61,7 @@ class Step:
 
     @property
     def runs_draft(self) -> bool:
-        """Whether the draft model runs: after every chunk, and after rounds that draft."""
+        """Whether the draft model, if any, runs: after a chunk, and after a round that drafts."""
         return self.passes.draft_prefill is not None
 
     @property

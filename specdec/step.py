@@ -12,7 +12,7 @@ the drafts of everything that runs (stepping/step_sizes.py). Both run the same a
                    pq_accepted                           last_token_indices, draft_tokens = 0
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
-    prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, the first proposals
+    prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, first proposals
                    last_token_indices
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
                                                          prefill_draft writes them)

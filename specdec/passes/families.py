@@ -3,7 +3,7 @@
     target.prefill  PIECEWISE  prompt chunks
     target.decode   FULL       rounds: K + 1 rows per request
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
-    draft.prefill   both       after a chunk in pieces; after a round whole, or in pieces if too large
+    draft.prefill   both       after a chunk in pieces, after a round whole or in pieces
     draft.decode    FULL       K - 1 rows per request, one after another
 
 The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses

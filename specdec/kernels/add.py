@@ -5,7 +5,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 
 
 @opaque(writes="out_TD")
@@ -48,8 +48,7 @@ def _add_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     dtype = out_ptr.dtype.element_ty

@@ -10,7 +10,7 @@ from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.add import finished
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 
 
@@ -78,8 +78,7 @@ def _add_rms_norm_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     inside = d < D

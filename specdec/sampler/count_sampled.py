@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.stepping.state import RequestState
 
 
@@ -49,8 +49,7 @@ def _count_sampled_kernel(
     Q: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     b = tl.program_id(0)
     row = tl.load(idx_ptr + b)
     num_accepted = tl.load(num_accepted_ptr + b * stride_accepted)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.choose_token import NoiseKeys
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor.floor import Limits
 from specdec.stepping.state import RequestState
 
@@ -96,8 +96,7 @@ def _row_parameters_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = t < T
     idx = tl.load(idx_ptr + t // Q, mask=inside, other=-1)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 
@@ -84,8 +84,7 @@ def _accept_and_commit_kernel(
     IS_PQ: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     b = tl.program_id(0)
     idx = tl.load(sample_ptr + b)
     is_real = idx >= 0

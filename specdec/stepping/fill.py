@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.slot_mapping import slot_mapping_ref
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
@@ -128,8 +128,7 @@ def _fill_round_kernel(
     S: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     b = tl.program_id(0)
     idx = tl.load(idx_ptr + b)
     row = tl.where(idx < 0, R, idx)

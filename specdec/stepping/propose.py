@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl, use_triton
 from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowest_best
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.slot_mapping import slot_mapping_ref
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
@@ -114,8 +114,7 @@ def _propose_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     b = tl.program_id(0)
     token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
     if HAS_D2T:

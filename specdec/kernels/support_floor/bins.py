@@ -5,7 +5,7 @@ order does not matter.
 """
 
 from specdec.kernels import jit, tl
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor.units import bin_of, has_limit, load_values, mass_of, row_top
 
 
@@ -27,8 +27,7 @@ def top_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     tile = tl.program_id(0)
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
@@ -63,8 +62,7 @@ def count_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     tile = tl.program_id(0)
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)

@@ -7,7 +7,7 @@ in a flat tail, gives one key with a count.
 """
 
 from specdec.kernels import jit, tl
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor.units import (
     bin_at,
     bin_of,
@@ -41,8 +41,7 @@ def gather_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     tile = tl.program_id(0)
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)

@@ -10,7 +10,7 @@ whole row, its columns or keys, the row, its temperature, the gathered keys, the
 """
 
 from specdec.kernels import jit, tl
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor.units import (
     edge_of,
     has_limit,
@@ -46,8 +46,7 @@ def search_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     t = tl.program_id(0)
     temperature = tl.load(temperature_ptr + t)
     floor = float("-inf")

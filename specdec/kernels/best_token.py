@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of, split_sum
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.kernels.tiles import choose_tiles, gpu_name, row_class
 
 NO_ID = 1 << 30
@@ -92,10 +92,6 @@ def launch_tile_maxima(
         HAS_MASK=mask is not None,
         STOP_IDS=0 if mask is None else mask.stop_ids.shape[1],
         NO_ID=NO_ID,
-        BLOCK_N=tiles.block_n,
-        BLOCK_M=tiles.block_m,
-        BLOCK_K=tiles.block_k,
-        PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
@@ -121,18 +117,14 @@ def _tile_maxima_kernel(
     HAS_MASK: tl.constexpr,
     STOP_IDS: tl.constexpr,
     NO_ID: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    BLOCK_N: tl.constexpr = w_desc.block_shape[0]
+    BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     tile, m_tile = place_of(tl.program_id(0), tl.cdiv(V, BLOCK_N), tl.cdiv(T, BLOCK_M))
     m0 = m_tile * BLOCK_M
     wait_for_inputs(PDL)
-    logits = split_sum(
-        x_desc, w_desc, tile * BLOCK_N, m0, 0, D, BLOCK_N, BLOCK_M, BLOCK_K, 1, PRECISION
-    )
+    logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
     let_the_next_start(PDL)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m = m0 + tl.arange(0, BLOCK_M)
@@ -166,8 +158,7 @@ def _write_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     t = tl.program_id(0)
     token = lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK)
     tl.store(out_ptr + t * stride_out, token.to(tl.int64))

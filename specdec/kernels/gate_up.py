@@ -37,11 +37,7 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
         N,
         K,
         HAS_BIAS=bias_X is not None,
-        BLOCK_N=tiles.block_n,
-        BLOCK_M=block_m,
         TAIL=tail,
-        BLOCK_K=tiles.block_k,
-        PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
@@ -61,13 +57,12 @@ def _gate_up_kernel(
     N,
     K,
     HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    BLOCK_N: tl.constexpr = gate_desc.block_shape[0]
+    BLOCK_K: tl.constexpr = gate_desc.block_shape[1]
+    BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
     n0 = n_tile * BLOCK_N
     m0 = m_tile * (BLOCK_M + TAIL)
@@ -81,40 +76,26 @@ def _gate_up_kernel(
             w_gate, w_up = gate_desc.load([n0, i * BLOCK_K]), up_desc.load([n0, i * BLOCK_K])
             x = tl.trans(x_desc.load([m0, i * BLOCK_K]))
             x_rest = tl.trans(tail_desc.load([m0 + BLOCK_M, i * BLOCK_K]))
-            gate = tl.dot(w_gate, x, gate, input_precision=PRECISION)
-            up = tl.dot(w_up, x, up, input_precision=PRECISION)
-            gate_rest = tl.dot(w_gate, x_rest, gate_rest, input_precision=PRECISION)
-            up_rest = tl.dot(w_up, x_rest, up_rest, input_precision=PRECISION)
+            gate = tl.dot(w_gate, x, gate, input_precision="ieee")
+            up = tl.dot(w_up, x, up, input_precision="ieee")
+            gate_rest = tl.dot(w_gate, x_rest, gate_rest, input_precision="ieee")
+            up_rest = tl.dot(w_up, x_rest, up_rest, input_precision="ieee")
         let_the_next_start(PDL)
-        store_gated(
-            out_ptr, bias_ptr, gate_rest, up_rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS, BLOCK_N, TAIL
-        )
+        store_gated(out_ptr, bias_ptr, gate_rest, up_rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS)
     else:
         for i in range(tl.cdiv(K, BLOCK_K)):
             x = tl.trans(x_desc.load([m0, i * BLOCK_K]))
-            gate = tl.dot(gate_desc.load([n0, i * BLOCK_K]), x, gate, input_precision=PRECISION)
-            up = tl.dot(up_desc.load([n0, i * BLOCK_K]), x, up, input_precision=PRECISION)
+            gate = tl.dot(gate_desc.load([n0, i * BLOCK_K]), x, gate, input_precision="ieee")
+            up = tl.dot(up_desc.load([n0, i * BLOCK_K]), x, up, input_precision="ieee")
         let_the_next_start(PDL)
-    store_gated(out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS, BLOCK_N, BLOCK_M)
+    store_gated(out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS)
 
 
 @jit
-def store_gated(
-    out_ptr,
-    bias_ptr,
-    gate,
-    up,
-    n0,
-    m0,
-    T,
-    N,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+def store_gated(out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS: tl.constexpr):
     """Biases, silu, the one rounding, and out."""
-    n = n0 + tl.arange(0, BLOCK_N)
-    m = m0 + tl.arange(0, BLOCK_M)
+    n = n0 + tl.arange(0, gate.shape[0])
+    m = m0 + tl.arange(0, gate.shape[1])
     if HAS_BIAS:
         gate += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
         up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]

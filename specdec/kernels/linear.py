@@ -119,13 +119,9 @@ def _launch(
         N,
         K,
         HAS_BIAS=bias_N is not None,
-        BLOCK_N=tiles.block_n,
-        BLOCK_M=block_m,
         TAIL=tail,
-        BLOCK_K=tiles.block_k,
         SPLITS=tiles.splits,
         IS_SERIAL=tiles.is_serial,
-        PRECISION="ieee" if x_TK.dtype == torch.float32 else "tf32",
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TK),
@@ -154,15 +150,13 @@ def _linear_kernel(
     N,
     K,
     HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
     IS_SERIAL: tl.constexpr,
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    BLOCK_N: tl.constexpr = w_desc.block_shape[0]
+    BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
     n0 = n_tile * BLOCK_N
     m0 = m_tile * (BLOCK_M + TAIL)
@@ -170,52 +164,24 @@ def _linear_kernel(
     out_ptr += split.to(tl.int64) * T * N
     wait_for_inputs(PDL)
     if TAIL > 0:
-        total, rest = split_sum_and_tail(
-            x_desc,
-            tail_desc,
-            w_desc,
-            n0,
-            m0,
-            split,
-            K,
-            BLOCK_N,
-            BLOCK_M,
-            TAIL,
-            BLOCK_K,
-            SPLITS,
-            PRECISION,
-        )
+        descs = (x_desc, tail_desc, w_desc)
+        total, rest = split_sum_and_tail(descs, n0, m0, split, K, SPLITS)
         let_the_next_start(PDL)
-        store_tile(out_ptr, bias_ptr, rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS, BLOCK_N, TAIL)
+        store_tile(out_ptr, bias_ptr, rest, n0, m0 + BLOCK_M, T, N, HAS_BIAS)
     else:
-        total = split_sum(
-            x_desc, w_desc, n0, m0, split, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION
-        )
+        total = split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS)
         if IS_SERIAL:
             for i in tl.static_range(1, SPLITS):
-                total += split_sum(
-                    x_desc, w_desc, n0, m0, i, K, BLOCK_N, BLOCK_M, BLOCK_K, SPLITS, PRECISION
-                )
+                total += split_sum(x_desc, w_desc, n0, m0, i, K, SPLITS)
         let_the_next_start(PDL)
-    store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS, BLOCK_N, BLOCK_M)
+    store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS)
 
 
 @jit
-def store_tile(
-    out_ptr,
-    bias_ptr,
-    total,
-    n0,
-    m0,
-    T,
-    N,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+def store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr):
     """The bias, the one rounding, and out."""
-    n = n0 + tl.arange(0, BLOCK_N)
-    m = m0 + tl.arange(0, BLOCK_M)
+    n = n0 + tl.arange(0, total.shape[0])
+    m = m0 + tl.arange(0, total.shape[1])
     if HAS_BIAS:
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     out = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
@@ -237,55 +203,37 @@ def place_of(tile, n_tiles, m_tiles):
 
 
 @jit
-def split_sum(
-    x_desc,
-    w_desc,
-    n0,
-    m0,
-    split,
-    K,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS: tl.constexpr):
     """One split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
+    BLOCK_N: tl.constexpr = w_desc.block_shape[0]
+    BLOCK_K: tl.constexpr = w_desc.block_shape[1]
+    BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     blocks = split_blocks(K, BLOCK_K, SPLITS)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for i in range(blocks):
         k = (split * blocks + i) * BLOCK_K
         w, x = w_desc.load([n0, k]), x_desc.load([m0, k])
-        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     return acc
 
 
 @jit
-def split_sum_and_tail(
-    x_desc,
-    tail_desc,
-    w_desc,
-    n0,
-    m0,
-    split,
-    K,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    TAIL: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def split_sum_and_tail(descs, n0, m0, split, K, SPLITS: tl.constexpr):
     """The same for BLOCK_M + TAIL rows in two tiles that share each tile of W."""
+    x_desc, tail_desc, w_desc = descs
+    BLOCK_N: tl.constexpr = w_desc.block_shape[0]
+    BLOCK_K: tl.constexpr = w_desc.block_shape[1]
+    BLOCK_M: tl.constexpr = x_desc.block_shape[0]
+    TAIL: tl.constexpr = tail_desc.block_shape[0]
     blocks = split_blocks(K, BLOCK_K, SPLITS)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
     for i in range(blocks):
         k = (split * blocks + i) * BLOCK_K
         w = w_desc.load([n0, k])
-        acc = tl.dot(w, tl.trans(x_desc.load([m0, k])), acc, input_precision=PRECISION)
+        acc = tl.dot(w, tl.trans(x_desc.load([m0, k])), acc, input_precision="ieee")
         x_rest = tl.trans(tail_desc.load([m0 + BLOCK_M, k]))
-        rest = tl.dot(w, x_rest, rest, input_precision=PRECISION)
+        rest = tl.dot(w, x_rest, rest, input_precision="ieee")
     return acc, rest
 
 

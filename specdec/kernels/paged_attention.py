@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
@@ -121,7 +121,12 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     _, _, G, S, _ = cache.shape
     plan = plan_launch(rows, H // G, G)
     NS = plan.num_splits
-    acc, stats = _partial_results(q_THC, plan, rows.workspace)
+    # weighted values of the splits, then their peaks and totals
+    size = T * H * NS * (C + 2) if plan.is_split else 1
+    acc = rows.workspace
+    if acc is None or acc.numel() < size:
+        acc = torch.empty(size, dtype=torch.float32, device=q_THC.device)
+    stats = acc[T * H * NS * C :]
     sharers = min(NS, -(-PROGRAMS // (plan.query_tiles * G)))
     _paged_attention_kernel[(plan.query_tiles, G, sharers)](
         out_THC,
@@ -148,7 +153,6 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         TOKENS=plan.tokens,
         IS_SPLIT=plan.is_split,
         IS_UNIFORM=rows.query_start_loc is None,
-        PRECISION="ieee" if q_THC.dtype == torch.float32 else "tf32",
         num_warps=plan.num_warps,
         num_stages=2,
         **launch_options(q_THC),
@@ -157,18 +161,6 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         _combine_kernel[(T, H)](
             out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1, **launch_options(q_THC)
         )
-
-
-def _partial_results(
-    q_THC: Tensor, plan: Launch, workspace: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Where the splits leave weighted values, and their peaks and totals."""
-    T, H, C = q_THC.shape
-    needed = T * H * plan.num_splits * (C + 2)
-    if workspace is None or workspace.numel() < needed:
-        size = needed if plan.is_split else 1
-        workspace = torch.empty(size, dtype=torch.float32, device=q_THC.device)
-    return workspace, workspace[T * H * plan.num_splits * C :]
 
 
 @jit
@@ -205,15 +197,13 @@ def _paged_attention_kernel(
     TOKENS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g = tl.program_id(1)
-    split = tl.program_id(2)
-    sharers = tl.num_programs(2)
+    split = tl.program_id(2) if IS_SPLIT else 0
+    sharers = tl.num_programs(2) if IS_SPLIT else 1
     if IS_UNIFORM:
         first = b * query_len + tile * TOKENS
         end = (b + 1) * query_len
@@ -234,79 +224,40 @@ def _paged_attention_kernel(
     q_at = (t * H + head)[:, None] * C + c[None, :]
     q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
     row = tl.load(idx_ptr + b)
-    blocks_ptr = block_table_ptr + tl.where(row < 0, R, row) * M
-    if IS_SPLIT:
-        while split_start(split) <= last:
-            peak, total, acc = attend_split(
-                q,
-                k_ptr,
-                v_ptr,
-                blocks_ptr,
-                position,
-                last,
-                split,
-                scale,
-                g,
-                G,
-                S,
-                C,
-                TOKENS * GROUP,
-                PRECISION,
-            )
+    keys = (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
+    peak = tl.full((TOKENS * GROUP,), float("-inf"), tl.float32)
+    total = tl.zeros((TOKENS * GROUP,), tl.float32)
+    acc = tl.zeros((TOKENS * GROUP, C), tl.float32)
+    while split_start(split) <= last:
+        part_peak, part_total, part_acc = attend_split(
+            q, keys, position, last, split, scale, g, G, S
+        )
+        if IS_SPLIT:
             at = (t * H + head).to(tl.int64) * NS + split
-            tl.store(stats_ptr + at * 2, peak, mask=inside)
-            tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
-            tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside[:, None])
-            split += sharers
-    else:
-        peak = tl.full((TOKENS * GROUP,), float("-inf"), tl.float32)
-        total = tl.zeros((TOKENS * GROUP,), tl.float32)
-        acc = tl.zeros((TOKENS * GROUP, C), tl.float32)
-        split = 0
-        while split_start(split) <= last:
-            part_peak, part_total, part_acc = attend_split(
-                q,
-                k_ptr,
-                v_ptr,
-                blocks_ptr,
-                position,
-                last,
-                split,
-                scale,
-                g,
-                G,
-                S,
-                C,
-                TOKENS * GROUP,
-                PRECISION,
-            )
+            tl.store(stats_ptr + at * 2, part_peak, mask=inside)
+            tl.store(stats_ptr + at * 2 + 1, part_total, mask=inside)
+            tl.store(acc_ptr + at[:, None] * C + c[None, :], part_acc, mask=inside[:, None])
+        else:
             decay, weight, peak = weigh(peak, part_peak)
             total = tl.fma(total, decay, part_total * weight)
             decays = tl.broadcast_to(decay[:, None], acc.shape)
             acc = tl.fma(acc, decays, part_acc * weight[:, None])
-            split += 1
+        split += sharers
+    if not IS_SPLIT:
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + q_at, out, mask=inside[:, None])
 
 
 @jit
-def attend_split(
-    q,  # [rows, C]
-    k_ptr,
-    v_ptr,
-    blocks_ptr,  # [M] of the request
-    position,  # [rows], -1 = no row
-    last,
-    split,
-    scale,
-    g,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    ROWS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C]."""
+def attend_split(q, keys, position, last, split, scale, g, G: tl.constexpr, S: tl.constexpr):
+    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C].
+
+    q: [rows, C]. keys: the caches of keys and values, and the request's blocks [M]. position:
+    [rows], -1 = no row.
+    """
+    k_ptr, v_ptr, blocks_ptr = keys
+    ROWS: tl.constexpr = q.shape[0]
+    C: tl.constexpr = q.shape[1]
     c, s = tl.arange(0, C), tl.arange(0, S)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -318,15 +269,15 @@ def attend_split(
         k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
         # on its way while the scores are made
         v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
         decay, _, peak_now = weigh(peak, tl.max(scores, axis=1))
         peak = peak_now
         weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
         # the total through the tensor cores too: they sum in the same order in every layout
-        summed = tl.dot(weights, ones, input_precision=PRECISION)
+        summed = tl.dot(weights, ones, input_precision="ieee")
         total = total * decay + tl.max(summed, axis=1)
-        acc = tl.dot(weights, v, acc * decay[:, None], input_precision=PRECISION)
+        acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
     return peak, total, acc
 
 
@@ -354,8 +305,7 @@ def _combine_kernel(
     C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     c = tl.arange(0, C)

@@ -23,7 +23,7 @@ from specdec.kernels.gumbel import (
     gumbel_ref,
     philox,
 )
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 
 FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
@@ -106,8 +106,7 @@ def _choose_kernel(
     IS_GPU: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     tile = tl.program_id(0)
     t = tl.program_id(1)
     temperature = tl.load(temperature_ptr + t)
@@ -126,19 +125,8 @@ def _choose_kernel(
             scaled = tl.where(scaled >= floor, scaled, float("-inf"))
             top = tl.max(scaled, axis=0)
         if top > float("-inf"):
-            r = _draws(
-                tile,
-                t,
-                column,
-                inside,
-                seeds_ptr,
-                positions_ptr,
-                epochs_ptr,
-                token_ids_ptr,
-                STREAM,
-                HAS_IDS,
-                BLOCK,
-            )
+            keys = (seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr)
+            r = _draws(keys, tile, t, column, inside, STREAM, HAS_IDS)
             guess = scaled + gumbel_estimate(r, IS_GPU)
             most = tl.max(guess, axis=0)
             # twice what an estimate and the sum's rounding may be off
@@ -159,20 +147,10 @@ def _choose_kernel(
 
 
 @jit
-def _draws(
-    tile,
-    t,
-    column,
-    inside,
-    seeds_ptr,
-    positions_ptr,
-    epochs_ptr,
-    token_ids_ptr,
-    STREAM: tl.constexpr,
-    HAS_IDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _draws(keys, tile, t, column, inside, STREAM: tl.constexpr, HAS_IDS: tl.constexpr):
     """32 random bits of each column's token."""
+    seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr = keys
+    BLOCK: tl.constexpr = column.shape[0]
     WORDS: tl.constexpr = BLOCK if HAS_IDS else BLOCK // 4
     zero = tl.zeros((WORDS,), tl.uint32)
     k0 = zero + tl.load(seeds_ptr + t * 2).to(tl.uint32)

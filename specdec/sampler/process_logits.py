@@ -8,7 +8,7 @@ kernel runs alone where no other rule is asked for. The drafts before a row coun
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.processors import DecidedRows, process
 from specdec.stepping.state import RequestState
@@ -103,8 +103,7 @@ def _weights_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     tile = tl.program_id(0)
     t = tl.program_id(1)
     row = _state_row(t, idx_ptr, num_valid_ptr, R, Q)
@@ -157,8 +156,7 @@ def _forbid_kernel(
     LENGTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     t = tl.program_id(0)
     row = _state_row(t, idx_ptr, num_valid_ptr, R, Q)
     row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
@@ -167,62 +165,27 @@ def _forbid_kernel(
         stop_ids = tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS))
         _forbid(row_ptr, stop_ids, tl.full((STOP_IDS,), 1, tl.int1))
     if HAS_WORDS:
-        is_next = _ends_word(
-            t,
-            row,
-            position,
-            history_ptr,
-            tokens_ptr,
-            positions_ptr,
-            words_ptr,
-            lengths_ptr,
-            integers_ptr,
-            stride_integers,
-            R,
-            N,
-            Q,
-            WORDS,
-            LENGTH,
-        )
+        # the words that lack only their last token after row t, whose own token goes to the history
+        if row < R:
+            tl.store(history_ptr + row * N + position, tl.load(tokens_ptr + t))
+        j = tl.arange(0, LENGTH)
+        # the tokens before the drawn one, which is in the last column
+        place = position - (LENGTH - 2) + j
+        first = tl.load(positions_ptr + t // Q * Q)
+        num_prompt_tokens = tl.load(integers_ptr + row * stride_integers + 3)
+        is_generated = (place >= num_prompt_tokens) & (j < LENGTH - 1)
+        is_own = is_generated & (place >= first)
+        own = tl.load(tokens_ptr + t // Q * Q + (place - first), mask=is_own, other=-1)
+        is_earlier = is_generated & (place < first)
+        earlier = tl.load(history_ptr + row * N + place, mask=is_earlier, other=-1)
+        before = tl.where(is_own, own, earlier)
         word = row * WORDS + tl.arange(0, WORDS)
+        length = tl.load(lengths_ptr + word)
+        tokens = tl.load(words_ptr + word[:, None] * LENGTH + j[None, :])
+        is_open = (j[None, :] < LENGTH - length[:, None]) | (j[None, :] == LENGTH - 1)
+        is_next = tl.min(((tokens == before[None, :]) | is_open).to(tl.int32), axis=1) > 0
+        is_next &= length > 0
         _forbid(row_ptr, tl.load(words_ptr + word * LENGTH + LENGTH - 1), is_next)
-
-
-@jit
-def _ends_word(
-    t,
-    row,
-    position,
-    history_ptr,
-    tokens_ptr,
-    positions_ptr,
-    words_ptr,
-    lengths_ptr,
-    integers_ptr,
-    stride_integers,
-    R,
-    N,
-    Q: tl.constexpr,
-    WORDS: tl.constexpr,
-    LENGTH: tl.constexpr,
-):
-    """Which words lack only their last token after row t, whose own token goes to the history."""
-    if row < R:
-        tl.store(history_ptr + row * N + position, tl.load(tokens_ptr + t))
-    j = tl.arange(0, LENGTH)
-    # the tokens before the drawn one, which is in the last column
-    place = position - (LENGTH - 2) + j
-    first = tl.load(positions_ptr + t // Q * Q)
-    is_generated = (place >= tl.load(integers_ptr + row * stride_integers + 3)) & (j < LENGTH - 1)
-    is_own = is_generated & (place >= first)
-    own = tl.load(tokens_ptr + t // Q * Q + (place - first), mask=is_own, other=-1)
-    earlier = tl.load(history_ptr + row * N + place, mask=is_generated & (place < first), other=-1)
-    before = tl.where(is_own, own, earlier)
-    word = row * WORDS + tl.arange(0, WORDS)
-    length = tl.load(lengths_ptr + word)
-    tokens = tl.load(words_ptr + word[:, None] * LENGTH + j[None, :])
-    is_open = (j[None, :] < LENGTH - length[:, None]) | (j[None, :] == LENGTH - 1)
-    return (tl.min(((tokens == before[None, :]) | is_open).to(tl.int32), axis=1) > 0) & (length > 0)
 
 
 @jit

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.linear import Sums
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin
 from specdec.kernels.rms_norm import rms_norm_ref
+
+Rope = tuple[Tensor, Tensor]  # cos and sin [positions, C/2] float32
 
 
 class HeadNorms(NamedTuple):
@@ -25,30 +27,19 @@ class HeadNorms(NamedTuple):
 
 
 def rotate_and_store(
-    qkv: Sums,
-    rope: tuple[Tensor, Tensor],
-    norms: HeadNorms | None,
-    positions_T: Tensor,
-    slot_mapping_T: Tensor,
-    cache: Tensor,
+    qkv: Sums, rope: Rope, norms: HeadNorms | None, positions: Tensor, slots: Tensor, cache: Tensor
 ) -> Tensor:
     """The rotated queries [T, H, C], in the cache's dtype.
 
-    qkv:   unfinished [T, (H + 2G) C]
-    rope:  cos and sin [positions, C/2] float32
+    qkv: unfinished [T, (H + 2G) C]. positions, slots: [T].
     cache: [2, N + 1, G, S, C] of one layer, written in place
     """
     rotate = pick(cache, launch_rotate_and_store, rotate_and_store_ref)
-    return rotate(qkv, rope, norms, positions_T, slot_mapping_T, cache)
+    return rotate(qkv, rope, norms, positions, slots, cache)
 
 
 def launch_rotate_and_store(
-    qkv: Sums,
-    rope: tuple[Tensor, Tensor],
-    norms: HeadNorms | None,
-    positions_T: Tensor,
-    slot_mapping_T: Tensor,
-    cache: Tensor,
+    qkv: Sums, rope: Rope, norms: HeadNorms | None, positions: Tensor, slots: Tensor, cache: Tensor
 ) -> Tensor:
     splits, T, X = qkv.parts_STN.shape
     _, _, G, S, C = cache.shape
@@ -66,8 +57,8 @@ def launch_rotate_and_store(
         sin,
         cos if norms is None else norms.q_C,
         cos if norms is None else norms.k_C,
-        positions_T,
-        slot_mapping_T,
+        positions,
+        slots,
         T,
         norms.eps if norms is not None else 0.0,
         H=H,
@@ -109,8 +100,7 @@ def _rotate_and_store_kernel(
     HAS_NORMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_the_next_start(PDL)
-    wait_for_inputs(PDL)
+    begin(PDL)
     # all heads of a program are queries, or keys, or values: HEADS divides H and G
     t = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
@@ -163,20 +153,15 @@ def _rotate_and_store_kernel(
 
 
 def rotate_and_store_ref(
-    qkv: Sums,
-    rope: tuple[Tensor, Tensor],
-    norms: HeadNorms | None,
-    positions_T: Tensor,
-    slot_mapping_T: Tensor,
-    cache: Tensor,
+    qkv: Sums, rope: Rope, norms: HeadNorms | None, positions: Tensor, slots: Tensor, cache: Tensor
 ) -> Tensor:
     _, N, G, S, C = cache.shape
     heads = qkv.finish(cache.dtype).unflatten(1, (-1, C))
     q, k, v = heads.split([heads.shape[1] - 2 * G, G, G], dim=1)
     if norms is not None:
         q, k = rms_norm_ref(q, norms.q_C, norms.eps), rms_norm_ref(k, norms.k_C, norms.eps)
-    q, k = rotary_ref(q, positions_T, *rope), rotary_ref(k, positions_T, *rope)
-    slot_T = torch.where(slot_mapping_T < 0, (N - 1) * S, slot_mapping_T)
+    q, k = rotary_ref(q, positions, *rope), rotary_ref(k, positions, *rope)
+    slot_T = torch.where(slots < 0, (N - 1) * S, slots)
     cache[0].transpose(1, 2)[slot_T // S, slot_T % S] = k
     cache[1].transpose(1, 2)[slot_T // S, slot_T % S] = v
     return q

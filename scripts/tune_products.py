@@ -70,7 +70,7 @@ def candidates(product: Product, rows: int, splits: int) -> list[Tiles]:
 
 def launch(product: Product, x: torch.Tensor, weight: torch.Tensor, tiles: Tiles) -> None:
     module = gate_up if product.kind == "gate" else best_token if product.is_head else linear
-    module.choose_tiles = lambda *_, **__: tiles
+    module.tiles_for = lambda *_, **__: tiles
     if product.kind == "gate":
         gate_up.launch_gate_up(x, weight, None)
     elif product.is_head:

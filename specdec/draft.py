@@ -6,7 +6,7 @@ next round overwrites.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -29,6 +29,7 @@ from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 
 
+@dataclass(eq=False)
 class Draft:
     """Reads and writes the step buffers; its proposals end in the state rows.
 
@@ -38,27 +39,20 @@ class Draft:
         agree; else the draft's own, and the state keeps the scores.
     """
 
-    def __init__(
-        self,
-        model: EagleModel,
-        d2t: Tensor | None,
-        contexts: PassContexts,
-        buffers: StepBuffers,
-        state: RequestState,
-        graphs: DraftGraphs,
-        rule: str,
-    ) -> None:
-        self.model = model
-        self.d2t = d2t
-        self.contexts = contexts
-        self.buffers = buffers
-        self.state = state
-        self.graphs = graphs
-        self.rule = rule
-        has_taps = len(model.config.aux_boundaries) > 0
+    model: EagleModel
+    d2t: Tensor | None
+    contexts: PassContexts
+    buffers: StepBuffers
+    state: RequestState
+    graphs: DraftGraphs
+    rule: str
+
+    def __post_init__(self) -> None:
+        has_taps = len(self.model.config.aux_boundaries) > 0
+        buffers = self.buffers
         self.source_TE = buffers.aux_hidden_states if has_taps else buffers.hidden_states
-        self._forward = into_buffers(model)
-        init_piecewise(graphs.prefill, self._forward)
+        self._forward = into_buffers(self.model)
+        init_piecewise(self.graphs.prefill, self._forward)
 
     def prefill(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows; propose the first token from each seed row."""
@@ -159,11 +153,10 @@ class Draft:
         if not is_exact:
             scores_BW = scaled_in_support(logits_BW, limits.temperatures, floor_B)
             state.draft_scores[row_B, level] = scores_BW
-        propose_sampled(logits_BW, floor_B, replace(keys, token_ids=self.d2t), to)
+        propose_sampled(logits_BW, floor_B, keys._replace(token_ids=self.d2t), to)
 
-    def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
+    def _inputs(self, T: int) -> dict[str, Tensor]:
         buffers = self.buffers
-        T = num_tokens
         return {
             "input_ids_T": buffers.draft_input_ids[:T],
             "features_TE": self.source_TE[:T],

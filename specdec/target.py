@@ -1,6 +1,7 @@
 """The target's forward over the rows of a step: hidden states, the draft's features, and KV."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.step_sizes import Step
 
 
+@dataclass(eq=False)
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
@@ -21,19 +23,14 @@ class Target:
         rounds of one row, run as one full graph each.
     """
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        contexts: PassContexts,
-        buffers: StepBuffers,
-        graphs: TargetGraphs,
-    ) -> None:
-        self.model = model
-        self.contexts = contexts
-        self.buffers = buffers
-        self.graphs = graphs
-        self._forward = into_buffers(model)
-        init_piecewise(graphs.prefill, self._forward)
+    model: LlamaModel
+    contexts: PassContexts
+    buffers: StepBuffers
+    graphs: TargetGraphs
+
+    def __post_init__(self) -> None:
+        self._forward = into_buffers(self.model)
+        init_piecewise(self.graphs.prefill, self._forward)
 
     def forward(self, step: Step) -> None:
         """One pass over all rows: a chunk eagerly or in pieces, a round eagerly or as one graph."""
@@ -67,9 +64,8 @@ class Target:
         with set_forward_context(context):
             self._forward(**self._inputs(context.num_tokens))
 
-    def _inputs(self, num_tokens: int) -> dict[str, Tensor]:
+    def _inputs(self, T: int) -> dict[str, Tensor]:
         buffers = self.buffers
-        T = num_tokens
         return {
             "input_ids_T": buffers.input_ids[:T],
             "hidden_out_TD": buffers.hidden_states[:T],

@@ -9,7 +9,7 @@ reduces the tiles. The product is that of `linear`, so the logits are those that
 min_tokens: before a request's min_position its stop ids cannot be drawn.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +17,12 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of, split_sum
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import choose_tiles, gpu_name, row_class
+from specdec.kernels.tiles import tiles_for
 
-NO_ID = 1 << 30
 NO_TOKEN, NOT_FINITE = -1, -2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopMask:
+class StopMask(NamedTuple):
     """Which ids a row may not take; rows of the step in consecutive runs, one per batch slot."""
 
     positions: Tensor  # [T] of the rows; a drawn token comes one later
@@ -71,7 +69,7 @@ def launch_tile_maxima(
     """Of each tile of ids: the maximum [tiles, T] float32 and its lowest id [tiles, T] int32."""
     T, D = x_TD.shape
     V = len(weight_VD)
-    tiles = choose_tiles("whole", row_class(T), V, D, x_TD.dtype, gpu_name(x_TD.device))
+    tiles = tiles_for("whole", x_TD, weight_VD)
     n_tiles = -(-V // tiles.block_n)
     best = torch.empty(n_tiles, T, dtype=torch.float32, device=x_TD.device)
     ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
@@ -80,10 +78,7 @@ def launch_tile_maxima(
         ids,
         describe(x_TD, tiles.block_m, tiles.block_k),
         describe(weight_VD, tiles.block_n, tiles.block_k),
-        ids if mask is None else mask.positions,
-        ids if mask is None else mask.idx_mapping,
-        ids if mask is None else mask.min_positions,
-        ids if mask is None else mask.stop_ids,
+        *((ids,) * 4 if mask is None else mask),
         1 if mask is None else T // len(mask.idx_mapping),
         0 if mask is None else len(mask.min_positions) - 1,
         T,
@@ -91,7 +86,6 @@ def launch_tile_maxima(
         D,
         HAS_MASK=mask is not None,
         STOP_IDS=0 if mask is None else mask.stop_ids.shape[1],
-        NO_ID=NO_ID,
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
@@ -116,7 +110,6 @@ def _tile_maxima_kernel(
     D,
     HAS_MASK: tl.constexpr,
     STOP_IDS: tl.constexpr,
-    NO_ID: tl.constexpr,
     PDL: tl.constexpr,
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
@@ -141,7 +134,7 @@ def _tile_maxima_kernel(
                 logits = tl.where(is_out, float("-inf"), logits)
     logits = tl.where(logits == logits, logits, float("inf"))
     best = tl.max(logits, axis=0)
-    lowest = tl.min(tl.where(logits == best[None, :], n[:, None], NO_ID), axis=0)
+    lowest = tl.min(tl.where(logits == best[None, :], n[:, None], 1 << 30), axis=0)
     at = tile * T + m
     tl.store(best_ptr + at, best, mask=m < T)
     tl.store(ids_ptr + at, lowest, mask=m < T)
@@ -175,7 +168,7 @@ def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
 
 @jit
 def id_or_marker(top, best, ids):
-    """The lowest of the ids whose score is the greatest."""
+    """The lowest of the ids whose score is the greatest; 1 << 30 is above all."""
     lowest = tl.min(tl.where(best == top, ids, 1 << 30), axis=0)
     return tl.where(top == float("inf"), -2, tl.where(top == float("-inf"), -1, lowest))
 

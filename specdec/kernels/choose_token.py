@@ -9,13 +9,13 @@ exactly for the tokens within the estimate's error of the tile's greatest: nearl
 The result is the exact one.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
-from specdec.kernels.best_token import NO_ID, id_or_marker_ref, launch_write
+from specdec.kernels.best_token import id_or_marker_ref, launch_write
 from specdec.kernels.gumbel import (
     gumbel_estimate,
     gumbel_noise,
@@ -28,8 +28,7 @@ from specdec.kernels.overlap import begin
 FEW_ROWS = 16  # up to these, small tiles fill the GPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseKeys:
+class NoiseKeys(NamedTuple):
     """What the noise of T rows' tokens is drawn from. Rows of padding have temperature 0."""
 
     temperatures: Tensor  # [T] float32, 0 = greedy
@@ -75,7 +74,6 @@ def launch_choices(
         V,
         STREAM=noise_keys.stream,
         HAS_IDS=noise_keys.token_ids is not None,
-        NO_ID=NO_ID,
         BLOCK=block,
         IS_GPU=logits_TV.is_cuda,
         num_warps=4,
@@ -101,7 +99,6 @@ def _choose_kernel(
     V,
     STREAM: tl.constexpr,
     HAS_IDS: tl.constexpr,
-    NO_ID: tl.constexpr,
     BLOCK: tl.constexpr,
     IS_GPU: tl.constexpr,
     PDL: tl.constexpr,
@@ -131,17 +128,17 @@ def _choose_kernel(
             most = tl.max(guess, axis=0)
             # twice what an estimate and the sum's rounding may be off
             is_near = guess >= most - (5e-4 + (tl.abs(most) + 32.0) * 9.5367431640625e-07)
-            id = tl.min(tl.where(is_near, column, NO_ID), axis=0)
+            id = tl.min(tl.where(is_near, column, 1 << 30), axis=0)
             if tl.sum(is_near.to(tl.int32), axis=0) == 1:
                 only = tl.sum(tl.where(is_near, r, 0).to(tl.int32), axis=0).to(tl.uint32)
                 top = tl.sum(tl.where(is_near, scaled, 0.0), axis=0) + gumbel_noise(only)
             else:
                 score = tl.where(is_near, scaled + gumbel_noise(r), float("-inf"))
                 top = tl.max(score, axis=0)
-                id = tl.min(tl.where(score == top, column, NO_ID), axis=0)
+                id = tl.min(tl.where(score == top, column, 1 << 30), axis=0)
     else:
         # of a row that is not finite, any will do
-        id = tl.min(tl.where(x == top, column, NO_ID), axis=0)
+        id = tl.min(tl.where(x == top, column, 1 << 30), axis=0)
     tl.store(best_ptr + tile * T + t, top)
     tl.store(ids_ptr + tile * T + t, id)
 

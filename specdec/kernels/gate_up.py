@@ -11,7 +11,7 @@ from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import choose_tiles, gpu_name, row_class, row_pieces
+from specdec.kernels.tiles import row_pieces, tiles_for
 
 
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))
@@ -23,7 +23,7 @@ def gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None = None) -> Te
 def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
     T, K = x_TD.shape
     N = len(weight_XD) // 2
-    tiles = choose_tiles("gate", row_class(T), 2 * N, K, x_TD.dtype, gpu_name(x_TD.device))
+    tiles = tiles_for("gate", x_TD, weight_XD)
     block_m, tail = row_pieces(tiles.block_m)
     out_TN = x_TD.new_empty(T, N)
     _gate_up_kernel[(num_tiles(N, T, tiles),)](

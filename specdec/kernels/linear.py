@@ -18,15 +18,7 @@ from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import (
-    MANY_ROWS,
-    ROW_CLASSES,
-    Tiles,
-    choose_tiles,
-    gpu_name,
-    row_class,
-    row_pieces,
-)
+from specdec.kernels.tiles import MANY_ROWS, ROW_CLASSES, Tiles, row_pieces, tiles_for
 
 
 class Sums(NamedTuple):
@@ -76,28 +68,22 @@ def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
     """How many split sums `split_linear` leaves; compares a symbolic number of rows only once."""
     if not use_triton(x_TK):
         return 1
-    gpu = gpu_name(x_TK.device)
-    splits = choose_tiles("split", MANY_ROWS, *weight_NK.shape, x_TK.dtype, gpu).splits
+    splits = tiles_for("split", x_TK, weight_NK, MANY_ROWS).splits
     return 1 if splits == 1 or x_TK.shape[0] > ROW_CLASSES[-2] else splits
 
 
 def launch_linear(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    T, K = x_TK.shape
-    N = len(weight_NK)
-    tiles = choose_tiles("whole", row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device))
-    out_TN = torch.empty(T, N, dtype=out_dtype, device=x_TK.device)
-    _launch(out_TN, x_TK, weight_NK, bias_N, tiles)
+    out_TN = torch.empty(len(x_TK), len(weight_NK), dtype=out_dtype, device=x_TK.device)
+    _launch(out_TN, x_TK, weight_NK, bias_N, tiles_for("whole", x_TK, weight_NK))
     return out_TN
 
 
 def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
-    T, K = x_TK.shape
-    N = len(weight_NK)
-    tiles = choose_tiles("split", row_class(T), N, K, x_TK.dtype, gpu_name(x_TK.device))
-    parts = 1 if tiles.is_serial else tiles.splits
-    parts_STN = torch.empty(parts, T, N, dtype=torch.float32, device=x_TK.device)
+    tiles = tiles_for("split", x_TK, weight_NK)
+    shape = (1 if tiles.is_serial else tiles.splits, len(x_TK), len(weight_NK))
+    parts_STN = torch.empty(shape, dtype=torch.float32, device=x_TK.device)
     _launch(parts_STN, x_TK, weight_NK, None, tiles)
     return Sums(parts_STN, bias_N)
 

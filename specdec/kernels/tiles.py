@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Literal, TypedDict
 
 import torch
+from torch import Tensor
 
 Kind = Literal["split", "whole", "gate"]
 ROW_CLASSES = (16, 32, 64, 128, 192, 256, 384, 512, 4096)
@@ -47,6 +48,12 @@ class Tiles:
     num_stages: int
     num_warps: int
     is_serial: bool  # one program walks all splits itself, as for many rows
+
+
+def tiles_for(kind: Kind, x_TK: Tensor, weight_NK: Tensor, num_rows: int | None = None) -> Tiles:
+    """The tiles of x W^T. num_rows: a `row_class`; None: that of x."""
+    rows = num_rows or row_class(len(x_TK))
+    return choose_tiles(kind, rows, *weight_NK.shape, x_TK.dtype, gpu_name(x_TK.device))
 
 
 @cache

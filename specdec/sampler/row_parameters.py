@@ -112,11 +112,7 @@ def _row_parameters_kernel(
     first = row if BY_ROW else t // Q * Q
     position = tl.load(positions_ptr + at, mask=inside, other=0)
     tl.store(integers_ptr + 3 * T + t, position + offset, mask=inside)
-    epoch = (
-        tl.load(positions_ptr + first, mask=inside, other=0)
-        if HAS_EPOCH
-        else tl.zeros_like(position)
-    )
+    epoch = tl.load(positions_ptr + first, mask=inside, other=0) if HAS_EPOCH else 0
     tl.store(integers_ptr + 4 * T + t, epoch, mask=inside)
 
 
@@ -132,12 +128,8 @@ def row_parameters_ref(
     base_BQ = state.num_computed_tokens[row_B][:, None] if position_BQ is None else position_BQ
     row_T = row_B[:, None].expand_as(base_BQ).flatten()
     epoch_BQ = base_BQ[:, :1] if has_epoch else torch.zeros_like(base_BQ)
-    limits = Limits(
-        temperatures=sampling.temperature[row_T],
-        log_min_p=sampling.log_min_p[row_T],
-        top_k=sampling.top_k[row_T],
-        top_p=sampling.top_p[row_T],
-    )
+    kept = (sampling.temperature, sampling.log_min_p, sampling.top_k, sampling.top_p)
+    limits = Limits(*(values[row_T] for values in kept))
     noise_keys = NoiseKeys(
         temperatures=limits.temperatures,
         seeds=sampling.seeds[row_T],

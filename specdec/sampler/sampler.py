@@ -12,7 +12,7 @@ kernel, only where the requests of the step need them. All of it runs after the 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,23 +40,16 @@ from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 
 
+@dataclass(eq=False)
 class Sampler:
     """rule: "exact", "rejection" or "block". d2t: the draft's target ids, None where the same."""
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        buffers: StepBuffers,
-        state: RequestState,
-        rule: str,
-        d2t: Tensor | None,
-    ) -> None:
-        self.model = model
-        self.buffers = buffers
-        self.state = state
-        self.rule = rule
-        self.d2t = d2t
-        self._raw_TV: Tensor | None = None  # of the step, where a request asks for logprobs
+    model: LlamaModel
+    buffers: StepBuffers
+    state: RequestState
+    rule: str
+    d2t: Tensor | None
+    _raw_TV: Tensor | None = None  # of the step, where a request asks for logprobs
 
     def choose(self, step: Step) -> None:
         """The token after each decided row: every row of a round, the last of each part of a chunk.
@@ -100,7 +93,7 @@ class Sampler:
         """The rows, their hidden states, and where their tokens go."""
         buffers = self.buffers
         B = step.num_reqs
-        Q = _rows_per_slot(step)
+        Q = step.query_len or 1
         inputs = (buffers.input_ids, buffers.positions, buffers.hidden_states)
         if step.is_chunk:
             last_B = buffers.last_token_indices[:B]
@@ -123,16 +116,12 @@ class Sampler:
 
     def _choose_best(self, hidden_TD: Tensor, rows: DecidedRows, out_T: Tensor) -> None:
         """The greedy case: no logits are written out."""
-        mask = StopMask(
-            positions=rows.position_T,
-            idx_mapping=rows.row_B,
-            min_positions=self.state.min_positions,
-            stop_ids=self.state.stop_ids,
-        )
+        state = self.state
+        mask = StopMask(rows.position_T, rows.row_B, state.min_positions, state.stop_ids)
         best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
 
     def _tokens(self, step: Step) -> Tensor:
-        return self.buffers.sampled_tokens[: step.num_reqs, : _rows_per_slot(step)]
+        return self.buffers.sampled_tokens[: step.num_reqs, : step.query_len or 1]
 
     def _count(self, step: Step) -> None:
         B = step.num_reqs
@@ -225,13 +214,8 @@ class Sampler:
         token_B = torch.empty_like(first_B)
         bonus_B = torch.empty_like(first_B)
         choose_token(log_weights_BV, no_floor_B, noise_keys, token_B)
-        choose_token(log_weights_BV, no_floor_B, replace(noise_keys, stream=BONUS), bonus_B)
+        choose_token(log_weights_BV, no_floor_B, noise_keys._replace(stream=BONUS), bonus_B)
         return torch.where(decision.is_bonus_B, bonus_B, token_B)
-
-
-def _rows_per_slot(step: Step) -> int:
-    """Rows of each batch slot that are decided: all of a round, the last one of a chunk."""
-    return step.query_len or 1
 
 
 def scaled_in_support(logits_TV: Tensor, temperature_T: Tensor, floor_T: Tensor) -> Tensor:

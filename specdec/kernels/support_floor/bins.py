@@ -6,7 +6,7 @@ order does not matter.
 
 from specdec.kernels import jit, tl
 from specdec.kernels.overlap import begin
-from specdec.kernels.support_floor.units import bin_of, has_limit, load_values, mass_of, row_top
+from specdec.kernels.support_floor.units import bin_at, has_limit, load_values, mass_of, row_top
 
 
 @jit
@@ -74,7 +74,7 @@ def count_kernel(
             x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
             if tl.load(top_p_ptr + t) < 1.0:
                 tl.atomic_add(masses_ptr + t * 2, tl.sum(mass_of(x, top), axis=0), sem="relaxed")
-            counts = tl.histogram(bin_of(x, top, NUM_BINS), NUM_BINS)
+            counts = tl.histogram(bin_at(top - x, NUM_BINS), NUM_BINS)
             i = tl.arange(0, NUM_BINS)
             is_counted = (counts > 0) & (i < NUM_BINS - 1)
             tl.atomic_add(bins_ptr + t * NUM_BINS + i, counts, mask=is_counted, sem="relaxed")

@@ -15,7 +15,7 @@ Sorting a row would read it many times over. Instead, in four launches:
 units.py says what keys, masses and bins are.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +30,7 @@ NUM_KEYS = 8192  # gathered per row at most
 PIVOTS = 16  # each pass of the search leaves one of this many parts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
     """What T rows keep."""
 
     temperatures: Tensor  # [T] float32; 0 = greedy: no limit
@@ -58,16 +57,7 @@ def launch_support_floor(logits_TV: Tensor, limits: Limits, num_keys: int = NUM_
     keys = torch.empty(T, 2, num_keys, dtype=torch.int32, device=device)
     places = torch.empty(T, 3, dtype=torch.int32, device=device)
     floor_T = torch.empty(T, dtype=torch.float32, device=device)
-    rows = (
-        logits_TV,
-        limits.temperatures,
-        limits.log_min_p,
-        limits.top_k,
-        limits.top_p,
-        logits_TV.stride(0),
-        V,
-        tiles,
-    )
+    rows = (logits_TV, *limits, logits_TV.stride(0), V, tiles)
     options = {"num_warps": 8, "enable_fp_fusion": False} | launch_options(logits_TV)
     sizes = {"TILES": next_power_of_2(tiles), "NUM_BINS": NUM_BINS, "BLOCK": block}
     top_kernel[(tiles, T)](

@@ -10,7 +10,6 @@ from specdec.kernels import jit, tl
 from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor.units import (
     bin_at,
-    bin_of,
     edge_of,
     has_limit,
     key_of,
@@ -59,11 +58,11 @@ def gather_kernel(
             if tile == 0:
                 tl.store(places_ptr + t * 3 + 1, first)
                 tl.store(places_ptr + t * 3 + 2, last)
-            nearest = bin_of(tile_top, top, NUM_BINS)
+            nearest = bin_at(top - tile_top, NUM_BINS)
             if nearest <= last:
                 row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
                 x = load_values(row_ptr, tile * BLOCK, V, temperature, BLOCK)
-                bin = bin_of(x, top, NUM_BINS)
+                bin = bin_at(top - x, NUM_BINS)
                 if (nearest < first) & (top_p < 1.0):
                     before = tl.sum(tl.where(bin < first, mass_of(x, top), 0), axis=0)
                     tl.atomic_add(masses_ptr + t * 2 + 1, before, sem="relaxed")

@@ -71,8 +71,10 @@ def search_kernel(
             if log_min_p > float("-inf"):
                 lowest = key_of(top + log_min_p).to(tl.int64)
             if top_k > 0:
-                above = _tokens_before(bins_ptr + t * NUM_BINS, first, NUM_BINS)
-                above = tl.where(is_whole, 0, above)
+                # tokens in the bins before the first one that was gathered
+                i = tl.arange(0, NUM_BINS)
+                counts = tl.load(bins_ptr + t * NUM_BINS + i)
+                above = tl.where(is_whole, 0, tl.sum(tl.where(i < first, counts, 0), axis=0))
                 key = _kth_key(source, low, high, top_k, above, PIVOTS, BLOCK)
                 lowest = tl.maximum(lowest, key)
             if top_p < 1.0:
@@ -105,13 +107,6 @@ def _bounds(is_whole, first, last, top, NUM_BINS: tl.constexpr):
         if last < NUM_BINS - 1:
             low = key_of(top - edge_of(last + 1) - 0.0625).to(tl.int64)
     return low, high
-
-
-@jit
-def _tokens_before(bins_ptr, first, NUM_BINS: tl.constexpr):
-    """How many tokens lie in the bins before the first one that was gathered."""
-    i = tl.arange(0, NUM_BINS)
-    return tl.sum(tl.where(i < first, tl.load(bins_ptr + i), 0), axis=0)
 
 
 @jit

@@ -65,11 +65,6 @@ def mass_of(x, top):
 
 
 @jit
-def bin_of(x, top, NUM_BINS: tl.constexpr):
-    return bin_at(top - x, NUM_BINS)
-
-
-@jit
 def bin_at(distance, NUM_BINS: tl.constexpr):
     """The bin at this distance below the top."""
     distance = tl.minimum(distance, 40.0)

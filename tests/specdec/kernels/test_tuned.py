@@ -63,7 +63,7 @@ def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monke
     torch.manual_seed(0)
     tiles = Tiles(32, 48, 64, 2 if kind == "split" else 1, 2, 4, is_serial=False)
     for module in (gate_up, linear):
-        monkeypatch.setattr(module, "choose_tiles", lambda *_: tiles)
+        monkeypatch.setattr(module, "tiles_for", lambda *_: tiles)
     x, weight = torch.randn(rows, 512), torch.randn(80, 512)
     expected = (
         gate_up_ref(x, weight, None) if kind == "gate" else linear_ref(x, weight, None, x.dtype)

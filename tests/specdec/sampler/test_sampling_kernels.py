@@ -161,8 +161,7 @@ def test_row_parameters(device, B, has_epoch):
         theirs = row_parameters_ref(state, row_B, positions, offset, DRAFT, has_epoch)
         assert ours[1].stream == theirs[1].stream == DRAFT
         for a, b in zip(ours, theirs, strict=True):
-            for name in a.__dataclass_fields__:
-                one, other = getattr(a, name), getattr(b, name)
+            for name, one, other in zip(a._fields, a, b, strict=True):
                 assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, (
                     name
                 )

@@ -14,7 +14,6 @@ import torch
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.overlap import begin
-from specdec.kernels.slot_mapping import slot_mapping_ref
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
@@ -168,8 +167,7 @@ def fill_round_ref(
 
     buffers.input_ids[:T] = torch.where(is_valid_BQ, ids_BQ, 0).view(T)
     buffers.positions[:T] = torch.where(is_valid_BQ, position_BQ, 0).view(T)
-    slots_BQ = slot_mapping_ref(position_BQ, row_BQ, state.block_table, BLOCK_SIZE, is_valid_BQ)
-    buffers.slot_mapping[:T] = slots_BQ.view(T)
+    buffers.slot_mapping[:T] = state.slots(position_BQ, row_BQ, is_valid_BQ).view(T)
     buffers.num_valid[:B] = is_valid_BQ.sum(dim=1)
     buffers.query_start_loc[: B + 1] = torch.arange(0, T + Q, Q, device=row_B.device)
     buffers.sample_mapping[:B] = row_B

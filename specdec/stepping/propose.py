@@ -15,7 +15,6 @@ from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl, use_
 from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowest_best
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
 from specdec.kernels.overlap import begin
-from specdec.kernels.slot_mapping import slot_mapping_ref
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
@@ -153,7 +152,6 @@ def write_level_ref(id_B: Tensor, to: DraftLevel) -> None:
         return
     position_B = state.num_computed_tokens[row_B] + to.level
     is_valid_B = (row_B >= 0) & (position_B < to.max_model_len)
-    slot_B = slot_mapping_ref(position_B, row_B, state.block_table, BLOCK_SIZE, is_valid_B)
     buffers.draft_last_tokens[:B] = token_B
     buffers.draft_positions[:B] = torch.where(is_valid_B, position_B, 0)
-    buffers.draft_slots[:B] = slot_B
+    buffers.draft_slots[:B] = state.slots(position_B, row_B, is_valid_B)

@@ -61,6 +61,11 @@ class RequestState:
         self.num_computed_tokens[row].zero_()
         self.sampling.assign(row, start.sampling, start.generated)
 
+    def slots(self, positions: Tensor, rows: Tensor, is_valid: Tensor) -> Tensor:
+        """Cache slots of positions of state rows, any shape; -1 where `is_valid` is false."""
+        block = self.block_table[rows, torch.where(is_valid, positions // BLOCK_SIZE, 0)]
+        return torch.where(is_valid, block * BLOCK_SIZE + positions % BLOCK_SIZE, -1)
+
     def grow(self, grown: Sequence[tuple[int, int, int]]) -> None:
         """Give requests further blocks: (row, place in the block table, cache block) each."""
         device = self.block_table.device

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -59,10 +60,11 @@ def main() -> None:
     args = parser.parse_args()
     seconds: dict[str, float] = {"python and imports": time.time() - args.began}
     if args.device.startswith("cuda"):
-        _timed(torch.zeros, "CUDA", seconds)(1, device=args.device)
+        with _timed("CUDA", seconds):
+            torch.zeros(1, device=args.device)
     for name, phase in TIMED.items():
-        setattr(loading, name, _timed(getattr(loading, name), phase, seconds))
-    setattr(Runner, "capture", _timed(Runner.capture, "capture", seconds))  # noqa: B010
+        setattr(loading, name, _timed(phase, seconds)(getattr(loading, name)))
+    setattr(Runner, "capture", _timed("capture", seconds)(Runner.capture))  # noqa: B010
     has_draft = args.draft != "None"
     speculation = {"model": args.draft, "num_speculative_tokens": args.k} if has_draft else None
     start = time.perf_counter()
@@ -71,23 +73,18 @@ def main() -> None:
     prompts = demo_prompts()["prompts"]
     assert isinstance(prompts, list)
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    _timed(llm.generate, "first token", seconds)(prompts[0], params, use_tqdm=False)
+    with _timed("first token", seconds):
+        llm.generate(prompts[0], params, use_tqdm=False)
     inside = sum(seconds.get(phase, 0.0) for phase in (*TIMED.values(), "capture"))
     seconds["the rest of LLM()"] -= inside
     print(json.dumps(seconds | {"total": time.time() - args.began}))
 
 
-def _timed(
-    call: Callable[..., object], phase: str, seconds: dict[str, float]
-) -> Callable[..., object]:
-    def wrapped(*args: object, **options: object) -> object:
-        start = time.perf_counter()
-        try:
-            return call(*args, **options)
-        finally:
-            seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
-
-    return wrapped
+@contextmanager
+def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
 if __name__ == "__main__":

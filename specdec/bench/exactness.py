@@ -9,7 +9,8 @@ in one process.
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,11 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec
 from specdec.bench.report import Row
 from specdec.bench.rounds import time_rounds, tokens_needed
-from specdec.bench.silu_mul import silu_mul
-from specdec.kernels import best_token, gate_up, linear, paged_attention
+from specdec.kernels import best_token, gate_up, jit, linear, paged_attention, tl
 from specdec.kernels.linear import Sums
 from specdec.stepping import propose
 
+BLOCK = 1024  # of silu_mul
 Replacement = tuple[object, str, object]  # module, name, what to use instead
 
 
@@ -42,6 +43,24 @@ def cublas_sums(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
 
 def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
     return silu_mul(F.linear(x_TD, weight_XD, bias_X))
+
+
+def silu_mul(gate_up_TX: Tensor) -> Tensor:
+    """silu(gate) * up, [T, 2I] to [T, I]: gate columns before up columns."""
+    T, X = gate_up_TX.shape
+    out_TI = torch.empty(T, X // 2, dtype=gate_up_TX.dtype, device=gate_up_TX.device)
+    _silu_mul_kernel[(T, -(-X // 2 // BLOCK))](out_TI, gate_up_TX, X // 2, BLOCK=BLOCK)
+    return out_TI
+
+
+@jit  # type: ignore[untyped-decorator]
+def _silu_mul_kernel(out_ptr, gate_up_ptr, I, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_up_ptr + t * 2 * I + i, mask=i < I, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + t * 2 * I + I + i, mask=i < I, other=0.0).to(tl.float32)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + t * I + i, y.to(out_ptr.dtype.element_ty), mask=i < I)
 
 
 def cublas_tile_maxima(
@@ -123,12 +142,7 @@ def _round_ms(bench: Bench, K: int, batch: int, names: Sequence[str]) -> float:
 @contextmanager
 def exchanged(names: Sequence[str]) -> Iterator[None]:
     """Replace the kernels' launchers of these places while the body runs."""
-    replacements = [each for name in names for each in EXCHANGES[name]]
-    originals = [getattr(module, name) for module, name, _ in replacements]
-    for module, name, value in replacements:
-        setattr(module, name, value)
-    try:
+    with ExitStack() as stack:
+        for replacement in itertools.chain.from_iterable(EXCHANGES[name] for name in names):
+            stack.enter_context(patch.object(*replacement))
         yield
-    finally:
-        for (module, name, _), original in zip(replacements, originals, strict=True):
-            setattr(module, name, original)

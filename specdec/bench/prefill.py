@@ -61,13 +61,12 @@ def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...])
 
 
 @torch.inference_mode()
-def _attention_ms(pair: Pair, spec: EngineSpec, length: int) -> tuple[float, float]:
-    """One layer's causal attention of a whole prompt: ours, torch's."""
+def _attention_ms(pair: Pair, spec: EngineSpec, T: int) -> tuple[float, float]:
+    """One layer's causal attention of a prompt of T tokens: ours, torch's."""
     layer = pair.target.config.layer
     runner = pair.engine(spec).runner
     device = pair.device
     cache = runner.target_cache[0]
-    T = length
     H = layer.num_heads
     G = layer.num_kv_heads
     C = layer.head_dim

@@ -6,7 +6,7 @@ The ranges are the acts of step.PHASES, for torch.profiler and, on a GPU, for Ns
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -98,12 +98,9 @@ def _run(run: Callable[[], object], count: int, is_gpu: bool) -> None:
 @contextmanager
 def named_range(name: str) -> Iterator[None]:
     """A range for torch.profiler and for NVTX."""
-    if torch.cuda.is_available():
-        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
-    with record_function(f"round: {name}"):
+    nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else nullcontext()
+    with nvtx, record_function(f"round: {name}"):
         yield
-    if torch.cuda.is_available():
-        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
 
 def read_profile(events: Sequence[FunctionEvent], num_rounds: int, is_gpu: bool) -> RoundProfile:

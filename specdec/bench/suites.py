@@ -1,6 +1,6 @@
 """What `specdec bench` can measure: each suite is a function from a Bench to rows of a table."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from specdec.bench.bench import Bench, refused
 from specdec.bench.capture import capture, memory, padding
@@ -14,7 +14,7 @@ from specdec.bench.report import Row
 from specdec.bench.requests import gaps, requests, waiting
 from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import first_difference, serve
-from specdec.engine import Engine
+from specdec.bench.timing import Spread
 from specdec.step import PHASES
 
 
@@ -59,17 +59,14 @@ def rounds(bench: Bench) -> Iterator[Row]:
 def _round_row(bench: Bench, K: int, batch: int) -> Row:
     """A round by the device's clock, and the floor of its bytes."""
     prompts = bench.prompts(batch)[:batch]
-    timed, median = _timed(bench.engine(K, batch), prompts, bench.options.num_rounds)
+    spread = time_rounds(bench.engine(K, batch), prompts, bench.options.num_rounds)
     floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
     row: Row = {"num_speculative_tokens": K, "batch": batch}
-    return row | timed | {"floor_ms": floor, "of_floor": floor / median}
+    return row | _columns(spread) | {"floor_ms": floor, "of_floor": floor / spread.median}
 
 
-def _timed(engine: Engine, prompts: Sequence[Sequence[int]], num_rounds: int) -> tuple[Row, float]:
-    """A round's median and middle 80 %, as columns, and the median."""
-    spread = time_rounds(engine, prompts, num_rounds)
-    columns: Row = {"device_round_ms": spread.median, "low": spread.low, "high": spread.high}
-    return columns, spread.median
+def _columns(spread: Spread) -> Row:
+    return {"device_round_ms": spread.median, "low": spread.low, "high": spread.high}
 
 
 def context(bench: Bench) -> Iterator[Row]:
@@ -97,8 +94,8 @@ def context(bench: Bench) -> Iterator[Row]:
                 yield row | refused(K, 1, difference)
                 continue
             row["num_speculative_tokens"] = K
-            timed, _ = _timed(engine, prompts, options.num_rounds)
-            yield row | timed | {"floor_ms_of_weights": floor}
+            spread = time_rounds(engine, prompts, options.num_rounds)
+            yield row | _columns(spread) | {"floor_ms_of_weights": floor}
         pair.drop(spec)
 
 

@@ -15,14 +15,13 @@ from specdec.bench import serving, suites
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
 from specdec.bench.charts import per_user
-from specdec.bench.exactness import EXCHANGES, combinations, compared, exchanged
+from specdec.bench.exactness import EXCHANGES, combinations, compared, exchanged, silu_mul
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.bench.prefill import prefill_row
 from specdec.bench.report import table
 from specdec.bench.requests import LONG_PROMPT, _steps_around, draw_jobs
 from specdec.bench.rounds import steady, time_phases
 from specdec.bench.serving import first_difference, greedy
-from specdec.bench.silu_mul import silu_mul
 from specdec.bench.timing import Spread, wrapped
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
@@ -321,18 +320,13 @@ def test_capture_sums_the_families_of_both_kinds_of_chunks(bench, monkeypatch):
 def test_wrapped_phases_are_unwrapped(bench, pair):
     engine, seen = bench.engine(2, 1), []
 
-    class Noted:
-        def __init__(self, name):
-            seen.append(name)
-
-        def __enter__(self):
-            return None
-
-        def __exit__(self, *_):
-            return None
+    @contextmanager
+    def noted(name):
+        seen.append(name)
+        yield
 
     with steady(engine, pair.prompts[:1], 2) as rounds:
-        with wrapped(engine.runner.acts, PHASES, Noted):
+        with wrapped(engine.runner.acts, PHASES, noted):
             rounds.run()
         count = len(seen)
         rounds.run()

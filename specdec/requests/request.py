@@ -40,7 +40,7 @@ class Request:
     least_pending: int = 0  # the fewest tokens that these can bring
     most_pending: int = 0  # and the most
     num_valid: int = 0  # positions that both caches are known to hold
-    keys: list[bytes] = field(default_factory=list)  # of its whole blocks so far (prefix_keys.py)
+    keys: list[bytes] = field(default_factory=list)  # of its whole blocks so far (block_pool.py)
     num_published: int = 0  # blocks that the pool has a key for
 
     token_ids: list[int] = field(default_factory=list)

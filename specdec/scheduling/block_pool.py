@@ -1,12 +1,22 @@
 """Which cache blocks are in use, free, or free with contents worth finding. Host only.
 
-One pool serves both models' caches. A published block (its contents have a key, prefix_keys.py)
-stays in the index after its last reference is dropped, until it is reused. Unpublished blocks are
-reused first, then published ones, least recently freed first.
+One pool serves both models' caches. A published block (its contents have a key) stays in the index
+after its last reference is dropped, until it is reused. Unpublished blocks are reused first, then
+published ones, least recently freed first.
+
+Blocks with the same key hold the same keys and values. An entry of the target's cache depends on
+the tokens up to its own; one of the draft's, for the pair (h_t, x_t+1), also on the token after it.
+So a block's key covers all tokens up to the end of the block and one more.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from specdec.sizes import BLOCK_SIZE
+
+NO_PREFIX = b""
 
 
 class BlockPool:
@@ -82,3 +92,14 @@ class BlockPool:
         block, _ = self._free_published.popitem(last=False)
         del self._block_of[self._key_of.pop(block)]
         return block
+
+
+def block_key(before: bytes, tokens: Sequence[int]) -> bytes:
+    """before: key of the previous block, or NO_PREFIX. tokens: the block's, and the next token."""
+    assert len(tokens) == BLOCK_SIZE + 1, len(tokens)
+    return blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+def num_whole_blocks(num_tokens: int) -> int:
+    """How many blocks have a key once the first `num_tokens` tokens are known."""
+    return max(num_tokens - 1, 0) // BLOCK_SIZE

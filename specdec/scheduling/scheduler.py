@@ -14,8 +14,7 @@ from bisect import insort
 from collections import Counter
 
 from specdec.requests.request import Request
-from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.prefix_keys import NO_PREFIX, block_key, num_whole_blocks
+from specdec.scheduling.block_pool import NO_PREFIX, BlockPool, block_key, num_whole_blocks
 from specdec.scheduling.work import Chunk, Plan, PromptPart, Round, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
@@ -111,10 +110,7 @@ class Scheduler:
         return admitted
 
     def _next(self, num_rows: Counter[str]) -> Request:
-        """The first sample in order, of a caller's request with the fewest rows.
-
-        So a request with many samples does not delay the others.
-        """
+        """The first sample of a request with the fewest rows, so that many samples delay nobody."""
         best = self.waiting[0]
         for request in self.waiting:
             if num_rows[best.request_id] == 0 or request.priority > best.priority:
@@ -227,10 +223,7 @@ class Scheduler:
         return [(request.state_row, first + i, block) for i, block in enumerate(blocks)]
 
     def _preempt(self, request: Request) -> None:
-        """Requeue a request; its tokens so far are computed again.
-
-        Requests grow in order, so the preempted one has not grown.
-        """
+        """Requeue a request, which has not grown: they grow in order. It is computed again."""
         (self.running if request in self.running else self.prefilling).remove(request)
         self._release(request)
         request.stats.num_preemptions += 1

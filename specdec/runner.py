@@ -139,10 +139,6 @@ class Runner:
         assert len(result.num_accepted) == num_reqs, (len(result.num_accepted), num_reqs)
         return result
 
-    def read_sampled(self, num_reqs: int) -> list[int]:
-        """The tokens that the latest chunk sampled, one per batch slot; waits for the target."""
-        return [tokens[0] for tokens in self.read(num_reqs).sampled_tokens]
-
     def capture(self) -> None:
         """Capture the graphs of every family; until then, and without a backend, all is eager."""
         with torch.inference_mode():
@@ -174,11 +170,9 @@ class Runner:
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle) -> Tensor:
-        layer = model.config.layer
-        num_layers = model.config.num_layers
-        return allocate_kv_cache(
-            layer, num_layers, self.sizes.num_kv_blocks, self._dtype, self.device
-        )
+        config = model.config
+        blocks = self.sizes.num_kv_blocks
+        return allocate_kv_cache(config.layer, config.num_layers, blocks, self._dtype, self.device)
 
     def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Draft:
         assert self.graphs.draft is not None, "families without the draft's"

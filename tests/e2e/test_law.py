@@ -95,7 +95,7 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
             for r in range(ROWS)
         ]
         runner.run_chunk(parts, NEEDS)
-        for row, token in enumerate(runner.read_sampled(ROWS)):
+        for row, (token, *_) in enumerate(runner.read(ROWS).sampled_tokens):
             texts[row].append(token)
         while min(map(len, texts)) < LENGTH:
             spoil(runner)

@@ -144,8 +144,10 @@ class Walk:
         rows = [part.state_row for part in parts]
         with self._poison(rows):
             self.runner.run_chunk(parts)
-        sampled = self.runner.read_sampled(len(parts))
-        ended = [token for part, token in zip(parts, sampled, strict=True) if part.ends_prompt]
+        sampled = self.runner.read(len(parts)).sampled_tokens
+        ended = [
+            token for part, (token, *_) in zip(parts, sampled, strict=True) if part.ends_prompt
+        ]
         self._record(rows, sum(part.length for part in parts), [torch.tensor(ended)])
 
     def _record(self, rows: Sequence[int], num_tokens: int, results: list[Tensor]) -> None:

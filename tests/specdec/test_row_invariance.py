@@ -208,7 +208,7 @@ def greedy(pair):
     """Forty tokens behind each prompt, one at a time."""
     runner = start(pair, 0)
     runner.run_chunk([part(row) for row in range(8)])
-    written = [[token] for token in runner.read_sampled(8)]
+    written = [tokens[:1] for tokens in runner.read(8).sampled_tokens]
     for _ in range(39):
         runner.run_round(range(8), 180)
         for row, [token] in enumerate(runner.read(8).sampled_tokens):

@@ -129,7 +129,7 @@ def engine_chains(
             [PromptPart(state_row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])]
         )
         start += length
-    first = Chain([*PROMPT, *runner.read_sampled(1)], torch.cat(heard))
+    first = Chain([*PROMPT, runner.read(1).sampled_tokens[0][0]], torch.cat(heard))
     heard.clear()
     runner.state.draft_tokens[ROW, :2] = torch.tensor(
         target.reference.greedy(first.tokens, 2)

@@ -15,8 +15,7 @@ def count_sampled(
 
     row_B: state row per batch slot, -1 = padding
     """
-    count = pick(row_B, launch_count_sampled, count_sampled_ref)
-    count(state, row_B, token_BQ, num_accepted_B)
+    pick(row_B, launch_count_sampled, count_sampled_ref)(state, row_B, token_BQ, num_accepted_B)
 
 
 def launch_count_sampled(

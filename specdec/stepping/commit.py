@@ -4,8 +4,7 @@ A round without p/q: a draft token is accepted if and only if it is the target's
 position, so the tokens of a round are the target's choices up to the first draft that differs,
 whatever the draft proposed. With p/q the sampler has accepted already (buffers.pq_accepted). The
 state row advances by num_accepted + 1; the draft's rows embed the tokens of the round, and its seed
-row is row num_accepted.
-A chunk: the prompts that end in it start to generate.
+row is row num_accepted. A chunk: the prompts that end in it start to generate.
 
 `num_reqs` counts padding, which writes the scratch row: what the draft's passes read of a padded
 batch slot is written here, all of it, since each pass may be padded to a size of its own. Results
@@ -22,11 +21,7 @@ from specdec.stepping.state import RequestState
 
 
 def accept_and_commit(
-    buffers: StepBuffers,
-    state: RequestState,
-    num_reqs: int,
-    is_pq: bool,
-    query_len: int,
+    buffers: StepBuffers, state: RequestState, num_reqs: int, is_pq: bool, query_len: int
 ) -> None:
     """Commit a round of `num_reqs` batch slots, padding included.
 
@@ -136,12 +131,9 @@ def accept_and_commit_ref(
 
 
 def accept_equal(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B: Tensor) -> Tensor:
-    """Accept drafts while they equal the target's tokens, greedy or drawn with shared noise.
+    """How many drafts [B] equal the target's tokens, 0..K, up to the first that does not.
 
-    target_tokens_BQ: the target's choice after each of the K+1 verified rows
-    draft_tokens_BK:  what the draft proposed
-    num_valid_B:      rows that are not padding; the draft in a padded row is never accepted
-    Returns num_accepted_B, 0..K.
+    num_valid_B: rows that are not padding; the draft in a padded row is never accepted
     """
     K = draft_tokens_BK.shape[1]
     row_K = torch.arange(1, K + 1, device=draft_tokens_BK.device)

@@ -44,9 +44,8 @@ class SamplingRows:
         self.bad_words = zeros(R, P, L)  # [R + 1, P, L] each ends in the last column
         self.bad_lengths = zeros(R, P)  # [R + 1, P] 0 = none
         self.history = zeros(R, max_positions)  # [R + 1, N] generated tokens by position
-        self._has_bias: set[int] = set()
-        self._has_counts: set[int] = set()
-        self._has_bad_words: set[int] = set()
+        # the rows whose bias, counts or bad words are in use
+        self._in_use: dict[str, set[int]] = {"bias": set(), "counts": set(), "bad words": set()}
 
     def assign(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
         """Start a request in a row; what the one before it did not use is not written again.
@@ -57,15 +56,15 @@ class SamplingRows:
         seed = start.seed & 0xFFFFFFFF, start.seed >> 32
         upload(self.integers[row], np.array([*seed, start.top_k, len(start.prompt)]))
         has_bias = bool(start.logit_bias) or start.allowed_token_ids is not None
-        if _is_written(row, has_bias, self._has_bias):
+        if _is_written(row, has_bias, self._in_use["bias"]):
             upload(self.bias[row], _bias(start, self.vocab_size))
-        if _is_written(row, start.has_penalties, self._has_counts):
+        if _is_written(row, start.has_penalties, self._in_use["counts"]):
             in_prompt = np.zeros(self.vocab_size, np.bool_)
             in_prompt[list(start.prompt)] = True
             upload(self.in_prompt[row], in_prompt)
             counts = np.bincount(np.array(generated, np.int64), minlength=self.vocab_size)
             upload(self.output_counts[row], counts.astype(np.int32))
-        if _is_written(row, bool(start.bad_words), self._has_bad_words):
+        if _is_written(row, bool(start.bad_words), self._in_use["bad words"]):
             words, lengths = _bad_words(start)
             upload(self.bad_words[row], words)
             upload(self.bad_lengths[row], lengths)

@@ -42,12 +42,9 @@ def check_addresses(captured: dict[str, int], now: dict[str, int]) -> None:
 def _walk(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
+    elif isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _walk(f"{path}[{key!r}]", item)
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _walk(f"{path}[{i}]", item)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _walk(f"{path}.{field.name}", getattr(value, field.name))

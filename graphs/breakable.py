@@ -10,8 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -106,13 +105,8 @@ class BreakableCUDAGraphCapture:
         self._body.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._body.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._body.__exit__(*error)
 
     def add_eager(self, fn: Callable[[], R]) -> R:
         """End the current graph, run `fn` eagerly, record it, begin the next; returns fn's result.

@@ -37,15 +37,13 @@ class CompiledPieces:
     def __call__(self, *args: object, **kwargs: object) -> object:
         """The first call compiles: let it be a warm-up, with mode NONE in the forward context."""
         # slices would bring guards on their buffers, and so a second compilation for some sizes
-        inputs = map_tensors(plain_view, args)
-        named = map_tensors(plain_view, kwargs)
+        inputs, named = map_tensors(plain_view, (args, kwargs))
         context = context_in(CUDAGraphMode.PIECEWISE)
         is_replay = context is not None and self.has_captured(context.graph_key())
         with nullcontext() if is_replay else _one_trace_for_all_sizes():
             return self._compiled(*inputs, **named)
 
     def unwrap(self) -> Callable[..., object]:
-        """The model itself."""
         return self._model
 
     def has_captured(self, descriptor: BatchDescriptor) -> bool:
@@ -54,8 +52,7 @@ class CompiledPieces:
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:
         """Graphs captured for a descriptor; a piece without work has none."""
-        captured = [piece for piece in self.pieces if piece.has_captured(descriptor)]
-        return sum(piece.num_graphs(descriptor) for piece in captured)
+        return sum(p.num_graphs(descriptor) for p in self.pieces if p.has_captured(descriptor))
 
     def clear_graphs(self) -> None:
         """Drop the graphs of every piece; the code stays compiled."""

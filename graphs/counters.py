@@ -1,11 +1,14 @@
 """What a manager captured and at what cost, and what it ran: eagerly or as graphs, how padded."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+
+logger = logging.getLogger("graphs")  # an application sets its level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,14 @@ class GraphCounters:
     def num_bytes(self) -> int:
         """Bytes of all captures."""
         return sum(record.num_bytes for record in self.captures)
+
+
+def log_capture(
+    what: str, mode: CUDAGraphMode, desc: BatchDescriptor, num_graphs: int, num_bytes: int
+) -> None:
+    """The debug line of one capture."""
+    line = "captured %s, %s, %s: %d segments, %d bytes"
+    logger.debug(line, what, mode.name, desc, num_graphs, num_bytes)
 
 
 def summary(families: Mapping[str, GraphCounters]) -> str:

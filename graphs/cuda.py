@@ -8,7 +8,7 @@ are not restricted.
 import ctypes
 import gc
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -19,7 +19,7 @@ from graphs.weak import V, map_tensors, weak_view
 
 
 class CudaBackend:
-    """Captures on one CUDA device."""
+    """Captures on one CUDA device; see GraphBackend."""
 
     name = "cuda"
 
@@ -29,12 +29,10 @@ class CudaBackend:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def new_pool(self) -> GraphPool:
-        """A pool without graphs."""
         return CudaPool(self)
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
-        """Run the body on the capture stream, ordered after and before the work around it."""
         outer = torch.cuda.current_stream(self.device)
         if outer == self._stream:
             yield
@@ -77,7 +75,6 @@ class CudaPool:
     def session(
         self, owner: Hashable, *, collect: bool = True, is_last: bool = True
     ) -> Iterator[GraphSession]:
-        """Capture one forward, or one piece of it, on the side stream; see GraphPool.session."""
         with self._backend.side_stream(), _no_automatic_gc():
             if collect:
                 self._backend.release()
@@ -104,7 +101,6 @@ class CudaPool:
         return sum(int(segment["total_size"]) for segment in segments)
 
     def close(self) -> None:
-        """Release the memory; the backend's `release` returns it to the driver."""
         if self._anchor is not None:
             self._anchor.reset()
             self._anchor = None
@@ -144,7 +140,6 @@ class CudaSession:
         self._open: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
-        """Capture from here on."""
         assert self._open is None, "the last graph has not ended"
         self._open = self._pool.begin()
 
@@ -180,16 +175,16 @@ def _no_automatic_gc() -> Iterator[None]:
             gc.enable()
 
 
+_open_library = cache(ctypes.CDLL)
+
+
 def _num_nodes(graph: torch.cuda.CUDAGraph) -> int:
     """Nodes of a graph that keeps its template."""
     count = ctypes.c_size_t()
-    status = _graph_get_nodes()(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
+    # torch does not count nodes; the driver is loaded wherever there is a GPU
+    driver = _open_library("libcuda.so.1")
+    handle = ctypes.c_void_p(graph.raw_cuda_graph())
+    status = driver.cuGraphGetNodes(handle, None, ctypes.byref(count))
     if status != 0:
         raise RuntimeError(f"cuGraphGetNodes failed with driver error {status}")
     return count.value
-
-
-@cache
-def _graph_get_nodes() -> Callable[..., int]:
-    # torch does not count nodes; the driver is loaded wherever there is a GPU
-    return ctypes.CDLL("libcuda.so.1").cuGraphGetNodes

@@ -17,10 +17,9 @@ from tqdm import tqdm
 
 from graphs.capturing import set_cudagraph_capturing_enabled, validate_cudagraph_capturing_enabled
 from graphs.compiled import CompiledPieces
-from graphs.counters import BatchKind, CaptureRecord, GraphCounters
+from graphs.counters import BatchKind, CaptureRecord, GraphCounters, log_capture
 from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
 from graphs.errors import CaptureError
-from graphs.log import log_capture
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.piecewise import PiecewiseRunner
 from graphs.protocol import Graph, GraphBackend, GraphHooks, GraphPool
@@ -98,14 +97,13 @@ class CudaGraphManager:
         cases = self._lora_cases
         pieces = [of.ragged(n, lora) for n in reversed(tokens) for lora in cases]
         full = [of.uniform(n, lora) for n in reversed(requests) for lora in cases]
-        in_pieces = [(CUDAGraphMode.PIECEWISE, desc) for desc in pieces]
-        return in_pieces + [(CUDAGraphMode.FULL, desc) for desc in full]
+        modes = [CUDAGraphMode.PIECEWISE] * len(pieces) + [CUDAGraphMode.FULL] * len(full)
+        return list(zip(modes, pieces + full, strict=True))
 
     def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
         """Build the breakable wrapper of `model` that `run_pw_graph` uses, before `capture`.
 
-        It does nothing for the same model again, or in a mode without piecewise graphs; another
-        model is a ValueError.
+        Nothing happens for the same model again, or without piecewise graphs; another is an error.
         """
         if self._pool is None or not self.mode.has_piecewise_cudagraphs():
             return
@@ -138,7 +136,6 @@ class CudaGraphManager:
         self._update_dispatcher()
 
     def set_cudagraph_capturing_enabled(self, enabled: bool) -> None:
-        """Allow or forbid later captures of this family, and of no other."""
         if self._pool is not None:
             set_cudagraph_capturing_enabled(self._pool, enabled)
 

@@ -10,8 +10,6 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.wrapper import BreakableCUDAGraphWrapper
 
 R = TypeVar("R")
-
-
 Runner: TypeAlias = BreakableCUDAGraphWrapper | CompiledPieces
 
 
@@ -60,7 +58,6 @@ class PiecewiseRunner:
         return self.has_captured(context.batch_descriptor)
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:
-        """Graphs captured for a descriptor."""
         return 0 if self._runner is None else self._runner.num_graphs(descriptor)
 
     def has_captured(self, descriptor: BatchDescriptor) -> bool:
@@ -68,6 +65,5 @@ class PiecewiseRunner:
         return self._runner is not None and self._runner.has_captured(descriptor)
 
     def clear_graphs(self) -> None:
-        """Drop every graph."""
         if self._runner is not None:
             self._runner.clear_graphs()

@@ -9,14 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from graphs.addresses import addresses, check_addresses, debug_enabled
 from graphs.breakable import BreakableCUDAGraphCapture
 from graphs.capturing import exclusive_capture
 from graphs.context import ForwardContext, context_in
-from graphs.log import log_capture
+from graphs.counters import log_capture
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import Graph, GraphPool
+
+Captured: TypeAlias = tuple[Graph | None, object]  # what replays a call, and what it returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,6 @@ class CUDAGraphOptions:
 class CUDAGraphEntry:
     """What is kept for a descriptor; graph None means that the call launched nothing."""
 
-    batch_descriptor: BatchDescriptor
     graph: Graph | None
     output: object  # weak views
     input_addresses: dict[str, int] = field(default_factory=dict)  # with SPECDEC_DEBUG=1
@@ -91,7 +93,6 @@ class _GraphWrapper(ABC):
         return attribute
 
     def unwrap(self) -> Callable[..., object]:
-        """The callable itself."""
         return self.runnable
 
     def has_captured(self, descriptor: BatchDescriptor) -> bool:
@@ -99,7 +100,6 @@ class _GraphWrapper(ABC):
         return descriptor in self.entries
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:
-        """Graphs captured for a descriptor."""
         return self.entries[descriptor].num_graphs
 
     def clear_graphs(self) -> None:
@@ -116,7 +116,7 @@ class _GraphWrapper(ABC):
         held = self._pool.num_bytes()
         graph, output = self._capture_call(descriptor, partial(self.runnable, *args, **kwargs))
         weak = self._pool.weaken(output)
-        entry = CUDAGraphEntry(batch_descriptor=descriptor, graph=graph, output=weak)
+        entry = CUDAGraphEntry(graph=graph, output=weak)
         if self._debug:
             entry.input_addresses = addresses(args, kwargs, context)
         self.entries[descriptor] = entry
@@ -127,9 +127,7 @@ class _GraphWrapper(ABC):
         return weak if self._options.weak_ref_output else output
 
     @abstractmethod
-    def _capture_call(
-        self, descriptor: BatchDescriptor, call: Callable[[], object]
-    ) -> tuple[Graph | None, object]:
+    def _capture_call(self, descriptor: BatchDescriptor, call: Callable[[], object]) -> Captured:
         """What replays `call`, None if there is nothing to launch; and what it returned."""
 
     def _replay(self, graph: Graph) -> None:
@@ -152,9 +150,7 @@ class CUDAGraphWrapper(_GraphWrapper):
         self.options = options or CUDAGraphOptions()
         super().__init__(runnable, runtime_mode, pool, self.options)
 
-    def _capture_call(
-        self, descriptor: BatchDescriptor, call: Callable[[], object]
-    ) -> tuple[Graph | None, object]:
+    def _capture_call(self, descriptor: BatchDescriptor, call: Callable[[], object]) -> Captured:
         collect = not self.options.gc_disable
         is_last = self.options.weak_ref_output
         return capture_graph(self._pool, descriptor, call, collect=collect, is_last=is_last)
@@ -176,9 +172,7 @@ class BreakableCUDAGraphWrapper(_GraphWrapper):
         options = CUDAGraphOptions(debug_log_enable=debug_log_enable)
         super().__init__(runnable, CUDAGraphMode.PIECEWISE, pool, options)
 
-    def _capture_call(
-        self, descriptor: BatchDescriptor, call: Callable[[], object]
-    ) -> tuple[Graph | None, object]:
+    def _capture_call(self, descriptor: BatchDescriptor, call: Callable[[], object]) -> Captured:
         with BreakableCUDAGraphCapture(self._pool, owner=descriptor) as capture:
             output = call()
         return capture, output
@@ -191,7 +185,7 @@ def capture_graph(
     *,
     collect: bool = True,
     is_last: bool = True,
-) -> tuple[Graph | None, object]:
+) -> Captured:
     """Capture one call as one graph; returns it with what the call returned, still strong."""
     with (
         exclusive_capture(f"the graph of {owner}", pool),

@@ -23,7 +23,7 @@ from graphs.weak import V, map_tensors, weak_view
 
 
 class TapeBackend:
-    """Captures on the tape; `capacity` stands for the memory of a device."""
+    """Captures on the tape, as GraphBackend says; `capacity` stands for the memory of a device."""
 
     name = "tape"
 
@@ -32,7 +32,6 @@ class TapeBackend:
         self._pools: WeakSet[TapePool] = WeakSet()
 
     def new_pool(self) -> GraphPool:
-        """A pool without graphs."""
         pool = TapePool()
         self._pools.add(pool)
         return pool
@@ -46,7 +45,6 @@ class TapeBackend:
         return self._capacity - sum(pool.num_bytes() for pool in self._pools)
 
     def release(self, collect: bool = True) -> None:
-        """Collect garbage."""
         if collect:
             gc.collect()
 
@@ -64,7 +62,6 @@ class TapePool:
     def session(
         self, owner: Hashable, *, collect: bool = True, is_last: bool = True
     ) -> Iterator[GraphSession]:
-        """Record one forward, or one piece of it; see GraphPool.session."""
         if collect:
             gc.collect()
         memory = self._owners.setdefault(owner, OwnerMemory())
@@ -106,7 +103,6 @@ class TapePool:
                 self._last = None
 
     def num_bytes(self) -> int:
-        """Bytes that graphs of this pool hold."""
         return sum(memory.num_bytes() for memory in self._owners.values())
 
     def pinned_bytes(self) -> int:
@@ -127,14 +123,12 @@ class TapeSession:
         self._recorder: Recorder | None = None
 
     def begin(self) -> None:
-        """Record from here on."""
         assert self._recorder is None, "the last graph has not ended"
         self._recorder = Recorder(self._memory)
         self._stack.enter_context(ForbidHostReads())
         self._stack.enter_context(self._recorder)
 
     def end(self) -> "TapeGraph | None":
-        """The ops since `begin`; None if there were none."""
         recorder = self._recorder
         assert recorder is not None, "no graph has begun"
         if recorder.inside is not None:
@@ -173,7 +167,6 @@ class TapeGraph:
                 call()
 
     def reset(self) -> None:
-        """Drop the calls."""
         if self._calls:
             self._calls = []
             self._inputs = []

@@ -81,17 +81,12 @@ class OwnerMemory:
                 result.flat.fill_(float("nan") if result.flat.is_floating_point() else -1)
 
     def num_bytes(self) -> int:
-        """Bytes of all results."""
         return sum(result.storage.nbytes() for result in self.results.values())
 
     def pinned_bytes(self) -> int:
         """Bytes of the results with strong references elsewhere."""
-        return sum(storage.nbytes() for storage, _ in self.results.values() if _is_pinned(storage))
-
-
-def _is_pinned(storage: torch.UntypedStorage) -> bool:
-    """Whether a tensor holds the storage too."""
-    return int(torch._C._storage_Use_Count(storage._cdata)) > 1
+        held = [storage for storage, _ in self.results.values()]
+        return sum(s.nbytes() for s in held if torch._C._storage_Use_Count(s._cdata) > 1)
 
 
 def _flat(tensor: Tensor) -> Tensor:

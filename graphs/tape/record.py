@@ -95,7 +95,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call: Callable[[], object] = partial(func._op, *weak_args, **weak_kwargs)
         out_op = _out_variant(func) if len(made) == len(func._schema.returns) else None
         if made and out_op is not None:
-            outs = zip(_out_names(out_op), weak_views([*made.values()]), strict=True)
+            names = [argument.name for argument in out_op._schema.arguments if argument.is_out]
+            outs = zip(names, weak_views([*made.values()]), strict=True)
             call = partial(out_op._op, *weak_args, **weak_kwargs, **dict(outs))
         elif made:
             call = partial(_run_and_copy, call, weak_views(made))
@@ -135,10 +136,6 @@ def _out_variant(func: Op) -> "Op | None":
         if given == wanted and len(outs) == len(func._schema.returns):
             return op if all(str(a.type) == "Tensor" for a in outs) else None
     return None
-
-
-def _out_names(op: Op) -> list[str]:
-    return [a.name for a in op._schema.arguments if a.is_out]
 
 
 def _run_and_copy(call: Callable[[], object], outs: dict[int, Tensor]) -> None:

@@ -6,13 +6,13 @@ context, and its own query tiles.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
 from graphs.context import ForwardContext
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
-from specdec.kernels.paged_attention import TilePlan
 from specdec.models.attention import AttentionMetadata
 from specdec.passes.tile_plans import TilePlans
 from specdec.stepping.buffers import StepBuffers
@@ -31,14 +31,14 @@ class PassContexts:
         max_model_len: int,
         workspace: Tensor | None = None,
     ) -> None:
-        self.kv_cache = kv_cache
         self.buffers = buffers
-        self.state = state
         self.max_model_len = max_model_len
-        self.workspace = workspace
+        self._metadata = partial(
+            AttentionMetadata, kv_cache=kv_cache, workspace=workspace, block_table=state.block_table
+        )
+        sizes = buffers.sizes
         # the kernels need no tiles
-        sizes = None if kv_cache.is_cuda else buffers.sizes
-        self._plans = None if sizes is None else TilePlans(sizes.max_tokens, sizes.max_reqs)
+        self._plans = None if kv_cache.is_cuda else TilePlans(sizes.max_tokens, sizes.max_reqs)
 
     def rows(self, step: Step, how: Dispatch) -> ForwardContext:
         """All rows of a step, eagerly or in pieces."""
@@ -60,8 +60,7 @@ class PassContexts:
         Q = desc.query_len
         T = desc.num_tokens
         self.buffers.fill_padding([Q] * B)
-        return self._context(
-            _how(CUDAGraphMode.FULL, desc, warmup),
+        metadata = self._metadata(
             idx_mapping=self.buffers.idx_mapping[:B],
             positions=self.buffers.positions[:T],
             slot_mapping=self.buffers.slot_mapping[:T],
@@ -69,12 +68,12 @@ class PassContexts:
             max_seq_len=self.max_model_len,
             tiles=None if self._plans is None else self._plans.uniform(B, Q),
         )
+        return self._context(_how(CUDAGraphMode.FULL, desc, warmup), metadata=metadata)
 
     def draft_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
         """One row of the draft's own per request."""
         B = num_reqs
-        return self._context(
-            how,
+        metadata = self._metadata(
             idx_mapping=self.buffers.sample_mapping[:B],
             positions=self.buffers.draft_positions[:B],
             slot_mapping=self.buffers.draft_slots[:B],
@@ -82,19 +81,18 @@ class PassContexts:
             max_seq_len=min(max_seq_len, self.max_model_len),
             tiles=None if self._plans is None else self._plans.uniform(B, 1),
         )
+        return self._context(how, metadata=metadata)
 
     def dummy_draft_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """One row of the draft's own per request, for a full graph."""
         self.buffers.fill_padding([1] * desc.num_tokens)
-        return self.draft_rows(
-            desc.num_tokens, self.max_model_len, _how(CUDAGraphMode.FULL, desc, warmup)
-        )
+        how = _how(CUDAGraphMode.FULL, desc, warmup)
+        return self.draft_rows(desc.num_tokens, self.max_model_len, how)
 
     def _rows(self, query_lens: Sequence[int], max_seq_len: int, how: Dispatch) -> ForwardContext:
         B = len(query_lens)
         T = how.descriptor.num_tokens
-        return self._context(
-            how,
+        metadata = self._metadata(
             idx_mapping=self.buffers.idx_mapping[:B],
             positions=self.buffers.positions[:T],
             slot_mapping=self.buffers.slot_mapping[:T],
@@ -103,35 +101,13 @@ class PassContexts:
             max_seq_len=max_seq_len,
             tiles=None if self._plans is None else self._plans.ragged(query_lens, T),
         )
+        return self._context(how, metadata=metadata)
 
-    def _context(
-        self,
-        how: Dispatch,
-        *,
-        idx_mapping: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        max_query_len: int,
-        max_seq_len: int,
-        tiles: TilePlan | None,
-        query_start_loc: Tensor | None = None,
-    ) -> ForwardContext:
-        metadata = AttentionMetadata(
-            kv_cache=self.kv_cache,
-            workspace=self.workspace,
-            block_table=self.state.block_table,
-            idx_mapping=idx_mapping,
-            positions=positions,
-            slot_mapping=slot_mapping,
-            query_start_loc=query_start_loc,
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
-            tiles=tiles,
-        )
+    def _context(self, how: Dispatch, *, metadata: AttentionMetadata) -> ForwardContext:
         return ForwardContext(
             attn_metadata=metadata,
-            slot_mapping=slot_mapping,
-            num_tokens=len(positions),
+            slot_mapping=metadata.slot_mapping,
+            num_tokens=len(metadata.positions),
             runtime_mode=how.mode,
             batch_descriptor=how.descriptor,
         )

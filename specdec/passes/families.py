@@ -69,19 +69,14 @@ class GraphFamilies:
     """backend: None runs every family eagerly."""
 
     def __init__(
-        self,
-        config: GraphConfig,
-        backend: GraphBackend | None,
-        sizes: EngineSizes,
-        has_draft: bool,
+        self, config: GraphConfig, backend: GraphBackend | None, sizes: EngineSizes, has_draft: bool
     ) -> None:
         self._config = config
         self._backend = backend
         self._sizes = sizes
-        self.query_len = sizes.query_len
+        self.query_len = Q = sizes.query_len
         self.managers: list[CudaGraphManager] = []  # in the order of capture
         budget = sizes.max_num_batched_tokens
-        Q = sizes.query_len
         self.target = TargetGraphs(
             prefill=self._family("target_prefill", Q, budget),
             decode=self._family("target_decode", Q, budget),
@@ -97,9 +92,8 @@ class GraphFamilies:
         if self.draft is None:
             return Passes(target=target)
         prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
-        decode = None
-        if num_proposing:
-            decode = self.draft.of(flags).decode.dispatch(num_reqs, num_reqs, 1)
+        of = self.draft.of(flags)
+        decode = of.decode.dispatch(num_reqs, num_reqs, 1) if num_proposing else None
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
     def dispatch_round(
@@ -144,10 +138,10 @@ class GraphFamilies:
             manager.clear_graphs()
 
     def _family(self, name: str, query_len: int, max_tokens: int) -> CudaGraphManager:
-        if self._config.token_sizes is None:
-            max_tokens = min(max_tokens, max(LARGEST_CHUNK, query_len * self._sizes.max_num_seqs))
         config = self._config
         max_reqs = self._sizes.max_num_seqs
+        if config.token_sizes is None:
+            max_tokens = min(max_tokens, max(LARGEST_CHUNK, query_len * max_reqs))
         sizes = capture_sizes(max_reqs, max_tokens, config.request_sizes, config.token_sizes)
         return self._manager(name, sizes, _mode_of(config, name), query_len)
 
@@ -157,8 +151,7 @@ class GraphFamilies:
         if requests is None:
             requests = (*(n for n in PLAIN_SIZES if n < most), *range(72, most, 8), most)
         sizes = capture_sizes(most, most, requests, ())
-        mode = _mode_of(self._config, "target_decode")
-        return self._manager("target_plain", sizes, mode, 1)
+        return self._manager("target_plain", sizes, _mode_of(self._config, "target_decode"), 1)
 
     def _draft(self) -> DraftGraphs:
         budget = self._sizes.max_num_batched_tokens
@@ -178,10 +171,9 @@ class GraphFamilies:
     def _manager(
         self, name: str, sizes: CaptureSizes, mode: CUDAGraphMode, query_len: int
     ) -> CudaGraphManager:
-        is_breakable = not self._config.compile_piecewise
-        manager = CudaGraphManager(
-            name, sizes, mode, query_len, self._backend, use_breakable_cg=is_breakable
-        )
+        breaks = not self._config.compile_piecewise
+        backend = self._backend
+        manager = CudaGraphManager(name, sizes, mode, query_len, backend, use_breakable_cg=breaks)
         self.managers.append(manager)
         return manager
 
@@ -191,22 +183,17 @@ class GraphFamilies:
     @contextmanager
     def _capturing_allowed(self) -> Iterator[None]:
         """Captures happen in the body and nowhere else, so never between two requests."""
-        self._allow_capturing(True)
+        for manager in self.managers:
+            manager.set_cudagraph_capturing_enabled(True)
         try:
             yield
         finally:
-            self._allow_capturing(False)
-
-    def _allow_capturing(self, is_allowed: bool) -> None:
-        for manager in self.managers:
-            manager.set_cudagraph_capturing_enabled(is_allowed)
+            for manager in self.managers:
+                manager.set_cudagraph_capturing_enabled(False)
 
 
 def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:
-    """The mode of a family's manager.
-
-    Where all batches are uniform, FULL in the config means FULL_DECODE_ONLY to the manager.
-    """
+    """Where all batches are uniform, FULL in the config means FULL_DECODE_ONLY to the manager."""
     mode = config.modes[family]
     is_uniform = family in ("target_decode", "draft_decode")
     is_full = is_uniform and mode is CUDAGraphMode.FULL

@@ -38,7 +38,7 @@ def resolve_layer(sources: Sources) -> LayerConfig:
     mlp_sizes = sources.dims(INTERMEDIATE_SIZE)
     layer = LayerConfig(
         hidden_size=hidden_size,
-        intermediate_size=sources.number("intermediate_size", mlp_sizes, is_unreliable=True),
+        intermediate_size=sources.number("intermediate_size", mlp_sizes, note_only=True),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(sources, hidden_size, num_heads, num_kv_heads),
@@ -62,7 +62,7 @@ def _head_dim(sources: Sources, hidden_size: int, num_heads: int, num_kv_heads: 
         width = sources.dim(name, 1 if letter == "o" else 0)
         if width is not None and heads > 0 and width % heads == 0:
             sizes[name] = width // heads
-    return sources.number("head_dim", sizes, hidden_size // max(num_heads, 1), is_unreliable=True)
+    return sources.number("head_dim", sizes, hidden_size // max(num_heads, 1), note_only=True)
 
 
 def _switch(sources: Sources, field: str, names: list[str]) -> bool:

@@ -4,23 +4,21 @@ import dataclasses
 from typing import Literal
 
 from weights.config import EagleConfig
-from weights.draft.layouts import Layout
 from weights.draft.sources import Sources
 
 FIRST_NORM = "layers.0.input_layernorm.weight"
 
 
-def resolve_norms(sources: Sources, layout: Layout, config: EagleConfig) -> EagleConfig:
+def resolve_norms(sources: Sources, config: EagleConfig) -> EagleConfig:
     """`config` with its norms filled in."""
-    resolve = _entry_fc if config.entry == "fc" else _entry_qkv
-    resolved = resolve(sources, layout, config)
+    resolved = (_entry_fc if config.entry == "fc" else _entry_qkv)(sources, config)
     if resolved.norm_before_fc and resolved.has_fc_norm:
         line = "norm_before_fc (input_norm) and fc_norm exclude each other"
         sources.fields.add_problem(line)
     return resolved
 
 
-def _entry_fc(sources: Sources, layout: Layout, config: EagleConfig) -> EagleConfig:
+def _entry_fc(sources: Sources, config: EagleConfig) -> EagleConfig:
     """EAGLE-1 has no norms; speculators' `layernorms` switches three on together."""
     has_final_norm = sources.flag("has_final_norm", "layernorms", "norm.weight")
     absent = ("norm_before_fc", "fc_norm", "norm_before_residual")
@@ -30,38 +28,36 @@ def _entry_fc(sources: Sources, layout: Layout, config: EagleConfig) -> EagleCon
         has_embed_norm=sources.flag("has_embed_norm", "layernorms", "embed_norm.weight"),
         has_input_layernorm=sources.flag("has_input_layernorm", "layernorms", FIRST_NORM),
         has_final_norm=has_final_norm,
-        recycled=_recycled(sources, layout, has_final_norm),
+        recycled=_recycled(sources, has_final_norm),
     )
 
 
-def _entry_qkv(sources: Sources, layout: Layout, config: EagleConfig) -> EagleConfig:
+def _entry_qkv(sources: Sources, config: EagleConfig) -> EagleConfig:
     first = "use_input_layernorm_in_first_layer"
-    last = layout.final_norm_key
+    last = sources.layout.final_norm_key
     has_final_norm = sources.flag("has_final_norm", last, "norm.weight", default=True)
     return dataclasses.replace(
         config,
         norm_before_fc=sources.flag("norm_before_fc", "norm_before_fc", "input_norm.weight"),
         has_fc_norm=sources.flag("has_fc_norm", "fc_norm", "fc_norm.0.weight"),
         has_input_layernorm=sources.flag("has_input_layernorm", first, FIRST_NORM, default=True),
-        norm_before_residual=_norm_before_residual(sources, layout),
+        norm_before_residual=_norm_before_residual(sources),
         has_final_norm=has_final_norm,
-        recycled=_recycled(sources, layout, has_final_norm),
+        recycled=_recycled(sources, has_final_norm),
     )
 
 
-def _norm_before_residual(sources: Sources, layout: Layout) -> bool:
+def _norm_before_residual(sources: Sources) -> bool:
     key = "norm_before_residual"
-    value = sources.fields.get(bool, key, layout.norm_before_residual)
-    is_written = key in sources.fields
-    source = sources.fields.source(key) if is_written else f"default of {layout.name}"
-    sources.log.add(key, value, source)
+    value = sources.fields.get(bool, key, sources.layout.norm_before_residual)
+    default = f"default of {sources.layout.name}"
+    sources.log.add(key, value, sources.fields.source(key) if key in sources.fields else default)
     return value
 
 
-def _recycled(
-    sources: Sources, layout: Layout, has_final_norm: bool
-) -> Literal["pre_norm", "post_norm"]:
+def _recycled(sources: Sources, has_final_norm: bool) -> Literal["pre_norm", "post_norm"]:
     fields = sources.fields
+    layout = sources.layout
     log = sources.log
     keys = layout.recycled_keys
     if layout.recycles_norm and has_final_norm:

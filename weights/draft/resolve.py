@@ -13,7 +13,7 @@ from typing import Literal
 from weights.bind import check_dtypes
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.layer import ATTENTION, resolve_layer
-from weights.draft.layouts import ONLY, Evidence, Layout, find_layout
+from weights.draft.layouts import ONLY, Evidence, find_layout
 from weights.draft.norms import resolve_norms
 from weights.draft.sources import Sources
 from weights.draft.taps import KEYS, resolve_taps
@@ -43,10 +43,7 @@ class Resolution:
 def resolve_eagle(
     reader: Reader, target: TargetConfig | None, aux_layers: tuple[int, ...] | None, log: Log
 ) -> Resolution:
-    """Resolve the draft in `reader`; raises only if nothing more can be known.
-
-    target: None if a draft is inspected alone; what depends on the target is then left open
-    """
+    """Resolve the draft in `reader`; raises only if nothing more can be known. See Sources."""
     problems = reader.problems
     raw = read_json_object(reader.directory / "config.json", problems)
     problems.raise_if_fatal()
@@ -62,27 +59,24 @@ def resolve_eagle(
     problems.raise_if_fatal()
     assert layout is not None, "no layout without a fatal problem"
     log.add("format", layout.name, "config.json and tensor names")
-    sources = Sources(held=held, fields=fields, log=log)
-    config = _config(sources, layout, target, aux_layers)
+    sources = Sources(
+        held=held, fields=fields, layout=layout, target=target, aux_layers=aux_layers, log=log
+    )
+    config = _config(sources)
     problems.raise_if_fatal()
     return Resolution(config=config, held=held)
 
 
-def _config(
-    sources: Sources,
-    layout: Layout,
-    target: TargetConfig | None,
-    aux_layers: tuple[int, ...] | None,
-) -> EagleConfig:
+def _config(sources: Sources) -> EagleConfig:
     fields = sources.fields
     log = sources.log
     layer = resolve_layer(sources)
     entry = _entry(sources, layer.hidden_size)
-    V, W = _vocabulary(sources, target)
-    Dt = _target_hidden_size(sources, layer.hidden_size, target)
-    has_fc, boundaries = _features(sources, layout, entry, Dt, target, aux_layers)
+    V, W = _vocabulary(sources)
+    Dt = _target_hidden_size(sources, layer.hidden_size)
+    has_fc, boundaries = _features(sources, entry, Dt)
     config = EagleConfig(
-        format=layout.name,
+        format=sources.layout.name,
         layer=layer,
         num_layers=_num_layers(sources),
         vocab_size=V,
@@ -97,7 +91,7 @@ def _config(
         sliding_window=_sliding_window(fields),
     )
     config = dataclasses.replace(
-        resolve_norms(sources, layout, config),
+        resolve_norms(sources, config),
         has_own_embedding=_owns(sources, "has_own_embedding", "embed_tokens.weight"),
         has_own_head=_owns(sources, "has_own_head", "lm_head.weight"),
     )
@@ -131,7 +125,8 @@ def _num_layers(sources: Sources) -> int:
     return num_layers
 
 
-def _target_hidden_size(sources: Sources, hidden_size: int, target: TargetConfig | None) -> int:
+def _target_hidden_size(sources: Sources, hidden_size: int) -> int:
+    target = sources.target
     written = sources.fields.find(int, "target_hidden_size")
     source = sources.fields.source("target_hidden_size")
     if written is None:
@@ -144,14 +139,14 @@ def _target_hidden_size(sources: Sources, hidden_size: int, target: TargetConfig
     return actual
 
 
-def _vocabulary(sources: Sources, target: TargetConfig | None) -> tuple[int, int]:
+def _vocabulary(sources: Sources) -> tuple[int, int]:
     """V, the target's, and W, the draft's."""
     fields = sources.fields
     sizes = sources.dims({"embed_tokens.weight": 0, "t2d": 0})
-    if target is None:
+    if sources.target is None:
         V = sources.number("vocab_size", sizes, default=0)
     else:
-        V = target.vocab_size
+        V = sources.target.vocab_size
         sources.log.add("vocab_size", V, "the target")
     written = {fields.source("vocab_size"): fields.find(int, "vocab_size")}
     for source, size in (written | sizes).items():
@@ -166,27 +161,19 @@ def _vocabulary(sources: Sources, target: TargetConfig | None) -> tuple[int, int
     return V, W
 
 
-def _features(
-    sources: Sources,
-    layout: Layout,
-    entry: str,
-    Dt: int,
-    target: TargetConfig | None,
-    aux_layers: tuple[int, ...] | None,
-) -> tuple[bool, tuple[int, ...]]:
+def _features(sources: Sources, entry: str, Dt: int) -> tuple[bool, tuple[int, ...]]:
     """Whether there is an fc, and which boundaries it reads."""
     fields = sources.fields
     if entry == "fc" or not fields.get(bool, "use_aux_hidden_state", True):
         source = "EAGLE-1" if entry == "fc" else fields.source("use_aux_hidden_state")
         meaning = f"{source}: the target's hidden after its final norm"
         sources.log.add("aux_boundaries", (), meaning)
-        if aux_layers is not None:
-            fields.problems.add(f"aux_layers {aux_layers}: this draft reads none ({source})")
+        if sources.aux_layers is not None:
+            line = f"aux_layers {sources.aux_layers}: this draft reads none ({source})"
+            fields.problems.add(line)
         sources.ignore("this draft reads the target's hidden after its final norm", *KEYS)
         return entry == "fc" or sources.has("fc.weight"), ()
-    num_taps = _num_taps(sources, Dt)
-    L = target.num_layers if target else None
-    return True, resolve_taps(fields, layout, num_taps, L, aux_layers, sources.log)
+    return True, resolve_taps(sources, _num_taps(sources, Dt))
 
 
 def _num_taps(sources: Sources, Dt: int) -> int | None:

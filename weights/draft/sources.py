@@ -8,6 +8,8 @@ reported as misshapen later.
 from collections import Counter
 from dataclasses import dataclass
 
+from weights.config import TargetConfig
+from weights.draft.layouts import Layout
 from weights.fields import Fields, check_size
 from weights.files.header import TensorEntry
 from weights.report import Log
@@ -15,10 +17,17 @@ from weights.report import Log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """A draft's tensors by the names of this package, its config, and the log of decisions."""
+    """A draft's tensors by the names of this package, its config and format, the log of decisions.
+
+    target:     None if a draft is inspected alone; what depends on it is then left open
+    aux_layers: the caller's boundaries, instead of the checkpoint's
+    """
 
     held: dict[str, TensorEntry]
     fields: Fields
+    layout: Layout
+    target: TargetConfig | None
+    aux_layers: tuple[int, ...] | None
     log: Log
 
     def has(self, name: str) -> bool:
@@ -38,16 +47,12 @@ class Sources:
         return {name: size for name, size in sizes.items() if size is not None}
 
     def number(
-        self,
-        key: str,
-        sizes: dict[str, int],
-        default: int | None = None,
-        is_unreliable: bool = False,
+        self, key: str, sizes: dict[str, int], default: int | None = None, note_only: bool = False
     ) -> int:
         """The number that most of `sizes` (tensor: number) and config.json[key] agree on.
 
-        default:       if neither states it; None makes that a problem
-        is_unreliable: published configs are known to be wrong, so a note replaces the problem
+        default:   if neither states it; None makes that a problem
+        note_only: published configs are known to be wrong, so a note replaces the problem
         """
         written = self.fields.find(int, key)
         if not sizes and written is None:
@@ -61,7 +66,7 @@ class Sources:
             check_size(key, value, source, self.fields.problems)
         if written is not None and written != value:
             line = f"{self.fields.source(key)} is {written}, the shape of {tensor} says {value}"
-            if is_unreliable:
+            if note_only:
                 self.log.note(f"{line}: the tensors decide")
             else:
                 self.fields.problems.add(line)

@@ -6,42 +6,40 @@ says what was decided.
 """
 
 from weights.draft.layouts import Layout
-from weights.errors import Problems
-from weights.fields import Fields, Range
-from weights.report import Log
+from weights.draft.sources import Sources
+from weights.fields import Range
 
 KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 LAYERS = Range(0, 2**31 - 1)  # -1, the output before the first layer, is none
 
 
-def resolve_taps(
-    fields: Fields,
-    layout: Layout,
-    num_taps: int | None,
-    num_target_layers: int | None,
-    aux_layers: tuple[int, ...] | None,
-    log: Log,
-) -> tuple[int, ...]:
-    """The boundaries, ascending or as written.
-
-    num_taps:          how many fc takes, None if unknown
-    num_target_layers: None if the target is unknown (inspecting a draft alone)
-    aux_layers:        the caller's boundaries, instead of the checkpoint's
-    """
-    L = num_target_layers
+def resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
+    """The boundaries, ascending or as written. num_taps: how many fc takes, None if unknown."""
+    fields = sources.fields
+    L = sources.target.num_layers if sources.target else None
     key = fields.first(*KEYS)
     ids = fields.ints(key, LAYERS) if key else None
-    if aux_layers is not None:
-        boundaries, source = aux_layers, "argument aux_layers (boundaries)"
+    if sources.aux_layers is not None:
+        boundaries, source = sources.aux_layers, "argument aux_layers (boundaries)"
     elif key and ids:
-        boundaries, source = _from_ids(ids, layout, L, fields.source(key))
+        boundaries, source = _from_ids(ids, sources.layout, L, fields.source(key))
     elif L is None:
-        log.add("aux_boundaries", "(2, L//2, L-3)", "default, depends on the target's L layers")
+        default = "default, depends on the target's L layers"
+        sources.log.add("aux_boundaries", "(2, L//2, L-3)", default)
         return ()
     else:
         boundaries, source = (2, L // 2, L - 3), "default (2, L//2, L-3)"
-    log.add("aux_boundaries", boundaries, source)
-    _check(boundaries, num_taps, L, source, fields.problems)
+    sources.log.add("aux_boundaries", boundaries, source)
+    if num_taps is not None and len(boundaries) != num_taps:
+        fields.problems.add(
+            f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers "
+            f"{boundaries} come from {source}: pass aux_layers"
+        )
+    named = f"boundaries {boundaries} from {source}"
+    if len(set(boundaries)) < len(boundaries):
+        fields.problems.add(f"{named} name a layer more than once")
+    if L is not None and not all(0 <= boundary <= L for boundary in boundaries):
+        fields.problems.add(f"{named} must lie in 0..{L}, the target has {L} layers")
     return boundaries
 
 
@@ -54,22 +52,3 @@ def _from_ids(
         return ids, f"{source} (boundaries: {L} layers, and {L} is no layer's output)"
     meaning = f"outputs of layers, as {layout.name} has them, +1"
     return tuple(i + 1 for i in ids), f"{source} {list(ids)} ({meaning})"
-
-
-def _check(
-    boundaries: tuple[int, ...],
-    num_taps: int | None,
-    L: int | None,
-    source: str,
-    problems: Problems,
-) -> None:
-    if num_taps is not None and len(boundaries) != num_taps:
-        problems.add(
-            f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers "
-            f"{boundaries} come from {source}: pass aux_layers"
-        )
-    named = f"boundaries {boundaries} from {source}"
-    if len(set(boundaries)) < len(boundaries):
-        problems.add(f"{named} name a layer more than once")
-    if L is not None and not all(0 <= boundary <= L for boundary in boundaries):
-        problems.add(f"{named} must lie in 0..{L}, the target has {L} layers")

@@ -26,8 +26,7 @@ def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Pro
         if name not in held:
             problems.add(f"{files}: missing {name} {list(shape)}")
         elif held[name].shape != shape:
-            found = list(held[name].shape)
-            problems.add(f"{held[name].where} is {found}, {list(shape)} is needed")
+            problems.add(f"{held[name].where} is {list(held[name].shape)}, {list(shape)} is needed")
     for name, entry in held.items():
         if name not in wanted and not _is_quantised(name):
             problems.add(f"{entry.file.name}: unexpected {entry.name} {list(entry.shape)}")

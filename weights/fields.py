@@ -188,8 +188,7 @@ def refuse_values(fields: Fields, supported: Mapping[str, object]) -> None:
     """Refuse other values than `supported` for keys that change the computation."""
     for key, value in supported.items():
         if key in fields and fields.values[key] != value:
-            line = f"{fields.source(key)} {fields.values[key]!r:.80} is not supported"
-            fields.problems.add(line)
+            fields.problems.add(f"{fields.source(key)} {fields.values[key]!r:.80} is not supported")
 
 
 def layer_types(fields: Fields) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from weights.bind import check_binding, check_dtypes
 from weights.config import EagleConfig, TargetConfig
-from weights.draft.borrow import drop_copies
 from weights.draft.resolve import Resolution, resolve_eagle
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
 from weights.files.header import INTEGER_DTYPES, TensorEntry
@@ -100,7 +99,7 @@ def load_eagle(
     tensors = read_tensors(reader, wanted, resolution.held, placement, log)
     if d2t is not None and config.has_d2t:
         tensors["d2t"] = d2t.to(device)
-    config = drop_copies(config, tensors, target.tensors, log)
+    config = _drop_copies(config, tensors, target.tensors, log)
     report = make_report(directory, "draft", config.format, log)
     return LoadedEagle(config=config, tensors=tensors, report=report)
 
@@ -131,6 +130,31 @@ def make_report(directory: Path, role: str, format: str, log: Log) -> BindingRep
         notes=tuple(log.notes),
         ignored=(*log.ignored.items(), *_trainer_files(directory)),
     )
+
+
+def _drop_copies(
+    config: EagleConfig, tensors: dict[str, Tensor], target_tensors: dict[str, Tensor], log: Log
+) -> EagleConfig:
+    """An embedding or head that equals the target's is borrowed: its copy leaves `tensors`."""
+    embedding = target_tensors["embed_tokens.weight"]
+    theirs = {"has_own_embedding": ("embed_tokens.weight", embedding)}
+    if not config.has_d2t:
+        # a tied target's head is its embedding
+        head = target_tensors.get("lm_head.weight", embedding)
+        theirs["has_own_head"] = ("lm_head.weight", head)
+    for field, (name, tensor) in theirs.items():
+        if name in tensors and _is_equal(tensors[name], tensor):
+            del tensors[name]
+            log.add(field, False, f"{name} equals the target's, the copy is dropped")
+    return dataclasses.replace(
+        config,
+        has_own_embedding="embed_tokens.weight" in tensors,
+        has_own_head="lm_head.weight" in tensors,
+    )
+
+
+def _is_equal(mine: Tensor, theirs: Tensor) -> bool:
+    return mine.shape == theirs.shape and torch.equal(mine.to(theirs.device, theirs.dtype), theirs)
 
 
 def _settle_vocabulary(config: EagleConfig, d2t: Tensor | None, log: Log) -> EagleConfig:

@@ -13,13 +13,8 @@ from weights.fields import Fields
 Kind = Literal["default", "linear", "llama3", "yarn"]
 LENGTH = "original_max_position_embeddings"
 YARN = (
-    LENGTH,
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-    "mscale",
-    "mscale_all_dim",
-    "truncate",
+    *(LENGTH, "beta_fast", "beta_slow"),
+    *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
 )
 # kind -> (required keys, optional keys)
 KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -41,7 +36,9 @@ def read_rope(fields: Fields) -> RopeConfig:
         only = ", ".join(get_args(Kind))
         rope.add_problem(f"rope type {kind!r} is not supported, only {only}")
         return RopeConfig()
-    partial = _partial(fields, rope)
+    partial = rope.find(float, "partial_rotary_factor")
+    if partial is None:
+        partial = fields.get(float, "partial_rotary_factor", 1.0)
     if partial != 1.0:
         rope.add_problem(f"partial_rotary_factor {partial} is not supported, only 1.0")
     return _build(cast(Kind, kind), theta, fields, rope)
@@ -65,8 +62,7 @@ def _scaling(fields: Fields) -> dict[str, object]:
 
 def _check_agree(parameters: dict[str, object], scaling: dict[str, object], fields: Fields) -> None:
     named = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
-    for key in sorted(named):
-        old = named[key]
+    for key, old in sorted(named.items()):
         new = parameters.get(key, old)
         if new != old:
             fields.add_problem(f"{key} is {new!r} in rope_parameters and {old!r} in rope_scaling")
@@ -79,11 +75,6 @@ def _theta(fields: Fields, rope: Fields) -> float:
         holder = _holder(fields)
         fields.add_problem(f"rope_theta is {outer}, but {holder}.rope_theta is {inner}: keep one")
     return next((theta for theta in (inner, outer) if theta is not None), 10000.0)
-
-
-def _partial(fields: Fields, rope: Fields) -> float:
-    inner = rope.find(float, "partial_rotary_factor")
-    return fields.get(float, "partial_rotary_factor", 1.0) if inner is None else inner
 
 
 def _build(kind: Kind, theta: float, fields: Fields, rope: Fields) -> RopeConfig:

@@ -76,8 +76,6 @@ def resolve_target(reader: Reader, log: Log) -> TargetConfig:
     problems.raise_if_fatal()
     fields = Fields(raw, "config.json", problems)
     family = _family(fields)
-    problems.raise_if_fatal()
-    assert family is not None, "an unknown family is fatal"
     vocab_size = fields.need(int, "vocab_size")
     length = family.max_position_embeddings
     config = TargetConfig(
@@ -117,13 +115,14 @@ def _model_type(fields: Fields) -> str:
     return fields.get(str, "model_type", next(filter(None, named), ""))
 
 
-def _family(fields: Fields) -> Family | None:
+def _family(fields: Fields) -> Family:
+    """Raises if the model is of another one."""
     model_type = _model_type(fields)
-    family = FAMILIES.get(model_type)
-    if family is None:
+    if model_type not in FAMILIES:
         line = f"model_type {model_type!r} is not supported, only {', '.join(FAMILIES)}"
         fields.add_problem(line, fatal=True)
-        return None
+        fields.problems.raise_if_fatal()
+    family = FAMILIES[model_type]
     architectures = fields.strings("architectures")
     if architectures and family.architecture not in architectures:
         is_draft = any("Eagle" in name for name in architectures)
@@ -133,6 +132,7 @@ def _family(fields: Fields) -> Family | None:
             fatal=True,
         )
     refuse_values(fields, SUPPORTED)
+    fields.problems.raise_if_fatal()
     return family
 
 
@@ -190,7 +190,6 @@ def _eos_token_ids(reader: Reader, fields: Fields, vocab_size: int, log: Log) ->
 
 
 def _sliding_window(fields: Fields, family: Family, log: Log) -> int | None:
-    """The window, if any layer uses one."""
     window = _window_of_some_layer(fields, family)
     keys = ("layer_types", family.window_switch, "sliding_window")
     log.add("sliding_window", window, fields.source(*filter(None, keys)))

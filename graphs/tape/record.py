@@ -121,8 +121,7 @@ def _written(func: Op, args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
     """The tensors that the schema says are written in place."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from tensors_in(value)
+            yield from tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
 
 
 @cache

@@ -195,8 +195,7 @@ class GraphFamilies:
 def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:
     """Where all batches are uniform, FULL in the config means FULL_DECODE_ONLY to the manager."""
     mode = config.modes[family]
-    is_uniform = family in ("target_decode", "draft_decode")
-    is_full = is_uniform and mode is CUDAGraphMode.FULL
+    is_full = family in ("target_decode", "draft_decode") and mode is CUDAGraphMode.FULL
     return CUDAGraphMode.FULL_DECODE_ONLY if is_full else mode
 
 

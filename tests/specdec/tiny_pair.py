@@ -31,7 +31,7 @@ from weights import (
     TargetConfig,
     load_target,
 )
-from weights.fuse import fuse_plan
+from weights.files.transfer import fuse_plan
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 
 Config = TypeVar("Config", TargetConfig, EagleConfig)

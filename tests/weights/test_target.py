@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.weights.tiny import tiny_target, write_target
 from weights import CheckpointError, load_target
 from weights.files.reader import Reader
-from weights.fuse import FUSED
+from weights.files.transfer import FUSED
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.weights.pieces import rope_keys, unfuse
 from weights import BindingReport, EagleConfig, LayerConfig, LoadedTarget, RopeConfig, TargetConfig
-from weights.fuse import fuse_plan
+from weights.files.transfer import fuse_plan
 from weights.shapes import Shapes, eagle_shapes, target_shapes
 
 ARCHITECTURES = {

@@ -13,8 +13,7 @@ def resolve_norms(sources: Sources, config: EagleConfig) -> EagleConfig:
     """`config` with its norms filled in."""
     resolved = (_entry_fc if config.entry == "fc" else _entry_qkv)(sources, config)
     if resolved.norm_before_fc and resolved.has_fc_norm:
-        line = "norm_before_fc (input_norm) and fc_norm exclude each other"
-        sources.fields.add_problem(line)
+        sources.fields.add_problem("norm_before_fc (input_norm) and fc_norm exclude each other")
     return resolved
 
 

@@ -153,8 +153,7 @@ def _vocabulary(sources: Sources) -> tuple[int, int]:
         if size is not None and size != V:
             line = f"{source} says {size}, the target has {V} tokens"
             fields.problems.add(f"a draft for another vocabulary: {line}")
-    sizes = sources.dims({"lm_head.weight": 0, "d2t": 0})
-    W = sources.number("draft_vocab_size", sizes, default=V)
+    W = sources.number("draft_vocab_size", sources.dims({"lm_head.weight": 0, "d2t": 0}), default=V)
     if W > V > 0:
         line = f"the draft's vocabulary of {W} tokens is larger than the target's {V}"
         fields.problems.add(line)
@@ -166,8 +165,7 @@ def _features(sources: Sources, entry: str, Dt: int) -> tuple[bool, tuple[int, .
     fields = sources.fields
     if entry == "fc" or not fields.get(bool, "use_aux_hidden_state", True):
         source = "EAGLE-1" if entry == "fc" else fields.source("use_aux_hidden_state")
-        meaning = f"{source}: the target's hidden after its final norm"
-        sources.log.add("aux_boundaries", (), meaning)
+        sources.log.add("aux_boundaries", (), f"{source}: the target's hidden after its final norm")
         if sources.aux_layers is not None:
             line = f"aux_layers {sources.aux_layers}: this draft reads none ({source})"
             fields.problems.add(line)
@@ -212,16 +210,14 @@ def _check_borrowing(config: EagleConfig, problems: Problems) -> None:
     V = config.vocab_size
     W = config.draft_vocab_size
     if not config.has_own_embedding and Dt != D:
-        line = f"missing embed_tokens.weight [{V}, {D}]: the target's, of width {Dt}, does not fit"
-        problems.add(line)
+        needed = f"missing embed_tokens.weight [{V}, {D}]"
+        problems.add(f"{needed}: the target's, of width {Dt}, does not fit")
     if not config.has_own_head and (Dt != D or W != V):
-        line = f"missing lm_head.weight [{W}, {D}]: the target's, [{V}, {Dt}], does not fit"
-        problems.add(line)
+        problems.add(f"missing lm_head.weight [{W}, {D}]: the target's, [{V}, {Dt}], does not fit")
     if config.entry == "fc" and Dt != D:
         problems.add(
             f"an EAGLE-1 draft of hidden size {D} for a target of {Dt}: fc reads the hidden states "
             "of both models, so they must have one size"
         )
     if not config.has_fc and Dt != D:
-        line = f"no fc: a draft of hidden size {D} cannot read the target's hidden of {Dt}"
-        problems.add(line)
+        problems.add(f"no fc: a draft of hidden size {D} cannot read the target's hidden of {Dt}")

@@ -90,9 +90,7 @@ def _is_deep(value: object) -> bool:
     level = [value]
     for _ in range(MAX_JSON_LEVELS):
         level = [item for outer in level for item in _items(outer)]
-        if not level:
-            return False
-    return True
+    return bool(level)
 
 
 def _items(value: object) -> list[object]:

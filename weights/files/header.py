@@ -132,9 +132,8 @@ def _counts(value: object) -> tuple[int, ...] | None:
     """At most MAX_RANK integers >= 0, else None (True is not a count)."""
     if not isinstance(value, list) or len(value) > MAX_RANK:
         return None
-    if all(type(item) is int and 0 <= item < MAX_COUNT for item in value):
-        return tuple(value)
-    return None
+    are_counts = all(type(item) is int and 0 <= item < MAX_COUNT for item in value)
+    return tuple(value) if are_counts else None
 
 
 def _is_inside(entry: TensorEntry, size: int, problems: Problems) -> bool:

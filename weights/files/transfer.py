@@ -1,7 +1,7 @@
 """Bytes to tensors: read, cast to one dtype, fuse. The only place that moves weights.
 
-Fused tensors are allocated first, then filled piece by piece; what a GPU takes as it is stored goes
-through staging.py.
+q, k, v become one product and gate, up another: fewer, larger matrices. Fused tensors are allocated
+first, then filled piece by piece; what a GPU takes as it is stored goes through staging.py.
 """
 
 from collections import Counter
@@ -14,9 +14,14 @@ from tqdm import tqdm
 from weights.files.header import TORCH_DTYPES, TensorEntry
 from weights.files.reader import Reader
 from weights.files.staging import CopyJob, copy_all
-from weights.fuse import fuse_plan
 from weights.report import Log
 from weights.shapes import Shapes
+
+# which names make up one: their weights and biases are concatenated over rows
+FUSED: dict[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,19 @@ def read_tensors(
             bar.update(num_bytes)
     _note_casts([held[name].dtype for name in wanted], placement.dtype, log)
     return tensors
+
+
+def fuse_plan(names: list[str]) -> dict[str, tuple[str, ...]]:
+    """Fused name -> the names to concatenate, in order; `names` are unfused and complete."""
+    return dict(map(_fused, names))
+
+
+def _fused(name: str) -> tuple[str, tuple[str, ...]]:
+    for whole, pieces in FUSED.items():
+        for piece in pieces:
+            if f".{piece}." in name:
+                return name.replace(piece, whole), tuple(name.replace(piece, p) for p in pieces)
+    return name, (name,)
 
 
 def _note_casts(stored: list[str], dtype: torch.dtype, log: Log) -> None:

@@ -14,8 +14,8 @@ from specdec.engine import Engine
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
-from specdec.start.assemble import assemble
 from specdec.start.device import device_of, dtype_of
+from specdec.start.load import assemble
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target

@@ -5,7 +5,7 @@ Each phase logs how long it took, at level "info".
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,22 +18,21 @@ from graphs.protocol import GraphBackend
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.models.kv_cache import bytes_per_block
+from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
-from specdec.start.assemble import assemble
 from specdec.start.device import device_memory, device_of, dtype_of
 from specdec.start.locate import locate
-from specdec.start.memory import measure_needs, plan_memory
+from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
+from weights.config import TargetConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 from weights.report import Log
 from weights.target import resolve_target
 
 logger = logging.getLogger("specdec")
-
-Build = Callable[[EngineSizes], Runner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +58,15 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     resolve_target(Reader(directory), Log())
     with _phase("tokenizer"):
         tokenizer = Tokenizer(directory)
+    dtype = dtype_of(config.dtype, device)
+    progress = config.use_tqdm_on_load
     with _phase("target weights"):
-        target = load_target(
-            directory,
-            dtype=dtype_of(config.dtype, device),
-            device=device,
-            progress=config.use_tqdm_on_load,
-        )
+        target = load_target(directory, dtype=dtype, device=device, progress=progress)
     logger.info("%s", target.report)
     eagle = None
     if speculation is not None and draft_directory is not None:
         with _phase("draft weights"):
-            eagle = _load_draft(draft_directory, speculation, target, config.use_tqdm_on_load)
+            eagle = _load_draft(draft_directory, speculation, target, progress)
         logger.info("%s", eagle.report)
     engine = assemble(
         _runner(config, speculation, target, eagle, backend),
@@ -81,6 +77,22 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
         is_async=config.async_scheduling,
     )
     return Loaded(target=target, eagle=eagle, tokenizer=tokenizer, engine=engine)
+
+
+def assemble(
+    runner: Runner,
+    target: TargetConfig,
+    tokenizer: Tokenizer,
+    *,
+    seed: int | None = None,
+    use_prefix_cache: bool = False,
+    is_async: bool | None = None,
+) -> Engine:
+    """seed: of the seeds that are drawn, None by chance. is_async: run ahead; None: on a GPU."""
+    rule = runner.acceptance
+    intake = Intake(tokenizer, runner.sizes, target.vocab_size, target.eos_token_ids, seed, rule)
+    is_async = runner.device.type == "cuda" if is_async is None else is_async
+    return Engine(runner, intake, use_prefix_cache=use_prefix_cache, num_steps_ahead=int(is_async))
 
 
 @contextmanager
@@ -193,18 +205,16 @@ def _planned(
 
 def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> None:
     """Refuse a cache of a given size that is larger than the memory; it overrides a share of it."""
+    blocks = config.num_kv_blocks
     memory = device_memory(device)
     if num_bytes >= memory:
         raise ValueError(
-            f"num_kv_blocks={config.num_kv_blocks} take {num_bytes / GIB:.2f} GiB, and there are "
+            f"num_kv_blocks={blocks} take {num_bytes / GIB:.2f} GiB, and there are "
             f"{memory / GIB:.2f} GiB: give fewer, or leave it out"
         )
-    if config.gpu_memory_utilization is not None:
-        logger.info(
-            "num_kv_blocks=%d overrides gpu_memory_utilization=%g",
-            config.num_kv_blocks,
-            config.gpu_memory_utilization,
-        )
+    share = config.gpu_memory_utilization
+    if share is not None:
+        logger.info("num_kv_blocks=%d overrides gpu_memory_utilization=%g", blocks, share)
 
 
 def _captured(build: Build, sizes: EngineSizes) -> Runner:

@@ -4,12 +4,10 @@ import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from weights.demo import demo_directory
 
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-HUB_ERRORS = (LocalEntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError)
 DEMO_PARTS = {
     "target": {"demo": "target", "demo/target": "target"},
     "draft": {"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
@@ -33,19 +31,16 @@ def locate(name: str | Path, role: str) -> Path:
         allowed = ", ".join(DEMO_PARTS[role])
         raise ValueError(f"{what}: the bundled pair has no such {role} (allowed: {allowed})")
     if os.path.lexists(path):
-        raise ValueError(
-            f"{what}: no directory; give the directory that holds config.json and *.safetensors"
-        )
+        needed = "give the directory that holds config.json and *.safetensors"
+        raise ValueError(f"{what}: no directory; {needed}")
     if not _looks_like_hub_id(str(name)):
-        raise ValueError(
-            f"{what}: no such directory (allowed: a directory, a hub id owner/name, or demo)"
-        )
+        allowed = "(allowed: a directory, a hub id owner/name, or demo)"
+        raise ValueError(f"{what}: no such directory {allowed}")
     try:
         return Path(snapshot_download(str(name), allow_patterns=_WANTED))
-    except (*HUB_ERRORS, OSError, ValueError) as error:
-        raise ValueError(
-            f"{what}: no such directory, and not to be had from the hub: {error}"
-        ) from error
+    except (OSError, ValueError) as error:  # the hub's own errors are OSErrors
+        problem = f"{what}: no such directory, and not to be had from the hub: {error}"
+        raise ValueError(problem) from error
 
 
 def _looks_like_hub_id(name: str) -> bool:

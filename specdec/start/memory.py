@@ -20,6 +20,7 @@ from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.sizing import GIB
 
 logger = logging.getLogger("specdec")
+Build = Callable[[EngineSizes], Runner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +69,8 @@ class MemoryPlan:
         for name, planned in self.needs.pools.items():
             taken = counters[name].num_bytes
             if taken > 1.05 * planned:
-                logger.warning(
-                    "graphs %s took %.3f GiB, planned %.3f", name, taken / GIB, planned / GIB
-                )
+                line = "graphs %s took %.3f GiB, planned %.3f"
+                logger.warning(line, name, taken / GIB, planned / GIB)
 
 
 def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:
@@ -89,9 +89,8 @@ def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> M
             f"{sum(needs.pools.values()) / GIB:.2f} and a cache for one request of max_model_len="
             f"{sizes.max_model_len} need {least / GIB:.2f} GiB: {_advice(needs, sizes)}"
         )
-    return MemoryPlan(
-        needs=needs, utilization=utilization, num_kv_blocks=min(blocks, sizes.num_kv_blocks)
-    )
+    blocks = min(blocks, sizes.num_kv_blocks)
+    return MemoryPlan(needs=needs, utilization=utilization, num_kv_blocks=blocks)
 
 
 def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
@@ -109,11 +108,7 @@ def _advice(needs: MemoryNeeds, sizes: EngineSizes) -> str:
 
 
 def measure_needs(
-    build: Callable[[EngineSizes], Runner],
-    sizes: EngineSizes,
-    tensors: Iterable[Tensor],
-    block: int,
-    vocab_size: int,
+    build: Build, sizes: EngineSizes, tensors: Iterable[Tensor], block: int, vocab_size: int
 ) -> MemoryNeeds:
     """Run the largest steps and capture the largest graphs on a trial runner; none of it stays.
 
@@ -130,9 +125,8 @@ def measure_needs(
     torch.cuda.empty_cache()
     # counts the trial's buffers, which the real runner will have too
     free, total = torch.cuda.mem_get_info(device)
-    weights = sum(
-        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
-    )
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    weights = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     return MemoryNeeds(
         total=total,
         weights=weights,
@@ -147,14 +141,13 @@ def measure_needs(
 def run_largest_steps(runner: Runner) -> None:
     """The longest chunk and the widest round, of requests without state rows."""
     sizes = runner.sizes
-    budget = runner.sizes.max_num_batched_tokens
+    budget = sizes.max_num_batched_tokens
+    blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
     parts: list[PromptPart] = []
     while budget > 0 and len(parts) < sizes.max_num_seqs:
         length = min(budget, sizes.max_model_len - 1)
-        blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
-        parts.append(
-            PromptPart(state_row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks)
-        )
+        part = PromptPart(state_row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks)
+        parts.append(part)
         budget -= length
     for needs in (GREEDY, EVERYTHING):
         runner.run_chunk(parts, needs)

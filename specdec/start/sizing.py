@@ -55,9 +55,8 @@ def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
 def _max_model_len(given: int | None, longest: int) -> int:
     """The length asked for, else the target's longest, if an engine may be built for it."""
     if given is not None and given > longest:
-        raise ValueError(
-            f"max_model_len={given} exceeds the target's max_position_embeddings={longest}"
-        )
+        limit = f"the target's max_position_embeddings={longest}"
+        raise ValueError(f"max_model_len={given} exceeds {limit}")
     if given is None and longest > MAX_MODEL_LEN:
         raise ValueError(
             f"the target's max_position_embeddings={longest} is more than an engine takes: "

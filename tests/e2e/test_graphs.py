@@ -14,7 +14,7 @@ from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
-from specdec.start.assemble import assemble
+from specdec.start.load import assemble
 from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 

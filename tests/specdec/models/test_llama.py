@@ -9,7 +9,7 @@ import torch
 from specdec import SamplingParams
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
-from specdec.start.assemble import assemble
+from specdec.start.load import assemble
 from tests.specdec.tiny_pair import changed, on_disk, random_draft
 from tests.weights.tiny import eagle3_config, tiny_target
 from weights import RopeConfig

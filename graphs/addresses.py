@@ -11,7 +11,6 @@ from graphs.errors import CaptureError
 
 
 def debug_enabled() -> bool:
-    """Whether SPECDEC_DEBUG=1 is set."""
     return os.environ.get("SPECDEC_DEBUG") == "1"
 
 

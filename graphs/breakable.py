@@ -77,7 +77,6 @@ class BreakableCUDAGraphCapture:
 
     @staticmethod
     def is_active() -> bool:
-        """Whether a breakable capture is active in this thread."""
         return _thread.active is not None
 
     @property

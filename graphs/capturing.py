@@ -34,7 +34,6 @@ def exclusive_capture(what: str, pool: GraphPool) -> Iterator[None]:
 
 
 def set_cudagraph_capturing_enabled(pool: GraphPool, enabled: bool) -> None:
-    """Allow or forbid every later capture into this pool."""
     pool.is_capturing_enabled = enabled
 
 

@@ -47,7 +47,6 @@ class CompiledPieces:
         return self._model
 
     def has_captured(self, descriptor: BatchDescriptor) -> bool:
-        """Whether a call with this descriptor would replay."""
         return any(piece.has_captured(descriptor) for piece in self.pieces)
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:

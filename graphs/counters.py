@@ -31,7 +31,6 @@ class BatchKind(NamedTuple):
 
     @property
     def padded_tokens(self) -> int:
-        """Rows that such a batch computes for nothing."""
         return self.num_tokens - self.unpadded_tokens
 
 
@@ -45,7 +44,6 @@ class GraphCounters:
 
     @property
     def dispatches(self) -> Counter[CUDAGraphMode]:
-        """Batches by mode."""
         modes = Counter[CUDAGraphMode]()
         for kind, count in self.batches.copy().items():
             modes[kind.mode] += count
@@ -94,7 +92,6 @@ class GraphCounters:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all captures."""
         return sum(record.num_bytes for record in self.captures)
 
 

@@ -156,7 +156,6 @@ class CudaSession:
         return graph
 
     def abort(self) -> None:
-        """Drop the current graph."""
         graph = self._open
         self._open = None
         if graph is not None:

@@ -86,7 +86,6 @@ class CudaGraphManager:
         self._dispatcher = Dispatcher(query_len)
 
     def needs_capture(self) -> bool:
-        """Whether `capture` has something to do."""
         return any(not self._is_captured(desc) for _, desc in self.descriptors())
 
     def descriptors(self) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
@@ -194,7 +193,6 @@ class CudaGraphManager:
         return result
 
     def num_bytes(self) -> int:
-        """Bytes that the graphs hold now."""
         return 0 if self._pool is None else self._pool.num_bytes()
 
     def clear_graphs(self) -> None:

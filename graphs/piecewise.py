@@ -61,7 +61,6 @@ class PiecewiseRunner:
         return 0 if self._runner is None else self._runner.num_graphs(descriptor)
 
     def has_captured(self, descriptor: BatchDescriptor) -> bool:
-        """Whether a forward with this descriptor would replay."""
         return self._runner is not None and self._runner.has_captured(descriptor)
 
     def clear_graphs(self) -> None:

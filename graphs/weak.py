@@ -38,7 +38,6 @@ def _over(storage: torch.UntypedStorage, tensor: Tensor) -> Tensor:
 
 
 def weak_views(value: V) -> V:
-    """`value` with each tensor replaced by a weak view."""
     return map_tensors(weak_view, value)
 
 

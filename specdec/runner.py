@@ -9,8 +9,7 @@ from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
 from specdec.kernels.paged_attention import workspace_size
-from specdec.models.build import build_draft, build_target
-from specdec.models.kv_cache import allocate_kv_cache
+from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import Captures, GraphFamilies

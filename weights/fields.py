@@ -101,7 +101,6 @@ class Fields:
         return key in self.values
 
     def add_problem(self, line: str, fatal: bool = False) -> None:
-        """Add a problem of this file."""
         self.problems.add(f"{self.file}: {line}", fatal)
 
     def source(self, *keys: str) -> str:
@@ -110,7 +109,6 @@ class Fields:
         return "default" if key is None else f"{self.file}: {self._paths[key]}"
 
     def first(self, *keys: str) -> str | None:
-        """The first of `keys` that is present."""
         return next((key for key in keys if key in self.values), None)
 
     def need(self, kind: type[T], key: str) -> T:
@@ -155,7 +153,6 @@ class Fields:
         return None
 
     def strings(self, key: str) -> tuple[str, ...]:
-        """A list of strings; () if absent."""
         value = self.values.get(key, [])
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)

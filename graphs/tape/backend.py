@@ -141,7 +141,6 @@ class TapeSession:
         return TapeGraph(self._pool, self._memory, recorder)
 
     def abort(self) -> None:
-        """Stop recording, drop what was recorded."""
         self._recorder = None
         self._stack.close()
 

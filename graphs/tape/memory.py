@@ -37,7 +37,6 @@ class OwnerMemory:
     num_graphs: int = 0
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether `tensor` lies in a result."""
         return tensor.untyped_storage().data_ptr() in self.results
 
     def add_result(self, tensor: Tensor) -> None:
@@ -75,7 +74,6 @@ class OwnerMemory:
         self.poison()
 
     def poison(self) -> None:
-        """Fill the results with values that show when they are read."""
         with torch.inference_mode():
             for result in self.results.values():
                 result.flat.fill_(float("nan") if result.flat.is_floating_point() else -1)

@@ -1,4 +1,4 @@
-"""Modules around the tensors of a checkpoint. Nothing is copied."""
+"""Modules around the tensors of a checkpoint, none of which is copied, and their paged caches."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,8 @@ from torch import Tensor
 from specdec.models.eagle import EagleModel
 from specdec.models.llama import LlamaModel
 from specdec.models.rope import rope_tables
+from specdec.sizes import BLOCK_SIZE
+from weights.config import LayerConfig
 from weights.load import LoadedEagle, LoadedTarget
 
 
@@ -38,3 +40,16 @@ def build_draft(
     tensors.pop("d2t", None)
     model.load_state_dict(tensors, strict=True, assign=True)
     return model
+
+
+def allocate_kv_cache(
+    layer: LayerConfig, num_layers: int, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """[L, 2, N + 1, G, S, C]: keys and values of every layer; block N is scratch, for padding."""
+    shape = (num_layers, 2, num_blocks + 1, layer.num_kv_heads, BLOCK_SIZE, layer.head_dim)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def bytes_per_block(layer: LayerConfig, num_layers: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers of one model, keys and values."""
+    return num_layers * 2 * layer.num_kv_heads * BLOCK_SIZE * layer.head_dim * dtype.itemsize

@@ -28,7 +28,6 @@ class Linear(nn.Module):
         return linear(x_TD, self.weight, self.bias)
 
     def sums(self, x_TD: Tensor) -> Sums:
-        """The unfinished product."""
         return split_linear(x_TD, self.weight, self.bias)
 
 

@@ -129,7 +129,6 @@ class GraphFamilies:
             return {manager.name: manager.measure(make) for manager, make in captures}
 
     def counters(self) -> dict[str, GraphCounters]:
-        """What each family captured and ran, by its name."""
         return {manager.name: manager.counters for manager in self.managers}
 
     def clear_all_graphs(self) -> None:

@@ -17,7 +17,7 @@ from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
-from specdec.models.kv_cache import bytes_per_block
+from specdec.models.build import bytes_per_block
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner

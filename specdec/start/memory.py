@@ -37,7 +37,6 @@ class MemoryNeeds:
 
     @property
     def without_cache(self) -> int:
-        """All of it but the cache."""
         return self.weights + self.other + self.step + sum(self.pools.values())
 
 

@@ -36,7 +36,6 @@ class Resolution:
 
     @property
     def bound(self) -> dict[str, TensorEntry]:
-        """What the draft computes with."""
         return {name: entry for name, entry in self.held.items() if name != "t2d"}
 
 

@@ -54,7 +54,6 @@ class TensorEntry:
 
     @property
     def where(self) -> str:
-        """File and key, for messages."""
         return f"{self.file.name}: {self.name}"
 
 

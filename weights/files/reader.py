@@ -75,7 +75,6 @@ class Reader:
         return CopyJob(read, entry.start, out.view(-1).view(torch.uint8))
 
     def dtype(self, name: str) -> torch.dtype:
-        """As torch calls it."""
         entry = self.entries[name]
         if entry.dtype not in TORCH_DTYPES:
             line = f"{entry.where} is {entry.dtype}, not supported"

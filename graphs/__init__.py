@@ -1,7 +1,6 @@
 """Capture and replay of torch callables: breakable and full CUDA graphs, and their twin for CPUs.
 
-The backends are in modules of their own: CudaBackend in graphs.cuda, TapeBackend in
-graphs.tape.backend.
+The backends are in modules of their own: graphs.cuda.CudaBackend, graphs.tape.backend.TapeBackend.
 """
 
 import importlib
@@ -22,7 +21,6 @@ __all__ = sorted(_PUBLIC)
 
 
 def __dir__() -> list[str]:
-    """The public names, imported yet or not."""
     return __all__
 
 

@@ -18,8 +18,7 @@ def addresses(
     args: tuple[object, ...], kwargs: dict[str, object], context: ForwardContext
 ) -> dict[str, int]:
     """The address of each tensor that a call reads, in its arguments and in its forward context."""
-    named = {f"args[{i}]": value for i, value in enumerate(args)}
-    named |= kwargs
+    named = {f"args[{i}]": value for i, value in enumerate(args)} | kwargs
     named |= {"slot_mapping": context.slot_mapping, "attn_metadata": context.attn_metadata}
     found = (pair for name, value in named.items() for pair in _walk(name, value))
     return {path: tensor.data_ptr() for path, tensor in found}
@@ -33,9 +32,8 @@ def check_addresses(captured: dict[str, int], now: dict[str, int]) -> None:
         if captured.get(name) != now.get(name)
     ]
     if changed:
-        raise CaptureError(
-            f"a graph replays the addresses of its capture, but {'; '.join(changed)}"
-        )
+        differences = "; ".join(changed)
+        raise CaptureError(f"a graph replays the addresses of its capture, but {differences}")
 
 
 def _walk(path: str, value: object) -> Iterator[tuple[str, Tensor]]:

@@ -55,8 +55,7 @@ class BreakableCUDAGraphCapture:
     """A context manager around one forward, entered once; then `replay()` runs what it captured.
 
     pool:    where the graphs live
-    owner:   names the forward that this is part of (a batch descriptor); captures of one owner may
-             read each other's results
+    owner:   of the forward (a batch descriptor): captures of one may read each other's results
     collect: gc.collect and empty_cache before the first graph
     """
 
@@ -97,9 +96,8 @@ class BreakableCUDAGraphCapture:
 
     def __enter__(self) -> "BreakableCUDAGraphCapture":
         if self._was_entered:
-            raise CaptureError(
-                f"{self!r} was entered before: a second forward would be replayed after the first"
-            )
+            problem = "a second forward would be replayed after the first"
+            raise CaptureError(f"{self!r} was entered before: {problem}")
         self._body = self._recording()
         self._body.__enter__()
         return self

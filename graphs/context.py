@@ -1,7 +1,6 @@
 """What one forward reads beside its arguments: attention metadata, slots, and how it is being run.
 
-Thread-local and set by a context manager, at replay too: the eager breaks of a captured forward
-read it live.
+Thread-local, and set at replay too: the eager breaks of a captured forward read it live.
 """
 
 import threading
@@ -27,9 +26,8 @@ class ForwardContext:
     def graph_key(self) -> BatchDescriptor:
         """The descriptor, which a forward that is captured or replayed must have."""
         if self.batch_descriptor is None:
-            raise ValueError(
-                f"runtime_mode={self.runtime_mode} needs a batch_descriptor in the forward context"
-            )
+            needed = "a batch_descriptor in the forward context"
+            raise ValueError(f"runtime_mode={self.runtime_mode} needs {needed}")
         return self.batch_descriptor
 
 

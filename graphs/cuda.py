@@ -1,8 +1,7 @@
 """CudaBackend: captures with torch.cuda.CUDAGraph, begun and ended by hand since a call may break.
 
 One side stream per backend: the allocator keeps free blocks per stream, so only captures of the
-same stream share memory. Captures watch this thread only ("thread_local"): a server's other threads
-are not restricted.
+same stream share memory. Captures watch this thread only: a server's others are not restricted.
 """
 
 import ctypes

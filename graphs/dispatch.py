@@ -1,7 +1,6 @@
 """Which graph serves a batch: a padding map by requests for uniform batches, one by tokens for all.
 
-A uniform batch that is too large for a FULL graph may still fit a PIECEWISE one; a batch that fits
-neither runs eagerly.
+A uniform batch too large for a FULL graph may fit a PIECEWISE one; what fits neither runs eagerly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,14 +31,10 @@ class Dispatcher:
         self, requests: Iterable[int], tokens: Iterable[int], has_lora: bool = False
     ) -> None:
         """What can be replayed from now on, for batches with or without LoRA."""
-        self._full[has_lora] = [
-            Dispatch(CUDAGraphMode.FULL, self.uniform(n, has_lora))
-            for n in padding_map(sorted(requests))
-        ]
-        self._piecewise[has_lora] = [
-            Dispatch(CUDAGraphMode.PIECEWISE, self.ragged(n, has_lora))
-            for n in padding_map(sorted(tokens))
-        ]
+        full = [self.uniform(n, has_lora) for n in padding_map(sorted(requests))]
+        pieces = [self.ragged(n, has_lora) for n in padding_map(sorted(tokens))]
+        self._full[has_lora] = [Dispatch(CUDAGraphMode.FULL, desc) for desc in full]
+        self._piecewise[has_lora] = [Dispatch(CUDAGraphMode.PIECEWISE, desc) for desc in pieces]
 
     def uniform(self, num_reqs: int, has_lora: bool = False) -> BatchDescriptor:
         """The key of the FULL graph of `num_reqs` requests."""

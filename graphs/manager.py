@@ -129,8 +129,8 @@ class CudaGraphManager:
         with self._backend.side_stream(), _frozen_heap():
             for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
                 wanted = [desc for its_mode, desc in self.descriptors() if its_mode is mode]
-                wanted = wanted[:1] if largest_only else wanted
-                todo = [desc for desc in wanted if not self._is_captured(desc)]
+                most = 1 if largest_only else len(wanted)
+                todo = [desc for desc in wanted[:most] if not self._is_captured(desc)]
                 self._capture_mode(mode, todo, make_forward)
         self._update_dispatcher()
 
@@ -224,15 +224,13 @@ class CudaGraphManager:
             held = self.num_bytes()
             num_graphs = self._capture_forward(desc, forward)
             backend.release(collect=False)
+            seconds = time.perf_counter() - began
+            taken = self.num_bytes() - held
             record = CaptureRecord(
-                mode=mode,
-                descriptor=desc,
-                num_graphs=num_graphs,
-                seconds=time.perf_counter() - began,
-                num_bytes=self.num_bytes() - held,
+                mode=mode, descriptor=desc, num_graphs=num_graphs, seconds=seconds, num_bytes=taken
             )
             self.counters.captures.append(record)
-            log_capture(self.name, mode, desc, num_graphs, record.num_bytes)
+            log_capture(self.name, mode, desc, num_graphs, taken)
             bar.set_postfix_str(f"{backend.free_memory() / 2**30:.2f} GiB free")
 
     def _warm_up(self, desc: BatchDescriptor, make_forward: MakeForward) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 class CUDAGraphMode(enum.Enum):
     """Runtime modes NONE, PIECEWISE, FULL, and pairs of them: (uniform decode batches, all others).
 
-    As a configuration FULL means both, and CudaGraphManager refuses it: it has no full graphs of
-    ragged batches.
+    As a configuration FULL means both, which CudaGraphManager refuses for ragged batches.
     """
 
     NONE = 0
@@ -36,12 +35,9 @@ class CUDAGraphMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
-    """The key of a graph. None in num_reqs or query_len: the graph serves any.
-
-    has_lora: some request of the batch has a LoRA adapter
-    """
+    """The key of a graph. None in num_reqs or query_len: the graph serves any."""
 
     num_tokens: int
     num_reqs: int | None = None
     query_len: int | None = None
-    has_lora: bool = False
+    has_lora: bool = False  # some request of the batch has a LoRA adapter

@@ -53,9 +53,8 @@ class PiecewiseRunner:
     def will_replay(self) -> bool:
         """Whether a forward in the present context would replay."""
         context = context_in(CUDAGraphMode.PIECEWISE)
-        if context is None or context.batch_descriptor is None:
-            return False
-        return self.has_captured(context.batch_descriptor)
+        descriptor = None if context is None else context.batch_descriptor
+        return descriptor is not None and self.has_captured(descriptor)
 
     def num_graphs(self, descriptor: BatchDescriptor) -> int:
         return 0 if self._runner is None else self._runner.num_graphs(descriptor)

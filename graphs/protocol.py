@@ -1,8 +1,7 @@
 """What captures and replays: the protocol that CudaBackend and TapeBackend follow.
 
-A backend makes pools; a pool opens sessions, one for each forward that is captured; a session
-begins and ends graphs. The graphs of a pool share memory: a result of one lives until another
-replays.
+A backend makes pools; a pool opens a session for each captured forward; it begins and ends graphs.
+The graphs of a pool share memory: a result of one lives until another replays.
 """
 
 from collections.abc import Hashable
@@ -43,14 +42,10 @@ class GraphHooks:
 
 
 class GraphPool(Protocol):
-    """Memory that the graphs of one manager share.
+    """Memory that the graphs of one manager share."""
 
-    is_capturing_enabled: see capturing.py; true at first
-    hooks:                called around the captures and replays of its graphs
-    """
-
-    is_capturing_enabled: bool
-    hooks: GraphHooks
+    is_capturing_enabled: bool  # see capturing.py; true at first
+    hooks: GraphHooks  # called around the captures and replays of its graphs
 
     def session(
         self, owner: Hashable, *, collect: bool = True, is_last: bool = True

@@ -1,8 +1,7 @@
 """Weak views: tensors that know an address and a shape but keep no memory alive.
 
-A strong reference to a tensor made during a capture pins its memory in the pool: one copy of the
-activations for each captured size. A weak view does not; the graph or the static buffer that owns
-the memory must outlive it.
+A strong reference to a tensor of a capture pins its memory in the pool, once for each size. A weak
+view does not; the graph or the static buffer that owns the memory must outlive it.
 """
 
 from collections.abc import Callable, Iterator

@@ -24,16 +24,11 @@ Captured: TypeAlias = tuple[Graph | None, object]  # what replays a call, and wh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CUDAGraphOptions:
-    """How a CUDAGraphWrapper captures.
-
-    debug_log_enable: log each capture
-    gc_disable:       skip gc and empty_cache; for all pieces but the first
-    weak_ref_output:  return a weak view at capture too; right only for the last piece, whose output
-                      no later one reads
-    """
+    """How a CUDAGraphWrapper captures."""
 
     debug_log_enable: bool = True
-    gc_disable: bool = False
+    gc_disable: bool = False  # skip gc and empty_cache; for all pieces but the first
+    # return a weak view at capture too; right only for the last piece, whose output no later reads
     weak_ref_output: bool = True
 
 
@@ -89,8 +84,7 @@ class _GraphWrapper(ABC):
         if runnable is None or not hasattr(runnable, name):
             wrapper = type(self).__name__
             raise AttributeError(f"neither {wrapper} nor what it wraps has an attribute {name!r}")
-        attribute: object = getattr(runnable, name)
-        return attribute
+        return getattr(runnable, name)
 
     def unwrap(self) -> Callable[..., object]:
         return self.runnable
@@ -161,10 +155,7 @@ class CUDAGraphWrapper(_GraphWrapper):
 
 
 class BreakableCUDAGraphWrapper(_GraphWrapper):
-    """Captures `runnable` in segments around its eager breaks, when the runtime mode is PIECEWISE.
-
-    debug_log_enable: a debug line for each capture
-    """
+    """Captures `runnable` in segments around its eager breaks, in the runtime mode PIECEWISE."""
 
     def __init__(
         self, runnable: Callable[..., object], pool: GraphPool, *, debug_log_enable: bool = True

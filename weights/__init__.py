@@ -37,7 +37,6 @@ __all__ = sorted(_PUBLIC)
 
 
 def __dir__() -> list[str]:
-    """The public names, imported or not."""
     return __all__
 
 

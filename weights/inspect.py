@@ -52,10 +52,7 @@ class Inspection:
 
 
 def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> Inspection:
-    """Resolve what headers and config.json say; raises CheckpointError only for unreadable headers.
-
-    target: the config that a draft is meant for, if known
-    """
+    """Resolve what headers and config.json say; CheckpointError only for unreadable headers."""
     reader = Reader(directory)
     log = Log()
     role = "draft" if is_draft(reader) else "target"

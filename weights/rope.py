@@ -1,8 +1,7 @@
 """The rotary embedding as config.json has it: rope_parameters, or rope_theta and rope_scaling.
 
 Transformers 5 writes the former. Two sources that disagree are refused, not ranked: a silently
-wrong base costs acceptance and nothing else would show it. Kinds that are not built are refused by
-name.
+wrong base costs acceptance and nothing else would show it.
 """
 
 from typing import Literal, cast, get_args

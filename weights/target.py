@@ -1,7 +1,6 @@
 """Targets: what config.json says about a Llama, Mistral, Qwen2 or Qwen3 model; a family is a row.
 
-Facts of the rows: transformers, models/{llama,mistral,qwen2,qwen3}/configuration_*.py and
-modeling_*.py.
+Facts of the rows: transformers, models/{llama,mistral,qwen2,qwen3}/{configuration,modeling}_*.py.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """What no capture can hold: host reads of the device, shapes made of data, torch's generator.
 
-On CUDA these fail inside a capture with whatever error the driver finds. The tape names them: a
-dispatch mode sees the ops, a function mode the calls that never become an op on CPU tensors
-(.tolist(), .cpu(), .numpy()).
+On CUDA these fail with whatever error the driver finds. The tape names them: a dispatch mode sees
+the ops, a function mode the calls that are none on CPU tensors (.tolist(), .cpu(), .numpy()).
 """
 
 from collections.abc import Callable

@@ -31,6 +31,7 @@ class OwnerMemory:
     """Everything that the captures of one owner made or wrote."""
 
     results: dict[int, Result] = field(default_factory=dict)
+    # numbers that became tensors; on CUDA they are arguments of kernels
     constants: list[torch.UntypedStorage] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)
     saved: set[Region] = field(default_factory=set)
@@ -43,11 +44,9 @@ class OwnerMemory:
         """Keep the memory of a tensor that an op of the capture made."""
         storage = tensor.untyped_storage()
         if storage.nbytes() and storage.data_ptr() not in self.results:
-            self.results[storage.data_ptr()] = Result(storage, _flat(tensor))
-
-    def add_constant(self, tensor: Tensor) -> None:
-        """Keep a number that became a tensor; on CUDA it is an argument of the kernel."""
-        self.constants.append(tensor.untyped_storage())
+            size = (storage.nbytes() // tensor.itemsize,)
+            flat = weak_view(tensor.as_strided(size, (1,), 0))
+            self.results[storage.data_ptr()] = Result(storage, flat)
 
     def save(self, tensor: Tensor) -> None:
         """Remember what is in `tensor` before its first in-place write."""
@@ -85,8 +84,3 @@ class OwnerMemory:
         """Bytes of the results with strong references elsewhere."""
         held = [storage for storage, _ in self.results.values()]
         return sum(s.nbytes() for s in held if torch._C._storage_Use_Count(s._cdata) > 1)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    size = (tensor.untyped_storage().nbytes() // tensor.itemsize,)
-    return weak_view(tensor.as_strided(size, (1,), 0))

@@ -1,8 +1,7 @@
 """The recorder of the tape: a dispatch mode that turns the ops it sees into calls on weak views.
 
-Views need no call, since they are kept as addresses. An op that makes tensors is replayed through
-its `out=` overload where it has one, else its results are copied to where the first ones were. Of
-an op made of other ops, those are recorded.
+Views are kept as addresses. An op that makes tensors is replayed by its `out=` overload, or its
+results are copied to where the first ones were. Of an op made of other ops, those are recorded.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,7 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_in([args, kwargs]):
             storage = tensor.untyped_storage()
             if func is torch.ops.aten.lift_fresh.default:
-                self.memory.add_constant(tensor)
+                self.memory.constants.append(storage)
             elif storage._cdata not in self.inputs and not self.memory.owns(tensor):
                 weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self.inputs[storage._cdata] = (str(func), weak)
@@ -111,9 +110,8 @@ _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empt
 def _is_made_of_ops(func: Op) -> bool:
     """Whether to look inside: composite ops, and everything that is not torch's own."""
     name = func.name()  # type: ignore[no-untyped-call]
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-        name, DispatchKey.CompositeImplicitAutograd
-    )
+    key = DispatchKey.CompositeImplicitAutograd
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
     return bool(composite) or func.namespace not in _TORCH_NAMESPACES
 
 

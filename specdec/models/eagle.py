@@ -1,7 +1,6 @@
 """Every EAGLE draft as one module; EagleConfig (weights/config.py) has the formulas.
 
-A row takes a token and a feature: the target's (through `features`) or the draft's own last stream
-(recycled).
+A row takes a token and a feature: the target's, by `features`, or the draft's own last stream.
 Letters: T rows, D draft hidden, E width of the target's features, W draft vocabulary.
 """
 

@@ -1,8 +1,7 @@
 """The target: Llama, Mistral, Qwen2 or Qwen3 by the fields of LayerConfig.
 
 A layer leaves its last product unfinished; the next norm finishes it and adds it to the residual
-stream. `tap` writes the stream that enters a layer into columns of the buffer that an EAGLE-3 draft
-reads.
+stream. `tap` writes the stream that enters a layer into a buffer that an EAGLE-3 draft reads.
 Letters: T rows, D hidden, E = taps x D, V vocabulary.
 """
 
@@ -32,10 +31,7 @@ class DecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """aux_boundaries: layers whose entering stream is tapped, in the order of the columns.
-
-    L stands for the stream after the last layer.
-    """
+    """aux_boundaries: layers whose entering stream is tapped, by column; L: after the last one."""
 
     def __init__(
         self, config: TargetConfig, rope: tuple[Tensor, Tensor], aux_boundaries: Sequence[int] = ()

@@ -1,8 +1,7 @@
 """Tables of rotary cosines and sines for every position that an engine can reach.
 
 The formulas are those of transformers' modeling_rope_utils: "linear" divides positions, "llama3"
-(the Llama 3.1 model card) and "yarn" (arXiv 2309.00071) interpolate low frequencies and keep high
-ones.
+(the Llama 3.1 model card) and "yarn" (arXiv 2309.00071) interpolate low frequencies only.
 """
 
 import math
@@ -70,9 +69,8 @@ def _yarn_scale(rope: RopeConfig) -> float:
 
 def _original_length(rope: RopeConfig) -> int:
     if rope.original_max_position_embeddings is None:
-        raise ValueError(
-            f"rope kind {rope.kind!r} needs original_max_position_embeddings in config.json"
-        )
+        needed = "original_max_position_embeddings in config.json"
+        raise ValueError(f"rope kind {rope.kind!r} needs {needed}")
     return rope.original_max_position_embeddings
 
 

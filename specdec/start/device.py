@@ -6,10 +6,7 @@ import torch
 
 
 def device_of(name: object) -> torch.device:
-    """Resolve a name or a torch.device; "auto" is a GPU if there is one.
-
-    ValueError if torch cannot use the device here.
-    """
+    """The device of a name; "auto": a GPU if there is one. ValueError if torch cannot use it."""
     assert isinstance(name, str | torch.device), type(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -107,10 +107,7 @@ def _num_drafts(speculation: SpeculativeConfig | None) -> int:
 
 
 def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> GraphBackend | None:
-    """What captures; None: everything runs eagerly, as it always does on the CPU.
-
-    ValueError for options that would do nothing.
-    """
+    """What captures, None for eager runs; ValueError for options that would do nothing."""
     if device.type != "cuda":
         config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
         config.refuse_gpu_memory(device)
@@ -124,7 +121,7 @@ def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> Gra
 def _load_draft(
     directory: Path, speculation: SpeculativeConfig, target: LoadedTarget, progress: bool
 ) -> LoadedEagle:
-    device = _device(target)
+    device = target.tensors["embed_tokens.weight"].device
     aux_layers = speculation.aux_layers
     eagle = load_eagle(directory, target, device=device, aux_layers=aux_layers, progress=progress)
     method = "eagle" if eagle.config.entry == "fc" else "eagle3"
@@ -136,10 +133,6 @@ def _load_draft(
     return eagle
 
 
-def _device(target: LoadedTarget) -> torch.device:
-    return target.tensors["embed_tokens.weight"].device
-
-
 def _runner(
     config: EngineConfig,
     speculation: SpeculativeConfig | None,
@@ -148,7 +141,7 @@ def _runner(
     backend: GraphBackend | None,
 ) -> Runner:
     """The runner with a cache that fits, its graphs captured."""
-    device = _device(target)
+    device = target.tensors["embed_tokens.weight"].device
     K = _num_drafts(speculation)
     acceptance = "exact" if speculation is None else speculation.acceptance
     most = largest_sizes(config, K, target.config, None if eagle is None else eagle.config)

@@ -73,10 +73,7 @@ class MemoryPlan:
 
 
 def plan_memory(needs: MemoryNeeds, utilization: float, sizes: EngineSizes) -> MemoryPlan:
-    """The largest cache in the budget, at most that of `sizes`.
-
-    ValueError if not even one request of max_model_len fits.
-    """
+    """The largest cache in the budget, at most that of `sizes`; ValueError if no request fits."""
     budget = int(needs.total * utilization)
     blocks = (budget - needs.without_cache) // needs.block
     if blocks < sizes.blocks_per_request:

@@ -14,11 +14,7 @@ def largest_sizes(
     target: TargetConfig,
     eagle: EagleConfig | None,
 ) -> EngineSizes:
-    """Sizes with as many cache blocks as can be of use.
-
-    That is what all state rows together can hold; with a prefix cache, several times that, for what
-    ended requests leave.
-    """
+    """With as many cache blocks as can be of use: what all state rows hold, by `cache_factor`."""
     max_model_len = _max_model_len(config.max_model_len, target.max_position_embeddings)
     _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and num_speculative_tokens > 0:
@@ -34,7 +30,7 @@ def largest_sizes(
 
 
 def cache_factor(config: EngineConfig) -> int:
-    """How many times what all state rows hold the cache may hold."""
+    """How many times what all state rows hold the cache may hold, for what ended requests leave."""
     return MOST_PREFIXES if config.enable_prefix_caching else 1
 
 

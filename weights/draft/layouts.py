@@ -37,22 +37,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One format; the fields after `is_it` say what its configs mean where they are silent.
-
-    layer_ids:            its ids name the stream that enters a layer, or a layer's output (+1)
-    norm_before_residual: if the key is absent
-    final_norm_key:       the key that switches the norm before lm_head
-    recycled_keys:        the keys that make the draft recycle its hidden after that norm
-    recycles_norm:        always recycled after that norm, if any (EAGLE-1's head reads the same)
-    """
+    """One format; the fields after `is_it` say what its configs mean where they are silent."""
 
     name: str
     is_it: Callable[[Evidence], bool]
-    layer_ids: Literal["boundary", "output"] = "boundary"
-    norm_before_residual: bool = False
-    final_norm_key: str = "use_last_layernorm"
+    layer_ids: Literal["boundary", "output"] = "boundary"  # the stream entering it, or leaving it
+    norm_before_residual: bool = False  # if the key is absent
+    final_norm_key: str = "use_last_layernorm"  # switches the norm before lm_head
+    # make the draft recycle its hidden after that norm
     recycled_keys: tuple[str, ...] = ("norm_output", "return_hidden_post_norm")
-    recycles_norm: bool = False
+    recycles_norm: bool = False  # always after that norm, if any (EAGLE-1's head reads the same)
 
 
 MIDLAYER = r"(^|\.)midlayers?\."

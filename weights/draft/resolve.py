@@ -1,8 +1,7 @@
 """EAGLE drafts: from config.json and tensor shapes to one EagleConfig, whatever the format.
 
-Everything is decided here and in the tables of layouts.py, rename.py and taps.py; no other package
-knows formats. The order: format, layer, vocabulary, features, norms, owners; each decision is
-logged with its source.
+No other package knows formats. The order: format, layer, vocabulary, features, norms, owners; each
+decision is logged with its source.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Numbers and switches that tensors and config.json both state: tensors decide numbers.
 
-A draft whose config disagrees with its own tensors is refused, except for numbers that published
-configs are known to state wrongly; those become a note. A single tensor that is outvoted is
-reported as misshapen later.
+A draft whose config disagrees with its tensors is refused; numbers that published configs are known
+to state wrongly become a note. A single tensor that is outvoted is reported as misshapen later.
 """
 
 from collections import Counter
@@ -17,17 +16,13 @@ from weights.report import Log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """A draft's tensors by the names of this package, its config and format, the log of decisions.
+    """What a draft is resolved from, and the log of decisions."""
 
-    target:     None if a draft is inspected alone; what depends on it is then left open
-    aux_layers: the caller's boundaries, instead of the checkpoint's
-    """
-
-    held: dict[str, TensorEntry]
+    held: dict[str, TensorEntry]  # by the names of this package
     fields: Fields
     layout: Layout
-    target: TargetConfig | None
-    aux_layers: tuple[int, ...] | None
+    target: TargetConfig | None  # None if a draft is inspected alone: what depends on it stays open
+    aux_layers: tuple[int, ...] | None  # the caller's boundaries, instead of the checkpoint's
     log: Log
 
     def has(self, name: str) -> bool:
@@ -81,8 +76,7 @@ class Sources:
     def flag(self, field: str, key: str | None, name: str, default: bool | None = None) -> bool:
         """A switch with a tensor: config.json decides, then `default`, then the tensor's presence.
 
-        A tensor that the decision needs and lacks, or has and does not need, is reported later,
-        with the names.
+        A tensor that the decision needs and lacks, or has and does not need, is reported later.
         """
         found = self.has(name)
         written = self.fields.find(bool, key) if key else None

@@ -1,8 +1,7 @@
 """Which hidden states of the target a draft reads, as boundaries: i is the stream entering layer i.
 
 Files name them as boundaries, or by the layer whose output it is (boundary - 1), and the two look
-alike. The format decides; an id equal to the number of layers can only be a boundary. The report
-says what was decided.
+alike. The format decides; an id equal to the number of layers can only be a boundary.
 """
 
 from weights.draft.layouts import Layout

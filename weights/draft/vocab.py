@@ -1,8 +1,7 @@
 """The draft's vocabulary: which target token each draft token is.
 
 Every public format stores d2t as OFFSETS: target id = draft id + d2t[draft id] (SafeAILab EAGLE-3,
-kept by all others). Here it becomes absolute ids, int64. t2d, a training-time mask over the
-target's vocabulary, is only checked.
+kept by all others). Here it becomes absolute ids, int64. t2d, a mask for training, is only checked.
 """
 
 import torch
@@ -14,8 +13,7 @@ from weights.errors import Problems
 def absolute_ids(d2t: Tensor, vocab_size: int, where: str, problems: Problems) -> Tensor:
     """Target ids [W] of the draft's tokens; ids out of range, repeated or absolute are problems.
 
-    d2t:   [W] offsets as stored
-    where: file and key, for the messages
+    d2t: [W] offsets as stored
     """
     offsets = d2t.flatten().to(torch.int64)
     ids = offsets + torch.arange(offsets.numel())

@@ -2,8 +2,7 @@
 
 Layout (huggingface/safetensors, README "Format"): 8 bytes little-endian length N, N bytes of JSON
 {name: {dtype, shape, data_offsets: [begin, end]}}, then the data; offsets count from the end of the
-header. The file is untrusted: tensors must lie inside it, must not overlap and must have the size
-that dtype and shape say.
+header. The file is untrusted: tensors must lie inside it, apart, in the size of dtype and shape.
 """
 
 import math

@@ -23,10 +23,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Reader:
-    """The tensors of `directory` by the names in its files; `entries` are those of the headers.
-
-    Further checks of the checkpoint add to `problems`.
-    """
+    """The tensors of `directory` by the names in its files; further checks add to `problems`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

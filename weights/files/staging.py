@@ -1,8 +1,7 @@
 """Files to a GPU at the speed of the bus: threads read chunks into pinned memory, the GPU copies.
 
 From pageable memory the driver copies one piece after another, however many threads ask: 16 GB take
-1.6 s with 1 to 16 threads, and 0.5 s this way (H200, files in the page cache). Buffers take turns:
-one is filled from a file while another is being copied.
+1.6 s with 1 to 16 threads, and 0.5 s this way (H200, files in the page cache). Buffers take turns.
 """
 
 import ctypes

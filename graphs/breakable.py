@@ -125,7 +125,6 @@ class BreakableCUDAGraphCapture:
             step()
 
     def reset(self) -> None:
-        """Drop the graphs; nothing is left to replay."""
         self._steps.clear()
         for graph in self._graphs:
             graph.reset()

@@ -30,9 +30,8 @@ class CompiledPieces:
         self._pool = pool
         self.split_ops = {name.replace("::", ".") for name in split_ops}
         self.pieces: list[CUDAGraphWrapper] = []
-        self._compiled: Callable[..., object] = torch.compile(
-            model, backend=self._split, fullgraph=True, dynamic=True
-        )
+        compiled = torch.compile(model, backend=self._split, fullgraph=True, dynamic=True)
+        self._compiled: Callable[..., object] = compiled
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """The first call compiles: let it be a warm-up, with mode NONE in the forward context."""

@@ -13,8 +13,6 @@ logger = logging.getLogger("graphs")  # an application sets its level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRecord:
-    """One capture."""
-
     mode: CUDAGraphMode
     descriptor: BatchDescriptor
     num_graphs: int

@@ -44,7 +44,6 @@ class CudaBackend:
             outer.wait_stream(self._stream)
 
     def free_memory(self) -> int:
-        """Bytes that the driver can still give to any process."""
         return torch.cuda.mem_get_info(self.device)[0]
 
     def release(self, collect: bool = True) -> None:
@@ -92,10 +91,7 @@ class CudaPool:
         return map_tensors(lambda tensor: weak_view(tensor) if tensor.is_cuda else tensor, value)
 
     def num_bytes(self) -> int:
-        """Bytes of the allocator's segments in this pool, without the graphs' nodes in the driver.
-
-        The device's free memory would not do: other processes change it too.
-        """
+        # not the device's free memory, which other processes change; without the driver's nodes
         segments = torch.cuda.memory_snapshot(self._handle)  # type: ignore[no-untyped-call]
         return sum(int(segment["total_size"]) for segment in segments)
 

@@ -100,10 +100,7 @@ class CudaGraphManager:
         return list(zip(modes, pieces + full, strict=True))
 
     def init_breakable_cg_runner(self, model: Callable[..., object]) -> None:
-        """Build the breakable wrapper of `model` that `run_pw_graph` uses, before `capture`.
-
-        Nothing happens for the same model again, or without piecewise graphs; another is an error.
-        """
+        """Build what `run_pw_graph` runs, before `capture`; another model later is an error."""
         if self._pool is None or not self.mode.has_piecewise_cudagraphs():
             return
         if not self.use_breakable_cg:

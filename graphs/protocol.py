@@ -12,8 +12,6 @@ from graphs.weak import V
 
 
 class Graph(Protocol):
-    """Captured work."""
-
     def replay(self) -> None:
         """Do the work again, on the same addresses."""
 
@@ -22,8 +20,6 @@ class Graph(Protocol):
 
 
 class GraphSession(Protocol):
-    """One forward under capture."""
-
     def begin(self) -> None:
         """Work from here on is captured, not done."""
 

@@ -14,11 +14,9 @@ V = TypeVar("V")
 
 
 def weak_view(tensor: Tensor) -> Tensor:
-    """A plain tensor over the same memory that does not own it; no autograd, no subclass.
-
-    It needs torch._C._construct_storage_from_data_pointer, a private call: see test_weak.py.
-    """
+    """A plain tensor over the same memory that does not own it; no autograd, no subclass."""
     storage = tensor.untyped_storage()
+    # a private call: see test_weak.py
     alias = torch._C._construct_storage_from_data_pointer(
         storage.data_ptr(), tensor.device, storage.nbytes()
     )

@@ -1,7 +1,6 @@
 """Checkpoints: bounds-checked safetensors, typed configs, all EAGLE formats under one set of names.
 
-Names after a load, whatever the file called them (D hidden, C head channels, H/G query/kv heads,
-I MLP width):
+Names after a load (D hidden, C head channels, H/G query/kv heads, I MLP width):
 
     embed_tokens.weight [V, D]                       absent from a draft that borrows the target's
     layers.{i}.input_layernorm.weight [D]            (draft: absent where the config says so)

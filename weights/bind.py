@@ -41,7 +41,6 @@ def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
 
 
 def _some(files: list[str]) -> str:
-    """The names of a few files, the number of the others."""
     rest = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     return ", ".join(files[:MOST_FILES]) + rest
 

@@ -18,7 +18,7 @@ from weights.draft.resolve import Resolution, resolve_eagle
 from weights.draft.vocab import absolute_ids, check_mask, is_identity
 from weights.files.header import INTEGER_DTYPES, TensorEntry
 from weights.files.reader import Reader
-from weights.files.transfer import Placement, read_tensors
+from weights.files.transfer import read_tensors
 from weights.rename import TARGET_ROWS, rename
 from weights.report import BindingReport, Log
 from weights.shapes import Shapes, eagle_shapes, target_shapes
@@ -63,8 +63,7 @@ def load_target(
     check_binding(wanted | _tied_copy(config, held), held, reader.problems)
     reader.problems.raise_if_any()
     dtype = dtype or getattr(torch, config.dtype)
-    placement = Placement(dtype=dtype, device=device, progress=progress)
-    tensors = read_tensors(reader, wanted, held, placement, log)
+    tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
     if _tied_copy(config, held):
         _check_tied(reader, tensors["embed_tokens.weight"], held["lm_head.weight"])
     report = make_report(directory, "target", config.model_type, log)
@@ -94,9 +93,9 @@ def load_eagle(
     reader.problems.raise_if_any()
     config = _settle_vocabulary(resolution.config, d2t, log)
     wanted.pop("d2t", None)
+    held = resolution.held
     dtype = dtype or target.tensors["embed_tokens.weight"].dtype
-    placement = Placement(dtype=dtype, device=device, progress=progress)
-    tensors = read_tensors(reader, wanted, resolution.held, placement, log)
+    tensors = read_tensors(reader, wanted, held, log, dtype=dtype, device=device, progress=progress)
     if d2t is not None and config.has_d2t:
         tensors["d2t"] = d2t.to(device)
     config = _drop_copies(config, tensors, target.tensors, log)

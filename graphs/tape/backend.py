@@ -41,7 +41,6 @@ class TapeBackend:
         return nullcontext()
 
     def free_memory(self) -> int:
-        """The capacity less what the pools hold."""
         return self._capacity - sum(pool.num_bytes() for pool in self._pools)
 
     def release(self, collect: bool = True) -> None:

@@ -44,8 +44,7 @@ class OwnerMemory:
         """Keep the memory of a tensor that an op of the capture made."""
         storage = tensor.untyped_storage()
         if storage.nbytes() and storage.data_ptr() not in self.results:
-            size = (storage.nbytes() // tensor.itemsize,)
-            flat = weak_view(tensor.as_strided(size, (1,), 0))
+            flat = weak_view(tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0))
             self.results[storage.data_ptr()] = Result(storage, flat)
 
     def save(self, tensor: Tensor) -> None:
@@ -81,6 +80,5 @@ class OwnerMemory:
         return sum(result.storage.nbytes() for result in self.results.values())
 
     def pinned_bytes(self) -> int:
-        """Bytes of the results with strong references elsewhere."""
         held = [storage for storage, _ in self.results.values()]
         return sum(s.nbytes() for s in held if torch._C._storage_Use_Count(s._cdata) > 1)

@@ -45,8 +45,7 @@ def _empty_queries(qkv: Sums) -> Tensor:
     """Like the result of `store_kv`."""
     cache = _metadata().kv_cache
     _, T, X = qkv.parts_STN.shape
-    G = cache.shape[3]
-    C = cache.shape[5]
+    *_, G, _, C = cache.shape
     return qkv.parts_STN.new_empty(T, X // C - 2 * G, C, dtype=cache.dtype)
 
 

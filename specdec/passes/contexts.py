@@ -1,8 +1,7 @@
 """The forward context of each kind of pass over one model's cache.
 
 A pass that runs eagerly or in pieces knows the requests of its step and the longest of them. A full
-graph serves every step of its shape, so it knows only what holds for all of them: the largest
-context, and its own query tiles.
+graph serves every step of its shape, so it knows only the largest context and its own query tiles.
 """
 
 from collections.abc import Sequence

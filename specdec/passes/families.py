@@ -42,14 +42,11 @@ class TargetGraphs:
     plain: CudaGraphManager | None
 
     def of_round(self, query_len: int | None) -> CudaGraphManager:
-        """The family of a round of `query_len` rows per request."""
         return self.plain if query_len == 1 and self.plain is not None else self.decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPair:
-    """The draft's two families."""
-
     prefill: CudaGraphManager
     decode: CudaGraphManager
 

@@ -1,7 +1,6 @@
 """EAGLE drafts: from config.json and tensor shapes to one EagleConfig, whatever the format.
 
-No other package knows formats. The order: format, layer, vocabulary, features, norms, owners; each
-decision is logged with its source.
+The order: format, layer, vocabulary, features, norms, owners; each is logged with its source.
 """
 
 import dataclasses

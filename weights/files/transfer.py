@@ -5,7 +5,6 @@ first, then filled piece by piece; what a GPU takes as it is stored goes through
 """
 
 from collections import Counter
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,28 +23,26 @@ FUSED: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where tensors go; progress: show a bar, on a terminal only."""
-
-    dtype: torch.dtype
-    device: torch.device | str
-    progress: bool
-
-
 def read_tensors(
-    reader: Reader, wanted: Shapes, held: dict[str, TensorEntry], placement: Placement, log: Log
+    reader: Reader,
+    wanted: Shapes,
+    held: dict[str, TensorEntry],
+    log: Log,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: bool,
 ) -> dict[str, Tensor]:
-    """Everything in `wanted` under the fused names; `log` notes casts."""
+    """Everything in `wanted` under the fused names; `log` notes casts, a terminal shows a bar."""
     tensors: dict[str, Tensor] = {}
     parts: dict[str, Tensor] = {}  # by unfused name: views of `tensors`
     for name, pieces in fuse_plan(list(wanted)).items():
         rows = [wanted[piece][0] for piece in pieces]
         shape = (sum(rows), *wanted[pieces[0]][1:])
-        tensors[name] = torch.empty(shape, dtype=placement.dtype, device=placement.device)
+        tensors[name] = torch.empty(shape, dtype=dtype, device=device)
         parts |= zip(pieces, torch.split(tensors[name], rows), strict=True)
     total = sum(held[name].num_bytes for name in wanted)
-    disable = None if placement.progress else True  # None: no bar unless on a terminal
+    disable = None if progress else True  # None: no bar unless on a terminal
     desc = reader.directory.name
     with tqdm(total=total, unit="B", unit_scale=True, desc=desc, disable=disable) as bar:
         jobs: list[CopyJob] = []
@@ -56,9 +53,9 @@ def read_tensors(
             else:
                 reader.read_into(entry.name, part)
                 bar.update(entry.num_bytes)
-        for num_bytes in copy_all(jobs, torch.device(placement.device)) if jobs else ():
+        for num_bytes in copy_all(jobs, torch.device(device)) if jobs else ():
             bar.update(num_bytes)
-    _note_casts([held[name].dtype for name in wanted], placement.dtype, log)
+    _note_casts([held[name].dtype for name in wanted], dtype, log)
     return tensors
 
 

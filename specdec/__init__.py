@@ -12,6 +12,8 @@ Shape letters, used in names (`hidden_TD`) all over the project:
 
 import importlib
 
+__version__ = "0.2.0"
+
 _PUBLIC = {
     "LLM": "specdec.llm",
     "AsyncLLM": "specdec.serve.async_llm",

@@ -5,3 +5,5 @@ from specdec.requests.output import RequestOutput as RequestOutput
 from specdec.requests.params import SamplingParams as SamplingParams
 from specdec.serve.async_llm import AsyncLLM as AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError as EngineDeadError
+
+__version__: str

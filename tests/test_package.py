@@ -1,63 +1,71 @@
-"""A wheel holds the bundled pair and the command, so that specdec works without a checkout."""
+"""What a wheel and a source release hold: all that an installed specdec needs, and no more."""
 
 import json
 import shutil
 import subprocess
 import sys
-import tomllib
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import specdec
+
 ROOT = Path(__file__).parent.parent
+PACKAGES = ("specdec", "graphs", "weights")
 
 
-def _is_data(package: str, name: str) -> bool:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"][package]
-    directory = ROOT / package
-    return any(directory / name in directory.glob(pattern) for pattern in patterns)
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built in a copy of the sources: building in the checkout would leave files there."""
+    directory = tmp_path_factory.mktemp("wheel")
+    return _built("wheel", _copy_of_the_sources(directory / "src"), directory)
 
 
-@pytest.mark.parametrize("part", ["target", "eagle3", "eagle1"])
-def test_every_file_of_the_demo_pair_is_package_data(part):
-    files = [
-        path.relative_to(ROOT / "weights").as_posix()
-        for path in (ROOT / "weights/demo" / part).iterdir()
-    ]
-
-    assert "demo/" + part + "/config.json" in files
-    assert [name for name in files if not _is_data("weights", name)] == []
+def _built(kind: str, sources: Path, directory: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(directory)]
+    subprocess.run(command, cwd=sources, check=True, capture_output=True)
+    return next(directory.glob("specdec-*"))
 
 
-@pytest.mark.parametrize("package", ["specdec", "graphs", "weights"])
-def test_types_are_shipped(package):
-    assert (ROOT / package / "py.typed").exists()
-    assert _is_data(package, "py.typed")
+def _files_of_packages() -> set[str]:
+    files = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
+    return {file.relative_to(ROOT).as_posix() for file in files if "__pycache__" not in file.parts}
+
+
+def test_a_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == _files_of_packages()
+    assert {"specdec/py.typed", "weights/demo/target/tokenizer.json"} <= packed
+
+
+def test_the_version_has_one_source(wheel):
+    assert wheel.name.startswith(f"specdec-{specdec.__version__}-")
+
+
+def test_the_sources_of_a_release_hold_what_a_clone_holds(tmp_path):
+    sources = _built("sdist", _copy_of_the_sources(tmp_path / "src"), tmp_path)
+    with tarfile.open(sources) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = _files_of_packages() | {"README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"}
+    assert wanted <= names
+    assert {"tests/test_package.py", "scripts/check.sh", "benchmarks/README.md"} <= names
 
 
 def _copy_of_the_sources(directory: Path) -> Path:
-    """Building in the checkout would leave a build/ there."""
-    for package in ("specdec", "graphs", "weights"):
-        shutil.copytree(
-            ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for folder in (*PACKAGES, "tests", "scripts", "benchmarks"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, directory / folder, ignore=ignore)
+    for file in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"):
         shutil.copy(ROOT / file, directory)
     return directory
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_runs_the_demo_pair(tmp_path):
-    pip = [sys.executable, "-m", "pip", "-q"]
-    subprocess.run(
-        [*pip, "wheel", "--no-deps", "-w", tmp_path, _copy_of_the_sources(tmp_path / "src")],
-        check=True,
-    )
-    wheel = next(tmp_path.glob("specdec-*.whl"))
-    names = zipfile.ZipFile(wheel).namelist()
+def test_an_installed_wheel_runs_the_demo_pair(tmp_path, wheel):
     # the environment of this test has torch already: see it, but not this checkout
     venv.create(tmp_path / "venv", system_site_packages=True, with_pip=True)
     python = tmp_path / "venv/bin/python"
@@ -68,14 +76,20 @@ def test_an_installed_wheel_runs_the_demo_pair(tmp_path):
     subprocess.run(
         [python, "-m", "pip", "-q", "install", "--no-deps", "--force-reinstall", wheel], check=True
     )
-    specdec = tmp_path / "venv/bin/specdec"
-    options = ["--draft", "demo", "--max-tokens", "8", "--json"]
-    command = [specdec, "generate", "demo", "def f(", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    command = [
+        tmp_path / "venv/bin/specdec",
+        "generate",
+        "demo",
+        "def f(",
+        "--draft",
+        "demo",
+        "--max-tokens",
+        "8",
+    ]
+    done = subprocess.run(
+        [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
 
     result = json.loads(done.stdout)
-    assert {"weights/demo/target/tokenizer.json", "weights/demo/eagle1/model.safetensors"} <= set(
-        names
-    )
     assert len(result["token_ids"]) == 8
     assert result["target"].startswith(str(tmp_path))

@@ -11,6 +11,8 @@ Shape letters, used in names (`hidden_TD`) all over the project:
 """
 
 import importlib
+import importlib.util
+from pathlib import Path
 
 __version__ = "0.2.0"
 
@@ -32,6 +34,22 @@ __all__ = [
     "SamplingParams",
     "SpeculativeConfig",
 ]
+
+
+def _check_neighbours() -> None:
+    """ImportError if a script's own `graphs` or `weights` would be found instead of ours."""
+    here = Path(__file__).parent.parent
+    for name in ("graphs", "weights"):
+        spec = importlib.util.find_spec(name)
+        file = None if spec is None else spec.origin
+        if file is None or Path(file) != here / name / "__init__.py":
+            raise ImportError(
+                f"specdec needs its own package {name!r} in {here}, but Python finds "
+                f"{file or 'none'}: rename that file or folder, or run from another directory"
+            )
+
+
+_check_neighbours()
 
 
 def __dir__() -> list[str]:

@@ -1,22 +1,98 @@
 """Checks of a caller's arguments: a ValueError names it, what is allowed, and a likely typo."""
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Set
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, fields
-from typing import TypeGuard, TypeVar
+from functools import wraps
+from numbers import Integral, Rational, Real
+from typing import Any, TypeGuard, TypeVar
 
 Config = TypeVar("Config")
+Value = TypeVar("Value")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """An int of Python: neither True nor a tensor or array that holds one."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """An integer of Python or numpy: neither True nor a tensor or array that holds one."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def plain(value: Value) -> Value:
+    """Numbers of numpy as Python's own, in lists, tuples, sets and dicts too; the rest as it is."""
+    return _plain(value)  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, Rational):
+        return float(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(map(_plain, value))
+    return value
 
 
 def check_bool(name: str, value: object) -> None:
     """ValueError for anything but True and False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r}: give True or False")
+
+
+def check_text(text: str) -> None:
+    """Reject lone surrogates, which stand for bytes that are not UTF-8, as from a command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        what = f"character {error.start} is no Unicode text"
+        raise ValueError(f"{text!r}: {what}; give text in UTF-8") from error
+
+
+def is_list(values: object) -> bool:
+    """A sequence that is not text."""
+    is_text = isinstance(values, str | bytes | bytearray | memoryview)
+    return isinstance(values, Sequence) and not is_text
+
+
+def check_fraction(name: str, value: object) -> None:
+    """ValueError for anything but a number above 0 and at most 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r}: give a number above 0 and at most 1")
+
+
+def check_sizes(name: str, values: Sequence[int] | None, largest: int) -> None:
+    """ValueError for anything but None and integers from 1 to `largest`."""
+    if values is None:
+        return
+    if not is_list(values) or not values:
+        raise ValueError(f"{name}={values!r}: give a list of integers")
+    for value in values:
+        if not is_integer(value) or not 1 <= value <= largest:
+            raise ValueError(
+                f"{name}={list(values)}: {value!r} is not an integer from 1 to {largest}"
+            )
+
+
+def check_int(name: str, value: object, low: int, high: int) -> None:
+    """ValueError for anything but an integer from `low` to `high`."""
+    if not is_integer(value) or not low <= value <= high:
+        raise ValueError(f"{name}={value!r}: give an integer from {low} to {high}")
+
+
+def check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    """ValueError for anything but one of the allowed values, by identity or as text."""
+    # `is`, since 1 == True, and since a tensor or an array compares item by item
+    if not (isinstance(value, str) and value in allowed) and all(value is not x for x in allowed):
+        raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(str, allowed))}")
+
+
+def check_name(name: str, value: object) -> None:
+    """ValueError for anything but None and a string that is not empty."""
+    if not isinstance(value, str | None) or value == "":
+        raise ValueError(f"{name}={value!r}: give a string, or None")
 
 
 def as_list(name: str, value: object, wanted: str) -> list[object]:
@@ -40,6 +116,30 @@ def refuse_unknown(owner: str, given: Iterable[object], allowed: Collection[str]
     hint = f"; did you mean {close[0]}?" if close else ""
     names = ", ".join(sorted(allowed))
     raise ValueError(f"{owner} does not take {', '.join(unknown)}{hint} (allowed: {names})")
+
+
+def refusing_unknown(**aliases: str) -> Callable[[type[Config]], type[Config]]:
+    """Decorate a dataclass: keywords it does not have are a ValueError that says which it has.
+
+    aliases: {another name: name}; giving both is a ValueError too.
+    """
+
+    def decorate(cls: type[Config]) -> type[Config]:
+        create = cls.__init__
+        names = [name for name in inspect.signature(create).parameters if name != "self"]
+
+        @wraps(create)
+        def checked(self: Config, *args: object, **values: object) -> None:
+            refuse_unknown(cls.__name__, values, names)
+            for alias, name in aliases.items():
+                if values.get(alias) is not None and name in values:
+                    raise ValueError(f"{alias} is another name of {name}; give one of them")
+            create(self, *args, **values)
+
+        cls.__init__ = checked  # type: ignore[method-assign, assignment]
+        return cls
+
+    return decorate
 
 
 def from_mapping(cls: type[Config], values: Mapping[str, object]) -> Config:

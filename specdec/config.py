@@ -5,14 +5,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphs.modes import CUDAGraphMode
-from specdec.arguments import from_mapping, is_integer, refuse_unknown
+from specdec.arguments import (
+    check_choice,
+    check_fraction,
+    check_int,
+    check_name,
+    check_sizes,
+    from_mapping,
+    is_integer,
+    is_list,
+    plain,
+    refuse_unknown,
+    refusing_unknown,
+)
 
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-SWITCHES = ("enforce_eager", "enable_prefix_caching", "use_tqdm_on_load", "compile_piecewise")
+SWITCHES = (
+    "enforce_eager",
+    "enable_prefix_caching",
+    "use_tqdm_on_load",
+    "compile_piecewise",
+    "disable_log_stats",
+)
+# options of vLLM: the one value that describes specdec, and why there is no other
+FIXED = {
+    "trust_remote_code": (False, "no code of a checkpoint ever runs"),
+    "tensor_parallel_size": (1, "a model runs on one GPU, which device='cuda:N' chooses"),
+    "draft_tensor_parallel_size": (1, "a model runs on one GPU, which device='cuda:N' chooses"),
+    "quantization": (None, "weights are float32, bfloat16 or float16: give such a checkpoint"),
+    "enable_chunked_prefill": (
+        True,
+        "prompts are computed in chunks of max_num_batched_tokens: raise that instead",
+    ),
+}
 INTEGERS = (  # options of EngineConfig, from and to
     ("max_num_seqs", 1, 4096),
     ("max_num_batched_tokens", 1, 1 << 20),
@@ -30,6 +59,7 @@ GRAPH_MODES = {
 }
 
 
+@refusing_unknown()
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """An EAGLE draft and how many tokens it proposes per round.
@@ -39,23 +69,29 @@ class SpeculativeConfig:
     greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and
     accept more drafts (greedy output stays exact). aux_layers: the target's boundaries that the
     draft reads (b = the stream entering layer b), instead of those its checkpoint names.
+    revision: of a hub id. draft_tensor_parallel_size: as in vLLM, always 1.
     """
 
     model: str | Path
     num_speculative_tokens: int = 3
     method: str = "auto"
     acceptance: str = "exact"
-    aux_layers: tuple[int, ...] | None = None
+    aux_layers: Sequence[int] | None = None
+    revision: str | None = None
+    draft_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         if not isinstance(self.model, str | Path) or not str(self.model):
             raise ValueError(
                 f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
             )
-        _check_int("num_speculative_tokens", self.num_speculative_tokens, 0, 32)
-        _check_choice("method", self.method, METHODS)
-        _check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        check_int("num_speculative_tokens", self.num_speculative_tokens, 0, 32)
+        check_choice("method", self.method, METHODS)
+        check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_layers(self.aux_layers)
+        check_name("revision", self.revision)
+        _check_fixed(self)
 
     @staticmethod
     def of(value: "SpeculativeConfig | Mapping[str, object] | None") -> "SpeculativeConfig | None":
@@ -80,7 +116,7 @@ def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraph
     refuse_unknown("cuda_graph_modes", changed, GRAPH_MODES)
     names = {family: allowed[-1] for family, allowed in GRAPH_MODES.items()} | dict(changed)
     for family, name in names.items():
-        _check_choice(f"cuda_graph_modes[{family!r}]", name, GRAPH_MODES[family])
+        check_choice(f"cuda_graph_modes[{family!r}]", name, GRAPH_MODES[family])
     return {family: CUDAGraphMode[name] for family, name in names.items()}
 
 
@@ -94,6 +130,7 @@ class GraphConfig:
     compile_piecewise: bool = False
 
 
+@refusing_unknown()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens.
@@ -107,6 +144,10 @@ class EngineConfig:
     enable_prefix_caching: keep the cache of ended requests for prompts that begin with the same
     tokens. async_scheduling: launch a step before the results of the one before are read; None: on
     a GPU only. use_tqdm_on_load: show progress on a terminal while the weights are read.
+
+    tokenizer: directory or hub id, if not the model's. revision, tokenizer_revision: of hub ids.
+    hf_token, download_dir: for downloads. The rest is taken so that a script for vLLM runs:
+    disable_log_stats and swap_space change nothing, the others have one value.
     """
 
     dtype: str = "auto"
@@ -125,26 +166,53 @@ class EngineConfig:
     async_scheduling: bool | None = None
     seed: int | None = None
     use_tqdm_on_load: bool = True
+    tokenizer: str | Path | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    hf_token: str | bool | None = None
+    download_dir: str | Path | None = None
+    trust_remote_code: bool = False
+    tensor_parallel_size: int = 1
+    quantization: None = None
+    enable_chunked_prefill: bool = True
+    disable_log_stats: bool = True
+    swap_space: float = 4
 
     def __post_init__(self) -> None:
-        _check_choice("dtype", self.dtype, DTYPES)
+        _make_plain(self)
+        check_choice("dtype", self.dtype, DTYPES)
         # known by its name, since the host side imports no torch
         if not isinstance(self.device, str) and type(self.device).__name__ != "device":
             raise ValueError(f"device={self.device!r}: give auto, cpu, cuda or cuda:N")
         for name, low, high in INTEGERS:
             if name not in OPTIONAL or getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), low, high)
+                check_int(name, getattr(self, name), low, high)
         if self.gpu_memory_utilization is not None:
-            _check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
+            check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         for name in SWITCHES:
-            _check_choice(name, getattr(self, name), (False, True))
-        _check_choice("async_scheduling", self.async_scheduling, (None, False, True))
-        _check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
+            check_choice(name, getattr(self, name), (False, True))
+        check_choice("async_scheduling", self.async_scheduling, (None, False, True))
+        check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
         limit = self.max_num_batched_tokens
-        _check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, limit)
+        check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, limit)
         graph_modes(self.cuda_graph_modes)
+        self._check_sources()
+        _check_fixed(self)
         if self.enforce_eager:
             self.refuse_graph_options("enforce_eager=True captures nothing")
+
+    def _check_sources(self) -> None:
+        for name in ("revision", "tokenizer_revision"):
+            check_name(name, getattr(self, name))
+        if not isinstance(self.hf_token, str | bool | None):
+            raise ValueError("hf_token: give a string, True for the saved one, or None")
+        for name in ("tokenizer", "download_dir"):
+            value = getattr(self, name)
+            if not isinstance(value, str | Path | None) or value == "":
+                raise ValueError(f"{name}={value!r}: give a directory, or None")
+        space = self.swap_space
+        if not isinstance(space, int | float) or isinstance(space, bool) or not space >= 0:
+            raise ValueError(f"swap_space={space!r}: give a number of GiB (nothing is swapped)")
 
     @property
     def graphs(self) -> GraphConfig:
@@ -198,41 +266,21 @@ class EngineConfig:
                 raise ValueError(f"{name}={value!r}, but {reason}: leave it out")
 
 
+def _make_plain(config: object) -> None:
+    """Numbers of numpy become Python's own."""
+    for name in config.__dataclass_fields__:  # type: ignore[attr-defined]
+        object.__setattr__(config, name, plain(getattr(config, name)))
+
+
+def _check_fixed(config: object) -> None:
+    for name, (only, reason) in FIXED.items():
+        value = getattr(config, name, only)
+        if value is not only and (type(value) is not type(only) or value != only):
+            raise ValueError(f"{name}={value!r}: only {only!r} is possible, since {reason}")
+
+
 def _check_layers(values: Sequence[int] | None) -> None:
     if values is None:
         return
-    if not _is_list(values) or not all(map(is_integer, values)) or not values:
+    if not is_list(values) or not all(map(is_integer, values)) or not values:
         raise ValueError(f"aux_layers={values!r}: give a list of the target's boundaries, or None")
-
-
-def _is_list(values: object) -> bool:
-    is_text = isinstance(values, str | bytes | bytearray | memoryview)
-    return isinstance(values, Sequence) and not is_text
-
-
-def _check_fraction(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-        raise ValueError(f"{name}={value!r}: give a number above 0 and at most 1")
-
-
-def _check_sizes(name: str, values: Sequence[int] | None, largest: int) -> None:
-    if values is None:
-        return
-    if not _is_list(values) or not values:
-        raise ValueError(f"{name}={values!r}: give a list of integers")
-    for value in values:
-        if not is_integer(value) or not 1 <= value <= largest:
-            raise ValueError(
-                f"{name}={list(values)}: {value!r} is not an integer from 1 to {largest}"
-            )
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if not is_integer(value) or not low <= value <= high:
-        raise ValueError(f"{name}={value!r}: give an integer from {low} to {high}")
-
-
-def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    # `is`, since 1 == True, and since a tensor or an array compares item by item
-    if not (isinstance(value, str) and value in allowed) and all(value is not x for x in allowed):
-        raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(str, allowed))}")

@@ -17,7 +17,8 @@ import torch
 
 from graphs.counters import summary
 from specdec.kernels.best_token import NO_TOKEN
-from specdec.requests.intake import Intake, NewRequest
+from specdec.requests.intake import Intake, NewRequest, Prompt
+from specdec.requests.metrics import Metric, Totals
 from specdec.requests.output import Logprob
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
@@ -63,10 +64,11 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
+        self._totals = Totals()
         self.owner: threading.Thread | None = None  # if set, the only thread that may call
 
     def add_requests(
-        self, batch: Iterable[NewRequest | tuple[str | Sequence[int], SamplingParams]]
+        self, batch: Iterable[NewRequest | tuple[Prompt, SamplingParams]]
     ) -> list[Request]:
         """Check and queue requests. On a ValueError, which says what is wrong, none is queued.
 
@@ -140,6 +142,15 @@ class Engine:
         self.check_caller()
         return [sample for name in list(self._unfinished) for sample in self.abort(name)]
 
+    def metrics(self) -> list[Metric]:
+        """Counts since the start, and what runs now."""
+        self.check_caller()
+        num_running = len(self.scheduler.running)
+        num_waiting = sum(map(len, self._unfinished.values())) - num_running
+        pool = self.scheduler.pool
+        usage = 1 - pool.num_free / pool.num_blocks
+        return self._totals.metrics(num_running, max(num_waiting, 0), usage)
+
     def drain(self) -> None:
         """Read the results of all steps in flight, so that ended requests release their blocks."""
         self.check_caller()
@@ -155,6 +166,8 @@ class Engine:
         for sample in itertools.chain.from_iterable(self._unfinished.values()):
             if sample.finish is None:
                 sample.end("error", f"a step was interrupted: {type(error).__name__}: {error}")
+        for samples in self._unfinished.values():
+            self._totals.count(samples)
         self._unfinished.clear()
         self._in_flight.clear()
         self.scheduler = self._new_scheduler()
@@ -262,7 +275,7 @@ class Engine:
         first: the row of `logprobs` that belongs to tokens[0]
         """
         end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
-        num_top = request.params.logprobs
+        num_top = request.params.num_logprobs
         if num_top is not None and logprobs is not None:
             rows = (logprobs.row(first + i, tokens[i], num_top) for i in range(end))
             request.logprobs += map(self._named, rows)
@@ -303,8 +316,8 @@ class Engine:
     def _release(self, ended: Sequence[Request]) -> None:
         for request in ended:
             self.scheduler.drop(request)
-            if request.is_finished:
-                self._unfinished.pop(request.request_id, None)
+            if request.is_finished and request.request_id in self._unfinished:
+                self._totals.count(self._unfinished.pop(request.request_id))
 
     def _check_fits(self, request: Request) -> None:
         need = self.scheduler.blocks_needed(request)

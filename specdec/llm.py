@@ -5,20 +5,31 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, Unpack, cast
 
 from graphs.counters import GraphCounters
-from specdec.arguments import as_list, check_bool, is_integer, refuse_unknown
+from specdec.arguments import as_list, check_bool, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.engine import Engine
+from specdec.options import EngineOptions, with_signature
+from specdec.requests.batch import (
+    as_conversations,
+    as_params,
+    as_priorities,
+    as_prompts,
+    refuse_lora,
+)
+from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.deltas import Deltas
 from specdec.requests.intake import NewRequest, Prompt
+from specdec.requests.metrics import Metric
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.progress import Progress
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
-from specdec.requests.tokenizer import Conversation
 from specdec.serve.turns import Turns
+from specdec.start.device import release_memory
 from specdec.start.load import load
 
 
@@ -26,19 +37,21 @@ class LLM:
     """Generates from a target, sped up by the draft of `speculative_config`, with the same output.
 
     Several threads may call one LLM: they take turns, and each step serves the requests of all.
+    `with LLM(...) as llm` calls shutdown() at the end.
     model: a local directory, a hub id, or "demo", the bundled pair. The other arguments are those
     of EngineConfig. ValueError for unknown or invalid arguments; weights.CheckpointError for
     invalid files.
     """
 
+    @with_signature
     def __init__(
         self,
         model: str | Path,
         speculative_config: SpeculativeConfig | Mapping[str, object] | None = None,
-        **options: object,
+        **options: Unpack[EngineOptions],
     ) -> None:
         refuse_unknown("LLM", options, EngineConfig.__dataclass_fields__)
-        config = EngineConfig(**options)  # type: ignore[arg-type]
+        config = EngineConfig(**options)
         speculation = SpeculativeConfig.of(speculative_config)
         loaded = load(model, speculation, config)
         self.config = config
@@ -46,10 +59,17 @@ class LLM:
         self.target_report = loaded.target.report
         self.draft_report = None if loaded.eagle is None else loaded.eagle.report
         self.tokenizer = loaded.tokenizer
-        self.engine = loaded.engine
-        self.sizes = self.engine.runner.sizes
+        self.sizes = loaded.engine.runner.sizes
+        self._engine: Engine | None = loaded.engine
         self._turns = Turns()  # the engine serves one thread at a time
         self._progress: list[Progress] = []  # of the running calls of generate
+
+    @property
+    def engine(self) -> Engine:
+        """RuntimeError after shutdown()."""
+        if self._engine is None:
+            raise RuntimeError("this LLM was shut down: build another one")
+        return self._engine
 
     def generate(
         self,
@@ -57,18 +77,22 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        *,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt (text or token ids) or several; outputs in the order of prompts.
 
+        A prompt may also be an array of ids, {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: one for all, or one per prompt. priority: one per prompt, lower goes first.
         All requests are checked before any runs; one that fails later ends with finish_reason
         "error", and the others continue. use_tqdm: show on a terminal how many requests are done,
         tokens per second and the acceptance length.
         """
         check_bool("use_tqdm", use_tqdm)
-        batch = _as_batch(prompts)
-        params = _as_params(sampling_params, len(batch))
-        priorities = _as_priorities(priority, len(batch))
+        refuse_lora(lora_request)
+        batch = as_prompts(prompts)
+        params = as_params(sampling_params, len(batch))
+        priorities = as_priorities(priority, len(batch))
         requests = self._add(
             NewRequest(prompt=prompt, params=each, priority=first)
             for prompt, each, first in zip(batch, params, priorities, strict=True)
@@ -87,20 +111,33 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        *,
+        lora_request: None = None,
+        chat_template: str | Path | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
-        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role": ..., "content": ...}) or several.
 
-        They are rendered by `chat_template` (Jinja text) or the tokenizer's own; ValueError if
-        there is neither.
+        They are rendered by `chat_template` or the tokenizer's own; ValueError if there is neither.
+        ChatFormat says what the other arguments mean.
         """
         self.engine.check_caller()
-        prompts = [
-            self.tokenizer.encode_chat(each, add_generation_prompt, chat_template)
-            for each in _as_conversations(messages)
-        ]
+        refuse_lora(lora_request)
+        form = ChatFormat(
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        conversations = as_conversations(messages)
+        prompts = [self.tokenizer.encode_chat(each, form) for each in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(
@@ -126,7 +163,7 @@ class LLM:
             while not is_over:
                 # the turn ends before the caller runs; a request does not grow while it is read
                 with self._turns:
-                    if not request.is_finished:
+                    if not request.is_finished and self._engine is not None:
                         self._step()
                     pieces = list(deltas.new())
                     is_over = request.is_finished
@@ -140,7 +177,7 @@ class LLM:
     def _step_or_end(self, progress: Progress) -> bool:
         """A turn of generate; True once its requests have ended, by any thread's steps."""
         with self._turns:
-            if not self.engine.has_unfinished:
+            if self._engine is None or not self._engine.has_unfinished:
                 progress.update(progress.requests)
             elif not progress.is_complete:
                 self._step()
@@ -179,7 +216,7 @@ class LLM:
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         """In a turn."""
-        for request_id in request_ids:
+        for request_id in request_ids if self._engine is not None else ():
             self.engine.abort(request_id)
 
     def graph_counters(self) -> dict[str, GraphCounters]:
@@ -190,6 +227,29 @@ class LLM:
         """
         return self.engine.runner.graphs.counters()
 
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of transformers."""
+        return self.tokenizer.backend
+
+    def get_metrics(self) -> list[Metric]:
+        """Counts since the start, and what runs now (specdec.requests.metrics)."""
+        return self.engine.metrics()
+
+    def shutdown(self) -> None:
+        """Abort what runs and give the memory back. Outputs that were returned stay as they are."""
+        with self._turns:
+            if self._engine is not None:
+                self._engine.abort_all()
+                self._engine = None
+        self.tokenizer.close()
+        release_memory()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
     @staticmethod
     def run_stats(outputs: Sequence[RequestOutput]) -> SpeculationStats:
         """The rounds of all outputs as one run."""
@@ -197,49 +257,3 @@ class LLM:
         if not all(isinstance(each, RequestOutput) for each in found):
             raise ValueError(f"outputs={outputs!r}: give a list of RequestOutput")
         return SpeculationStats.merged(each.stats for each in cast(list[RequestOutput], found))
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items = as_list("prompts", prompts, "text, a list of token ids, or a list of these")
-    if items and all(map(is_integer, items)):
-        return [cast(list[int], items)]
-    batch: list[Prompt] = []
-    for index, item in enumerate(items):
-        if isinstance(item, int) or not isinstance(item, str | Sequence):
-            raise ValueError(f"prompts[{index}] is {item!r}: give text or a list of token ids")
-        batch.append(item)
-    return batch
-
-
-def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """A list that begins with a list is several conversations; each is checked when encoded."""
-    if isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple):
-        return list(cast(Sequence[Conversation], messages))
-    return [cast(Conversation, messages)]
-
-
-def _as_params(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if sampling_params is None:
-        return [SamplingParams()] * count
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * count
-    params = as_list("sampling_params", sampling_params, "SamplingParams, or a list of them")
-    if len(params) != count:
-        raise ValueError(
-            f"{len(params)} sampling_params for {count} prompts: give one, or one for each"
-        )
-    return cast(list[SamplingParams], params)  # each is checked with its request
-
-
-def _as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
-    if priority is None:
-        return [0] * count
-    wanted = f"a list of {count} integers, one for each prompt, or None"
-    priorities = as_list("priority", priority, wanted)
-    if len(priorities) != count or not all(map(is_integer, priorities)):
-        raise ValueError(f"priority={priority!r}: give {wanted}")
-    return cast(list[int], priorities)

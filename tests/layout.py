@@ -36,7 +36,7 @@ STORY = (
     "specdec.runner",
 )
 ENGINE = (*STORY, "specdec.scheduling", "specdec.engine", "weights")
-LLM = (*ENGINE, "specdec.start", "specdec.llm")
+LLM = (*ENGINE, "specdec.start", "specdec.options", "specdec.llm")
 
 # a file or a folder -> its row; the longest name that fits counts
 ROWS: dict[str, Row] = {
@@ -47,6 +47,7 @@ ROWS: dict[str, Row] = {
     "specdec.arguments": Row(),
     "specdec.sizes": Row(),
     "specdec.config": Row(("specdec.arguments", "graphs.modes")),
+    "specdec.options": Row(("specdec.config",)),
     "specdec.requests": Row(HOST),
     "specdec.requests.tokenizer_files": Row(
         ("weights.errors", "weights.fields"), ("transformers",)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from specdec.arguments import from_mapping
 from specdec.bench.serving import start
 from specdec.bench.timing import Clock, Spread, wrapped
 from specdec.engine import Engine
@@ -36,7 +37,8 @@ def steady(
     """All prompts at once, with room for a warm-up and this many rounds; greedy by default."""
     room = (num_rounds + WARMUP + 1) * engine.runner.sizes.query_len
     values = {"temperature": 0.0, **sampling, "max_tokens": room, "ignore_eos": True}
-    requests = start(engine, [(prompt, SamplingParams(**values)) for prompt in prompts])
+    params = from_mapping(SamplingParams, values)
+    requests = start(engine, [(prompt, params) for prompt in prompts])
     engine.drain()
     for request in requests:
         engine.runner.grow(engine.scheduler.reserve(request))

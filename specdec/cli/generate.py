@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
+from specdec.arguments import from_mapping
 from specdec.cli.drafts_view import draft_spans, render_drafts
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
@@ -87,7 +88,7 @@ def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
             raise ValueError(
                 f"{option} with --temperature 0, which takes the best token: give --temperature too"
             )
-    return SamplingParams(**given)
+    return from_mapping(SamplingParams, given)
 
 
 def speculation_of(options: TextOptions) -> SpeculativeConfig | None:

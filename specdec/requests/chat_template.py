@@ -29,9 +29,19 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._ending: weakref.finalize[[subprocess.Popen[bytes]], TemplateProcess] | None = None
 
-    def render(self, template: str, variables: Mapping[str, object]) -> str:
+    def render(
+        self, template: str, variables: Mapping[str, object], content_format: str = "auto"
+    ) -> str:
         """What the template writes; ValueError for its errors, and for too much time or memory."""
-        request = _as_json({"template": template, "variables": variables})
+        request = {"template": template, "variables": variables, "content_format": content_format}
+        return self._render(_as_json(request))
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _render(self, request: bytes) -> str:
         with self._lock:
             process = self._running()
             try:

@@ -2,11 +2,11 @@
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index as as_index
 
-from specdec.arguments import as_list
+from specdec.arguments import as_list, refuse_unknown
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
@@ -15,7 +15,10 @@ from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
 from specdec.sizes import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_STOP_IDS, EngineSizes
 
-Prompt = str | Sequence[int]
+# text, token ids (also an array or tensor of them), or vLLM's {"prompt": text} and
+# {"prompt_token_ids": ids}
+Prompt = str | Sequence[int] | Mapping[str, object]
+PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,29 +53,47 @@ class Intake:
 
     def samples(self, new: NewRequest) -> list[Request]:
         """The n samples of a request. ValueError says what is wrong with it."""
-        prompt = new.prompt
+        if not isinstance(new.params, SamplingParams):
+            raise ValueError(f"sampling_params={new.params!r}: give SamplingParams")
+        new = replace(new, params=new.params.clone())  # the caller may change them at any time
         params = new.params
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"sampling_params={params!r}: give SamplingParams")
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
+        text, token_ids = self._read(new.prompt)
         self._check_prompt(token_ids, params)
         sampling = self._sampling(token_ids, params, seed)
-        samples = [self._sample(new, token_ids, sampling, index) for index in range(params.n)]
+        samples = [self._sample(new, text, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
             sample.samples = samples
         return samples
 
+    def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text and token ids of a prompt; no text if ids alone are given."""
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Mapping):
+            return None, _as_ids(prompt)
+        refuse_unknown("a prompt", prompt, PROMPT_KEYS)
+        text, ids = (prompt.get(name) for name in PROMPT_KEYS)
+        if not isinstance(text, str | None) or (text is None and ids is None):
+            wanted = '{"prompt": text} or {"prompt_token_ids": a list of token ids}'
+            raise ValueError(f"prompt={prompt!r}: give {wanted}")
+        return text, self.tokenizer.encode(text or "") if ids is None else _as_ids(ids)
+
     def _sample(
-        self, new: NewRequest, token_ids: list[int], sampling: SamplingStart, index: int
+        self,
+        new: NewRequest,
+        text: str | None,
+        token_ids: list[int],
+        sampling: SamplingStart,
+        index: int,
     ) -> Request:
         """token_ids: of the prompt, shared by all samples. sampling: of the first sample."""
         params = new.params
         self._num_samples += 1
         return Request(
             request_id=str(self._num_requests) if new.request_id is None else new.request_id,
-            prompt=new.prompt if isinstance(new.prompt, str) else None,
+            prompt=text,
             prompt_token_ids=token_ids,
             params=params,
             rules=self._rules(len(token_ids), params),
@@ -112,7 +133,7 @@ class Intake:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
-            logit_bias=params.logit_bias,
+            logit_bias=params.logit_bias or {},
             allowed_token_ids=params.allowed_token_ids,
             bad_words=self._bad_words(params),
             prompt=token_ids,
@@ -121,7 +142,7 @@ class Intake:
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Ids of each bad word at the start of a text and, if as many tokens, after a space."""
         found: list[list[int]] = []
-        for word in params.bad_words:
+        for word in params.bad_words or ():
             plain = self.tokenizer.encode_word(word.lstrip())
             spaced = self.tokenizer.encode_word(" " + word.lstrip())
             found.append(plain)
@@ -129,7 +150,7 @@ class Intake:
                 found.append(spaced)
         if len(found) > MAX_BAD_WORDS or any(len(ids) > MAX_BAD_WORD_LENGTH for ids in found):
             raise ValueError(
-                f"bad_words={list(params.bad_words)!r}: {len(found)} sequences of at most "
+                f"bad_words={list(params.bad_words or ())!r}: {len(found)} sequences of at most "
                 f"{max(map(len, found))} tokens; at most {MAX_BAD_WORDS} of at most "
                 f"{MAX_BAD_WORD_LENGTH} are possible"
             )
@@ -138,10 +159,10 @@ class Intake:
     def _rules(self, num_prompt_tokens: int, params: SamplingParams) -> FinishRules:
         room = self.sizes.max_model_len - num_prompt_tokens
         return FinishRules(
-            max_tokens=min(params.max_tokens, room),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             min_tokens=min(params.min_tokens, room),
             eos_token_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
-            stop_token_ids=frozenset(params.stop_token_ids),
+            stop_token_ids=frozenset(params.stop_token_ids or ()),
             stop_strings=params.stop_strings,
             include_stop_str_in_output=params.include_stop_str_in_output,
         )
@@ -150,10 +171,11 @@ class Intake:
         limit = self.sizes.max_model_len
         if not token_ids:
             raise ValueError("empty prompt: give at least one token")
-        if params.min_tokens and len({*self.eos_token_ids, *params.stop_token_ids}) > MAX_STOP_IDS:
+        stop_token_ids = params.stop_token_ids or ()
+        if params.min_tokens and len({*self.eos_token_ids, *stop_token_ids}) > MAX_STOP_IDS:
             what = f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids"
             raise ValueError(f"{what}: give fewer of them")
-        named = [("", token_ids), ("", params.stop_token_ids), ("logit_bias: ", params.logit_bias)]
+        named = [("", token_ids), ("", stop_token_ids), ("logit_bias: ", params.logit_bias or ())]
         named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
         for name, token in ((name, token) for name, tokens in named for token in tokens):
             if not 0 <= token < self.vocab_size:
@@ -167,9 +189,16 @@ class Intake:
             )
 
 
-def _as_ids(prompt: Sequence[int]) -> list[int]:
+def from_array(value: object) -> object:
+    """An array or tensor as lists of Python's numbers, by its own `tolist`; the rest as it is."""
+    tolist = getattr(value, "tolist", None)
+    return tolist() if callable(tolist) and not isinstance(value, memoryview) else value
+
+
+def _as_ids(prompt: object) -> list[int]:
     """Integers of any type. Reject floats, numeric strings and booleans."""
     wanted = "text or a list of token ids"
+    prompt = from_array(prompt)
     if isinstance(prompt, Iterator):  # can be read only once
         raise ValueError(f"prompt={prompt!r}: give {wanted}")
     tokens = as_list("prompt", prompt, wanted)

@@ -31,6 +31,28 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """As in vLLM. Times are seconds of the host's monotonic clock, None before they come."""
+
+    arrival_time: float
+    first_token_time: float | None
+    last_token_time: float | None
+    first_token_latency: float | None
+    num_generation_tokens: int
+
+    @staticmethod
+    def of(stats: RequestStats) -> "RequestMetrics":
+        """Read from the statistics of a request."""
+        return RequestMetrics(
+            arrival_time=stats.arrival_time,
+            first_token_time=stats.first_token_time,
+            last_token_time=stats.last_token_time,
+            first_token_latency=stats.time_to_first_token,
+            num_generation_tokens=stats.num_generated_tokens,
+        )
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """A request and its outputs. `prompt` is None if token ids were given.
@@ -47,3 +69,13 @@ class RequestOutput:
     stats: RequestStats = field(default_factory=RequestStats)
     seed: int | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the prefix cache."""
+        return self.stats.num_cached_tokens
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Times of the request, in vLLM's names."""
+        return RequestMetrics.of(self.stats)

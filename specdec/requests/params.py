@@ -1,15 +1,26 @@
 """How a request's tokens are chosen and where its text ends. Names and defaults are vLLM's."""
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from typing import TypeGuard
 
-from specdec.arguments import check_bool, is_integer, refuse_unknown
+from specdec.arguments import check_bool, is_integer, plain, refusing_unknown
 from specdec.requests.sampling_flags import SamplingFlags
 
+logger = logging.getLogger("specdec")
+
 MAX_LOGPROBS = 20
+ALL_LOGPROBS = 1 << 30  # more than any vocabulary has tokens
 MAX_SAMPLES = 1024  # of one request
+SWITCHES = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "speculate",
+)
 LISTS = {
     "stop": "a string or a list of strings",
     "stop_token_ids": "a list of token ids",
@@ -19,72 +30,84 @@ LISTS = {
 MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature apart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fields:
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 256
-    min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    include_stop_str_in_output: bool = False
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: Sequence[str] = ()
-    allowed_token_ids: Sequence[int] | None = None
-    skip_special_tokens: bool = True
-    speculate: bool = True
-    num_speculative_tokens: int | None = None
-
-
-class SamplingParams(_Fields):
+@refusing_unknown(max_new_tokens="max_tokens")
+@dataclass(slots=True)
+class SamplingParams:
     """Parameters of one request. ValueError names the one that is invalid.
 
     How tokens are chosen, in this order: logit_bias {token id: added to its logit};
     allowed_token_ids, excluding all others; bad_words, never completed; no end of text before
     min_tokens; repetition_penalty (prompt and output), frequency_penalty and presence_penalty
-    (output); temperature (0 = greedy); min_p; top_k (0 or -1 = off); top_p.
+    (output); temperature (0 = greedy; above 0 at least 0.01); min_p; top_k (0 or -1 = off); top_p.
     seed: None draws one, reported by the output. n: samples, at most 1,024; sample i has seed + i.
-    logprobs, prompt_logprobs: how many alternatives beside each token, by the target's own logits.
+    logprobs, prompt_logprobs: how many alternatives beside each token, by the target's own logits;
+    -1 = the whole vocabulary.
     How much is drafted, which changes speed only: num_speculative_tokens, at most (and by default)
     the engine's; speculate=False never drafts.
-    Where the text ends: max_tokens (alias max_new_tokens); stop: strings that end it, cut off
-    unless include_stop_str_in_output; stop_token_ids: further ids that end it; ignore_eos.
+    Where the text ends: max_tokens (alias max_new_tokens), None = the end of the context; stop:
+    strings that end it, cut off unless include_stop_str_in_output; stop_token_ids: further ids that
+    end it; ignore_eos. detokenize=False: token ids only, the text stays empty.
+
+    Positional arguments are in vLLM's order. A request takes a copy, checked once more.
     """
 
-    __slots__ = ()
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 256
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    _: KW_ONLY
+    include_stop_str_in_output: bool = False
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    speculate: bool = True
+    num_speculative_tokens: int | None = None
+    max_new_tokens: InitVar[int | None] = None
 
-    def __init__(self, **values: object) -> None:
-        names = [field.name for field in fields(_Fields)]
-        refuse_unknown("SamplingParams", values, [*names, "max_new_tokens"])
-        if "max_new_tokens" in values:
-            if "max_tokens" in values:
-                raise ValueError("max_new_tokens is another name of max_tokens; give one of them")
-            values["max_tokens"] = values.pop("max_new_tokens")
-        if is_integer(values.get("top_k")) and values["top_k"] == -1:
-            values["top_k"] = 0
-        for name in ("stop", "stop_token_ids", "logit_bias", "bad_words"):
-            if name in values and values[name] is None:
-                del values[name]  # as vLLM: nothing given
-        super().__init__(**values)  # type: ignore[arg-type]
+    def __post_init__(self, max_new_tokens: int | None) -> None:
+        if max_new_tokens is not None:
+            self.max_tokens = max_new_tokens
+        for each in fields(self):
+            setattr(self, each.name, plain(getattr(self, each.name)))
+        if is_integer(self.top_k) and self.top_k == -1:
+            self.top_k = 0
         _check_kinds(self)
         _check_choice(self)
         _check_drafts(self)
         _check_end(self)
 
+    def clone(self) -> "SamplingParams":
+        """A checked copy, independent of this one."""
+        return replace(self)
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`logprobs` as a count."""
+        return ALL_LOGPROBS if self.logprobs == -1 else self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """`prompt_logprobs` as a count."""
+        return ALL_LOGPROBS if self.prompt_logprobs == -1 else self.prompt_logprobs
 
     @property
     def flags(self) -> SamplingFlags:
@@ -97,13 +120,13 @@ class SamplingParams(_Fields):
             bias=bool(self.logit_bias) or self.allowed_token_ids is not None,
             bad_words=bool(self.bad_words),
             penalties=penalties != (1, 0, 0),
-            logprobs=-1 if self.logprobs is None else self.logprobs,
+            logprobs=-1 if self.num_logprobs is None else self.num_logprobs,
         )
 
 
 def _check_kinds(params: SamplingParams) -> None:
     """Check booleans and lists; an iterator is no list, since it can be read only once."""
-    for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculate"):
+    for name in SWITCHES:
         check_bool(name, getattr(params, name))
     for name, wanted in LISTS.items():
         value = getattr(params, name)
@@ -113,10 +136,14 @@ def _check_kinds(params: SamplingParams) -> None:
 
 
 def _check_choice(params: SamplingParams) -> None:
-    temperature = params.temperature
-    if not _is_number(temperature) or not (temperature == 0 or temperature >= MIN_TEMPERATURE):
+    if not _is_number(params.temperature) or params.temperature < 0:
         wanted = f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"
-        raise ValueError(f"temperature={temperature!r}: give {wanted}")
+        raise ValueError(f"temperature={params.temperature!r}: give {wanted}")
+    if 0 < params.temperature < MIN_TEMPERATURE:
+        logger.warning(
+            "temperature=%g is raised to %g (0 is greedy)", params.temperature, MIN_TEMPERATURE
+        )
+        params.temperature = MIN_TEMPERATURE
     _check_range(params, "top_p", 0, 1, is_open=True)
     _check_range(params, "min_p", 0, 1)
     _check_range(params, "presence_penalty", -2, 2)
@@ -133,19 +160,20 @@ def _check_choice(params: SamplingParams) -> None:
         raise ValueError(f"n={params.n} with temperature=0: greedy samples are equal; give n=1")
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
-        if value is not None and not (_is_count(value) and value <= MAX_LOGPROBS):
-            raise ValueError(f"{name}={value!r}: give an integer from 0 to {MAX_LOGPROBS}, or None")
+        if value is not None and not (is_integer(value) and -1 <= value <= MAX_LOGPROBS):
+            wanted = f"an integer from 0 to {MAX_LOGPROBS}, -1 for the whole vocabulary, or None"
+            raise ValueError(f"{name}={value!r}: give {wanted}")
     _check_tokens(params)
 
 
 def _check_tokens(params: SamplingParams) -> None:
-    bias = params.logit_bias
+    bias = {} if params.logit_bias is None else params.logit_bias
     if not isinstance(bias, Mapping) or not all(
         _is_count(token) and _is_number(value) and -100 <= value <= 100
         for token, value in bias.items()
     ):
         raise ValueError(f"logit_bias={bias!r}: give {{token id: number from -100 to 100}}")
-    words = params.bad_words
+    words = params.bad_words or ()
     if isinstance(words, str) or not all(isinstance(word, str) and word.strip() for word in words):
         raise ValueError(f"bad_words={words!r}: give a list of non-empty strings")
     allowed = params.allowed_token_ids
@@ -163,14 +191,22 @@ def _check_drafts(params: SamplingParams) -> None:
 
 
 def _check_end(params: SamplingParams) -> None:
-    if not _is_count(params.max_tokens) or params.max_tokens < 1:
-        raise ValueError(f"max_tokens={params.max_tokens!r}: give an integer of at least 1")
-    if not _is_count(params.min_tokens) or params.min_tokens > params.max_tokens:
-        wanted = f"an integer from 0 to max_tokens={params.max_tokens}"
+    most = params.max_tokens
+    if most is not None and (not _is_count(most) or most < 1):
+        wanted = "an integer of at least 1, or None for the end of the context"
+        raise ValueError(f"max_tokens={most!r}: give {wanted}")
+    if not _is_count(params.min_tokens) or (most is not None and params.min_tokens > most):
+        end = "the end of the context" if most is None else f"max_tokens={most}"
+        wanted = f"an integer from 0 to {end}"
         raise ValueError(f"min_tokens={params.min_tokens!r}: give {wanted}")
+    if params.stop_strings and not params.detokenize:
+        raise ValueError(
+            f"stop={params.stop!r} with detokenize=False: there is no text to find it in; leave "
+            "one of them out, or give stop_token_ids"
+        )
     if any(not isinstance(text, str) or not text for text in params.stop_strings):
         raise ValueError(f"stop={params.stop!r}: give non-empty strings")
-    if not all(map(_is_count, params.stop_token_ids)):
+    if not all(map(_is_count, params.stop_token_ids or ())):
         given = params.stop_token_ids
         raise ValueError(f"stop_token_ids={given!r}: give token ids, integers of at least 0")
 

@@ -90,6 +90,8 @@ class Request:
 
     def _complete_text(self) -> None:
         """Bring text and `ends` up to the last token: for stop strings, or on demand."""
+        if not self.params.detokenize:
+            return
         for token in self.token_ids[len(self.ends) :]:
             self.detokenizer.push(token)
             self.ends.append(len(self.detokenizer.text))
@@ -147,6 +149,8 @@ class Request:
     def text(self) -> str:
         """While it runs, what is certain; then the full decode, or the text up to a stop string."""
         self._complete_text()
+        if not self.params.detokenize:
+            return ""
         if self.finish is None:
             return self.detokenizer.text[: num_certain_chars(self.rules, self.detokenizer.text)]
         if self.finish.num_chars is not None:

@@ -3,8 +3,9 @@
 chat_template.py runs this file as a script. A template is a program from a checkpoint: the kernel
 ends this process if rendering takes too long, and gives it no more memory than MEMORY_BYTES.
 
-A request is 8 bytes of length and JSON, {"template": text, "variables": {...}}; an answer is 8
-bytes of length, then WRITTEN or REFUSED, then text. The end of standard input ends the process.
+A request is 8 bytes of length and JSON, {"template": text, "variables": {...}, "content_format":
+...}; an answer is 8 bytes of length, then WRITTEN or REFUSED, then text. The end of standard input
+ends the process.
 """
 
 import json
@@ -67,9 +68,15 @@ def answer(request: bytes) -> bytes:
         return REFUSED + words.encode("utf-8", "backslashreplace")
 
 
-def render(template: str, variables: dict[str, object]) -> bytes:
+def render(template: str, variables: dict[str, object], content_format: str = "auto") -> bytes:
     """The text that a template writes; ValueError for more than TEXT_BYTES of it."""
     text = bytearray()
+    messages = variables.get("messages")
+    if isinstance(messages, list):
+        if content_format == "auto":
+            content_format = "openai" if _reads_parts(template) else "string"
+        as_read = _as_parts if content_format == "openai" else _as_text
+        variables["messages"] = [each | {"content": as_read(each["content"])} for each in messages]
     for piece in _compiled(template).generate(variables):
         text += piece.encode("utf-8", "surrogatepass")
         if len(text) > TEXT_BYTES:
@@ -77,9 +84,47 @@ def render(template: str, variables: dict[str, object]) -> bytes:
     return bytes(text)
 
 
+def _as_text(content: str | list[object]) -> str:
+    return content if isinstance(content, str) else "\n".join(map(_text_of, content))
+
+
+def _as_parts(content: str | list[object]) -> list[dict[str, str]]:
+    parts = [content] if isinstance(content, str) else content
+    return [{"type": "text", "text": _text_of(part)} for part in parts]
+
+
+def _text_of(part: object) -> str:
+    return str(part["text"]) if isinstance(part, dict) else str(part)
+
+
+@lru_cache(maxsize=4)
+def _reads_parts(template: str) -> bool:
+    """Whether it loops over the content of a message, or over a variable set to it (as vLLM)."""
+    tree = _environment().parse(template)
+    names = {
+        each.target.name
+        for each in tree.find_all(nodes.Assign)
+        if isinstance(each.target, nodes.Name) and _is_content(each.node)
+    }
+    loops = (each.iter for each in tree.find_all(nodes.For))
+    return any(
+        _is_content(each) or (isinstance(each, nodes.Name) and each.name in names) for each in loops
+    )
+
+
+def _is_content(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and node.arg == nodes.Const("content")
+
+
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Template:
-    """In the dialect in which chat templates are written, that of transformers."""
+    return _environment().from_string(template)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The dialect in which chat templates are written, that of transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
@@ -90,7 +135,7 @@ def _compiled(template: str) -> Template:
         "namespace": PublicNamespace,
         "dict": DictMaker(),
     }
-    return environment.from_string(template)
+    return environment
 
 
 class GenerationTag(Extension):

@@ -1,18 +1,16 @@
 """Text and conversations to tokens, and tokens to text, one after another."""
 
 import threading
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from specdec.arguments import check_bool
+from specdec.arguments import check_text
+from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.chat_template import TemplateProcess
 from specdec.requests.tokenizer_files import read_tokenizer
 
-Conversation = Sequence[Mapping[str, str]]  # messages, {"role": ..., "content": ...}
-
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-# names of the same part of a message; templates read the first two
-REASONING = ("reasoning_content", "thinking", "reasoning")
+DEFAULT_FORMAT = ChatFormat()
 
 
 class Tokenizer:
@@ -20,19 +18,19 @@ class Tokenizer:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.backend = read_tokenizer(directory)
+        self.backend: Any = read_tokenizer(directory)
         self._templates = TemplateProcess()
         self._lock = threading.RLock()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer adds."""
-        _check_text(text)
+        check_text(text)
         with self._lock:
             return list(self.backend.encode(text))
 
     def encode_word(self, text: str) -> list[int]:
         """Token ids of a piece of text, without special tokens."""
-        _check_text(text)
+        check_text(text)
         with self._lock:
             return list(self.backend.encode(text, add_special_tokens=False))
 
@@ -41,46 +39,22 @@ class Tokenizer:
         """Whether the checkpoint has a chat template."""
         return bool(getattr(self.backend, "chat_template", None))
 
-    def encode_chat(
-        self,
-        messages: Conversation,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, rendered by the template, which adds the special tokens.
+    def encode_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> list[int]:
+        """Token ids of a conversation, rendered by the template, which adds the special tokens."""
+        return self.encode_word(self.write_chat(messages, form))
 
-        add_generation_prompt: end with the beginning of an answer. chat_template: instead of the
-        tokenizer's own.
-        """
-        return self.encode_word(self.write_chat(messages, add_generation_prompt, chat_template))
-
-    def write_chat(
-        self,
-        messages: Conversation,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-    ) -> str:
+    def write_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> str:
         """The text of a conversation. Takes no lock of the tokenizer while it renders."""
-        check_bool("add_generation_prompt", add_generation_prompt)
-        template = self._template(chat_template)
-        _check_messages(messages)
-        variables = {
-            **self.backend.special_tokens_map,
-            "messages": [_as_templates_read(message) for message in messages],
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        template = self._template(form.template_text())
+        variables = self.backend.special_tokens_map | form.variables(messages)
         try:
-            return self._templates.render(template, variables)
+            text = self._templates.render(template, variables, form.chat_template_content_format)
         except ValueError as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from error
+        return form.ended(text, messages)
 
     def _template(self, chat_template: str | None) -> str:
         """The Jinja text: the given one (or one of several by name), else the tokenizer's own."""
-        if chat_template is not None and not isinstance(chat_template, str):
-            wanted = "Jinja text, or None for the tokenizer's own"
-            raise ValueError(f"chat_template={chat_template!r}: give {wanted}")
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
                 f"the tokenizer in {self.directory} has no chat template: give a chat_template, as "
@@ -90,6 +64,10 @@ class Tokenizer:
         if not isinstance(template, str):
             raise ValueError(f"chat_template={template!r:.100}: give Jinja text")
         return template
+
+    def close(self) -> None:
+        """End the process that renders templates; the next conversation starts another."""
+        self._templates.close()
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, without clean-up."""
@@ -145,33 +123,3 @@ class Detokenizer:
 
     def _decode(self, start: int, end: int) -> str:
         return self._tokenizer.decode(self._tokens[start:end], self._skip_special_tokens)
-
-
-def _check_text(text: str) -> None:
-    """Reject lone surrogates, which stand for bytes that are not UTF-8, as from a command line."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        what = f"character {error.start} is no Unicode text"
-        raise ValueError(f"{text!r}: {what}; give text in UTF-8") from error
-
-
-def _check_messages(messages: object) -> None:
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise ValueError(f"messages={messages!r}: give a list of messages with role and content")
-    for index, message in enumerate(messages):
-        fields = message if isinstance(message, Mapping) else {}
-        for key in ("role", "content"):
-            if not isinstance(fields.get(key), str):
-                wanted = '{"role": text, "content": text}'
-                raise ValueError(f"messages[{index}] is {message!r}: give {wanted}")
-            _check_text(fields[key])
-
-
-def _as_templates_read(message: Mapping[str, object]) -> dict[str, object]:
-    """Without keys whose value is None, and with the reasoning under each name templates read."""
-    kept = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((kept[name] for name in REASONING if name in kept), None)
-    if reasoning is None:
-        return kept
-    return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}

@@ -281,7 +281,7 @@ def _part(request: Request, length: int) -> PromptPart:
         start=request.num_prefilled,
         length=length,
         blocks=request.blocks,
-        num_logprobs=None if is_resumed else request.params.prompt_logprobs,
+        num_logprobs=None if is_resumed else request.params.num_prompt_logprobs,
         is_resumed=is_resumed,
     )
 

@@ -9,18 +9,21 @@ import asyncio
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
+from typing import Any, Unpack
 
 from specdec.arguments import is_integer
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
+from specdec.options import EngineOptions, with_signature
+from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import NewRequest, Prompt
+from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.tokenizer import Conversation
 from specdec.serve.engine_thread import EngineDeadError, EngineThread
 
 
@@ -31,11 +34,12 @@ class AsyncLLM:
     EngineDeadError.
     """
 
+    @with_signature
     def __init__(
         self,
         model: str | Path,
         speculative_config: SpeculativeConfig | Mapping[str, object] | None = None,
-        **options: object,
+        **options: Unpack[EngineOptions],
     ) -> None:
         self.llm = LLM(model, speculative_config, **options)
         self._thread = EngineThread(self.llm.engine)
@@ -79,14 +83,26 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         *,
+        chat_template: str | Path | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
-        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """`generate` for one conversation, rendered by `chat_template` or the tokenizer's own."""
+        """`generate` for one conversation, rendered as ChatFormat says."""
         tokenizer = self.llm.tokenizer
-        text = await asyncio.to_thread(
-            tokenizer.write_chat, messages, add_generation_prompt, chat_template
+        form = ChatFormat(
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            chat_template_kwargs=chat_template_kwargs,
         )
+        text = await asyncio.to_thread(tokenizer.write_chat, messages, form)
         # in the engine's thread, which uses the tokenizer too
         prompt = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
         outputs = self.generate(prompt, sampling_params, request_id, priority)
@@ -102,6 +118,14 @@ class AsyncLLM:
         if not isinstance(request_id, str):
             raise ValueError(f"request_id={request_id!r}: give the string that names the request")
         return await asyncio.wrap_future(self._thread.abort(request_id))
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of transformers. The engine's thread uses it too: copy it before use."""
+        return self.llm.get_tokenizer()
+
+    async def get_metrics(self) -> list[Metric]:
+        """Counts since the start, and what runs now (specdec.requests.metrics)."""
+        return await asyncio.wrap_future(self._thread.call(self.llm.engine.metrics))
 
     def shutdown(self) -> None:
         """Abort what runs and end the thread, after its current step."""

@@ -1,8 +1,23 @@
 """Which device and dtype an engine runs on, by the names that a caller gave."""
 
+import gc
+import logging
 import os
 
 import torch
+
+threads_logger = logging.getLogger("specdec.threads")
+
+
+def advise_threads(device: torch.device) -> None:
+    """Log how to choose the number of threads, which is the process's own and stays as it is."""
+    count = torch.get_num_threads()
+    if device.type == "cpu" and count > 1 and "OMP_NUM_THREADS" not in os.environ:
+        threads_logger.warning(
+            "torch runs %d threads; a small model is often faster with one, on a busy machine by "
+            "far: try OMP_NUM_THREADS=1 or torch.set_num_threads(1)",
+            count,
+        )
 
 
 def device_of(name: object) -> torch.device:
@@ -39,3 +54,9 @@ def device_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def release_memory() -> None:
+    """Give back what objects held that nothing refers to any more."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing without a GPU

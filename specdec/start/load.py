@@ -22,8 +22,8 @@ from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
-from specdec.start.device import device_memory, device_of, dtype_of
-from specdec.start.locate import locate
+from specdec.start.device import advise_threads, device_memory, device_of, dtype_of
+from specdec.start.locate import Hub, locate
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
 from weights.config import TargetConfig
@@ -51,13 +51,13 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     ValueError for what does not fit together or on the device; weights.CheckpointError for files.
     """
     device = device_of(config.device)
+    advise_threads(device)
     backend = _backend(config, device, _num_drafts(speculation) > 0)
-    directory = locate(model, "target")
-    draft_directory = None if speculation is None else locate(speculation.model, "draft")
+    directory, tokenizer_directory, draft_directory = _directories(model, speculation, config)
     # first: a directory that is no target says so here, not by the tokenizer that it lacks
     resolve_target(Reader(directory), Log())
     with _phase("tokenizer"):
-        tokenizer = Tokenizer(directory)
+        tokenizer = Tokenizer(tokenizer_directory)
     dtype = dtype_of(config.dtype, device)
     progress = config.use_tqdm_on_load
     with _phase("target weights"):
@@ -95,6 +95,21 @@ def assemble(
     return Engine(runner, intake, use_prefix_cache=use_prefix_cache, num_steps_ahead=int(is_async))
 
 
+def _directories(
+    model: str | Path, speculation: SpeculativeConfig | None, config: EngineConfig
+) -> tuple[Path, Path, Path | None]:
+    """Of the target, its tokenizer and the draft, before any is read."""
+    hub = Hub(revision=config.revision, token=config.hf_token, directory=config.download_dir)
+    directory = tokenizer = locate(model, "target", hub)
+    if config.tokenizer is not None or config.tokenizer_revision is not None:
+        own = replace(hub, revision=config.tokenizer_revision)
+        tokenizer = locate(config.tokenizer or model, "target", own)
+    if speculation is None:
+        return directory, tokenizer, None
+    own = replace(hub, revision=speculation.revision)
+    return directory, tokenizer, locate(speculation.model, "draft", own)
+
+
 @contextmanager
 def _phase(name: str) -> Iterator[None]:
     start = time.monotonic()
@@ -122,7 +137,7 @@ def _load_draft(
     directory: Path, speculation: SpeculativeConfig, target: LoadedTarget, progress: bool
 ) -> LoadedEagle:
     device = target.tensors["embed_tokens.weight"].device
-    aux_layers = speculation.aux_layers
+    aux_layers = None if speculation.aux_layers is None else tuple(speculation.aux_layers)
     eagle = load_eagle(directory, target, device=device, aux_layers=aux_layers, progress=progress)
     method = "eagle" if eagle.config.entry == "fc" else "eagle3"
     if speculation.method not in ("auto", method):

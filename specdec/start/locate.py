@@ -1,11 +1,15 @@
 """From a name to a directory on this machine: a path, "demo", or a hub id by the hub's cache."""
 
+import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 from weights.demo import demo_directory
+
+logger = logging.getLogger("specdec")
 
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 DEMO_PARTS = {
@@ -14,11 +18,32 @@ DEMO_PARTS = {
 }
 
 
-def locate(name: str | Path, role: str) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hub:
+    """How hub ids are downloaded: a branch, tag or commit; a token; where to (None: the cache)."""
+
+    revision: str | None = None
+    token: str | bool | None = None
+    directory: str | Path | None = None
+
+
+def locate(name: str | Path, role: str, hub: Hub | None = None) -> Path:
     """The directory of a checkpoint. role: "target" or "draft", which decides what "demo" means.
 
     Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError: there is none.
     """
+    directory = _local(name, role)
+    if directory is None:
+        return _downloaded(str(name), role, hub or Hub())
+    if hub is not None and hub.revision is not None:
+        logger.warning(
+            "revision=%r has no effect: %s %s is on this machine", hub.revision, role, name
+        )
+    return directory
+
+
+def _local(name: str | Path, role: str) -> Path | None:
+    """None for what may be a hub id."""
     if not isinstance(name, str | Path) or not str(name):
         raise ValueError(f"{role} {name!r}: give a directory, a hub id owner/name, or demo")
     if str(name) in DEMO_PARTS[role]:
@@ -36,11 +61,24 @@ def locate(name: str | Path, role: str) -> Path:
     if not _looks_like_hub_id(str(name)):
         allowed = "(allowed: a directory, a hub id owner/name, or demo)"
         raise ValueError(f"{what}: no such directory {allowed}")
+    return None
+
+
+def _downloaded(name: str, role: str, hub: Hub) -> Path:
     try:
-        return Path(snapshot_download(str(name), allow_patterns=_WANTED))
+        return Path(
+            snapshot_download(
+                name,
+                allow_patterns=_WANTED,
+                revision=hub.revision,
+                token=hub.token,
+                cache_dir=hub.directory,
+            )
+        )
     except (OSError, ValueError) as error:  # the hub's own errors are OSErrors
-        problem = f"{what}: no such directory, and not to be had from the hub: {error}"
-        raise ValueError(problem) from error
+        raise ValueError(
+            f"{role} {name}: no such directory, and not to be had from the hub: {error}"
+        ) from error
 
 
 def _looks_like_hub_id(name: str) -> bool:

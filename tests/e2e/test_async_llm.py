@@ -260,7 +260,7 @@ def test_an_aborted_request_yields_a_last_output(shared, greedy, prompts):
             ValueError,
             "give SamplingParams",
         ),
-        ({"prompt": {1: 2}}, ValueError, "prompt={1: 2}: give text"),
+        ({"prompt": {1: 2}}, ValueError, "a prompt does not take 1"),
     ],
 )
 def test_what_is_wrong_with_a_request_reaches_its_caller_only(

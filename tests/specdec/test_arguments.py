@@ -9,7 +9,6 @@ import torch
 from specdec import LLM, SamplingParams, SpeculativeConfig
 from specdec.arguments import as_list, refuse_unknown
 from specdec.config import EngineConfig
-from specdec.requests.params import _Fields
 
 ODD = [
     *(
@@ -119,7 +118,7 @@ def test_every_option_of_a_draft_takes_a_value_or_refuses_it_by_name(name):
     )
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(_Fields)])
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
 def test_every_parameter_of_a_request_takes_a_value_or_refuses_it_by_name(name):
     assert refusals(SamplingParams, name) > len(ODD) / 3
 

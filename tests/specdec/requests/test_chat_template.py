@@ -12,6 +12,7 @@ import time
 import pytest
 
 from specdec.requests import template_worker
+from specdec.requests.chat_format import ChatFormat
 from specdec.requests.chat_template import TemplateProcess
 from specdec.requests.tokenizer import Tokenizer
 from weights.demo import demo_directory
@@ -101,8 +102,8 @@ def test_a_conversation_is_written_as_transformers_writes_it(name, messages, add
     text = DEMO.backend.apply_chat_template(messages, tokenize=False, **options)
     tokens = DEMO.backend.apply_chat_template(messages, return_dict=False, **options)
 
-    assert DEMO.write_chat(messages, **options) == text
-    assert DEMO.encode_chat(messages, **options) == list(tokens)
+    assert DEMO.write_chat(messages, ChatFormat(**options)) == text
+    assert DEMO.encode_chat(messages, ChatFormat(**options)) == list(tokens)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_an_error_of_a_template_is_reported(template, message):
     with pytest.raises(
         ValueError, match=f"the chat template does not take these messages: .*{message}"
     ):
-        DEMO.encode_chat(TALK, chat_template=template)
+        DEMO.encode_chat(TALK, ChatFormat(chat_template=template))
 
 
 NEVER_ENDING = {
@@ -154,9 +155,9 @@ TOO_LARGE = {
 def test_a_template_that_never_ends_is_stopped(name):
     start = time.monotonic()
     with pytest.raises(ValueError, match="does not take these messages: it was stopped after 2 s"):
-        DEMO.encode_chat(TALK, chat_template=NEVER_ENDING[name])
+        DEMO.encode_chat(TALK, ChatFormat(chat_template=NEVER_ENDING[name]))
     assert time.monotonic() - start < 6
-    assert DEMO.write_chat(TALK, chat_template="{{ messages[3].content }}") == "again"
+    assert DEMO.write_chat(TALK, ChatFormat(chat_template="{{ messages[3].content }}")) == "again"
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
@@ -165,10 +166,10 @@ def test_a_template_that_writes_or_holds_too_much_is_refused(name):
     with pytest.raises(
         ValueError, match=r"these messages: it (writes|needs|was stopped after)"
     ) as caught:
-        DEMO.encode_chat(TALK, chat_template=TOO_LARGE[name])
+        DEMO.encode_chat(TALK, ChatFormat(chat_template=TOO_LARGE[name]))
     assert time.monotonic() - start < 6
     assert len(str(caught.value)) < 3000
-    assert DEMO.write_chat(TALK, chat_template="{{ messages[3].content }}") == "again"
+    assert DEMO.write_chat(TALK, ChatFormat(chat_template="{{ messages[3].content }}")) == "again"
 
 
 def test_the_longest_text_is_written_in_any_script():
@@ -181,20 +182,22 @@ def test_the_longest_text_is_written_in_any_script():
 
 def test_an_error_is_cut():
     with pytest.raises(ValueError, match="aaa") as caught:
-        DEMO.write_chat(TALK, chat_template="{{ raise_exception('a' * 10 ** 6) }}")
+        DEMO.write_chat(TALK, ChatFormat(chat_template="{{ raise_exception('a' * 10 ** 6) }}"))
     assert len(str(caught.value)) < 3000
 
 
 @pytest.mark.parametrize("value", [object(), b"a", {1, 2}])
 def test_values_that_are_not_json_are_refused(value):
     with pytest.raises(ValueError, match="messages may hold text, numbers, lists and dicts only"):
-        DEMO.write_chat([{"role": "user", "content": "a", "image": value}], chat_template="a")
+        DEMO.write_chat(
+            [{"role": "user", "content": "a", "image": value}], ChatFormat(chat_template="a")
+        )
 
 
 @pytest.mark.parametrize("template", [5, ["a"], b"a"])
 def test_a_template_is_text(template):
     with pytest.raises(ValueError, match="give Jinja text"):
-        DEMO.write_chat(TALK, chat_template=template)
+        DEMO.write_chat(TALK, ChatFormat(chat_template=template))
 
 
 # the process
@@ -222,7 +225,9 @@ def test_one_process_serves_all_threads():
 def test_a_template_that_hangs_does_not_hold_up_an_event_loop():
     async def run():
         started = asyncio.create_task(
-            asyncio.to_thread(DEMO.write_chat, TALK, True, NEVER_ENDING["a power"])
+            asyncio.to_thread(
+                DEMO.write_chat, TALK, ChatFormat(chat_template=NEVER_ENDING["a power"])
+            )
         )
         ticks = 0
         while not started.done():

@@ -1,5 +1,6 @@
 """Parameters are checked when they are made; what does not exist yet is refused by name."""
 
+import numpy as np
 import pytest
 
 from specdec import SamplingParams
@@ -7,12 +8,8 @@ from specdec import SamplingParams
 
 def test_names_and_defaults_are_those_of_vllm():
     params = SamplingParams(temperature=0.0)
-    assert (params.max_tokens, params.min_tokens, params.stop, params.stop_token_ids) == (
-        256,
-        0,
-        (),
-        (),
-    )
+    assert (params.max_tokens, params.min_tokens, params.stop_strings) == (256, 0, ())
+    assert (params.stop_token_ids, params.detokenize) == (None, True)
     assert (params.ignore_eos, params.skip_special_tokens, params.include_stop_str_in_output) == (
         False,
         True,
@@ -30,7 +27,6 @@ def test_stop_is_a_string_or_several(stop, strings):
     "values, words",
     [
         ({"temperature": -0.7}, "temperature=-0.7: give 0"),
-        ({"temperature": 1e-5}, "temperature=1e-05: give 0"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"max_tokens": 0}, "max_tokens=0: give an integer of at least 1"),
         ({"max_tokens": 2.0}, "max_tokens=2.0"),
@@ -55,7 +51,9 @@ def test_stop_is_a_string_or_several(stop, strings):
         ({"n": 1025}, "n=1025: give an integer from 1 to 1024"),
         ({"n": 2}, "n=2 with temperature=0"),
         ({"logprobs": 21}, "logprobs=21: give an integer from 0 to 20"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs=-1"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs=-2"),
+        ({"stop": "a", "detokenize": False}, "stop='a' with detokenize=False"),
+        ({"detokenize": 1}, "detokenize=1: give True or False"),
         ({"presence_penalty": 3}, "presence_penalty=3"),
         ({"frequency_penalty": -2.5}, "frequency_penalty=-2.5"),
         ({"repetition_penalty": 0}, "repetition_penalty=0"),
@@ -92,6 +90,44 @@ def test_values_that_change_nothing_are_taken(values):
     assert SamplingParams(temperature=0.0, **values) == SamplingParams(temperature=0.0)
 
 
-def test_params_do_not_change():
+def test_positional_arguments_are_in_the_order_of_vllm():
+    params = SamplingParams(2, 0.5, 0.25, 1.5, 0.75, 0.5, 40, 0.125, 7, "a", [3], True, 9, 1, 5, 4)
+    assert (params.n, params.presence_penalty, params.frequency_penalty) == (2, 0.5, 0.25)
+    assert (params.repetition_penalty, params.temperature, params.top_p) == (1.5, 0.75, 0.5)
+    assert (params.top_k, params.min_p, params.seed, params.stop) == (40, 0.125, 7, "a")
+    assert (params.stop_token_ids, params.ignore_eos, params.max_tokens) == ([3], True, 9)
+    assert (params.min_tokens, params.logprobs, params.prompt_logprobs) == (1, 5, 4)
+
+
+def test_a_temperature_below_a_hundredth_is_raised_with_a_warning(caplog):
+    assert SamplingParams(temperature=1e-5).temperature == 0.01
+    assert caplog.messages == ["temperature=1e-05 is raised to 0.01 (0 is greedy)"]
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    params = SamplingParams(
+        temperature=np.float32(0.5),
+        seed=np.int64(3),
+        stop_token_ids=[np.int32(4)],
+        logit_bias={np.int64(5): np.float64(1)},
+    )
+    values = [params.temperature, params.seed, *params.stop_token_ids, *params.logit_bias.items()]
+    assert values == [0.5, 3, 4, (5, 1.0)]
+    assert [type(value) for value in values[:3]] == [float, int, int]
+    assert [type(value) for value in values[3]] == [int, float]
+
+
+def test_a_clone_is_checked_and_independent():
+    params = SamplingParams(temperature=0.5, max_new_tokens=9, stop=["a"])
+    clone = params.clone()
+    assert clone == params
+    clone.max_tokens = 3
+    assert params.max_tokens == 9
+    clone.max_tokens = 0
+    with pytest.raises(ValueError, match="max_tokens=0"):
+        clone.clone()
+
+
+def test_no_attribute_is_added_by_a_misspelt_name():
     with pytest.raises(AttributeError):
-        SamplingParams(temperature=0.0).max_tokens = 3
+        SamplingParams(temperature=0.0).max_token = 3

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from specdec.requests.chat_format import ChatFormat
 from specdec.requests.deltas import Deltas
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
@@ -343,11 +344,13 @@ MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "
 
 def test_a_conversation_is_written_by_its_template_with_one_bos():
     text = "# user: a\n# assistant: b\n"
-    assert DEMO.encode_chat(MESSAGES, chat_template=TEMPLATE) == DEMO.encode(text + "# assistant:")
+    assert DEMO.encode_chat(MESSAGES, ChatFormat(chat_template=TEMPLATE)) == DEMO.encode(
+        text + "# assistant:"
+    )
     assert DEMO.encode_chat(
-        MESSAGES, add_generation_prompt=False, chat_template=TEMPLATE
+        MESSAGES, ChatFormat(add_generation_prompt=False, chat_template=TEMPLATE)
     ) == DEMO.encode(text)
-    assert DEMO.encode_chat(MESSAGES, chat_template=TEMPLATE).count(0) == 1
+    assert DEMO.encode_chat(MESSAGES, ChatFormat(chat_template=TEMPLATE)).count(0) == 1
 
 
 @pytest.mark.parametrize(
@@ -358,7 +361,8 @@ def test_a_conversation_is_written_by_its_template_with_one_bos():
         ([], TEMPLATE, "give a list of messages"),
         (["hello"], TEMPLATE, r"messages\[0\] is 'hello'"),
         ([*MESSAGES, {"role": "user"}], TEMPLATE, r"messages\[2\] is"),
-        ([{"role": "user", "content": ["a"]}], TEMPLATE, r"messages\[0\] is"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], TEMPLATE, r"messages\[0\] is"),
+        ([{"role": "user", "content": [3]}], TEMPLATE, r"messages\[0\] is"),
         (
             [{"role": "system", "content": "a"}],
             TEMPLATE,
@@ -379,7 +383,7 @@ def test_a_conversation_is_written_by_its_template_with_one_bos():
 )
 def test_conversations_that_cannot_be_written_are_refused(messages, template, message):
     with pytest.raises(ValueError, match=message):
-        DEMO.encode_chat(messages, chat_template=template)
+        DEMO.encode_chat(messages, ChatFormat(chat_template=template))
 
 
 @pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])

@@ -1,0 +1,55 @@
+"""The keyword arguments of LLM and AsyncLLM, for type checkers and editors.
+
+Names, types and defaults are those of EngineConfig, which checks the values (a test compares both).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict, TypeVar
+
+from specdec.config import EngineConfig
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+class EngineOptions(TypedDict, total=False):
+    """See EngineConfig."""
+
+    dtype: str
+    device: object
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float | None
+    num_kv_blocks: int | None
+    enforce_eager: bool
+    cuda_graph_sizes: Sequence[int] | None
+    cuda_graph_token_sizes: Sequence[int] | None
+    compile_piecewise: bool
+    cuda_graph_modes: Mapping[str, str] | None
+    enable_prefix_caching: bool
+    async_scheduling: bool | None
+    seed: int | None
+    use_tqdm_on_load: bool
+    tokenizer: str | Path | None
+    revision: str | None
+    tokenizer_revision: str | None
+    hf_token: str | bool | None
+    download_dir: str | Path | None
+    trust_remote_code: bool
+    tensor_parallel_size: int
+    quantization: None
+    enable_chunked_prefill: bool
+    disable_log_stats: bool
+    swap_space: float
+
+
+def with_signature(create: Function) -> Function:
+    """Decorate a constructor that takes **options: help() and editors see each with its default."""
+    own = inspect.signature(create)
+    named = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = inspect.signature(EngineConfig).parameters.values()
+    signature = own.replace(parameters=[*named, *options])
+    create.__signature__ = signature  # type: ignore[attr-defined]
+    return create

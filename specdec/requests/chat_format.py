@@ -1,0 +1,191 @@
+"""How a conversation becomes text: the template and what it is given. Names are vLLM's.
+
+Messages are checked here; what a template does with them, template_worker.py says.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.arguments import check_bool, check_text
+
+# messages: {"role": text, "content": text or a list of {"type": "text", "text": text}}
+Message = Mapping[str, object]
+Conversation = Sequence[Message]
+
+CONTENT_FORMATS = ("auto", "string", "openai")
+# names of the same part of a message; templates read the first two
+REASONING = ("reasoning_content", "thinking", "reasoning")
+WANTED = '{"role": text, "content": text or a list of {"type": "text", "text": text}}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """ValueError names what is invalid.
+
+    chat_template: Jinja text, a file of it, or the name of one of the tokenizer's; None: its own.
+    chat_template_content_format: "string" joins the parts of a content by line breaks, "openai"
+    passes them to the template; "auto": as the template reads them. add_generation_prompt: end with
+    the beginning of an answer. continue_final_message: end within the last message. tools,
+    documents: lists of dicts for the template. chat_template_kwargs: more variables for it.
+    """
+
+    chat_template: str | Path | None = None
+    chat_template_content_format: str = "auto"
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, object]] | None = None
+    documents: Sequence[Mapping[str, object]] | None = None
+    chat_template_kwargs: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        check_bool("add_generation_prompt", self.add_generation_prompt)
+        check_bool("continue_final_message", self.continue_final_message)
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError(
+                "continue_final_message=True with add_generation_prompt=True: a message cannot "
+                "both go on and be followed by an answer; give add_generation_prompt=False"
+            )
+        if not isinstance(self.chat_template, str | Path | None):
+            wanted = "Jinja text, a file of it, or None for the tokenizer's own"
+            raise ValueError(f"chat_template={self.chat_template!r}: give {wanted}")
+        if self.chat_template_content_format not in CONTENT_FORMATS:
+            given = f"chat_template_content_format={self.chat_template_content_format!r}"
+            raise ValueError(f"{given}: allowed are {', '.join(CONTENT_FORMATS)}")
+        for name in ("tools", "documents"):
+            _check_dicts(name, getattr(self, name))
+        _check_variables(self.chat_template_kwargs)
+
+    def template_text(self) -> str | None:
+        """The given template: a file's text, if it names one."""
+        given = self.chat_template
+        if given is None or (isinstance(given, str) and any(sign in given for sign in "{}\n")):
+            return None if given is None else str(given)
+        if not os.path.isfile(given):
+            return str(given)  # a name, perhaps
+        try:
+            return Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"chat_template={str(given)!r}: cannot be read: {error}") from error
+
+    def variables(self, messages: Conversation) -> dict[str, object]:
+        """What the template is given. ValueError for what is no conversation."""
+        return {
+            "messages": _checked_messages(messages),
+            "tools": self.tools,
+            "documents": self.documents,
+            "add_generation_prompt": self.add_generation_prompt,
+            **(self.chat_template_kwargs or {}),
+        }
+
+    def ended(self, text: str, messages: Conversation) -> str:
+        """The rendered text; with continue_final_message up to the end of the last message."""
+        if not self.continue_final_message:
+            return text
+        last = _last_text(messages[-1].get("content"))
+        content = last.strip()
+        start = text.rfind(content)
+        if not content or start < 0:
+            raise ValueError(
+                "continue_final_message=True, but the template does not write the last message's "
+                "content as it is"
+            )
+        blanks = last[len(last.rstrip()) :]  # kept where the template keeps them
+        end = start + len(content)
+        return text[: end + len(blanks)] if text.startswith(blanks, end) else text[:end]
+
+
+def _checked_messages(messages: object) -> list[dict[str, object]]:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ValueError(f"messages={messages!r}: give a list of messages with role and content")
+    for index, message in enumerate(messages):
+        fields = message if isinstance(message, Mapping) else {}
+        content = fields.get("content")
+        if content is None and fields.get("tool_calls"):
+            content = ""
+        if not isinstance(fields.get("role"), str) or not _is_content(content):
+            raise ValueError(f"messages[{index}] is {message!r}: give {WANTED}")
+        for text in (fields["role"], *_texts(content)):
+            check_text(text)
+    return [_as_templates_read(message) for message in messages]
+
+
+def _is_content(content: object) -> bool:
+    """Text, or parts of text: a picture or a sound cannot be read."""
+    if isinstance(content, str):
+        return True
+    return isinstance(content, list | tuple) and all(map(_is_part, content))
+
+
+def _is_part(part: object) -> bool:
+    if isinstance(part, str):
+        return True
+    is_text = isinstance(part, Mapping) and part.get("type") == "text"
+    return is_text and isinstance(part.get("text"), str)  # type: ignore[attr-defined]
+
+
+def _texts(content: object) -> list[str]:
+    """Of a content that _is_content has seen."""
+    if isinstance(content, str):
+        return [content]
+    assert isinstance(content, list | tuple), type(content)
+    return [part if isinstance(part, str) else part["text"] for part in content]
+
+
+def _last_text(content: object) -> str:
+    return next(reversed(_texts(content)), "") if content else ""
+
+
+def _as_templates_read(message: Message) -> dict[str, object]:
+    """Without keys whose value is None, the reasoning under each name that templates read, and
+    arguments of tool calls as objects.
+    """
+    kept = {key: value for key, value in message.items() if value is not None}
+    kept.setdefault("content", "")
+    if kept.get("tool_calls"):
+        kept["tool_calls"] = _with_objects(kept["tool_calls"])
+    reasoning = next((kept[name] for name in REASONING if name in kept), None)
+    if reasoning is None:
+        return kept
+    return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}
+
+
+def _with_objects(calls: object) -> object:
+    """OpenAI sends arguments as JSON text; templates write them as JSON themselves."""
+    if not isinstance(calls, list | tuple):
+        raise ValueError(f"tool_calls={calls!r}: give a list of calls")
+    return [_with_object(call) for call in calls]
+
+
+def _with_object(call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise ValueError(f'a tool call is {call!r}: give {{"function": {{"name": ..., ...}}}}')
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        arguments = json.loads(arguments or "{}")
+    except ValueError as error:
+        raise ValueError(f"arguments={arguments!r} of a tool call: no JSON ({error})") from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _check_dicts(name: str, value: object) -> None:
+    is_list = isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+    if value is not None and not is_list:
+        raise ValueError(f"{name}={value!r}: give a list of dicts, or None")
+
+
+def _check_variables(values: object) -> None:
+    if values is None:
+        return
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise ValueError(f"chat_template_kwargs={values!r}: give {{name: value}}")
+    own = sorted(set(values) & {*ChatFormat.__dataclass_fields__, "messages"})
+    if own:
+        raise ValueError(
+            f"chat_template_kwargs={dict(values)!r}: {own[0]} has an argument of its own"
+        )

@@ -1,0 +1,120 @@
+"""The arguments of LLM and AsyncLLM: visible to editors and type checkers, checked at run time."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from specdec import LLM, AsyncLLM, SpeculativeConfig
+from specdec.config import EngineConfig
+from specdec.options import EngineOptions
+from specdec.start import locate as located
+from specdec.start.locate import Hub, locate
+
+ROOT = Path(__file__).parents[2]
+MISSPELT = """
+from specdec import LLM, AsyncLLM, SamplingParams, SpeculativeConfig
+
+LLM("demo", max_model_lne=512)
+AsyncLLM("demo", max_num_sqes=3)
+SamplingParams(temprature=0.5)
+SpeculativeConfig("demo", num_speculative_token=3)
+LLM("demo", {"model": "demo"}, max_model_len=512, dtype="float32", seed=None)
+SamplingParams(temperature=0.5, max_new_tokens=3, stop=None)
+"""
+
+
+def test_the_types_name_every_option_of_an_engine():
+    assert get_type_hints(EngineOptions) == get_type_hints(EngineConfig)
+
+
+@pytest.mark.parametrize("owner", [LLM, AsyncLLM])
+def test_help_shows_each_option_with_its_default(owner):
+    shown = inspect.signature(owner).parameters
+    assert list(shown)[:2] == ["model", "speculative_config"]
+    assert {name: shown[name].default for name in list(shown)[2:]} == {
+        each.name: each.default for each in fields(EngineConfig)
+    }
+
+
+def test_mypy_finds_misspelt_arguments_in_a_users_file(tmp_path):
+    file = tmp_path / "user.py"
+    file.write_text(MISSPELT)
+    # torch's own types are not needed, and take long
+    options = ["--strict", "--no-site-packages", "--ignore-missing-imports"]
+    command = [sys.executable, "-m", "mypy", *options, f"--cache-dir={tmp_path}", str(file)]
+    environment = {"MYPYPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("user.py")]
+    lines = [line for line in lines if "error:" in line]
+    assert [line.split(":")[1] for line in lines] == ["4", "5", "6", "7"], done.stdout
+    assert all("did you mean" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"trust_remote_code": True}, "trust_remote_code=True: .*no code of a checkpoint"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: only 1 is possible"),
+        ({"quantization": "awq"}, "quantization='awq': only None is possible"),
+        ({"enable_chunked_prefill": False}, "raise that instead"),
+        ({"disable_log_stats": 1}, "disable_log_stats=1: allowed are"),
+        ({"swap_space": -1}, "swap_space=-1: give a number"),
+        ({"revision": ""}, "revision='': give a string"),
+        ({"tokenizer": 3}, "tokenizer=3: give a directory"),
+    ],
+)
+def test_options_of_vllm_without_a_counterpart_are_refused_by_name(options, words):
+    with pytest.raises(ValueError, match=words):
+        EngineConfig(**options)
+
+
+def test_a_hub_id_is_downloaded_as_asked(monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(
+        located, "snapshot_download", lambda name, **how: seen.update(how, name=name) or tmp_path
+    )
+    hub = Hub(revision="v1", token="secret", directory="there")
+    assert locate("owner/name", "target", hub) == tmp_path
+    del seen["allow_patterns"]
+    assert seen == {"name": "owner/name", "revision": "v1", "token": "secret", "cache_dir": "there"}
+
+
+def test_a_revision_of_a_local_directory_has_no_effect_and_says_so(caplog):
+    locate("demo", "target", Hub(revision="main"))
+    assert caplog.messages == ["revision='main' has no effect: target demo is on this machine"]
+
+
+def test_a_draft_may_name_its_parallel_size_as_in_vllm():
+    assert SpeculativeConfig("demo", draft_tensor_parallel_size=1).num_speculative_tokens == 3
+    with pytest.raises(ValueError, match="draft_tensor_parallel_size=2: only 1"):
+        SpeculativeConfig("demo", draft_tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="SpeculativeConfig does not take modle"):
+        SpeculativeConfig(modle="demo")
+
+
+@pytest.mark.parametrize("name", ["weights", "graphs"])
+def test_a_users_own_module_with_our_name_is_named_in_the_error(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    done = _imported_in(tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"specdec needs its own package '{name}'" in last
+    assert str(tmp_path / f"{name}.py") in last
+
+
+def test_specdec_is_imported_from_anywhere(tmp_path):
+    (tmp_path / "specdec").mkdir()  # as the parent of a clone has one
+    assert _imported_in(tmp_path).returncode == 0
+
+
+def _imported_in(directory):
+    """Its own directory comes first on the path, then the checkout."""
+    script = directory / "script.py"
+    script.write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nfrom specdec import LLM\n")
+    command = [sys.executable, str(script)]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True)

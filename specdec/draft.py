@@ -2,7 +2,7 @@
 
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
 slot t. After a round it covers all K + 1 rows: those after the accepted ones are garbage that the
-next round overwrites.
+levels and the next round overwrite.
 """
 
 from collections.abc import Callable

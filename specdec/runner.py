@@ -107,8 +107,8 @@ class Runner:
     ) -> PendingResult:
         """Launch a round of the requests in these state rows.
 
-        max_num_computed: a bound on their computed tokens. query_len: 1 for a round in which no
-        request drafts, else None, which means K + 1.
+        max_num_computed: a bound on their computed tokens. query_len: rows of each, 1 where no
+        request drafts, else (and by default) K + 1.
         """
         Q = query_len or self.sizes.query_len
         step = Step(

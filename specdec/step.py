@@ -4,12 +4,13 @@ The order is written here and nowhere else. A step is a chunk of prompts, or a r
 the drafts of everything that runs (stepping/step_sizes.py). Both run the same acts:
 
     act            reads                                 writes
-    fill           state rows; prompt tokens             input_ids, positions, slot_mapping, ...
+    fill           state.last_sampled_tokens and         input_ids, positions, slot_mapping,
+                   draft_tokens; prompt tokens           num_valid, query_start_loc, sample_mapping
     forward        the above                             hidden_states, aux_hidden_states, target KV
     choose         hidden_states, sampling state         target_tokens (a chunk: sampled_tokens);
                                                          pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
-                   pq_accepted                           last_token_indices, draft_tokens = 0
+                   pq_accepted                           last_token_indices, buffers.draft_tokens
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
     prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, first proposals
@@ -17,8 +18,9 @@ the drafts of everything that runs (stepping/step_sizes.py). Both run the same a
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
                                                          prefill_draft writes them)
 
-results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. A draft
-without taps reads hidden_states instead of aux_hidden_states.
+results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. The draft
+collects its proposals in buffers.draft_tokens, which commit zeroes; state.draft_tokens are those
+that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states.
 
 Nothing reads the device from the host between `fill` and the end of the draft. The step says how
 each act runs: `step.passes` names the graphs (passes/families.py), `step.flags` what its requests

@@ -8,6 +8,7 @@
 
 The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses
 inside its own, so steps with a sampled request have others, `draft.sampled`, which draw with noise.
+In counters and logs the dot is an underscore; cuda_graph_modes sets plain with target_decode.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -41,7 +41,7 @@ class StepBuffers:
 
         # inputs of the target
         self.idx_mapping = integers(B)  # [B] state row per batch slot, -1 = padding
-        self.sample_mapping = integers(B)  # [B] the same where the slot samples, else -1
+        self.sample_mapping = integers(B)  # [B] the same where a prompt ends or a round runs
         self.input_ids = integers(T)  # [T] 0 = padding
         self.positions = integers(T)  # [T] 0 = padding
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
@@ -56,7 +56,7 @@ class StepBuffers:
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
         self.results = integers(B, 2 * K + 2)  # [B, 2K + 2]
-        self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] accepted drafts, the next token
+        self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] valid up to num_accepted
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K
         self.verified_tokens = self.results[:, K + 2 :]  # [B, K] the drafts that a round verified
 

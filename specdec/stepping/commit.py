@@ -63,7 +63,7 @@ def launch_accept_and_commit(
 def _accept_and_commit_kernel(
     results_ptr,  # [B, 2N]: sampled tokens [N], number accepted, verified drafts [N - 1]; N = K + 1
     draft_ids_ptr,  # [T]
-    seeds_ptr,  # [B]
+    last_rows_ptr,  # [B] last_token_indices
     draft_tokens_ptr,  # [B, N - 1]
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
@@ -90,7 +90,7 @@ def _accept_and_commit_kernel(
     following = i + 1 < tl.minimum(tl.load(num_valid_ptr + b), Q)
     draft = tl.load(input_ids_ptr + b * Q + i + 1, mask=i + 1 < Q, other=0)
     if IS_PQ:
-        num_accepted = tl.load(pq_accepted_ptr + b).to(tl.int32)
+        num_accepted = tl.load(pq_accepted_ptr + b, mask=is_real, other=0).to(tl.int32)
     else:
         # the first row whose draft does not hold
         num_accepted = tl.min(tl.where(following & (target == draft), N_PADDED, i), axis=0)
@@ -100,7 +100,7 @@ def _accept_and_commit_kernel(
     tl.store(out + N + 1 + i, draft, mask=i + 1 < N)
     tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
     tl.store(draft_ids_ptr + b * Q + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
-    tl.store(seeds_ptr + b, tl.where(is_real, b * Q + num_accepted, 0).to(tl.int64))
+    tl.store(last_rows_ptr + b, tl.where(is_real, b * Q + num_accepted, 0).to(tl.int64))
     tl.store(num_computed_ptr + row, tl.load(num_computed_ptr + row) + num_accepted + 1)
     last = tl.sum(tl.where(i == num_accepted, target, 0), axis=0)
     tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
@@ -115,7 +115,7 @@ def accept_and_commit_ref(
     is_real_B1 = (row_B >= 0)[:, None]
     target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
     draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
-    accepted_B = buffers.pq_accepted[:B]
+    accepted_B = torch.where(row_B >= 0, buffers.pq_accepted[:B], 0)  # stale in padding
     if not is_pq:
         accepted_B = accept_equal(target_BQ, draft_BK, buffers.num_valid[:B])
     buffers.results[:B] = 0
@@ -124,8 +124,8 @@ def accept_and_commit_ref(
     buffers.verified_tokens[:B, : Q - 1] = draft_BK
     buffers.draft_tokens[:B] = 0
     buffers.draft_input_ids[: B * Q] = torch.where(is_real_B1, target_BQ.clamp(min=0), 0).view(-1)
-    seed_B1 = torch.arange(B, device=row_B.device)[:, None] * Q + accepted_B[:, None]
-    buffers.last_token_indices[:B] = torch.where(is_real_B1, seed_B1, 0)[:, 0]
+    last_B1 = torch.arange(B, device=row_B.device)[:, None] * Q + accepted_B[:, None]
+    buffers.last_token_indices[:B] = torch.where(is_real_B1, last_B1, 0)[:, 0]
     state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
     state.last_sampled_tokens[row_B] = target_BQ.gather(1, accepted_B[:, None])[:, 0].clamp(min=0)
 

@@ -91,7 +91,9 @@ def decided_case(device, K, Q):
     buffers.target_tokens[:Q] = torch.cat(
         [ids[0, 1:], ids[0, :1]]
     )  # one request accepts all it may
+    # in padding, what an earlier round of more rows left
     buffers.pq_accepted[:5] = (torch.arange(5, device=device) * 2).clamp(max=Q - 1)
+    buffers.pq_accepted[3] = 9
     return buffers, state
 
 
@@ -110,7 +112,7 @@ def test_accept_and_commit(device, K, Q, is_pq):
     assert (buffers.draft_input_ids[5 * Q :] == -999).all()
     for b, row in enumerate([4, 0, 2, -1, 3]):
         count = int(buffers.num_accepted[b])
-        assert not is_pq or count == min(2 * b, Q - 1)
+        assert not is_pq or count == (min(2 * b, Q - 1) if row >= 0 else 0)
         if row >= 0:
             assert state.num_computed_tokens[row] == before[row] + count + 1
             assert state.last_sampled_tokens[row] == buffers.target_tokens[b * Q + count]

@@ -1,6 +1,8 @@
 """What all tests share: Triton's interpreter where there is no GPU, and the bundled pair."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
-from weights.demo import demo_prompts
+from weights.demo import demo_directory, demo_prompts
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,16 @@ def prompts() -> list[list[int]]:
 def references() -> list[list[int]]:
     """The target's 160 greedy tokens in float32 for the first 24 prompts, from transformers."""
     return demo_prompts()["greedy_float32"]
+
+
+@pytest.fixture(scope="session")
+def bare_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled target without its chat template."""
+    directory = tmp_path_factory.mktemp("bare")
+    for file in demo_directory("target").iterdir():
+        (directory / file.name).symlink_to(file)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (directory / "tokenizer_config.json").unlink()
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory

@@ -418,8 +418,11 @@ def test_chat_writes_the_conversation_by_its_template(shared, greedy):
     output = asyncio.run(last_of(shared.chat(messages, greedy(4), chat_template=chat_template)))
     assert output.prompt_token_ids == shared.llm.tokenizer.encode_word("<user>hi>")
     assert len(output.outputs[0].token_ids) == 4
-    with pytest.raises(ValueError, match="has no chat template"):
-        asyncio.run(last_of(shared.chat(messages, greedy(4))))
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}"  # the pair's
+    expected = asyncio.run(last_of(shared.chat(messages, greedy(4), chat_template=template)))
+    output = asyncio.run(last_of(shared.chat(messages, greedy(4))))
+    assert output.prompt_token_ids == expected.prompt_token_ids
+    assert output.outputs == expected.outputs
 
 
 def test_an_output_that_replaces_another_wakes_its_reader_once():

@@ -356,7 +356,6 @@ def test_a_conversation_is_written_by_its_template_with_one_bos():
 @pytest.mark.parametrize(
     "messages, template, message",
     [
-        (MESSAGES, None, "has no chat template: give a chat_template"),
         ("hello", TEMPLATE, "give a list of messages"),
         ([], TEMPLATE, "give a list of messages"),
         (["hello"], TEMPLATE, r"messages\[0\] is 'hello'"),
@@ -384,6 +383,11 @@ def test_a_conversation_is_written_by_its_template_with_one_bos():
 def test_conversations_that_cannot_be_written_are_refused(messages, template, message):
     with pytest.raises(ValueError, match=message):
         DEMO.encode_chat(messages, ChatFormat(chat_template=template))
+
+
+def test_without_a_template_a_conversation_is_refused(bare_target):
+    with pytest.raises(ValueError, match="has no chat template: give a chat_template"):
+        Tokenizer(bare_target).encode_chat(MESSAGES)
 
 
 @pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])

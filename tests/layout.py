@@ -42,6 +42,7 @@ LLM = (*ENGINE, "specdec.start", "specdec.options", "specdec.llm")
 ROWS: dict[str, Row] = {
     "graphs": Row(third=("torch", "tqdm")),
     "weights": Row(third=("torch", "safetensors", "tqdm")),
+    "weights.bars": Row(third=("tqdm",)),
     "weights.errors": Row(),
     "specdec": Row(),
     "specdec.arguments": Row(),
@@ -53,7 +54,7 @@ ROWS: dict[str, Row] = {
         ("weights.errors", "weights.fields"), ("transformers",)
     ),
     "specdec.requests.template_worker": Row(third=("jinja2",)),
-    "specdec.requests.progress": Row(("specdec.requests",), ("tqdm",)),
+    "specdec.requests.progress": Row(("specdec.requests", "weights.bars")),
     "specdec.scheduling": Row((*HOST, "specdec.requests")),
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.models": Row(MODEL, ("torch",)),

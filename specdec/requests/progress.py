@@ -1,24 +1,21 @@
-"""Progress of a list of requests on a terminal: done, tokens per second, acceptance length."""
+"""Progress of a list of requests on a screen: done, tokens per second, acceptance length."""
 
 import time
 from collections.abc import Iterable, Sequence
 
-from tqdm import tqdm
-
 from specdec.requests.request import Request
+from weights.bars import bar
 
 
 class Progress:
-    """Counts the requests that ended. is_shown: draw a bar."""
+    """Counts the requests that ended. is_shown: draw a bar, if there is a screen."""
 
     def __init__(self, requests: Sequence[Request], is_shown: bool) -> None:
         self.requests = requests
         self._running = {request.request_id for request in requests}
         self._num_tokens = self._num_rounds = self._num_accepted = 0
         self._start = time.monotonic()
-        self._bar = tqdm(
-            total=len(requests), desc="generating", unit="request", disable=not is_shown
-        )
+        self._bar = bar(total=len(requests), desc="generating", unit="request", is_wanted=is_shown)
 
     def __enter__(self) -> "Progress":
         return self

@@ -8,8 +8,8 @@ from collections import Counter
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from weights.bars import bar
 from weights.files.header import TORCH_DTYPES, TensorEntry
 from weights.files.reader import Reader
 from weights.files.staging import CopyJob, copy_all
@@ -42,9 +42,8 @@ def read_tensors(
         tensors[name] = torch.empty(shape, dtype=dtype, device=device)
         parts |= zip(pieces, torch.split(tensors[name], rows), strict=True)
     total = sum(held[name].num_bytes for name in wanted)
-    disable = None if progress else True  # None: no bar unless on a terminal
-    desc = reader.directory.name
-    with tqdm(total=total, unit="B", unit_scale=True, desc=desc, disable=disable) as bar:
+    options = {"total": total, "unit": "B", "unit_scale": True, "desc": reader.directory.name}
+    with bar(is_wanted=progress, **options) as shown:
         jobs: list[CopyJob] = []
         for name, part in parts.items():
             entry = held[name]
@@ -52,9 +51,9 @@ def read_tensors(
                 jobs.append(reader.copy_job(entry.name, part))
             else:
                 reader.read_into(entry.name, part)
-                bar.update(entry.num_bytes)
+                shown.update(entry.num_bytes)
         for num_bytes in copy_all(jobs, torch.device(device)) if jobs else ():
-            bar.update(num_bytes)
+            shown.update(num_bytes)
     _note_casts([held[name].dtype for name in wanted], dtype, log)
     return tensors
 

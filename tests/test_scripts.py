@@ -20,17 +20,20 @@ def run(capsys, monkeypatch):
     return call
 
 
-def test_load_checkpoint_prints_both_bindings_and_times(run):
-    out = run("scripts.load_checkpoint", "demo", "demo/eagle1")
+def test_load_checkpoint_prints_both_bindings_and_times(run, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run("scripts.load_checkpoint", "demo", "demo/eagle1")
+    out = capsys.readouterr().out
 
     assert ": llama" in out
     assert ": eagle-1" in out
     assert out.count("  loaded: ") == 2
 
 
-def test_load_checkpoint_ends_with_the_error(run, tmp_path):
-    with pytest.raises(SystemExit, match="nothing loaded"):
+def test_load_checkpoint_ends_with_the_error(run, capsys, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
         run("scripts.load_checkpoint", str(tmp_path))
+    assert "nothing loaded" in capsys.readouterr().err
 
 
 def test_generate_prints_texts_and_ends_with_json(run):

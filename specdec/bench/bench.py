@@ -15,21 +15,32 @@ from specdec.bench.rounds import tokens_needed
 from specdec.bench.serving import Served, first_difference, serve
 from specdec.engine import Engine
 
+MODEL_LEN = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """ks: values of K for most suites. repeats: whole runs; num_rounds: timed rounds."""
+    """ks: values of K for most suites. repeats: whole runs; num_rounds: timed rounds.
+
+    max_model_len, max_num_seqs: None for MODEL_LEN and the largest batch, and in the suite cold for
+    the defaults of LLM.
+    """
 
     ks: Sequence[int] = (0, 3, 5)
     batches: Sequence[int] = (1, 8, 32)
     contexts: Sequence[int] = (256, 1024, 4096, 8192, 16384, 32768)
     num_prompts: int = 8
     max_tokens: int = 160
-    max_model_len: int = 4096
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
     repeats: int = 2
     num_rounds: int = 30
     rounds_of_memory: int = 1000
     max_seconds: float | None = None
+
+    @property
+    def model_len(self) -> int:
+        return self.max_model_len or MODEL_LEN
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +76,14 @@ class Bench:
 
     def engine(self, K: int, batch: int) -> Engine:
         """With graphs up to the largest batch; for a K of the suite k alone, a small one."""
-        largest = max(self.options.batches, default=1)
+        largest = self.options.max_num_seqs or max(self.options.batches, default=1)
         room = max(self.options.max_tokens, tokens_needed(self.options.num_rounds, K))
         return self.pair.engine(
             EngineSpec(
                 num_speculative_tokens=K,
                 max_num_seqs=max(batch, largest) if K in self.ks or batch > 1 else batch,
                 max_tokens=max(map(len, self.pair.prompts)) + room,
-                max_model_len=self.options.max_model_len,
+                max_model_len=self.options.model_len,
             )
         )
 

@@ -23,7 +23,7 @@ def capture(bench: Bench) -> Iterator[Row]:
             num_speculative_tokens=max(bench.ks),
             max_num_seqs=max(64, *bench.options.batches),
             max_tokens=512,
-            max_model_len=bench.options.max_model_len,
+            max_model_len=bench.options.model_len,
             has_prefill_graphs=True,
             compile_piecewise=is_compiled,
         )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,13 +29,16 @@ TIMED = {
 
 
 def cold_rows(
-    target: str, draft: str | None, K: int, device: torch.device, starts: int = 2
+    target: str, draft: str | None, K: int, engine: Mapping[str, object], starts: int = 2
 ) -> list[Row]:
     """One row per start, seconds per phase. No other engine should hold GPU memory meanwhile.
 
+    engine: arguments of LLM.
+
     The starts share a cache of compiled kernels, empty at first, as after an installation.
     """
-    command = [sys.executable, "-m", "specdec.bench.cold", target, str(draft), str(K), str(device)]
+    options = json.dumps(dict(engine))
+    command = [sys.executable, "-m", "specdec.bench.cold", target, str(draft), str(K), options]
     rows: list[Row] = []
     known = 0
     with tempfile.TemporaryDirectory() as cache:
@@ -54,21 +57,27 @@ def cold_rows(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    kinds = {"target": str, "draft": str, "k": int, "device": str, "began": float}
+    kinds: dict[str, Callable[[str], object]] = {
+        "target": str,
+        "draft": str,
+        "k": int,
+        "engine": json.loads,
+        "began": float,
+    }
     for name, kind in kinds.items():
         parser.add_argument(name, type=kind)
     args = parser.parse_args()
     seconds: dict[str, float] = {"python and imports": time.time() - args.began}
-    if args.device.startswith("cuda"):
+    if args.engine["device"].startswith("cuda"):
         with _timed("CUDA", seconds):
-            torch.zeros(1, device=args.device)
+            torch.zeros(1, device=args.engine["device"])
     for name, phase in TIMED.items():
         setattr(loading, name, _timed(phase, seconds)(getattr(loading, name)))
     setattr(Runner, "capture", _timed("capture", seconds)(Runner.capture))  # noqa: B010
     has_draft = args.draft != "None"
     speculation = {"model": args.draft, "num_speculative_tokens": args.k} if has_draft else None
     start = time.perf_counter()
-    llm = LLM(args.target, speculation, device=args.device)
+    llm = LLM(args.target, speculative_config=speculation, **args.engine)
     seconds["the rest of LLM()"] = time.perf_counter() - start
     prompts = demo_prompts()["prompts"]
     assert isinstance(prompts, list)

@@ -130,7 +130,7 @@ def _round_ms(bench: Bench, K: int, batch: int, names: Sequence[str]) -> float:
         num_speculative_tokens=K,
         max_num_seqs=batch,
         max_tokens=max(map(len, prompts)) + tokens_needed(num_rounds, K),
-        max_model_len=bench.options.max_model_len,
+        max_model_len=bench.options.model_len,
         request_sizes=(batch,),
     )
     with exchanged(names):

@@ -44,13 +44,14 @@ class EngineSpec:
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """eagle: None if only plain decoding is measured."""
+    """eagle: None if only plain decoding is measured. config: what a user chose for all engines."""
 
     target: LoadedTarget
     eagle: LoadedEagle | None
     tokenizer: Tokenizer
     prompts: list[list[int]]
     device: torch.device
+    config: EngineConfig
     _engines: dict[EngineSpec, Engine] = field(default_factory=dict)
 
     def engine(self, spec: EngineSpec, keep: int = 2) -> Engine:
@@ -71,15 +72,26 @@ class Pair:
 
 
 def load_pair(
-    target: str, draft: str | None, device: str, dtype: str, prompts: Path | None = None
+    target: str,
+    draft: str | None,
+    device: str,
+    dtype: str,
+    prompts: Path | None = None,
+    **engine: object,
 ) -> Pair:
-    """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like prompts.json."""
-    config = EngineConfig(device=device, dtype=dtype)
+    """dtype auto: as stored on a GPU, float32 on the CPU. prompts: a file like prompts.json.
+
+    engine: seed and enforce_eager, of every engine, and gpu_memory_utilization, of those of LLM.
+    """
+    config = EngineConfig(device=device, dtype=dtype, **engine)  # type: ignore[arg-type]
     where = device_of(config.device)
+    if where.type != "cuda":
+        config.refuse_gpu_memory(where)
     directory = locate(target, "target")
     loaded = load_target(directory, dtype=dtype_of(config.dtype, where), device=where)
     eagle = None if draft is None else load_eagle(locate(draft, "draft"), loaded, device=where)
-    return Pair(loaded, eagle, Tokenizer(directory), read_prompts(directory, prompts), where)
+    tokenizer = Tokenizer(directory)
+    return Pair(loaded, eagle, tokenizer, read_prompts(directory, prompts), where, config)
 
 
 def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
@@ -113,12 +125,13 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         request_sizes=spec.request_sizes,
         compile_piecewise=spec.compile_piecewise,
     )
-    is_captured = pair.device.type == "cuda" and not spec.enforce_eager
+    is_eager = spec.enforce_eager or pair.config.enforce_eager
+    is_captured = pair.device.type == "cuda" and not is_eager
     backend = CudaBackend(pair.device) if is_captured else None
     models = pair.target, pair.eagle
     runner = Runner(*models, sizes, pair.device, graph_config=graphs, backend=backend)
     runner.capture()
-    return assemble(runner, pair.target.config, pair.tokenizer)
+    return assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)
 
 
 def joined(prompts: Sequence[Sequence[int]], length: int) -> list[int]:

@@ -105,7 +105,18 @@ def cold(bench: Bench) -> list[Row]:
     target = str(bench.pair.target.report.directory)
     eagle = bench.pair.eagle
     draft = None if eagle is None else str(eagle.report.directory)
-    return cold_rows(target, draft, max(bench.ks), bench.pair.device)
+    config = bench.pair.config
+    engine: dict[str, object] = {
+        "device": str(bench.pair.device),
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "enforce_eager": config.enforce_eager,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "max_model_len": bench.options.max_model_len,
+    }
+    if bench.options.max_num_seqs is not None:
+        engine["max_num_seqs"] = bench.options.max_num_seqs
+    return cold_rows(target, draft, max(bench.ks), engine)
 
 
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {

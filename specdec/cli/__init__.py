@@ -5,55 +5,60 @@ JSON go to stdout, everything else to stderr. SPECDEC_LOG sets the log level; SP
 tracebacks.
 """
 
-import logging
-import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Context, Option, Typer
+from typer import Argument, Context, Exit, Option, Typer, echo
 
+import specdec
 from specdec.cli import options as shared
+from specdec.cli.errors import run_command
 
 app = Typer(
     help="Text from a target model with an EAGLE draft, equal to plain decoding bit for bit.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
 )
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0, 1 for a check that failed, 2 for what cannot be done."""
-    try:
-        _set_up_logging(os.environ.get("SPECDEC_LOG", "warning"))
-        given = sys.argv[1:] if args is None else list(args)
-        app(args=given, prog_name="specdec", obj=shlex.join(["specdec", *given]))
-    except (ValueError, OSError) as error:
-        if os.environ.get("SPECDEC_DEBUG", "0") not in ("", "0"):
-            raise
-        print(f"specdec: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    """Run a command and exit."""
+    run_command(app, sys.argv[1:] if args is None else list(args))
 
 
-def _set_up_logging(name: str) -> None:
-    level = logging.getLevelNamesMapping().get(name.upper())
-    if level is None:
-        raise ValueError(f"SPECDEC_LOG={name!r}: give debug, info, warning or error")
-    logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
-    for package in ("specdec", "graphs", "weights"):
-        logging.getLogger(package).setLevel(level)
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"specdec {specdec.__version__}")
+        raise Exit
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
+def begin(
+    context: Context,
+    version: Annotated[
+        bool,
+        Option("--version", is_eager=True, callback=_show_version, help="print it and exit"),
+    ] = False,
+) -> None:
+    """Text from a target model with an EAGLE draft, equal to plain decoding bit for bit."""
+    if context.invoked_subcommand is None:
+        echo(context.get_help(), err=True)
+        raise Exit(2)
+
+
+@app.command(short_help="Continue a prompt.")
 def generate(
     context: Context,
     target: shared.Target,
     prompt: Annotated[
-        str | None, Argument(help="default: --prompt-file, or standard input")
+        str | None,
+        Argument(
+            metavar="PROMPT", help="- or nothing: standard input, if there is no --prompt-file"
+        ),
     ] = None,
     prompt_text: Annotated[
         Path | None,
@@ -61,8 +66,9 @@ def generate(
             "--prompt-file",
             exists=True,
             dir_okay=False,
+            allow_dash=True,
             callback=shared.text_of,
-            help="a text; its last line break is dropped",
+            help="a text, - for standard input; its last line break is dropped",
         ),
     ] = None,
     draft: shared.Draft = None,
@@ -85,12 +91,12 @@ def generate(
     ] = None,
     acceptance: shared.Acceptance = "exact",
     stop: shared.Stop = None,
-    ignore_eos: Annotated[
-        bool, Option("--ignore-eos", help="go on after an end-of-text token")
-    ] = False,
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="go on after an EOS token")] = False,
     dtype: shared.Dtype = "auto",
     device: shared.Device = "auto",
     max_model_len: shared.MaxModelLen = None,
+    max_num_seqs: shared.MaxNumSeqs = None,
+    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
     enable_prefix_caching: shared.NoPrefixCaching = False,
     enforce_eager: shared.EnforceEager = False,
     cuda_graph_sizes: shared.GraphSizes = None,
@@ -106,7 +112,7 @@ def generate(
     run_generate(shared.options_of(GenerateOptions, context.params))
 
 
-@app.command()
+@app.command(short_help="Talk to a target.")
 def chat(
     context: Context,
     target: shared.Target,
@@ -137,6 +143,8 @@ def chat(
     dtype: shared.Dtype = "auto",
     device: shared.Device = "auto",
     max_model_len: shared.MaxModelLen = None,
+    max_num_seqs: shared.MaxNumSeqs = None,
+    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
     enable_prefix_caching: shared.NoPrefixCaching = False,
     enforce_eager: shared.EnforceEager = False,
     cuda_graph_sizes: shared.GraphSizes = None,
@@ -148,16 +156,20 @@ def chat(
     terminal, all of it is one message, and its answer is printed.
     """
     from specdec.cli.chat import ChatOptions, run_chat
+    from specdec.cli.wording import Wording
 
-    run_chat(shared.options_of(ChatOptions, context.params))
+    wording = Wording.of(context.command.params, max_model_len is not None)
+    run_chat(shared.options_of(ChatOptions, {**context.params, "wording": wording}))
 
 
-@app.command()
+@app.command(short_help="Say what a checkpoint is.")
 def inspect(
     checkpoint: Annotated[
         str,
         Argument(
-            help='directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"', show_default=False
+            metavar="CHECKPOINT",
+            help='directory, hub id, "demo", "demo/eagle3" or "demo/eagle1"',
+            show_default=False,
         ),
     ],
     target: Annotated[
@@ -171,19 +183,26 @@ def inspect(
     run_inspect(checkpoint, target, json)
 
 
-@app.command()
+@app.command(short_help="Say whether a draft works.")
 def verify(
     context: Context,
     target: shared.Target,
     draft: Annotated[
-        str, Argument(help='EAGLE draft: directory, hub id or "demo"', show_default=False)
+        str,
+        Argument(
+            metavar="DRAFT", help='EAGLE draft: directory, hub id or "demo"', show_default=False
+        ),
     ],
     num_speculative_tokens: Annotated[
         int, Option("--num-speculative-tokens", "-k", min=0, help="positions to check")
     ] = 5,
     max_tokens: Annotated[int, Option(min=16, help="tokens of text per prompt")] = 64,
+    seed: shared.EngineSeed = None,
     dtype: shared.Dtype = "auto",
     device: shared.Device = "auto",
+    max_model_len: shared.MaxModelLen = None,
+    max_num_seqs: shared.MaxNumSeqs = None,
+    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
     enforce_eager: shared.EnforceEager = False,
     cuda_graph_sizes: shared.GraphSizes = None,
     cuda_graph_token_sizes: shared.GraphTokenSizes = None,
@@ -201,14 +220,14 @@ SUITES = (
 )
 
 
-@app.command()
+@app.command(short_help="Measure speed beside plain decoding.")
 def bench(
     context: Context,
     target: Annotated[
-        str, Argument(help='directory, hub id, or "demo", the bundled pair')
+        str, Argument(metavar="TARGET", help='directory, hub id, or "demo", the bundled pair')
     ] = "demo",
     draft: Annotated[
-        str | None, Option(help='EAGLE draft; default: "demo" for "demo", else none')
+        str | None, Option(help="EAGLE draft", show_default='"demo" for "demo", else none')
     ] = None,
     suite: Annotated[str, Option(help=SUITES)] = "protocol",
     ks: Annotated[
@@ -235,17 +254,15 @@ def bench(
         Option(
             callback=shared.integers(1, 1 << 24),
             help="prompt lengths of the suite context",
-            show_default="256,1024,4096,8192,16384,32768",
+            show_default="six, from 256 to 32768",
         ),
     ] = None,
     num_prompts: Annotated[int, Option(min=1, max=4096, help="prompts at the small batches")] = 8,
     prompts: Annotated[
-        Path | None, Option(exists=True, help="default: prompts.json beside the target")
+        Path | None,
+        Option(exists=True, help="JSON file", show_default="prompts.json beside the target"),
     ] = None,
     max_tokens: Annotated[int, Option(min=2, help="tokens of each answer")] = 160,
-    max_model_len: Annotated[
-        int, Option(min=2, max=1 << 24, help="longest context, except in the suite context")
-    ] = 4096,
     repeats: Annotated[int, Option(min=1, help="whole runs, the best of which counts")] = 2,
     num_rounds: Annotated[int, Option(min=1, help="rounds timed by the device's clock")] = 30,
     rounds_of_memory: Annotated[
@@ -254,8 +271,32 @@ def bench(
     max_seconds: Annotated[
         float | None, Option(min=0, help="begin nothing more after this many seconds")
     ] = None,
+    seed: shared.EngineSeed = None,
     dtype: shared.Dtype = "auto",
     device: shared.Device = "auto",
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            min=2,
+            max=1 << 24,
+            help="longest context, where a suite does not set it",
+            show_default="4096",
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None,
+        Option(
+            min=1, max=4096, help="request rows of each engine", show_default="the largest batch"
+        ),
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        Option(
+            help="share of a GPU's memory to use in the suite cold; the others take what they need",
+            show_default="0.9",
+        ),
+    ] = None,
+    enforce_eager: shared.EnforceEager = False,
     json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
     charts: Annotated[
         Path | None, Option(help="directory for PNG charts (needs matplotlib)")
@@ -272,4 +313,71 @@ def bench(
     options = shared.options_of(BenchOptions, {"batches": default_batches(device), **given})
     paths = {"prompts": prompts, "json": json, "charts": charts}
     rest = {"command": context.obj, "draft": draft, "suites": suites, "options": options}
+    rest["seed"] = seed
     run_bench(shared.options_of(BenchCommand, {**given, **paths, **rest}))
+
+
+@app.command(short_help="Load a checkpoint and time it.")
+def load(
+    target: shared.Target,
+    draft: Annotated[
+        str | None,
+        Argument(
+            metavar="DRAFT", help='EAGLE draft: directory, hub id or "demo"', show_default=False
+        ),
+    ] = None,
+    dtype: Annotated[
+        str, Option(help="auto, float32, bfloat16 or float16; auto is as the target is stored")
+    ] = "auto",
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N")] = "cpu",
+) -> None:
+    """Load a checkpoint, print what every field was bound to, and time it."""
+    from specdec.cli.load import run_load
+
+    run_load(target, draft, dtype, device)
+
+
+@app.command(short_help="Write safetensors from .bin files.")
+def convert(
+    directory: Annotated[
+        Path,
+        Argument(
+            exists=True,
+            file_okay=False,
+            metavar="DIRECTORY",
+            help="a checkpoint of .bin files, which stay as they are",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Write model.safetensors from .bin files, without running pickled code."""
+    from specdec.cli.convert import run_convert
+
+    run_convert(directory)
+
+
+@app.command(short_help="Write a small pair at a large size.")
+def widen(
+    directory: Annotated[
+        Path,
+        Argument(
+            file_okay=False,
+            metavar="DIRECTORY",
+            help="where to write the pair",
+            show_default=False,
+        ),
+    ],
+    source: Annotated[
+        str, Option(help="demo, or a directory with target/, eagle3/ and prompts.json")
+    ] = "demo",
+    shape: Annotated[str, Option(help="llama-8b (16 GB in bfloat16) or tiny")] = "llama-8b",
+    dtype: Annotated[str, Option(help="bfloat16 or float32")] = "bfloat16",
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+) -> None:
+    """Write a small pair at a large size: the same text and drafts, at the full cost.
+
+    DIRECTORY gets target/, eagle3/ and prompts.json, for `specdec bench DIRECTORY/target`.
+    """
+    from specdec.cli.widen import run_widen
+
+    run_widen(directory, source, shape, dtype, device)

@@ -15,9 +15,23 @@ import torch
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import card, measure_bandwidth
 from specdec.bench.charts import draw_charts
-from specdec.bench.pair import load_pair
+from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import card_lines, table
 from specdec.bench.suites import SUITES
+from specdec.cli.generate import note_seed
+from specdec.cli.threads import choose_threads
+
+THREADS_LEN = 128  # context of the engine that chooses the number of threads
+
+OF_BATCHES = ("protocol", "rounds", "k", "batch", "gaps", "padding", "memory")
+READERS = {  # options that only some suites read
+    "contexts": ("context",),
+    "rounds_of_memory": ("memory",),
+    "max_model_len": (*OF_BATCHES, "exactness", "capture", "cold"),
+    "max_num_seqs": (*OF_BATCHES, "cold"),
+    "gpu_memory_utilization": ("cold",),
+}
+OF_GRAPHS = ("capture", "padding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +46,8 @@ class BenchCommand:
     prompts: Path | None
     dtype: str
     device: str
+    seed: int | None
+    engine: Mapping[str, object]
     json: Path | None
     charts: Path | None
 
@@ -51,11 +67,12 @@ def run_bench(command: BenchCommand) -> None:
     """Measure, print, write. Exit code 1 if outputs differ or a suite fails."""
     names = chosen(command.suites)
     _check_outputs(command)
-    pair = load_pair(command.target, command.draft, command.device, command.dtype, command.prompts)
+    pair = _load(command)
     bandwidth = measure_bandwidth(pair.device)
     bench = Bench(pair, bandwidth, command.options)
     machine = {"host": platform.machine(), "date": time.strftime("%Y-%m-%d")}
-    settings = {**asdict(command.options), **machine}
+    lengths = {"max_model_len": command.options.model_len}
+    settings = {**asdict(command.options), **lengths, **machine}
     found = Found(command.command, card(pair, bandwidth, **settings))
     print(card_lines(found.card), flush=True)
     for name in names:
@@ -64,6 +81,27 @@ def run_bench(command: BenchCommand) -> None:
         if command.json is not None:  # after each suite: the run may be cut short
             command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
     _finish(command, bench, found)
+
+
+def _load(command: BenchCommand) -> Pair:
+    names = ("enforce_eager", "gpu_memory_utilization")
+    engine = {name: command.engine[name] for name in names if name in command.engine}
+    pair = load_pair(
+        command.target,
+        command.draft,
+        command.device,
+        command.dtype,
+        command.prompts,
+        seed=command.seed,
+        **engine,
+    )
+    note_seed(command.seed, temperature=0)
+    K = max(command.options.ks) if pair.eagle is not None else 0
+    spec = EngineSpec(num_speculative_tokens=K, max_num_seqs=1, max_model_len=THREADS_LEN)
+    if pair.device.type == "cpu":
+        choose_threads(pair.engine(spec).runner)
+        pair.drop(spec)
+    return pair
 
 
 def _check_outputs(command: BenchCommand) -> None:
@@ -101,15 +139,41 @@ def chosen(names: tuple[str, ...]) -> list[str]:
 
 
 def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str, object]) -> None:
-    """ValueError for options that no suite of this run would read."""
+    """ValueError for options that no suite of this run would read, or that contradict it."""
     if draft is None and any(cast(list[int], given["ks"] or [])):
         raise ValueError(
             f"--num-speculative-tokens {_shown(given['ks'])} without a draft: give --draft too"
         )
-    for option, suite in (("contexts", "context"), ("rounds_of_memory", "memory")):
-        if given[option] is not None and suite not in chosen(suites):
-            name = f"--{option.replace('_', '-')} {_shown(given[option])}"
-            raise ValueError(f"{name} is for the suite {suite} alone: give --suite {suite} too")
+    names = chosen(suites)
+    for option, readers in READERS.items():
+        if given[option] is not None and not set(readers) & set(names):
+            which = ", ".join(readers)
+            only = f"the suite {which} alone: give --suite {which} too"
+            some = f"the suites {which}: give one of them too"
+            raise ValueError(
+                f"{_option(option, given)} is for {only if len(readers) == 1 else some}"
+            )
+    if given["enforce_eager"]:
+        for name in OF_GRAPHS:
+            if name in names:
+                raise ValueError(
+                    f"--enforce-eager with the suite {name}, which measures graphs: leave one out"
+                )
+    _check_rows(given)
+
+
+def _check_rows(given: Mapping[str, object]) -> None:
+    """An engine needs a row for each request of a batch."""
+    rows = given["max_num_seqs"]
+    batches = cast(list[int], given["batches"] or [1])
+    if isinstance(rows, int) and rows < max(batches):
+        raise ValueError(
+            f"--max-num-seqs {rows} with --batch {_shown(batches)}: give at least {max(batches)}"
+        )
+
+
+def _option(name: str, given: Mapping[str, object]) -> str:
+    return f"--{name.replace('_', '-')} {_shown(given[name])}"
 
 
 def _shown(value: object) -> str:

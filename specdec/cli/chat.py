@@ -10,13 +10,11 @@ import readline  # noqa: F401  for input(): line editing and history
 import sys
 from dataclasses import dataclass
 
-from specdec.cli.generate import (
-    TextOptions,
-    headline,
-    sampling_params,
-    speculation_of,
-    stats_line,
-)
+from specdec.cli.figures import figures, warning
+from specdec.cli.generate import TextOptions, headline, note_seed, sampling_params, speculation_of
+from specdec.cli.options import read_input
+from specdec.cli.threads import choose_threads
+from specdec.cli.wording import Wording
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
@@ -28,10 +26,11 @@ WELCOME = "/reset starts over, Ctrl-C ends an answer, /exit or Ctrl-D the progra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions(TextOptions):
-    """chat_template: Jinja text."""
+    """chat_template: Jinja text. wording: of errors."""
 
     system: str | None
     chat_template: str | None
+    wording: Wording
 
 
 def run_chat(options: ChatOptions) -> None:
@@ -41,10 +40,13 @@ def run_chat(options: ChatOptions) -> None:
     if options.chat_template is None:
         _check_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
-    message = "" if is_terminal else _only_message()
-    with AsyncLLM(options.target, speculation, max_num_seqs=1, **options.engine) as llm:
+    message = "" if is_terminal else read_input("message")
+    engine = {"max_num_seqs": 1, **options.engine}
+    with AsyncLLM(options.target, speculative_config=speculation, **engine) as llm:
         print(headline(llm.llm), file=sys.stderr)
-        chat = Chat(llm, params, options.chat_template, options.system)
+        choose_threads(llm.llm.engine.runner)
+        note_seed(options.sampling.get("seed"), params.temperature)
+        chat = Chat(llm, params, options)
         if is_terminal:
             chat.talk()
         else:
@@ -60,23 +62,14 @@ def _check_template(target: str) -> None:
         )
 
 
-def _only_message() -> str:
-    # None: the caller closed it
-    message = "" if sys.stdin is None else sys.stdin.read().removesuffix("\n")
-    if not message:
-        raise ValueError("no message: standard input is empty")
-    return message
-
-
 class Chat:
-    """A conversation with an engine. system: its first message, which /reset keeps."""
+    """A conversation with an engine. Its first message may be the system's, which stays."""
 
-    def __init__(
-        self, llm: AsyncLLM, params: SamplingParams, template: str | None, system: str | None
-    ) -> None:
+    def __init__(self, llm: AsyncLLM, params: SamplingParams, options: ChatOptions) -> None:
         self._llm = llm
         self._params = params
-        self._template = template
+        self._options = options
+        system = options.system
         self._beginning = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._beginning)
         self._output: RequestOutput | None = None  # the current answer so far
@@ -105,15 +98,39 @@ class Chat:
 
     def _answer_in_turn(self, message: str) -> None:
         try:
-            self.answer(message)
+            if self._make_room(message):
+                self.answer(message)
         except KeyboardInterrupt:
             print("(interrupted)", file=sys.stderr)
         except ValueError as error:  # the conversation is too long, or its template refuses it
-            print(f"specdec: error: {error}\n/reset starts over", file=sys.stderr)
+            line = self._options.wording.line(error)
+            print(f"specdec: error: {line}\n/reset starts over", file=sys.stderr)
+
+    def _make_room(self, message: str) -> bool:
+        """Offer to drop the oldest turns if the conversation is too long; False: it stays so."""
+        room = self._llm.llm.sizes.max_model_len - 1  # one token of answer
+        num_tokens = self._num_tokens(self.messages, message)
+        num_turns = (len(self.messages) - len(self._beginning)) // 2
+        if num_tokens <= room:
+            return True
+        for count in range(1, num_turns + 1):
+            kept = [*self._beginning, *self.messages[len(self._beginning) + 2 * count :]]
+            if self._num_tokens(kept, message) <= room:
+                if not _agrees(num_tokens, room, count):
+                    return False
+                self.messages = kept
+                return True
+        return True  # the message alone is too long: the engine says so
+
+    def _num_tokens(self, messages: list[dict[str, str]], message: str) -> int:
+        whole = [*messages, {"role": "user", "content": message}]
+        template = self._options.chat_template
+        return len(self._llm.llm.tokenizer.encode_chat(whole, chat_template=template))
 
     async def _write(self, messages: list[dict[str, str]]) -> None:
         num_written = 0
-        async for output in self._llm.chat(messages, self._params, chat_template=self._template):
+        template = self._options.chat_template
+        async for output in self._llm.chat(messages, self._params, chat_template=template):
             self._output = output
             text = output.outputs[0].text
             print(text[num_written:], end="", flush=True)
@@ -126,8 +143,11 @@ class Chat:
         else:
             self.messages = [*messages, {"role": "assistant", "content": completion.text}]
         is_drawn = output.seed is not None and self._params.temperature > 0
-        seed = f"seed {output.seed} | " if is_drawn else ""
-        print(seed + stats_line(output.stats), file=sys.stderr)
+        seed = f"seed {output.seed}\n" if is_drawn else ""
+        print(seed + figures(output), file=sys.stderr)
+        advice = warning(output, self._options.target, self._options.draft)
+        if advice is not None:
+            print(advice, file=sys.stderr)
 
 
 def _read_line() -> str | None:
@@ -143,3 +163,16 @@ def _read_line() -> str | None:
             return None
         except KeyboardInterrupt:
             print("\n/exit or Ctrl-D ends the program", file=sys.stderr)
+
+
+def _agrees(num_tokens: int, room: int, count: int) -> bool:
+    """Ask on the terminal; Enter is yes, Ctrl-C and Ctrl-D are no."""
+    turns = "turn" if count == 1 else f"{count} turns"
+    question = f"The conversation has {num_tokens} tokens and {room} fit."
+    print(f"{question} Drop the oldest {turns} and go on? [Y/n] ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    try:
+        return input().strip().lower() in ("", "y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print(file=sys.stderr)
+        return False

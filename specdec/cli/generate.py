@@ -1,9 +1,11 @@
 """`specdec generate`: the continuation of a prompt on stdout, statistics on stderr."""
 
 import json
+import os
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -11,11 +13,15 @@ from torch import Tensor
 
 from specdec.arguments import from_mapping
 from specdec.cli.drafts_view import draft_spans, render_drafts
+from specdec.cli.figures import figures, warning
+from specdec.cli.options import STANDARD_INPUT, read_input
+from specdec.cli.threads import choose_threads
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
+from specdec.requests.deltas import Deltas
+from specdec.requests.intake import NewRequest
 from specdec.requests.output import CompletionOutput, RequestOutput
 from specdec.requests.params import SamplingParams
-from specdec.requests.stats import RequestStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +48,23 @@ class GenerateOptions(TextOptions):
 
 def run_generate(options: GenerateOptions) -> None:
     """Load, generate, print."""
-    prompt = read_prompt(options)
     params = sampling_params(options.sampling)
+    speculation = speculation_of(options)
+    _check_output(options, params)
+    prompt = read_prompt(options)
+    engine = {"max_num_seqs": min(params.n, 64), **options.engine}
+    llm = LLM(options.target, speculative_config=speculation, **engine)
+    print(headline(llm), file=sys.stderr)
+    choose_threads(llm.engine.runner)
+    note_seed(options.sampling.get("seed"), params.temperature)
+    output = _write(llm, prompt, params, options)
+    advice = warning(output, options.target, options.draft)
+    if advice is not None:
+        print(advice, file=sys.stderr)
+    leave_on_error(output)
+
+
+def _check_output(options: GenerateOptions, params: SamplingParams) -> None:
     if options.show_drafts and params.n > 1:
         raise ValueError(
             f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one out"
@@ -52,31 +73,21 @@ def run_generate(options: GenerateOptions) -> None:
         raise ValueError(
             f"--logprobs {params.logprobs} without --json: text has no place for them; give --json"
         )
-    max_num_seqs = min(params.n, 64)
-    llm = LLM(options.target, speculation_of(options), max_num_seqs=max_num_seqs, **options.engine)
-    print(headline(llm), file=sys.stderr)
-    if options.json:
-        output = llm.generate(prompt, params, use_tqdm=False)[0]
-        print(json.dumps(as_json(llm, output, options.show_drafts)))
-    else:
-        output = _write_text(llm, prompt, params, options.show_drafts)
-    leave_on_error(output)
 
 
 def read_prompt(options: GenerateOptions) -> str:
     """The prompt, from one place. The line break that ends a file is not part of it."""
     if options.prompt is not None and options.prompt_text is not None:
         raise ValueError("a prompt and --prompt-file: give one of them")
-    if options.prompt is not None:
+    if options.prompt is not None and options.prompt != STANDARD_INPUT:
         return options.prompt
-    text = options.prompt_text
-    if text is None:
-        if sys.stdin is None or sys.stdin.isatty():  # None: the caller closed it
-            raise ValueError(
-                "no prompt: give it as an argument, with --prompt-file, or on standard input"
-            )
-        text = sys.stdin.read()
-    return text.removesuffix("\n")
+    if options.prompt_text is not None:
+        return options.prompt_text.removesuffix("\n")
+    if options.prompt is None and sys.stdin is not None and sys.stdin.isatty():
+        raise ValueError(
+            "no prompt: give it as an argument, with --prompt-file, or on standard input"
+        )
+    return read_input("prompt")
 
 
 def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
@@ -94,14 +105,27 @@ def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
 def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     """The options of the draft. Without a draft, refuse those that need one."""
     K = options.num_speculative_tokens
-    acceptance = options.acceptance
-    if options.draft is not None:
-        return SpeculativeConfig(options.draft, 3 if K is None else K, acceptance=acceptance)
-    if K:
+    rule = f"--acceptance {options.acceptance}"
+    if options.draft is None and K:
         raise ValueError(f"--num-speculative-tokens {K} without a draft: give --draft too")
-    if acceptance != "exact":
-        raise ValueError(f"--acceptance {acceptance} without a draft: give --draft too")
-    return None
+    if options.draft is None and options.acceptance != "exact":
+        raise ValueError(f"{rule} without a draft: give --draft too")
+    if options.draft is None:
+        return None
+    speculation = SpeculativeConfig(
+        options.draft, 3 if K is None else K, acceptance=options.acceptance
+    )
+    if options.acceptance != "exact" and options.sampling["temperature"] == 0:
+        raise ValueError(
+            f"{rule} with --temperature 0, where drafts are accepted if they are the best tokens: "
+            "give --temperature too, or leave --acceptance out"
+        )
+    if options.acceptance != "exact" and K == 0:
+        raise ValueError(
+            f"{rule} with --num-speculative-tokens 0, which drafts nothing: give at least 1, or "
+            "leave --acceptance out"
+        )
+    return speculation
 
 
 def headline(llm: LLM) -> str:
@@ -120,61 +144,82 @@ def _dtype(llm: LLM) -> str:
     return str(_hidden(llm).dtype).removeprefix("torch.")
 
 
-def _write_text(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> RequestOutput:
-    if not show_drafts:
+def note_seed(seed: object, temperature: float) -> None:
+    """Greedy decoding draws nothing; scripts written for vLLM give a seed all the same."""
+    if seed is not None and temperature == 0:
+        print("seed has no effect at temperature 0", file=sys.stderr)
+
+
+def _write(
+    llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions
+) -> RequestOutput:
+    """One sample as its rounds commit; several samples, drafts or JSON once all are finished."""
+    if _is_text(options, params):
         _echo_prompt(prompt)
-    output = _write(llm, prompt, params, show_drafts)
-    if output.seed is not None:
-        print(f"seed {output.seed}", file=sys.stderr)
-    print(stats_line(output.stats), file=sys.stderr)
+    output = _run(llm, prompt, params, options)
+    if options.json:
+        print(json.dumps(as_json(llm, output, options.show_drafts)))
+        return output
+    if options.show_drafts:
+        _show_drafts(llm, prompt, output)
+    elif params.n > 1:
+        for number, completion in enumerate(output.outputs, start=1):
+            print(f"--- sample {number} of {params.n} ---\n{completion.text}")
+    _report(output, params)
     return output
+
+
+def _is_text(options: GenerateOptions, params: SamplingParams) -> bool:
+    """Whether the text is written as it comes."""
+    return not (options.json or options.show_drafts or params.n > 1)
+
+
+def _run(llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions) -> RequestOutput:
+    """The finished output. Ctrl-C prints the figures of what there is so far, except as JSON."""
+    is_text = _is_text(options, params)
+    [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
+    pieces = Deltas(request)
+    try:
+        while not request.is_finished:
+            llm.engine.step()
+            for piece in pieces.new() if is_text else ():
+                print(piece.text, end="", flush=True)
+    except KeyboardInterrupt:
+        output = request.output()
+        output.finished = False
+        if not options.json:
+            print(end="\n" if is_text else "", flush=True)
+            _report(output, params)
+        raise
+    if is_text:
+        print()
+    return request.output()
+
+
+def _report(output: RequestOutput, params: SamplingParams) -> None:
+    """The seed, if one was used, and the figures."""
+    if output.seed is not None and params.temperature > 0:
+        print(f"seed {output.seed}", file=sys.stderr)
+    print(figures(output), file=sys.stderr)
 
 
 def _echo_prompt(prompt: str) -> None:
     """On a terminal the prompt precedes its continuation; a pipe gets the text alone."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = new_console(stderr=True)
     if console.is_terminal and sys.stdout.isatty():
         console.print(Text(prompt, style="dim"), end="")
 
 
-def _write(llm: LLM, prompt: str, params: SamplingParams, show_drafts: bool) -> RequestOutput:
-    """One sample as its rounds commit; several samples, or drafts, once all are finished."""
-    if params.n == 1 and not show_drafts:
-        return _write_pieces(llm.stream(prompt, params))
-    output = llm.generate(prompt, params, use_tqdm=False)[0]
-    if show_drafts:
-        console = Console(highlight=False, soft_wrap=True)
-        spans = draft_spans(output, llm.tokenizer)
-        render_drafts(console, spans, prompt if console.is_terminal else None)
-    else:
-        for number, completion in enumerate(output.outputs, start=1):
-            print(f"--- sample {number} of {params.n} ---\n{completion.text}")
-    return output
+def new_console(stderr: bool = False) -> Console:
+    """A console without any escape sequence if NO_COLOR is set; rich alone would keep bold, dim."""
+    system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, color_system=system)
 
 
-def _write_pieces(pieces: Generator[CompletionOutput, None, RequestOutput]) -> RequestOutput:
-    while True:
-        try:
-            piece = next(pieces)
-        except StopIteration as end:
-            output: RequestOutput = end.value
-            print()
-            return output
-        print(piece.text, end="", flush=True)
-
-
-def stats_line(stats: RequestStats) -> str:
-    """Tokens, acceptance, speed. The rate at position i: rounds that accepted at least i drafts."""
-    parts = [f"{stats.num_generated_tokens} tokens in {stats.num_rounds} rounds"]
-    if stats.num_drafted_tokens:
-        rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_rate_per_position)
-        parts.append(f"acceptance length {stats.mean_acceptance_length:.2f}")
-        parts.append(f"accepted per position {rates}")
-    if stats.tokens_per_second is not None:
-        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
-    if stats.time_to_first_token is not None:
-        parts.append(f"first token after {1e3 * stats.time_to_first_token:.0f} ms")
-    return " | ".join(parts)
+def _show_drafts(llm: LLM, prompt: str, output: RequestOutput) -> None:
+    console = new_console()
+    spans = draft_spans(output, llm.tokenizer)
+    render_drafts(console, spans, prompt if console.is_terminal else None)
 
 
 def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, object]:

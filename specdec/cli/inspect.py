@@ -19,6 +19,10 @@ def run_inspect(checkpoint: str, target: str | None, as_json: bool) -> None:
 
 
 def _directory(name: str) -> Path:
+    names = [*DEMO_PARTS["target"], *DEMO_PARTS["draft"]]
+    if name.startswith("demo/") and name not in names and not Path(name).is_dir():
+        allowed = ", ".join(dict.fromkeys(names))
+        raise ValueError(f"{name}: the bundled pair has no such part (allowed: {allowed})")
     is_demo_draft = name in DEMO_PARTS["draft"] and name not in DEMO_PARTS["target"]
     return locate(name, "draft" if is_demo_draft else "target")
 

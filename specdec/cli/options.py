@@ -3,6 +3,7 @@
 An option's Python name is the field that it sets, so that nothing is passed on by hand.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, TypeVar
 from typer import Argument, CallbackParam, Option
 
 Options = TypeVar("Options")
+STANDARD_INPUT = "-"  # as a prompt or a file
 
 
 def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | None]:
@@ -32,18 +34,40 @@ def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | 
 
 
 def text_of(option: CallbackParam, file: Path | None) -> str | None:
-    """The callback that reads the file."""
+    """The callback that reads the file; `-` is standard input."""
+    if file is None:
+        return None
+    if str(file) == STANDARD_INPUT:
+        return read_input("prompt")
     try:
-        return None if file is None else file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{option.opts[0]} {file}: no text in UTF-8: {error}") from error
 
 
+def read_input(what: str) -> str:
+    """The text on standard input without its last line break; ValueError if there is none."""
+    try:
+        text = "" if sys.stdin is None else sys.stdin.read()  # None: the caller closed it
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input: no text in UTF-8: {error}") from error
+    text = text.removesuffix("\n")
+    if not text:
+        raise ValueError(f"no {what}: standard input is empty")
+    return text
+
+
 Target = Annotated[
-    str, Argument(help='directory, hub id, or "demo", the bundled pair', show_default=False)
+    str,
+    Argument(
+        metavar="TARGET",
+        help='directory, hub id, or "demo", the bundled pair',
+        show_default=False,
+    ),
 ]
 Draft = Annotated[
-    str | None, Option(help='EAGLE draft: directory, hub id or "demo"; default: no draft')
+    str | None,
+    Option(help='EAGLE draft: directory, hub id or "demo"', show_default="no draft"),
 ]
 NumSpeculativeTokens = Annotated[
     int | None,
@@ -64,6 +88,9 @@ MinP = Annotated[
     ),
 ]
 Seed = Annotated[int | None, Option(help="seed of the noise", show_default="drawn and reported")]
+EngineSeed = Annotated[
+    int | None, Option(help="draws the seeds of requests", show_default="random")
+]
 RepetitionPenalty = Annotated[float, Option(help="divides logits of tokens in prompt and output")]
 Acceptance = Annotated[
     str, Option(help="exact, rejection or block: how sampled drafts are accepted")
@@ -73,7 +100,14 @@ Dtype = Annotated[
     str, Option(help="auto, float32, bfloat16 or float16; auto is float32 on the CPU")
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N")]
-MaxModelLen = Annotated[int | None, Option(help="longest context; default: the target's")]
+MaxModelLen = Annotated[int | None, Option(help="longest context", show_default="the target's")]
+MaxNumSeqs = Annotated[
+    int | None,
+    Option(help="most requests at a time", show_default="what the command needs"),
+]
+GpuMemoryUtilization = Annotated[
+    float | None, Option(help="share of a GPU's memory to use", show_default="0.9")
+]
 NoPrefixCaching = Annotated[
     bool,
     Option(
@@ -95,12 +129,16 @@ Json = Annotated[bool, Option("--json", help="one JSON object on stdout and noth
 # the options that are arguments of LLM
 ENGINE = {"dtype", "device", "max_model_len", "enable_prefix_caching", "enforce_eager"}
 ENGINE |= {"cuda_graph_sizes", "cuda_graph_token_sizes"}
+ENGINE |= {"max_num_seqs", "gpu_memory_utilization"}
 
 
 def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:
-    """Sort what was given: fields of `kind`, arguments of the engine, the rest for sampling."""
+    """Sort what was given: fields of `kind`, arguments of the engine, the rest for sampling.
+
+    engine: without None, so that a command may have its own defaults.
+    """
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    engine = {name: value for name, value in given.items() if name in ENGINE}
+    engine = {name: given[name] for name in given if name in ENGINE and given[name] is not None}
     sampling = {name: given[name] for name in given if name not in names and name not in ENGINE}
     values = {**given, "engine": engine, "sampling": sampling}
     return kind(**{name: values[name] for name in names if name in values})

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdec.cli.agreement import Agreement, measure_agreement
-from specdec.cli.generate import headline
+from specdec.cli.generate import headline, note_seed
+from specdec.cli.threads import choose_threads
 from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
+from specdec.requests.tokenizer import Tokenizer
 
 NUM_KV_BLOCKS = 256  # enough for many short requests
 
@@ -37,6 +39,7 @@ class VerifyOptions:
     draft: str
     num_speculative_tokens: int
     max_tokens: int
+    seed: int | None
     engine: Mapping[str, object]
     json: bool
 
@@ -49,8 +52,13 @@ def run_verify(options: VerifyOptions) -> None:
             "give at least 1"
         )
     speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens)
-    llm = LLM(options.target, speculation, num_kv_blocks=NUM_KV_BLOCKS, **options.engine)
+    engine = dict(options.engine)
+    if "gpu_memory_utilization" not in engine:  # which sets the size of the cache too
+        engine["num_kv_blocks"] = NUM_KV_BLOCKS
+    llm = LLM(options.target, speculative_config=speculation, seed=options.seed, **engine)
     print(headline(llm), file=sys.stderr)
+    choose_threads(llm.engine.runner)
+    note_seed(options.seed, temperature=0)
     agreement = measure_agreement(llm, check_prompts(llm), options.max_tokens)
     verdict = judge(agreement)
     print(json.dumps(as_json(agreement, verdict)) if options.json else report(agreement, verdict))
@@ -59,12 +67,24 @@ def run_verify(options: VerifyOptions) -> None:
 
 
 def check_prompts(llm: LLM) -> list[str | list[int]]:
-    """Questions, if there is a chat template, since heads are trained on answers; else code."""
-    if not llm.tokenizer.has_chat_template:
+    """Questions to a target that was trained on conversations, as its head was; else code."""
+    if not tells_roles_apart(llm.tokenizer):
         return list(CODE_STARTS)
     return [
         llm.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS
     ]
+
+
+def tells_roles_apart(tokenizer: Tokenizer) -> bool:
+    """Whether a chat template writes a question and an answer of the same text differently."""
+    if not tokenizer.has_chat_template:
+        return False
+    question = {"role": "user", "content": QUESTIONS[0]}
+    alone = tokenizer.write_chat([question], add_generation_prompt=False)
+    answered = [question, {"role": "assistant", "content": QUESTIONS[0]}]
+    both = tokenizer.write_chat(answered, add_generation_prompt=False)
+    added = both.removeprefix(alone)
+    return both == added or not alone.endswith(added)
 
 
 def report(agreement: Agreement, verdict: Verdict) -> str:

@@ -107,7 +107,7 @@ def _nothing_to_read(directory: Path, files: list[Path]) -> str:
     if pickles:
         return (
             f"only {', '.join(pickles)}: pickles are not read. Convert once (weights_only=True, "
-            f"no code is run): python -m scripts.bin_to_safetensors {directory}"
+            f"no code is run): specdec convert {directory}"
         )
     return f"neither {SINGLE} nor {INDEX}"
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from specdec import LLM, AsyncLLM, SamplingParams
 from specdec.cli import main
 from specdec.cli.drafts_view import Span, render_drafts
+from specdec.cli.verify import CODE_STARTS, QUESTIONS
 from specdec.runner import Runner
 from weights.demo import demo_directory
 
@@ -205,7 +206,7 @@ def test_a_text_that_ends_in_an_error_is_exit_code_2(run, monkeypatch, args):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (("generate", "demo"), "no prompt: give it as an argument"),
+        (("generate", "demo"), "no prompt: standard input is empty"),
         (("chat", "demo", "--chat-template", __file__), "no message: standard input is empty"),
     ],
 )
@@ -219,8 +220,8 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (("generate", "demo", "x", "--temperature", "-1"), "temperature=-1"),
-        (("generate", "demo", "x", "--temperature", "1", "--top-p", "0"), "top_p=0"),
+        (("generate", "demo", "x", "--temperature", "-1"), "--temperature -1"),
+        (("generate", "demo", "x", "--temperature", "1", "--top-p", "0"), "--top-p 0"),
         (
             ("generate", "demo", "x", "--top-p", "0.9"),
             "--top-p 0.9 with --temperature 0, which takes the best token",
@@ -230,23 +231,23 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
         (("generate", "demo", "x", "--min-p", "0.1"), "--min-p 0.1 with --temperature 0"),
         (("chat", "demo", "--top-k", "5"), "--top-k 5 with --temperature 0"),
         (("chat", "demo", "--chat-template", TENSORS), ".safetensors: no text in UTF-8"),
-        (("generate", "demo", "x", "--temperature", "nan"), "temperature=nan"),
+        (("generate", "demo", "x", "--temperature", "nan"), "--temperature nan"),
         (
             ("generate", "demo", "x", "--max-model-len", str(2**70)),
-            "max_model_len=1180591620717411303424",
+            "--max-model-len 1180591620717411303424",
         ),
-        (("verify", "demo", "demo", "-k", "99"), "num_speculative_tokens=99"),
-        (("verify", "demo", "demo", "--device", "tpu"), "device='tpu': give auto"),
-        (("generate", "demo", "x", "-n", "2"), "n=2 with temperature=0"),
+        (("verify", "demo", "demo", "-k", "99"), "--num-speculative-tokens 99"),
+        (("verify", "demo", "demo", "--device", "tpu"), "--device 'tpu': give auto"),
+        (("generate", "demo", "x", "-n", "2"), "--n 2 with --temperature 0"),
         (("generate", "demo", "x", "--acceptance", "block"), "give --draft too"),
         (
             ("generate", "demo", "x", "--draft", "demo", "--acceptance", "typical"),
-            "acceptance='typical'",
+            "--acceptance 'typical'",
         ),
         (("generate", "demo", "x", "-k", "3"), "give --draft too"),
         (("generate", "./nowhere", "x"), "no such directory"),
         (("generate", "demo", "x", "--draft", "./nowhere"), "no such directory"),
-        (("generate", "demo", "x", "--max-tokens", "0"), "max_tokens=0"),
+        (("generate", "demo", "x", "--max-tokens", "0"), "--max-tokens 0"),
         (("generate", "demo", "x", "--logprobs", "2"), "--logprobs 2 without --json"),
         (("generate", "demo", "caf\udce9"), "character 3 is no Unicode text"),
         (("generate", "demo", "x", "--dtype", "int8"), "allowed are auto, float32"),
@@ -268,8 +269,8 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
         (("bench", "--json", "/nosuch/run.json"), "there is no directory /nosuch"),
         (("bench", "--json", "/"), "--json /: a directory; give a file"),
         (("bench", "--prompts", __file__), "give JSON"),
-        (("bench", "--dtype", "int8"), "dtype='int8': allowed are auto, float32"),
-        (("bench", "--device", "tpu"), "device='tpu': give auto, cpu"),
+        (("bench", "--dtype", "int8"), "--dtype 'int8': allowed are auto, float32"),
+        (("bench", "--device", "tpu"), "--device 'tpu': give auto, cpu"),
         (
             ("bench", "--batch", str(2**70)),
             "--batch 1180591620717411303424: give numbers of at least 1, at most 4096",
@@ -286,12 +287,8 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
             ("bench", "--rounds-of-memory", "7"),
             "--rounds-of-memory 7 is for the suite memory alone",
         ),
-        (
-            ("chat", "demo"),
-            "target demo: its tokenizer has no chat template: give --chat-template FILE",
-        ),
         (("chat", "demo", "-k", "3"), "give --draft too"),
-        (("chat", "demo", "--temperature", "-1"), "temperature=-1"),
+        (("chat", "demo", "--temperature", "-1"), "--temperature -1"),
         (("inspect", "./nowhere"), "no such directory"),
         (("verify", "demo", "demo", "-k", "0"), "cannot be checked"),
     ],
@@ -303,6 +300,13 @@ def test_errors_are_one_message_and_exit_code_2(run, args, message):
     assert err.splitlines()[-1].startswith("specdec: error: ")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_chat_without_a_template_says_how_to_give_one(run, bare_target):
+    code, _, err = run("chat", str(bare_target))
+
+    words = "its tokenizer has no chat template: give --chat-template FILE"
+    assert (code, words in err) == (2, True)
 
 
 def test_a_checkpoint_error_is_a_message_too(run, tmp_path):
@@ -320,12 +324,15 @@ def test_a_checkpoint_error_is_a_message_too(run, tmp_path):
             ["--cuda-graph-sizes", "1;2"],
             "--cuda-graph-sizes 1;2: give integers with commas between them",
         ),
-        (["--cuda-graph-sizes", "1,2"], "cuda_graph_sizes=[1, 2]: 2 is not an integer from 1 to 1"),
+        (
+            ["--cuda-graph-sizes", "1,2"],
+            "--cuda-graph-sizes [1, 2]: 2 is not an integer from 1 to 1",
+        ),
         (
             ["--cuda-graph-token-sizes", "64"],
-            "cuda_graph_token_sizes=[64], but graphs are captured on a GPU only",
+            "--cuda-graph-token-sizes [64], but graphs are captured on a GPU only",
         ),
-        (["--enforce-eager", "--cuda-graph-sizes", "1"], "enforce_eager=True captures nothing"),
+        (["--enforce-eager", "--cuda-graph-sizes", "1"], "--enforce-eager captures nothing"),
     ],
 )
 def test_graph_options_are_refused_by_name(run, options, words):
@@ -455,7 +462,7 @@ def test_a_conversation_that_is_too_long_can_start_over(chat, answers):
     code, out, err = chat(["word " * 100, "a", None], "--max-model-len", "64")
 
     assert (code, out) == (0, answers("a") + "\n")
-    assert "leaves no room for an answer in max_model_len=64" in err
+    assert "leaves no room for an answer in --max-model-len 64" in err
     assert "/reset starts over" in err.split("leaves no room")[1]
 
 
@@ -474,7 +481,7 @@ def test_without_a_terminal_chat_answers_standard_input(run, answers, monkeypatc
 
 def test_chat_says_with_which_seed_an_answer_was_drawn(chat):
     _, first, err = chat(["a", None], "--temperature", "0.9")
-    seed = err.split("seed ")[1].split(" ")[0]
+    seed = err.split("seed ")[1].split()[0]
 
     assert chat(["a", None], "--temperature", "0.9", "--seed", seed)[1] == first
 
@@ -574,14 +581,22 @@ def test_a_chat_template_that_is_no_text_is_named(run, tmp_path):
     assert f"--chat-template {file}: no text in UTF-8" in err
 
 
-def test_verify_asks_questions_where_there_is_a_chat_template(run, tmp_path):
+def test_verify_asks_questions_where_the_template_tells_roles_apart(run, tmp_path, monkeypatch):
     target = tmp_path / "target"
     shutil.copytree(demo_directory("target"), target)
     config = json.loads((target / "tokenizer_config.json").read_text())
-    config["chat_template"] = (
-        "{% for message in messages %}# {{ message['content'] }}\n{% endfor %}"
-    )
+    config["chat_template"] = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
     (target / "tokenizer_config.json").write_text(json.dumps(config))
-    result = json.loads(run("verify", str(target), "demo", "--max-tokens", "24", "--json")[1])
+    asked: list[object] = []
+    real = LLM.generate
 
-    assert result["works"] is True
+    def generate(self: LLM, prompts: list[object], *args: object) -> object:
+        asked.append(prompts)
+        return real(self, prompts, *args)
+
+    monkeypatch.setattr(LLM, "generate", generate)
+    run("verify", str(target), "demo", "--max-tokens", "24")
+    run("verify", "demo", "demo", "--max-tokens", "24")
+
+    assert [len(asked[0]), asked[2]] == [len(QUESTIONS), list(CODE_STARTS)]
+    assert all(isinstance(prompt, list) for prompt in asked[0])

@@ -267,7 +267,7 @@ def test_ignored_keys_of_an_eagle1_config_are_noted(eagle1):
 
 def test_the_error_for_a_bin_only_draft_names_the_command(head):
     (head.directory / "model.safetensors").rename(head.directory / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"python -m scripts\.bin_to_safetensors"):
+    with pytest.raises(CheckpointError, match=r"specdec convert"):
         load_eagle(head.directory, TARGET)
 
 

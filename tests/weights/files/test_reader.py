@@ -122,7 +122,7 @@ def test_an_index_of_another_shape_is_refused(tmp_path, text):
 def test_the_error_for_a_bin_only_directory_names_the_command(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
     text = refusal(tmp_path)
-    assert f"python -m scripts.bin_to_safetensors {tmp_path}" in text
+    assert f"specdec convert {tmp_path}" in text
     assert "pytorch_model.bin" in text
 
 

@@ -1,14 +1,12 @@
 """Turn pytorch_model.bin (or shards with an index) into model.safetensors; runs no pickled code.
 
-    python -m scripts.bin_to_safetensors path/to/EAGLE3-LLaMA3.1-Instruct-8B
-    python -m scripts.bin_to_safetensors path/to/head --progress off
+    specdec convert path/to/EAGLE3-LLaMA3.1-Instruct-8B
 
 torch.load(weights_only=True) reads the tensors; tensors that share memory are written once each. An
 existing model.safetensors is never replaced, and the new one appears whole or not at all. The .bin
 files stay as they are.
 """
 
-import argparse
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
+from weights.bars import bar
 from weights.errors import Problems, shown
 from weights.files.guard import is_file_name, is_there, open_file
 from weights.files.header import TORCH_DTYPES
@@ -32,12 +30,15 @@ MOST_COPIES = 16  # times the file's size for its tensors: a view of one number 
 
 
 def convert(directory: Path, progress: bool = True) -> Path:
-    """Write `directory`/model.safetensors from its .bin files and return its path."""
+    """Write `directory`/model.safetensors from its .bin files and return its path.
+
+    progress: show a bar, where there is a screen.
+    """
     result = directory / RESULT
     if is_there(result) or is_there(directory / f"{RESULT}.index.json"):
         raise ValueError(f"{directory}: safetensors are there already, nothing written")
     tensors: dict[str, Tensor] = {}
-    for file in tqdm(bin_files(directory), desc="reading", unit="file", disable=not progress):
+    for file in bar(bin_files(directory), desc="reading", unit="file", is_wanted=progress):
         for name, tensor in read_bin(file):
             if name in tensors:
                 raise ValueError(f"{file}: {shown(name)} is in an earlier file too")
@@ -116,25 +117,3 @@ def write_whole(tensors: dict[str, Tensor], result: Path) -> None:
         part.rename(result)
     finally:
         part.unlink(missing_ok=True)
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("directory", type=Path, help="the checkpoint directory")
-    parser.add_argument("--progress", choices=["on", "off"], default="on")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
-    try:
-        result = convert(args.directory, args.progress == "on")
-    except (OSError, ValueError) as error:
-        raise SystemExit(str(error)) from error
-    print(f"{result}: {result.stat().st_size:,} bytes")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts import bin_to_safetensors
-from scripts.bin_to_safetensors import convert
+import weights.convert
+from specdec.cli import main
 from tests.weights.formats import FORMATS
 from tests.weights.tiny import draft_tensors, eagle3_config, tiny_target
 from weights import load_eagle
+from weights.convert import convert
 
 
 class Evil:
@@ -27,14 +28,7 @@ def test_a_bin_head_loads_after_the_command_of_the_error(tmp_path):
     FORMATS["eagle-3"].write(tmp_path, config, draft_tensors(config), target)
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.bin_to_safetensors",
-        str(tmp_path),
-        "--progress",
-        "off",
-    ]
+    command = [sys.executable, "-m", "specdec", "convert", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "model.safetensors" in done.stdout
     loaded = load_eagle(tmp_path, target, progress=False)
@@ -78,7 +72,7 @@ def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     torch.save({"a": torch.ones(1)}, tmp_path / "pytorch_model.bin")
-    monkeypatch.setattr(bin_to_safetensors, "save_file", fail)
+    monkeypatch.setattr(weights.convert, "save_file", fail)
     with pytest.raises(OSError, match="no space"):
         convert(tmp_path, progress=False)
     assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]
@@ -92,42 +86,46 @@ def test_what_is_not_a_state_dict_is_refused(tmp_path):
         convert(tmp_path, progress=False)
 
 
-def run_main(directory, monkeypatch) -> str:
-    """What the command says as it ends; anything but SystemExit with a text fails the test."""
-    monkeypatch.setattr(sys, "argv", ["bin_to_safetensors", str(directory), "--progress", "off"])
-    with pytest.raises(SystemExit) as error:
-        bin_to_safetensors.main()
-    text = str(error.value)
-    assert all(line.isprintable() for line in text.split("\n"))
-    assert not (directory / "model.safetensors").exists()
-    return text
+@pytest.fixture
+def refusal(capsys):
+    """refusal(directory): the error of the command, which writes nothing."""
+
+    def run(directory) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            main(["convert", str(directory)])
+        text = capsys.readouterr().err.removeprefix("specdec: error: ").removesuffix("\n")
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert not (directory / "model.safetensors").exists()
+        return text
+
+    return run
 
 
 @pytest.mark.parametrize(
     "shard", ["../secret.bin", "{}/secret.bin", "sub/../../secret.bin", "..", ""]
 )
-def test_an_index_cannot_name_files_elsewhere(tmp_path, monkeypatch, shard):
+def test_an_index_cannot_name_files_elsewhere(tmp_path, refusal, shard):
     directory = tmp_path / "checkpoint"
     (directory / "sub").mkdir(parents=True)
     torch.save({"a": torch.ones(1)}, tmp_path / "secret.bin")
     index = {"weight_map": {"a": shard.format(tmp_path)}}
     (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert "is not the name of a file in this directory" in run_main(directory, monkeypatch)
+    assert "is not the name of a file in this directory" in refusal(directory)
 
 
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", "{}", "5", '{"weight_map": []}', '{"weight_map": {"a": [1]}}', "[" * 10**5, "\xff"],
 )
-def test_an_index_of_another_shape_is_refused(tmp_path, monkeypatch, text):
+def test_an_index_of_another_shape_is_refused(tmp_path, refusal, text):
     (tmp_path / "pytorch_model.bin.index.json").write_text(text, encoding="latin-1")
-    assert "pytorch_model.bin.index.json" in run_main(tmp_path, monkeypatch)
+    assert "pytorch_model.bin.index.json" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "other.bin"])
-def test_a_fifo_is_not_waited_for(tmp_path, monkeypatch, name):
+def test_a_fifo_is_not_waited_for(tmp_path, refusal, name):
     os.mkfifo(tmp_path / name)
-    assert f"{name}: not a file, a regular file is needed" in run_main(tmp_path, monkeypatch)
+    assert f"{name}: not a file, a regular file is needed" in refusal(tmp_path)
 
 
 class Calls:
@@ -159,23 +157,23 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("attack", PICKLES)
-def test_a_hostile_or_odd_pickle_is_one_line(tmp_path, monkeypatch, attack):
+def test_a_hostile_or_odd_pickle_is_one_line(tmp_path, refusal, attack):
     content, file = PICKLES[attack], tmp_path / "pytorch_model.bin"
     if isinstance(content, bytes):
         file.write_bytes(content)
     else:
         torch.save(content, file)
-    text = run_main(tmp_path, monkeypatch)
+    text = refusal(tmp_path)
     assert text.startswith(f"{file}: ")
     assert "\n" not in text
 
 
-def test_names_of_tensors_are_escaped(tmp_path, monkeypatch):
+def test_names_of_tensors_are_escaped(tmp_path, refusal):
     for file in ("one.bin", "two.bin"):
         torch.save({"\x1b[2J": torch.ones(1)}, tmp_path / file)
     index = {"weight_map": {"a": "one.bin", "b": "two.bin"}}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert "\\x1b[2J is in an earlier file too" in run_main(tmp_path, monkeypatch)
+    assert "\\x1b[2J is in an earlier file too" in refusal(tmp_path)
 
 
 def test_a_link_where_the_result_would_be_is_left_alone(tmp_path):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.widener import Shape, Widener, place_layers
 from specdec import LLM, SamplingParams
+from weights.widener import Shape, Widener, place_layers
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 32
 SIZES = {"max_num_seqs": 2, "max_model_len": 256}
 

@@ -1,0 +1,72 @@
+"""How a command ends: 0, 1 for a check that failed, 2 for what cannot be done, 130 for Ctrl-C.
+
+Whatever cannot be done is one line on stderr. SPECDEC_DEBUG=1 shows tracebacks instead.
+"""
+
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+from typer import BadParameter, Typer
+from typer.main import get_command
+
+from specdec.cli.wording import Wording
+
+# of the click that typer uses, its own copy or the package
+UsageError = cast(type[Exception], BadParameter.__bases__[0])
+INTERRUPTED = 130  # what a shell gives for Ctrl-C
+
+
+def run_command(app: Typer, given: Sequence[str]) -> None:
+    """Run the command and exit."""
+    try:
+        _set_up_logging(os.environ.get("SPECDEC_LOG", "warning"))
+        line = shlex.join(["specdec", *given])
+        code = app(args=list(given), prog_name="specdec", obj=line, standalone_mode=False)
+    except UsageError as error:
+        raise SystemExit(_refuse(_usage(error), error)) from None
+    except (ValueError, OSError) as error:
+        raise SystemExit(_refuse(_wording(app, given).line(error), error)) from None
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        print("specdec: interrupted", file=sys.stderr)
+    raise SystemExit(code or 0)
+
+
+def _set_up_logging(name: str) -> None:
+    level = logging.getLevelNamesMapping().get(name.upper())
+    if level is None:
+        raise ValueError(f"SPECDEC_LOG={name!r}: give debug, info, warning or error")
+    logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
+    for package in ("specdec", "graphs", "weights"):
+        logging.getLogger(package).setLevel(level)
+
+
+def _refuse(line: str, error: Exception) -> int:
+    """Print the line, unless tracebacks are wanted; the exit code."""
+    if os.environ.get("SPECDEC_DEBUG", "0") not in ("", "0"):
+        raise error
+    print(f"specdec: error: {line}", file=sys.stderr)
+    return 2
+
+
+def _usage(error: Exception) -> str:
+    """What was wrong with the arguments, and which help lists them."""
+    message = getattr(error, "format_message", error.__str__)()
+    message = re.sub(r"\s*\n\s*", " ", message)
+    context = getattr(error, "ctx", None)
+    path = "specdec" if context is None else context.command_path
+    return f"{message[:1].lower()}{message[1:]} (see {path} --help)"
+
+
+def _wording(app: Typer, given: Sequence[str]) -> Wording:
+    """The words of the command that was called."""
+    commands = getattr(get_command(app), "commands", {})
+    command = commands.get(given[0]) if given else None
+    has_length = any(arg.startswith("--max-model-len") for arg in given)
+    return Wording.of([] if command is None else command.params, has_length)

@@ -1,0 +1,72 @@
+"""How many torch threads are fastest for this model on this machine, now: measured, then set.
+
+A round of a small model is hundreds of short operations, and threads that wait for each other cost
+more than they gain; on a busy machine even more so. OMP_NUM_THREADS is obeyed instead, if it is
+set. The number of threads changes no token.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specdec.kernels.linear import linear
+from specdec.runner import Runner
+
+SECONDS = 0.3  # for all measurements
+LEAST_STEPS = 3
+GAIN = 0.9  # more threads must take less than this share of the time
+MOST_BYTES = 1 << 28  # of a model whose whole round is timed; of larger ones a part of a product
+SLICE_BYTES = 1 << 26
+
+Step = Callable[[], object]
+
+
+def choose_threads(runner: Runner) -> None:
+    """On a CPU, set the number of threads and say so."""
+    cores = len(os.sched_getaffinity(0))
+    if runner.device.type != "cpu" or os.environ.get("OMP_NUM_THREADS") or cores == 1:
+        return
+    counts = [1 << i for i in range(cores.bit_length()) if 1 << i < cores]
+    found = fastest(step_of(runner), [*counts, cores])
+    torch.set_num_threads(found)
+    print(f"threads: {found} of {cores} cores (OMP_NUM_THREADS sets them)", file=sys.stderr)
+
+
+def step_of(runner: Runner) -> Step:
+    """A round of padding, or of a large model a part of its largest product."""
+    weights = list(runner.target.model.parameters())
+    if sum(weight.nbytes for weight in weights) <= MOST_BYTES:
+        return lambda: runner.run_round([-1], 1)
+    largest = max((weight for weight in weights if weight.ndim == 2), key=lambda each: each.nbytes)
+    num_rows = max(SLICE_BYTES // (largest.shape[1] * largest.itemsize), 1)
+    part = largest.detach()[:num_rows]
+    x = torch.ones(runner.sizes.query_len, part.shape[1], dtype=part.dtype)
+    return lambda: linear(x, part)
+
+
+def fastest(step: Step, counts: Sequence[int]) -> int:
+    """The first of the counts, unless a later one is clearly faster."""
+    best = counts[0]
+    times = {}
+    for count in counts:
+        times[count] = median_seconds(step, count, SECONDS / len(counts))
+        if times[count] < GAIN * times[best]:
+            best = count
+    return best
+
+
+def median_seconds(step: Step, count: int, seconds: float) -> float:
+    """Of a step with this many threads, measured for about as long as `seconds`."""
+    torch.set_num_threads(count)
+    end = time.perf_counter() + seconds
+    step()  # warm-up
+    times: list[float] = []
+    while len(times) < LEAST_STEPS or time.perf_counter() < end:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,29 @@
+"""`specdec widen`: a small pair at a large size, to measure what speculation costs there."""
+
+from pathlib import Path
+
+from specdec.start.device import device_of
+from weights.demo import demo_directory
+from weights.widen import SHAPES, widen_pair
+
+DTYPES = ("bfloat16", "float32")
+
+
+def run_widen(out: Path, source: str, shape: str, dtype: str, device: str) -> None:
+    """Write the pair, and say how to use it."""
+    _check("--shape", shape, tuple(SHAPES))
+    _check("--dtype", dtype, DTYPES)
+    directory = demo_directory("target").parent if source == "demo" else Path(source)
+    for part in ("target", "eagle3"):
+        if not (directory / part / "config.json").is_file():
+            raise ValueError(
+                f"--source {source}: no {part}/config.json in it; give demo, or a directory with "
+                "target/, eagle3/ and prompts.json"
+            )
+    widen_pair(directory, out, SHAPES[shape], dtype, device_of(device))
+    print(f"{out / 'target'}\n{out / 'eagle3'}\n{out / 'prompts.json'}")
+
+
+def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{option} {value}: allowed are {', '.join(allowed)}")

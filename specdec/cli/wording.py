@@ -1,0 +1,62 @@
+"""Errors of the engine in the words of a command: `max_model_len=64` becomes `--max-model-len 64`.
+
+Advice about an argument that the command has no option for is left out.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from weights.errors import CheckpointError
+
+# advice that helps in Python only
+PYTHON_ONLY = (
+    (r", or None( to have one drawn| for the engine's)?", ", or leave it out"),
+    (r"max_num_batched_tokens=\d+ or ", ""),
+    (r"num_kv_blocks=(\d+): raise num_kv_blocks, or lower", r"there are \1: lower"),
+    (r"; num_kv_blocks sets the size of its cache", ""),
+)
+RAISE_LENGTH = ", or raise max_model_len"
+
+
+class Wording:
+    """options: by the name of the argument that each sets. has_length: --max-model-len is given."""
+
+    def __init__(self, options: Mapping[str, str], has_length: bool) -> None:
+        self._options = options
+        self._has_length = has_length
+
+    @staticmethod
+    def of(params: Iterable[object], has_length: bool) -> "Wording":
+        """The words of a command with these parameters."""
+        options = {}
+        for param in params:
+            name = getattr(param, "name", "")
+            option = f"--{name.replace('_', '-')}"
+            if option in getattr(param, "opts", ()):
+                options[name] = option
+        if "draft" in options:
+            options["model"] = "--draft"
+        return Wording(options, has_length)
+
+    def line(self, error: Exception) -> str:
+        """An error in one line, unless it lists several problems of a checkpoint."""
+        if isinstance(error, CheckpointError):
+            if len(error.problems) == 1:
+                return f"{error.directory}: {error.problems[0]}; nothing loaded"
+            return str(error)
+        text = re.sub(r"\s*\n\s*", " ", str(error))
+        for pattern, words in PYTHON_ONLY:
+            text = re.sub(pattern, words, text)
+        if not self._has_length:  # the length is the target's own, the longest there is
+            text = text.replace(RAISE_LENGTH, "")
+        for name, option in self._options.items():
+            text = _with_option(text, name, option)
+        return text
+
+
+def _with_option(text: str, name: str, option: str) -> str:
+    """name=value becomes `--name value`, and name=True `--name`; a bare name only if it has a _."""
+    begin = rf"(?<![\w./-]){name}"
+    text = re.sub(rf"{begin}=True\b", option, text)
+    text = re.sub(rf"{begin}=", f"{option} ", text)
+    return re.sub(rf"{begin}(?![\w-]|\.\w)", option, text) if "_" in name else text

@@ -88,10 +88,11 @@ def load_pair(
     if where.type != "cuda":
         config.refuse_gpu_memory(where)
     directory = locate(target, "target")
+    texts = read_prompts(directory, prompts)
     loaded = load_target(directory, dtype=dtype_of(config.dtype, where), device=where)
     eagle = None if draft is None else load_eagle(locate(draft, "draft"), loaded, device=where)
     tokenizer = Tokenizer(directory)
-    return Pair(loaded, eagle, tokenizer, read_prompts(directory, prompts), where, config)
+    return Pair(loaded, eagle, tokenizer, texts, where, config)
 
 
 def read_prompts(target: Path, file: Path | None) -> list[list[int]]:

@@ -64,9 +64,6 @@ def generate(
         Path | None,
         Option(
             "--prompt-file",
-            exists=True,
-            dir_okay=False,
-            allow_dash=True,
             callback=shared.text_of,
             help="a text, - for standard input; its last line break is dropped",
         ),
@@ -79,7 +76,7 @@ def generate(
     top_k: shared.TopK = None,
     min_p: shared.MinP = None,
     seed: shared.Seed = None,
-    n: Annotated[int, Option("-n", "--n", min=1, help="samples; number i has seed + i")] = 1,
+    n: Annotated[int, Option("-n", "--n", help="samples; number i has seed + i")] = 1,
     presence_penalty: Annotated[
         float, Option(help="subtracted from the logits of generated tokens")
     ] = 0.0,
@@ -124,10 +121,8 @@ def chat(
     chat_template: Annotated[
         Path | None,
         Option(
-            exists=True,
-            dir_okay=False,
             callback=shared.text_of,
-            help="Jinja text",
+            help="a file of Jinja text",
             show_default="the tokenizer's own",
         ),
     ] = None,
@@ -194,7 +189,7 @@ def verify(
         ),
     ],
     num_speculative_tokens: Annotated[
-        int, Option("--num-speculative-tokens", "-k", min=0, help="positions to check")
+        int, Option("--num-speculative-tokens", "-k", help="positions to check")
     ] = 5,
     max_tokens: Annotated[int, Option(min=16, help="tokens of text per prompt")] = 64,
     seed: shared.EngineSeed = None,

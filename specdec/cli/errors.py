@@ -28,7 +28,7 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
         line = shlex.join(["specdec", *given])
         code = app(args=list(given), prog_name="specdec", obj=line, standalone_mode=False)
     except UsageError as error:
-        raise SystemExit(_refuse(_usage(error), error)) from None
+        raise SystemExit(_refuse(_usage(error, given), error)) from None
     except (ValueError, OSError) as error:
         raise SystemExit(_refuse(_wording(app, given).line(error), error)) from None
     except KeyboardInterrupt:
@@ -55,13 +55,25 @@ def _refuse(line: str, error: Exception) -> int:
     return 2
 
 
-def _usage(error: Exception) -> str:
+def _usage(error: Exception, given: Sequence[str]) -> str:
     """What was wrong with the arguments, and which help lists them."""
     message = getattr(error, "format_message", error.__str__)()
-    message = re.sub(r"\s*\n\s*", " ", message)
+    option = _given_option(getattr(error, "param", None), given)
+    if option is not None:
+        message = f"{option}: {getattr(error, 'message', message)}"
+    message = re.sub(r"\s*\n\s*", " ", message).rstrip(".")
     context = getattr(error, "ctx", None)
     path = "specdec" if context is None else context.command_path
     return f"{message[:1].lower()}{message[1:]} (see {path} --help)"
+
+
+def _given_option(param: object, given: Sequence[str]) -> str | None:
+    """The option of a value that is not allowed, and the value."""
+    for arg, following in zip(given, [*given[1:], ""], strict=True):
+        name, equals, value = arg.partition("=")
+        if name in getattr(param, "opts", ()) and name.startswith("-"):
+            return f"{name} {value if equals else following}"
+    return None
 
 
 def _wording(app: Typer, given: Sequence[str]) -> Wording:

@@ -106,7 +106,7 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     """The options of the draft. Without a draft, refuse those that need one."""
     K = options.num_speculative_tokens
     rule = f"--acceptance {options.acceptance}"
-    if options.draft is None and K:
+    if options.draft is None and K is not None and K != 0:
         raise ValueError(f"--num-speculative-tokens {K} without a draft: give --draft too")
     if options.draft is None and options.acceptance != "exact":
         raise ValueError(f"{rule} without a draft: give --draft too")

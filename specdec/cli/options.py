@@ -38,11 +38,13 @@ def text_of(option: CallbackParam, file: Path | None) -> str | None:
     if file is None:
         return None
     if str(file) == STANDARD_INPUT:
-        return read_input("prompt")
+        return read_input(option.opts[0].removeprefix("--"))
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{option.opts[0]} {file}: no text in UTF-8: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{option.opts[0]} {file}: {error.strerror}; give a text file") from error
 
 
 def read_input(what: str) -> str:
@@ -71,9 +73,7 @@ Draft = Annotated[
 ]
 NumSpeculativeTokens = Annotated[
     int | None,
-    Option(
-        "--num-speculative-tokens", "-k", min=0, max=32, show_default="3", help="drafts per round"
-    ),
+    Option("--num-speculative-tokens", "-k", show_default="3", help="drafts per round, at most 32"),
 ]
 MaxTokens = Annotated[int, Option(help="most tokens to generate")]
 Temperature = Annotated[float, Option(help="0 is greedy")]

@@ -48,8 +48,8 @@ def run_verify(options: VerifyOptions) -> None:
     """Load, check, print; exit code 1 if the draft does not work."""
     if options.num_speculative_tokens < 1:
         raise ValueError(
-            "--num-speculative-tokens 0: a draft that proposes nothing cannot be checked; "
-            "give at least 1"
+            f"--num-speculative-tokens {options.num_speculative_tokens}: a draft that proposes "
+            "nothing cannot be checked; give at least 1"
         )
     speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens)
     engine = dict(options.engine)

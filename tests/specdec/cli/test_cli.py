@@ -28,19 +28,6 @@ PROMPT = "def fibonacci(n):"
 DRAFTED = ("generate", "demo", PROMPT, "--draft", "demo")
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """run("generate", ...): the exit code, stdout and stderr of a command."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(args)
-        captured = capsys.readouterr()
-        return int(left.value.code or 0), captured.out, captured.err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def expected() -> str:
     """What the target writes without a draft."""
@@ -456,6 +443,30 @@ def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(chat, answers, monkeypatc
     assert len(beginning) < len(answers("a"))
     assert prompts == [["a"], ["a", beginning, "b"]]
     assert out == f"{beginning}\n{answers('a', beginning, 'b')}\n"
+
+
+@pytest.mark.parametrize("reply", ["", "y", "n", None])
+def test_a_conversation_that_is_too_long_may_lose_its_oldest_turns(chat, answers, reply):
+    options = ("--max-model-len", "64", "--system", "be brief")
+    lines = ["a word", "sort it", "sort " * 36, reply, "/reset", "/exit"]
+    code, out, err = chat(lines, *options)
+
+    def answer(*contents: str) -> str:
+        return answers(*contents, roles=("system", *("user", "assistant") * 2, "user"))
+
+    first = answer("be brief", "a word")
+    second = answer("be brief", "a word", first, "sort it")
+    assert code == 0
+    assert "tokens and 63 fit. Drop the oldest 2 turns and go on? [Y/n] " in err
+    last = answer("be brief", ("sort " * 36).strip()) if reply in ("", "y") else ""
+    assert out == f"{first}\n{second}\n" + (last and f"{last}\n")
+
+
+def test_a_message_that_is_too_long_by_itself_drops_nothing(chat, answers):
+    code, out, err = chat(["a", "word " * 100, "b", None], "--max-model-len", "64")
+
+    assert (code, "Drop the oldest" in err) == (0, False)
+    assert out == f"{answers('a')}\n{answers('a', answers('a'), 'b')}\n"
 
 
 def test_a_conversation_that_is_too_long_can_start_over(chat, answers):

@@ -17,10 +17,9 @@ from specdec.kernels.linear import linear
 from specdec.runner import Runner
 
 SECONDS = 0.3  # for all measurements
-LEAST_STEPS = 3
 GAIN = 0.9  # more threads must take less than this share of the time
-MOST_BYTES = 1 << 28  # of a model whose whole round is timed; of larger ones a part of a product
-SLICE_BYTES = 1 << 26
+SLICE_BYTES = 1 << 26  # of the largest product
+MOST_BYTES = 1 << 28  # of a model whose whole round is timed too
 
 Step = Callable[[], object]
 
@@ -31,42 +30,51 @@ def choose_threads(runner: Runner) -> None:
     if runner.device.type != "cpu" or os.environ.get("OMP_NUM_THREADS") or cores == 1:
         return
     counts = [1 << i for i in range(cores.bit_length()) if 1 << i < cores]
-    found = fastest(step_of(runner), [*counts, cores])
+    found = fastest(steps_of(runner), [*counts, cores])
     torch.set_num_threads(found)
     print(f"threads: {found} of {cores} cores (OMP_NUM_THREADS sets them)", file=sys.stderr)
 
 
-def step_of(runner: Runner) -> Step:
-    """A round of padding, or of a large model a part of its largest product."""
+def steps_of(runner: Runner) -> list[Step]:
+    """What is timed: a part of the largest product, and of a small model a round of padding.
+
+    The product goes first: on a busy machine a round of several threads may take seconds.
+    """
     weights = list(runner.target.model.parameters())
-    if sum(weight.nbytes for weight in weights) <= MOST_BYTES:
-        return lambda: runner.run_round([-1], 1)
     largest = max((weight for weight in weights if weight.ndim == 2), key=lambda each: each.nbytes)
     num_rows = max(SLICE_BYTES // (largest.shape[1] * largest.itemsize), 1)
     part = largest.detach()[:num_rows]
     x = torch.ones(runner.sizes.query_len, part.shape[1], dtype=part.dtype)
-    return lambda: linear(x, part)
+    steps: list[Step] = [lambda: linear(x, part)]
+    if sum(weight.nbytes for weight in weights) <= MOST_BYTES:
+        steps.append(lambda: runner.run_round([-1], 1))
+    return steps
 
 
-def fastest(step: Step, counts: Sequence[int]) -> int:
-    """The first of the counts, unless a later one is clearly faster."""
+def fastest(steps: Sequence[Step], counts: Sequence[int]) -> int:
+    """The first of the counts, unless a later one is clearly faster in every step."""
+    share = SECONDS / len(counts) / len(steps)
     best = counts[0]
-    times = {}
-    for count in counts:
-        times[count] = median_seconds(step, count, SECONDS / len(counts))
-        if times[count] < GAIN * times[best]:
+    least = [median_seconds(step, best, share) for step in steps]
+    for count in counts[1:]:
+        times: list[float] = []
+        for step, limit in zip(steps, least, strict=True):
+            times.append(median_seconds(step, count, share))
+            if times[-1] >= GAIN * limit:
+                break
+        else:
             best = count
+            least = times
     return best
 
 
 def median_seconds(step: Step, count: int, seconds: float) -> float:
     """Of a step with this many threads, measured for about as long as `seconds`."""
     torch.set_num_threads(count)
-    end = time.perf_counter() + seconds
-    step()  # warm-up
     times: list[float] = []
-    while len(times) < LEAST_STEPS or time.perf_counter() < end:
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(times[1:] or times)  # the first one warms up

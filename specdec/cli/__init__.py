@@ -15,6 +15,7 @@ from typer import Argument, Context, Exit, Option, Typer, echo
 import specdec
 from specdec.cli import options as shared
 from specdec.cli.errors import run_command
+from specdec.cli.wording import Wording
 
 app = Typer(
     help="Text from a target model with an EAGLE draft, equal to plain decoding bit for bit.",
@@ -106,7 +107,8 @@ def generate(
     """Continue a prompt: the text on stdout as it is written, a line of statistics on stderr."""
     from specdec.cli.generate import GenerateOptions, run_generate
 
-    run_generate(shared.options_of(GenerateOptions, context.params))
+    wording = Wording.of(context.command.params, max_model_len is not None)
+    run_generate(shared.options_of(GenerateOptions, {**context.params, "wording": wording}))
 
 
 @app.command(short_help="Talk to a target.")
@@ -151,7 +153,6 @@ def chat(
     terminal, all of it is one message, and its answer is printed.
     """
     from specdec.cli.chat import ChatOptions, run_chat
-    from specdec.cli.wording import Wording
 
     wording = Wording.of(context.command.params, max_model_len is not None)
     run_chat(shared.options_of(ChatOptions, {**context.params, "wording": wording}))
@@ -309,6 +310,7 @@ def bench(
     paths = {"prompts": prompts, "json": json, "charts": charts}
     rest = {"command": context.obj, "draft": draft, "suites": suites, "options": options}
     rest["seed"] = seed
+    rest["wording"] = Wording.of(context.command.params, max_model_len is not None)
     run_bench(shared.options_of(BenchCommand, {**given, **paths, **rest}))
 
 

@@ -20,6 +20,7 @@ from specdec.bench.report import card_lines, table
 from specdec.bench.suites import SUITES
 from specdec.cli.generate import note_seed
 from specdec.cli.threads import choose_threads
+from specdec.cli.wording import Wording
 
 THREADS_LEN = 128  # context of the engine that chooses the number of threads
 
@@ -47,6 +48,7 @@ class BenchCommand:
     dtype: str
     device: str
     seed: int | None
+    wording: Wording
     engine: Mapping[str, object]
     json: Path | None
     charts: Path | None
@@ -77,7 +79,7 @@ def run_bench(command: BenchCommand) -> None:
     print(card_lines(found.card), flush=True)
     for name in names:
         if bench.has_time(name):
-            _run_suite(name, bench, found)
+            _run_suite(name, bench, found, command.wording)
         if command.json is not None:  # after each suite: the run may be cut short
             command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
     _finish(command, bench, found)
@@ -116,12 +118,15 @@ def _check_outputs(command: BenchCommand) -> None:
         raise ValueError(f"--charts {charts}: charts need matplotlib: pip install matplotlib")
 
 
-def _run_suite(name: str, bench: Bench, found: Found) -> None:
+def _run_suite(name: str, bench: Bench, found: Found, wording: Wording) -> None:
     """Report a suite that fails; the others still run."""
     start = time.monotonic()
     try:
         found.suites[name] = list(SUITES[name](bench))
-    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
+    except ValueError as error:  # what was asked for cannot be measured
+        found.failed[name] = wording.line(error)
+        return
+    except (RuntimeError, AttributeError, TypeError) as error:
         traceback.print_exc()
         found.failed[name] = f"{type(error).__name__}: {error}"
         return

@@ -14,7 +14,6 @@ from specdec.cli.figures import figures, warning
 from specdec.cli.generate import TextOptions, headline, note_seed, sampling_params, speculation_of
 from specdec.cli.options import read_input
 from specdec.cli.threads import choose_threads
-from specdec.cli.wording import Wording
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
@@ -26,11 +25,10 @@ WELCOME = "/reset starts over, Ctrl-C ends an answer, /exit or Ctrl-D the progra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions(TextOptions):
-    """chat_template: Jinja text. wording: of errors."""
+    """chat_template: Jinja text."""
 
     system: str | None
     chat_template: str | None
-    wording: Wording
 
 
 def run_chat(options: ChatOptions) -> None:
@@ -139,7 +137,8 @@ class Chat:
     def _end(self, messages: list[dict[str, str]], output: RequestOutput) -> None:
         completion = output.outputs[0]
         if completion.finish_reason == "error":
-            print(f"specdec: error: {completion.stop_reason}", file=sys.stderr)
+            reason = self._options.wording.text(str(completion.stop_reason))
+            print(f"specdec: error: {reason}", file=sys.stderr)
         else:
             self.messages = [*messages, {"role": "assistant", "content": completion.text}]
         is_drawn = output.seed is not None and self._params.temperature > 0

@@ -16,6 +16,7 @@ from specdec.cli.drafts_view import draft_spans, render_drafts
 from specdec.cli.figures import figures, warning
 from specdec.cli.options import STANDARD_INPUT, read_input
 from specdec.cli.threads import choose_threads
+from specdec.cli.wording import Wording
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
 from specdec.requests.deltas import Deltas
@@ -26,7 +27,10 @@ from specdec.requests.params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """What `generate` and `chat` share. sampling, engine: arguments of SamplingParams and LLM."""
+    """What `generate` and `chat` share. sampling, engine: arguments of SamplingParams and LLM.
+
+    wording: of errors.
+    """
 
     target: str
     draft: str | None
@@ -34,6 +38,7 @@ class TextOptions:
     acceptance: str
     sampling: Mapping[str, object]
     engine: Mapping[str, object]
+    wording: Wording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,7 @@ def run_generate(options: GenerateOptions) -> None:
     advice = warning(output, options.target, options.draft)
     if advice is not None:
         print(advice, file=sys.stderr)
-    leave_on_error(output)
+    leave_on_error(output, options.wording)
 
 
 def _check_output(options: GenerateOptions, params: SamplingParams) -> None:
@@ -258,10 +263,10 @@ def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
     return result
 
 
-def leave_on_error(output: RequestOutput) -> None:
+def leave_on_error(output: RequestOutput, wording: Wording) -> None:
     """Exit code 2 if a sample ended in an error, whatever part of it was written."""
     endings = [each for each in output.outputs if each.finish_reason == "error"]
     for ending in endings:
-        print(f"specdec: error: {ending.stop_reason}", file=sys.stderr)
+        print(f"specdec: error: {wording.text(str(ending.stop_reason))}", file=sys.stderr)
     if endings:
         raise SystemExit(2)

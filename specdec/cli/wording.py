@@ -12,6 +12,7 @@ from weights.errors import CheckpointError
 PYTHON_ONLY = (
     (r", or None( to have one drawn| for the engine's)?", ", or leave it out"),
     (r"max_num_batched_tokens=\d+ or ", ""),
+    (r", max_num_seqs or max_num_batched_tokens", " or max_num_seqs"),
     (r"num_kv_blocks=(\d+): raise num_kv_blocks, or lower", r"there are \1: lower"),
     (r"; num_kv_blocks sets the size of its cache", ""),
 )
@@ -44,7 +45,10 @@ class Wording:
             if len(error.problems) == 1:
                 return f"{error.directory}: {error.problems[0]}; nothing loaded"
             return str(error)
-        text = re.sub(r"\s*\n\s*", " ", str(error))
+        return self.text(re.sub(r"\s*\n\s*", " ", str(error)))
+
+    def text(self, text: str) -> str:
+        """A message about options."""
         for pattern, words in PYTHON_ONLY:
             text = re.sub(pattern, words, text)
         if not self._has_length:  # the length is the target's own, the longest there is

@@ -187,6 +187,7 @@ def test_a_text_that_ends_in_an_error_is_exit_code_2(run, monkeypatch, args):
 
     assert code == 2
     assert "specdec: error: out of memory in a prefill chunk" in err
+    assert "lower --gpu-memory-utilization or --max-num-seqs (full)\n" in err
     assert json.loads(out)["finish_reason"] == "error" if "--json" in args else not out.strip()
 
 

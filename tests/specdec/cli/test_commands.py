@@ -101,6 +101,14 @@ def test_bench_builds_its_engines_with_the_options(benched, monkeypatch):
     assert (sizes[-1].max_num_seqs, sizes[-1].max_model_len) == (3, 512)
 
 
+def test_a_suite_that_cannot_run_says_why_in_one_line(run):
+    code, out, err = run("bench", "--max-model-len", "64", "--num-prompts", "1", "--device", "cpu")
+
+    words = "FAILED: protocol: prompt of 161 tokens leaves no room for an answer in --max-model-len"
+    assert (code, words in out) == (1, True)
+    assert "Traceback" not in err
+
+
 def test_greedy_decoding_says_that_a_seed_has_no_effect(run):
     short = (*DRAFTED, "--max-tokens", "4")
     plain = run(*short)

@@ -22,6 +22,10 @@ def of(command: str, has_length: bool = True) -> Wording:
         ("give an integer, or None to have one drawn", "give an integer, or leave it out"),
         ("lower max_num_batched_tokens=8192 or max_num_seqs=64", "lower --max-num-seqs 64"),
         (
+            "lower gpu_memory_utilization, max_num_seqs or max_num_batched_tokens (full)",
+            "lower --gpu-memory-utilization or --max-num-seqs (full)",
+        ),
+        (
             "need 9 blocks, num_kv_blocks=5: raise num_kv_blocks, or lower max_tokens",
             "need 9 blocks, there are 5: lower --max-tokens",
         ),

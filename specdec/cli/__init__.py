@@ -300,7 +300,8 @@ def bench(
 ) -> None:
     """Measure speed beside plain decoding in one process; refuse figures where outputs differ."""
     from specdec.bench.bench import BenchOptions
-    from specdec.cli.bench import BenchCommand, default_batches, refuse_unread, run_bench
+    from specdec.cli.bench import BenchCommand, run_bench
+    from specdec.cli.bench_options import default_batches, refuse_unread
 
     draft = draft or ("demo" if target == "demo" else None)
     suites = tuple(suite.split(","))

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
-
-import torch
 
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import card, measure_bandwidth
@@ -18,21 +15,12 @@ from specdec.bench.charts import draw_charts
 from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import card_lines, table
 from specdec.bench.suites import SUITES
+from specdec.cli.bench_options import chosen
 from specdec.cli.generate import note_seed
 from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
 
 THREADS_LEN = 128  # context of the engine that chooses the number of threads
-
-OF_BATCHES = ("protocol", "rounds", "k", "batch", "gaps", "padding", "memory")
-READERS = {  # options that only some suites read
-    "contexts": ("context",),
-    "rounds_of_memory": ("memory",),
-    "max_model_len": (*OF_BATCHES, "exactness", "capture", "cold"),
-    "max_num_seqs": (*OF_BATCHES, "cold"),
-    "gpu_memory_utilization": ("cold",),
-}
-OF_GRAPHS = ("capture", "padding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,62 +121,6 @@ def _run_suite(name: str, bench: Bench, found: Found, wording: Wording) -> None:
     found.seconds[name] = time.monotonic() - start
     text = table(found.suites[name]) if found.suites[name] else "nothing to measure on this device"
     print(f"\n{name} ({found.seconds[name]:.0f} s): {SUITES[name].__doc__}\n{text}", flush=True)
-
-
-def chosen(names: tuple[str, ...]) -> list[str]:
-    """In the order of SUITES, so that suites share engines."""
-    unknown = [name for name in names if name not in (*SUITES, "all")]
-    if unknown:
-        raise ValueError(f"--suite {unknown[0]}: allowed are all, {', '.join(SUITES)}")
-    return [name for name in SUITES if name in names or "all" in names]
-
-
-def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str, object]) -> None:
-    """ValueError for options that no suite of this run would read, or that contradict it."""
-    if draft is None and any(cast(list[int], given["ks"] or [])):
-        raise ValueError(
-            f"--num-speculative-tokens {_shown(given['ks'])} without a draft: give --draft too"
-        )
-    names = chosen(suites)
-    for option, readers in READERS.items():
-        if given[option] is not None and not set(readers) & set(names):
-            which = ", ".join(readers)
-            only = f"the suite {which} alone: give --suite {which} too"
-            some = f"the suites {which}: give one of them too"
-            raise ValueError(
-                f"{_option(option, given)} is for {only if len(readers) == 1 else some}"
-            )
-    if given["enforce_eager"]:
-        for name in OF_GRAPHS:
-            if name in names:
-                raise ValueError(
-                    f"--enforce-eager with the suite {name}, which measures graphs: leave one out"
-                )
-    _check_rows(given)
-
-
-def _check_rows(given: Mapping[str, object]) -> None:
-    """An engine needs a row for each request of a batch."""
-    rows = given["max_num_seqs"]
-    batches = cast(list[int], given["batches"] or [1])
-    if isinstance(rows, int) and rows < max(batches):
-        raise ValueError(
-            f"--max-num-seqs {rows} with --batch {_shown(batches)}: give at least {max(batches)}"
-        )
-
-
-def _option(name: str, given: Mapping[str, object]) -> str:
-    return f"--{name.replace('_', '-')} {_shown(given[name])}"
-
-
-def _shown(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def default_batches(device: str) -> tuple[int, ...]:
-    """What the protocol says, and what a CPU has time for."""
-    is_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return (1, 8, 32) if is_gpu else (1,)
 
 
 def rounded(value: object) -> object:

@@ -11,7 +11,8 @@ import sys
 from dataclasses import dataclass
 
 from specdec.cli.figures import figures, warning
-from specdec.cli.generate import TextOptions, headline, note_seed, sampling_params, speculation_of
+from specdec.cli.generate import TextOptions, note_seed, sampling_params, speculation_of
+from specdec.cli.headline import headline
 from specdec.cli.options import read_input
 from specdec.cli.threads import choose_threads
 from specdec.requests.output import RequestOutput

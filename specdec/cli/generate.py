@@ -4,16 +4,17 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor
 
 from specdec.arguments import from_mapping
+from specdec.cli.as_json import as_json
 from specdec.cli.drafts_view import draft_spans, render_drafts
 from specdec.cli.figures import figures, warning
+from specdec.cli.headline import headline
 from specdec.cli.options import STANDARD_INPUT, read_input
 from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
@@ -21,7 +22,7 @@ from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
 from specdec.requests.deltas import Deltas
 from specdec.requests.intake import NewRequest
-from specdec.requests.output import CompletionOutput, RequestOutput
+from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 
 
@@ -133,22 +134,6 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     return speculation
 
 
-def headline(llm: LLM) -> str:
-    """What was loaded and how it runs, in one line."""
-    target = f"target {llm.target_report.format}, {_dtype(llm)} on {_hidden(llm).device}"
-    if llm.draft_report is None:
-        return f"{target}; no draft"
-    return f"{target}; draft {llm.draft_report.format}, K = {llm.sizes.num_speculative_tokens}"
-
-
-def _hidden(llm: LLM) -> Tensor:
-    return llm.engine.runner.buffers.hidden_states
-
-
-def _dtype(llm: LLM) -> str:
-    return str(_hidden(llm).dtype).removeprefix("torch.")
-
-
 def note_seed(seed: object, temperature: float) -> None:
     """Greedy decoding draws nothing; scripts written for vLLM give a seed all the same."""
     if seed is not None and temperature == 0:
@@ -225,42 +210,6 @@ def _show_drafts(llm: LLM, prompt: str, output: RequestOutput) -> None:
     console = new_console()
     spans = draft_spans(output, llm.tokenizer)
     render_drafts(console, spans, prompt if console.is_terminal else None)
-
-
-def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, object]:
-    """Everything that a program may need of one output."""
-    result = _sample_as_json(output.outputs[0]) | {
-        "prompt": output.prompt,
-        "prompt_token_ids": output.prompt_token_ids,
-        "target": str(llm.target_report.directory),
-        "draft": None if llm.draft_report is None else str(llm.draft_report.directory),
-        "num_speculative_tokens": llm.sizes.num_speculative_tokens,
-        "acceptance": llm.engine.runner.acceptance,
-        "seed": output.seed,
-        "dtype": _dtype(llm),
-        "device": str(_hidden(llm).device),
-        "stats": output.stats.as_dict(),
-    }
-    if len(output.outputs) > 1:
-        result["samples"] = [_sample_as_json(sample) for sample in output.outputs]
-    if has_rounds:
-        result["rounds"] = [asdict(record) for record in output.stats.rounds]
-    return result
-
-
-def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
-    result: dict[str, object] = {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-    }
-    if completion.logprobs is not None:
-        tokens = [
-            {str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs
-        ]
-        result |= {"logprobs": tokens, "cumulative_logprob": completion.cumulative_logprob}
-    return result
 
 
 def leave_on_error(output: RequestOutput, wording: Wording) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdec.cli.agreement import Agreement, measure_agreement
-from specdec.cli.generate import headline, note_seed
+from specdec.cli.generate import note_seed
+from specdec.cli.headline import headline
 from specdec.cli.threads import choose_threads
 from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
 from specdec.config import SpeculativeConfig

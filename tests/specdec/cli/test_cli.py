@@ -1,13 +1,10 @@
 """The command `specdec` as a user calls it: stdout, stderr, and the exit code."""
 
-import builtins
 import importlib
 import json
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from specdec import LLM, AsyncLLM, SamplingParams
+from specdec import LLM, SamplingParams
 from specdec.cli import main
 from specdec.cli.drafts_view import Span, render_drafts
 from specdec.cli.verify import CODE_STARTS, QUESTIONS
@@ -350,152 +347,6 @@ def test_prefix_caching_may_be_left_out(run, monkeypatch, args):
     monkeypatch.setattr(LLM, "__init__", build)
     assert run("generate", "demo", "def", "--max-tokens", "2", *args)[0] == 0
     assert options == [not args]
-
-
-TEMPLATE = """{% for m in messages %}\
-{% if m.role == "tool" %}{{ raise_exception("no tools") }}{% endif %}\
-# {{ m.role }}: {{ m.content }}
-{% endfor %}{% if add_generation_prompt %}def{% endif %}"""
-
-
-@pytest.fixture
-def chat(run, monkeypatch, tmp_path):
-    """chat(lines, *args): talk on a terminal; None is Ctrl-D, an exception is raised."""
-    file = tmp_path / "template.jinja"
-    file.write_text(TEMPLATE)
-
-    def talk(lines: list[str | type[BaseException] | None], *args: str) -> tuple[int, str, str]:
-        left = iter(lines)
-
-        def read(prompt: str = "") -> str:
-            line = next(left)
-            if line is None:
-                raise EOFError
-            if not isinstance(line, str):
-                raise line
-            return line
-
-        monkeypatch.setattr(builtins, "input", read)
-        monkeypatch.setattr(sys, "stdin", StringIO())
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-        options = ("--draft", "demo", "--chat-template", str(file), "--max-tokens", "12")
-        found = run("chat", "demo", *options, *args)
-        assert list(left) == [], "the program ended too early"
-        return found
-
-    return talk
-
-
-@pytest.fixture(scope="module")
-def answers() -> Callable[..., str]:
-    """answers(messages): what the target says to a conversation, without a draft."""
-    llm = LLM("demo", device="cpu", max_num_seqs=1)
-    params = SamplingParams(temperature=0.0, max_tokens=12)
-
-    def answer(*contents: str, roles: tuple[str, ...] = ("user", "assistant") * 3) -> str:
-        pairs = zip(roles, contents, strict=False)
-        messages = [{"role": role, "content": content} for role, content in pairs]
-        return llm.chat(messages, params, use_tqdm=False, chat_template=TEMPLATE)[0].outputs[0].text
-
-    return answer
-
-
-def test_chat_remembers_the_conversation_until_reset(chat, answers):
-    code, out, err = chat(["sort a list", "  ", " again ", "/reset", "again", "/help", None])
-    first = answers("sort a list")
-
-    assert code == 0
-    second = answers("sort a list", first, "again")
-    assert out == f"{first}\n{second}\n{answers('again')}\n"
-    assert err.count("12 tokens in") == err.count("acceptance length") == 3
-    assert "no command /help: there are /reset and /exit" in err
-
-
-def test_chat_begins_with_the_system_message_even_after_a_reset(chat, answers):
-    _, out, _ = chat(["a", "/reset", "a", "/exit"], "--system", "be brief")
-
-    assert out == 2 * (answers("be brief", "a", roles=("system", "user")) + "\n")
-
-
-def test_ctrl_c_at_the_prompt_drops_the_line_only(chat, answers):
-    code, out, err = chat([KeyboardInterrupt, "a", None])
-
-    assert (code, out) == (0, answers("a") + "\n")
-    assert "/exit or Ctrl-D ends the program" in err
-
-
-def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(chat, answers, monkeypatch):
-    real, prompts = AsyncLLM.chat, []
-
-    async def interrupted(self, messages, *args, **options):
-        prompts.append([message["content"] for message in messages])
-        async for output in real(self, messages, *args, **options):
-            yield output
-            if len(prompts) == 1 and len(output.outputs[0].token_ids) > 3:
-                signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(AsyncLLM, "chat", interrupted)
-    code, out, err = chat(["a", "b", None])
-
-    beginning = prompts[1][1]
-    assert code == 0
-    assert "(interrupted)" in err
-    assert answers("a").startswith(beginning) != (beginning == "")
-    assert len(beginning) < len(answers("a"))
-    assert prompts == [["a"], ["a", beginning, "b"]]
-    assert out == f"{beginning}\n{answers('a', beginning, 'b')}\n"
-
-
-@pytest.mark.parametrize("reply", ["", "y", "n", None])
-def test_a_conversation_that_is_too_long_may_lose_its_oldest_turns(chat, answers, reply):
-    options = ("--max-model-len", "64", "--system", "be brief")
-    lines = ["a word", "sort it", "sort " * 36, reply, "/reset", "/exit"]
-    code, out, err = chat(lines, *options)
-
-    def answer(*contents: str) -> str:
-        return answers(*contents, roles=("system", *("user", "assistant") * 2, "user"))
-
-    first = answer("be brief", "a word")
-    second = answer("be brief", "a word", first, "sort it")
-    assert code == 0
-    assert "tokens and 63 fit. Drop the oldest 2 turns and go on? [Y/n] " in err
-    last = answer("be brief", ("sort " * 36).strip()) if reply in ("", "y") else ""
-    assert out == f"{first}\n{second}\n" + (last and f"{last}\n")
-
-
-def test_a_message_that_is_too_long_by_itself_drops_nothing(chat, answers):
-    code, out, err = chat(["a", "word " * 100, "b", None], "--max-model-len", "64")
-
-    assert (code, "Drop the oldest" in err) == (0, False)
-    assert out == f"{answers('a')}\n{answers('a', answers('a'), 'b')}\n"
-
-
-def test_a_conversation_that_is_too_long_can_start_over(chat, answers):
-    code, out, err = chat(["word " * 100, "a", None], "--max-model-len", "64")
-
-    assert (code, out) == (0, answers("a") + "\n")
-    assert "leaves no room for an answer in --max-model-len 64" in err
-    assert "/reset starts over" in err.split("leaves no room")[1]
-
-
-def test_without_a_terminal_chat_answers_standard_input(run, answers, monkeypatch, tmp_path):
-    file = tmp_path / "template.jinja"
-    file.write_text(TEMPLATE)
-    args = ("chat", "demo", "--chat-template", str(file), "--max-tokens", "12")
-    monkeypatch.setattr(sys, "stdin", StringIO("sort\na list\n"))
-    code, out, err = run(*args)
-    monkeypatch.setattr(sys, "stdin", StringIO(""))
-
-    assert (code, out) == (0, answers("sort\na list") + "\n")
-    assert "12 tokens in" in err
-    assert run(*args)[::2] == (2, "specdec: error: no message: standard input is empty\n")
-
-
-def test_chat_says_with_which_seed_an_answer_was_drawn(chat):
-    _, first, err = chat(["a", None], "--temperature", "0.9")
-    seed = err.split("seed ")[1].split()[0]
-
-    assert chat(["a", None], "--temperature", "0.9", "--seed", seed)[1] == first
 
 
 def test_specdec_debug_shows_the_traceback(monkeypatch):

@@ -1,0 +1,43 @@
+"""`specdec generate --json`: an output as one JSON object."""
+
+from dataclasses import asdict
+
+from specdec.cli.headline import dtype_name, hidden_states
+from specdec.llm import LLM
+from specdec.requests.output import CompletionOutput, RequestOutput
+
+
+def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, object]:
+    """Everything that a program may need of one output."""
+    result = _sample_as_json(output.outputs[0]) | {
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "target": str(llm.target_report.directory),
+        "draft": None if llm.draft_report is None else str(llm.draft_report.directory),
+        "num_speculative_tokens": llm.sizes.num_speculative_tokens,
+        "acceptance": llm.engine.runner.acceptance,
+        "seed": output.seed,
+        "dtype": dtype_name(llm),
+        "device": str(hidden_states(llm).device),
+        "stats": output.stats.as_dict(),
+    }
+    if len(output.outputs) > 1:
+        result["samples"] = [_sample_as_json(sample) for sample in output.outputs]
+    if has_rounds:
+        result["rounds"] = [asdict(record) for record in output.stats.rounds]
+    return result
+
+
+def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:
+    result: dict[str, object] = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+    }
+    if completion.logprobs is not None:
+        tokens = [
+            {str(i): found._asdict() for i, found in row.items()} for row in completion.logprobs
+        ]
+        result |= {"logprobs": tokens, "cumulative_logprob": completion.cumulative_logprob}
+    return result

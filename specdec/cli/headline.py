@@ -1,0 +1,23 @@
+"""What runs: the models and how they run, in one line."""
+
+from torch import Tensor
+
+from specdec.llm import LLM
+
+
+def headline(llm: LLM) -> str:
+    """What was loaded and how it runs, in one line."""
+    target = f"target {llm.target_report.format}, {dtype_name(llm)} on {hidden_states(llm).device}"
+    if llm.draft_report is None:
+        return f"{target}; no draft"
+    return f"{target}; draft {llm.draft_report.format}, K = {llm.sizes.num_speculative_tokens}"
+
+
+def hidden_states(llm: LLM) -> Tensor:
+    """The buffer that has the engine's dtype and device."""
+    return llm.engine.runner.buffers.hidden_states
+
+
+def dtype_name(llm: LLM) -> str:
+    """Of the activations."""
+    return str(hidden_states(llm).dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from typer import BadParameter, Typer
+from typer import Abort, BadParameter, Typer
 from typer.main import get_command
 
 from specdec.cli.wording import Wording
@@ -31,7 +31,7 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
         raise SystemExit(_refuse(_usage(error, given), error)) from None
     except (ValueError, OSError) as error:
         raise SystemExit(_refuse(_wording(app, given).line(error), error)) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
         print("specdec: interrupted", file=sys.stderr)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from io import StringIO
 
 import pytest
+from typer import Abort
 
 import specdec
+import specdec.bench.pair
 import specdec.cli.generate
 from specdec import LLM, AsyncLLM
 from specdec.bench.pair import Pair
+from specdec.cli.errors import run_command
 from specdec.engine import Engine
 from specdec.requests.stats import RequestStats
 from weights.demo import demo_directory
@@ -61,7 +64,12 @@ def test_the_options_of_the_engine_reach_it(run, built, command):
     assert "num_kv_blocks" not in built[0]
 
 
-def test_verify_passes_its_seed_on_and_says_that_it_draws_nothing(run):
+def test_the_seed_of_verify_is_the_engines(run, built):
+    run("verify", "demo", "demo", "--seed", "7")
+    assert built[0]["seed"] == 7
+
+
+def test_verify_says_that_its_seed_draws_nothing(run):
     code, _, err = run("verify", "demo", "demo", "--max-tokens", "16", "--seed", "7")
     assert (code, NO_EFFECT in err) == (0, True)
 
@@ -89,6 +97,14 @@ def benched(run, monkeypatch) -> Callable[..., Pair]:
 
 def test_bench_builds_its_engines_with_the_options(benched, monkeypatch):
     sizes = []
+    seeds = []
+    assemble = specdec.bench.pair.assemble
+
+    def assembled(*args: object, seed: int | None) -> Engine:
+        seeds.append(seed)
+        return assemble(*args, seed=seed)
+
+    monkeypatch.setattr(specdec.bench.pair, "assemble", assembled)
     real = Pair.engine
     monkeypatch.setattr(
         Pair, "engine", lambda *args: sizes.append(real(*args).runner.sizes) or real(*args)
@@ -98,6 +114,7 @@ def test_bench_builds_its_engines_with_the_options(benched, monkeypatch):
     )
 
     assert (pair.config.seed, pair.config.enforce_eager) == (5, True)
+    assert set(seeds) == {5}
     assert (sizes[-1].max_num_seqs, sizes[-1].max_model_len) == (3, 512)
 
 
@@ -169,6 +186,16 @@ def test_ctrl_c_prints_the_figures_so_far(run, interrupted, args):
     assert ("rounds | interrupted" in err) == ("--json" not in args)
     assert (len(lines) == 1) == ("--json" in args)
     assert bool(out.strip()) == (args == ())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Abort])
+def test_ctrl_c_has_the_code_of_a_shell_whichever_way_typer_reports_it(capsys, error):
+    def app(**_: object) -> None:
+        raise error
+
+    with pytest.raises(SystemExit, match="130"):
+        run_command(app, ["bench"])
+    assert capsys.readouterr().err == "specdec: interrupted\n"
 
 
 def test_ctrl_c_before_the_first_token_is_one_line(run, monkeypatch):

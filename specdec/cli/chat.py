@@ -154,10 +154,7 @@ def _read_line() -> str | None:
     """A stripped line; None at the end of the input. Ctrl-C only drops what was typed."""
     while True:
         try:
-            if sys.stdout.isatty():
-                return input("> ").strip()
-            print("> ", end="", file=sys.stderr, flush=True)
-            return input().strip()
+            return _input("> ")
         except EOFError:
             print(file=sys.stderr)
             return None
@@ -169,10 +166,17 @@ def _agrees(num_tokens: int, room: int, count: int) -> bool:
     """Ask on the terminal; Enter is yes, Ctrl-C and Ctrl-D are no."""
     turns = "turn" if count == 1 else f"{count} turns"
     question = f"The conversation has {num_tokens} tokens and {room} fit."
-    print(f"{question} Drop the oldest {turns} and go on? [Y/n] ", end="", file=sys.stderr)
-    sys.stderr.flush()
     try:
-        return input().strip().lower() in ("", "y", "yes")
+        reply = _input(f"{question} Drop the oldest {turns} and go on? [Y/n] ")
+        return reply.lower() in ("", "y", "yes")
     except (EOFError, KeyboardInterrupt):
         print(file=sys.stderr)
         return False
+
+
+def _input(prompt: str) -> str:
+    """A stripped line. The prompt goes through readline if that is seen, else to stderr."""
+    if sys.stdout.isatty():
+        return input(prompt).strip()
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input().strip()

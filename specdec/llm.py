@@ -1,6 +1,5 @@
 """The public class: load a target and perhaps a draft, generate text."""
 
-import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -97,10 +96,9 @@ class LLM:
             NewRequest(prompt=prompt, params=each, priority=first)
             for prompt, each, first in zip(batch, params, priorities, strict=True)
         )
-        is_shown = use_tqdm and sys.stderr.isatty()
         with (
             self._aborting(requests),
-            self._updating(Progress(requests, is_shown=is_shown)) as progress,
+            self._updating(Progress(requests, is_shown=use_tqdm)) as progress,
         ):
             while not self._step_or_end(progress):
                 pass

@@ -15,6 +15,8 @@ from specdec.cli.generate import TextOptions, note_seed, sampling_params, specul
 from specdec.cli.headline import headline
 from specdec.cli.options import read_input
 from specdec.cli.threads import choose_threads
+from specdec.options import EngineOptions
+from specdec.requests.chat_format import ChatFormat
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
@@ -40,7 +42,7 @@ def run_chat(options: ChatOptions) -> None:
         _check_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     message = "" if is_terminal else read_input("message")
-    engine = {"max_num_seqs": 1, **options.engine}
+    engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
     with AsyncLLM(options.target, speculative_config=speculation, **engine) as llm:
         print(headline(llm.llm), file=sys.stderr)
         choose_threads(llm.llm.engine.runner)
@@ -123,8 +125,8 @@ class Chat:
 
     def _num_tokens(self, messages: list[dict[str, str]], message: str) -> int:
         whole = [*messages, {"role": "user", "content": message}]
-        template = self._options.chat_template
-        return len(self._llm.llm.tokenizer.encode_chat(whole, chat_template=template))
+        form = ChatFormat(chat_template=self._options.chat_template)
+        return len(self._llm.llm.tokenizer.encode_chat(whole, form))
 
     async def _write(self, messages: list[dict[str, str]]) -> None:
         num_written = 0

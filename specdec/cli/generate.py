@@ -20,6 +20,7 @@ from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
+from specdec.options import EngineOptions
 from specdec.requests.deltas import Deltas
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
@@ -38,7 +39,7 @@ class TextOptions:
     num_speculative_tokens: int | None
     acceptance: str
     sampling: Mapping[str, object]
-    engine: Mapping[str, object]
+    engine: EngineOptions
     wording: Wording
 
 
@@ -58,7 +59,7 @@ def run_generate(options: GenerateOptions) -> None:
     speculation = speculation_of(options)
     _check_output(options, params)
     prompt = read_prompt(options)
-    engine = {"max_num_seqs": min(params.n, 64), **options.engine}
+    engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
     llm = LLM(options.target, speculative_config=speculation, **engine)
     print(headline(llm), file=sys.stderr)
     choose_threads(llm.engine.runner)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdec.cli.agreement import Agreement, measure_agreement
@@ -12,6 +11,8 @@ from specdec.cli.threads import choose_threads
 from specdec.cli.verdict import HEALTHY, SOURCES, Verdict, judge
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
+from specdec.options import EngineOptions
+from specdec.requests.chat_format import ChatFormat
 from specdec.requests.tokenizer import Tokenizer
 
 NUM_KV_BLOCKS = 256  # enough for many short requests
@@ -41,7 +42,7 @@ class VerifyOptions:
     num_speculative_tokens: int
     max_tokens: int
     seed: int | None
-    engine: Mapping[str, object]
+    engine: EngineOptions
     json: bool
 
 
@@ -53,10 +54,10 @@ def run_verify(options: VerifyOptions) -> None:
             "nothing cannot be checked; give at least 1"
         )
     speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens)
-    engine = dict(options.engine)
+    engine: EngineOptions = {"seed": options.seed, **options.engine}
     if "gpu_memory_utilization" not in engine:  # which sets the size of the cache too
         engine["num_kv_blocks"] = NUM_KV_BLOCKS
-    llm = LLM(options.target, speculative_config=speculation, seed=options.seed, **engine)
+    llm = LLM(options.target, speculative_config=speculation, **engine)
     print(headline(llm), file=sys.stderr)
     choose_threads(llm.engine.runner)
     note_seed(options.seed, temperature=0)
@@ -80,10 +81,11 @@ def tells_roles_apart(tokenizer: Tokenizer) -> bool:
     """Whether a chat template writes a question and an answer of the same text differently."""
     if not tokenizer.has_chat_template:
         return False
+    form = ChatFormat(add_generation_prompt=False)
     question = {"role": "user", "content": QUESTIONS[0]}
-    alone = tokenizer.write_chat([question], add_generation_prompt=False)
+    alone = tokenizer.write_chat([question], form)
     answered = [question, {"role": "assistant", "content": QUESTIONS[0]}]
-    both = tokenizer.write_chat(answered, add_generation_prompt=False)
+    both = tokenizer.write_chat(answered, form)
     added = both.removeprefix(alone)
     return both == added or not alone.endswith(added)
 

@@ -45,6 +45,8 @@ def _set_up_logging(name: str) -> None:
     logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stderr)
     for package in ("specdec", "graphs", "weights"):
         logging.getLogger(package).setLevel(level)
+    # advice for callers of LLM(): commands choose the number of threads themselves
+    logging.getLogger("specdec.threads").setLevel(logging.ERROR)
 
 
 def _refuse(line: str, error: Exception) -> int:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import torch
 
 from specdec import LLM, AsyncLLM, SpeculativeConfig
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
 from specdec.start import locate as located
+from specdec.start.device import advise_threads
 from specdec.start.locate import Hub, locate
 
 ROOT = Path(__file__).parents[2]
@@ -118,3 +120,24 @@ def _imported_in(directory):
     script.write_text(f"import sys\nsys.path.append({str(ROOT)!r})\nfrom specdec import LLM\n")
     command = [sys.executable, str(script)]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "device, count, given, is_said",
+    [
+        ("cpu", 4, None, True),
+        ("cpu", 1, None, False),
+        ("cpu", 4, "4", False),
+        ("cuda", 4, None, False),
+    ],
+)
+def test_threads_are_advised_where_they_cost_time(
+    monkeypatch, caplog, device, count, given, is_said
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    with caplog.at_level("WARNING", logger="specdec.threads"):
+        advise_threads(torch.device(device))
+    assert ["OMP_NUM_THREADS=1" in line for line in caplog.messages] == [True] * is_said

@@ -86,17 +86,7 @@ class Runner:
         self, parts: Sequence[PromptPart], flags: SamplingFlags = GREEDY
     ) -> PendingResult:
         """Launch a chunk of prompts; flags: of the requests whose prompt ends in it."""
-        lengths = tuple(part.length for part in parts)
-        num_ends = sum(part.ends_prompt for part in parts)
-        step = Step(
-            parts=parts,
-            query_lens=lengths,
-            query_len=None,
-            max_seq_len=max(part.start + part.length for part in parts),
-            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_ends, flags),
-            flags=flags,
-        )
-        return self._run(step)
+        return self._run(self.chunk_step(parts, flags))
 
     def run_round(
         self,
@@ -110,8 +100,31 @@ class Runner:
         max_num_computed: a bound on their computed tokens. query_len: rows of each, 1 where no
         request drafts, else (and by default) K + 1.
         """
+        return self._run(self.round_step(rows, max_num_computed, flags, query_len))
+
+    def chunk_step(self, parts: Sequence[PromptPart], flags: SamplingFlags) -> Step:
+        """The step of `run_chunk`, with the graphs that it takes."""
+        lengths = tuple(part.length for part in parts)
+        num_ends = sum(part.ends_prompt for part in parts)
+        return Step(
+            parts=parts,
+            query_lens=lengths,
+            query_len=None,
+            max_seq_len=max(part.start + part.length for part in parts),
+            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_ends, flags),
+            flags=flags,
+        )
+
+    def round_step(
+        self,
+        rows: Sequence[int],
+        max_num_computed: int,
+        flags: SamplingFlags,
+        query_len: int | None,
+    ) -> Step:
+        """The step of `run_round`, with the graphs that it takes."""
         Q = query_len or self.sizes.query_len
-        step = Step(
+        return Step(
             state_rows=rows,
             query_lens=(Q,) * len(rows),
             query_len=Q,
@@ -120,7 +133,6 @@ class Runner:
             flags=flags,
             is_pq=flags.logits and self.acceptance != "exact",
         )
-        return self._run(step)
 
     def _run(self, step: Step) -> PendingResult:
         with torch.inference_mode():

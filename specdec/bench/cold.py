@@ -24,6 +24,7 @@ TIMED = {
     "load_target": "target weights",
     "load_eagle": "draft weights",
     "Tokenizer": "tokenizer",
+    "compile_ahead": "kernels",
     "measure_needs": "memory plan",
 }
 

@@ -7,7 +7,7 @@ and `use_triton` is never true.
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "HAS_TRITON",
     "INTERPRET",
+    "AsyncCompileMode",
     "TensorDescriptor",
     "jit",
     "launch_options",
@@ -33,20 +34,37 @@ HAS_TRITON = INTERPRET or torch.cuda.is_available()
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from triton.runtime._async_compile import AsyncCompileMode, active_mode
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    jit = triton.jit
-else:
-    triton, TensorDescriptor = None, None
-    tl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
+    class Kernel(triton.JITFunction):  # type: ignore[misc]  # triton ships no types
+        """Launches are requests to compile where the calling thread only compiles."""
 
-    def jit(kernel: Callable[..., object]) -> Callable[..., object]:
-        """Leave the kernel as it is; it is never launched."""
-        return kernel
+        def __getitem__(self, grid):
+            is_compiling = active_mode.get() is not None
+            return partial(self.run, grid=grid, warmup=is_compiling)
+
+
+else:
+    triton, TensorDescriptor, AsyncCompileMode = None, None, None
+    tl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def jit(kernel=None, *, varying=()):
+    """A Triton kernel; without Triton the function as it is, which is never launched.
+
+    varying: arguments that differ from call to call, so that one compiled kernel serves every value
+    and every alignment of them.
+    """
+    if kernel is None:
+        return partial(jit, varying=varying)
+    if not HAS_TRITON:
+        return kernel
+    return (triton.jit if INTERPRET else Kernel)(kernel, do_not_specialize=list(varying))
 
 
 def use_triton(tensor: Tensor) -> bool:

@@ -93,7 +93,7 @@ def launch_tile_maxima(
     return best, ids
 
 
-@jit
+@jit(varying=("T", "rows_per_slot"))
 def _tile_maxima_kernel(
     best_ptr,  # [tiles, T] float32
     ids_ptr,  # [tiles, T] int32
@@ -140,7 +140,7 @@ def _tile_maxima_kernel(
     tl.store(ids_ptr + at, lowest, mask=m < T)
 
 
-@jit
+@jit(varying=("out_ptr", "stride_out", "tiles", "T"))
 def _write_kernel(
     out_ptr,  # [T]
     best_ptr,  # [tiles, T]

@@ -83,7 +83,7 @@ def launch_choices(
     return best, ids
 
 
-@jit
+@jit(varying=("temperature_ptr", "seeds_ptr", "positions_ptr", "epochs_ptr", "T"))
 def _choose_kernel(
     best_ptr,  # [tiles, T] float32
     ids_ptr,  # [tiles, T] int32

@@ -5,7 +5,8 @@ stream. `tap` writes the stream that enters a layer into a buffer that an EAGLE-
 Letters: T rows, D hidden, E = taps x D, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,17 @@ class LlamaModel(nn.Module):
             sums, stream_TD = layer(normed_TD, stream_TD)
             normed_TD, stream_TD = norm.add(sums, stream_TD, self.tap(i + 1, aux_out_TE))
         return normed_TD
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """In the body a forward ends after its first tap: later layers run the same kernels."""
+        path = self._path
+        first_tap = min((boundary for boundary in self.columns if boundary > 0), default=0)
+        self._path = path[: max(first_tap, 2)]
+        try:
+            yield
+        finally:
+            self._path = path
 
     def tap(self, boundary: int, aux_out_TE: Tensor) -> Tensor | None:
         """The columns that take the stream at `boundary`, if the draft reads it."""

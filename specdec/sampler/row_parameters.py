@@ -77,7 +77,7 @@ def launch_row_parameters(
     return limits, noise_keys
 
 
-@jit
+@jit(varying=("Q", "T", "offset"))
 def _row_parameters_kernel(
     floats_ptr,  # [3, T] temperature, log_min_p, top_p
     integers_ptr,  # [5, T] top_k, [T, 2] halves of the seed, position, epoch

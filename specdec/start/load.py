@@ -17,11 +17,13 @@ from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
+from specdec.kernels.compilations import compiling_is_expected, log_compilations
 from specdec.models.build import bytes_per_block
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
+from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of
 from specdec.start.locate import Hub, locate
 from specdec.start.memory import Build, measure_needs, plan_memory
@@ -51,6 +53,19 @@ def load(model: str | Path, speculation: SpeculativeConfig | None, config: Engin
     ValueError for what does not fit together or on the device; weights.CheckpointError for files.
     """
     device = device_of(config.device)
+    with compiling_is_expected():
+        loaded = _load(model, speculation, config, device)
+    if device.type == "cuda":
+        log_compilations()
+    return loaded
+
+
+def _load(
+    model: str | Path,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    device: torch.device,
+) -> Loaded:
     advise_threads(device)
     backend = _backend(config, device, _num_drafts(speculation) > 0)
     directory, tokenizer_directory, draft_directory = _directories(model, speculation, config)
@@ -172,6 +187,9 @@ def _runner(
     block = _bytes_per_block(target, eagle if K > 0 else None)
     if config.max_model_len is None:
         check_length(most, block, device_memory(device))
+    if device.type == "cuda":
+        with _phase("kernels"):
+            compile_ahead(build(replace(most, num_kv_blocks=1)))
     if config.num_kv_blocks is None and device.type == "cuda":
         return _planned(config, build, most, target, eagle, block)
     if config.num_kv_blocks is None:

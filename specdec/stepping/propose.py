@@ -87,7 +87,7 @@ def launch_write_level(best: Tensor, ids: Tensor, to: DraftLevel) -> None:
     )
 
 
-@jit
+@jit(varying=("tiles", "B"))
 def _propose_kernel(
     tokens_ptr,  # [B, K]
     last_ptr,  # [B]

@@ -9,7 +9,7 @@ from specdec.kernels.overlap import begin
 from specdec.kernels.support_floor.units import bin_at, has_limit, load_values, mass_of, row_top
 
 
-@jit
+@jit(varying=("temperature_ptr", "log_min_p_ptr", "top_k_ptr", "top_p_ptr"))
 def top_kernel(
     tops_ptr,  # [T, tiles] float32
     bins_ptr,  # [T, NUM_BINS] int32, made 0
@@ -44,7 +44,7 @@ def top_kernel(
             tl.store(places_ptr + t * 3 + i, tl.zeros((4,), tl.int32), mask=i < 3)
 
 
-@jit
+@jit(varying=("temperature_ptr", "log_min_p_ptr", "top_k_ptr", "top_p_ptr"))
 def count_kernel(
     bins_ptr,  # [T, NUM_BINS] int32: tokens per bin, 0 in the last one
     masses_ptr,  # [T, 2] int64: of the row where it has a top_p; not this kernel's

@@ -19,7 +19,7 @@ from specdec.kernels.support_floor.units import (
 )
 
 
-@jit
+@jit(varying=("temperature_ptr", "log_min_p_ptr", "top_k_ptr", "top_p_ptr"))
 def gather_kernel(
     keys_ptr,  # [T, 2, num_keys] int32: keys in any order, and how often each occurs
     places_ptr,  # [T, 3] int32: keys (num_keys at most are written), first bin, last bin

@@ -23,7 +23,7 @@ from specdec.kernels.support_floor.units import (
 )
 
 
-@jit
+@jit(varying=("temperature_ptr", "log_min_p_ptr", "top_k_ptr", "top_p_ptr"))
 def search_kernel(
     floor_ptr,  # [T] float32
     keys_ptr,  # [T, 2, num_keys] int32

@@ -1,0 +1,120 @@
+"""Compile every kernel that serving can need, before it serves.
+
+A kernel has a variant for each class of row counts (kernels/tiles.py), and in it for one row, for
+multiples of 16 and for other counts; for each way of cutting attention; and for each combination of
+what requests ask of the sampler. The steps listed here need all of them; they are launched without
+running. A kernel that is missing is compiled when a request needs it, and logged
+(kernels/compilations.py).
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from specdec.kernels.compilations import compiling_ahead
+from specdec.kernels.paged_attention import MAX_SPLIT_TOKENS
+from specdec.kernels.tiles import ROW_CLASSES
+from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
+from specdec.runner import Runner
+from specdec.scheduling.work import PromptPart
+from specdec.step import Acts
+from specdec.stepping.step_sizes import Step
+
+DRAWN = SamplingFlags(noise=True, floor=True)
+FLAGS = (
+    SamplingFlags(bias=True),
+    SamplingFlags(penalties=True),
+    SamplingFlags(bias=True, penalties=True),
+    SamplingFlags(bad_words=True),
+    SamplingFlags(logprobs=1),
+    EVERYTHING,
+)
+LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
+
+
+def compile_ahead(runner: Runner) -> None:
+    """On a GPU. The runner must not serve yet: its buffers hold garbage afterwards."""
+    rehearsal = _Rehearsal(**vars(runner.acts))
+    with torch.inference_mode(), compiling_ahead(runner.device):
+        with runner.target.model.shortened():
+            for step in forwards(runner):
+                runner.acts.run(step)
+        for step in samplings(runner):
+            rehearsal.run(step)
+
+
+class _Rehearsal(Acts):
+    """A step without the target's forward, whose kernels do not depend on the sampling."""
+
+    def forward(self, step: Step) -> None:
+        """Leave it out."""
+
+
+def forwards(runner: Runner) -> Iterator[Step]:
+    """Each class of row counts, in a chunk; each way to cut attention, in chunks and rounds."""
+    sizes = runner.sizes
+    for rows in ROW_CLASSES:
+        yield chunk(runner, rows, 1)
+        yield chunk(runner, rows - 1, 1)
+    for count in (1, sizes.max_num_seqs):
+        for length in (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1):
+            yield chunk(runner, length, count)
+        for query_len in {1, sizes.query_len}:
+            yield round_of(runner, count, query_len)
+
+
+def samplings(runner: Runner) -> Iterator[Step]:
+    """Greedy and drawn tokens for each class of row counts; everything else that may be asked."""
+    query_lens = {1, runner.sizes.query_len}
+    for flags in (GREEDY, DRAWN):
+        for count in request_counts(runner, 1):
+            yield chunk(runner, 1, count, flags)
+        for query_len in query_lens:
+            for count in request_counts(runner, query_len):
+                yield round_of(runner, count, query_len, flags)
+    for flags in FLAGS:
+        yield chunk(runner, 1, 1, flags)
+        for query_len in query_lens:
+            yield round_of(runner, 1, query_len, flags)
+    for rows in LOGPROB_ROWS:  # each follows a token of the prompt
+        yield chunk(runner, rows + 1, 1, SamplingFlags(logprobs=1), num_logprobs=1)
+
+
+def request_counts(runner: Runner, query_len: int) -> Iterator[int]:
+    """Of each class of row counts: one request, rows that are a multiple of 16, and others."""
+    most = runner.sizes.max_num_seqs
+    for low, high in itertools.pairwise((0, *ROW_CLASSES)):
+        found: dict[int, int] = {}  # by what the compiler knows of a count
+        for count in range(low // query_len + 1, min(high // query_len, most) + 1):
+            rows = count * query_len
+            found.setdefault(1 if rows == 1 else 16 if rows % 16 == 0 else 0, count)
+        yield from found.values()
+
+
+def chunk(
+    runner: Runner,
+    length: int,
+    count: int,
+    flags: SamplingFlags = GREEDY,
+    num_logprobs: int | None = None,
+) -> Step:
+    """`count` prompts of `length` tokens without state rows, as far as the engine's sizes allow."""
+    sizes = runner.sizes
+    length = max(min(length, sizes.max_model_len - 1, sizes.max_num_batched_tokens), 1)
+    count = max(min(count, sizes.max_num_seqs, sizes.max_num_batched_tokens // length), 1)
+    part = PromptPart(
+        state_row=-1,
+        prompt=[0] * length,
+        start=0,
+        length=length,
+        blocks=[sizes.num_kv_blocks] * sizes.blocks_per_request,
+        num_logprobs=num_logprobs,
+    )
+    return runner.chunk_step([part] * count, flags)
+
+
+def round_of(runner: Runner, num_reqs: int, query_len: int, flags: SamplingFlags = GREEDY) -> Step:
+    """A round of requests without state rows."""
+    count = max(min(num_reqs, runner.sizes.max_num_seqs), 1)
+    return runner.round_step([-1] * count, runner.sizes.max_model_len, flags, query_len)

@@ -1,0 +1,43 @@
+"""Every kernel that serving needs is compiled at the start; a later one would show in the log."""
+
+import random
+
+import pytest
+
+from specdec import LLM, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+
+def params(rng: random.Random) -> SamplingParams:
+    """Any parameters that a request may have."""
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.7, 1.0]),
+        top_p=rng.choice([1.0, 0.9]),
+        top_k=rng.choice([0, 20]),
+        seed=rng.randrange(100),
+        max_tokens=rng.randint(1, 40),
+        min_tokens=0,
+        logprobs=rng.choice([None, None, 2]),
+        prompt_logprobs=rng.choice([None, None, None, 1]),
+        presence_penalty=rng.choice([0.0, 0.0, 0.5]),
+        logit_bias=rng.choice([None, None, {5: 1.0}]),
+        bad_words=rng.choice([None, None, ["def"]]),
+        speculate=rng.random() < 0.8,
+        ignore_eos=True,
+    )
+
+
+@pytest.mark.parametrize("acceptance, draft", [("exact", "demo"), ("block", "demo/eagle1")])
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_no_kernel_is_compiled_while_requests_wait(caplog, acceptance, draft, enforce_eager):
+    speculation = {"model": draft, "num_speculative_tokens": 3, "acceptance": acceptance}
+    rng = random.Random(3)
+    llm = LLM("demo", speculation, max_num_seqs=40, enforce_eager=enforce_eager, num_kv_blocks=500)
+    caplog.clear()
+    for count, longest in ((1, 5), (3, 1500), (40, 80), (90, 300)):
+        prompts = [
+            [rng.randrange(3, 4000) for _ in range(rng.randint(1, longest))] for _ in range(count)
+        ]
+        llm.generate(prompts, [params(rng) for _ in prompts], use_tqdm=False)
+    assert [line for line in caplog.messages if "was compiled" in line] == []

@@ -8,12 +8,18 @@ import argparse
 
 from specdec import LLM, SamplingParams
 
+TURNS = [
+    "class Stack(object):\n    def __init__(self):\n        self.items = []\n\n"
+    "    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):",
+    "class Queue(object):\n    def __init__(self):",
+]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="demo")
     parser.add_argument("--draft", default="demo")
-    parser.add_argument("turns", nargs="*", default=["def add(a, b):", "def subtract(a, b):"])
+    parser.add_argument("turns", nargs="*", default=TURNS)
     args = parser.parse_args()
     llm = LLM(args.target, {"model": args.draft})
     params = SamplingParams(temperature=0.0, max_tokens=32)

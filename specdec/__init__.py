@@ -24,6 +24,8 @@ _PUBLIC = {
     "SpeculativeConfig": "specdec.config",
     "RequestOutput": "specdec.requests.output",
     "CompletionOutput": "specdec.requests.output",
+    "TextPrompt": "specdec.requests.intake",
+    "TokensPrompt": "specdec.requests.intake",
 }
 __all__ = [
     "LLM",
@@ -33,6 +35,8 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SpeculativeConfig",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 

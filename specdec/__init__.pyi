@@ -1,5 +1,7 @@
 from specdec.config import SpeculativeConfig as SpeculativeConfig
 from specdec.llm import LLM as LLM
+from specdec.requests.intake import TextPrompt as TextPrompt
+from specdec.requests.intake import TokensPrompt as TokensPrompt
 from specdec.requests.output import CompletionOutput as CompletionOutput
 from specdec.requests.output import RequestOutput as RequestOutput
 from specdec.requests.params import SamplingParams as SamplingParams

@@ -23,7 +23,7 @@ ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 SWITCHES = (
     "enforce_eager",
     "enable_prefix_caching",
@@ -33,6 +33,9 @@ SWITCHES = (
 )
 # options of vLLM: the one value that describes specdec, and why there is no other
 FIXED = {
+    "tokenizer_mode": ("auto", "the checkpoint says which tokenizer it has"),
+    "skip_tokenizer_init": (False, "give token ids and detokenize=False instead"),
+    "kv_cache_dtype": ("auto", "the cache has the dtype of the model"),
     "trust_remote_code": (False, "no code of a checkpoint ever runs"),
     "tensor_parallel_size": (1, "a model runs on one GPU, which device='cuda:N' chooses"),
     "draft_tensor_parallel_size": (1, "a model runs on one GPU, which device='cuda:N' chooses"),
@@ -177,6 +180,9 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     disable_log_stats: bool = True
     swap_space: float = 4
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -231,11 +237,6 @@ class EngineConfig:
         """The share of a GPU's memory to use."""
         given = self.gpu_memory_utilization
         return GPU_MEMORY_UTILIZATION if given is None else given
-
-    def refuse_gpu_memory(self, device: object) -> None:
-        """ValueError if a share of a GPU's memory is given without a GPU."""
-        reason = f"device {device} is no GPU; num_kv_blocks sets the size of its cache"
-        self._refuse(("gpu_memory_utilization",), reason)
 
     def refuse_graph_options(self, reason: str) -> None:
         """ValueError if a graph option is given although, for this reason, none is captured."""

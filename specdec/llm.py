@@ -20,6 +20,7 @@ from specdec.requests.batch import (
 )
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.deltas import Deltas
+from specdec.requests.generation_config import recommended_params
 from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
 from specdec.requests.output import CompletionOutput, RequestOutput
@@ -134,8 +135,10 @@ class LLM:
             documents=documents,
             chat_template_kwargs=chat_template_kwargs,
         )
-        conversations = as_conversations(messages)
-        prompts = [self.tokenizer.encode_chat(each, form) for each in conversations]
+        texts = [self.tokenizer.write_chat(each, form) for each in as_conversations(messages)]
+        prompts: list[Prompt] = [
+            {"prompt": text, "prompt_token_ids": self.tokenizer.encode_word(text)} for text in texts
+        ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(
@@ -228,6 +231,10 @@ class LLM:
     def get_tokenizer(self) -> Any:
         """The tokenizer of transformers."""
         return self.tokenizer.backend
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json says, else the defaults."""
+        return recommended_params(self.target_report.directory)
 
     def get_metrics(self) -> list[Metric]:
         """Counts since the start, and what runs now (specdec.requests.metrics)."""

@@ -43,6 +43,9 @@ class EngineOptions(TypedDict, total=False):
     enable_chunked_prefill: bool
     disable_log_stats: bool
     swap_space: float
+    tokenizer_mode: str
+    skip_tokenizer_init: bool
+    kv_cache_dtype: str
 
 
 def with_signature(create: Function) -> Function:

@@ -53,6 +53,9 @@ ROWS: dict[str, Row] = {
     "specdec.requests.tokenizer_files": Row(
         ("weights.errors", "weights.fields"), ("transformers",)
     ),
+    "specdec.requests.generation_config": Row(
+        ("specdec.arguments", "specdec.requests", "weights.errors", "weights.fields")
+    ),
     "specdec.requests.template_worker": Row(third=("jinja2",)),
     "specdec.requests.progress": Row(("specdec.requests", "weights.bars")),
     "specdec.scheduling": Row((*HOST, "specdec.requests")),
@@ -100,9 +103,10 @@ def violations(root: Path) -> list[str]:
 
 def table() -> str:
     """The rows as text."""
-    lines = [f"{'place':<28}may import of ours; of third parties"]
+    width = max(map(len, ROWS)) + 2
+    lines = [f"{'place':<{width}}may import of ours; of third parties"]
     for place, row in ROWS.items():
-        lines.append(f"{place:<28}{', '.join(row.ours) or '-'}; {', '.join(row.third) or '-'}")
+        lines.append(f"{place:<{width}}{', '.join(row.ours) or '-'}; {', '.join(row.third) or '-'}")
     return "\n".join(lines)
 
 

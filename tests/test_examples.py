@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = {
-    "chat.py": ("> def add(a, b):", "prompt tokens cached"),
+    "chat.py": ("> class Stack(object):", "(64 of "),
     "stream.py": ("class Config(object):", "tokens of each piece: 1 "),
     "async_many.py": ("short: 16 tokens, ended by length", "ended by abort"),
     "compare_drafts.py --max-tokens 16": ("demo/eagle1", "gave the same texts: True"),

@@ -113,7 +113,10 @@ def write_whole(tensors: dict[str, Tensor], result: Path) -> None:
     """Write next to the result, then rename: a crash leaves no partial file."""
     part = result.with_name(f"{result.name}.part-{os.getpid()}")
     try:
+        part.touch()  # with the mode of other new files, which save_file would not give it
+        mode = part.stat().st_mode
         save_file(tensors, part, metadata={"format": "pt"})
+        part.chmod(mode)
         part.rename(result)
     finally:
         part.unlink(missing_ok=True)

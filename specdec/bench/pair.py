@@ -14,7 +14,7 @@ from specdec.engine import Engine
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
-from specdec.start.device import device_of, dtype_of
+from specdec.start.device import device_of, dtype_of, note_gpu_memory
 from specdec.start.load import assemble
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
@@ -86,7 +86,7 @@ def load_pair(
     config = EngineConfig(device=device, dtype=dtype, **engine)  # type: ignore[arg-type]
     where = device_of(config.device)
     if where.type != "cuda":
-        config.refuse_gpu_memory(where)
+        note_gpu_memory(config.gpu_memory_utilization, where)
     directory = locate(target, "target")
     texts = read_prompts(directory, prompts)
     loaded = load_target(directory, dtype=dtype_of(config.dtype, where), device=where)

@@ -76,6 +76,8 @@ def _check_output(options: GenerateOptions, params: SamplingParams) -> None:
         raise ValueError(
             f"--show-drafts with -n {params.n}: it shows the rounds of one sample; leave one out"
         )
+    if options.show_drafts and options.draft is None:
+        raise ValueError("--show-drafts without a draft: give --draft too")
     if params.logprobs is not None and not options.json:
         raise ValueError(
             f"--logprobs {params.logprobs} without --json: text has no place for them; give --json"

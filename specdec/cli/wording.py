@@ -10,6 +10,7 @@ from weights.errors import CheckpointError
 
 # advice that helps in Python only
 PYTHON_ONLY = (
+    (r", or None for the end of the context", ""),
     (r", or None( to have one drawn| for the engine's)?", ", or leave it out"),
     (r"max_num_batched_tokens=\d+ or ", ""),
     (r", max_num_seqs or max_num_batched_tokens", " or max_num_seqs"),

@@ -22,7 +22,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     for index, item in enumerate(map(from_array, items)):
         if isinstance(item, int) or not isinstance(item, str | Sequence | Mapping):
             raise ValueError(f"prompts[{index}] is {item!r}: give text or a list of token ids")
-        batch.append(item)
+        batch.append(cast(Prompt, item))
     return batch
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index as as_index
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from specdec.arguments import as_list, refuse_unknown
 from specdec.requests.finish import FinishRules
@@ -15,9 +16,28 @@ from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
 from specdec.sizes import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_STOP_IDS, EngineSizes
 
-# text, token ids (also an array or tensor of them), or vLLM's {"prompt": text} and
-# {"prompt_token_ids": ids}
-Prompt = str | Sequence[int] | Mapping[str, object]
+
+class ArrayLike(Protocol):
+    """An array of numpy or a tensor of torch."""
+
+    def tolist(self) -> Any:
+        """Its numbers in lists."""
+
+
+class TextPrompt(TypedDict):
+    """As in vLLM."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """As in vLLM. prompt: the text that the ids stand for, which the output repeats."""
+
+    prompt_token_ids: Sequence[int] | ArrayLike
+    prompt: NotRequired[str]
+
+
+Prompt = str | Sequence[int] | ArrayLike | TextPrompt | TokensPrompt
 PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 

@@ -137,7 +137,7 @@ def _check_kinds(params: SamplingParams) -> None:
 
 def _check_choice(params: SamplingParams) -> None:
     if not _is_number(params.temperature) or params.temperature < 0:
-        wanted = f"0 (greedy) or a number of at least {MIN_TEMPERATURE}"
+        wanted = "0 (greedy) or a number above 0"
         raise ValueError(f"temperature={params.temperature!r}: give {wanted}")
     if 0 < params.temperature < MIN_TEMPERATURE:
         logger.warning(

@@ -46,9 +46,9 @@ class RoundRecord:
 class SpeculationStats:
     """Rounds and their accepted counts; every figure is derived from them."""
 
-    num_drafted: list[int] = field(default_factory=list)  # per round
+    num_drafted: list[int] = field(default_factory=list, repr=False)  # per round
     # per round, before the last one is trimmed
-    num_accepted: list[int] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list, repr=False)
     acceptance: str = "exact"  # the rule that accepted them; "mixed" if merged over several rules
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class SpeculationStats:
 class RequestStats(SpeculationStats):
     """A request's rounds and times. Times are seconds of the host's monotonic clock."""
 
-    rounds: list[RoundRecord] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list, repr=False)
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0  # emitted, after trimming
     num_cached_tokens: int = 0  # found in the prefix cache, summed over preemptions

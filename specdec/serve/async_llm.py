@@ -104,7 +104,8 @@ class AsyncLLM:
         )
         text = await asyncio.to_thread(tokenizer.write_chat, messages, form)
         # in the engine's thread, which uses the tokenizer too
-        prompt = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
+        ids = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
+        prompt: Prompt = {"prompt": text, "prompt_token_ids": ids}
         outputs = self.generate(prompt, sampling_params, request_id, priority)
         async with aclosing(outputs):
             async for output in outputs:

@@ -3,20 +3,41 @@
 import gc
 import logging
 import os
+from functools import cache
 
 import torch
 
+logger = logging.getLogger("specdec")
 threads_logger = logging.getLogger("specdec.threads")
+# other names of vLLM
+DTYPES = {"half": torch.float16, "float": torch.float32}
 
 
 def advise_threads(device: torch.device) -> None:
     """Log how to choose the number of threads, which is the process's own and stays as it is."""
     count = torch.get_num_threads()
     if device.type == "cpu" and count > 1 and "OMP_NUM_THREADS" not in os.environ:
-        threads_logger.warning(
-            "torch runs %d threads; a small model is often faster with one, on a busy machine by "
-            "far: try OMP_NUM_THREADS=1 or torch.set_num_threads(1)",
-            count,
+        _advise(count)
+
+
+@cache
+def _advise(num_threads: int) -> None:
+    """Once in a process."""
+    threads_logger.warning(
+        "torch runs %d threads; a small model is often faster with one, on a busy machine by far: "
+        "try OMP_NUM_THREADS=1 or torch.set_num_threads(1)",
+        num_threads,
+    )
+
+
+def note_gpu_memory(share: float | None, device: torch.device) -> None:
+    """Scripts give gpu_memory_utilization; say that a CPU has no use for it."""
+    if share is not None:
+        logger.warning(
+            "gpu_memory_utilization=%g has no effect on device %s; num_kv_blocks sets the size of "
+            "its cache",
+            share,
+            device,
         )
 
 
@@ -44,7 +65,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype | None:
     """The dtype to load weights in; None: as stored. "auto" is float32 on the CPU."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else None
-    dtype = getattr(torch, name)
+    dtype = DTYPES.get(name) or getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
 

@@ -24,7 +24,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import compile_ahead
-from specdec.start.device import advise_threads, device_memory, device_of, dtype_of
+from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
 from specdec.start.locate import Hub, locate
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
@@ -140,7 +140,7 @@ def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> Gra
     """What captures, None for eager runs; ValueError for options that would do nothing."""
     if device.type != "cuda":
         config.refuse_graph_options(f"graphs are captured on a GPU only, not on device {device}")
-        config.refuse_gpu_memory(device)
+        note_gpu_memory(config.gpu_memory_utilization, device)
         return None
     config.refuse_unused_graph_options(has_draft)
     if device.index is not None:

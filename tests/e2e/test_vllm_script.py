@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specdec import LLM, AsyncLLM, SamplingParams
+from specdec.requests.generation_config import recommended_params
 from specdec.requests.metrics import Counter, Vector
 
 SCRIPT = """
@@ -208,3 +209,19 @@ def test_metrics_count_what_ended_and_a_shutdown_ends_everything():
         llm.generate("a")
     llm.shutdown()  # has no effect twice
     assert outputs[0].outputs[0].token_ids
+
+
+def test_the_sampling_that_a_checkpoint_recommends(demo_llm, tmp_path):
+    assert demo_llm("demo/eagle3", 3).get_default_sampling_params() == SamplingParams()
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "eos_token_id": 1}')
+    assert recommended_params(tmp_path) == SamplingParams(temperature=0.6, top_k=20, max_tokens=9)
+    file.write_text('{"temperature": "warm"}')
+    with pytest.raises(ValueError, match=r"generation_config.json: temperature='warm'"):
+        recommended_params(tmp_path)
+
+
+def test_a_chat_tells_the_text_of_its_prompt(demo_llm, greedy):
+    messages = [{"role": "user", "content": "def f("}]
+    output = demo_llm("demo/eagle3", 3).chat(messages, greedy(2), use_tqdm=False)[0]
+    assert output.prompt == "<|bos|>def f(\n"

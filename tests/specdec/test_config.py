@@ -121,12 +121,9 @@ def test_options_that_one_family_reads_are_taken(options, has_draft):
     EngineConfig(**options).refuse_unused_graph_options(has_draft)
 
 
-def test_a_share_of_a_gpu_is_refused_on_a_cpu():
-    with pytest.raises(
-        ValueError,
-        match=r"gpu_memory_utilization=0.9, but device cpu is no GPU; num_kv_blocks sets",
-    ):
-        LLM("demo", device="cpu", gpu_memory_utilization=0.9)
+def test_a_share_of_a_gpu_has_no_effect_on_a_cpu_and_says_so(caplog):
+    LLM("demo", device="cpu", gpu_memory_utilization=0.8, max_model_len=64)
+    assert "gpu_memory_utilization=0.8 has no effect on device cpu" in caplog.text
 
 
 def test_a_share_of_a_gpu_is_nine_tenths_unless_it_is_given():

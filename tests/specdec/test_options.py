@@ -13,6 +13,7 @@ import torch
 from specdec import LLM, AsyncLLM, SpeculativeConfig
 from specdec.config import EngineConfig
 from specdec.options import EngineOptions
+from specdec.start import device as device_module
 from specdec.start import locate as located
 from specdec.start.device import advise_threads
 from specdec.start.locate import Hub, locate
@@ -65,6 +66,7 @@ def test_mypy_finds_misspelt_arguments_in_a_users_file(tmp_path):
         ({"quantization": "awq"}, "quantization='awq': only None is possible"),
         ({"enable_chunked_prefill": False}, "raise that instead"),
         ({"disable_log_stats": 1}, "disable_log_stats=1: allowed are"),
+        ({"tokenizer_mode": "slow"}, "tokenizer_mode='slow': only 'auto' is possible"),
         ({"swap_space": -1}, "swap_space=-1: give a number"),
         ({"revision": ""}, "revision='': give a string"),
         ({"tokenizer": 3}, "tokenizer=3: give a directory"),
@@ -138,6 +140,7 @@ def test_threads_are_advised_where_they_cost_time(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
+    device_module._advise.cache_clear()
     with caplog.at_level("WARNING", logger="specdec.threads"):
         advise_threads(torch.device(device))
     assert ["OMP_NUM_THREADS=1" in line for line in caplog.messages] == [True] * is_said

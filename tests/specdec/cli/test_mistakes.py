@@ -83,10 +83,7 @@ MISTAKES = [
     ("generate demo x --dtype int8", "--dtype 'int8': allowed are auto, float32"),
     ("generate demo x --device gpu", "--device 'gpu': give auto, cpu, cuda or cuda:N"),
     ("generate demo x --max-num-seqs 0", "--max-num-seqs 0: give an integer from 1 to 4096"),
-    (
-        "generate demo x --device cpu --gpu-memory-utilization 0.5",
-        "cpu is no GPU: leave it out",
-    ),
+    ("generate demo x --show-drafts", "--show-drafts without a draft: give --draft too"),
     ("verify demo demo --device cpu --gpu-memory-utilization 2", "give a number above 0 and"),
     ("generate demo x --cuda-graph-sizes 1;2", "give integers with commas between them"),
     ("generate demo x --enforce-eager --cuda-graph-sizes 1", "--enforce-eager captures nothing"),

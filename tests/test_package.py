@@ -50,7 +50,8 @@ def test_the_sources_of_a_release_hold_what_a_clone_holds(tmp_path):
     sources = _built("sdist", _copy_of_the_sources(tmp_path / "src"), tmp_path)
     with tarfile.open(sources) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = _files_of_packages() | {"README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"}
+    files = {"README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "constraints-cuda.txt"}
+    wanted = _files_of_packages() | files
     assert wanted <= names
     assert {"tests/test_package.py", "scripts/check.sh", "benchmarks/README.md"} <= names
 
@@ -59,7 +60,14 @@ def _copy_of_the_sources(directory: Path) -> Path:
     for folder in (*PACKAGES, "tests", "scripts", "benchmarks"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, directory / folder, ignore=ignore)
-    for file in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"):
+    for file in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "constraints.txt",
+        "constraints-cuda.txt",
+    ):
         shutil.copy(ROOT / file, directory)
     return directory
 

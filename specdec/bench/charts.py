@@ -23,6 +23,8 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -
     drawings = {
         "anatomy.png": (_anatomy, suites.get("rounds", [])),
         "batch.png": (_per_user, [*suites.get("protocol", []), *suites.get("batch", [])]),
+        "loop.png": (_loop, suites.get("loop", [])),
+        "loop-per-user.png": (_loop_per_user, suites.get("loop", [])),
         "k.png": (_round_over_k, suites.get("k", [])),
         "products.png": (_bandwidth_over_rows, suites.get("products", [])),
     }
@@ -70,6 +72,31 @@ def per_user(rows: Rows, K: int) -> dict[int, float]:
     """By batch, in order; if two suites measured one batch, the later row counts."""
     found = {row["batch"]: row["per_user"] for row in rows if row["num_speculative_tokens"] == K}
     return dict(sorted(found.items()))
+
+
+def _loop(axes: Any, rows: Rows) -> None:
+    _by_load(axes, rows, "tokens_per_second", "tokens per second")
+
+
+def _loop_per_user(axes: Any, rows: Rows) -> None:
+    _by_load(axes, rows, "per_user", "tokens per second and user")
+
+
+def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
+    """The second run of each load; dotted: sampled."""
+    rows = [row for row in rows if row["run"] == "second"]
+    for K in sorted({row["num_speculative_tokens"] for row in rows}):
+        for T, style in ((0.0, "-"), (0.8, ":")):
+            points = [
+                row for row in rows if (row["num_speculative_tokens"], row["temperature"]) == (K, T)
+            ]
+            loads = [row["batch"] for row in points]
+            values = [row[name] for row in points]
+            legend = f"K = {K}" if T == 0 else None
+            axes.plot(loads, values, style, color=f"C{K}", marker=".", label=legend)
+    title = "Requests in a closed loop; dotted: temperature 0.8"
+    axes.set(xlabel="requests that run at all times", ylabel=label, title=title)
+    _powers_of_two(axes, [row["batch"] for row in rows])
 
 
 def _round_over_k(axes: Any, rows: Rows) -> None:

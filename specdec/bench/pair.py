@@ -3,7 +3,8 @@
 import gc
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from specdec.engine import Engine
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import device_of, dtype_of, note_gpu_memory
 from specdec.start.load import assemble
 from specdec.start.locate import locate
@@ -129,8 +131,10 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     is_eager = spec.enforce_eager or pair.config.enforce_eager
     is_captured = pair.device.type == "cuda" and not is_eager
     backend = CudaBackend(pair.device) if is_captured else None
-    models = pair.target, pair.eagle
-    runner = Runner(*models, sizes, pair.device, graph_config=graphs, backend=backend)
+    build = partial(Runner, pair.target, pair.eagle, device=pair.device, graph_config=graphs)
+    if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
+        compile_ahead(build(replace(sizes, num_kv_blocks=1)))
+    runner = build(sizes, backend=backend)
     runner.capture()
     return assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)
 

@@ -7,6 +7,7 @@ from specdec.bench.capture import capture, memory, padding
 from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
 from specdec.bench.exactness import exactness
+from specdec.bench.loop import loop
 from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.prefill import prefill
 from specdec.bench.products import products
@@ -122,7 +123,7 @@ def cold(bench: Bench) -> list[Row]:
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
-        *(protocol, rounds, exactness, k, batch, context, products, gaps, requests, waiting),
+        *(protocol, rounds, exactness, k, batch, context, products, loop, gaps, requests, waiting),
         *(prefill, capture, padding, memory, cold),
     )
 }

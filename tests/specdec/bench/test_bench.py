@@ -1,16 +1,19 @@
 """`specdec bench` measures the same on the CPU as on a GPU, so that its code is exercised here."""
 
+import itertools
 import json
 import shlex
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specdec import kernels
+from specdec.bench import loop as loops
 from specdec.bench import serving, suites
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
@@ -446,3 +449,44 @@ def run(args):
     with pytest.raises(SystemExit) as exit_info:
         main(args)
     assert exit_info.value.code in (0, None)
+
+
+def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatch):
+    monkeypatch.setattr(loops, "GENERATIONS", 2)
+    monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
+    options = BenchOptions(ks=(2,), batches=(1, 3), max_tokens=6, max_model_len=64)
+    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    rows = list(loops.loop(bench))
+    settings = [tuple(row.values())[:4] for row in rows]
+    every = itertools.product((0, 2), (1, 3), (0.0, 0.8), ("first", "second"))
+    assert settings == list(every)
+    assert all(row["tokens_per_second"] > 0 for row in rows)
+    assert all(row["drafts_wasted"] is None or 0 <= row["drafts_wasted"] <= 1 for row in rows)
+    assert all(row["gap_ms_p50"] <= row["gap_ms_p99"] for row in rows)
+
+
+def test_a_loop_starts_staggered_and_its_window_holds_whole_generations(pair, monkeypatch):
+    monkeypatch.setattr(loops, "GENERATIONS", 3)
+    options = BenchOptions(ks=(), batches=(4,), max_tokens=8, max_model_len=512)
+    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    spec = EngineSpec(num_speculative_tokens=0, max_num_seqs=4, max_model_len=512)
+    window = loops.run_loop(pair.engine(spec), loops.jobs(bench, 4, 0.0), 4)
+    pair.drop(spec)
+    reasons = [request.finish.reason for request in window.requests]
+    assert [len(each.token_ids) for each in window.requests[:4]] == [2, 4, 6, 8]
+    assert reasons.count("length") >= 4 * (3 + 1)
+    assert reasons.count("abort") == 4
+    assert len(window.requests) == 4 * (3 + 2)
+    assert len(window.first_tokens) > 4 * (3 - 1)  # the latest ones may wait for theirs
+
+
+def test_a_loop_whose_output_differs_has_no_figures():
+    request = SimpleNamespace(token_ids=[1, 2, 3])
+    window = SimpleNamespace(requests=[request])
+    plain = {}
+    assert loops._compared(window, 0.0, plain) is None
+    assert plain == {(0.0, 0): [1, 2, 3]}
+    request.token_ids = [1, 2]  # a part of it is the same
+    assert loops._compared(window, 0.0, plain) is None
+    request.token_ids = [1, 5]
+    assert "request 0" in loops._compared(window, 0.0, plain)["refused"]

@@ -1,0 +1,177 @@
+"""A closed loop: B requests run at all times, and when one ends the next begins.
+
+The requests of the first generation stop at staggered lengths, so that ends never come in waves.
+The window begins when as many have ended, and holds whole generations: as many prompts as
+completions. Prompts are 25 to 160 tokens of the pair's, answers --max-tokens. Request i is the same
+in every loop, so that outputs are compared with those of plain decoding. The engine has the graphs
+that users get, and is built anew for each load; its first run is a row of its own.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specdec.bench.bench import Bench
+from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.report import Row
+from specdec.bench.serving import Job, first_difference
+from specdec.engine import Engine
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.requests.stats import SpeculationStats
+
+GENERATIONS = 8  # of the window
+PROMPT_LENGTHS = (25, 160)
+TEMPERATURES = (0.0, 0.8)
+RUNS = ("first", "second")
+
+Outputs = dict[tuple[float, int], list[int]]  # token ids by temperature and request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a loop measured. Times are seconds of the host's clock."""
+
+    requests: list[Request]  # all that began, in order; the last ones were aborted
+    tokens_per_second: float
+    gaps: list[float]  # between two deliveries to one request
+    first_tokens: list[float]  # from the arrival of each request of the window
+    stats: SpeculationStats  # of the requests that ended in it
+
+
+def loop(bench: Bench) -> Iterator[Row]:
+    """Tokens per second and waiting times of requests in a closed loop, greedy and sampled."""
+    plain: Outputs = {}
+    for K, batch in [(K, batch) for K in bench.ks for batch in bench.options.batches]:
+        if bench.has_time(f"loop: K = {K}, batch {batch}"):
+            spec = EngineSpec(
+                num_speculative_tokens=K,
+                max_num_seqs=max(batch, bench.options.max_num_seqs or 0),
+                max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
+                max_model_len=bench.options.model_len,
+                has_prefill_graphs=True,
+            )
+            engine = bench.pair.engine(spec)
+            for temperature in TEMPERATURES:
+                for run in RUNS:
+                    window = run_loop(engine, jobs(bench, batch, temperature), batch)
+                    found = _compared(window, temperature, plain) or _figures(window, batch)
+                    yield {
+                        "num_speculative_tokens": K,
+                        "batch": batch,
+                        "temperature": temperature,
+                        "run": run,
+                    } | found
+            bench.pair.drop(spec)
+
+
+def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
+    """Without an end; the first ones ask for 1 / B, 2 / B, ... of the tokens."""
+    chance = random.Random(0)
+    prompts = bench.pair.prompts
+    most = bench.options.max_tokens
+    i = 0
+    while True:
+        turned = [*prompts[i % len(prompts) :], *prompts[: i % len(prompts)]]
+        params = SamplingParams(
+            temperature=temperature,
+            seed=i,
+            max_tokens=-(-most * (i + 1) // batch) if i < batch else most,
+            ignore_eos=True,
+        )
+        yield joined(turned, chance.randint(*PROMPT_LENGTHS)), params
+        i += 1
+
+
+def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
+    """Run the first generation and the window, then abort what runs."""
+    running = Loop(engine, jobs)
+    running.begin(batch)
+    running.run_until(batch)
+    running.gaps.clear()
+    num_before = len(running.requests)
+    num_tokens = running.num_tokens
+    began = time.monotonic()
+    running.run_until((GENERATIONS + 1) * batch)
+    seconds = time.monotonic() - began
+    num_tokens = running.num_tokens - num_tokens
+    engine.abort_all()
+    engine.drain()
+    latencies = (each.stats.time_to_first_token for each in running.requests[num_before:])
+    done = [each.stats for each in running.requests if each.stats.arrival_time >= began]
+    return Window(
+        requests=running.requests,
+        tokens_per_second=num_tokens / seconds,
+        gaps=running.gaps,
+        first_tokens=[latency for latency in latencies if latency is not None],
+        stats=SpeculationStats.merged(done),
+    )
+
+
+class Loop:
+    """Steps an engine, and begins a request for each that ends."""
+
+    def __init__(self, engine: Engine, jobs: Iterator[Job]) -> None:
+        self.requests: list[Request] = []  # in the order in which they began
+        self.gaps: list[float] = []
+        self._engine = engine
+        self._jobs = jobs
+        self._delivered: dict[str, float] = {}  # when, by request id
+        self._num_ended = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """That all requests have so far."""
+        return sum(len(request.token_ids) for request in self.requests)
+
+    def begin(self, count: int) -> None:
+        self.requests += self._engine.add_requests([next(self._jobs) for _ in range(count)])
+
+    def run_until(self, num_ended: int) -> None:
+        """Until so many requests have ended since the start."""
+        while self._num_ended < num_ended:
+            changed = self._engine.step()
+            now = time.monotonic()
+            for request in changed:
+                if request.request_id in self._delivered:
+                    self.gaps.append(now - self._delivered[request.request_id])
+                self._delivered[request.request_id] = now
+            ended = sum(request.is_finished for request in changed)
+            self._num_ended += ended
+            self.begin(ended)
+
+
+def _compared(window: Window, temperature: float, plain: Outputs) -> Row | None:
+    """Compare each request with the longest output that is known of it; a row if they differ."""
+    for i, request in enumerate(window.requests):
+        known = plain.get((temperature, i), [])
+        both = min(len(known), len(request.token_ids))
+        difference = first_difference([request.token_ids[:both]], [known[:both]])
+        if difference is not None:
+            return {"refused": f"request {i}: {difference}"}
+        if len(request.token_ids) > len(known):
+            plain[temperature, i] = list(request.token_ids)
+    return None
+
+
+def _figures(window: Window, batch: int) -> Row:
+    drafted = window.stats.num_drafted_tokens
+    return {
+        "tokens_per_second": window.tokens_per_second,
+        "per_user": window.tokens_per_second / batch,
+        "mean_acceptance_length": window.stats.mean_acceptance_length,
+        "drafts_wasted": 1 - window.stats.num_accepted_tokens / drafted if drafted else None,
+        "first_token_ms_p50": _percentile(window.first_tokens, 50),
+        "first_token_ms_p99": _percentile(window.first_tokens, 99),
+        "gap_ms_p50": _percentile(window.gaps, 50),
+        "gap_ms_p99": _percentile(window.gaps, 99),
+    }
+
+
+def _percentile(seconds: Sequence[float], percent: int) -> float | None:
+    """In ms; None of fewer than two values."""
+    if len(seconds) < 2:
+        return None
+    return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]

@@ -5,7 +5,7 @@ tokens of a batch to the end of its last request.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
@@ -35,9 +35,14 @@ class Served:
         return 1e3 * self.batch / self.tokens_per_second * mean
 
 
-def greedy(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Job]:
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def greedy(
+    prompts: Sequence[Sequence[int]], max_tokens: int, params: SamplingParams = GREEDY
+) -> list[Job]:
     """Jobs of exactly `max_tokens` tokens each."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    params = replace(params, max_tokens=max_tokens)
     return [(prompt, params) for prompt in prompts]
 
 
@@ -58,12 +63,18 @@ def generate(engine: Engine, jobs: Sequence[Job]) -> list[Request]:
     return requests
 
 
-def serve(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, max_tokens: int) -> Served:
+def serve(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    batch: int,
+    max_tokens: int,
+    params: SamplingParams = GREEDY,
+) -> Served:
     """All prompts once, `batch` at a time."""
     requests = []
     seconds = 0.0
     for first in range(0, len(prompts), batch):
-        group = generate(engine, greedy(prompts[first : first + batch], max_tokens))
+        group = generate(engine, greedy(prompts[first : first + batch], max_tokens, params))
         begun = [request.stats.first_token_time or 0.0 for request in group]
         ended = [request.stats.last_token_time or 0.0 for request in group]
         seconds += max(ended) - max(begun)

@@ -16,6 +16,7 @@ from specdec.bench.requests import gaps, requests, waiting
 from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import first_difference, serve
 from specdec.bench.timing import Spread
+from specdec.bench.zero import zero
 from specdec.step import PHASES
 
 
@@ -123,7 +124,7 @@ def cold(bench: Bench) -> list[Row]:
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
-        *(protocol, rounds, exactness, k, batch, context, products, loop, gaps, requests, waiting),
-        *(prefill, capture, padding, memory, cold),
+        *(protocol, rounds, exactness, k, batch, context, products, loop, zero, gaps, requests),
+        *(waiting, prefill, capture, padding, memory, cold),
     )
 }

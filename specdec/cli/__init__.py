@@ -211,8 +211,8 @@ def verify(
 
 
 SUITES = (
-    "protocol, rounds, exactness, k, batch, context, products, loop, gaps, requests, waiting, "
-    "prefill, capture, padding, memory, cold; with commas; or all"
+    "protocol, rounds, exactness, k, batch, context, products, loop, zero, gaps, requests, "
+    "waiting, prefill, capture, padding, memory, cold; with commas; or all"
 )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from specdec.bench.suites import SUITES
 
-OF_BATCHES = ("protocol", "rounds", "k", "batch", "loop", "gaps", "padding", "memory")
+OF_BATCHES = ("protocol", "rounds", "k", "batch", "loop", "zero", "gaps", "padding", "memory")
 READERS = {  # options that only some suites read
     "contexts": ("context",),
     "rounds_of_memory": ("memory",),

@@ -15,6 +15,7 @@ import torch
 from specdec import kernels
 from specdec.bench import loop as loops
 from specdec.bench import serving, suites
+from specdec.bench import zero as zeros
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
 from specdec.bench.charts import per_user
@@ -490,3 +491,32 @@ def test_a_loop_whose_output_differs_has_no_figures():
     assert loops._compared(window, 0.0, plain) is None
     request.token_ids = [1, 5]
     assert "request 0" in loops._compared(window, 0.0, plain)["refused"]
+
+
+def test_an_unused_draft_is_compared_with_none(pair):
+    options = BenchOptions(ks=(2,), batches=(2,), num_prompts=2, max_tokens=6, max_model_len=512)
+    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    rows = list(zeros.zero(bench))
+    assert [row["requests"] for row in rows] == [
+        "built without a draft",
+        "speculate=False",
+        "num_speculative_tokens=0",
+    ]
+    assert all(row["low"] <= row["tokens_per_second"] <= row["high"] for row in rows)
+    assert rows[0]["against_no_draft"] == 1
+
+
+def test_an_engine_is_not_compared_with_itself(pair):
+    options = BenchOptions(ks=(2,), batches=(1,), num_prompts=1, max_tokens=4)
+    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    spec = EngineSpec(num_speculative_tokens=2, max_num_seqs=1, max_model_len=512)
+    engine = pair.engine(spec)
+    for name in (zeros.NO_DRAFT, "speculate=False"):
+        bare = SimpleNamespace(runner=SimpleNamespace(draft=None))
+        ways = {name: (engine if name == zeros.NO_DRAFT else bare, serving.GREEDY)}
+        with pytest.raises(RuntimeError, match=f"zero: {name}: this engine is no other"):
+            list(zeros.compared(ways, bench, 1))
+    ways = {"speculate=False": (engine, serving.GREEDY)}  # whose requests draft
+    with pytest.raises(RuntimeError, match="tokens drafted"):
+        list(zeros.compared(ways, bench, 1))
+    pair.drop(spec)

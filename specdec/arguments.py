@@ -107,15 +107,16 @@ def as_list(name: str, value: object, wanted: str) -> list[object]:
 
 
 def refuse_unknown(owner: str, given: Iterable[object], allowed: Collection[str]) -> None:
-    """ValueError if any of the names in `given` is not allowed."""
+    """ValueError if any of the names in `given` is not allowed: names the likely one, or all."""
     unknown = sorted(str(name) for name in given if name not in allowed)
     if not unknown:
         return
     matches = (difflib.get_close_matches(name, list(allowed), n=1) for name in unknown)
     close = next(filter(None, matches), None)
     hint = f"; did you mean {close[0]}?" if close else ""
-    names = ", ".join(sorted(allowed))
-    raise ValueError(f"{owner} does not take {', '.join(unknown)}{hint} (allowed: {names})")
+    if not close or len(unknown) > 1:
+        hint += f" (allowed: {', '.join(sorted(allowed))})"
+    raise ValueError(f"{owner} does not take {', '.join(unknown)}{hint}")
 
 
 def refusing_unknown(**aliases: str) -> Callable[[type[Config]], type[Config]]:

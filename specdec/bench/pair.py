@@ -1,6 +1,5 @@
 """A target and a draft, loaded once, and the engines built over their tensors."""
 
-import gc
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.compile_ahead import compile_ahead
-from specdec.start.device import device_of, dtype_of, note_gpu_memory
+from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_memory
 from specdec.start.load import assemble
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
@@ -68,9 +67,7 @@ class Pair:
         """Free the memory of one engine, or of all."""
         for each in [spec] if spec else list(self._engines):
             self._engines.pop(each).runner.clear_graphs()
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_memory()
 
 
 def load_pair(

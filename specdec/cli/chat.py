@@ -57,10 +57,8 @@ def run_chat(options: ChatOptions) -> None:
 def _check_template(target: str) -> None:
     """Before anything large is read."""
     if not Tokenizer(locate(target, "target")).has_chat_template:
-        raise ValueError(
-            f"target {target}: its tokenizer has no chat template: give --chat-template FILE, "
-            "or use specdec generate"
-        )
+        missing = f"target {target}: its tokenizer has no chat template"
+        raise ValueError(f"{missing}: give --chat-template FILE, or use specdec generate")
 
 
 class Chat:

@@ -63,7 +63,5 @@ def as_priorities(priority: Sequence[int] | None, count: int) -> list[int]:
 def refuse_lora(lora_request: object) -> None:
     """ValueError for anything but None."""
     if lora_request is not None:
-        raise ValueError(
-            f"lora_request={lora_request!r}: LoRA is not supported; merge the adapter into the "
-            "target's weights"
-        )
+        advice = "LoRA is not supported; merge the adapter into the target's weights"
+        raise ValueError(f"lora_request={lora_request!r}: {advice}")

@@ -90,9 +90,7 @@ class Request:
 
     def _complete_text(self) -> None:
         """Bring text and `ends` up to the last token: for stop strings, or on demand."""
-        if not self.params.detokenize:
-            return
-        for token in self.token_ids[len(self.ends) :]:
+        for token in self.token_ids[len(self.ends) :] if self.params.detokenize else ():
             self.detokenizer.push(token)
             self.ends.append(len(self.detokenizer.text))
 

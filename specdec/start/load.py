@@ -70,7 +70,10 @@ def _load(
     backend = _backend(config, device, _num_drafts(speculation) > 0)
     directory, tokenizer_directory, draft_directory = _directories(model, speculation, config)
     # first: a directory that is no target says so here, not by the tokenizer that it lacks
-    resolve_target(Reader(directory), Log())
+    reader = Reader(directory)
+    known = resolve_target(reader, Log())
+    if not reader.problems.lines:  # which load_target lists all at once
+        largest_sizes(config, _num_drafts(speculation), known, None)  # refuses a length early
     with _phase("tokenizer"):
         tokenizer = Tokenizer(tokenizer_directory)
     dtype = dtype_of(config.dtype, device)

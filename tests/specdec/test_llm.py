@@ -170,3 +170,9 @@ def test_graph_counters_say_which_batches_ran_and_a_debug_line_sums_them_up(llm,
     ]
     assert len(lines) == 1
     assert f"target_decode NONE {before + output.stats.num_rounds}, 0.0% padding" in lines[0]
+
+
+def test_a_length_beyond_the_target_is_refused_before_weights_are_read(monkeypatch):
+    monkeypatch.setattr(specdec.start.load, "load_target", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(ValueError, match="exceeds the target's max_position_embeddings=2048"):
+        LLM("demo", max_model_len=4096)

@@ -15,7 +15,6 @@ PYTHON_ONLY = (
     (r"max_num_batched_tokens=\d+ or ", ""),
     (r", max_num_seqs or max_num_batched_tokens", " or max_num_seqs"),
     (r"num_kv_blocks=(\d+): raise num_kv_blocks, or lower", r"there are \1: lower"),
-    (r"; num_kv_blocks sets the size of its cache", ""),
 )
 RAISE_LENGTH = ", or raise max_model_len"
 

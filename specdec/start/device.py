@@ -33,12 +33,7 @@ def _advise(num_threads: int) -> None:
 def note_gpu_memory(share: float | None, device: torch.device) -> None:
     """Scripts give gpu_memory_utilization; say that a CPU has no use for it."""
     if share is not None:
-        logger.warning(
-            "gpu_memory_utilization=%g has no effect on device %s; num_kv_blocks sets the size of "
-            "its cache",
-            share,
-            device,
-        )
+        logger.warning("gpu_memory_utilization=%g has no effect on device %s", share, device)
 
 
 def device_of(name: object) -> torch.device:

@@ -464,6 +464,8 @@ def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatc
     assert all(row["tokens_per_second"] > 0 for row in rows)
     assert all(row["drafts_wasted"] is None or 0 <= row["drafts_wasted"] <= 1 for row in rows)
     assert all(row["gap_ms_p50"] <= row["gap_ms_p99"] for row in rows)
+    lengths = {row["num_speculative_tokens"]: row["mean_acceptance_length"] for row in rows}
+    assert lengths[0] == 1 < lengths[2]
 
 
 def test_a_loop_starts_staggered_and_its_window_holds_whole_generations(pair, monkeypatch):

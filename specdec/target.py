@@ -50,11 +50,19 @@ class Target:
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """A forward of padding, to warm up and capture."""
-        return partial(self._run_pieces, self.contexts.dummy_rows(desc, warmup))
+        context = self.contexts.dummy_rows(desc, warmup)
+        is_short = warmup and self.graphs.prefill.use_breakable_cg  # else it is traced, all of it
+        return partial(self._warm_up if is_short else self._run_pieces, context)
 
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """The forward of a round of padding, plain ones too, to warm up and capture."""
-        return partial(self._run_whole, self.contexts.dummy_round(desc, warmup))
+        context = self.contexts.dummy_round(desc, warmup)
+        return partial(self._warm_up if warmup else self._run_whole, context)
+
+    def _warm_up(self, context: ForwardContext) -> None:
+        """Run every kernel of a forward, in few layers."""
+        with self.model.shortened():
+            self._run_whole(context)
 
     def _run_pieces(self, context: ForwardContext) -> None:
         with set_forward_context(context):

@@ -6,7 +6,7 @@ all kernels are ready when the body has ended.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,18 +23,29 @@ _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of
 
 
 @contextmanager
-def compiling_ahead(device: torch.device) -> Iterator[None]:
-    """Only compile what the body launches. What its kernels would have written stays as it was."""
+def compiling_ahead(device: torch.device) -> Iterator[Callable[[], None]]:
+    """Only compile what the body launches. What its kernels would have written stays as it was.
+
+    The body may call what it is given from time to time: launches of a kernel that is ready by then
+    are quick, others ask for it again at four times the cost.
+    """
     num_threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
         with AsyncCompileMode(pool) as mode:
-            yield
+            yield partial(_note_ready, mode.future_kernels)
         for _ in pool.map(_load, mode.future_kernels.values()):
             pass
 
 
 def _use(device: torch.device) -> None:
     torch.cuda.set_device(device.index or 0)
+
+
+def _note_ready(kernels: Mapping[object, Any]) -> None:
+    """Enter finished kernels in Triton's table, which it does only at the end by itself."""
+    for kernel in list(kernels.values()):
+        if kernel.kernel is None and kernel.future.done():
+            kernel.result()
 
 
 def _load(kernel: Any) -> object:

@@ -36,12 +36,14 @@ LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs
 def compile_ahead(runner: Runner) -> None:
     """On a GPU. The runner must not serve yet: its buffers hold garbage afterwards."""
     rehearsal = _Rehearsal(**vars(runner.acts))
-    with torch.inference_mode(), compiling_ahead(runner.device):
+    with torch.inference_mode(), compiling_ahead(runner.device) as note_ready:
         with runner.target.model.shortened():
             for step in forwards(runner):
                 runner.acts.run(step)
+                note_ready()
         for step in samplings(runner):
             rehearsal.run(step)
+            note_ready()
 
 
 class _Rehearsal(Acts):

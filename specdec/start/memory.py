@@ -114,7 +114,8 @@ def measure_needs(
     device = trial.device
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    run_largest_steps(trial)
+    with trial.target.model.shortened():  # layers use the same memory one after another
+        run_largest_steps(trial)
     step = torch.cuda.max_memory_allocated(device) - before
     pools = trial.measure()
     gc.collect()

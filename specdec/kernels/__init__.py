@@ -18,7 +18,13 @@ __all__ = [
     "HAS_TRITON",
     "INTERPRET",
     "AsyncCompileMode",
+    "GluonDescriptor",
     "TensorDescriptor",
+    "barrier",
+    "gl",
+    "gluon_jit",
+    "hopper",
+    "is_hopper",
     "jit",
     "launch_options",
     "next_power_of_2",
@@ -34,20 +40,34 @@ HAS_TRITON = INTERPRET or torch.cuda.is_available()
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonJITFunction
+    from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    class Kernel(triton.JITFunction):  # type: ignore[misc]  # triton ships no types
+    barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name in Triton 3.6
+
+    class Launches:
         """Launches are requests to compile where the calling thread only compiles."""
+
+        run: Callable[..., object]
 
         def __getitem__(self, grid):
             is_compiling = active_mode.get() is not None
             return partial(self.run, grid=grid, warmup=is_compiling)
 
+    class Kernel(Launches, triton.JITFunction):  # type: ignore[misc]  # triton ships no types
+        """A kernel in Triton."""
+
+    class GluonKernel(Launches, GluonJITFunction):  # type: ignore[misc]
+        """A kernel in Gluon, Triton's lower layer: layouts, barriers and warps are its own."""
 
 else:
-    triton, TensorDescriptor, AsyncCompileMode = None, None, None
-    tl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
+    triton, TensorDescriptor, GluonDescriptor, AsyncCompileMode = None, None, None, None
+    tl = gl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
+    hopper, barrier = None, None
 
 
 P = ParamSpec("P")
@@ -67,6 +87,11 @@ def jit(kernel=None, *, varying=()):
     return (triton.jit if INTERPRET else Kernel)(kernel, do_not_specialize=list(varying))
 
 
+def gluon_jit(kernel):
+    """A kernel in Gluon, which no interpreter runs; without Triton the function as it is."""
+    return GluonKernel(kernel) if HAS_TRITON else kernel
+
+
 def use_triton(tensor: Tensor) -> bool:
     """Whether a call on this tensor goes to the Triton kernel; else to the torch twin."""
     return tensor.is_cuda
@@ -83,6 +108,11 @@ def launch_options(tensor: Tensor) -> dict[str, bool]:
         return {"PDL": False}
     has_pdl = _capability(tensor.device.index or 0)[0] >= 9
     return {"PDL": has_pdl, "launch_pdl": has_pdl}
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether wgmma is there: compute capability 9.0, and no other."""
+    return device.type == "cuda" and _capability(device.index or 0)[0] == 9
 
 
 @cache

@@ -1,0 +1,314 @@
+"""x W^T for many rows on a Hopper GPU: one program a multiprocessor, its warps with roles.
+
+One warp lets the copy engine fill a ring of tiles of W and x. Two groups of four warps multiply: 64
+rows of the tile of W each, all of its rows of x, with the products in flight while the next tiles
+arrive. Results leave through shared memory, in whole lines, while the next tile is multiplied.
+
+A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
+of K after another, and a program that walks all splits adds them in order.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import GluonDescriptor, barrier, gl, gluon_jit, hopper, tl
+from specdec.kernels.linear import place_of, split_blocks
+from specdec.kernels.tiles import Tiles, row_pieces
+
+BLOCK_N = 128  # rows of W in a tile, half for each group
+BLOCK_K = 64
+OUT_ROWS = 32  # of a tile of results, in a buffer
+
+
+class Form(NamedTuple):
+    """What a compiled kernel is for."""
+
+    splits: int
+    walked: int  # splits that a program adds; the others are its neighbours'
+    is_gated: bool
+    has_bias: bool
+    tail: int  # rows of x in a second tile beside the first
+    num_stages: int
+
+
+def launch_persistent(
+    out_STN: Tensor,
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    tiles: Tiles,
+    is_gated: bool = False,
+) -> None:
+    """Write the splits' sums, or with S = 1 their total. is_gated: gate rows of W before up rows.
+
+    N must be a multiple of 8. A bias needs S = 1.
+    """
+    S, T, N = out_STN.shape
+    block_m, tail = row_pieces(tiles.block_m)
+    items = S * -(-N // BLOCK_N) * -(-T // tiles.block_m)
+    w_desc, up_desc = (_describe(half, BLOCK_N) for half in (weight_NK[:N], weight_NK[-N:]))
+    _persistent_kernel[(min(items, _num_multiprocessors(x_TK.device)),)](
+        _describe_out(out_STN),
+        w_desc,
+        up_desc,
+        _describe(x_TK, block_m),
+        _describe(x_TK, tail or block_m),
+        weight_NK if bias_N is None else bias_N,
+        T,
+        N,
+        x_TK.shape[1],
+        FORM=Form(
+            splits=tiles.splits,
+            walked=tiles.splits // S,
+            is_gated=is_gated,
+            has_bias=bias_N is not None,
+            tail=tail,
+            num_stages=tiles.num_stages,
+        ),
+        num_warps=4,
+        launch_pdl=True,
+    )
+
+
+@cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _describe(matrix: Tensor, rows: int) -> GluonDescriptor:
+    shape, strides = list(matrix.shape), list(matrix.stride())
+    return GluonDescriptor(matrix, shape, strides, [rows, BLOCK_K], _shared_layout(matrix))
+
+
+def _describe_out(out_STN: Tensor) -> GluonDescriptor:
+    shape, strides = list(out_STN.shape), list(out_STN.stride())
+    block = [1, OUT_ROWS, BLOCK_N // 2]
+    return GluonDescriptor(out_STN, shape, strides, block, _shared_layout(out_STN))
+
+
+def _shared_layout(tensor: Tensor) -> object:
+    bits = 8 * tensor.element_size()
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=tensor.ndim)
+
+
+@gluon_jit
+def _persistent_kernel(
+    out_desc,  # [S, T, N] in blocks [1, OUT_ROWS, BLOCK_N / 2]
+    w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
+    up_desc,  # the same
+    x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
+    tail_desc,  # [T, K] in tiles [TAIL, BLOCK_K]
+    bias_ptr,  # [N], or [2N] if gated
+    T,
+    N,
+    K,
+    FORM: gl.constexpr,
+):
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()  # takes no place: all programs have theirs
+    STAGES: gl.constexpr = FORM.num_stages
+    w_ring = _ring(w_desc, STAGES)
+    x_ring = _ring(x_desc, STAGES)
+    up_ring = _ring(up_desc, STAGES) if FORM.is_gated else w_ring
+    tail_ring = _ring(tail_desc, STAGES) if FORM.tail > 0 else x_ring
+    out_buffers = _ring(out_desc, 4)  # two for each group
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(ready.index(i), count=1)
+        hopper.mbarrier.init(empty.index(i), count=2)
+    hopper.fence_async_shared()
+    descs = (w_desc, up_desc, x_desc, tail_desc)
+    ring = (w_ring, up_ring, x_ring, tail_ring, ready, empty)
+    sizes = (T, N, K)
+    gl.warp_specialize(
+        [
+            (_multiply_upper, (out_desc, out_buffers, ring, bias_ptr, sizes, FORM)),
+            (_multiply_lower, (out_desc, out_buffers, ring, bias_ptr, sizes, FORM)),
+            (_copy, (descs, ring, sizes, FORM)),
+        ],
+        worker_num_warps=[4, 1],
+        worker_num_regs=[232, 24],
+    )
+
+
+@gluon_jit
+def _ring(desc, COUNT: gl.constexpr):
+    shape: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005  # no starred lists here
+    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+
+
+@gluon_jit
+def _extent(ring, sizes, FORM: gl.constexpr):
+    """Tiles of W, tiles of x, items of work, and blocks of K in a split."""
+    T, N, K = sizes
+    BLOCK_K: gl.constexpr = ring[0].shape[2]
+    n_tiles = gl.cdiv(N, ring[0].shape[1])
+    m_tiles = gl.cdiv(T, ring[2].shape[1] + FORM.tail)
+    items = n_tiles * m_tiles * (FORM.splits // FORM.walked)
+    return n_tiles, m_tiles, items, split_blocks(K, BLOCK_K, FORM.splits)
+
+
+@gluon_jit
+def _copy(descs, ring, sizes, FORM: gl.constexpr):
+    """What one warp does: fill the ring, as places become empty."""
+    w_desc, up_desc, x_desc, tail_desc = descs
+    w_ring, up_ring, x_ring, tail_ring, ready, empty = ring
+    STAGES: gl.constexpr = w_ring.shape[0]
+    BLOCK_N: gl.constexpr = w_ring.shape[1]
+    BLOCK_K: gl.constexpr = w_ring.shape[2]
+    BLOCK_M: gl.constexpr = x_ring.shape[1]
+    ROWS: gl.constexpr = BLOCK_M + FORM.tail
+    BYTES: gl.constexpr = ((2 if FORM.is_gated else 1) * BLOCK_N + ROWS) * BLOCK_K * 2
+    n_tiles, m_tiles, items, blocks = _extent(ring, sizes, FORM)
+    step = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        n_tile, m_tile = place_of(item % (n_tiles * m_tiles), n_tiles, m_tiles)
+        split = item // (n_tiles * m_tiles)
+        n0 = n_tile * BLOCK_N
+        m0 = m_tile * ROWS
+        for i in range(blocks * FORM.walked):
+            k = (split * blocks + i) * BLOCK_K
+            place = step % STAGES
+            bar = ready.index(place)
+            hopper.mbarrier.wait(empty.index(place), (step // STAGES + 1) & 1)
+            hopper.mbarrier.expect(bar, BYTES)
+            _load(w_desc, n0, k, bar, w_ring.index(place))
+            if FORM.is_gated:
+                _load(up_desc, n0, k, bar, up_ring.index(place))
+            _load(x_desc, m0, k, bar, x_ring.index(place))
+            if FORM.tail > 0:
+                _load(tail_desc, m0 + BLOCK_M, k, bar, tail_ring.index(place))
+            step += 1
+
+
+@gluon_jit
+def _load(desc, row, k, bar, to):
+    hopper.tma.async_copy_global_to_shared(desc, [row, k], bar, to)
+
+
+@gluon_jit
+def _multiply_upper(out_desc, out_buffers, ring, bias_ptr, sizes, FORM: gl.constexpr):
+    _multiply(out_desc, out_buffers, ring, bias_ptr, sizes, FORM, 0)
+
+
+@gluon_jit
+def _multiply_lower(out_desc, out_buffers, ring, bias_ptr, sizes, FORM: gl.constexpr):
+    _multiply(out_desc, out_buffers, ring, bias_ptr, sizes, FORM, 1)
+
+
+@gluon_jit
+def _multiply(
+    out_desc, out_buffers, ring, bias_ptr, sizes, FORM: gl.constexpr, GROUP: gl.constexpr
+):
+    """What four warps do: their half of W's tile by the rows of x, and out."""
+    BLOCK_N: gl.constexpr = ring[0].shape[1]
+    BLOCK_M: gl.constexpr = ring[2].shape[1]
+    ROWS: gl.constexpr = BLOCK_M + FORM.tail
+    WALKED: gl.constexpr = FORM.walked
+    n_tiles, m_tiles, items, blocks = _extent(ring, sizes, FORM)
+    step = 0
+    num_written = 0
+    for item in range(gl.program_id(0), items, gl.num_programs(0)):
+        n_tile, m_tile = place_of(item % (n_tiles * m_tiles), n_tiles, m_tiles)
+        total, other, step = _sums(ring, step, blocks, FORM, GROUP)
+        for _ in gl.static_range(1, WALKED):
+            part, other_part, step = _sums(ring, step, blocks, FORM, GROUP)
+            total += part
+            other += other_part
+        n0 = n_tile * BLOCK_N + GROUP * (BLOCK_N // 2)
+        if FORM.has_bias:
+            total += _bias(bias_ptr, n0, sizes, total)
+            if FORM.is_gated or FORM.tail > 0:
+                up_bias_ptr = bias_ptr + sizes[1] if FORM.is_gated else bias_ptr
+                other += _bias(up_bias_ptr, n0, sizes, other)
+        if FORM.is_gated:
+            total = total / (1.0 + gl.exp(-total)) * other
+        to = (out_desc, out_buffers, item // (n_tiles * m_tiles), n0)
+        num_written = _write(to, m_tile * ROWS, total, num_written, GROUP)
+        if FORM.tail > 0:
+            num_written = _write(to, m_tile * ROWS + BLOCK_M, other, num_written, GROUP)
+    hopper.tma.store_wait(0)
+
+
+@gluon_jit
+def _bias(bias_ptr, n0, sizes, sums):
+    """As a column beside a tile of sums, float32."""
+    n = n0 + gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, sums.type.layout))
+    return gl.load(bias_ptr + n, mask=n < sizes[1], other=0.0).to(gl.float32)[:, None]
+
+
+@gluon_jit
+def _sums(ring, step, blocks, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """The sums of one split [BLOCK_N / 2, BLOCK_M]; those of up rows or the tail; the next step.
+
+    Two blocks are in flight: a place is given back when the block after it has begun.
+    """
+    w_ring, up_ring, x_ring, tail_ring, ready, empty = ring
+    STAGES: gl.constexpr = w_ring.shape[0]
+    HALF: gl.constexpr = w_ring.shape[1] // 2
+    HAS_OTHER: gl.constexpr = FORM.is_gated or FORM.tail > 0
+    total = _zeros(HALF, x_ring.shape[1])
+    other = _zeros(HALF, tail_ring.shape[1])
+    for i in range(blocks):
+        place = step % STAGES
+        hopper.mbarrier.wait(ready.index(place), (step // STAGES) & 1)
+        w = w_ring.index(place).slice(GROUP * HALF, HALF)
+        x = x_ring.index(place).permute((1, 0))
+        total = hopper.warpgroup_mma(w, x, total, use_acc=i > 0, is_async=True)
+        if FORM.is_gated:
+            up = up_ring.index(place).slice(GROUP * HALF, HALF)
+            other = hopper.warpgroup_mma(up, x, other, use_acc=i > 0, is_async=True)
+        elif FORM.tail > 0:
+            tail = tail_ring.index(place).permute((1, 0))
+            other = hopper.warpgroup_mma(w, tail, other, use_acc=i > 0, is_async=True)
+        total, other = _wait(total, other, 1, HAS_OTHER)
+        hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=i > 0)
+        step += 1
+    total, other = _wait(total, other, 0, HAS_OTHER)
+    hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+    return total, other, step
+
+
+@gluon_jit
+def _zeros(HALF: gl.constexpr, ROWS: gl.constexpr):
+    """A tile of sums in the registers of four warps."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    return gl.zeros([HALF, ROWS], gl.float32, LAYOUT)
+
+
+@gluon_jit
+def _wait(total, other, BLOCKS: gl.constexpr, HAS_OTHER: gl.constexpr):
+    """Until no more than this many blocks are in flight."""
+    if HAS_OTHER:
+        total, other = hopper.warpgroup_mma_wait(2 * BLOCKS, (total, other))
+    else:
+        total = hopper.warpgroup_mma_wait(BLOCKS, (total,))
+    return total, other
+
+
+@gluon_jit
+def _write(to, m0, sums, num_written, GROUP: gl.constexpr):
+    """Sums [HALF, rows] to rows m0 on, OUT_ROWS at a time; each group's two buffers take turns."""
+    out_desc, out_buffers, split, n0 = to
+    ROWS: gl.constexpr = sums.shape[1]
+    AT_ONCE: gl.constexpr = out_buffers.shape[2]
+    if ROWS > AT_ONCE:
+        halves = sums.reshape([sums.shape[0], 2, ROWS // 2]).permute((0, 2, 1)).split()
+        num_written = _write(to, m0, halves[0], num_written, GROUP)
+        num_written = _write(to, m0 + ROWS // 2, halves[1], num_written, GROUP)
+    else:
+        buffer = out_buffers.index(GROUP * 2 + num_written % 2)
+        hopper.tma.store_wait(1)
+        barrier()
+        buffer.reshape([ROWS, sums.shape[0]]).permute((1, 0)).store(sums.to(out_desc.dtype))
+        hopper.fence_async_shared()
+        barrier()
+        hopper.tma.async_copy_shared_to_global(out_desc, [split, m0, n0], buffer)
+        num_written += 1
+    return num_written

@@ -33,10 +33,10 @@ FLAGS = (
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
-def compile_ahead(runner: Runner) -> None:
+def compile_ahead(runner: Runner, progress: bool = True) -> None:
     """On a GPU. The runner must not serve yet: its buffers hold garbage afterwards."""
     rehearsal = _Rehearsal(**vars(runner.acts))
-    with torch.inference_mode(), compiling_ahead(runner.device):
+    with torch.inference_mode(), compiling_ahead(runner.device, progress):
         with runner.target.model.shortened():
             for step in forwards(runner):
                 runner.acts.run(step)

@@ -8,7 +8,7 @@ running. A kernel that is missing is compiled when a request needs it, and logge
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -52,11 +52,12 @@ class _Rehearsal(Acts):
 
 
 def forwards(runner: Runner) -> Iterator[Step]:
-    """Each class of row counts, in a chunk; each way to cut attention, in chunks and rounds."""
+    """Each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""
     sizes = runner.sizes
-    for rows in ROW_CLASSES:
-        yield chunk(runner, rows, 1)
-        yield chunk(runner, rows - 1, 1)
+    longest = sizes.max_model_len - 1
+    most = max(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.query_len)
+    for rows in counts_by_kind(1, min(most, sizes.max_num_seqs * longest)):
+        yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
     for count in (1, sizes.max_num_seqs):
         for length in (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1):
             yield chunk(runner, length, count)
@@ -81,9 +82,17 @@ def samplings(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, rows + 1, 1, SamplingFlags(logprobs=1), num_logprobs=1)
 
 
-def request_counts(runner: Runner, query_len: int) -> Iterator[int]:
-    """Of each class of row counts: one request, rows that are a multiple of 16, and others."""
+def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
+    """Every kind of row count; and all requests, whose number is what some kernels go by."""
     most = runner.sizes.max_num_seqs
+    return dict.fromkeys([*counts_by_kind(query_len, most), most])
+
+
+def counts_by_kind(query_len: int, most: int) -> Iterator[int]:
+    """Of each class of row counts: one row, rows that are a multiple of 16, and others.
+
+    most: requests of `query_len` rows
+    """
     for low, high in itertools.pairwise((0, *ROW_CLASSES)):
         found: dict[int, int] = {}  # by what the compiler knows of a count
         for count in range(low // query_len + 1, min(high // query_len, most) + 1):
@@ -99,19 +108,34 @@ def chunk(
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
 ) -> Step:
-    """`count` prompts of `length` tokens without state rows, as far as the engine's sizes allow."""
+    """`count` prompts of `length` tokens, as far as the engine's sizes allow."""
     sizes = runner.sizes
     length = max(min(length, sizes.max_model_len - 1, sizes.max_num_batched_tokens), 1)
     count = max(min(count, sizes.max_num_seqs, sizes.max_num_batched_tokens // length), 1)
-    part = PromptPart(
-        state_row=-1,
-        prompt=[0] * length,
-        start=0,
-        length=length,
-        blocks=[sizes.num_kv_blocks] * sizes.blocks_per_request,
-        num_logprobs=num_logprobs,
-    )
-    return runner.chunk_step([part] * count, flags)
+    return prompts(runner, [length] * count, flags, num_logprobs)
+
+
+def prompts(
+    runner: Runner,
+    lengths: Sequence[int],
+    flags: SamplingFlags = GREEDY,
+    num_logprobs: int | None = None,
+) -> Step:
+    """A chunk of prompts without state rows."""
+    sizes = runner.sizes
+    blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
+    parts = [
+        PromptPart(
+            state_row=-1,
+            prompt=[0] * length,
+            start=0,
+            length=length,
+            blocks=blocks,
+            num_logprobs=num_logprobs,
+        )
+        for length in lengths
+    ]
+    return runner.chunk_step(parts, flags)
 
 
 def round_of(runner: Runner, num_reqs: int, query_len: int, flags: SamplingFlags = GREEDY) -> Step:

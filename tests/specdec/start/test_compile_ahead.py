@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from specdec.kernels.tiles import row_class
-from specdec.start.compile_ahead import LOGPROB_ROWS, request_counts
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes
+from specdec.start.compile_ahead import LOGPROB_ROWS, forwards, request_counts
 from specdec.stepping.logprobs import ROWS_AT_ONCE
 
 
@@ -22,6 +24,44 @@ def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
     assert max(counts) <= max_num_seqs
     every = {kind(count * query_len) for count in range(1, max_num_seqs + 1)}
     assert {kind(count * query_len) for count in counts} == every
+    assert max_num_seqs in counts
+
+
+@pytest.fixture
+def chunks():
+    """chunks(...): the chunks that are compiled ahead for an engine of these sizes."""
+
+    def of(max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int, K: int):
+        sizes = EngineSizes(
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            num_kv_blocks=1,
+            num_speculative_tokens=K,
+        )
+        found: list[list[PromptPart]] = []
+        runner = SimpleNamespace(
+            sizes=sizes,
+            chunk_step=lambda parts, flags: found.append(parts),
+            round_step=lambda *_: None,
+        )
+        list(forwards(runner))
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "max_model_len, budget, max_num_seqs, K",
+    [(4096, 8192, 64, 3), (1500, 8192, 40, 3), (512, 64, 40, 3), (128, 8192, 4, 0), (2, 8, 1, 1)],
+)
+def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, max_num_seqs, K):
+    found = chunks(max_model_len, budget, max_num_seqs, K)
+    assert max(part.length for parts in found for part in parts) < max_model_len
+    assert max(map(len, found)) <= max_num_seqs
+    most = min(max(budget, max_num_seqs * (K + 1)), max_num_seqs * (max_model_len - 1))
+    every = {kind(rows) for rows in range(1, most + 1)}
+    assert {kind(sum(part.length for part in parts)) for parts in found} == every
 
 
 def test_each_kind_of_prompt_rows_with_logprobs_is_compiled_ahead():

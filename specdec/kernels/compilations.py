@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of serving, in parallel; one that requests must wait for is logged.
+"""Kernels compiled ahead of serving, in parallel; those that requests wait for are counted.
 
 `compiling_ahead` turns launches of the calling thread into requests to compile: nothing runs, and
 all kernels are ready when the body has ended.
@@ -6,16 +6,19 @@ all kernels are ready when the body has ended.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from specdec.kernels import AsyncCompileMode, triton
+from specdec.kernels import HAS_TRITON, AsyncCompileMode, triton
+from specdec.kernels.rarities import is_rare
 from weights.bars import bar
 
 logger = logging.getLogger("specdec")
@@ -67,11 +70,33 @@ def compiling_is_expected() -> Iterator[None]:
         _is_expected.reset(token)
 
 
+@dataclass(slots=True)
+class Compilations:
+    """What Triton calls after each compilation: counts those outside `compiling_is_expected`."""
+
+    rare: Counter[str] = field(default_factory=Counter)  # by kernel, of those in rarities.py
+    unexpected: Counter[str] = field(default_factory=Counter)  # and all others
+
+    def __call__(self, *, fn: Any, compile: Mapping[str, Any], **_: object) -> None:
+        if _is_expected.get():
+            return
+        name = fn.name.rpartition(".")[2]
+        names = fn.jit_function.arg_names
+        constants = {names[path[0]]: value for path, value in compile["constants"].items()}
+        if is_rare(name, constants):
+            self.rare[name] += 1
+            logger.info("kernel %s was compiled while requests wait, for a rare step", name)
+        else:
+            self.unexpected[name] += 1
+            logger.warning("kernel %s was compiled while requests wait", name)
+
+
+def compilations() -> Compilations:
+    """Those of this process while requests waited, since its first start on a GPU."""
+    hook = triton.knobs.runtime.jit_post_compile_hook if HAS_TRITON else None
+    return hook if isinstance(hook, Compilations) else Compilations()
+
+
 def log_compilations() -> None:
-    """From here on log each kernel that is compiled outside `compiling_is_expected`."""
-    triton.knobs.runtime.jit_post_compile_hook = _log
-
-
-def _log(*, fn: Any, **_: object) -> None:
-    if not _is_expected.get():
-        logger.warning("kernel %s was compiled while requests wait", fn.name.rpartition(".")[2])
+    """From here on count and log each kernel that is compiled outside `compiling_is_expected`."""
+    triton.knobs.runtime.jit_post_compile_hook = compilations()

@@ -3,7 +3,7 @@
 A kernel has a variant for each class of row counts (kernels/tiles.py), and in it for one row, for
 multiples of 16 and for other counts; for each way of cutting attention; and for each combination of
 what requests ask of the sampler. The steps listed here need all of them; they are launched without
-running. A kernel that is missing is compiled when a request needs it, and logged
+running. A kernel that is missing is compiled when a request needs it, and counted and logged
 (kernels/compilations.py).
 """
 
@@ -30,6 +30,8 @@ FLAGS = (
     SamplingFlags(logprobs=1),
     EVERYTHING,
 )
+# of the longest prompt in a chunk; what they leave out is in kernels/rarities.py
+ATTENTION_ROWS = (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1)
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
@@ -59,7 +61,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
     for rows in counts_by_kind(1, min(most, sizes.max_num_seqs * longest)):
         yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
     for count in (1, sizes.max_num_seqs):
-        for length in (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1):
+        for length in ATTENTION_ROWS:
             yield chunk(runner, length, count)
         for query_len in {1, sizes.query_len}:
             yield round_of(runner, count, query_len)

@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "HAS_TRITON",
     "INTERPRET",
+    "KERNEL_NAMES",
     "AsyncCompileMode",
     "TensorDescriptor",
     "jit",
@@ -50,6 +51,7 @@ else:
     tl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
 
 
+KERNEL_NAMES: set[str] = set()  # of every `jit` function, as its file is imported
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -62,6 +64,7 @@ def jit(kernel=None, *, varying=()):
     """
     if kernel is None:
         return partial(jit, varying=varying)
+    KERNEL_NAMES.add(kernel.__name__)
     if not HAS_TRITON:
         return kernel
     return (triton.jit if INTERPRET else Kernel)(kernel, do_not_specialize=list(varying))

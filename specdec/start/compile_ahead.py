@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from specdec.kernels import KERNEL_NAMES
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import MAX_SPLIT_TOKENS
 from specdec.kernels.tiles import ROW_CLASSES
@@ -44,6 +45,11 @@ def compile_ahead(runner: Runner, progress: bool = True) -> None:
                 runner.acts.run(step)
         for step in samplings(runner):
             rehearsal.run(step)
+
+
+def kernel_names() -> frozenset[str]:
+    """Of every function of kernels that serving may launch; the imports above reach all files."""
+    return frozenset(KERNEL_NAMES)
 
 
 class _Rehearsal(Acts):

@@ -146,7 +146,8 @@ class EngineConfig:
     seed: draws the seeds of requests without one, in their order; None: a random one.
     enable_prefix_caching: keep the cache of ended requests for prompts that begin with the same
     tokens. async_scheduling: launch a step before the results of the one before are read; None: on
-    a GPU only. use_tqdm_on_load: show progress on a terminal while the weights are read.
+    a GPU only. use_tqdm_on_load: show progress on a terminal while weights are read and kernels are
+    compiled.
 
     tokenizer: directory or hub id, if not the model's. revision, tokenizer_revision: of hub ids.
     hf_token, download_dir: for downloads. The rest is taken so that a script for vLLM runs:

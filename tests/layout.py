@@ -60,6 +60,7 @@ ROWS: dict[str, Row] = {
     "specdec.requests.progress": Row(("specdec.requests", "weights.bars")),
     "specdec.scheduling": Row((*HOST, "specdec.requests")),
     "specdec.kernels": Row(third=("torch", "triton")),
+    "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
     "specdec.models": Row(MODEL, ("torch",)),
     "specdec.stepping": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.stepping", "specdec.models"), ("torch",)),

@@ -17,6 +17,7 @@ from torch import Tensor
 __all__ = [
     "HAS_TRITON",
     "INTERPRET",
+    "KERNEL_NAMES",
     "AsyncCompileMode",
     "GluonDescriptor",
     "TensorDescriptor",
@@ -70,6 +71,7 @@ else:
     hopper, barrier = None, None
 
 
+KERNEL_NAMES: set[str] = set()  # of every `jit` function, as its file is imported
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -82,6 +84,7 @@ def jit(kernel=None, *, varying=()):
     """
     if kernel is None:
         return partial(jit, varying=varying)
+    KERNEL_NAMES.add(kernel.__name__)
     if not HAS_TRITON:
         return kernel
     return (triton.jit if INTERPRET else Kernel)(kernel, do_not_specialize=list(varying))
@@ -89,6 +92,7 @@ def jit(kernel=None, *, varying=()):
 
 def gluon_jit(kernel):
     """A kernel in Gluon, which no interpreter runs; without Triton the function as it is."""
+    KERNEL_NAMES.add(kernel.__name__)
     return GluonKernel(kernel) if HAS_TRITON else kernel
 
 

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of serving, in parallel; one that requests must wait for is logged.
+"""Kernels compiled ahead of serving, in parallel; those that requests wait for are counted.
 
 `compiling_ahead` turns launches of the calling thread into requests to compile: nothing runs, and
 all kernels are ready when the body has ended.
@@ -6,35 +6,51 @@ all kernels are ready when the body has ended.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
-from specdec.kernels import AsyncCompileMode, triton
+from specdec.kernels import HAS_TRITON, AsyncCompileMode, triton
+from specdec.kernels.rarities import is_rare
+from weights.bars import bar
 
 logger = logging.getLogger("specdec")
+
+BAR_DELAY = 0.5  # seconds: what takes less shows no bar
 
 _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of this thread
 
 
 @contextmanager
-def compiling_ahead(device: torch.device) -> Iterator[Callable[[], None]]:
+def compiling_ahead(device: torch.device, progress: bool = True) -> Iterator[Callable[[], None]]:
     """Only compile what the body launches. What its kernels would have written stays as it was.
 
     The body may call what it is given from time to time: launches of a kernel that is ready by then
     are quick, others ask for it again at four times the cost.
+    progress: show a bar, if it takes long enough to be seen
     """
     num_threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
         with AsyncCompileMode(pool) as mode:
             yield partial(_note_ready, mode.future_kernels)
+            _watch(mode.raw_futures, progress)
         for _ in pool.map(_load, mode.future_kernels.values()):
             pass
+
+
+def _watch(kernels: Sequence[Future[Any]], progress: bool) -> None:
+    """Wait for all of them. Reading from Triton's cache takes less than the delay of the bar."""
+    done = as_completed(kernels)
+    options = {"desc": "compiling kernels", "unit": "kernel", "delay": BAR_DELAY}
+    for _ in bar(done, total=len(kernels), is_wanted=progress, **options):
+        pass
 
 
 def _use(device: torch.device) -> None:
@@ -63,11 +79,33 @@ def compiling_is_expected() -> Iterator[None]:
         _is_expected.reset(token)
 
 
+@dataclass(slots=True)
+class Compilations:
+    """What Triton calls after each compilation: counts those outside `compiling_is_expected`."""
+
+    rare: Counter[str] = field(default_factory=Counter)  # by kernel, of those in rarities.py
+    unexpected: Counter[str] = field(default_factory=Counter)  # and all others
+
+    def __call__(self, *, fn: Any, compile: Mapping[str, Any], **_: object) -> None:
+        if _is_expected.get():
+            return
+        name = fn.name.rpartition(".")[2]
+        names = fn.jit_function.arg_names
+        constants = {names[path[0]]: value for path, value in compile["constants"].items()}
+        if is_rare(name, constants):
+            self.rare[name] += 1
+            logger.info("kernel %s was compiled while requests wait, for a rare step", name)
+        else:
+            self.unexpected[name] += 1
+            logger.warning("kernel %s was compiled while requests wait", name)
+
+
+def compilations() -> Compilations:
+    """Those of this process while requests waited, since its first start on a GPU."""
+    hook = triton.knobs.runtime.jit_post_compile_hook if HAS_TRITON else None
+    return hook if isinstance(hook, Compilations) else Compilations()
+
+
 def log_compilations() -> None:
-    """From here on log each kernel that is compiled outside `compiling_is_expected`."""
-    triton.knobs.runtime.jit_post_compile_hook = _log
-
-
-def _log(*, fn: Any, **_: object) -> None:
-    if not _is_expected.get():
-        logger.warning("kernel %s was compiled while requests wait", fn.name.rpartition(".")[2])
+    """From here on count and log each kernel that is compiled outside `compiling_is_expected`."""
+    triton.knobs.runtime.jit_post_compile_hook = compilations()

@@ -3,15 +3,16 @@
 A kernel has a variant for each class of row counts (kernels/tiles.py), and in it for one row, for
 multiples of 16 and for other counts; for each way of cutting attention; and for each combination of
 what requests ask of the sampler. The steps listed here need all of them; they are launched without
-running. A kernel that is missing is compiled when a request needs it, and logged
+running. A kernel that is missing is compiled when a request needs it, and counted and logged
 (kernels/compilations.py).
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from specdec.kernels import KERNEL_NAMES
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import MAX_SPLIT_TOKENS
 from specdec.kernels.tiles import ROW_CLASSES
@@ -30,13 +31,15 @@ FLAGS = (
     SamplingFlags(logprobs=1),
     EVERYTHING,
 )
+# of the longest prompt in a chunk; what they leave out is in kernels/rarities.py
+ATTENTION_ROWS = (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1)
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
-def compile_ahead(runner: Runner) -> None:
+def compile_ahead(runner: Runner, progress: bool = True) -> None:
     """On a GPU. The runner must not serve yet: its buffers hold garbage afterwards."""
     rehearsal = _Rehearsal(**vars(runner.acts))
-    with torch.inference_mode(), compiling_ahead(runner.device) as note_ready:
+    with torch.inference_mode(), compiling_ahead(runner.device, progress) as note_ready:
         with runner.target.model.shortened():
             for step in forwards(runner):
                 runner.acts.run(step)
@@ -44,6 +47,11 @@ def compile_ahead(runner: Runner) -> None:
         for step in samplings(runner):
             rehearsal.run(step)
             note_ready()
+
+
+def kernel_names() -> frozenset[str]:
+    """Of every function of kernels that serving may launch; the imports above reach all files."""
+    return frozenset(KERNEL_NAMES)
 
 
 class _Rehearsal(Acts):
@@ -54,13 +62,14 @@ class _Rehearsal(Acts):
 
 
 def forwards(runner: Runner) -> Iterator[Step]:
-    """Each class of row counts, in a chunk; each way to cut attention, in chunks and rounds."""
+    """Each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""
     sizes = runner.sizes
-    for rows in ROW_CLASSES:
-        yield chunk(runner, rows, 1)
-        yield chunk(runner, rows - 1, 1)
+    longest = sizes.max_model_len - 1
+    most = max(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.query_len)
+    for rows in counts_by_kind(1, min(most, sizes.max_num_seqs * longest)):
+        yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
     for count in (1, sizes.max_num_seqs):
-        for length in (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1):
+        for length in ATTENTION_ROWS:
             yield chunk(runner, length, count)
         for query_len in {1, sizes.query_len}:
             yield round_of(runner, count, query_len)
@@ -83,9 +92,17 @@ def samplings(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, rows + 1, 1, SamplingFlags(logprobs=1), num_logprobs=1)
 
 
-def request_counts(runner: Runner, query_len: int) -> Iterator[int]:
-    """Of each class of row counts: one request, rows that are a multiple of 16, and others."""
+def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
+    """Every kind of row count; and all requests, whose number is what some kernels go by."""
     most = runner.sizes.max_num_seqs
+    return dict.fromkeys([*counts_by_kind(query_len, most), most])
+
+
+def counts_by_kind(query_len: int, most: int) -> Iterator[int]:
+    """Of each class of row counts: one row, rows that are a multiple of 16, and others.
+
+    most: requests of `query_len` rows
+    """
     for low, high in itertools.pairwise((0, *ROW_CLASSES)):
         found: dict[int, int] = {}  # by what the compiler knows of a count
         for count in range(low // query_len + 1, min(high // query_len, most) + 1):
@@ -101,19 +118,34 @@ def chunk(
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
 ) -> Step:
-    """`count` prompts of `length` tokens without state rows, as far as the engine's sizes allow."""
+    """`count` prompts of `length` tokens, as far as the engine's sizes allow."""
     sizes = runner.sizes
     length = max(min(length, sizes.max_model_len - 1, sizes.max_num_batched_tokens), 1)
     count = max(min(count, sizes.max_num_seqs, sizes.max_num_batched_tokens // length), 1)
-    part = PromptPart(
-        state_row=-1,
-        prompt=[0] * length,
-        start=0,
-        length=length,
-        blocks=[sizes.num_kv_blocks] * sizes.blocks_per_request,
-        num_logprobs=num_logprobs,
-    )
-    return runner.chunk_step([part] * count, flags)
+    return prompts(runner, [length] * count, flags, num_logprobs)
+
+
+def prompts(
+    runner: Runner,
+    lengths: Sequence[int],
+    flags: SamplingFlags = GREEDY,
+    num_logprobs: int | None = None,
+) -> Step:
+    """A chunk of prompts without state rows."""
+    sizes = runner.sizes
+    blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
+    parts = [
+        PromptPart(
+            state_row=-1,
+            prompt=[0] * length,
+            start=0,
+            length=length,
+            blocks=blocks,
+            num_logprobs=num_logprobs,
+        )
+        for length in lengths
+    ]
+    return runner.chunk_step(parts, flags)
 
 
 def round_of(runner: Runner, num_reqs: int, query_len: int, flags: SamplingFlags = GREEDY) -> Step:

@@ -192,7 +192,7 @@ def _runner(
         check_length(most, block, device_memory(device))
     if device.type == "cuda":
         with _phase("kernels"):
-            compile_ahead(build(replace(most, num_kv_blocks=1)))
+            compile_ahead(build(replace(most, num_kv_blocks=1)), config.use_tqdm_on_load)
     if config.num_kv_blocks is None and device.type == "cuda":
         return _planned(config, build, most, target, eagle, block)
     if config.num_kv_blocks is None:

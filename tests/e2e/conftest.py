@@ -1,11 +1,12 @@
 """Engines over the bundled pair, built once per setting."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
 
 from specdec import LLM, SamplingParams
+from specdec.kernels.compilations import compilations
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,11 @@ def greedy() -> Callable[..., SamplingParams]:
     return lambda max_tokens, **more: SamplingParams(
         temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **more
     )
+
+
+@pytest.fixture
+def no_late_compilation() -> Iterator[None]:
+    """The test fails if requests of an LLM wait for a kernel that is not rare."""
+    before = compilations().unexpected.copy()
+    yield
+    assert compilations().unexpected - before == {}

@@ -87,6 +87,7 @@ def test_concurrent_requests_give_what_generate_gives(shared, demo_llm, greedy, 
     assert len(found[3]) > 2
 
 
+@pytest.mark.usefixtures("no_late_compilation")
 @pytest.mark.gpu
 def test_graphs_captured_in_one_thread_are_replayed_in_another(greedy, prompts):
     options = {"device": "cuda", "max_num_seqs": 8, "max_model_len": 320, "num_kv_blocks": 80}

@@ -447,6 +447,7 @@ def test_higher_priorities_are_answered_first(make, greedy, prompts):
     assert ended == [outputs[1].request_id, outputs[2].request_id, outputs[0].request_id]
 
 
+@pytest.mark.usefixtures("no_late_compilation")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_soak_of_requests_that_come_and_go_changes_no_text(device):
     result = soak(count=24, seed=3, max_prompt=220, max_tokens=40, num_rows=6, device=device)

@@ -1,14 +1,96 @@
-"""A kernel that is compiled while requests wait is named in the log; at a start it is not."""
+"""A bar while kernels are compiled ahead; a later compilation is named in the log."""
 
+import inspect
+import sys
+from concurrent.futures import Future
 from types import SimpleNamespace
 
-from specdec.kernels.compilations import _log, compiling_is_expected
+import pytest
+from triton import JITFunction
+
+from specdec.kernels import compilations, paged_attention
+from specdec.kernels.compilations import _watch, compiling_is_expected
+from specdec.kernels.rarities import RARITIES
 
 
-def test_only_compilations_outside_a_start_are_logged(caplog):
-    kernel = SimpleNamespace(name="specdec.kernels.add._add_kernel")
+@pytest.mark.parametrize(
+    "is_terminal, progress, delay, is_shown",
+    [
+        (True, True, 0.0, True),
+        (True, True, 60.0, False),  # as where all kernels are in Triton's cache
+        (True, False, 0.0, False),
+        (False, True, 0.0, False),
+    ],
+)
+def test_a_bar_counts_kernels_where_it_is_seen_and_takes_long(
+    monkeypatch, capsys, is_terminal, progress, delay, is_shown
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(compilations, "BAR_DELAY", delay)
+    kernels = [Future(), Future()]
+    kernels[0].set_result("a kernel")
+    kernels[1].set_exception(ValueError("of the compiler, which the caller meets later"))
+    _watch(kernels, progress)
+    shown = capsys.readouterr().err
+    assert ("compiling kernels" in shown, "2/2" in shown) == (is_shown, is_shown)
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    """What counts and logs the compilations of this process."""
+    monkeypatch.setattr(compilations.triton.knobs.runtime, "jit_post_compile_hook", None)
+    compilations.log_compilations()
+    return compilations.triton.knobs.runtime.jit_post_compile_hook
+
+
+def compiled(name: str, **constants: object) -> dict[str, object]:
+    """What Triton says of a kernel; its first argument is no constant."""
+    function = SimpleNamespace(arg_names=["out_ptr", *constants])
+    fn = SimpleNamespace(name=f"specdec.kernels.file.{name}", jit_function=function)
+    by_path = {(i + 1,): value for i, value in enumerate(constants.values())}
+    return {"fn": fn, "compile": {"constants": by_path}, "key": "", "already_compiled": False}
+
+
+def test_only_compilations_outside_a_start_are_counted_and_logged(hook, caplog):
     with compiling_is_expected():
-        _log(fn=kernel, key="", already_compiled=False)
-    assert caplog.messages == []
-    _log(fn=kernel, key="", already_compiled=False)
+        hook(**compiled("_add_kernel"))
+    assert (caplog.messages, hook.unexpected.total()) == ([], 0)
+    hook(**compiled("_add_kernel"))
     assert caplog.messages == ["kernel _add_kernel was compiled while requests wait"]
+    assert compilations.compilations().unexpected == {"_add_kernel": 1}
+
+
+def test_rare_kernels_are_counted_apart_and_give_no_warning(hook, caplog):
+    rarity = RARITIES[0]
+    hook(**compiled(rarity.kernel, **rarity.constants, G=8))
+    assert (hook.rare, hook.unexpected) == ({rarity.kernel: 1}, {})
+    assert caplog.messages == []  # without level "info"
+    hook(**compiled(rarity.kernel, **{**rarity.constants, "IS_SPLIT": True}, G=8))
+    assert (hook.rare, hook.unexpected) == ({rarity.kernel: 1}, {rarity.kernel: 1})
+
+
+def test_a_second_start_keeps_the_counts(hook):
+    hook(**compiled("_add_kernel"))
+    compilations.log_compilations()
+    assert compilations.compilations() is hook
+
+
+def test_the_hook_understands_what_triton_calls_it_with(hook):
+    rarity = RARITIES[0]
+    function = JITFunction(paged_attention._paged_attention_kernel.fn)
+    index = {name: i for i, name in enumerate(function.arg_names)}
+    options = dict.fromkeys(("num_ctas", "num_stages", "enable_fp_fusion", "extern_libs"))
+    options |= {"num_warps": 2, "launch_cooperative_grid": False}
+    given = {
+        "key": ("", ()),
+        "signature": {},
+        "target": SimpleNamespace(),
+        "device": 0,
+        "constants": {(index[name],): value for name, value in rarity.constants.items()},
+        "options": SimpleNamespace(**options),
+        "configs": [{}],
+        "is_warmup": False,
+    }
+    wanted = inspect.signature(function._call_hook).parameters.keys() - {"hook"}
+    function._call_hook(hook, **{name: given[name] for name in wanted})
+    assert hook.rare == {"_paged_attention_kernel": 1}

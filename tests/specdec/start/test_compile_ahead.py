@@ -1,11 +1,19 @@
 """The steps that are compiled ahead cover every kind of row count that an engine may have."""
 
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import specdec
 from specdec.kernels.tiles import row_class
-from specdec.start.compile_ahead import LOGPROB_ROWS, request_counts
+from specdec.scheduling.work import PromptPart
+from specdec.sizes import EngineSizes
+from specdec.start.compile_ahead import LOGPROB_ROWS, forwards, request_counts
 from specdec.stepping.logprobs import ROWS_AT_ONCE
 
 
@@ -22,8 +30,64 @@ def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
     assert max(counts) <= max_num_seqs
     every = {kind(count * query_len) for count in range(1, max_num_seqs + 1)}
     assert {kind(count * query_len) for count in counts} == every
+    assert max_num_seqs in counts
+
+
+@pytest.fixture
+def chunks():
+    """chunks(...): the chunks that are compiled ahead for an engine of these sizes."""
+
+    def of(max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int, K: int):
+        sizes = EngineSizes(
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            num_kv_blocks=1,
+            num_speculative_tokens=K,
+        )
+        found: list[list[PromptPart]] = []
+        runner = SimpleNamespace(
+            sizes=sizes,
+            chunk_step=lambda parts, flags: found.append(parts),
+            round_step=lambda *_: None,
+        )
+        list(forwards(runner))
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "max_model_len, budget, max_num_seqs, K",
+    [(4096, 8192, 64, 3), (1500, 8192, 40, 3), (512, 64, 40, 3), (128, 8192, 4, 0), (2, 8, 1, 1)],
+)
+def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, max_num_seqs, K):
+    found = chunks(max_model_len, budget, max_num_seqs, K)
+    assert max(part.length for parts in found for part in parts) < max_model_len
+    assert max(map(len, found)) <= max_num_seqs
+    most = min(max(budget, max_num_seqs * (K + 1)), max_num_seqs * (max_model_len - 1))
+    every = {kind(rows) for rows in range(1, most + 1)}
+    assert {kind(sum(part.length for part in parts)) for parts in found} == every
 
 
 def test_each_kind_of_prompt_rows_with_logprobs_is_compiled_ahead():
     every = {kind(rows) for rows in range(1, ROWS_AT_ONCE + 1)}
     assert {kind(rows) for rows in LOGPROB_ROWS} == every
+
+
+def jitted(root: Path) -> Iterator[str]:
+    """Names of the functions below it that are decorated with jit, read from the source."""
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            for decorator in getattr(node, "decorator_list", ()):
+                if ast.unparse(decorator).partition("(")[0] == "jit":
+                    yield node.name
+
+
+def test_the_names_of_kernels_are_those_of_all_files():
+    root = Path(specdec.__file__).parent
+    code = "from specdec.start.compile_ahead import kernel_names; print(*kernel_names())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = set(done.stdout.split())
+    assert "_paged_attention_kernel" in names
+    assert names == set(jitted(root)) - set(jitted(root / "bench"))

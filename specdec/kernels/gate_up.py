@@ -11,7 +11,8 @@ from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import row_pieces, tiles_for
+from specdec.kernels.tile_shapes import row_pieces
+from specdec.kernels.tiles import tiles_for
 
 
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))

@@ -18,7 +18,8 @@ from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import MANY_ROWS, ROW_CLASSES, Tiles, row_pieces, tiles_for
+from specdec.kernels.tile_shapes import MANY_ROWS, ROW_CLASSES, row_pieces
+from specdec.kernels.tiles import Tiles, tiles_for
 
 
 class Sums(NamedTuple):

@@ -9,7 +9,8 @@ import torch
 from specdec.kernels import gate_up, linear
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.linear import launch_linear, launch_split_linear, linear_ref
-from specdec.kernels.tiles import Tiles, row_pieces
+from specdec.kernels.tile_shapes import row_pieces
+from specdec.kernels.tiles import Tiles
 
 ENTRIES = json.loads((files("specdec.kernels") / "tuned.json").read_text())
 SHAPES = sorted({tuple(key.split(",")[:3]) for table in ENTRIES.values() for key in table})

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec.kernels.tiles import row_class
+from specdec.kernels.tile_shapes import row_class
 from specdec.start.compile_ahead import LOGPROB_ROWS, request_counts
 from specdec.stepping.logprobs import ROWS_AT_ONCE
 

@@ -1,22 +1,138 @@
-"""Tiles of products that no table knows."""
+"""Tiles of products that no table knows: the cheapest of a few candidates by a model of the GPU.
 
-from specdec.kernels.tile_shapes import Product, Shape
+The candidates are what won somewhere in a measured table, and their neighbours; `specdec tune`
+measures the same ones. The model counts clocks of the busiest multiprocessor. Its programs share
+the loads and the tensor cores, and run in turns of as many as fit side by side; a program alone
+waits for its first tiles, for each step, and for memory wherever its buffers are shallow.
+"""
+
+from itertools import product as pairs
+
+from specdec.kernels.tile_shapes import (
+    MANY_ROWS,
+    SHARED_MEMORY,
+    SPLITS,
+    Product,
+    Shape,
+    bytes_of,
+    problem_of,
+    row_pieces,
+)
+
+FEW = (  # block_n, block_k, num_stages, num_warps; one tile holds all rows
+    *pairs((64,), (256,), (3, 4, 5), (4,)),
+    *pairs((64,), (128,), (3, 4, 5, 6), (4,)),
+    *pairs((64,), (64,), (3, 6), (4,)),
+    (128, 256, 3, 4),
+    *pairs((128,), (128,), (3, 4), (4,)),
+    (128, 128, 4, 8),
+    *pairs((128,), (64,), (3, 5), (4,)),
+)
+MEDIUM = (
+    Shape(64, 64, 128, 6, 4),
+    Shape(64, 96, 64, 3, 4),
+    Shape(64, 128, 64, 3, 4),
+    Shape(64, 128, 64, 5, 4),
+    Shape(64, 128, 128, 4, 4),
+    Shape(64, 192, 64, 6, 4),
+    Shape(64, 256, 64, 4, 8),
+    Shape(64, 256, 64, 5, 4),
+    Shape(128, 64, 64, 4, 4),
+    Shape(128, 64, 128, 4, 4),
+    Shape(128, 96, 64, 4, 4),
+    Shape(128, 96, 64, 6, 4),
+    Shape(128, 128, 64, 3, 4),
+    Shape(128, 128, 64, 4, 8),
+    Shape(128, 128, 64, 6, 4),
+    Shape(128, 256, 64, 4, 8),
+    Shape(256, 64, 64, 4, 4),
+    Shape(256, 128, 64, 4, 8),
+)
+MANY = (
+    Shape(64, 256, 64, 4, 8),
+    Shape(128, 128, 64, 3, 4),
+    Shape(128, 128, 64, 3, 8),
+    Shape(128, 128, 64, 4, 4),
+    Shape(128, 128, 64, 4, 8),
+    Shape(128, 128, 128, 3, 4),
+    Shape(128, 128, 128, 3, 8),
+    Shape(128, 256, 64, 4, 8),
+    Shape(256, 128, 64, 4, 8),
+)
+# of an H100 or H200; the clocks agree best with the table that was measured on an H200
+MULTIPROCESSORS = 132
+REGISTERS = 65536
+LOADED = 60  # bytes that a multiprocessor loads in a clock
+TENSOR_RATE = 0.8  # what is reached of the tensor cores' rate
+LATENCY = 2250  # clocks from a request to its tile, all multiprocessors loading
+STEP = 50  # clocks of a program's step besides its loads and products
+START = 500  # clocks of a program before its first product and after its last
 
 
 def rule_splits(N: int, K: int) -> int:
-    """Enough programs to keep every multiprocessor reading, with at least 1,024 of K in each."""
-    fitting = (n for n in (2, 4) if K // n >= 1024 and N // 64 * n <= 264)
+    """As many programs as multiprocessors can run at a time, with at least 1,024 of K in each."""
+    fitting = (n for n in SPLITS if K // n >= 1024 and N // 64 * n <= MULTIPROCESSORS)
     return max(fitting, default=1)
 
 
 def rule_shape(product: Product, rows: int, splits: int) -> Shape:
     """rows: a row class."""
-    is_wide = product.dtype == "float32"
-    block = 64 if is_wide or rows <= 64 else 128
-    return Shape(
-        block_n=64 if product.kind == "gate" else block,
-        block_m=min(block, rows),
-        block_k=32 if is_wide else (128 if product.K % 128 == 0 else 64),
-        num_stages=3 if is_wide or rows > 64 else 4,
-        num_warps=8 if block == 128 else 4,
-    )
+    if product.dtype == "float32":
+        return Shape(64, min(64, rows), 32, 3, 4)
+    return min(candidates(product, rows, splits), key=lambda s: clocks(product, rows, splits, s))
+
+
+def candidates(product: Product, rows: int, splits: int) -> list[Shape]:
+    """What may be fastest, at most 16: fits into shared memory, and nearly into registers."""
+    if rows == MANY_ROWS:
+        shapes = list(MANY)
+    elif rows > 64:
+        shapes = [s for s in MEDIUM if rows % s.block_m == 0 or s.block_m == 128]
+    else:
+        shapes = [Shape(n, rows, *rest) for n, *rest in FEW]
+    sums = 2 if rows == MANY_ROWS and splits > 1 else 1
+    return [
+        s
+        for s in shapes
+        if problem_of(product.kind, rows, s) is None and _accumulators(product, s) * sums <= 160
+    ]
+
+
+def measured_rows(rows: int) -> int:
+    """How many rows stand for a class."""
+    return {16: 8, MANY_ROWS: 2048}.get(rows, rows)
+
+
+def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
+    """The model: clocks of the busiest multiprocessor."""
+    height = shape.block_n * _halves(product)
+    parts = 1 if rows == MANY_ROWS else splits
+    K = product.K / parts
+    tiles = -(-product.N // height) * -(-measured_rows(rows) // shape.block_m)
+    programs = -(-tiles * parts // MULTIPROCESSORS)
+    loads = (height + shape.block_m) * K * 2 / LOADED
+    # 64 x 16 of W against m columns take m / 2 clocks, or what reading both from shared memory does
+    instructions = height / 64 * K / 16
+    columns = [m for m in row_pieces(shape.block_m) if m > 0]
+    dots = instructions * sum(max(m / 2, 16 + m / 4) for m in columns) / TENSOR_RATE
+    busy = max(loads, dots)
+    steps = K / shape.block_k
+    alone = START + max(busy + steps * STEP, steps * LATENCY / (shape.num_stages - 1))
+    turns = -(-programs // min(programs, _resident(product, shape)))
+    return max(programs * busy, turns * alone)
+
+
+def _resident(product: Product, shape: Shape) -> int:
+    """Programs that fit into a multiprocessor side by side."""
+    registers = shape.num_warps * 32 * (_accumulators(product, shape) + 70)
+    by_memory = SHARED_MEMORY // (bytes_of(product.kind, shape) + 2048)
+    return max(1, min(by_memory, REGISTERS // registers, 4))
+
+
+def _accumulators(product: Product, shape: Shape) -> int:
+    """Registers of each thread that hold sums."""
+    return shape.block_n * shape.block_m * _halves(product) // (32 * shape.num_warps)
+
+
+def _halves(product: Product) -> int:
+    return 2 if product.kind == "gate" else 1

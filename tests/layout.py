@@ -75,7 +75,7 @@ ROWS: dict[str, Row] = {
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),
     "specdec.serve": Row(LLM),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton")),
-    "specdec.tune": Row(("specdec.kernels", "specdec.models", "weights"), ("torch", "triton")),
+    "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
         (*LLM, "specdec.serve", "specdec.bench", "specdec.tune"), ("torch", "typer", "rich")
     ),

@@ -23,14 +23,19 @@ _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of
 
 
 @contextmanager
-def compiling_ahead(device: torch.device) -> Iterator[None]:
-    """Only compile what the body launches. What its kernels would have written stays as it was."""
+def compiling_ahead(device: torch.device, may_fail: bool = False) -> Iterator[None]:
+    """Only compile what the body launches. What its kernels would have written stays as it was.
+
+    may_fail: a kernel that does not compile or fit raises where it is launched later, not here.
+    """
     num_threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
-        with AsyncCompileMode(pool) as mode:
+        with AsyncCompileMode(pool, ignore_errors=may_fail) as mode:
             yield
-        for _ in pool.map(_load, mode.future_kernels.values()):
-            pass
+        loading = [pool.submit(_load, kernel) for kernel in mode.future_kernels.values()]
+        for each in loading:
+            if each.exception() is not None and not may_fail:
+                each.result()
 
 
 def _use(device: torch.device) -> None:

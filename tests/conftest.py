@@ -13,6 +13,12 @@ if not torch.cuda.is_available():
 from weights.demo import demo_directory, demo_prompts
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests read no table of tiles that this machine's user has written."""
+    os.environ["SPECDEC_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     """The 48 prompts of the bundled pair, token ids."""

@@ -76,7 +76,10 @@ ROWS: dict[str, Row] = {
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),
     "specdec.serve": Row(LLM),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton")),
-    "specdec.cli": Row((*LLM, "specdec.serve", "specdec.bench"), ("torch", "typer", "rich")),
+    "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
+    "specdec.cli": Row(
+        (*LLM, "specdec.serve", "specdec.bench", "specdec.tune"), ("torch", "typer", "rich")
+    ),
     "specdec.__main__": Row(("specdec.cli",)),
 }
 

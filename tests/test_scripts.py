@@ -7,6 +7,11 @@ import sys
 
 import pytest
 
+import specdec.kernels.tiles
+import specdec.tune.gpu_clock
+from specdec.kernels.tables import read_table
+from specdec.kernels.tile_shapes import Product
+
 
 @pytest.fixture
 def run(capsys, monkeypatch):
@@ -64,3 +69,46 @@ def test_bench_measures_every_k_beside_plain_decoding(run, capsys):
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert [row["num_speculative_tokens"] for row in results] == [0, 2]
     assert all(row["tokens_per_second"] > 0 for row in results)
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """Every candidate takes a microsecond, by a clock of ours."""
+
+    class FakeClock:
+        has_wgmma = False
+
+        def __init__(self, device: object) -> None: ...
+
+        def prepare(self, jobs) -> None: ...
+
+        def time(self, job) -> float:
+            return 1.0
+
+    monkeypatch.setattr(specdec.tune.gpu_clock, "GpuClock", FakeClock)
+    monkeypatch.setattr(specdec.kernels.tiles, "gpu_name", lambda device: "GPU")
+
+
+def test_tune_products_adds_what_the_table_lacks(run, fake_gpu, tmp_path):
+    out = str(tmp_path / "table.json")
+    run("scripts.tune_products", "--shapes", "split:512x4096,whole:64x64", "--out", out)
+    text = run("scripts.tune_products", "--shapes", "whole:64x64,gate:128x64", "--out", out)
+
+    assert text.startswith("GPU: 1 of 2 products\n")
+    entries = read_table(tmp_path / "table.json")["GPU"]
+    wanted = [Product("split", 512, 4096), Product("whole", 64, 64), Product("gate", 128, 64)]
+    assert list(entries) == wanted
+
+
+def test_tune_products_compares_the_rule_on_random_products(run, fake_gpu, tmp_path):
+    file = tmp_path / "random.json"
+    text = run("scripts.tune_products", "--random", "5", "--json", str(file))
+
+    assert json.loads(text.splitlines()[-1])["rule_over_tuned"]["overall"] == 1.0
+    assert len(json.loads(file.read_text())["products"]) == 5
+
+
+def test_tune_products_stops_in_time_and_says_what_is_left(run, fake_gpu, tmp_path):
+    out = str(tmp_path / "table.json")
+    text = run("scripts.tune_products", "--max-seconds", "0", "--models", "qwen3-8b", "--out", out)
+    assert "no time for 8: split,6144,4096,bfloat16 " in text

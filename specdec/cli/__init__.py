@@ -383,6 +383,26 @@ def widen(
     run_widen(directory, source, shape, dtype, device)
 
 
+@app.command(short_help="Measure the products of a model on this GPU.")
+def tune(
+    target: shared.Target,
+    draft: shared.Draft = None,
+    dtype: Annotated[
+        str, Option(help="auto, bfloat16 or float16; auto is as the target is stored")
+    ] = "auto",
+    again: Annotated[bool, Option("--again", help="measure what a table has too")] = False,
+    json: shared.Json = False,
+) -> None:
+    """Find the fastest tiles for the products of a model and its draft on this GPU.
+
+    They go to tiles.json in the cache directory ($SPECDEC_CACHE_DIR), which every later start
+    reads. Tokens stay the same. An interrupt keeps what was measured.
+    """
+    from specdec.cli.tune import run_tune
+
+    run_tune(target, draft, dtype, again, json)
+
+
 @cache_commands.command("export", short_help="Write the compiled kernels to a file.")
 def export_cache(
     file: Annotated[

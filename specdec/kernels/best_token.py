@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
-from specdec.kernels.linear import describe, linear_ref, num_tiles, place_of, split_sum
+from specdec.kernels.linear import describe, linear_ref, split_sum
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
+from specdec.kernels.tile_order import num_tiles, place_of
 from specdec.kernels.tiles import tiles_for
 
 NO_TOKEN, NOT_FINITE = -1, -2

@@ -29,20 +29,25 @@ _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of
 
 
 @contextmanager
-def compiling_ahead(device: torch.device, progress: bool = True) -> Iterator[Callable[[], None]]:
+def compiling_ahead(
+    device: torch.device, progress: bool = True, may_fail: bool = False
+) -> Iterator[Callable[[], None]]:
     """Only compile what the body launches. What its kernels would have written stays as it was.
 
     The body may call what it is given from time to time: launches of a kernel that is ready by then
     are quick, others ask for it again at four times the cost.
     progress: show a bar, if it takes long enough to be seen
+    may_fail: a kernel that does not compile or fit raises where it is launched later, not here
     """
     num_threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
-        with AsyncCompileMode(pool) as mode:
+        with AsyncCompileMode(pool, ignore_errors=may_fail) as mode:
             yield partial(_note_ready, mode.future_kernels)
             _watch(mode.raw_futures, progress)
-        for _ in pool.map(_load, mode.future_kernels.values()):
-            pass
+        loading = [pool.submit(_load, kernel) for kernel in mode.future_kernels.values()]
+        for each in loading:
+            if each.exception() is not None and not may_fail:
+                each.result()
 
 
 def _watch(kernels: Sequence[Future[Any]], progress: bool) -> None:

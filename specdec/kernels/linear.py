@@ -18,7 +18,10 @@ from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.tiles import MANY_ROWS, ROW_CLASSES, Tiles, row_pieces, tiles_for
+from specdec.kernels.persistent import launch_persistent
+from specdec.kernels.tile_order import num_tiles, place_of, split_blocks
+from specdec.kernels.tile_shapes import MANY_ROWS, PARALLEL_ROWS, row_pieces
+from specdec.kernels.tiles import Tiles, tiles_for
 
 
 class Sums(NamedTuple):
@@ -69,7 +72,7 @@ def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
     if not use_triton(x_TK):
         return 1
     splits = tiles_for("split", x_TK, weight_NK, MANY_ROWS).splits
-    return 1 if splits == 1 or x_TK.shape[0] > ROW_CLASSES[-2] else splits
+    return 1 if splits == 1 or x_TK.shape[0] > PARALLEL_ROWS else splits
 
 
 def launch_linear(
@@ -84,7 +87,10 @@ def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) 
     tiles = tiles_for("split", x_TK, weight_NK)
     shape = (1 if tiles.is_serial else tiles.splits, len(x_TK), len(weight_NK))
     parts_STN = torch.empty(shape, dtype=torch.float32, device=x_TK.device)
-    _launch(parts_STN, x_TK, weight_NK, None, tiles)
+    if tiles.is_persistent:
+        launch_persistent(parts_STN, x_TK, weight_NK, None, tiles)
+    else:
+        _launch(parts_STN, x_TK, weight_NK, None, tiles)
     return Sums(parts_STN, bias_N)
 
 
@@ -174,20 +180,6 @@ def store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr):
     tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
 
 
-def num_tiles(N: int, T: int, tiles: Tiles) -> int:
-    """Output tiles of a product; `place_of` numbers them."""
-    return -(-N // tiles.block_n) * -(-T // tiles.block_m)
-
-
-@jit
-def place_of(tile, n_tiles, m_tiles):
-    """Tiles in bands of 8 along the rows, rows first: programs that share W tiles run together."""
-    band = tile // (8 * n_tiles)
-    height = tl.minimum(m_tiles - band * 8, 8)
-    inside = tile % (8 * n_tiles)
-    return inside // height, band * 8 + inside % height
-
-
 @jit
 def split_sum(x_desc, w_desc, n0, m0, split, K, SPLITS: tl.constexpr):
     """One split of W x^T as a float32 tile [BLOCK_N, BLOCK_M]."""
@@ -221,14 +213,6 @@ def split_sum_and_tail(descs, n0, m0, split, K, SPLITS: tl.constexpr):
         x_rest = tl.trans(tail_desc.load([m0 + BLOCK_M, k]))
         rest = tl.dot(w, x_rest, rest, input_precision="ieee")
     return acc, rest
-
-
-@jit
-def split_blocks(K, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr):
-    """Blocks of K in each split, whose length is a multiple of 256 for every BLOCK_K."""
-    return (
-        tl.cdiv(tl.cdiv(K, 256), SPLITS) * (256 // BLOCK_K) if SPLITS > 1 else tl.cdiv(K, BLOCK_K)
-    )
 
 
 def linear_ref(

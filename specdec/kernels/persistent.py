@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import GluonDescriptor, barrier, gl, gluon_jit, hopper, tl
-from specdec.kernels.linear import place_of, split_blocks
-from specdec.kernels.tiles import Tiles, row_pieces
+from specdec.kernels.tile_order import place_of, split_blocks
+from specdec.kernels.tile_shapes import row_pieces
+from specdec.kernels.tiles import Tiles
 
 BLOCK_N = 128  # rows of W in a tile, half for each group
 BLOCK_K = 64
@@ -44,7 +45,7 @@ def launch_persistent(
 ) -> None:
     """Write the splits' sums, or with S = 1 their total. is_gated: gate rows of W before up rows.
 
-    N must be a multiple of 8. A bias needs S = 1.
+    N must be a multiple of 8, the halves' too. A bias needs S = 1.
     """
     S, T, N = out_STN.shape
     block_m, tail = row_pieces(tiles.block_m)

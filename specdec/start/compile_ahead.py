@@ -1,10 +1,10 @@
 """Compile every kernel that serving can need, before it serves.
 
-A kernel has a variant for each class of row counts (kernels/tiles.py), and in it for one row, for
-multiples of 16 and for other counts; for each way of cutting attention; and for each combination of
-what requests ask of the sampler. The steps listed here need all of them; they are launched without
-running. A kernel that is missing is compiled when a request needs it, and counted and logged
-(kernels/compilations.py).
+A kernel has a variant for each class of row counts (kernels/tile_shapes.py), and in it for one row,
+for multiples of 16 and for other counts; for each way of cutting attention; and for each
+combination of what requests ask of the sampler. The steps listed here need all of them; they are
+launched without running. A kernel that is missing is compiled when a request needs it, counted and
+logged (kernels/compilations.py).
 """
 
 import itertools
@@ -15,7 +15,7 @@ import torch
 from specdec.kernels import KERNEL_NAMES
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import MAX_SPLIT_TOKENS
-from specdec.kernels.tiles import ROW_CLASSES
+from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart

@@ -18,7 +18,11 @@ from graphs.protocol import GraphBackend
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.kernels.compilations import compiling_is_expected, log_compilations
+from specdec.kernels.tables import user_table
+from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tiles import dtype_name
 from specdec.models.build import bytes_per_block
+from specdec.models.products import products_of
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
@@ -28,6 +32,7 @@ from specdec.start.device import advise_threads, device_memory, device_of, dtype
 from specdec.start.locate import Hub, locate
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
+from specdec.start.tile_sources import log_tiles
 from weights.config import TargetConfig
 from weights.files.reader import Reader
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
@@ -68,6 +73,8 @@ def _load(
 ) -> Loaded:
     advise_threads(device)
     backend = _backend(config, device, _num_drafts(speculation) > 0)
+    if device.type == "cuda":
+        user_table()  # a faulty one is refused before weights are read
     directory, tokenizer_directory, draft_directory = _directories(model, speculation, config)
     # first: a directory that is no target says so here, not by the tokenizer that it lacks
     reader = Reader(directory)
@@ -86,6 +93,7 @@ def _load(
         with _phase("draft weights"):
             eagle = _load_draft(draft_directory, speculation, target, progress)
         logger.info("%s", eagle.report)
+    log_tiles(_products(target, eagle), device)
     engine = assemble(
         _runner(config, speculation, target, eagle, backend),
         target.config,
@@ -126,6 +134,11 @@ def _directories(
         return directory, tokenizer, None
     own = replace(hub, revision=speculation.revision)
     return directory, tokenizer, locate(speculation.model, "draft", own)
+
+
+def _products(target: LoadedTarget, eagle: LoadedEagle | None) -> list[Product]:
+    dtype = dtype_name(target.tensors["embed_tokens.weight"].dtype)
+    return products_of(target.config, None if eagle is None else eagle.config, dtype)
 
 
 @contextmanager

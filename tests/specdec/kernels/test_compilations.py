@@ -6,10 +6,12 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
+import torch
 from triton import JITFunction
+from triton.runtime._async_compile import active_mode
 
 from specdec.kernels import compilations, paged_attention
-from specdec.kernels.compilations import _watch, compiling_is_expected
+from specdec.kernels.compilations import _watch, compiling_ahead, compiling_is_expected
 from specdec.kernels.rarities import RARITIES
 
 
@@ -94,3 +96,27 @@ def test_the_hook_understands_what_triton_calls_it_with(hook):
     wanted = inspect.signature(function._call_hook).parameters.keys() - {"hook"}
     function._call_hook(hook, **{name: given[name] for name in wanted})
     assert hook.rare == {"_paged_attention_kernel": 1}
+
+
+@pytest.mark.parametrize("may_fail", [False, True])
+def test_a_kernel_that_does_not_compile_ends_it_unless_it_may_fail(monkeypatch, may_fail):
+    if torch.cuda.is_available():
+        pytest.skip("kernels of ours, which are on no GPU")
+    monkeypatch.setattr(compilations, "_use", lambda device: None)
+
+    def compile_both() -> list[object]:
+        finished: list[object] = []
+        with compiling_ahead(torch.device("cpu"), may_fail=may_fail):
+            mode = active_mode.get()
+            mode.submit("bad", lambda: 1 // 0, finished.append)
+            mode.submit("good", lambda: SimpleNamespace(run=None), finished.append)
+        return finished
+
+    try:
+        if may_fail:
+            assert len(compile_both()) == 1
+        else:
+            with pytest.raises(ZeroDivisionError):
+                compile_both()
+    finally:
+        active_mode.set(None)  # an error leaves it

@@ -6,7 +6,8 @@ import torch
 from graphs.context import ForwardContext, set_forward_context
 from specdec.config import GraphConfig
 from specdec.kernels import linear
-from specdec.kernels.tiles import choose_tiles, row_class
+from specdec.kernels.tile_shapes import row_class
+from specdec.kernels.tiles import choose_tiles
 from specdec.models.attention import AttentionMetadata
 from tests.specdec.graph_walk import make_backend, tiny, tiny_runner
 

@@ -6,10 +6,12 @@ from importlib.resources import files
 import pytest
 import torch
 
-from specdec.kernels import gate_up, linear
+from specdec.kernels import gate_up, is_hopper, linear
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.linear import launch_linear, launch_split_linear, linear_ref
-from specdec.kernels.tiles import Tiles, row_pieces
+from specdec.kernels.tile_rule import candidates
+from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape, row_pieces
+from specdec.kernels.tiles import cut
 
 ENTRIES = json.loads((files("specdec.kernels") / "tuned.json").read_text())
 SHAPES = sorted({tuple(key.split(",")[:3]) for table in ENTRIES.values() for key in table})
@@ -61,7 +63,7 @@ def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monke
     if torch.cuda.is_available():
         pytest.skip("the interpreter is for machines without a GPU")
     torch.manual_seed(0)
-    tiles = Tiles(32, 48, 64, 2 if kind == "split" else 1, 2, 4, is_serial=False)
+    tiles = cut(Shape(32, 48, 64, 2, 4), 64, 2 if kind == "split" else 1)
     for module in (gate_up, linear):
         monkeypatch.setattr(module, "tiles_for", lambda *_: tiles)
     x, weight = torch.randn(rows, 512), torch.randn(80, 512)
@@ -76,3 +78,20 @@ def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monke
 )
 def test_rows_of_a_tile_are_powers_of_two(block_m, pieces):
     assert row_pieces(block_m) == pieces
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind, splits", [("split", 1), ("split", 2), ("whole", 1), ("gate", 1)])
+def test_every_candidate_of_tuning_gives_the_same_bits(kind, splits, monkeypatch):
+    torch.manual_seed(0)
+    x = torch.randn(2048, 2048, device="cuda").bfloat16()
+    weight = (torch.randn(3072, 2048, device="cuda") * 0.02).bfloat16()
+    expected = None
+    for rows in reversed(ROW_CLASSES):
+        for shape in candidates(Product(kind, *weight.shape), rows, splits, is_hopper(x.device)):
+            tiles = cut(shape, rows, splits)
+            for module in (gate_up, linear):
+                monkeypatch.setattr(module, "tiles_for", lambda *_, tiles=tiles: tiles)
+            found = PRODUCTS[kind](x[:rows].contiguous(), weight)
+            expected = found if expected is None else expected
+            assert torch.equal(found, expected[:rows]), (rows, shape)

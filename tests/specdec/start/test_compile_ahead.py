@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import specdec
-from specdec.kernels.tiles import row_class
+from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import LOGPROB_ROWS, forwards, request_counts
@@ -76,11 +76,11 @@ def test_each_kind_of_prompt_rows_with_logprobs_is_compiled_ahead():
 
 
 def jitted(root: Path) -> Iterator[str]:
-    """Names of the functions below it that are decorated with jit, read from the source."""
+    """Names of the functions below it that are decorated as kernels, read from the source."""
     for file in root.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             for decorator in getattr(node, "decorator_list", ()):
-                if ast.unparse(decorator).partition("(")[0] == "jit":
+                if ast.unparse(decorator).partition("(")[0] in ("jit", "gluon_jit"):
                     yield node.name
 
 

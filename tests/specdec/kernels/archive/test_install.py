@@ -216,7 +216,11 @@ def test_a_size_that_no_kernel_has_is_refused_before_it_is_read(tmp_path, packed
             refused(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", gzip.compress(b""), gzip.compress(b"x" * 2000)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", gzip.compress(b""), gzip.compress(b"x" * 2000)],
+    ids=["empty", "text", "gzip of nothing", "gzip of text"],
+)
 def test_what_is_no_archive_is_refused(tmp_path, refused, content):
     file = tmp_path / "file.tar.gz"
     file.write_bytes(content)

@@ -1,0 +1,75 @@
+"""`specdec tune`: measure the tiles of a model's products on this GPU, for the user's own table."""
+
+import json
+from collections.abc import Iterator
+
+import torch
+
+from specdec.kernels.tables import user_file
+from specdec.kernels.tile_shapes import TABLE_DTYPES, Product
+from specdec.kernels.tiles import choose_splits, gpu_name, source_of
+from specdec.models.products import products_of
+from specdec.start.locate import locate
+from specdec.start.tile_sources import home_relative
+from specdec.tune.gpu_clock import GpuClock
+from specdec.tune.report import HEAD, as_json, table
+from specdec.tune.search import Measured, Tuning
+from weights.bars import bar
+from weights.draft.resolve import resolve_eagle
+from weights.files.reader import Reader
+from weights.report import Log
+from weights.target import resolve_target
+
+
+def run_tune(target: str, draft: str | None, dtype: str, again: bool, in_json: bool) -> None:
+    """Measure what neither table knows; again: everything."""
+    if not torch.cuda.is_available():
+        raise ValueError("tune measures on an NVIDIA GPU, and torch sees none here")
+    device = torch.device("cuda", torch.cuda.current_device())
+    gpu = gpu_name(device)
+    products = products_of_pair(target, draft, dtype)
+    tuning = Tuning(
+        clock=GpuClock(device),
+        gpu=gpu,
+        file=user_file(),
+        splits_of=lambda product: (choose_splits(product, gpu),),
+    )
+    wanted = products
+    if not again:
+        wanted = [p for p in tuning.missing(products) if source_of(p, gpu) != "shipped"]
+    found = list(_measured(tuning, wanted, in_json))
+    if in_json:
+        rows = [as_json(each) for each in found]
+        print(json.dumps({"gpu": gpu, "file": str(user_file()), "products": rows}))
+        return
+    known = len(products) - len(wanted)
+    rest = f"; {known} were known (--again measures them too)" if known else ""
+    print(f"{len(found)} products measured for {gpu}, in {home_relative(user_file())}{rest}")
+
+
+def products_of_pair(target: str, draft: str | None, dtype: str) -> list[Product]:
+    """From configs and headers alone; no weight is read. dtype auto: as the target is stored."""
+    reader = Reader(locate(target, "target"))
+    config = resolve_target(reader, Log())
+    reader.problems.raise_if_any()
+    name = config.dtype if dtype == "auto" else dtype
+    if name not in TABLE_DTYPES:
+        raise ValueError(f"dtype={name}: tiles are measured for {' and '.join(TABLE_DTYPES)} only")
+    eagle = None
+    if draft is not None:
+        reader = Reader(locate(draft, "draft"))
+        eagle = resolve_eagle(reader, config, None, Log()).config
+        reader.problems.raise_if_any()
+    return products_of(config, eagle, name)
+
+
+def _measured(tuning: Tuning, products: list[Product], in_json: bool) -> Iterator[Measured]:
+    """Print a table that grows, unless JSON is wanted."""
+    head = f"{HEAD}   (microseconds)\n"
+    with bar(total=len(products), desc="products") as progress:
+        for measured in tuning.run(products):
+            if not in_json:
+                progress.write(head + table(measured))
+            head = ""
+            progress.update()
+            yield measured

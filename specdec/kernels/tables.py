@@ -1,0 +1,180 @@
+"""Measured tiles: the shipped table and the user's own, one product per line.
+
+    {"NVIDIA H200": {
+     "split,4096,4096,bfloat16": {"splits": 2, "rows": {"16": [64, 16, 256, 3, 4], "32": ...}},
+
+A list is a Shape, whose last number may be left out. The user's table is tiles.json in the cache directory; its numbers of splits say
+what was measured and decide nothing (tiles.py).
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.kernels.tile_shapes import (
+    KINDS,
+    ROW_CLASSES,
+    SPLITS,
+    TABLE_DTYPES,
+    Product,
+    Shape,
+    problem_of,
+)
+
+
+class Entry(NamedTuple):
+    """What was measured of one product: the best number of splits, and its tiles by row class."""
+
+    splits: int
+    rows: Mapping[int, Shape]
+
+
+Table = dict[str, dict[Product, Entry]]  # by the GPU's name
+NONE = Entry(1, {})
+
+
+@cache
+def shipped_table() -> Table:
+    """The table in this package."""
+    file = files("specdec.kernels") / "tuned.json"
+    return parse_table(file.read_text(), "tuned.json", "reinstall specdec")
+
+
+@cache
+def user_table() -> Table:
+    """What `specdec tune` has written; empty if there is none. ValueError: no valid table."""
+    return read_table(user_file())
+
+
+def user_file() -> Path:
+    """Where the user's table is: $SPECDEC_CACHE_DIR, or specdec in the user's cache directory."""
+    own = os.environ.get("SPECDEC_CACHE_DIR")
+    if own:
+        return Path(own) / "tiles.json"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "specdec" / "tiles.json"
+
+
+def read_table(file: Path) -> Table:
+    """A table on disk, checked; empty if there is no file."""
+    advice = "correct the file, or delete it and run `specdec tune` again"
+    try:
+        return parse_table(file.read_text(encoding="utf-8"), str(file), advice)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}; make it readable, or delete it") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: no table of tiles: no UTF-8; {advice}") from error
+
+
+def write_table(file: Path, table: Table) -> None:
+    """Replace the file in one step, so that an interrupt leaves the old or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
+        out.write(format_table(table))
+    os.chmod(out.name, 0o644)
+    os.replace(out.name, file)
+
+
+def format_table(table: Table) -> str:
+    """The text of a table, GPUs and products in their order."""
+    gpus = []
+    for gpu, entries in table.items():
+        lines = [f' "{key_of(product)}": {_line(entry)}' for product, entry in entries.items()]
+        gpus.append(f"{json.dumps(gpu)}: {{\n" + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(gpus) + "\n}\n"
+
+
+def key_of(product: Product) -> str:
+    """A product as a table names it: "split,4096,4096,bfloat16"."""
+    return ",".join(map(str, product))
+
+
+def parse_table(text: str, name: str, advice: str) -> Table:
+    """ValueError says what is wrong in `name` and gives the advice."""
+    try:
+        raw = _object(json.loads(text), "top level")
+        return {
+            gpu: {_product(key): _entry(key, entry) for key, entry in _object(entries, gpu).items()}
+            for gpu, entries in raw.items()
+        }
+    except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
+        raise ValueError(f"{name}: no table of tiles: {error}; {advice}") from error
+
+
+def _line(entry: Entry) -> str:
+    rows = ", ".join(f'"{rows}": {_numbers(shape)}' for rows, shape in sorted(entry.rows.items()))
+    return f'{{"splits": {entry.splits}, "rows": {{{rows}}}}}'
+
+
+def _numbers(shape: Shape) -> list[int]:
+    """Without the last one where it is 0, as nearly everywhere."""
+    return list(shape if shape.is_persistent else shape[:-1])
+
+
+def _object(value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: {_shown(value)} is no object")
+    return value
+
+
+def _product(key: str) -> Product:
+    kind, N, K, dtype, *rest = [*key.split(","), "", "", ""]
+    known = next((each for each in KINDS if each == kind), None)
+    is_complete = N.isdecimal() and K.isdecimal() and dtype in TABLE_DTYPES and not any(rest)
+    if known is None or not is_complete or min(int(N), int(K)) == 0:
+        allowed = f"{'|'.join(KINDS)},N,K,{'|'.join(TABLE_DTYPES)}"
+        raise ValueError(f"product {_shown(key)}, a name is {allowed}")
+    return Product(known, int(N), int(K), dtype)
+
+
+def _entry(key: str, value: object) -> Entry:
+    fields = _object(value, key)
+    unknown = [name for name in fields if name not in Entry._fields]
+    if unknown:
+        raise ValueError(f"{key}: field {_shown(unknown[0])}, allowed are splits, rows")
+    rows = _object(fields.get("rows"), f"{key}: rows")
+    shapes = {_rows(key, name): _shape(key, name, rows[name]) for name in rows}
+    return Entry(_splits(key, fields.get("splits", 1)), shapes)
+
+
+def _splits(key: str, value: object) -> int:
+    allowed = SPLITS if _product(key).kind == "split" else (1,)
+    if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
+        expected = ", ".join(map(str, allowed))
+        raise ValueError(f"{key}: splits {_shown(value)}, allowed are {expected}")
+    return value
+
+
+def _rows(key: str, name: str) -> int:
+    found = next((rows for rows in ROW_CLASSES if str(rows) == name), None)
+    if found is None:
+        classes = ", ".join(map(str, ROW_CLASSES))
+        raise ValueError(f"{key}: rows {_shown(name)}, the classes are {classes}")
+    return found
+
+
+def _shape(key: str, rows: str, value: object) -> Shape:
+    where = f"{key}, rows {rows}"
+    most = len(Shape._fields)
+    least = most - len(Shape._field_defaults)
+    if not isinstance(value, list) or {type(each) for each in value} != {int}:
+        raise ValueError(f"{where}: {_shown(value)} is no list of integers")
+    if not least <= len(value) <= most:
+        raise ValueError(f"{where}: {_shown(value)}, {least} numbers are needed")
+    shape = Shape(*value)
+    problem = problem_of(_product(key), int(rows), shape)
+    if problem is not None:
+        raise ValueError(f"{where}: {problem}")
+    return shape
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

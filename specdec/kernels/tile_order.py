@@ -1,0 +1,26 @@
+"""Where a program's tile of a product lies, and how many blocks of K its split has."""
+
+from specdec.kernels import jit, tl
+from specdec.kernels.tiles import Tiles
+
+
+def num_tiles(N: int, T: int, tiles: Tiles) -> int:
+    """Output tiles of a product; `place_of` numbers them."""
+    return -(-N // tiles.block_n) * -(-T // tiles.block_m)
+
+
+@jit
+def place_of(tile, n_tiles, m_tiles):
+    """Tiles in bands of 8 along the rows, rows first: programs that share W tiles run together."""
+    band = tile // (8 * n_tiles)
+    height = tl.minimum(m_tiles - band * 8, 8)
+    inside = tile % (8 * n_tiles)
+    return inside // height, band * 8 + inside % height
+
+
+@jit
+def split_blocks(K, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr):
+    """Blocks of K in each split, whose length is a multiple of 256 for every BLOCK_K."""
+    return (
+        tl.cdiv(tl.cdiv(K, 256), SPLITS) * (256 // BLOCK_K) if SPLITS > 1 else tl.cdiv(K, BLOCK_K)
+    )

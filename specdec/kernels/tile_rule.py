@@ -1,0 +1,157 @@
+"""Tiles of products that no table knows: the cheapest of a few candidates by a model of the GPU.
+
+The candidates are what won somewhere in a measured table, and their neighbours; `specdec tune`
+measures the same ones. The model counts clocks of the busiest multiprocessor. Its programs share
+the loads and the tensor cores, and run in turns of as many as fit side by side; a program alone
+waits for its first tiles, for each step, and for memory wherever its buffers are shallow.
+"""
+
+from itertools import product as pairs
+
+from specdec.kernels.tile_shapes import (
+    PARALLEL_ROWS,
+    SHARED_MEMORY,
+    SPLITS,
+    Product,
+    Shape,
+    bytes_of,
+    problem_of,
+    row_pieces,
+)
+
+FEW = (  # block_n, block_k, num_stages, num_warps; one tile holds all rows
+    *pairs((64,), (256,), (3, 4, 5), (4,)),
+    *pairs((64,), (128,), (3, 4, 5, 6), (4,)),
+    *pairs((64,), (64,), (3, 6), (4,)),
+    (128, 256, 3, 4),
+    *pairs((128,), (128,), (3, 4), (4,)),
+    (128, 128, 4, 8),
+    *pairs((128,), (64,), (3, 5), (4,)),
+)
+MEDIUM = (
+    Shape(64, 64, 128, 6, 4),
+    Shape(64, 96, 64, 3, 4),
+    Shape(64, 128, 64, 3, 4),
+    Shape(64, 128, 64, 5, 4),
+    Shape(64, 128, 128, 4, 4),
+    Shape(64, 192, 64, 6, 4),
+    Shape(64, 256, 64, 4, 8),
+    Shape(64, 256, 64, 5, 4),
+    Shape(128, 64, 64, 4, 4),
+    Shape(128, 64, 128, 4, 4),
+    Shape(128, 96, 64, 4, 4),
+    Shape(128, 96, 64, 6, 4),
+    Shape(128, 128, 64, 3, 4),
+    Shape(128, 128, 64, 4, 8),
+    Shape(128, 128, 64, 6, 4),
+    Shape(128, 256, 64, 4, 8),
+    Shape(256, 64, 64, 4, 4),
+    Shape(256, 128, 64, 4, 8),
+)
+MANY = (
+    Shape(64, 256, 64, 4, 8),
+    Shape(128, 128, 64, 3, 4),
+    Shape(128, 128, 64, 3, 8),
+    Shape(128, 128, 64, 4, 4),
+    Shape(128, 128, 64, 4, 8),
+    Shape(128, 128, 128, 3, 4),
+    Shape(128, 128, 128, 3, 8),
+    Shape(128, 256, 64, 4, 8),
+    Shape(256, 128, 64, 4, 8),
+)
+PERSISTENT = (  # on Hopper GPUs, for split and gate; 128 rows of W in each
+    *(Shape(128, m, 64, stages, 4, 1) for m, stages in ((64, 8), (96, 6), (128, 6), (192, 4))),
+    *(Shape(128, m, 64, stages, 4, 1) for m, stages in ((256, 4), (64, 5), (128, 4))),
+)
+MOST_SUMS = (160, 200)  # registers of a thread; persistent.py leaves its multiplying warps 232
+# of an H100 or H200; the clocks agree best with the table that was measured on an H200
+MULTIPROCESSORS = 132
+REGISTERS = 65536
+LOADED = 60  # bytes that a multiprocessor loads in a clock
+TENSOR_RATE = 0.8  # what is reached of the tensor cores' rate
+LATENCY = 2250  # clocks from a request to its tile, all multiprocessors loading
+STEP = 50  # clocks of a program's step besides its loads and products
+START = 500  # clocks of a program before its first product and after its last
+
+
+def rule_splits(N: int, K: int) -> int:
+    """As many programs as multiprocessors can run at a time, with at least 1,024 of K in each."""
+    fitting = (n for n in SPLITS if K // n >= 1024 and N // 64 * n <= MULTIPROCESSORS)
+    return max(fitting, default=1)
+
+
+def rule_shape(product: Product, rows: int, splits: int, has_wgmma: bool = False) -> Shape:
+    """rows: a row class."""
+    if product.dtype == "float32":
+        return Shape(64, min(64, rows), 32, 3, 4)
+    shapes = candidates(product, rows, splits, has_wgmma)
+    return min(shapes, key=lambda shape: clocks(product, rows, splits, shape))
+
+
+def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False) -> list[Shape]:
+    """What may be fastest, at most 20: fits into shared memory, and nearly into registers."""
+    if rows > PARALLEL_ROWS:
+        shapes = list(MANY)
+    elif rows > 64:
+        shapes = [s for s in MEDIUM if rows % s.block_m == 0 or s.block_m == 128]
+    else:
+        shapes = [Shape(n, rows, *rest) for n, *rest in FEW]
+    if has_wgmma:
+        shapes += _persistent(product, rows)
+    sums = 2 if rows > PARALLEL_ROWS and splits > 1 else 1
+    return [
+        s
+        for s in shapes
+        if problem_of(product, rows, s) is None
+        and _accumulators(product, s) * sums <= MOST_SUMS[s.is_persistent]
+    ]
+
+
+def _persistent(product: Product, rows: int) -> list[Shape]:
+    """With the deepest ring that fits, and tiles that the rows fill."""
+    fitting = [s for s in PERSISTENT if problem_of(product, rows, s) is None]
+    deepest = {s.block_m: s for s in sorted(fitting, key=lambda s: s.num_stages)}
+    return [s for m, s in deepest.items() if rows > PARALLEL_ROWS or rows % m == 0 or m == 128]
+
+
+def measured_rows(rows: int) -> int:
+    """How many rows stand for a class."""
+    return {16: 8}.get(rows, rows)
+
+
+def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
+    """The model: clocks of the busiest multiprocessor."""
+    height = shape.block_n * _halves(product)
+    parts = 1 if rows > PARALLEL_ROWS else splits
+    K = product.K / parts
+    tiles = -(-product.N // height) * -(-measured_rows(rows) // shape.block_m)
+    programs = -(-tiles * parts // MULTIPROCESSORS)
+    loads = (height + shape.block_m) * K * 2 / LOADED
+    # 64 x 16 of W against m columns take m / 2 clocks, or what reading both from shared memory does
+    instructions = height / 64 * K / 16
+    columns = [m for m in row_pieces(shape.block_m) if m > 0]
+    dots = instructions * sum(max(m / 2, 16 + m / 4) for m in columns) / TENSOR_RATE
+    busy = max(loads, dots)
+    if shape.is_persistent:
+        return programs * (busy + START)
+    steps = K / shape.block_k
+    alone = START + max(busy + steps * STEP, steps * LATENCY / (shape.num_stages - 1))
+    turns = -(-programs // min(programs, _resident(product, shape)))
+    return max(programs * busy, turns * alone)
+
+
+def _resident(product: Product, shape: Shape) -> int:
+    """Programs that fit into a multiprocessor side by side."""
+    registers = shape.num_warps * 32 * (_accumulators(product, shape) + 70)
+    by_memory = SHARED_MEMORY // (bytes_of(product.kind, shape) + 2048)
+    return max(1, min(by_memory, REGISTERS // registers, 4))
+
+
+def _accumulators(product: Product, shape: Shape) -> int:
+    """Registers of each thread that hold sums."""
+    num_warps = 8 if shape.is_persistent else shape.num_warps
+    return shape.block_n * shape.block_m * _halves(product) // (32 * num_warps)
+
+
+def _halves(product: Product) -> int:
+    return 2 if product.kind == "gate" else 1

@@ -1,0 +1,106 @@
+"""What a tile of a matrix product may be: its numbers, and what of them a GPU can run.
+
+The bounds keep the bits: with 64 rows of W or more and whole warp groups, a row of x is always a
+column of the same tensor-core instruction (linear.py), so tiles change the speed and nothing else.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+Kind = Literal["split", "whole", "gate"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+TABLE_DTYPES = ("bfloat16", "float16")  # tables know these; float32 has one set of tiles
+ROW_CLASSES = (16, 32, 64, 128, 192, 256, 384, 512, 1024, 4096)
+MANY_ROWS = ROW_CLASSES[-1]
+PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
+PERSISTENT_ROWS = 256  # persistent.py serves classes from here on
+SPLITS = (1, 2, 4)
+SHARED_MEMORY = 227 * 1024  # of one multiprocessor
+
+BLOCK_N = (64, 128, 256)
+BLOCK_M = (16, 32, 48, 64, 96, 128, 192, 256)
+BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in linear.py
+NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
+NUM_WARPS = (4, 8)
+PERSISTENT = (128, 64, 4)  # block_n, block_k and num_warps that persistent.py is written for
+PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
+
+
+class Product(NamedTuple):
+    """x W^T by what it leaves and the weight's shape [N, K]; gate: N counts both halves."""
+
+    kind: Kind  # split: sums for a reader; whole: finished; gate: SwiGLU
+    N: int
+    K: int
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.N}x{self.K}"
+
+
+class Shape(NamedTuple):
+    """The tiles for one class of row counts, in the order of a table's lists."""
+
+    block_n: int
+    block_m: int  # a power of two, or one and a half times that
+    block_k: int
+    num_stages: int
+    num_warps: int
+    is_persistent: int = 0  # 1: one program a multiprocessor (persistent.py)
+
+
+def row_class(M: int) -> int:
+    """The first of ROW_CLASSES that is no smaller, or the last: row counts that share tiles."""
+    return next((size for size in ROW_CLASSES if size >= M), MANY_ROWS)
+
+
+def row_pieces(block_m: int) -> tuple[int, int]:
+    """A tile's rows in powers of two, as the kernels take them: 192 are 128 + 64, 128 are 128."""
+    whole = 1 << (block_m.bit_length() - 1)
+    return whole, block_m - whole
+
+
+def bytes_of(kind: Kind, shape: Shape) -> int:
+    """Shared memory of a program's tiles of 16-bit numbers."""
+    halves = 2 if kind == "gate" else 1
+    ring = (shape.block_n * halves + shape.block_m) * shape.block_k * 2 * shape.num_stages
+    return ring + (PERSISTENT_BYTES if shape.is_persistent else 0)
+
+
+def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
+    """Why these tiles cannot serve a class of rows, or None."""
+    allowed = {
+        "block_n": BLOCK_N,
+        "block_m": BLOCK_M,
+        "block_k": BLOCK_K,
+        "num_stages": NUM_STAGES,
+        "num_warps": NUM_WARPS,
+        "is_persistent": (0, 1),
+    }
+    for name, values in allowed.items():
+        value = getattr(shape, name)
+        if value not in values:
+            return f"{name} {value}, allowed are {', '.join(map(str, values))}"
+    if shape.is_persistent:
+        problem = _persistent_problem(product, rows, shape)
+        if problem is not None:
+            return problem
+    elif row_pieces(shape.block_m)[1] and (product.kind == "whole" or rows > PARALLEL_ROWS):
+        where = f"{product.kind} and {rows} rows"
+        return f"block_m {shape.block_m}, a power of two is needed for {where}"
+    size = bytes_of(product.kind, shape)
+    if size > SHARED_MEMORY:
+        return f"{size:,} bytes of shared memory, of {SHARED_MEMORY:,}"
+    return None
+
+
+def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None:
+    if product.kind == "whole" or rows < PERSISTENT_ROWS or product.N % 16 != 0:
+        wanted = f"split and gate, N a multiple of 16, from {PERSISTENT_ROWS} rows on"
+        return f"is_persistent 1 is for {wanted}"
+    if (shape.block_n, shape.block_k, shape.num_warps) != PERSISTENT or shape.block_m < 64:
+        block_n, block_k, num_warps = PERSISTENT
+        needed = f"block_n {block_n}, block_k {block_k}, num_warps {num_warps}"
+        return f"is_persistent 1 needs {needed} and block_m 64 or more"
+    if product.kind == "gate" and shape.block_m not in (64, 128):
+        return f"block_m {shape.block_m}, with is_persistent 1 gate takes 64 or 128"
+    return None

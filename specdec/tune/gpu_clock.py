@@ -1,0 +1,135 @@
+"""Microseconds of one product with given tiles on this GPU, beside cuBLAS.
+
+A product is timed as a graph of calls over copies of its weight, enough that no copy is still in
+the cache when its turn comes. Kernels are the same for every N and K, so they are compiled first,
+all at once: 340 for all known models, about a minute on 16 cores. Those have 59 products and 9,200
+candidates of 20 to 30 milliseconds each, splits included: three to five minutes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from graphs.cuda import CudaBackend
+from specdec.kernels import best_token, gate_up, is_hopper, linear, triton
+from specdec.kernels.compilations import compiling_ahead
+from specdec.kernels.tile_rule import measured_rows
+from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tiles import Tiles
+from specdec.tune.search import Job
+from weights.bars import bar
+
+L2 = 64 << 20  # bytes of an H200's, rounded up
+MOST_COPIES = 32
+GRAPH_US = 200.0  # a graph this long hides its own launch
+MOST_CALLS = 48
+COMPILED_AT_ONCE = 128
+
+
+class GpuClock:
+    """A Clock (search.py). It keeps the weights of the last product."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.has_wgmma = is_hopper(device)
+        self._pool = CudaBackend(device).new_pool()
+        self._product: Product | None = None
+        self._weights: list[Tensor] = []
+
+    def prepare(self, jobs: Iterable[Job]) -> None:
+        """Compile what the jobs need; `time` leaves out what does not compile."""
+        unique = list({_binary(job): job for job in jobs}.values())
+        with bar(total=len(unique), desc="compiling", unit="kernel") as progress:
+            for part in _parts(unique):
+                with compiling_ahead(self.device, progress=False, may_fail=True):
+                    for job in part:
+                        weight = self._empty(job.product.N, job.product.K, job.product)
+                        _launch(job.product, self._rows_of(job), weight, job.tiles)
+                progress.update(len(part))
+
+    def time(self, job: Job) -> float:
+        """Median microseconds; infinite if these tiles do not run here."""
+        x_TK = self._rows_of(job).normal_()
+        weights = self._weights_of(job.product)
+
+        def call(weight_NK: Tensor) -> object:
+            if job.tiles is None:
+                return torch.mm(x_TK, weight_NK.t())
+            return _launch(job.product, x_TK, weight_NK, job.tiles)
+
+        try:
+            call(weights[0])
+        except (RuntimeError, triton.errors.TritonError):
+            return float("inf")
+        least = _least_microseconds(job)
+        wanted = min(MOST_CALLS, max(1, round(GRAPH_US / least)))
+        return self._time_graph(call, weights * max(1, wanted // len(weights)))
+
+    def _time_graph(self, call: Callable[[Tensor], object], weights: list[Tensor]) -> float:
+        with self._pool.session(self, collect=False) as session:
+            session.begin()
+            for weight in weights:
+                call(weight)
+            graph = session.end()
+        assert graph is not None, "nothing was captured"
+        bench = triton.testing.do_bench
+        total = bench(graph.replay, warmup=2, rep=8, return_mode="median")
+        graph.reset()
+        return float(total) * 1e3 / len(weights)
+
+    def _weights_of(self, product: Product) -> list[Tensor]:
+        if product != self._product:
+            self._weights.clear()
+            copies = min(MOST_COPIES, -(-3 * L2 // (product.N * product.K * 2)))
+            for _ in range(copies):
+                self._weights.append(self._empty(product.N, product.K, product).normal_())
+            self._product = product
+        return self._weights
+
+    def _rows_of(self, job: Job) -> Tensor:
+        return self._empty(measured_rows(job.rows), job.product.K, job.product)
+
+    def _empty(self, rows: int, columns: int, product: Product) -> Tensor:
+        dtype = getattr(torch, product.dtype)
+        return torch.empty(rows, columns, dtype=dtype, device=self.device)
+
+
+def _launch(product: Product, x_TK: Tensor, weight_NK: Tensor, tiles: Tiles | None) -> object:
+    """The kernel that a model runs for this product, with tiles of our choice."""
+    if product.kind == "gate":
+        with patch.object(gate_up, "tiles_for", lambda *_: tiles):
+            return gate_up.launch_gate_up(x_TK, weight_NK, None)
+    if _is_head(product):
+        with patch.object(best_token, "tiles_for", lambda *_: tiles):
+            return best_token.launch_tile_maxima(x_TK, weight_NK)
+    with patch.object(linear, "tiles_for", lambda *_: tiles):
+        if product.kind == "split":
+            return linear.launch_split_linear(x_TK, weight_NK, None)
+        return linear.launch_linear(x_TK, weight_NK, None, x_TK.dtype)
+
+
+def _is_head(product: Product) -> bool:
+    """A vocabulary: best_token reads it, with the tiles of a finished product."""
+    return product.kind == "whole" and product.N > 4 * product.K
+
+
+def _binary(job: Job) -> tuple[object, ...]:
+    """What a kernel is compiled for: Triton tells multiples of 16 from other sizes."""
+    product = job.product
+    sizes = (product.N % 16, product.K % 16, measured_rows(job.rows) % 16)
+    return product.kind, _is_head(product), product.dtype, sizes, job.tiles
+
+
+def _parts(jobs: list[Job]) -> Iterator[list[Job]]:
+    remaining = iter(jobs)
+    while part := list(islice(remaining, COMPILED_AT_ONCE)):
+        yield part
+
+
+def _least_microseconds(job: Job) -> float:
+    """What the memory or the tensor cores of an H200 need at least."""
+    weight = job.product.N * job.product.K
+    return max(weight * 2 / 4.5e6, weight * 2 * measured_rows(job.rows) / 7e8)

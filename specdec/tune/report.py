@@ -1,0 +1,47 @@
+"""What tuning found, as a table and as JSON."""
+
+import math
+from collections.abc import Sequence
+
+from specdec.kernels.tables import key_of
+from specdec.kernels.tile_shapes import ROW_CLASSES
+from specdec.tune.search import Measured
+
+HEAD = f"{'product':<20} {'splits':>6} {'rows':>5} {'by rule':>10} {'tuned':>10} {'cuBLAS':>10}"
+
+
+def table(measured: Measured) -> str:
+    """A line for every row class, in microseconds."""
+    name = str(measured.product)
+    return "\n".join(
+        f"{name:<20} {measured.splits:>6} {rows:>5} "
+        f"{best.rule_us:>10.1f} {best.us:>10.1f} {best.cublas_us:>10.1f}"
+        for rows, best in sorted(measured.rows.items())
+    )
+
+
+def as_json(measured: Measured) -> dict[str, object]:
+    """With the times of all candidates: [rows, splits, tiles, microseconds]."""
+    rows = {str(rows): best._asdict() for rows, best in sorted(measured.rows.items())}
+    times = [[*key[:2], list(key[2]), us] for key, us in measured.times.items() if us < math.inf]
+    return {
+        "product": key_of(measured.product),
+        "splits": measured.splits,
+        "rows": rows,
+        "times": times,
+    }
+
+
+def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float]:
+    """How much slower the rule is: geometric means by row class and overall, and the worst."""
+    by_class = {
+        rows: [each.rows[rows].rule_us / each.rows[rows].us for each in found]
+        for rows in ROW_CLASSES
+    }
+    every = [ratio for ratios in by_class.values() for ratio in ratios]
+    means = {str(rows): _mean(ratios) for rows, ratios in by_class.items()}
+    return means | {"overall": _mean(every), "worst": max(every)}
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))

@@ -1,0 +1,183 @@
+"""The search: for each product the fastest candidate of every row class, written as it is found.
+
+The number of splits is the same for every number of rows, since it decides the order of a sum. It
+is given, or chosen here, for the shipped table only: the one with the least sum of times over three
+row classes, each over the best for its class, few rows counting double.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from specdec.kernels.tables import Entry, read_table, write_table
+from specdec.kernels.tile_rule import candidates, rule_shape, rule_splits
+from specdec.kernels.tile_shapes import ROW_CLASSES, SPLITS, Product, Shape
+from specdec.kernels.tiles import Tiles, cut
+
+SPLIT_CLASSES = (16, 64, 256)  # decide the splits
+FEW_ROWS = SPLIT_CLASSES[0]
+
+
+class Job(NamedTuple):
+    """One measurement. tiles None: cuBLAS."""
+
+    product: Product
+    rows: int  # a row class
+    tiles: Tiles | None
+
+
+class Clock(Protocol):
+    """gpu_clock.py, or a test's."""
+
+    has_wgmma: bool  # of the GPU: Hopper's products
+
+    def prepare(self, jobs: Iterable[Job]) -> None:
+        """Everything that `time` may be asked for."""
+
+    def time(self, job: Job) -> float:
+        """Microseconds; infinite if it does not run."""
+
+
+class Best(NamedTuple):
+    """Of one product and row class, in microseconds."""
+
+    shape: Shape
+    us: float
+    rule_us: float
+    cublas_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What is known of one product; `times` are all candidates', by row class and splits."""
+
+    product: Product
+    splits: int
+    rows: dict[int, Best]
+    times: dict[tuple[int, int, Shape], float]
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(self.splits, {rows: best.shape for rows, best in self.rows.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """splits_of: what to try for a product. file: the table that grows; None: none is written."""
+
+    clock: Clock
+    gpu: str
+    file: Path | None
+    splits_of: Callable[[Product], Sequence[int]]
+    max_seconds: float = float("inf")  # begins no further product after that
+    now: Callable[[], float] = field(default=time.monotonic)
+
+    def missing(self, products: Sequence[Product]) -> list[Product]:
+        """Those whose entry lacks a row class, or was measured with other splits."""
+        entries = {} if self.file is None else read_table(self.file).get(self.gpu, {})
+        return [p for p in products if not self._is_complete(entries.get(p), p)]
+
+    def run(self, products: Sequence[Product]) -> Iterator[Measured]:
+        """Measure one after another, each written before the next one begins."""
+        start = self.now()
+        self.clock.prepare(
+            job for p in products for job in jobs_of(p, self.splits_of(p), self.clock.has_wgmma)
+        )
+        for product in products:
+            if self.now() - start >= self.max_seconds:
+                return
+            measured = measure(product, self.splits_of(product), self.clock)
+            self._write(measured)
+            yield measured
+
+    def _is_complete(self, entry: Entry | None, product: Product) -> bool:
+        if entry is None or entry.splits not in self.splits_of(product):
+            return False
+        return set(entry.rows) == set(ROW_CLASSES)
+
+    def _write(self, measured: Measured) -> None:
+        if self.file is not None:
+            table = read_table(self.file)
+            table.setdefault(self.gpu, {})[measured.product] = measured.entry
+            write_table(self.file, table)
+
+
+def splits_to_try(product: Product) -> tuple[int, ...]:
+    """For the shipped table; a part of K must be worth a program of its own."""
+    can_split = product.kind == "split"
+    return tuple(n for n in SPLITS if n == 1 or (can_split and 512 * n <= product.K))
+
+
+def jobs_of(product: Product, counts: Sequence[int], has_wgmma: bool) -> Iterator[Job]:
+    """All that `measure` may ask of its clock, but cuBLAS."""
+    for count in dict.fromkeys((*counts, _rule_count(product, counts))):
+        for rows in ROW_CLASSES:
+            for shape in candidates(product, rows, count, has_wgmma):
+                yield Job(product, rows, cut(shape, rows, count))
+
+
+def measure(product: Product, counts: Sequence[int], clock: Clock) -> Measured:
+    """counts: numbers of splits to choose from."""
+    search = _Search(product, clock, {})
+    if len(counts) > 1:
+        for rows in SPLIT_CLASSES:
+            for count in counts:
+                search.best(rows, count)
+    splits = min(counts, key=lambda count: search.cost(count, counts))
+    found = {
+        rows: search.result(rows, splits, _rule_count(product, counts)) for rows in ROW_CLASSES
+    }
+    return Measured(product=product, splits=splits, rows=found, times=search.times)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Times of one product so far, by row class, splits and shape; none is measured twice."""
+
+    product: Product
+    clock: Clock
+    times: dict[tuple[int, int, Shape], float]
+
+    def best(self, rows: int, splits: int) -> Shape:
+        """The fastest candidate."""
+        shapes = candidates(self.product, rows, splits, self.clock.has_wgmma)
+        best = min(shapes, key=lambda shape: self.time(rows, splits, shape))
+        if self.time(rows, splits, best) == float("inf"):
+            raise ValueError(f"{self.product}: no tiles for {rows} rows run on this GPU")
+        return best
+
+    def cost(self, splits: int, counts: Sequence[int]) -> float:
+        """Of a number of splits, where there is a choice."""
+        if len(counts) == 1:
+            return 0.0
+        total = 0.0
+        for rows in SPLIT_CLASSES:
+            least = min(self.time(rows, count, self.best(rows, count)) for count in counts)
+            weight = 2 if rows == FEW_ROWS else 1
+            total += weight * self.time(rows, splits, self.best(rows, splits)) / least
+        return total
+
+    def result(self, rows: int, splits: int, rule_count: int) -> Best:
+        best = self.best(rows, splits)
+        by_rule = rule_shape(self.product, rows, rule_count, self.clock.has_wgmma)
+        return Best(
+            shape=best,
+            us=self.time(rows, splits, best),
+            rule_us=self.time(rows, rule_count, by_rule),
+            cublas_us=self.clock.time(Job(self.product, rows, None)),
+        )
+
+    def time(self, rows: int, splits: int, shape: Shape) -> float:
+        key = (rows, splits, shape)
+        if key not in self.times:
+            self.times[key] = self.clock.time(Job(self.product, rows, cut(shape, rows, splits)))
+        return self.times[key]
+
+
+def _rule_count(product: Product, counts: Sequence[int]) -> int:
+    """The splits that a product has without a table."""
+    if product.kind != "split":
+        return 1
+    return counts[0] if len(counts) == 1 else rule_splits(product.N, product.K)

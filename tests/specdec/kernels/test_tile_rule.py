@@ -1,0 +1,80 @@
+"""The rule and its candidates: what a GPU can run, few, and close to what was measured."""
+
+import pytest
+
+from specdec.kernels.tile_rule import _accumulators, candidates, clocks, rule_shape, rule_splits
+from specdec.kernels.tile_shapes import (
+    KINDS,
+    PARALLEL_ROWS,
+    ROW_CLASSES,
+    SHARED_MEMORY,
+    Product,
+    Shape,
+    bytes_of,
+    problem_of,
+)
+
+
+@pytest.mark.parametrize("kind, splits", [*((kind, 1) for kind in KINDS), ("split", 4)])
+@pytest.mark.parametrize("rows", ROW_CLASSES)
+@pytest.mark.parametrize("has_wgmma", [False, True])
+def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, splits, rows, has_wgmma):
+    product = Product(kind, 4096, 4096)
+    found = candidates(product, rows, splits, has_wgmma)
+    assert 2 <= len(found) == len(set(found)) <= 20
+    for shape in found:
+        assert problem_of(product, rows, shape) is None
+        assert bytes_of(kind, shape) <= SHARED_MEMORY
+        held = _accumulators(product, shape) * (2 if rows > PARALLEL_ROWS and splits > 1 else 1)
+        assert held <= (200 if shape.is_persistent else 160), "of 255 registers of a thread"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", ROW_CLASSES)
+def test_persistent_tiles_are_for_many_rows_of_a_hopper_gpu(kind, rows):
+    product = Product(kind, 4096, 4096)
+    found = [s for s in candidates(product, rows, 1, has_wgmma=True) if s.is_persistent]
+    assert (found != []) == (kind != "whole" and rows >= 256)
+    assert not any(s.is_persistent for s in candidates(product, rows, 1))
+    ragged = Product(kind, 4104, 4096)
+    assert not any(s.is_persistent for s in candidates(ragged, rows, 1, has_wgmma=True))
+
+
+def test_the_rule_takes_one_of_the_candidates():
+    for rows in ROW_CLASSES:
+        product = Product("gate", 6144, 1024)
+        assert rule_shape(product, rows, 1) in candidates(product, rows, 1)
+
+
+@pytest.mark.parametrize(
+    "product, rows, splits, best",
+    [
+        (Product("split", 6144, 4096), 16, 1, (64, 16)),
+        (Product("split", 6144, 4096), 192, 1, (64, 192)),
+        (Product("split", 6144, 4096), 384, 1, (64, 96)),
+        (Product("split", 4096, 14336), 192, 2, (64, 192)),
+        (Product("split", 4096, 14336), 512, 2, (128, 128)),
+        (Product("gate", 28672, 4096), 16, 1, (128, 16)),
+        (Product("gate", 28672, 4096), 128, 1, (64, 128)),
+        (Product("whole", 4096, 12288), 256, 1, (64, 128)),
+        (Product("whole", 32000, 4096), 128, 1, (128, 128)),
+    ],
+)
+def test_the_rule_finds_what_was_fastest_on_an_h200(product, rows, splits, best):
+    assert rule_shape(product, rows, splits)[:2] == best
+
+
+def test_a_turn_that_is_nearly_empty_costs_a_whole_one():
+    full, one_more = (Product("whole", 128 * tiles, 4096) for tiles in (264, 265))
+    shape = Shape(128, 128, 64, 3, 4)
+    assert clocks(one_more, 128, 1, shape) > 1.3 * clocks(full, 128, 1, shape)
+
+
+def test_few_outputs_of_a_long_sum_are_split():
+    assert [rule_splits(N, 8192) for N in (1024, 2048, 4096, 6144, 28672)] == [4, 4, 2, 1, 1]
+    assert [rule_splits(1024, K) for K in (1024, 2048, 4096)] == [1, 2, 4]
+
+
+def test_float32_keeps_one_set_of_tiles():
+    product = Product("split", 4096, 4096, "float32")
+    assert {rule_shape(product, rows, 1) for rows in (64, 512)} == {Shape(64, 64, 32, 3, 4)}

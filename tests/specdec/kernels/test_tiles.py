@@ -1,0 +1,64 @@
+"""Which tiles a product takes: the user's, the shipped, the rule's; its splits never the user's."""
+
+import pytest
+import torch
+
+from specdec.kernels import tiles
+from specdec.kernels.tables import Entry
+from specdec.kernels.tile_rule import rule_shape, rule_splits
+from specdec.kernels.tile_shapes import MANY_ROWS, Product, Shape
+from specdec.kernels.tiles import Tiles, choose_tiles, source_of
+
+SHIPPED = Product("split", 4096, 4096)
+OTHER = Product("split", 2048, 4096)
+SHAPES = [Shape(64, 16, 256, 3, 4), Shape(128, 16, 128, 4, 8)]
+
+
+@pytest.fixture
+def own_table(monkeypatch):
+    """own_table(entries): the user's table of "GPU" beside a shipped one for SHIPPED."""
+
+    def give(entries: dict[Product, Entry]) -> None:
+        shipped = {SHIPPED: Entry(2, {16: SHAPES[0], 32: SHAPES[0]})}
+        monkeypatch.setattr(tiles, "user_table", lambda: {"GPU": entries})
+        monkeypatch.setattr(tiles, "shipped_table", lambda: {"GPU": shipped})
+        choose_tiles.cache_clear()
+
+    yield give
+    choose_tiles.cache_clear()
+
+
+def chosen(product: Product, rows: int, gpu: str = "GPU") -> Tiles:
+    return choose_tiles(product.kind, rows, product.N, product.K, torch.bfloat16, gpu)
+
+
+def shape_of(found: Tiles) -> Shape:
+    return Shape(*(getattr(found, name) for name in Shape._fields))
+
+
+def test_the_users_rows_come_before_the_shipped_and_these_before_the_rule(own_table):
+    own_table({SHIPPED: Entry(2, {16: SHAPES[1]})})
+    assert shape_of(chosen(SHIPPED, 16)) == SHAPES[1]
+    assert shape_of(chosen(SHIPPED, 32)) == SHAPES[0]
+    assert shape_of(chosen(SHIPPED, 64)) == rule_shape(SHIPPED, 64, 2)
+    assert shape_of(chosen(SHIPPED, 16, "another")) == rule_shape(SHIPPED, 16, 2)
+    assert [source_of(p, "GPU") for p in (SHIPPED, OTHER)] == ["user", "rule"]
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_the_users_table_never_decides_the_splits(own_table, splits):
+    own_table({p: Entry(splits, {16: SHAPES[1], 4096: SHAPES[1]}) for p in (SHIPPED, OTHER)})
+    for rows in (16, 32, MANY_ROWS):
+        assert chosen(SHIPPED, rows).splits == 2
+        assert chosen(OTHER, rows).splits == rule_splits(OTHER.N, OTHER.K) == 4
+
+
+def test_only_unfinished_products_are_split(own_table):
+    own_table({})
+    assert chosen(Product("whole", 4096, 4096), 16).splits == 1
+    assert chosen(Product("gate", 4096, 4096), 16).splits == 1
+
+
+def test_many_rows_walk_their_splits_in_one_program(own_table):
+    own_table({})
+    assert [chosen(OTHER, rows).is_serial for rows in (512, MANY_ROWS)] == [False, True]

@@ -1,0 +1,43 @@
+"""The log says where tiles come from, on a GPU."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.kernels import tiles
+from specdec.kernels.tables import Entry
+from specdec.kernels.tile_shapes import Product
+from specdec.start import tile_sources
+from specdec.start.tile_sources import log_tiles, sources_line
+
+PRODUCTS = [Product("split", 4096, K) for K in (1024, 2048, 4096)]
+PRODUCTS.append(Product("whole", 32000, 4096))
+
+
+@pytest.fixture(autouse=True)
+def _tables(monkeypatch):
+    known = Entry(1, {})
+    monkeypatch.setattr(tiles, "shipped_table", lambda: {"H": dict.fromkeys(PRODUCTS[:2], known)})
+    monkeypatch.setattr(tiles, "user_table", lambda: {"H": dict.fromkeys(PRODUCTS[1:3], known)})
+    monkeypatch.setattr(tile_sources, "user_file", lambda: Path.home() / "own" / "tiles.json")
+
+
+def test_every_source_is_counted_and_what_follows_the_rule_is_named():
+    assert sources_line(PRODUCTS, "H") == (
+        "tiles of 4 products: 1 shipped for H, 2 from ~/own/tiles.json, "
+        "1 by rule (whole 32000x4096); `specdec tune` measures them"
+    )
+
+
+def test_tuning_is_named_only_where_it_helps():
+    assert sources_line(PRODUCTS[:1], "H") == "tiles of 1 products: 1 shipped for H"
+    wide = [Product("split", 64, 64, "float32")]
+    assert sources_line(wide, "H") == "tiles of 1 products: 1 by rule (split 64x64)"
+
+
+def test_a_cpu_has_no_tiles(caplog):
+    with caplog.at_level(logging.INFO, "specdec"):
+        log_tiles(PRODUCTS, torch.device("cpu"))
+    assert caplog.messages == []

@@ -1,0 +1,168 @@
+"""The search with a clock of ours: it writes the best, resumes, chooses splits only if asked."""
+
+from collections.abc import Callable
+
+import pytest
+
+from specdec.kernels.tables import read_table
+from specdec.kernels.tile_rule import candidates, rule_shape
+from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
+from specdec.tune.search import (
+    SPLIT_CLASSES,
+    Job,
+    Tuning,
+    jobs_of,
+    measure,
+    splits_to_try,
+)
+
+SPLIT = Product("split", 4096, 4096)
+HEAD = Product("whole", 32000, 4096)
+INFINITE = float("inf")
+
+
+class FakeClock:
+    """Every job takes what `microseconds` says; remembers what it was asked."""
+
+    has_wgmma = False
+
+    def __init__(self, microseconds: Callable[[Job], float]) -> None:
+        self.microseconds = microseconds
+        self.prepared: set[Job] = set()
+        self.timed: list[Job] = []
+
+    def prepare(self, jobs) -> None:
+        self.prepared |= set(jobs)
+
+    def time(self, job: Job) -> float:
+        self.timed.append(job)
+        return self.microseconds(job)
+
+
+def fastest(shapes: dict[int, Shape], splits: int = 1) -> Callable[[Job], float]:
+    """The given shape of each row class takes 1, with these splits; all else 2 or more."""
+
+    def microseconds(job: Job) -> float:
+        if job.tiles is None:
+            return 1.5
+        wanted = shapes[job.rows]
+        is_best = all(getattr(job.tiles, name) == getattr(wanted, name) for name in Shape._fields)
+        return (1.0 if is_best else 2.0) + abs(job.tiles.splits - splits)
+
+    return microseconds
+
+
+def last_candidates(product: Product, splits: int) -> dict[int, Shape]:
+    return {rows: candidates(product, rows, splits)[-1] for rows in ROW_CLASSES}
+
+
+@pytest.fixture
+def tuning(tmp_path):
+    """tuning(clock, **options): a search that writes tmp_path/tiles.json with two splits."""
+
+    def make(clock: FakeClock, **options: object) -> Tuning:
+        given = {"splits_of": lambda product: (2,) if product.kind == "split" else (1,)}
+        given |= {"clock": clock, "gpu": "GPU", "file": tmp_path / "tiles.json"}
+        return Tuning(**given | options)
+
+    return make
+
+
+def test_the_fastest_of_every_row_class_is_written(tuning):
+    best = last_candidates(HEAD, 1)
+    search = tuning(FakeClock(fastest(best)))
+    (measured,) = search.run([HEAD])
+
+    assert read_table(search.file)["GPU"][HEAD].rows == best
+    assert {each.us for each in measured.rows.values()} == {1.0}
+    for rows, each in measured.rows.items():
+        is_rule = rule_shape(HEAD, rows, 1) == best[rows]
+        assert (each.rule_us, each.cublas_us) == (1.0 if is_rule else 2.0, 1.5)
+
+
+def test_no_candidate_is_measured_twice_or_without_being_compiled(tuning):
+    clock = FakeClock(fastest(last_candidates(SPLIT, 2), 2))
+    list(tuning(clock, splits_of=splits_to_try).run([SPLIT]))
+    ours = [job for job in clock.timed if job.tiles is not None]
+    assert len(ours) == len(set(ours))
+    assert set(ours) <= clock.prepared == set(jobs_of(SPLIT, (1, 2, 4), False))
+
+
+def test_what_is_measured_is_not_measured_again(tuning):
+    search = tuning(FakeClock(fastest(last_candidates(SPLIT, 2), 2)))
+    assert search.missing([SPLIT, HEAD]) == [SPLIT, HEAD]
+    list(search.run([SPLIT]))
+    assert search.missing([SPLIT, HEAD]) == [HEAD]
+    assert tuning(search.clock, gpu="another").missing([SPLIT]) == [SPLIT]
+    assert tuning(search.clock, splits_of=lambda _: (4,)).missing([SPLIT]) == [SPLIT]
+
+
+def test_an_interrupt_keeps_what_was_measured(tuning):
+    def microseconds(job: Job) -> float:
+        if job.product == HEAD and job.rows == 64:
+            raise KeyboardInterrupt
+        return 1.0
+
+    search = tuning(FakeClock(microseconds))
+    with pytest.raises(KeyboardInterrupt):
+        list(search.run([SPLIT, HEAD]))
+    assert list(read_table(search.file)["GPU"]) == [SPLIT]
+
+
+def test_a_product_more_leaves_the_others_as_they_are(tuning):
+    search = tuning(FakeClock(lambda _: 1.0))
+    list(search.run([SPLIT]))
+    before = read_table(search.file)["GPU"][SPLIT]
+    list(tuning(search.clock, gpu="another").run([HEAD]))
+    assert read_table(search.file)["GPU"] == {SPLIT: before}
+
+
+def test_no_product_begins_after_its_time(tuning):
+    moments = iter([0.0, 1.0, 9.0])
+    search = tuning(FakeClock(lambda _: 1.0), max_seconds=5, now=lambda: next(moments))
+    assert [each.product for each in search.run([SPLIT, HEAD])] == [SPLIT]
+
+
+def test_given_splits_are_the_only_ones_measured(tuning):
+    clock = FakeClock(fastest(last_candidates(SPLIT, 4), 4))
+    (measured,) = tuning(clock).run([SPLIT])
+    assert measured.splits == 2
+    assert {job.tiles.splits for job in clock.timed if job.tiles is not None} == {2}
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_the_best_splits_are_chosen_by_three_row_classes(splits):
+    clock = FakeClock(fastest(last_candidates(SPLIT, splits), splits))
+    measured = measure(SPLIT, (1, 2, 4), clock)
+    assert measured.splits == splits
+    rejected = {1, 2, 4} - {splits, 2}  # 2: the rule's
+    others = [job for job in clock.timed if job.tiles is not None and job.tiles.splits in rejected]
+    assert {job.rows for job in others} == set(SPLIT_CLASSES)
+
+
+def test_few_rows_count_double_for_the_splits():
+    def microseconds(job: Job) -> float:
+        if job.tiles is None:
+            return 1.0
+        return {(16, 1): 1.3, (64, 2): 1.2, (256, 2): 1.2}.get((job.rows, job.tiles.splits), 1.0)
+
+    assert measure(SPLIT, (1, 2), FakeClock(microseconds)).splits == 2
+
+
+def test_only_long_sums_are_split():
+    assert splits_to_try(SPLIT) == (1, 2, 4)
+    assert splits_to_try(Product("split", 4096, 1024)) == (1, 2)
+    assert splits_to_try(HEAD) == (1,)
+
+
+def test_candidates_that_do_not_run_lose_and_nothing_to_run_is_an_error(tuning):
+    only = last_candidates(HEAD, 1)[16]
+
+    def microseconds(job: Job) -> float:
+        is_only = job.rows != 16 or job.tiles is None or job.tiles.num_stages == only.num_stages
+        return 1.0 if is_only else INFINITE
+
+    (measured,) = tuning(FakeClock(microseconds)).run([HEAD])
+    assert measured.rows[16].shape.num_stages == only.num_stages
+    with pytest.raises(ValueError, match="whole 32000x4096: no tiles for 16 rows run on this GPU"):
+        measure(HEAD, (1,), FakeClock(lambda _: INFINITE))

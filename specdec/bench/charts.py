@@ -83,8 +83,9 @@ def _loop_per_user(axes: Any, rows: Rows) -> None:
 
 
 def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
-    """The second run of each load; dotted: sampled."""
-    rows = [row for row in rows if row["run"] == "second"]
+    """The last run of each load; dotted: sampled."""
+    last = max(row["run"] for row in rows)
+    rows = [row for row in rows if row["run"] == last]
     for K in sorted({row["num_speculative_tokens"] for row in rows}):
         for T, style in ((0.0, "-"), (0.8, ":")):
             points = [

@@ -1,10 +1,13 @@
-"""A closed loop: B requests run at all times, and when one ends the next begins.
+"""Closed loops: B requests run at all times, and when one ends the next begins.
 
 The requests of the first generation stop at staggered lengths, so that ends never come in waves.
 The window begins when as many have ended, and holds whole generations: as many prompts as
 completions. Prompts are 25 to 160 tokens of the pair's, answers --max-tokens. Request i is the same
 in every loop, so that outputs are compared with those of plain decoding. The engine has the graphs
-that users get, and is built anew for each load; its first run is a row of its own.
+that users get, and room for the largest load.
+
+A ramp is a load that doubles from one request to the largest batch and halves again; at each stage
+as many requests end as run. It is judged as a whole.
 """
 
 import random
@@ -17,6 +20,7 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, first_difference
+from specdec.bench.timing import Spread
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
@@ -25,7 +29,7 @@ from specdec.requests.stats import SpeculationStats
 GENERATIONS = 8  # of the window
 PROMPT_LENGTHS = (25, 160)
 TEMPERATURES = (0.0, 0.8)
-RUNS = ("first", "second")
+RAMPS = 3  # runs of a ramp
 
 Outputs = dict[tuple[float, int], list[int]]  # token ids by temperature and request
 
@@ -44,27 +48,51 @@ class Window:
 def loop(bench: Bench) -> Iterator[Row]:
     """Tokens per second and waiting times of requests in a closed loop, greedy and sampled."""
     plain: Outputs = {}
-    for K, batch in [(K, batch) for K in bench.ks for batch in bench.options.batches]:
-        if bench.has_time(f"loop: K = {K}, batch {batch}"):
-            spec = EngineSpec(
-                num_speculative_tokens=K,
-                max_num_seqs=max(batch, bench.options.max_num_seqs or 0),
-                max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
-                max_model_len=bench.options.model_len,
-                has_prefill_graphs=True,
-            )
+    batches = bench.options.batches
+    for K in bench.ks:
+        spec = _spec(bench, K)
+        for batch, temperature in [(batch, T) for batch in batches for T in TEMPERATURES]:
+            if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
+                continue
             engine = bench.pair.engine(spec)
-            for temperature in TEMPERATURES:
-                for run in RUNS:
-                    window = run_loop(engine, jobs(bench, batch, temperature), batch)
-                    found = _compared(window, temperature, plain) or _figures(window, batch)
-                    yield {
-                        "num_speculative_tokens": K,
-                        "batch": batch,
-                        "temperature": temperature,
-                        "run": run,
-                    } | found
-            bench.pair.drop(spec)
+            for run in range(1, bench.options.repeats + 1):
+                window = run_loop(engine, jobs(bench, batch, temperature), batch)
+                found = _compared(window.requests, temperature, plain) or _figures(window, batch)
+                yield {
+                    "num_speculative_tokens": K,
+                    "batch": batch,
+                    "temperature": temperature,
+                    "run": run,
+                } | found
+        bench.pair.drop()
+
+
+def ramp(bench: Bench) -> Iterator[Row]:
+    """Tokens per second of a load that rises from one request to the largest, and falls again."""
+    plain: Outputs = {}
+    for K in bench.ks:
+        if bench.has_time(f"ramp: K = {K}"):
+            engine = bench.pair.engine(_spec(bench, K))
+            row: Row = {"num_speculative_tokens": K, "batch": max(bench.options.batches)}
+            speeds = []
+            for _ in range(RAMPS):
+                speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), max(bench.options.batches))
+                speeds.append(speed)
+                row |= _compared(requests, 0.0, plain) or {}
+            spread = Spread.of(speeds)
+            figures = {"tokens_per_second": spread.median, "low": spread.low, "high": spread.high}
+            yield row if "refused" in row else row | figures
+            bench.pair.drop()
+
+
+def _spec(bench: Bench, K: int) -> EngineSpec:
+    return EngineSpec(
+        num_speculative_tokens=K,
+        max_num_seqs=max(*bench.options.batches, bench.options.max_num_seqs or 1),
+        max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
+        max_model_len=bench.options.model_len,
+        has_prefill_graphs=True,
+    )
 
 
 def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
@@ -88,13 +116,12 @@ def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
 def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     """Run the first generation and the window, then abort what runs."""
     running = Loop(engine, jobs)
-    running.begin(batch)
-    running.run_until(batch)
+    running.run(batch, batch)
     running.gaps.clear()
     num_before = len(running.requests)
     num_tokens = running.num_tokens
     began = time.monotonic()
-    running.run_until((GENERATIONS + 1) * batch)
+    running.run(batch, GENERATIONS * batch)
     seconds = time.monotonic() - began
     num_tokens = running.num_tokens - num_tokens
     engine.abort_all()
@@ -110,28 +137,37 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     )
 
 
+def run_ramp(engine: Engine, jobs: Iterator[Job], largest: int) -> tuple[float, list[Request]]:
+    """Tokens per second from the first request to the end of the last, and all requests."""
+    rising = [1 << i for i in range(largest.bit_length())]
+    running = Loop(engine, jobs)
+    began = time.monotonic()
+    for level in (*rising, *reversed(rising[:-1])):
+        running.run(level, level)
+    running.run(0, running.num_running)
+    return running.num_tokens / (time.monotonic() - began), running.requests
+
+
 class Loop:
-    """Steps an engine, and begins a request for each that ends."""
+    """Steps an engine, and begins requests as others end."""
 
     def __init__(self, engine: Engine, jobs: Iterator[Job]) -> None:
         self.requests: list[Request] = []  # in the order in which they began
         self.gaps: list[float] = []
+        self.num_running = 0
         self._engine = engine
         self._jobs = jobs
         self._delivered: dict[str, float] = {}  # when, by request id
-        self._num_ended = 0
 
     @property
     def num_tokens(self) -> int:
         """That all requests have so far."""
         return sum(len(request.token_ids) for request in self.requests)
 
-    def begin(self, count: int) -> None:
-        self.requests += self._engine.add_requests([next(self._jobs) for _ in range(count)])
-
-    def run_until(self, num_ended: int) -> None:
-        """Until so many requests have ended since the start."""
-        while self._num_ended < num_ended:
+    def run(self, level: int, num_ends: int) -> None:
+        """Until so many requests have ended. level: how many run, once no more than that do."""
+        self._fill(level)
+        while num_ends > 0:
             changed = self._engine.step()
             now = time.monotonic()
             for request in changed:
@@ -139,13 +175,19 @@ class Loop:
                     self.gaps.append(now - self._delivered[request.request_id])
                 self._delivered[request.request_id] = now
             ended = sum(request.is_finished for request in changed)
-            self._num_ended += ended
-            self.begin(ended)
+            num_ends -= ended
+            self.num_running -= ended
+            self._fill(level)
+
+    def _fill(self, level: int) -> None:
+        count = max(level - self.num_running, 0)
+        self.requests += self._engine.add_requests([next(self._jobs) for _ in range(count)])
+        self.num_running += count
 
 
-def _compared(window: Window, temperature: float, plain: Outputs) -> Row | None:
+def _compared(requests: Sequence[Request], temperature: float, plain: Outputs) -> Row | None:
     """Compare each request with the longest output that is known of it; a row if they differ."""
-    for i, request in enumerate(window.requests):
+    for i, request in enumerate(requests):
         known = plain.get((temperature, i), [])
         both = min(len(known), len(request.token_ids))
         difference = first_difference([request.token_ids[:both]], [known[:both]])

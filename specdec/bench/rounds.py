@@ -25,9 +25,10 @@ class Steady:
         self._flags = SamplingFlags.of_all(request.params.flags for request in requests)
         self._bound = max(request.num_tokens for request in engine.scheduler.running) - 1
 
-    def run(self) -> None:
-        self._runner.run_round(self._rows, self._bound, self._flags)
-        self._bound += self._runner.sizes.query_len
+    def run(self, query_len: int | None = None) -> None:
+        """query_len: rows of each request, None for K + 1."""
+        self._runner.run_round(self._rows, self._bound, self._flags, query_len)
+        self._bound += query_len or self._runner.sizes.query_len
 
 
 @contextmanager

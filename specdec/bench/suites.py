@@ -6,8 +6,9 @@ from specdec.bench.bench import Bench, refused
 from specdec.bench.capture import capture, memory, padding
 from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
+from specdec.bench.costs import costs
 from specdec.bench.exactness import exactness
-from specdec.bench.loop import loop
+from specdec.bench.loop import loop, ramp
 from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.prefill import prefill
 from specdec.bench.products import products
@@ -124,7 +125,7 @@ def cold(bench: Bench) -> list[Row]:
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
-        *(protocol, rounds, exactness, k, batch, context, products, loop, zero, gaps, requests),
-        *(waiting, prefill, capture, padding, memory, cold),
+        *(protocol, rounds, exactness, k, batch, context, products, loop, ramp, costs, zero),
+        *(gaps, requests, waiting, prefill, capture, padding, memory, cold),
     )
 }

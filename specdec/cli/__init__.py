@@ -213,8 +213,8 @@ def verify(
 
 
 SUITES = (
-    "protocol, rounds, exactness, k, batch, context, products, loop, zero, gaps, requests, "
-    "waiting, prefill, capture, padding, memory, cold; with commas; or all"
+    "protocol, rounds, exactness, k, batch, context, products, loop, ramp, costs, zero, gaps, "
+    "requests, waiting, prefill, capture, padding, memory, cold; with commas; or all"
 )
 
 
@@ -261,7 +261,9 @@ def bench(
         Option(exists=True, help="JSON file", show_default="prompts.json beside the target"),
     ] = None,
     max_tokens: Annotated[int, Option(min=2, help="tokens of each answer")] = 160,
-    repeats: Annotated[int, Option(min=1, help="whole runs, the best of which counts")] = 2,
+    repeats: Annotated[
+        int, Option(min=1, help="whole runs; the suite loop has a row for each")
+    ] = 2,
     num_rounds: Annotated[int, Option(min=1, help="rounds timed by the device's clock")] = 30,
     rounds_of_memory: Annotated[
         int | None, Option(min=1, help="rounds of the suite memory", show_default="1000")

@@ -146,7 +146,9 @@ def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
     if bench.skipped:
         skipped = "; ".join(bench.skipped)
         print(f"\nleft out, --max-seconds {command.options.max_seconds}: {skipped}")
-    apart = [row for name in ("context", "loop", "zero") for row in found.suites.get(name, [])]
+    apart = [
+        row for name in ("context", "loop", "ramp", "zero") for row in found.suites.get(name, [])
+    ]
     rows = [*bench.runs.values(), *apart]
     refused = [row for row in rows if "refused" in row]
     for row in refused:

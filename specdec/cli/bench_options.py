@@ -7,11 +7,13 @@ import torch
 
 from specdec.bench.suites import SUITES
 
-OF_BATCHES = ("protocol", "rounds", "k", "batch", "loop", "zero", "gaps", "padding", "memory")
+OF_BATCHES = (
+    *("protocol", "rounds", "k", "batch", "loop", "ramp", "zero", "gaps", "padding", "memory"),
+)
 READERS = {  # options that only some suites read
-    "contexts": ("context",),
+    "contexts": ("context", "costs"),
     "rounds_of_memory": ("memory",),
-    "max_model_len": (*OF_BATCHES, "exactness", "capture", "cold"),
+    "max_model_len": (*OF_BATCHES, "costs", "exactness", "capture", "cold"),
     "max_num_seqs": (*OF_BATCHES, "cold"),
     "gpu_memory_utilization": ("cold",),
 }

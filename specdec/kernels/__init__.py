@@ -90,10 +90,12 @@ def jit(kernel=None, *, varying=()):
     return (triton.jit if INTERPRET else Kernel)(kernel, do_not_specialize=list(varying))
 
 
-def gluon_jit(kernel):
+def gluon_jit(kernel=None, *, varying=()):
     """A kernel in Gluon, which no interpreter runs; without Triton the function as it is."""
+    if kernel is None:
+        return partial(gluon_jit, varying=varying)
     KERNEL_NAMES.add(kernel.__name__)
-    return GluonKernel(kernel) if HAS_TRITON else kernel
+    return GluonKernel(kernel, do_not_specialize=list(varying)) if HAS_TRITON else kernel
 
 
 def use_triton(tensor: Tensor) -> bool:

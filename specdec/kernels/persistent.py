@@ -32,6 +32,7 @@ class Form(NamedTuple):
     is_gated: bool
     has_bias: bool
     tail: int  # rows of x in a second tile beside the first
+    cuts: int  # parts of a tile's rows in the last turn, which would leave multiprocessors idle
     num_stages: int
 
 
@@ -56,7 +57,7 @@ def launch_persistent(
         w_desc,
         up_desc,
         _describe(x_TK, block_m),
-        _describe(x_TK, tail or block_m),
+        _describe(x_TK, tail or block_m // tiles.cuts),
         weight_NK if bias_N is None else bias_N,
         T,
         N,
@@ -67,6 +68,7 @@ def launch_persistent(
             is_gated=is_gated,
             has_bias=bias_N is not None,
             tail=tail,
+            cuts=tiles.cuts,
             num_stages=tiles.num_stages,
         ),
         num_warps=4,
@@ -95,13 +97,13 @@ def _shared_layout(tensor: Tensor) -> object:
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=tensor.ndim)
 
 
-@gluon_jit
+@gluon_jit(varying=("T",))
 def _persistent_kernel(
     out_desc,  # [S, T, N] in blocks [1, OUT_ROWS, BLOCK_N / 2]
     w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
     up_desc,  # the same
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
-    tail_desc,  # [T, K] in tiles [TAIL, BLOCK_K]
+    rest_desc,  # [T, K] in tiles of a tail, or of cut tiles
     bias_ptr,  # [N], or [2N] if gated
     T,
     N,
@@ -114,7 +116,7 @@ def _persistent_kernel(
     w_ring = _ring(w_desc, STAGES)
     x_ring = _ring(x_desc, STAGES)
     up_ring = _ring(up_desc, STAGES) if FORM.is_gated else w_ring
-    tail_ring = _ring(tail_desc, STAGES) if FORM.tail > 0 else x_ring
+    tail_ring = _ring(rest_desc, STAGES) if FORM.tail > 0 else x_ring
     out_buffers = _ring(out_desc, 4)  # two for each group
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
@@ -122,13 +124,14 @@ def _persistent_kernel(
         hopper.mbarrier.init(ready.index(i), count=1)
         hopper.mbarrier.init(empty.index(i), count=2)
     hopper.fence_async_shared()
-    descs = (w_desc, up_desc, x_desc, tail_desc)
+    descs = (w_desc, up_desc, x_desc, rest_desc)
     ring = (w_ring, up_ring, x_ring, tail_ring, ready, empty)
+    results = (out_desc, out_buffers, bias_ptr)
     sizes = (T, N, K)
     gl.warp_specialize(
         [
-            (_multiply_upper, (out_desc, out_buffers, ring, bias_ptr, sizes, FORM)),
-            (_multiply_lower, (out_desc, out_buffers, ring, bias_ptr, sizes, FORM)),
+            (_multiply_upper, (results, ring, sizes, FORM)),
+            (_multiply_lower, (results, ring, sizes, FORM)),
             (_copy, (descs, ring, sizes, FORM)),
         ],
         worker_num_warps=[4, 1],
@@ -144,46 +147,69 @@ def _ring(desc, COUNT: gl.constexpr):
 
 @gluon_jit
 def _extent(ring, sizes, FORM: gl.constexpr):
-    """Tiles of W, tiles of x, items of work, and blocks of K in a split."""
-    T, N, K = sizes
-    BLOCK_K: gl.constexpr = ring[0].shape[2]
+    """Tiles of W, tiles of x, and how many items of work are whole and cut."""
+    T, N, _K = sizes
     n_tiles = gl.cdiv(N, ring[0].shape[1])
     m_tiles = gl.cdiv(T, ring[2].shape[1] + FORM.tail)
     items = n_tiles * m_tiles * (FORM.splits // FORM.walked)
-    return n_tiles, m_tiles, items, split_blocks(K, BLOCK_K, FORM.splits)
+    num_whole = items if FORM.cuts == 1 else items - items % gl.num_programs(0)
+    return n_tiles, m_tiles, num_whole, (items - num_whole) * FORM.cuts
+
+
+@gluon_jit
+def _place(item, ring, n_tiles, m_tiles, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+    """An item's split, and its first row of W and of x. Cut items are counted by themselves."""
+    CUTS: gl.constexpr = FORM.cuts if IS_CUT else 1
+    BLOCK_M: gl.constexpr = ring[2].shape[1]
+    tile = item // CUTS
+    n_tile, m_tile = place_of(tile % (n_tiles * m_tiles), n_tiles, m_tiles)
+    m0 = m_tile * (BLOCK_M + FORM.tail) + item % CUTS * (BLOCK_M // CUTS)
+    return tile // (n_tiles * m_tiles), n_tile * ring[0].shape[1], m0
 
 
 @gluon_jit
 def _copy(descs, ring, sizes, FORM: gl.constexpr):
     """What one warp does: fill the ring, as places become empty."""
-    w_desc, up_desc, x_desc, tail_desc = descs
+    n_tiles, m_tiles, num_whole, num_cut = _extent(ring, sizes, FORM)
+    step = 0
+    for item in range(gl.program_id(0), num_whole, gl.num_programs(0)):
+        place = _place(item, ring, n_tiles, m_tiles, FORM, False)
+        step = _copy_item(descs, ring, place, step, sizes[2], FORM, False)
+    if FORM.cuts > 1:
+        for item in range(gl.program_id(0), num_cut, gl.num_programs(0)):
+            place = _place(num_whole * FORM.cuts + item, ring, n_tiles, m_tiles, FORM, True)
+            step = _copy_item(descs, ring, place, step, sizes[2], FORM, True)
+
+
+@gluon_jit
+def _copy_item(descs, ring, place, step, K, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+    """The tiles of one item; returns the next step."""
+    w_desc, up_desc, x_desc, rest_desc = descs
     w_ring, up_ring, x_ring, tail_ring, ready, empty = ring
+    split, n0, m0 = place
     STAGES: gl.constexpr = w_ring.shape[0]
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     BLOCK_K: gl.constexpr = w_ring.shape[2]
-    BLOCK_M: gl.constexpr = x_ring.shape[1]
-    ROWS: gl.constexpr = BLOCK_M + FORM.tail
-    BYTES: gl.constexpr = ((2 if FORM.is_gated else 1) * BLOCK_N + ROWS) * BLOCK_K * 2
-    n_tiles, m_tiles, items, blocks = _extent(ring, sizes, FORM)
-    step = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        n_tile, m_tile = place_of(item % (n_tiles * m_tiles), n_tiles, m_tiles)
-        split = item // (n_tiles * m_tiles)
-        n0 = n_tile * BLOCK_N
-        m0 = m_tile * ROWS
-        for i in range(blocks * FORM.walked):
-            k = (split * blocks + i) * BLOCK_K
-            place = step % STAGES
-            bar = ready.index(place)
-            hopper.mbarrier.wait(empty.index(place), (step // STAGES + 1) & 1)
-            hopper.mbarrier.expect(bar, BYTES)
-            _load(w_desc, n0, k, bar, w_ring.index(place))
-            if FORM.is_gated:
-                _load(up_desc, n0, k, bar, up_ring.index(place))
-            _load(x_desc, m0, k, bar, x_ring.index(place))
-            if FORM.tail > 0:
-                _load(tail_desc, m0 + BLOCK_M, k, bar, tail_ring.index(place))
-            step += 1
+    BLOCK_M: gl.constexpr = x_ring.shape[1] // (FORM.cuts if IS_CUT else 1)
+    ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * BLOCK_N + BLOCK_M + FORM.tail
+    blocks = split_blocks(K, BLOCK_K, FORM.splits)
+    for i in range(blocks * FORM.walked):
+        k = (split * blocks + i) * BLOCK_K
+        at = step % STAGES
+        bar = ready.index(at)
+        hopper.mbarrier.wait(empty.index(at), (step // STAGES + 1) & 1)
+        hopper.mbarrier.expect(bar, ROWS * BLOCK_K * 2)
+        _load(w_desc, n0, k, bar, w_ring.index(at))
+        if FORM.is_gated:
+            _load(up_desc, n0, k, bar, up_ring.index(at))
+        if IS_CUT:
+            _load(rest_desc, m0, k, bar, x_ring.index(at).slice(0, BLOCK_M))
+        else:
+            _load(x_desc, m0, k, bar, x_ring.index(at))
+        if FORM.tail > 0:
+            _load(rest_desc, m0 + BLOCK_M, k, bar, tail_ring.index(at))
+        step += 1
+    return step
 
 
 @gluon_jit
@@ -192,90 +218,94 @@ def _load(desc, row, k, bar, to):
 
 
 @gluon_jit
-def _multiply_upper(out_desc, out_buffers, ring, bias_ptr, sizes, FORM: gl.constexpr):
-    _multiply(out_desc, out_buffers, ring, bias_ptr, sizes, FORM, 0)
+def _multiply_upper(results, ring, sizes, FORM: gl.constexpr):
+    _multiply(results, ring, sizes, FORM, 0)
 
 
 @gluon_jit
-def _multiply_lower(out_desc, out_buffers, ring, bias_ptr, sizes, FORM: gl.constexpr):
-    _multiply(out_desc, out_buffers, ring, bias_ptr, sizes, FORM, 1)
+def _multiply_lower(results, ring, sizes, FORM: gl.constexpr):
+    _multiply(results, ring, sizes, FORM, 1)
 
 
 @gluon_jit
-def _multiply(
-    out_desc, out_buffers, ring, bias_ptr, sizes, FORM: gl.constexpr, GROUP: gl.constexpr
-):
+def _multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
     """What four warps do: their half of W's tile by the rows of x, and out."""
-    BLOCK_N: gl.constexpr = ring[0].shape[1]
-    BLOCK_M: gl.constexpr = ring[2].shape[1]
-    ROWS: gl.constexpr = BLOCK_M + FORM.tail
-    WALKED: gl.constexpr = FORM.walked
-    n_tiles, m_tiles, items, blocks = _extent(ring, sizes, FORM)
+    n_tiles, m_tiles, num_whole, num_cut = _extent(ring, sizes, FORM)
     step = 0
     num_written = 0
-    for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        n_tile, m_tile = place_of(item % (n_tiles * m_tiles), n_tiles, m_tiles)
-        total, other, step = _sums(ring, step, blocks, FORM, GROUP)
-        for _ in gl.static_range(1, WALKED):
-            part, other_part, step = _sums(ring, step, blocks, FORM, GROUP)
-            total += part
-            other += other_part
-        n0 = n_tile * BLOCK_N + GROUP * (BLOCK_N // 2)
-        if FORM.has_bias:
-            total += _bias(bias_ptr, n0, sizes, total)
-            if FORM.is_gated or FORM.tail > 0:
-                up_bias_ptr = bias_ptr + sizes[1] if FORM.is_gated else bias_ptr
-                other += _bias(up_bias_ptr, n0, sizes, other)
-        if FORM.is_gated:
-            total = total / (1.0 + gl.exp(-total)) * other
-        to = (out_desc, out_buffers, item // (n_tiles * m_tiles), n0)
-        num_written = _write(to, m_tile * ROWS, total, num_written, GROUP)
-        if FORM.tail > 0:
-            num_written = _write(to, m_tile * ROWS + BLOCK_M, other, num_written, GROUP)
+    for item in range(gl.program_id(0), num_whole, gl.num_programs(0)):
+        place = _place(item, ring, n_tiles, m_tiles, FORM, False)
+        sums, step = _sums(ring, step, sizes, FORM, GROUP, False)
+        num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
+    if FORM.cuts > 1:
+        for item in range(gl.program_id(0), num_cut, gl.num_programs(0)):
+            place = _place(num_whole * FORM.cuts + item, ring, n_tiles, m_tiles, FORM, True)
+            sums, step = _sums(ring, step, sizes, FORM, GROUP, True)
+            num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
     hopper.tma.store_wait(0)
 
 
 @gluon_jit
-def _bias(bias_ptr, n0, sizes, sums):
-    """As a column beside a tile of sums, float32."""
-    n = n0 + gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, sums.type.layout))
-    return gl.load(bias_ptr + n, mask=n < sizes[1], other=0.0).to(gl.float32)[:, None]
+def _sums(ring, step, sizes, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+    """All sums of an item; the next step."""
+    WALKED: gl.constexpr = FORM.walked
+    sums, step = _split_sums(ring, step, sizes, FORM, GROUP, IS_CUT)
+    for _ in gl.static_range(1, WALKED):
+        more, step = _split_sums(ring, step, sizes, FORM, GROUP, IS_CUT)
+        sums = _add(sums, more)
+    return sums, step
 
 
 @gluon_jit
-def _sums(ring, step, blocks, FORM: gl.constexpr, GROUP: gl.constexpr):
-    """The sums of one split [BLOCK_N / 2, BLOCK_M]; those of up rows or the tail; the next step.
+def _add(sums, more):
+    COUNT: gl.constexpr = len(sums)
+    if COUNT == 1:
+        return (sums[0] + more[0],)
+    elif COUNT == 2:
+        return sums[0] + more[0], sums[1] + more[1]
+    else:
+        return sums[0] + more[0], sums[1] + more[1], sums[2] + more[2], sums[3] + more[3]
+
+
+@gluon_jit
+def _split_sums(ring, step, sizes, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+    """Tiles of one split's sums: of W, of the up rows, and both again of the tail; the next step.
 
     Two blocks are in flight: a place is given back when the block after it has begun.
     """
-    w_ring, up_ring, x_ring, tail_ring, ready, empty = ring
+    w_ring, _up_ring, _x_ring, _tail_ring, ready, empty = ring
     STAGES: gl.constexpr = w_ring.shape[0]
-    HALF: gl.constexpr = w_ring.shape[1] // 2
-    HAS_OTHER: gl.constexpr = FORM.is_gated or FORM.tail > 0
-    total = _zeros(HALF, x_ring.shape[1])
-    other = _zeros(HALF, tail_ring.shape[1])
-    for i in range(blocks):
-        place = step % STAGES
-        hopper.mbarrier.wait(ready.index(place), (step // STAGES) & 1)
-        w = w_ring.index(place).slice(GROUP * HALF, HALF)
-        x = x_ring.index(place).permute((1, 0))
-        total = hopper.warpgroup_mma(w, x, total, use_acc=i > 0, is_async=True)
-        if FORM.is_gated:
-            up = up_ring.index(place).slice(GROUP * HALF, HALF)
-            other = hopper.warpgroup_mma(up, x, other, use_acc=i > 0, is_async=True)
-        elif FORM.tail > 0:
-            tail = tail_ring.index(place).permute((1, 0))
-            other = hopper.warpgroup_mma(w, tail, other, use_acc=i > 0, is_async=True)
-        total, other = _wait(total, other, 1, HAS_OTHER)
+    BLOCK_K: gl.constexpr = w_ring.shape[2]
+    sums = _zeros(ring, FORM, IS_CUT)
+    for i in range(split_blocks(sizes[2], BLOCK_K, FORM.splits)):
+        hopper.mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
+        sums = _begin(ring, step % STAGES, sums, i > 0, FORM, GROUP, IS_CUT)
+        sums = _wait(sums, 1)
         hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=i > 0)
         step += 1
-    total, other = _wait(total, other, 0, HAS_OTHER)
+    sums = _wait(sums, 0)
     hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
-    return total, other, step
+    return sums, step
 
 
 @gluon_jit
-def _zeros(HALF: gl.constexpr, ROWS: gl.constexpr):
+def _zeros(ring, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+    HALF: gl.constexpr = ring[0].shape[1] // 2
+    rows = _tile(HALF, ring[2].shape[1] // (FORM.cuts if IS_CUT else 1))
+    if FORM.tail > 0:
+        tail = _tile(HALF, FORM.tail)
+        if FORM.is_gated:
+            return rows, rows, tail, tail
+        else:
+            return rows, tail
+    elif FORM.is_gated:
+        return rows, rows
+    else:
+        return (rows,)
+
+
+@gluon_jit
+def _tile(HALF: gl.constexpr, ROWS: gl.constexpr):
     """A tile of sums in the registers of four warps."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
@@ -284,13 +314,80 @@ def _zeros(HALF: gl.constexpr, ROWS: gl.constexpr):
 
 
 @gluon_jit
-def _wait(total, other, BLOCKS: gl.constexpr, HAS_OTHER: gl.constexpr):
-    """Until no more than this many blocks are in flight."""
-    if HAS_OTHER:
-        total, other = hopper.warpgroup_mma_wait(2 * BLOCKS, (total, other))
+def _begin(ring, at, sums, is_later, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+    """Begin to add the products of one place of the ring."""
+    w_ring, up_ring, x_ring, tail_ring, _ready, _empty = ring
+    HALF: gl.constexpr = w_ring.shape[1] // 2
+    w = w_ring.index(at).slice(GROUP * HALF, HALF)
+    x = x_ring.index(at)
+    if IS_CUT:
+        x = x.slice(0, x_ring.shape[1] // FORM.cuts)
+    first = _product(w, x, sums[0], is_later)
+    if FORM.is_gated:
+        up = up_ring.index(at).slice(GROUP * HALF, HALF)
+        second = _product(up, x, sums[1], is_later)
+        if FORM.tail > 0:
+            tail = tail_ring.index(at)
+            third = _product(w, tail, sums[2], is_later)
+            return first, second, third, _product(up, tail, sums[3], is_later)
+        else:
+            return first, second
+    elif FORM.tail > 0:
+        return first, _product(w, tail_ring.index(at), sums[1], is_later)
     else:
-        total = hopper.warpgroup_mma_wait(BLOCKS, (total,))
-    return total, other
+        return (first,)
+
+
+@gluon_jit
+def _product(w, x, sums, is_later):
+    return hopper.warpgroup_mma(w, x.permute((1, 0)), sums, use_acc=is_later, is_async=True)
+
+
+@gluon_jit
+def _wait(sums, BLOCKS: gl.constexpr):
+    """Until no more than this many blocks are in flight."""
+    COUNT: gl.constexpr = len(sums)
+    if COUNT == 1:
+        return (hopper.warpgroup_mma_wait(BLOCKS, sums),)
+    else:
+        return hopper.warpgroup_mma_wait(BLOCKS * COUNT, sums)
+
+
+@gluon_jit
+def _finish(results, place, sums, sizes, num_written, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """Bias, silu, and out."""
+    out_desc, out_buffers, bias_ptr = results
+    split, n0, m0 = place
+    HALF: gl.constexpr = out_buffers.shape[3]
+    n0 += GROUP * HALF
+    to = (out_desc, out_buffers, split, n0)
+    TAILS: gl.constexpr = 2 if FORM.is_gated else 1
+    ups: gl.constexpr = 1 if FORM.is_gated else 0
+    y = _activated(sums[0], sums[ups], bias_ptr, n0, sizes, FORM)
+    num_written = _write(to, m0, y, num_written, GROUP)
+    if FORM.tail > 0:
+        y = _activated(sums[TAILS], sums[TAILS + ups], bias_ptr, n0, sizes, FORM)
+        num_written = _write(to, m0 + sums[0].shape[1], y, num_written, GROUP)
+    return num_written
+
+
+@gluon_jit
+def _activated(sums, up, bias_ptr, n0, sizes, FORM: gl.constexpr):
+    """up: the sums themselves where nothing is gated."""
+    if FORM.has_bias:
+        sums += _bias(bias_ptr, n0, sizes, sums)
+    if FORM.is_gated:
+        if FORM.has_bias:
+            up += _bias(bias_ptr + sizes[1], n0, sizes, up)
+        sums = sums / (1.0 + gl.exp(-sums)) * up
+    return sums
+
+
+@gluon_jit
+def _bias(bias_ptr, n0, sizes, sums):
+    """As a column beside a tile of sums, float32."""
+    n = n0 + gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, sums.type.layout))
+    return gl.load(bias_ptr + n, mask=n < sizes[1], other=0.0).to(gl.float32)[:, None]
 
 
 @gluon_jit

@@ -3,8 +3,8 @@
     {"NVIDIA H200": {
      "split,4096,4096,bfloat16": {"splits": 2, "rows": {"16": [64, 16, 256, 3, 4], "32": ...}},
 
-A list is a Shape, whose last number may be left out. The user's table is tiles.json in the cache directory; its numbers of splits say
-what was measured and decide nothing (tiles.py).
+A list is a Shape, whose last number may be left out. The user's table is tiles.json in the cache
+directory; its numbers of splits say what was measured and decide nothing (tiles.py).
 """
 
 import json
@@ -115,7 +115,7 @@ def _line(entry: Entry) -> str:
 
 def _numbers(shape: Shape) -> list[int]:
     """Without the last one where it is 0, as nearly everywhere."""
-    return list(shape if shape.is_persistent else shape[:-1])
+    return list(shape if shape.cuts else shape[:-1])
 
 
 def _object(value: object, where: str) -> dict[str, object]:

@@ -59,9 +59,12 @@ MANY = (
     Shape(128, 256, 64, 4, 8),
     Shape(256, 128, 64, 4, 8),
 )
-PERSISTENT = (  # on Hopper GPUs, for split and gate; 128 rows of W in each
-    *(Shape(128, m, 64, stages, 4, 1) for m, stages in ((64, 8), (96, 6), (128, 6), (192, 4))),
-    *(Shape(128, m, 64, stages, 4, 1) for m, stages in ((256, 4), (64, 5), (128, 4))),
+PERSISTENT = (  # on Hopper GPUs, for split and gate: block_m, num_stages and cuts
+    *((64, stages, 1) for stages in (5, 8)),
+    *((96, stages, 1) for stages in (4, 6)),
+    *((128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4)),
+    *((192, stages, 1) for stages in (3, 4)),
+    *((256, 4, cuts) for cuts in (1, 2)),
 )
 MOST_SUMS = (160, 200)  # registers of a thread; persistent.py leaves its multiplying warps 232
 # of an H100 or H200; the clocks agree best with the table that was measured on an H200
@@ -89,7 +92,7 @@ def rule_shape(product: Product, rows: int, splits: int, has_wgmma: bool = False
 
 
 def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False) -> list[Shape]:
-    """What may be fastest, at most 20: fits into shared memory, and nearly into registers."""
+    """What may be fastest, at most 24: fits into shared memory, and nearly into registers."""
     if rows > PARALLEL_ROWS:
         shapes = list(MANY)
     elif rows > 64:
@@ -103,15 +106,21 @@ def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False
         s
         for s in shapes
         if problem_of(product, rows, s) is None
-        and _accumulators(product, s) * sums <= MOST_SUMS[s.is_persistent]
+        and _accumulators(product, s) * sums <= MOST_SUMS[s.cuts > 0]
     ]
 
 
 def _persistent(product: Product, rows: int) -> list[Shape]:
     """With the deepest ring that fits, and tiles that the rows fill."""
-    fitting = [s for s in PERSISTENT if problem_of(product, rows, s) is None]
-    deepest = {s.block_m: s for s in sorted(fitting, key=lambda s: s.num_stages)}
-    return [s for m, s in deepest.items() if rows > PARALLEL_ROWS or rows % m == 0 or m == 128]
+    shapes = (Shape(128, m, 64, stages, 4, cuts) for m, stages, cuts in PERSISTENT)
+    fitting = [s for s in shapes if problem_of(product, rows, s) is None]
+    deepest = {(s.block_m, s.cuts): s for s in sorted(fitting, key=lambda s: s.num_stages)}
+    is_many = rows > PARALLEL_ROWS
+    return [
+        s
+        for s in deepest.values()
+        if (rows % s.block_m == 0 or s.block_m == 128 or is_many) and (s.cuts == 1 or rows <= 1024)
+    ]
 
 
 def measured_rows(rows: int) -> int:
@@ -121,23 +130,35 @@ def measured_rows(rows: int) -> int:
 
 def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
     """The model: clocks of the busiest multiprocessor."""
-    height = shape.block_n * _halves(product)
     parts = 1 if rows > PARALLEL_ROWS else splits
     K = product.K / parts
-    tiles = -(-product.N // height) * -(-measured_rows(rows) // shape.block_m)
-    programs = -(-tiles * parts // MULTIPROCESSORS)
-    loads = (height + shape.block_m) * K * 2 / LOADED
-    # 64 x 16 of W against m columns take m / 2 clocks, or what reading both from shared memory does
-    instructions = height / 64 * K / 16
-    columns = [m for m in row_pieces(shape.block_m) if m > 0]
-    dots = instructions * sum(max(m / 2, 16 + m / 4) for m in columns) / TENSOR_RATE
-    busy = max(loads, dots)
-    if shape.is_persistent:
-        return programs * (busy + START)
+    height = shape.block_n * _halves(product)
+    items = -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
+    if shape.cuts:
+        return _persistent_clocks(items, height, K, shape)
+    programs = -(-items // MULTIPROCESSORS)
+    busy = _busy(height, row_pieces(shape.block_m), K)
     steps = K / shape.block_k
     alone = START + max(busy + steps * STEP, steps * LATENCY / (shape.num_stages - 1))
     turns = -(-programs // min(programs, _resident(product, shape)))
     return max(programs * busy, turns * alone)
+
+
+def _persistent_clocks(items: int, height: int, K: float, shape: Shape) -> float:
+    """Whole turns, and one of the tiles that are left, cut."""
+    turns, left = divmod(items, MULTIPROCESSORS)
+    cut = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
+    last = -(-left * shape.cuts // MULTIPROCESSORS) * cut
+    return turns * (_busy(height, row_pieces(shape.block_m), K) + START) + last
+
+
+def _busy(height: int, columns: tuple[int, int], K: float) -> float:
+    """Clocks of one tile's loads or products, whichever is more."""
+    loads = (height + sum(columns)) * K * 2 / LOADED
+    # 64 x 16 of W against m columns take m / 2 clocks, or what reading both from shared memory does
+    instructions = height / 64 * K / 16
+    dots = instructions * sum(max(m / 2, 16 + m / 4) for m in columns if m > 0) / TENSOR_RATE
+    return max(loads, dots)
 
 
 def _resident(product: Product, shape: Shape) -> int:
@@ -149,7 +170,7 @@ def _resident(product: Product, shape: Shape) -> int:
 
 def _accumulators(product: Product, shape: Shape) -> int:
     """Registers of each thread that hold sums."""
-    num_warps = 8 if shape.is_persistent else shape.num_warps
+    num_warps = 8 if shape.cuts else shape.num_warps
     return shape.block_n * shape.block_m * _halves(product) // (32 * num_warps)
 
 

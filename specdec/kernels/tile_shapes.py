@@ -12,7 +12,7 @@ TABLE_DTYPES = ("bfloat16", "float16")  # tables know these; float32 has one set
 ROW_CLASSES = (16, 32, 64, 128, 192, 256, 384, 512, 1024, 4096)
 MANY_ROWS = ROW_CLASSES[-1]
 PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
-PERSISTENT_ROWS = 256  # persistent.py serves classes from here on
+PERSISTENT_ROWS = 192  # persistent.py serves classes from here on
 SPLITS = (1, 2, 4)
 SHARED_MEMORY = 227 * 1024  # of one multiprocessor
 
@@ -21,6 +21,7 @@ BLOCK_M = (16, 32, 48, 64, 96, 128, 192, 256)
 BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in linear.py
 NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
 NUM_WARPS = (4, 8)
+CUTS = (0, 1, 2, 4)
 PERSISTENT = (128, 64, 4)  # block_n, block_k and num_warps that persistent.py is written for
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
 
@@ -45,7 +46,7 @@ class Shape(NamedTuple):
     block_k: int
     num_stages: int
     num_warps: int
-    is_persistent: int = 0  # 1: one program a multiprocessor (persistent.py)
+    cuts: int = 0  # 0: a program for each tile; else persistent.py, its last tiles cut into so many
 
 
 def row_class(M: int) -> int:
@@ -63,7 +64,7 @@ def bytes_of(kind: Kind, shape: Shape) -> int:
     """Shared memory of a program's tiles of 16-bit numbers."""
     halves = 2 if kind == "gate" else 1
     ring = (shape.block_n * halves + shape.block_m) * shape.block_k * 2 * shape.num_stages
-    return ring + (PERSISTENT_BYTES if shape.is_persistent else 0)
+    return ring + (PERSISTENT_BYTES if shape.cuts else 0)
 
 
 def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
@@ -74,13 +75,13 @@ def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
         "block_k": BLOCK_K,
         "num_stages": NUM_STAGES,
         "num_warps": NUM_WARPS,
-        "is_persistent": (0, 1),
+        "cuts": CUTS,
     }
     for name, values in allowed.items():
         value = getattr(shape, name)
         if value not in values:
             return f"{name} {value}, allowed are {', '.join(map(str, values))}"
-    if shape.is_persistent:
+    if shape.cuts > 0:
         problem = _persistent_problem(product, rows, shape)
         if problem is not None:
             return problem
@@ -96,11 +97,13 @@ def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
 def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None:
     if product.kind == "whole" or rows < PERSISTENT_ROWS or product.N % 16 != 0:
         wanted = f"split and gate, N a multiple of 16, from {PERSISTENT_ROWS} rows on"
-        return f"is_persistent 1 is for {wanted}"
+        return f"cuts {shape.cuts} is for {wanted}"
     if (shape.block_n, shape.block_k, shape.num_warps) != PERSISTENT or shape.block_m < 64:
         block_n, block_k, num_warps = PERSISTENT
         needed = f"block_n {block_n}, block_k {block_k}, num_warps {num_warps}"
-        return f"is_persistent 1 needs {needed} and block_m 64 or more"
-    if product.kind == "gate" and shape.block_m not in (64, 128):
-        return f"block_m {shape.block_m}, with is_persistent 1 gate takes 64 or 128"
+        return f"cuts {shape.cuts} needs {needed} and block_m 64 or more"
+    if shape.cuts > 1 and row_pieces(shape.block_m)[1]:
+        return f"cuts {shape.cuts}: block_m {shape.block_m} takes 1"
+    if product.kind == "gate" and shape.block_m > 192:
+        return f"block_m {shape.block_m}, with cuts {shape.cuts} gate takes 192 at most"
     return None

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from specdec import kernels
+from specdec.bench import costs as costing
 from specdec.bench import loop as loops
 from specdec.bench import serving, suites
 from specdec.bench import zero as zeros
@@ -459,7 +460,7 @@ def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatc
     bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
     rows = list(loops.loop(bench))
     settings = [tuple(row.values())[:4] for row in rows]
-    every = itertools.product((0, 2), (1, 3), (0.0, 0.8), ("first", "second"))
+    every = itertools.product((0, 2), (1, 3), (0.0, 0.8), (1, 2))
     assert settings == list(every)
     assert all(row["tokens_per_second"] > 0 for row in rows)
     assert all(row["drafts_wasted"] is None or 0 <= row["drafts_wasted"] <= 1 for row in rows)
@@ -485,14 +486,58 @@ def test_a_loop_starts_staggered_and_its_window_holds_whole_generations(pair, mo
 
 def test_a_loop_whose_output_differs_has_no_figures():
     request = SimpleNamespace(token_ids=[1, 2, 3])
-    window = SimpleNamespace(requests=[request])
     plain = {}
-    assert loops._compared(window, 0.0, plain) is None
+    assert loops._compared([request], 0.0, plain) is None
     assert plain == {(0.0, 0): [1, 2, 3]}
     request.token_ids = [1, 2]  # a part of it is the same
-    assert loops._compared(window, 0.0, plain) is None
+    assert loops._compared([request], 0.0, plain) is None
     request.token_ids = [1, 5]
-    assert "request 0" in loops._compared(window, 0.0, plain)["refused"]
+    assert "request 0" in loops._compared([request], 0.0, plain)["refused"]
+
+
+def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypatch):
+    monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
+    options = BenchOptions(ks=(2,), batches=(1, 4), max_tokens=6, max_model_len=64)
+    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    levels = []
+    run = loops.Loop.run
+    monkeypatch.setattr(
+        loops.Loop, "run", lambda self, *args: (levels.append(args), run(self, *args))
+    )
+    rows = list(loops.ramp(bench))
+    assert [row["num_speculative_tokens"] for row in rows] == [0, 2]
+    assert all(row["low"] <= row["tokens_per_second"] <= row["high"] for row in rows)
+    stages = [level for level, _ in levels[:6]]
+    assert stages == [1, 2, 4, 2, 1, 0]
+    assert all(ends == level for level, ends in levels if level > 0)
+    monkeypatch.setattr(loops.Loop, "run", run)
+    spec = EngineSpec(num_speculative_tokens=0, max_num_seqs=4, max_model_len=64)
+    _, requests = loops.run_ramp(pair.engine(spec), loops.jobs(bench, 0, 0.0), 4)
+    assert all(len(request.token_ids) == 6 for request in requests)
+    pair.drop()
+
+
+def test_costs_are_of_rounds_and_chunks_by_rows_and_context(pair, monkeypatch):
+    monkeypatch.setattr(costing, "CHUNKS", (16, 64, 100_000))
+    options = BenchOptions(ks=(2,), batches=(1, 3), contexts=(50,), num_rounds=2, max_model_len=64)
+    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    rows = list(costing.costs(bench))
+    found = [(row["step"], row["rows"], row["requests"], row["context"]) for row in rows]
+    behind = costing.PROMPT
+    assert found == [
+        ("round", 1, 1, behind),
+        ("round", 3, 1, behind),
+        ("round", 3, 3, behind),
+        ("round", 9, 3, behind),
+        ("round", 1, 1, 50),
+        ("round", 3, 1, 50),
+        ("round", 8, 8, 50),
+        ("round", 24, 8, 50),
+        ("chunk", 16, 1, 0),
+        ("chunk", 64, 1, 0),
+    ]
+    assert {row["runs_as"] for row in rows} == {"op by op"}  # on a CPU
+    assert all(row["low"] <= row["ms"] <= row["high"] for row in rows)
 
 
 def test_an_unused_draft_is_compared_with_none(pair):

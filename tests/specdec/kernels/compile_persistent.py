@@ -1,6 +1,6 @@
 """Compile persistent.py for a Hopper GPU, without one: prints its shared memory and its products.
 
-python -m tests.specdec.kernels.compile_persistent BLOCK_M SPLITS split|gate
+python -m tests.specdec.kernels.compile_persistent BLOCK_M CUTS SPLITS split|gate
 """
 
 import sys
@@ -18,21 +18,23 @@ from specdec.kernels.tile_shapes import row_pieces
 
 
 def main() -> None:
-    block_m, splits = map(int, sys.argv[1:3])
-    is_gated = sys.argv[3] == "gate"
+    block_m, cuts, splits = map(int, sys.argv[1:4])
+    is_gated = sys.argv[4] == "gate"
     main_rows, tail = row_pieces(block_m)
-    x = {rows: desc("bf16", 16, rows, 64) for rows in (128, main_rows, tail or main_rows)}
+    x = {rows: desc("bf16", 16, rows, 64) for rows in (128, main_rows, tail or main_rows // cuts)}
     signature = {
         "out_desc": desc("bf16", 16, 1, 32, 64) if is_gated else desc("fp32", 32, 1, 32, 64),
         "w_desc": x[128],
         "up_desc": x[128],
         "x_desc": x[main_rows],
-        "tail_desc": x[tail or main_rows],
+        "rest_desc": x[tail or main_rows // cuts],
         "bias_ptr": "*bf16",
         **dict.fromkeys(("T", "N", "K"), "i32"),
         "FORM": "constexpr",
     }
-    form = persistent.Form(splits, splits, is_gated, has_bias=True, tail=tail, num_stages=4)
+    form = persistent.Form(
+        splits, splits, is_gated, has_bias=True, tail=tail, cuts=cuts, num_stages=4
+    )
     kernel = persistent._persistent_kernel
     source = GluonASTSource(kernel, signature, {(len(signature) - 1,): form}, {})
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})

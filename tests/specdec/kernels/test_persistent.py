@@ -15,11 +15,12 @@ from specdec.kernels.tile_shapes import Shape
 from specdec.kernels.tiles import Tiles, cut
 
 SIMPLE = Shape(64, 64, 64, 3, 4)  # of the kernels with one program a tile
-STAGES = {64: 8, 96: 6, 128: 6, 192: 4, 256: 4}
+SUMS = [(64, 8, 1), (96, 6, 1), (128, 6, 1), (128, 6, 4), (192, 4, 1), (256, 4, 1), (256, 4, 2)]
+GATED = [(64, 5, 1), (96, 4, 1), (128, 4, 1), (128, 4, 2), (192, 3, 1)]
 
 
-def tiles_of(block_m: int, splits: int, is_serial: bool, stages: int) -> Tiles:
-    shape = Shape(128, block_m, 64, stages, 4, is_persistent=1)
+def tiles_of(block_m: int, stages: int, cuts: int, splits: int, is_serial: bool) -> Tiles:
+    shape = Shape(128, block_m, 64, stages, 4, cuts)
     return cut(shape, 4096 if is_serial else 512, splits)
 
 
@@ -28,16 +29,16 @@ def random(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block_m", STAGES)
+@pytest.mark.parametrize("block_m, stages, cuts", SUMS)
 @pytest.mark.parametrize("splits, is_serial", [(1, True), (2, True), (2, False), (4, False)])
-@pytest.mark.parametrize("N, K", [(1024, 4096), (144, 200), (4000, 1032)])
+@pytest.mark.parametrize("N, K", [(1024, 4096), (144, 200), (6000, 1032)])
 def test_sums_have_the_bits_of_programs_for_a_tile_each(
-    block_m, splits, is_serial, N, K, monkeypatch
+    block_m, stages, cuts, splits, is_serial, N, K, monkeypatch
 ):
     if splits > 1 and is_serial and block_m == 256:
         pytest.skip("two sums of this size do not fit into registers")
     torch.manual_seed(0)
-    tiles = tiles_of(block_m, splits, is_serial, STAGES[block_m])
+    tiles = tiles_of(block_m, stages, cuts, splits, is_serial)
     weight = random(N, K)
     monkeypatch.setattr(linear, "tiles_for", lambda *_: cut(SIMPLE, 64, splits))
     for T in (1, 33, 256, 300, 1500):
@@ -54,32 +55,35 @@ def test_sums_have_the_bits_of_programs_for_a_tile_each(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block_m, stages", [(64, 5), (128, 4)])
+@pytest.mark.parametrize("block_m, stages, cuts", GATED)
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("N, K", [(1024, 4096), (144, 200)])
+@pytest.mark.parametrize("N, K", [(1024, 4096), (144, 200), (6000, 1032)])
 def test_gated_products_have_the_bits_of_programs_for_a_tile_each(
-    block_m, stages, has_bias, N, K, monkeypatch
+    block_m, stages, cuts, has_bias, N, K, monkeypatch
 ):
     torch.manual_seed(0)
     weight = random(2 * N, K)
     bias = random(2 * N) if has_bias else None
     monkeypatch.setattr("specdec.kernels.gate_up.tiles_for", lambda *_: cut(SIMPLE, 64, 1))
-    for T in (1, 33, 256, 300):
+    for T in (1, 33, 300, 900):
         x = random(T, K)
         expected = launch_gate_up(x, weight, bias)
         found = torch.full_like(expected, float("nan"))
-        tiles = tiles_of(block_m, 1, True, stages)
+        tiles = tiles_of(block_m, stages, cuts, 1, is_serial=True)
         launch_persistent(found[None], x, weight, bias, tiles, is_gated=True)
         assert torch.equal(found, expected), T
 
 
-@pytest.mark.parametrize("block_m, splits, kind", [(192, 2, "split"), (128, 1, "gate")])
-def test_it_compiles_without_a_gpu(block_m, splits, kind):
+@pytest.mark.parametrize("block_m, cuts, splits, kind", [(192, 1, 2, "split"), (128, 2, 1, "gate")])
+def test_it_compiles_without_a_gpu(block_m, cuts, splits, kind):
     """In a process without the interpreter, for which kernels are something else."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.specdec.kernels.compile_persistent"]
     done = subprocess.run(
-        [*command, str(block_m), str(splits), kind], env=env, capture_output=True, text=True
+        [*command, *map(str, (block_m, cuts, splits, kind))],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     shared, num_wgmma = map(int, done.stdout.split())

@@ -21,23 +21,23 @@ from specdec.kernels.tile_shapes import (
 def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, splits, rows, has_wgmma):
     product = Product(kind, 4096, 4096)
     found = candidates(product, rows, splits, has_wgmma)
-    assert 2 <= len(found) == len(set(found)) <= 20
+    assert 2 <= len(found) == len(set(found)) <= 24
     for shape in found:
         assert problem_of(product, rows, shape) is None
         assert bytes_of(kind, shape) <= SHARED_MEMORY
         held = _accumulators(product, shape) * (2 if rows > PARALLEL_ROWS and splits > 1 else 1)
-        assert held <= (200 if shape.is_persistent else 160), "of 255 registers of a thread"
+        assert held <= (200 if shape.cuts else 160), "of 255 registers of a thread"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", ROW_CLASSES)
 def test_persistent_tiles_are_for_many_rows_of_a_hopper_gpu(kind, rows):
     product = Product(kind, 4096, 4096)
-    found = [s for s in candidates(product, rows, 1, has_wgmma=True) if s.is_persistent]
-    assert (found != []) == (kind != "whole" and rows >= 256)
-    assert not any(s.is_persistent for s in candidates(product, rows, 1))
+    found = [s for s in candidates(product, rows, 1, has_wgmma=True) if s.cuts]
+    assert (found != []) == (kind != "whole" and rows >= 192)
+    assert not any(s.cuts for s in candidates(product, rows, 1))
     ragged = Product(kind, 4104, 4096)
-    assert not any(s.is_persistent for s in candidates(ragged, rows, 1, has_wgmma=True))
+    assert not any(s.cuts for s in candidates(ragged, rows, 1, has_wgmma=True))
 
 
 def test_the_rule_takes_one_of_the_candidates():

@@ -70,11 +70,11 @@ MOST_SUMS = (160, 200)  # registers of a thread; persistent.py leaves its multip
 # of an H100 or H200; the clocks agree best with the table that was measured on an H200
 MULTIPROCESSORS = 132
 REGISTERS = 65536
-LOADED = 60  # bytes that a multiprocessor loads in a clock
-TENSOR_RATE = 0.8  # what is reached of the tensor cores' rate
-LATENCY = 2250  # clocks from a request to its tile, all multiprocessors loading
-STEP = 50  # clocks of a program's step besides its loads and products
-START = 500  # clocks of a program before its first product and after its last
+LOADED = 54  # bytes that a multiprocessor loads in a clock
+TENSOR_RATE = 0.7  # what is reached of the tensor cores' rate
+LATENCY = 2600  # clocks from a request to its tile, all multiprocessors loading
+STEP = 30  # clocks of a program's step besides its loads and products
+START = 220  # clocks of a program before its first product and after its last
 
 
 def rule_splits(N: int, K: int) -> int:
@@ -145,11 +145,13 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
 
 
 def _persistent_clocks(items: int, height: int, K: float, shape: Shape) -> float:
-    """Whole turns, and one of the tiles that are left, cut."""
+    """Whole turns, and one of the tiles that are left, cut; a first turn is never cut."""
+    whole = _busy(height, row_pieces(shape.block_m), K) + START
     turns, left = divmod(items, MULTIPROCESSORS)
+    if turns == 0:
+        return whole
     cut = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
-    last = -(-left * shape.cuts // MULTIPROCESSORS) * cut
-    return turns * (_busy(height, row_pieces(shape.block_m), K) + START) + last
+    return turns * whole + -(-left * shape.cuts // MULTIPROCESSORS) * cut
 
 
 def _busy(height: int, columns: tuple[int, int], K: float) -> float:

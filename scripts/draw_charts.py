@@ -3,13 +3,13 @@
     python -m scripts.draw_charts benchmarks/2026-11-21-h200-*.json --out benchmarks
     python -m scripts.draw_charts run.json --out /tmp/charts --prefix 2026-11-21-h200-
 
-Suites are taken from all files; if several files have a suite, the last one counts. Needs
-matplotlib.
+A suite's rows are taken from all files that have it. Needs matplotlib.
 """
 
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +36,10 @@ def suites_of(file: Path) -> dict[str, list[dict[str, object]]]:
 
 def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
-    suites = {name: rows for file in given.files for name, rows in suites_of(file).items()}
+    suites: dict[str, list[dict[str, object]]] = defaultdict(list)
+    for file in given.files:
+        for name, rows in suites_of(file).items():
+            suites[name] += rows
     for path in draw_charts(suites, given.out, given.prefix):
         print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
 

@@ -51,7 +51,6 @@ def test_the_rule_takes_one_of_the_candidates():
     [
         (Product("split", 6144, 4096), 16, 1, (64, 16)),
         (Product("split", 6144, 4096), 192, 1, (64, 192)),
-        (Product("split", 6144, 4096), 384, 1, (64, 96)),
         (Product("split", 4096, 14336), 192, 2, (64, 192)),
         (Product("split", 4096, 14336), 512, 2, (128, 128)),
         (Product("gate", 28672, 4096), 16, 1, (128, 16)),
@@ -62,6 +61,29 @@ def test_the_rule_takes_one_of_the_candidates():
 )
 def test_the_rule_finds_what_was_fastest_on_an_h200(product, rows, splits, best):
     assert rule_shape(product, rows, splits)[:2] == best
+
+
+@pytest.mark.parametrize(
+    "product, rows, splits, best",
+    [
+        (Product("split", 6144, 4096), 256, 1, (128, 128)),
+        (Product("split", 4096, 14336), 384, 2, (128, 192)),
+        (Product("split", 4096, 4096), 1024, 2, (128, 128)),
+        (Product("gate", 28672, 4096), 192, 1, (128, 192)),
+        (Product("gate", 28672, 4096), 1024, 1, (128, 128)),
+    ],
+)
+def test_the_rule_finds_the_persistent_tiles_that_were_fastest(product, rows, splits, best):
+    shape = rule_shape(product, rows, splits, has_wgmma=True)
+    assert (shape[:2], shape.cuts > 0) == (best, True)
+
+
+def test_the_last_turn_is_cut_where_it_is_short_of_tiles():
+    shapes = [Shape(128, 128, 64, 4, 4, cuts) for cuts in (1, 2)]
+    whole, cut = (clocks(Product("gate", 28672, 4096), 512, 1, shape) for shape in shapes)
+    assert cut < 0.95 * whole  # 448 tiles: three turns and 52
+    whole, cut = (clocks(Product("gate", 256 * 132, 4096), 512, 1, shape) for shape in shapes)
+    assert cut == whole  # four turns
 
 
 def test_a_turn_that_is_nearly_empty_costs_a_whole_one():

@@ -5,7 +5,8 @@ the drafts of everything that runs (stepping/step_sizes.py). Both run the same a
 
     act            reads                                 writes
     fill           state.last_sampled_tokens and         input_ids, positions, slot_mapping,
-                   draft_tokens; prompt tokens           num_valid, query_start_loc, sample_mapping
+                   draft_tokens; prompt tokens           num_valid, query_start_loc, sample_mapping,
+                                                         sample_states, sample_starts
     forward        the above                             hidden_states, aux_hidden_states, target KV
     choose         hidden_states, sampling state         target_tokens (a chunk: sampled_tokens);
                                                          pq_accepted, where p/q decides

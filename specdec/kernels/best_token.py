@@ -24,10 +24,10 @@ NO_TOKEN, NOT_FINITE = -1, -2
 
 
 class StopMask(NamedTuple):
-    """Which ids a row may not take; rows of the step in consecutive runs, one per batch slot."""
+    """Which ids a row may not take."""
 
     positions: Tensor  # [T] of the rows; a drawn token comes one later
-    idx_mapping: Tensor  # [B] state row per batch slot, -1 = padding
+    states: Tensor  # [T] state row of every row, -1 = padding
     min_positions: Tensor  # [R + 1] by state row
     stop_ids: Tensor  # [R + 1, P] padded by repeating an id
 
@@ -80,7 +80,6 @@ def launch_tile_maxima(
         describe(x_TD, tiles.block_m, tiles.block_k),
         describe(weight_VD, tiles.block_n, tiles.block_k),
         *((ids,) * 4 if mask is None else mask),
-        1 if mask is None else T // len(mask.idx_mapping),
         0 if mask is None else len(mask.min_positions) - 1,
         T,
         V,
@@ -94,17 +93,16 @@ def launch_tile_maxima(
     return best, ids
 
 
-@jit(varying=("T", "rows_per_slot"))
+@jit(varying=("T",))
 def _tile_maxima_kernel(
     best_ptr,  # [tiles, T] float32
     ids_ptr,  # [tiles, T] int32
     x_desc,  # [T, D] in tiles [BLOCK_M, BLOCK_K]
     w_desc,  # [V, D] in tiles [BLOCK_N, BLOCK_K]
     positions_ptr,  # [T]
-    idx_ptr,  # [B]
+    states_ptr,  # [T]
     min_positions_ptr,  # [R + 1]
     stop_ids_ptr,  # [R + 1, STOP_IDS]
-    rows_per_slot,
     R,
     T,
     V,
@@ -124,7 +122,7 @@ def _tile_maxima_kernel(
     m = m0 + tl.arange(0, BLOCK_M)
     logits = tl.where((n < V)[:, None], logits, float("-inf"))
     if HAS_MASK:
-        idx = tl.load(idx_ptr + m // rows_per_slot, mask=m < T, other=-1)
+        idx = tl.load(states_ptr + m, mask=m < T, other=-1)
         row = tl.where(idx < 0, R, idx)
         position = tl.load(positions_ptr + m, mask=m < T, other=0)
         is_early = (position + 1 < tl.load(min_positions_ptr + row)) & (m < T)
@@ -177,11 +175,8 @@ def id_or_marker(top, best, ids):
 def best_token_ref(x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None) -> Tensor:
     logits_TV = linear_ref(x_TD, weight_VD, None, torch.float32)
     if mask is not None:
-        T = len(x_TD)
-        B = len(mask.idx_mapping)
-        row_T = mask.idx_mapping[:, None].expand(B, T // B).reshape(T)
-        stop_TP = mask.stop_ids[row_T]
-        is_early_T1 = (mask.positions + 1 < mask.min_positions[row_T])[:, None]
+        stop_TP = mask.stop_ids[mask.states]
+        is_early_T1 = (mask.positions + 1 < mask.min_positions[mask.states])[:, None]
         kept_TP = logits_TV.gather(1, stop_TP)
         logits_TV.scatter_(1, stop_TP, torch.where(is_early_T1, -torch.inf, kept_TP))
     return id_or_marker_ref(logits_TV)

@@ -32,10 +32,10 @@ def launch_process_logits(
     _forbid_kernel[(len(logits_TV),)](
         logits_TV,
         sampling.history,
-        rows.row_B,
-        rows.num_valid_B,
-        rows.token_BQ,
-        rows.position_BQ,
+        rows.state_T,
+        rows.start_T,
+        rows.token_T,
+        rows.position_T,
         state.min_positions,
         state.stop_ids,
         sampling.bad_words,
@@ -45,7 +45,6 @@ def launch_process_logits(
         logits_TV.stride(0),
         len(sampling.floats) - 1,
         sampling.history.shape[1],
-        Q=rows.token_BQ.shape[1],
         STOP_IDS=state.stop_ids.shape[1],
         HAS_WORDS=flags.bad_words,
         WORDS=sampling.bad_words.shape[1],
@@ -62,9 +61,9 @@ def _launch_weights(
     T, V = logits_TV.shape
     _weights_kernel[(-(-V // BLOCK), T)](
         logits_TV,
-        rows.row_B,
-        rows.num_valid_B,
-        rows.token_BQ,
+        rows.state_T,
+        rows.start_T,
+        rows.token_T,
         sampling.floats,
         sampling.bias,
         sampling.in_prompt,
@@ -73,7 +72,6 @@ def _launch_weights(
         logits_TV.stride(0),
         len(sampling.floats) - 1,
         V,
-        Q=rows.token_BQ.shape[1],
         HAS_BIAS=flags.bias,
         HAS_PENALTIES=flags.penalties,
         BLOCK=BLOCK,
@@ -86,9 +84,9 @@ def _launch_weights(
 @jit
 def _weights_kernel(
     logits_ptr,  # [T, V] float32
-    idx_ptr,  # [B]
-    num_valid_ptr,  # [B]
-    tokens_ptr,  # [B, Q]
+    states_ptr,  # [T]
+    starts_ptr,  # [T]
+    tokens_ptr,  # [T]
     floats_ptr,  # [R + 1, 6] from the fourth: presence, frequency, repetition
     bias_ptr,  # [R + 1, V] float32
     in_prompt_ptr,  # [R + 1, V] bool
@@ -97,7 +95,6 @@ def _weights_kernel(
     stride_logits,
     R,
     V,
-    Q: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -106,7 +103,7 @@ def _weights_kernel(
     begin(PDL)
     tile = tl.program_id(0)
     t = tl.program_id(1)
-    row = _state_row(t, idx_ptr, num_valid_ptr, R, Q)
+    row = _state_row(t, states_ptr, R)
     column = tile * BLOCK + tl.arange(0, BLOCK)
     inside = column < V
     at = row.to(tl.int64) * V + column
@@ -120,9 +117,8 @@ def _weights_kernel(
         repetition = tl.load(floats_ptr + row * stride_floats + 5)
         if (presence != 0.0) | (frequency != 0.0) | (repetition != 1.0):
             count = tl.load(counts_ptr + at, mask=inside, other=0)
-            for i in tl.static_range(1, Q):
-                if i <= t % Q:
-                    count += (column == tl.load(tokens_ptr + t // Q * Q + i)).to(tl.int32)
+            for draft in range(tl.load(starts_ptr + t) + 1, t + 1):
+                count += (column == tl.load(tokens_ptr + draft)).to(tl.int32)
             in_prompt = tl.load(in_prompt_ptr + at, mask=inside, other=0).to(tl.int32) != 0
             is_known = in_prompt | (count > 0)
             weaker = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
@@ -136,10 +132,10 @@ def _weights_kernel(
 def _forbid_kernel(
     logits_ptr,  # [T, V] float32
     history_ptr,  # [R + 1, N] the rows' own tokens are written
-    idx_ptr,  # [B]
-    num_valid_ptr,  # [B]
-    tokens_ptr,  # [B, Q]
-    positions_ptr,  # [B, Q]
+    states_ptr,  # [T]
+    starts_ptr,  # [T]
+    tokens_ptr,  # [T]
+    positions_ptr,  # [T]
     min_positions_ptr,  # [R + 1]
     stop_ids_ptr,  # [R + 1, STOP_IDS]
     words_ptr,  # [R + 1, WORDS, LENGTH] each ends in the last column
@@ -149,7 +145,6 @@ def _forbid_kernel(
     stride_logits,
     R,
     N,
-    Q: tl.constexpr,
     STOP_IDS: tl.constexpr,
     HAS_WORDS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -158,7 +153,7 @@ def _forbid_kernel(
 ):
     begin(PDL)
     t = tl.program_id(0)
-    row = _state_row(t, idx_ptr, num_valid_ptr, R, Q)
+    row = _state_row(t, states_ptr, R)
     row_ptr = logits_ptr + t.to(tl.int64) * stride_logits
     position = tl.load(positions_ptr + t)
     if position + 1 < tl.load(min_positions_ptr + row):
@@ -171,11 +166,12 @@ def _forbid_kernel(
         j = tl.arange(0, LENGTH)
         # the tokens before the drawn one, which is in the last column
         place = position - (LENGTH - 2) + j
-        first = tl.load(positions_ptr + t // Q * Q)
+        start = tl.load(starts_ptr + t)
+        first = tl.load(positions_ptr + start)
         num_prompt_tokens = tl.load(integers_ptr + row * stride_integers + 3)
         is_generated = (place >= num_prompt_tokens) & (j < LENGTH - 1)
         is_own = is_generated & (place >= first)
-        own = tl.load(tokens_ptr + t // Q * Q + (place - first), mask=is_own, other=-1)
+        own = tl.load(tokens_ptr + start + (place - first), mask=is_own, other=-1)
         is_earlier = is_generated & (place < first)
         earlier = tl.load(history_ptr + row * N + place, mask=is_earlier, other=-1)
         before = tl.where(is_own, own, earlier)
@@ -189,10 +185,10 @@ def _forbid_kernel(
 
 
 @jit
-def _state_row(t, idx_ptr, num_valid_ptr, R, Q: tl.constexpr):
+def _state_row(t, states_ptr, R):
     """The state row of a decided row; the scratch row R for padding."""
-    idx = tl.load(idx_ptr + t // Q)
-    return tl.where((idx < 0) | (t % Q >= tl.load(num_valid_ptr + t // Q)), R, idx)
+    idx = tl.load(states_ptr + t)
+    return tl.where(idx < 0, R, idx)
 
 
 @jit

@@ -1,9 +1,8 @@
 """What changes the logits before a token is chosen, in place and in fixed shapes.
 
 In this order: bias and allowed ids, bad words, min_tokens, penalties. Every row sees its own
-history, with the drafts before it. Rows come in consecutive runs of Q, one run per batch slot:
-Q = K + 1 in a round, 1 after a chunk. Padding has state row -1, whose parameters change nothing.
-Letters: T = B x Q rows, V vocabulary, P bad words of L tokens.
+history, with the drafts before it: the rows of a batch slot follow one another. Padding has state
+row -1, whose parameters change nothing. Letters: T rows, V vocabulary, P bad words of L tokens.
 """
 
 from dataclasses import dataclass
@@ -18,28 +17,13 @@ from specdec.stepping.state import RequestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedRows:
-    """The rows that are decided in a step."""
+    """The rows that are decided in a step. The first row of a slot is counted as generated."""
 
-    row_B: Tensor  # state row per batch slot, -1 = padding
-    token_BQ: Tensor  # of the rows themselves; column 0 is already counted as generated
-    position_BQ: Tensor  # of the rows; the drawn token comes one later
-    num_valid_B: Tensor  # rows of each slot that are not padding, 0..Q
-
-    @property
-    def is_valid_BQ(self) -> Tensor:
-        """Which rows are not padding."""
-        i_Q = torch.arange(self.token_BQ.shape[1], device=self.row_B.device)
-        return i_Q < self.num_valid_B[:, None]
-
-    @property
-    def row_T(self) -> Tensor:
-        """State row of every row, -1 = padding."""
-        return torch.where(self.is_valid_BQ, self.row_B[:, None], -1).flatten()
-
-    @property
-    def position_T(self) -> Tensor:
-        """Position of every row."""
-        return self.position_BQ.flatten()
+    state_T: Tensor  # state row of every row, -1 = padding
+    token_T: Tensor  # of the rows themselves
+    position_T: Tensor  # of the rows; the drawn token comes one later
+    start_T: Tensor  # the row at which its slot begins
+    longest: int  # rows of the longest slot
 
 
 def process(
@@ -48,7 +32,7 @@ def process(
     """Apply what the step needs to its logits."""
     sampling = state.sampling
     if flags.bias:
-        logits_TV += sampling.bias[rows.row_T]
+        logits_TV += sampling.bias[rows.state_T]
     if flags.bad_words:
         mask_bad_words(logits_TV, rows, state)
     mask_stops(logits_TV, rows, state)
@@ -59,11 +43,10 @@ def process(
 def mask_bad_words(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
     """No row completes a bad word whose beginning is the end of what was generated before."""
     sampling = state.sampling
-    row_T = rows.row_T
+    row_T = rows.state_T
     L = MAX_BAD_WORD_LENGTH
     # padding writes the scratch row, which is never read
-    scratch = torch.where(rows.is_valid_BQ, rows.row_B[:, None], -1)
-    sampling.history[scratch, rows.position_BQ] = rows.token_BQ
+    sampling.history[row_T, rows.position_T] = rows.token_T
     position_TL = rows.position_T[:, None] - torch.arange(L - 2, -1, -1, device=row_T.device)
     is_generated_TL = position_TL >= sampling.num_prompt_tokens[row_T][:, None]
     history_TL = sampling.history[row_T[:, None], position_TL.clamp(min=0)]
@@ -77,8 +60,8 @@ def mask_bad_words(logits_TV: Tensor, rows: DecidedRows, state: RequestState) ->
 
 def mask_stops(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
     """Before a row's own min_position, no id that would end the text."""
-    stop_TP = state.stop_ids[rows.row_T]
-    is_early_T1 = (rows.position_T + 1 < state.min_positions[rows.row_T])[:, None]
+    stop_TP = state.stop_ids[rows.state_T]
+    is_early_T1 = (rows.position_T + 1 < state.min_positions[rows.state_T])[:, None]
     _forbid(logits_TV, stop_TP, is_early_T1.expand_as(stop_TP))
 
 
@@ -90,7 +73,7 @@ def _forbid(logits_TV: Tensor, token_TP: Tensor, is_out_TP: Tensor) -> None:
 def penalize(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
     """Repetition, frequency, presence penalty, over the counts at each row."""
     sampling = state.sampling
-    row_T = rows.row_T
+    row_T = rows.state_T
     count_TV = counts_at_rows(rows, state)
     is_known_TV = sampling.in_prompt[row_T] | (count_TV > 0)
     repetition_T1 = sampling.repetition[row_T][:, None]
@@ -102,9 +85,10 @@ def penalize(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
 
 def counts_at_rows(rows: DecidedRows, state: RequestState) -> Tensor:
     """[T, V] generated tokens before each row's own draw, with the drafts before it."""
-    B, Q = rows.token_BQ.shape
-    count_BQV = state.sampling.output_counts[rows.row_B][:, None].repeat(1, Q, 1)
-    for i in range(1, Q):
-        token_BI1 = rows.token_BQ[:, i, None, None].expand(B, Q - i, 1)
-        count_BQV[:, i:].scatter_add_(2, token_BI1, torch.ones_like(count_BQV[:, i:, :1]))
-    return count_BQV.flatten(0, 1)
+    count_TV = state.sampling.output_counts[rows.state_T]
+    t_T = torch.arange(len(count_TV), device=count_TV.device)
+    for back in range(rows.longest - 1):
+        draft_T = t_T - back  # a draft of the row's own slot, itself included
+        is_own_T1 = (draft_T > rows.start_T)[:, None].to(count_TV.dtype)
+        count_TV.scatter_add_(1, rows.token_T[draft_T.clamp(min=0)][:, None], is_own_T1)
+    return count_TV

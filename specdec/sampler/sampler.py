@@ -26,7 +26,7 @@ from specdec.sampler.accept import RULES, Decision, Drafted
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import DecidedRows
-from specdec.sampler.row_parameters import row_parameters
+from specdec.sampler.row_parameters import Places, row_parameters
 from specdec.scheduling.work import PromptPart
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.logprobs import (
@@ -67,8 +67,9 @@ class Sampler:
         process_logits(logits_TV, rows, self.state, flags)
         # padding within a batch slot draws too, and its token is never read
         stream = BONUS if step.is_chunk and not is_exact else TARGET
+        places = Places(rows.position_T, rows.start_T)
         limits, noise_keys = row_parameters(
-            self.state, rows.row_B, rows.position_BQ, 1, stream, has_epoch=not is_exact
+            self.state, rows.state_T, places, 1, stream, has_epoch=not is_exact
         )
         floor_T = torch.full_like(logits_TV[:, 0], -torch.inf)
         if flags.floor:
@@ -76,7 +77,7 @@ class Sampler:
         if step.is_chunk or is_exact:
             choose_token(logits_TV, floor_T, noise_keys, out_T)
         else:
-            self._accept_by_pq(logits_TV, floor_T, rows, noise_keys)
+            self._accept_by_pq(logits_TV, floor_T, step.query_len or 1, noise_keys)
 
     def record(self, step: Step) -> RecordedLogprobs:
         """After the commit: count what was generated; logprobs of sampled and prompt tokens."""
@@ -92,32 +93,29 @@ class Sampler:
     def _decided_rows(self, step: Step) -> tuple[DecidedRows, Tensor, Tensor]:
         """The rows, their hidden states, and where their tokens go."""
         buffers = self.buffers
-        B = step.num_reqs
         Q = step.query_len or 1
+        T = step.num_reqs * Q
         inputs = (buffers.input_ids, buffers.positions, buffers.hidden_states)
         if step.is_chunk:
-            last_B = buffers.last_token_indices[:B]
-            token_T, position_T, hidden_TD = (each[last_B] for each in inputs)
-            row_B = buffers.sample_mapping[:B]
-            num_valid_B = (row_B >= 0).long()
-            out_T = buffers.sampled_tokens[:B, 0]
+            last_T = buffers.last_token_indices[:T]
+            token_T, position_T, hidden_TD = (each[last_T] for each in inputs)
+            out_T = buffers.sampled_tokens[:T, 0]
         else:
-            token_T, position_T, hidden_TD = (each[: B * Q] for each in inputs)
-            row_B = buffers.idx_mapping[:B]
-            num_valid_B = buffers.num_valid[:B]
-            out_T = buffers.target_tokens[: B * Q]
+            token_T, position_T, hidden_TD = (each[:T] for each in inputs)
+            out_T = buffers.target_tokens[:T]
         rows = DecidedRows(
-            row_B=row_B,
-            token_BQ=token_T.view(B, Q),
-            position_BQ=position_T.view(B, Q),
-            num_valid_B=num_valid_B,
+            state_T=buffers.sample_states[:T],
+            token_T=token_T,
+            position_T=position_T,
+            start_T=buffers.sample_starts[:T],
+            longest=Q,
         )
         return rows, hidden_TD, out_T
 
     def _choose_best(self, hidden_TD: Tensor, rows: DecidedRows, out_T: Tensor) -> None:
         """The greedy case: no logits are written out."""
         state = self.state
-        mask = StopMask(rows.position_T, rows.row_B, state.min_positions, state.stop_ids)
+        mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
         best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
 
     def _tokens(self, step: Step) -> Tensor:
@@ -157,35 +155,36 @@ class Sampler:
         )
 
     def _accept_by_pq(
-        self, logits_TV: Tensor, floor_T: Tensor, rows: DecidedRows, noise_keys: NoiseKeys
+        self, logits_TV: Tensor, floor_T: Tensor, query_len: int, noise_keys: NoiseKeys
     ) -> None:
         buffers = self.buffers
-        (B, Q) = rows.token_BQ.shape
-        drafted = self._drafted(logits_TV, floor_T, rows, noise_keys.temperatures)
+        Q = query_len
+        B = len(logits_TV) // Q
+        drafted = self._drafted(logits_TV.view(B, Q, -1), floor_T, noise_keys.temperatures)
         coins_T = uniform_ref(noise_keys.seeds, noise_keys.positions, COIN, noise_keys.epochs)
         decision = RULES[self.rule](drafted, coins_T.view(B, Q)[:, : Q - 1])
         # a row that is not finite has no mass: no draft holds there, and the round ends in it
         is_finite_BQ = (logits_TV.amax(dim=-1) < torch.inf).view(B, Q)
         is_sound_B = is_finite_BQ.gather(1, decision.num_accepted_B[:, None])[:, 0]
-        token_B = torch.where(is_sound_B, self._draw(decision, rows), NOT_FINITE)
+        token_B = torch.where(is_sound_B, self._draw(decision, Q), NOT_FINITE)
         draft_BQ = torch.cat([drafted.draft_tokens_BK, token_B[:, None]], dim=1)
         is_accepted_BQ = torch.arange(Q, device=token_B.device) < decision.num_accepted_B[:, None]
         token_BQ = torch.where(is_accepted_BQ, draft_BQ, token_B[:, None])
         buffers.pq_accepted[:B] = decision.num_accepted_B
         buffers.target_tokens[: B * Q] = token_BQ.flatten()
 
-    def _drafted(
-        self, logits_TV: Tensor, floor_T: Tensor, rows: DecidedRows, temperature_T: Tensor
-    ) -> Drafted:
-        (B, Q) = rows.token_BQ.shape
-        V = logits_TV.shape[1]
-        is_greedy_B11 = (self.state.sampling.temperature[rows.row_B] == 0)[:, None, None]
-        draft_BK = rows.token_BQ[:, 1:]
+    def _drafted(self, logits_BQV: Tensor, floor_T: Tensor, temperature_T: Tensor) -> Drafted:
+        buffers = self.buffers
+        (B, Q, V) = logits_BQV.shape
+        logits_TV = logits_BQV.view(B * Q, V)
+        row_B = buffers.idx_mapping[:B]
+        is_greedy_B11 = (self.state.sampling.temperature[row_B] == 0)[:, None, None]
+        draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
         target_TV = probabilities(scaled_in_support(logits_TV, temperature_T, floor_T))
         best_TV = torch.zeros_like(target_TV).scatter_(1, logits_TV.argmax(dim=-1, keepdim=True), 1)
         best_TV = torch.where(logits_TV.amax(dim=-1, keepdim=True).isfinite(), best_TV, 0)
         target_BQV = torch.where(is_greedy_B11, best_TV.view(B, Q, V), target_TV.view(B, Q, V))
-        draft_BKW = probabilities(self.state.draft_scores[rows.row_B, : Q - 1])
+        draft_BKW = probabilities(self.state.draft_scores[row_B, : Q - 1])
         draft_BKV = draft_BKW
         if self.d2t is not None:
             draft_BKV = draft_BKW.new_zeros(B, Q - 1, V).index_copy_(2, self.d2t, draft_BKW)
@@ -196,16 +195,19 @@ class Sampler:
             target_probs_BQV=target_BQV,
             draft_probs_BKV=torch.where(is_point_BK1, point_BKV, draft_BKV),
             draft_tokens_BK=draft_BK,
-            num_drafts_B=(rows.is_valid_BQ.sum(dim=1) - 1).clamp(min=0),
+            num_drafts_B=(buffers.num_valid[:B] - 1).clamp(min=0),
         )
 
-    def _draw(self, decision: Decision, rows: DecidedRows) -> Tensor:
+    def _draw(self, decision: Decision, query_len: int) -> Tensor:
         """A token from the weights, by noise of the stream that says what it is."""
         log_weights_BV = decision.weights_BV.log()
-        first_B = rows.position_BQ[:, 0].contiguous()  # the kernel reads epochs one after another
+        B = len(log_weights_BV)
+        row_B = self.buffers.idx_mapping[:B]
+        # the kernel reads epochs one after another
+        first_B = self.buffers.positions[: B * query_len : query_len].contiguous()
         noise_keys = NoiseKeys(
             temperatures=torch.ones_like(log_weights_BV[:, 0]),
-            seeds=self.state.sampling.seeds[rows.row_B],
+            seeds=self.state.sampling.seeds[row_B],
             positions=first_B + decision.num_accepted_B + 1,
             epochs=first_B,
             stream=RESIDUAL,

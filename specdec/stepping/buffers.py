@@ -47,6 +47,8 @@ class StepBuffers:
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
         self.num_valid = integers(B)  # [B] rows of a round that are not padding, 0..Q
         self.query_start_loc = integers(B + 1)  # [B + 1] first row per slot; the end for padding
+        self.sample_states = integers(T)  # [T] by decided row: its state row, -1 = padding
+        self.sample_starts = integers(T)  # [T] the same: the first decided row of its slot
         self.last_token_indices = integers(B)  # [B] row to sample after; draft's seed; 0 = padding
 
         # what the target leaves
@@ -76,7 +78,7 @@ class StepBuffers:
         of_draft = (self.draft_input_ids, self.draft_last_tokens, self.draft_positions)
         for buffer in (*zeros, *of_draft, self.draft_tokens):
             buffer.zero_()
-        mappings = (self.idx_mapping, self.sample_mapping, self.slot_mapping)
+        mappings = (self.idx_mapping, self.sample_mapping, self.slot_mapping, self.sample_states)
         for buffer in (*mappings, self.draft_slots, self.draft_sample_slots):
             buffer.fill_(-1)
         upload(self.query_start_loc, np.cumsum([0, *query_lens]))

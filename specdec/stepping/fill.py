@@ -61,6 +61,8 @@ def fill_chunk(
     upload(buffers.draft_sample_slots, sample_slots)
     upload(buffers.idx_mapping, rows)
     upload(buffers.sample_mapping, sample_rows)
+    upload(buffers.sample_states, sample_rows)  # the last row of each part is decided
+    upload(buffers.sample_starts, np.arange(num_reqs))
     upload(buffers.last_token_indices, last)
     upload(buffers.query_start_loc, starts)
 
@@ -86,6 +88,8 @@ def launch_fill_round(
         buffers.num_valid,
         buffers.query_start_loc,
         buffers.sample_mapping,
+        buffers.sample_states,
+        buffers.sample_starts,
         buffers.idx_mapping,
         state.last_sampled_tokens,
         state.draft_tokens,
@@ -112,6 +116,8 @@ def _fill_round_kernel(
     num_valid_ptr,  # [B]
     starts_ptr,  # [B + 1]
     sample_ptr,  # [B]
+    states_ptr,  # [T] sample_states
+    first_rows_ptr,  # [T] sample_starts
     idx_ptr,  # [B]
     last_sampled_ptr,  # [R + 1]
     drafts_ptr,  # [R + 1, K]
@@ -143,6 +149,8 @@ def _fill_round_kernel(
     tl.store(input_ids_ptr + at, tl.where(is_valid, token, 0), mask=inside)
     tl.store(positions_ptr + at, tl.where(is_valid, position, 0), mask=inside)
     tl.store(slots_ptr + at, tl.where(is_valid, block * S + position % S, -1), mask=inside)
+    tl.store(states_ptr + at, tl.where(is_valid, idx, -1), mask=inside)
+    tl.store(first_rows_ptr + at, tl.zeros_like(position) + b * Q, mask=inside)
     tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
     tl.store(sample_ptr + b, idx)
     tl.store(starts_ptr + b + 1, (b + 1) * Q)
@@ -168,6 +176,8 @@ def fill_round_ref(
     buffers.input_ids[:T] = torch.where(is_valid_BQ, ids_BQ, 0).view(T)
     buffers.positions[:T] = torch.where(is_valid_BQ, position_BQ, 0).view(T)
     buffers.slot_mapping[:T] = state.slots(position_BQ, row_BQ, is_valid_BQ).view(T)
+    buffers.sample_states[:T] = torch.where(is_valid_BQ, row_BQ, -1).view(T)
+    buffers.sample_starts[:T] = torch.arange(0, T, Q, device=row_B.device).repeat_interleave(Q)
     buffers.num_valid[:B] = is_valid_BQ.sum(dim=1)
     buffers.query_start_loc[: B + 1] = torch.arange(0, T + Q, Q, device=row_B.device)
     buffers.sample_mapping[:B] = row_B

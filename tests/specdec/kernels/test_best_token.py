@@ -88,7 +88,7 @@ def test_a_stop_id_is_out_below_the_min_position_and_in_from_there_on(device, ch
         stop_ids[row, column] = first[slot]
     mask = StopMask(
         positions=torch.tensor([10, 10, 10, 10], device=device),
-        idx_mapping=row_B,
+        states=row_B,
         min_positions=torch.tensor([12, 11, 12, 0], device=device),  # the drawn token is at 11
         stop_ids=stop_ids,
     )

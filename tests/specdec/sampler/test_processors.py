@@ -7,8 +7,9 @@ import torch
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.count_sampled import count_sampled
-from specdec.sampler.processors import DecidedRows, process
+from specdec.sampler.processors import process
 from specdec.stepping.state import RequestState
+from tests.specdec.sampler.decided import uniform_rows
 
 V, Q, R = 40, 4, 5
 STARTS = [
@@ -79,7 +80,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
         valid = rng.integers(2, Q + 1, R)
         tokens = torch.tensor([[outputs[r][-1], *drafts[r]] if r >= 0 else [0] * Q for r in order])
         start = [len(prompts[r]) + len(outputs[r]) - 1 if r >= 0 else 0 for r in order]
-        rows = DecidedRows(
+        rows = uniform_rows(
             row_B=row_B,
             token_BQ=tokens,
             position_BQ=torch.tensor(start)[:, None] + torch.arange(Q),
@@ -108,7 +109,7 @@ def test_every_row_sees_its_own_history_for_three_rounds(scene):
 def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing(scene):
     _, state, _ = scene
     state.min_positions.zero_()
-    rows = DecidedRows(
+    rows = uniform_rows(
         row_B=torch.tensor([0, 1]),
         token_BQ=torch.tensor([[1, 2, 3, 4]] * 2),
         position_BQ=torch.arange(20, 24).expand(2, Q),
@@ -124,7 +125,7 @@ def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing
 def test_a_minimum_without_ids_that_end_the_text_forbids_nothing(scene):
     _, state, _ = scene
     state.assign(0, RowStart(blocks=[0], num_draft_tokens=0, min_position=30))
-    rows = DecidedRows(
+    rows = uniform_rows(
         row_B=torch.tensor([0]),
         token_BQ=torch.tensor([[1]]),
         position_BQ=torch.tensor([[20]]),

@@ -1,6 +1,7 @@
 """kernel == twin for what surrounds the choice of a token, and for scores that nearly tie."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.accept import Decision
 from specdec.sampler.count_sampled import count_sampled_ref, launch_count_sampled
 from specdec.sampler.process_logits import launch_process_logits
-from specdec.sampler.processors import DecidedRows, process
-from specdec.sampler.row_parameters import launch_row_parameters, row_parameters_ref
+from specdec.sampler.processors import process
+from specdec.sampler.row_parameters import Places, launch_row_parameters, row_parameters_ref
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.state import RequestState
+from tests.specdec.sampler.decided import uniform_rows, without_padding
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, K, R = 2100, 3, 4
@@ -73,7 +75,7 @@ def make_rows(device, state, Q):
     position_BQ = (
         state.num_computed_tokens[row_B][:, None] + torch.arange(Q, device=device)
     ).contiguous()
-    return DecidedRows(
+    return uniform_rows(
         row_B=row_B,
         token_BQ=torch.randint(0, 5, (5, Q), device=device),
         position_BQ=position_BQ,
@@ -110,6 +112,23 @@ def test_process_logits(device, Q, flags):
 
 
 @pytest.mark.parametrize("apply", [launch_process_logits, process])
+def test_slots_of_different_lengths_have_the_bits_of_padded_ones(device, apply):
+    flags = SamplingFlags(bias=True, bad_words=True, penalties=True)
+    padded_state = make_state(device)
+    ragged_state = copy.deepcopy(padded_state)
+    padded = make_rows(device, padded_state, 4)
+    ragged, kept = without_padding(padded)
+    logits = torch.randn(20, V, device=device)
+    ours = logits[kept].clone()
+    apply(logits, padded, padded_state, flags)
+    apply(ours, ragged, ragged_state, flags)
+    assert len(ours) == 12
+    assert torch.equal(ours, logits[kept])
+    history = [each.sampling.history[:-1] for each in (padded_state, ragged_state)]
+    assert torch.equal(*history)
+
+
+@pytest.mark.parametrize("apply", [launch_process_logits, process])
 def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, apply):
     state = RequestState(R, K, 1, 9, device, vocab_size=V)
     sampling = SamplingStart(prompt=[7, 8, 1], bad_words=[[1, 2], [8, 1, 3], [1, 1, 4]])
@@ -117,7 +136,7 @@ def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, a
 
     def forbidden(tokens, position):
         logits, Q = torch.zeros(len(tokens), V, device=device), len(tokens)
-        rows = DecidedRows(
+        rows = uniform_rows(
             row_B=torch.zeros(1, dtype=torch.int64, device=device),
             token_BQ=torch.tensor([tokens], device=device),
             position_BQ=torch.arange(position, position + Q, device=device)[None],
@@ -154,11 +173,12 @@ def test_one_penalty_is_enough(device, alone):
 @pytest.mark.parametrize("has_epoch", [False, True])
 def test_row_parameters(device, B, has_epoch):
     state = make_state(device)
-    row_B = torch.arange(B, device=device) % (R + 1) - 1
-    position_BQ = torch.randint(0, 1000, (B, 4), device=device)
-    for positions, offset in ((position_BQ, 1), (None, 3)):
-        ours = launch_row_parameters(state, row_B, positions, offset, DRAFT, has_epoch)
-        theirs = row_parameters_ref(state, row_B, positions, offset, DRAFT, has_epoch)
+    state_T = torch.arange(B, device=device) % (R + 1) - 1
+    start_T = (torch.arange(B, device=device) - 3).clamp(min=0)
+    places = Places(torch.randint(0, 1000, (B,), device=device), start_T)
+    for where, offset in ((places, 1), (None, 3)):
+        ours = launch_row_parameters(state, state_T, where, offset, DRAFT, has_epoch)
+        theirs = row_parameters_ref(state, state_T, where, offset, DRAFT, has_epoch)
         assert ours[1].stream == theirs[1].stream == DRAFT
         for a, b in zip(ours, theirs, strict=True):
             for name, one, other in zip(a._fields, a, b, strict=True):
@@ -221,8 +241,10 @@ def test_the_token_after_the_accepted_drafts_is_the_twins(device, monkeypatch):
         weights_BV=torch.ones(5, V, device=device),
         is_bonus_B=torch.tensor([False, True, True, False, True], device=device),
     )
-    rows, drawn = make_rows(device, state, 4), []
+    row_B = torch.tensor([3, 0, -1, 2, 1], device=device)
+    positions = make_rows(device, state, 4).position_T
+    buffers, drawn = SimpleNamespace(idx_mapping=row_B, positions=positions), []
     for is_kernel in (True, False):
         monkeypatch.setattr(choose_token, "use_triton", lambda _, kernel=is_kernel: kernel)
-        drawn.append(Sampler(None, None, state, "block", None)._draw(decision, rows).tolist())
+        drawn.append(Sampler(None, buffers, state, "block", None)._draw(decision, 4).tolist())
     assert drawn[0] == drawn[1]

@@ -7,7 +7,14 @@ from specdec.stepping.buffers import BufferSizes, StepBuffers
 
 ZERO = {"input_ids", "positions", "num_valid", "last_token_indices", "draft_input_ids"}
 ZERO |= {"draft_last_tokens", "draft_positions", "draft_tokens"}
-NONE = {"idx_mapping", "sample_mapping", "slot_mapping", "draft_slots", "draft_sample_slots"}
+NONE = {
+    "idx_mapping",
+    "sample_mapping",
+    "sample_states",
+    "slot_mapping",
+    "draft_slots",
+    "draft_sample_slots",
+}
 
 
 @pytest.fixture

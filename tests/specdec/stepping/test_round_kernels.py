@@ -170,7 +170,7 @@ def test_tile_maxima_take_the_lowest_id_and_no_stop_id(device, rows, slots):
     stop_ids[:slots] = best[:: rows // slots, None]
     mask = StopMask(
         positions=torch.arange(rows, device=device),
-        idx_mapping=torch.arange(slots, device=device),
+        states=torch.arange(slots, device=device).repeat_interleave(rows // slots),
         min_positions=torch.tensor([rows] * slots + [0, 0], device=device),
         stop_ids=stop_ids,
     )

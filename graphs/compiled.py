@@ -87,7 +87,8 @@ class CompiledPieces:
 def _one_trace_for_all_sizes() -> Iterator[None]:
     """A trace made in the body is right for every number of rows above one."""
     # a number that became an input of the graph (a norm's eps) would be read back inside a piece
-    numbers = torch._dynamo.config.patch(specialize_float=True)
+    # engines share the code of a model's forward, and so its number of traces
+    numbers = torch._dynamo.config.patch(specialize_float=True, recompile_limit=64)
     # as many rows as channels does not mean that the two sizes are one
     sizes = symbolic_shapes.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     with numbers, sizes:

@@ -3,7 +3,7 @@
     python -m scripts.draw_charts benchmarks/2026-11-21-h200-*.json --out benchmarks
     python -m scripts.draw_charts run.json --out /tmp/charts --prefix 2026-11-21-h200-
 
-A suite's rows are taken from all files that have it. Needs matplotlib.
+The suite loop is taken from all files, others from the last file that has them. Needs matplotlib.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> None:
     suites: dict[str, list[dict[str, object]]] = defaultdict(list)
     for file in given.files:
         for name, rows in suites_of(file).items():
-            suites[name] += rows
+            suites[name] = suites[name] + rows if name == "loop" else rows
     for path in draw_charts(suites, given.out, given.prefix):
         print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
 

@@ -61,7 +61,8 @@ class Draft:
         if how.mode is CUDAGraphMode.FULL:
             self.graphs.of(step.flags).prefill.run_fullgraph(how.descriptor)
         else:
-            self._extend(self.contexts.rows(step, how))
+            extend = self._extend if how.mode is CUDAGraphMode.PIECEWISE else self._extend_whole
+            extend(self.contexts.rows(step, how))
             # padding too: `decode` may be padded, and starts from what the proposal leaves
             self._propose_first(step.num_padded_reqs, step.flags.noise)
 
@@ -110,9 +111,12 @@ class Draft:
         with set_forward_context(context):
             self.graphs.prefill.run_pw_graph(self._forward, self._inputs(context.num_tokens))
 
-    def _prefill_round(self, context: ForwardContext, num_reqs: int, is_sampled: bool) -> None:
+    def _extend_whole(self, context: ForwardContext) -> None:
         with set_forward_context(context):
             self._forward(**self._inputs(context.num_tokens))
+
+    def _prefill_round(self, context: ForwardContext, num_reqs: int, is_sampled: bool) -> None:
+        self._extend_whole(context)
         self._propose_first(num_reqs, is_sampled)
 
     def _propose_first(self, num_reqs: int, is_sampled: bool) -> None:

@@ -35,7 +35,7 @@ class Target:
     def forward(self, step: Step) -> None:
         """One pass over all rows: a chunk eagerly or in pieces, a round eagerly or as one graph."""
         how = step.passes.target
-        if step.is_chunk:
+        if how.mode is CUDAGraphMode.PIECEWISE:
             self._run_pieces(self.contexts.rows(step, how))
         elif how.mode is CUDAGraphMode.FULL:
             self.graphs.of_round(step.query_len).run_fullgraph(how.descriptor)

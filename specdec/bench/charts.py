@@ -1,4 +1,4 @@
-"""Four charts of a run's figures as PNG files, each if its suite was run.
+"""Six charts of a run's figures as PNG files, each if its suite was run.
 
 matplotlib, which ships no types, comes with the extra `bench`.
 """
@@ -84,8 +84,9 @@ def _loop_per_user(axes: Any, rows: Rows) -> None:
 
 def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
     """The last run of each load; dotted: sampled."""
-    last = max(row["run"] for row in rows)
-    rows = [row for row in rows if row["run"] == last]
+    rows = sorted(rows, key=lambda row: (row["run"], row["batch"]))
+    names = ("num_speculative_tokens", "batch", "temperature")
+    rows = list({tuple(row[name] for name in names): row for row in rows}.values())
     for K in sorted({row["num_speculative_tokens"] for row in rows}):
         for T, style in ((0.0, "-"), (0.8, ":")):
             points = [

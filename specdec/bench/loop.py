@@ -42,7 +42,7 @@ class Window:
     tokens_per_second: float
     gaps: list[float]  # between two deliveries to one request
     first_tokens: list[float]  # from the arrival of each request of the window
-    stats: SpeculationStats  # of the requests that ended in it
+    stats: SpeculationStats  # of the requests that began and ended in it
 
 
 def loop(bench: Bench) -> Iterator[Row]:
@@ -127,7 +127,8 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     engine.abort_all()
     engine.drain()
     latencies = (each.stats.time_to_first_token for each in running.requests[num_before:])
-    done = [each.stats for each in running.requests if each.stats.arrival_time >= began]
+    ended = (each for each in running.requests if each.finish and each.finish.reason != "abort")
+    done = [each.stats for each in ended if each.stats.arrival_time >= began]
     return Window(
         requests=running.requests,
         tokens_per_second=num_tokens / seconds,
@@ -165,7 +166,7 @@ class Loop:
         return sum(len(request.token_ids) for request in self.requests)
 
     def run(self, level: int, num_ends: int) -> None:
-        """Until so many requests have ended. level: how many run, once no more than that do."""
+        """Run until `num_ends` requests have ended. level: how many run, once no more do."""
         self._fill(level)
         while num_ends > 0:
             changed = self._engine.step()

@@ -145,7 +145,8 @@ def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
         print(*(f"chart: {path}" for path in draw_charts(found.suites, command.charts)), sep="\n")
     if bench.skipped:
         skipped = "; ".join(bench.skipped)
-        print(f"\nleft out, --max-seconds {command.options.max_seconds}: {skipped}")
+        limit = command.options.max_seconds
+        print(f"\nleft out{'' if limit is None else f', --max-seconds {limit}'}: {skipped}")
     apart = [
         row for name in ("context", "loop", "ramp", "zero") for row in found.suites.get(name, [])
     ]

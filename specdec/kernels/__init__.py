@@ -21,6 +21,7 @@ __all__ = [
     "AsyncCompileMode",
     "GluonDescriptor",
     "TensorDescriptor",
+    "active_mode",
     "barrier",
     "gl",
     "gluon_jit",
@@ -66,7 +67,8 @@ if HAS_TRITON:
         """A kernel in Gluon, Triton's lower layer: layouts, barriers and warps are its own."""
 
 else:
-    triton, TensorDescriptor, GluonDescriptor, AsyncCompileMode = None, None, None, None
+    triton, TensorDescriptor, GluonDescriptor = None, None, None
+    AsyncCompileMode, active_mode = None, None
     tl = gl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
     hopper, barrier = None, None
 

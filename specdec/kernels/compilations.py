@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from specdec.kernels import HAS_TRITON, AsyncCompileMode, triton
+from specdec.kernels import HAS_TRITON, AsyncCompileMode, active_mode, triton
 from specdec.kernels.rarities import is_rare
 from weights.bars import bar
 
@@ -41,13 +41,27 @@ def compiling_ahead(
     """
     num_threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
-        with AsyncCompileMode(pool, ignore_errors=may_fail) as mode:
-            yield partial(_note_ready, mode.future_kernels)
-            _watch(mode.raw_futures, progress)
+        with _mode(pool, may_fail) as mode:
+            try:
+                yield partial(_note_ready, mode.future_kernels, may_fail)
+                _watch(mode.raw_futures, progress)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         loading = [pool.submit(_load, kernel) for kernel in mode.future_kernels.values()]
         for each in loading:
             if each.exception() is not None and not may_fail:
                 each.result()
+
+
+@contextmanager
+def _mode(pool: ThreadPoolExecutor, may_fail: bool) -> Iterator[AsyncCompileMode]:
+    """Triton's own, which an error would leave in force for all later launches of the thread."""
+    try:
+        with AsyncCompileMode(pool, ignore_errors=may_fail) as mode:
+            yield mode
+    finally:
+        active_mode.set(None)
 
 
 def _watch(kernels: Sequence[Future[Any]], progress: bool) -> None:
@@ -62,11 +76,11 @@ def _use(device: torch.device) -> None:
     torch.cuda.set_device(device.index or 0)
 
 
-def _note_ready(kernels: Mapping[object, Any]) -> None:
+def _note_ready(kernels: Mapping[object, Any], may_fail: bool) -> None:
     """Enter finished kernels in Triton's table, which it does only at the end by itself."""
     for kernel in list(kernels.values()):
         if kernel.kernel is None and kernel.future.done():
-            kernel.result()
+            kernel.result(ignore_errors=may_fail)
 
 
 def _load(kernel: Any) -> object:

@@ -111,7 +111,7 @@ def _persistent_kernel(
     FORM: gl.constexpr,
 ):
     tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()  # takes no place: all programs have theirs
+    tl.extra.cuda.gdc_launch_dependents()  # all programs run, so an early one displaces none
     STAGES: gl.constexpr = FORM.num_stages
     w_ring = _ring(w_desc, STAGES)
     x_ring = _ring(x_desc, STAGES)

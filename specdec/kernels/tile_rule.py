@@ -100,7 +100,7 @@ def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False
     else:
         shapes = [Shape(n, rows, *rest) for n, *rest in FEW]
     if has_wgmma:
-        shapes += _persistent(product, rows)
+        shapes += _persistent(product, rows, splits)
     sums = 2 if rows > PARALLEL_ROWS and splits > 1 else 1
     return [
         s
@@ -110,8 +110,8 @@ def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False
     ]
 
 
-def _persistent(product: Product, rows: int) -> list[Shape]:
-    """With the deepest ring that fits, and tiles that the rows fill."""
+def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
+    """With the deepest ring that fits, tiles that the rows fill, and cuts that do anything."""
     shapes = (Shape(128, m, 64, stages, 4, cuts) for m, stages, cuts in PERSISTENT)
     fitting = [s for s in shapes if problem_of(product, rows, s) is None]
     deepest = {(s.block_m, s.cuts): s for s in sorted(fitting, key=lambda s: s.num_stages)}
@@ -119,13 +119,19 @@ def _persistent(product: Product, rows: int) -> list[Shape]:
     return [
         s
         for s in deepest.values()
-        if (rows % s.block_m == 0 or s.block_m == 128 or is_many) and (s.cuts == 1 or rows <= 1024)
+        if (rows % s.block_m == 0 or s.block_m == 128 or is_many)
+        and (s.cuts == 1 or _cuts_any(product, rows, splits, s))
     ]
+
+
+def _cuts_any(product: Product, rows: int, splits: int, shape: Shape) -> bool:
+    turns, left = divmod(_num_items(product, rows, splits, shape), MULTIPROCESSORS)
+    return rows <= 1024 and turns > 0 and left > 0
 
 
 def measured_rows(rows: int) -> int:
     """How many rows stand for a class."""
-    return {16: 8}.get(rows, rows)
+    return 8 if rows == 16 else rows  # few requests matter most
 
 
 def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
@@ -133,7 +139,7 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
     parts = 1 if rows > PARALLEL_ROWS else splits
     K = product.K / parts
     height = shape.block_n * _halves(product)
-    items = -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
+    items = _num_items(product, rows, splits, shape)
     if shape.cuts:
         return _persistent_clocks(items, height, K, shape)
     programs = -(-items // MULTIPROCESSORS)
@@ -142,6 +148,13 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
     alone = START + max(busy + steps * STEP, steps * LATENCY / (shape.num_stages - 1))
     turns = -(-programs // min(programs, _resident(product, shape)))
     return max(programs * busy, turns * alone)
+
+
+def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
+    """Tiles, counted for each split that has programs of its own."""
+    parts = 1 if rows > PARALLEL_ROWS else splits
+    height = shape.block_n * _halves(product)
+    return -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
 
 
 def _persistent_clocks(items: int, height: int, K: float, shape: Shape) -> float:

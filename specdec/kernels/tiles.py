@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import is_hopper
-from specdec.kernels.tables import NONE, shipped_table, user_table
+from specdec.kernels.tables import NONE, Entry, shipped_table, user_table
 from specdec.kernels.tile_rule import rule_shape, rule_splits
-from specdec.kernels.tile_shapes import PARALLEL_ROWS, Kind, Product, Shape, row_class
+from specdec.kernels.tile_shapes import PARALLEL_ROWS, ROW_CLASSES, Kind, Product, Shape, row_class
 
 Source = Literal["user", "shipped", "rule"]
 
@@ -25,7 +25,7 @@ class Tiles:
     """How one product is cut: its Shape and its splits."""
 
     block_n: int
-    block_m: int  # a power of two, or for 192 and 384 rows one and a half times that
+    block_m: int  # a power of two, or one and a half times that
     block_k: int
     splits: int  # parts of K that are summed apart and added in order
     num_stages: int
@@ -58,7 +58,8 @@ def choose_tiles(
     tables = (user_table(), shipped_table())
     entries = (table.get(gpu, {}).get(product, NONE) for table in tables)
     measured = (entry.rows[num_rows] for entry in entries if num_rows in entry.rows)
-    shape = next(measured, None) or rule_shape(product, num_rows, splits, has_wgmma)
+    fitting = (shape for shape in measured if has_wgmma or not shape.cuts)
+    shape = next(fitting, None) or rule_shape(product, num_rows, splits, has_wgmma)
     return cut(shape, num_rows, splits)
 
 
@@ -71,10 +72,14 @@ def choose_splits(product: Product, gpu: str) -> int:
 
 
 def source_of(product: Product, gpu: str) -> Source:
-    """Where the tiles of a product come from."""
-    if product in user_table().get(gpu, {}):
+    """Where the tiles of a product come from, if not some of its classes from elsewhere."""
+    if _is_complete(user_table().get(gpu, {}).get(product, NONE)):
         return "user"
-    return "shipped" if product in shipped_table().get(gpu, {}) else "rule"
+    return "shipped" if _is_complete(shipped_table().get(gpu, {}).get(product, NONE)) else "rule"
+
+
+def _is_complete(entry: Entry) -> bool:
+    return set(entry.rows) == set(ROW_CLASSES)
 
 
 def cut(shape: Shape, rows: int, splits: int) -> Tiles:

@@ -86,6 +86,17 @@ def test_the_last_turn_is_cut_where_it_is_short_of_tiles():
     assert cut == whole  # four turns
 
 
+def test_tiles_are_cut_only_where_a_last_turn_is_short():
+    def cuts(N: int, rows: int) -> set[int]:
+        found = candidates(Product("gate", N, 4096), rows, 1, has_wgmma=True)
+        return {s.cuts for s in found if s.block_m == 128 and s.cuts}
+
+    assert cuts(28672, 512) == {1, 2, 4}
+    assert cuts(256 * 132, 512) == {1}  # whole turns
+    assert cuts(4096, 256) == {1}  # less than a turn
+    assert cuts(28672, 4096) == {1}
+
+
 def test_a_turn_that_is_nearly_empty_costs_a_whole_one():
     full, one_more = (Product("whole", 128 * tiles, 4096) for tiles in (264, 265))
     shape = Shape(128, 128, 64, 3, 4)

@@ -6,7 +6,7 @@ import torch
 from specdec.kernels import tiles
 from specdec.kernels.tables import Entry
 from specdec.kernels.tile_rule import rule_shape, rule_splits
-from specdec.kernels.tile_shapes import MANY_ROWS, Product, Shape
+from specdec.kernels.tile_shapes import MANY_ROWS, ROW_CLASSES, Product, Shape
 from specdec.kernels.tiles import Tiles, choose_tiles, source_of
 
 SHIPPED = Product("split", 4096, 4096)
@@ -42,7 +42,21 @@ def test_the_users_rows_come_before_the_shipped_and_these_before_the_rule(own_ta
     assert shape_of(chosen(SHIPPED, 32)) == SHAPES[0]
     assert shape_of(chosen(SHIPPED, 64)) == rule_shape(SHIPPED, 64, 2)
     assert shape_of(chosen(SHIPPED, 16, "another")) == rule_shape(SHIPPED, 16, 2)
-    assert [source_of(p, "GPU") for p in (SHIPPED, OTHER)] == ["user", "rule"]
+
+
+def test_a_source_has_tiles_for_every_class_of_rows(own_table):
+    whole = Entry(2, dict.fromkeys(ROW_CLASSES, SHAPES[0]))
+    own_table({OTHER: whole, SHIPPED: Entry(2, {16: SHAPES[1]})})
+    assert [source_of(p, "GPU") for p in (SHIPPED, OTHER)] == ["rule", "user"]
+
+
+def test_a_gpu_without_warp_groups_takes_no_persistent_tiles(own_table):
+    persistent = Shape(128, 128, 64, 4, 4, 1)
+    own_table({OTHER: Entry(1, {512: persistent})})
+    found = chosen(OTHER, 512)
+    assert (found.cuts, shape_of(found)) == (0, rule_shape(OTHER, 512, 4))
+    names = (OTHER.kind, 512, OTHER.N, OTHER.K, torch.bfloat16, "GPU")
+    assert shape_of(choose_tiles(*names, has_wgmma=True)) == persistent
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4])

@@ -10,7 +10,7 @@ import specdec.cli.tune as command
 from specdec.cli.tune import products_of_pair
 from specdec.kernels import tiles
 from specdec.kernels.tables import Entry, read_table, user_table
-from specdec.kernels.tile_shapes import ROW_CLASSES, Product
+from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
 from specdec.tune.search import Job
 
 
@@ -67,7 +67,8 @@ def test_every_product_of_the_pair_is_measured_once(run, gpu):
 
 def test_what_is_shipped_is_measured_only_on_demand(run, gpu, monkeypatch):
     first, *others = products_of_pair("demo", None, "bfloat16")
-    shipped = {"GPU": {first: Entry(2, {})}}
+    rows = dict.fromkeys(ROW_CLASSES, Shape(64, 16, 64, 3, 4))
+    shipped = {"GPU": {first: Entry(2, rows)}}
     monkeypatch.setattr(tiles, "shipped_table", lambda: shipped)
     run("tune", "demo", "--dtype", "bfloat16")
     assert list(read_table(gpu)["GPU"]) == others

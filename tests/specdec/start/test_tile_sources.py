@@ -8,7 +8,7 @@ import torch
 
 from specdec.kernels import tiles
 from specdec.kernels.tables import Entry
-from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
 from specdec.start import tile_sources
 from specdec.start.tile_sources import log_tiles, sources_line
 
@@ -18,7 +18,7 @@ PRODUCTS.append(Product("whole", 32000, 4096))
 
 @pytest.fixture(autouse=True)
 def _tables(monkeypatch):
-    known = Entry(1, {})
+    known = Entry(1, dict.fromkeys(ROW_CLASSES, Shape(64, 16, 64, 3, 4)))
     monkeypatch.setattr(tiles, "shipped_table", lambda: {"H": dict.fromkeys(PRODUCTS[:2], known)})
     monkeypatch.setattr(tiles, "user_table", lambda: {"H": dict.fromkeys(PRODUCTS[1:3], known)})
     monkeypatch.setattr(tile_sources, "user_file", lambda: Path.home() / "own" / "tiles.json")

@@ -194,6 +194,17 @@ def test_a_family_of_ragged_batches_cannot_be_full():
     assert {manager.mode for manager in managers} == {CUDAGraphMode.FULL_DECODE_ONLY}
 
 
+def test_engines_of_one_process_may_all_be_split_by_torch_compile(expected):
+    captures, device = make_backend("tape")
+    pair, _, _ = expected("eagle3", 3, device)
+    config = GraphConfig(request_sizes=(2,), token_sizes=(16,), compile_piecewise=True)
+    with torch._dynamo.config.patch(recompile_limit=1):  # code that they share is traced for each
+        for _ in range(2):
+            runner = tiny_runner(pair, 3, config, captures)
+            assert all(counter.captures for counter in runner.graphs.counters().values())
+            runner.clear_graphs()
+
+
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
     captures, device = make_backend("tape")
     made, build = [], PassContexts._context

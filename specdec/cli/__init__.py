@@ -262,7 +262,10 @@ def bench(
     ] = None,
     max_tokens: Annotated[int, Option(min=2, help="tokens of each answer")] = 160,
     repeats: Annotated[
-        int, Option(min=1, help="whole runs; the suite loop has a row for each")
+        int,
+        Option(
+            min=1, help="whole runs, the best of which counts; the suite loop has a row for each"
+        ),
     ] = 2,
     num_rounds: Annotated[int, Option(min=1, help="rounds timed by the device's clock")] = 30,
     rounds_of_memory: Annotated[
@@ -392,13 +395,15 @@ def tune(
     dtype: Annotated[
         str, Option(help="auto, bfloat16 or float16; auto is as the target is stored")
     ] = "auto",
-    again: Annotated[bool, Option("--again", help="measure what a table has too")] = False,
+    again: Annotated[
+        bool, Option("--again", help="also measure products that a table already has")
+    ] = False,
     json: shared.Json = False,
 ) -> None:
     """Find the fastest tiles for the products of a model and its draft on this GPU.
 
-    They go to tiles.json in the cache directory ($SPECDEC_CACHE_DIR), which every later start
-    reads. Tokens stay the same. An interrupt keeps what was measured.
+    They go to tiles.json in the cache directory ($SPECDEC_CACHE_DIR), which every process
+    started later reads. Tokens stay the same. An interrupt keeps what was measured.
     """
     from specdec.cli.tune import run_tune
 

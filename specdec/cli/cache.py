@@ -24,11 +24,11 @@ def run_import(file: Path) -> None:
     cache = cache_directory()
     done = import_kernels(file, cache, machine)
     print(_summary(file, done.num_added + done.num_kept))
-    print(f"{cache}: {done.num_added:,} are new, {done.num_kept:,} were there already")
+    print(f"{cache}: {done.num_added:,} added, {done.num_kept:,} kept")
     if done.version != specdec.__version__:
         print(
-            f"they are of specdec {done.version}; "
-            f"what {specdec.__version__} changed is compiled at the start"
+            f"exported by specdec {done.version}; "
+            f"kernels that {specdec.__version__} changed are compiled at the next start"
         )
 
 

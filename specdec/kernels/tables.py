@@ -70,16 +70,21 @@ def read_table(file: Path) -> Table:
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror}; make it readable, or delete it") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: no table of tiles: no UTF-8; {advice}") from error
+        raise ValueError(f"{file}: not a valid table of tiles: not UTF-8; {advice}") from error
 
 
 def write_table(file: Path, table: Table) -> None:
     """Replace the file in one step, so that an interrupt leaves the old or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
-        out.write(format_table(table))
-    os.chmod(out.name, 0o644)
-    os.replace(out.name, file)
+        try:
+            out.write(format_table(table))
+            out.close()
+            os.chmod(out.name, 0o644)
+            os.replace(out.name, file)
+        except BaseException:
+            Path(out.name).unlink(missing_ok=True)
+            raise
 
 
 def format_table(table: Table) -> str:
@@ -105,7 +110,7 @@ def parse_table(text: str, name: str, advice: str) -> Table:
             for gpu, entries in raw.items()
         }
     except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
-        raise ValueError(f"{name}: no table of tiles: {error}; {advice}") from error
+        raise ValueError(f"{name}: not a valid table of tiles: {error}; {advice}") from error
 
 
 def _line(entry: Entry) -> str:
@@ -120,7 +125,7 @@ def _numbers(shape: Shape) -> list[int]:
 
 def _object(value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: {_shown(value)} is no object")
+        raise ValueError(f"{where}: {_shown(value)} is not an object")
     return value
 
 

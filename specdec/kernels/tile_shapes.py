@@ -18,7 +18,7 @@ SHARED_MEMORY = 227 * 1024  # of one multiprocessor
 
 BLOCK_N = (64, 128, 256)
 BLOCK_M = (16, 32, 48, 64, 96, 128, 192, 256)
-BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in linear.py
+BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in tile_order.py
 NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
 NUM_WARPS = (4, 8)
 CUTS = (0, 1, 2, 4)
@@ -104,6 +104,9 @@ def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None
         return f"cuts {shape.cuts} needs {needed} and block_m 64 or more"
     if shape.cuts > 1 and row_pieces(shape.block_m)[1]:
         return f"cuts {shape.cuts}: block_m {shape.block_m} takes 1"
+    if shape.cuts > 1 and shape.block_m // shape.cuts < 32:
+        left = shape.block_m // shape.cuts
+        return f"cuts {shape.cuts} leaves {left} rows of block_m {shape.block_m}, 32 are needed"
     if product.kind == "gate" and shape.block_m > 192:
         return f"block_m {shape.block_m}, with cuts {shape.cuts} gate takes 192 at most"
     return None

@@ -62,6 +62,8 @@ class GpuClock:
 
         try:
             call(weights[0])
+        except torch.AcceleratorError:  # a RuntimeError too; after it no call on this GPU succeeds
+            raise
         except (RuntimeError, triton.errors.TritonError):
             return float("inf")
         least = _least_microseconds(job)
@@ -98,7 +100,10 @@ class GpuClock:
 
 
 def _launch(product: Product, x_TK: Tensor, weight_NK: Tensor, tiles: Tiles | None) -> object:
-    """The kernel that a model runs for this product, with tiles of our choice."""
+    """The kernel that a model runs for this product, with tiles of our choice.
+
+    `tiles_for` is patched: only here are tiles a choice, and launchers have no parameter for them.
+    """
     if product.kind == "gate":
         with patch.object(gate_up, "tiles_for", lambda *_: tiles):
             return gate_up.launch_gate_up(x_TK, weight_NK, None)

@@ -21,8 +21,12 @@ def table(measured: Measured) -> str:
 
 
 def as_json(measured: Measured) -> dict[str, object]:
-    """With the times of all candidates: [rows, splits, tiles, microseconds]."""
-    rows = {str(rows): best._asdict() for rows, best in sorted(measured.rows.items())}
+    """With the times of all candidates: [rows, splits, tiles, microseconds]; None: did not run."""
+    rows = {
+        str(rows): best._asdict()
+        | {"rule_us": _finite(best.rule_us), "cublas_us": _finite(best.cublas_us)}
+        for rows, best in sorted(measured.rows.items())
+    }
     times = [[*key[:2], list(key[2]), us] for key, us in measured.times.items() if us < math.inf]
     return {
         "product": key_of(measured.product),
@@ -32,16 +36,24 @@ def as_json(measured: Measured) -> dict[str, object]:
     }
 
 
-def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float]:
-    """How much slower the rule is: geometric means by row class and overall, and the worst."""
+def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float | None]:
+    """How much slower the rule is: geometric means by row class and overall, and the worst.
+
+    None where the rule's tiles did not run.
+    """
     by_class = {
         rows: [each.rows[rows].rule_us / each.rows[rows].us for each in found]
         for rows in ROW_CLASSES
     }
     every = [ratio for ratios in by_class.values() for ratio in ratios]
     means = {str(rows): _mean(ratios) for rows, ratios in by_class.items()}
-    return means | {"overall": _mean(every), "worst": max(every)}
+    return means | {"overall": _mean(every), "worst": _finite(max(every))}
 
 
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+def _mean(ratios: Sequence[float]) -> float | None:
+    return _finite(math.exp(sum(map(math.log, ratios)) / len(ratios)))
+
+
+def _finite(value: float) -> float | None:
+    """None for what JSON has no number for."""
+    return value if math.isfinite(value) else None

@@ -5,8 +5,11 @@ is given, or chosen here, for the shipped table only: the one with the least sum
 row classes, each over the best for its class, few rows counting double, and reading counted in.
 """
 
+import fcntl
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -81,7 +84,12 @@ class Tuning:
         return [p for p in products if not self._is_complete(entries.get(p), p)]
 
     def run(self, products: Sequence[Product]) -> Iterator[Measured]:
-        """Measure one after another, each written before the next one begins."""
+        """Measure one after another, each written before the next one begins.
+
+        ValueError before the first one if the file cannot be written.
+        """
+        if self.file is not None and products:
+            _refuse_read_only(self.file.parent)
         start = self.now()
         self.clock.prepare(
             job for p in products for job in jobs_of(p, self.splits_of(p), self.clock.has_wgmma)
@@ -99,7 +107,9 @@ class Tuning:
         return set(entry.rows) == set(ROW_CLASSES)
 
     def _write(self, measured: Measured) -> None:
-        if self.file is not None:
+        if self.file is None:
+            return
+        with _locked(self.file):
             table = read_table(self.file)
             table.setdefault(self.gpu, {})[measured.product] = measured.entry
             write_table(self.file, table)
@@ -175,6 +185,26 @@ class _Search:
         if key not in self.times:
             self.times[key] = self.clock.time(Job(self.product, rows, cut(shape, rows, splits)))
         return self.times[key]
+
+
+def _refuse_read_only(directory: Path) -> None:
+    """Create it; ValueError if nothing can be written there."""
+    advice = "make it writable, or set SPECDEC_CACHE_DIR"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{directory}: {error.strerror}; {advice}") from error
+    if not os.access(directory, os.W_OK):
+        raise ValueError(f"{directory}: not writable; {advice}")
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """One process at a time changes the file; another waits."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_name(f"{file.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file
+        yield
 
 
 def _rule_count(product: Product, counts: Sequence[int]) -> int:

@@ -45,7 +45,7 @@ def test_a_start_with_imported_kernels_compiles_none(specdec, tmp_path):
     exported = specdec("old", "cache", "export", str(tmp_path / "file.tar.gz"))
     assert f": {num_kernels:,} kernels, " in exported
     imported = specdec("new", "cache", "import", str(tmp_path / "file.tar.gz"))
-    assert f": {num_kernels:,} are new, 0 were there already" in imported
+    assert f": {num_kernels:,} added, 0 kept" in imported
     assert built(tmp_path / "new") == old
 
     assert specdec("new", *START) == expected

@@ -14,10 +14,13 @@ from specdec.kernels.archive.header import Machine, header_of
 def export_kernels(cache: Path, kernels: Collection[str], machine: Machine, out: Path) -> int:
     """The number of kernels in `out`, which appears whole or not at all.
 
-    kernels: names of the functions. ValueError where none of them is compiled, or `out` is there.
+    kernels: names of the functions. ValueError where none of them is compiled, `out` exists, or
+    its directory does not.
     """
     if out.exists() or out.is_symlink():
-        raise ValueError(f"{out} is there already, nothing written")
+        raise ValueError(f"{out} already exists; nothing written")
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is not a directory; nothing written")
     found = list(entries(cache, kernels, machine))
     count = sum(entry.is_kernel for entry in found)
     if count == 0:

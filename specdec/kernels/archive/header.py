@@ -71,7 +71,7 @@ def parse_header(text: bytes) -> Header:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{NAME} is no JSON") from None
+        raise ValueError(f"{NAME} is not valid JSON") from None
     if not isinstance(values, dict) or "format" not in values:
         raise ValueError(f"{NAME} has no format")
     if values["format"] != FORMAT:

@@ -2,7 +2,8 @@
 
 Nothing is written before the header says that they run here. Then all of it goes to a temporary
 directory inside the cache, and only when the whole archive has been read do entries move to their
-places, each by one rename. Entries that are there already are kept.
+places, each by one rename. Complete entries that are there already are kept; a kernel's that lacks
+its group file is completed, the group file last.
 """
 
 import gzip
@@ -17,11 +18,11 @@ from errno import EEXIST, ENOTEMPTY
 from pathlib import Path
 
 from specdec.kernels.archive import header
-from specdec.kernels.archive.entries import EXTENSIONS, KERNEL_FILE, KEY, write_group
+from specdec.kernels.archive.entries import EXTENSIONS, GROUP, KERNEL_FILE, KEY, write_group
 from specdec.kernels.archive.header import Header, Machine, parse_header, refuse_other_machines
 
 MAX_FILE_BYTES = 64 << 20
-MAX_BYTES = 4 << 30  # of all files, unpacked
+MAX_BYTES = 4 << 30  # of all files, unpacked, and of what follows them
 BLOCK = 4096  # bytes that the smallest file takes
 CHUNK = 1 << 20
 
@@ -57,8 +58,14 @@ def _reading(file: Path) -> Iterator[tarfile.TarFile]:
     try:
         with _Stream(file) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             yield archive
-    except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{file}: no archive of kernels, or a damaged one: {error}") from error
+    except (
+        tarfile.TarError,
+        zlib.error,
+        gzip.BadGzipFile,
+        EOFError,
+        RecursionError,  # of tarfile, by thousands of headers in a row
+    ) as error:
+        raise ValueError(f"{file}: not a kernel archive, or a damaged one: {error}") from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}; nothing imported") from error
 
@@ -68,14 +75,14 @@ class _Stream(gzip.GzipFile):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MAX_FILE_BYTES:
-            raise ValueError(f"no archive of kernels: it claims a part of {size} bytes")
+            raise ValueError(f"not a kernel archive: it claims a part of {size} bytes")
         return super().read(size)
 
 
 def _read_header(archive: tarfile.TarFile) -> Header:
     member = archive.next()
     if member is None or member.name != header.NAME or not _is_plain(member, header.MAX_BYTES):
-        raise ValueError(f"no archive of kernels: it does not begin with {header.NAME}")
+        raise ValueError(f"not a kernel archive: it does not begin with {header.NAME}")
     return parse_header(_content(archive, member))
 
 
@@ -86,17 +93,22 @@ def _unpack(archive: tarfile.TarFile, directory: Path) -> int:
         key, file = _place(member)
         num_files += 1
         num_bytes += max(member.size, BLOCK)
-        if num_bytes > MAX_BYTES:
-            raise ValueError(f"it unpacks to more than {MAX_BYTES >> 30} GiB")
+        _refuse_more_than_allowed(num_bytes)
         path = directory / key / file
         if path.exists():
-            raise ValueError(f"{member.name} is in it twice")
+            raise ValueError(f"{member.name} appears twice")
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(_content(archive, member))
     stream = archive.fileobj
-    while stream is not None and stream.read(CHUNK):  # up to the checksum
-        pass
+    while stream is not None and (rest := stream.read(CHUNK)):  # up to the checksum
+        num_bytes += len(rest)
+        _refuse_more_than_allowed(num_bytes)
     return num_files
+
+
+def _refuse_more_than_allowed(num_bytes: int) -> None:
+    if num_bytes > MAX_BYTES:
+        raise ValueError(f"it unpacks to more than {MAX_BYTES >> 30} GiB")
 
 
 def _place(member: tarfile.TarInfo) -> tuple[str, str]:
@@ -104,7 +116,7 @@ def _place(member: tarfile.TarInfo) -> tuple[str, str]:
     key, _, file = member.name.partition("/")
     is_known = file in EXTENSIONS or KERNEL_FILE.fullmatch(file) is not None
     if not KEY.fullmatch(key) or not is_known or not _is_plain(member, MAX_FILE_BYTES):
-        raise ValueError(f"{member.name[:200]!r} is no file of a kernel")
+        raise ValueError(f"{member.name[:200]!r} is not a kernel file")
     return key, file
 
 
@@ -137,8 +149,10 @@ def _move(directory: Path, cache: Path) -> int:
     """How many kernels are new."""
     num_added = 0
     for entry in sorted(directory.iterdir()):
+        place = cache / entry.name
         is_kernel = len(list(entry.iterdir())) > 1
-        num_added += _rename(entry, cache / entry.name) and is_kernel
+        is_added = _rename(entry, place) or (is_kernel and _fill(entry, place))
+        num_added += is_added and is_kernel
     return num_added
 
 
@@ -150,4 +164,14 @@ def _rename(entry: Path, place: Path) -> bool:
         if error.errno in (EEXIST, ENOTEMPTY):
             return False
         raise
+    return True
+
+
+def _fill(entry: Path, place: Path) -> bool:
+    """Whether the place lacked the group file, as after an interrupted compilation."""
+    if any(place.glob(GROUP.format("*"))):
+        return False
+    prefix = GROUP.partition("{}")[0]
+    for file in sorted(entry.iterdir(), key=lambda file: file.name.startswith(prefix)):
+        os.replace(file, place / file.name)
     return True

@@ -37,9 +37,9 @@ def test_kernels_are_exported_and_imported(run, caches, tmp_path):
     assert run("cache", "export", str(file)) == (0, first + second, "")
     caches()
     place = tmp_path / "empty"
-    new = f"{place}: 1 are new, 0 were there already\n"
+    new = f"{place}: 1 added, 0 kept\n"
     assert run("cache", "import", str(file)) == (0, first + new, "")
-    known = f"{place}: 0 are new, 1 were there already\n"
+    known = f"{place}: 0 added, 1 kept\n"
     assert run("cache", "import", str(file)) == (0, first + known, "")
 
 
@@ -47,7 +47,10 @@ def test_another_version_of_specdec_is_said(run, caches, tmp_path, monkeypatch):
     file = str(tmp_path / "kernels.tar.gz")
     run("cache", "export", file)
     monkeypatch.setattr(specdec, "__version__", "9.9")
-    assert "what 9.9 changed is compiled at the start\n" in run("cache", "import", file)[1]
+    assert (
+        "kernels that 9.9 changed are compiled at the next start\n"
+        in run("cache", "import", file)[1]
+    )
 
 
 def test_an_empty_cache_is_one_line_that_says_what_to_do(run, caches, tmp_path):
@@ -70,7 +73,7 @@ def test_without_a_gpu_one_line_says_that_it_is_needed(run, tmp_path, monkeypatc
 def test_a_file_of_something_else_is_one_line(run, caches):
     code, out, err = run("cache", "import", str(Path(__file__)))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "no archive of kernels" in err
+    assert "not a kernel archive" in err
 
 
 def test_the_help_says_to_import_only_what_is_trusted(run):

@@ -84,7 +84,7 @@ def test_a_faulty_table_is_refused_and_stays(run, gpu):
     gpu.write_text("{")
     code, out, err = run("tune", "demo", "--dtype", "bfloat16")
     assert (code, out) == (2, "")
-    assert err.startswith(f"specdec: error: {gpu}: no table of tiles: ")
+    assert err.startswith(f"specdec: error: {gpu}: not a valid table of tiles: ")
     assert err.endswith("correct the file, or delete it and run `specdec tune` again\n")
     assert gpu.read_text() == "{"
 

@@ -36,6 +36,20 @@ def test_a_table_reads_back_as_it_was_written(tmp_path):
     assert [each.name for each in file.parent.iterdir()] == ["tiles.json"]
 
 
+def test_a_write_that_fails_leaves_the_old_table_alone(tmp_path, monkeypatch):
+    file = tmp_path / "tiles.json"
+    write_table(file, {})
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_table(file, TABLE)
+    assert read_table(file) == {}
+    assert [each.name for each in tmp_path.iterdir()] == ["tiles.json"]
+
+
 def test_a_product_takes_one_line():
     lines = format_table(TABLE).splitlines()
     assert sum('"rows"' in line for line in lines) == 3
@@ -67,8 +81,8 @@ def test_every_shipped_product_has_every_row_class():
         ("split,4096,0,bfloat16", {"rows": {}}, "a name is"),
         ("split,4096,4096,float32", {"rows": {}}, "a name is"),
         ("sum,4096,4096,bfloat16", {"rows": {}}, "a name is"),
-        (KEY, [], "[] is no object"),
-        (KEY, {}, "rows: null is no object"),
+        (KEY, [], "[] is not an object"),
+        (KEY, {}, "rows: null is not an object"),
         (KEY, {"rows": {}, "us": 1}, 'field "us"'),
         (KEY, {"rows": {}, "splits": 3}, "splits 3, allowed are 1, 2, 4"),
         (KEY, {"rows": {}, "splits": True}, "splits true"),
@@ -84,6 +98,7 @@ def test_every_shipped_product_has_every_row_class():
         (KEY, {"rows": {"16": [64, 16, 64, 99, 4]}}, "num_stages 99"),
         (KEY, {"rows": {"16": [64, 16, 64, 3, 2]}}, "num_warps 2, allowed are 4, 8"),
         (KEY, {"rows": {"16": [256, 256, 128, 4, 8]}}, "524,288 bytes of shared memory"),
+        (KEY, {"rows": {"256": [128, 64, 64, 4, 4, 4]}}, "cuts 4 leaves 16 rows of block_m 64"),
         (KEY, {"rows": {"4096": [64, 96, 64, 3, 4]}}, "a power of two is needed"),
         ("whole,64,64,bfloat16", {"rows": {"192": [64, 96, 64, 3, 4]}}, "power of two"),
     ],
@@ -91,7 +106,7 @@ def test_every_shipped_product_has_every_row_class():
 def test_what_is_wrong_is_named_with_the_file_and_what_to_do(tmp_path, key, entry, words):
     file = tmp_path / "tiles.json"
     file.write_text(json.dumps({"GPU": {key: entry}}))
-    with pytest.raises(ValueError, match="no table of tiles") as error:
+    with pytest.raises(ValueError, match="not a valid table of tiles") as error:
         read_table(file)
     message = str(error.value)
     assert words in message
@@ -101,7 +116,7 @@ def test_what_is_wrong_is_named_with_the_file_and_what_to_do(tmp_path, key, entr
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"GPU": 1}', "[" * 100_000])
 def test_a_file_without_a_table_is_refused(text):
-    with pytest.raises(ValueError, match=r"^here: no table of tiles: .*; do this"):
+    with pytest.raises(ValueError, match=r"^here: not a valid table of tiles: .*; do this"):
         parse_table(text, "here", "do this")
 
 
@@ -110,7 +125,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"tiles.json: Is a directory; make it readable"):
         read_table(tmp_path / "tiles.json")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="no UTF-8"):
+    with pytest.raises(ValueError, match="not UTF-8"):
         read_table(tmp_path / "binary")
 
 

@@ -82,6 +82,15 @@ def test_tiles_that_do_not_run_take_for_ever(clock, monkeypatch):
     assert clock.time(Job(SMALL, 16, TILES)) == float("inf")
 
 
+def test_a_gpu_that_fails_ends_the_search(clock, monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(gpu_clock, "_launch", fail)
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        clock.time(Job(SMALL, 16, TILES))
+
+
 def test_one_kernel_is_compiled_for_all_products(clock, monkeypatch):
     launched = []
     monkeypatch.setattr(

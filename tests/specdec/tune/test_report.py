@@ -9,11 +9,13 @@ from specdec.tune.random_products import random_products
 from specdec.tune.report import HEAD, as_json, rule_over_tuned, table
 from specdec.tune.search import Best, Measured
 
+INFINITE = float("inf")
+
 SHAPE = Shape(64, 16, 256, 3, 4)
 
 
-def measured(rule_us: float) -> Measured:
-    rows = {rows: Best(SHAPE, 10.0, rule_us, 20.0) for rows in ROW_CLASSES}
+def measured(rule_us: float, cublas_us: float = 20.0) -> Measured:
+    rows = {rows: Best(SHAPE, 10.0, rule_us, cublas_us) for rows in ROW_CLASSES}
     times = {(16, 2, SHAPE): 10.0, (16, 2, SHAPE._replace(num_stages=4)): float("inf")}
     return Measured(product=Product("split", 64, 64), splits=2, rows=rows, times=times)
 
@@ -42,6 +44,13 @@ def test_the_rule_is_compared_by_row_class_and_overall():
     assert ratios["16"] == pytest.approx(4.4**0.5)
     assert ratios["overall"] == pytest.approx(4.4**0.5)
     assert ratios["worst"] == 4.0
+
+
+def test_json_has_null_for_what_did_not_run():
+    found = measured(INFINITE, INFINITE)
+    rows = json.loads(json.dumps(as_json(found), allow_nan=False))["rows"]
+    assert rows["16"] == {"shape": list(SHAPE), "us": 10.0, "rule_us": None, "cublas_us": None}
+    assert set(rule_over_tuned([measured(11.0), found]).values()) == {None}
 
 
 def test_random_products_are_the_same_for_a_seed_and_of_every_kind():

@@ -1,12 +1,18 @@
 """The search with a clock of ours: it writes the best, resumes, chooses splits only if asked."""
 
+import os
+import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from specdec.kernels.tables import read_table
+from specdec.kernels.tables import Table, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape
+from specdec.tune import search as search_module
 from specdec.tune.search import (
     SPLIT_CLASSES,
     Job,
@@ -115,6 +121,33 @@ def test_a_product_more_leaves_the_others_as_they_are(tuning):
     before = read_table(search.file)["GPU"][SPLIT]
     list(tuning(search.clock, gpu="another").run([HEAD]))
     assert read_table(search.file)["GPU"] == {SPLIT: before}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_directory_that_cannot_be_written_is_refused_before_anything(
+    tuning, tmp_path, monkeypatch, is_there
+):
+    clock = FakeClock(lambda _: 1.0)
+    directory = tmp_path / "cache"
+    if is_there:
+        monkeypatch.setattr(os, "access", lambda path, mode: path != directory)
+    else:
+        directory.write_text("a file")
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(directory))}: .*SPECDEC_CACHE_DIR"):
+        list(tuning(clock, file=directory / "tiles.json").run([SPLIT]))
+    assert (clock.prepared, clock.timed) == (set(), [])
+
+
+def test_two_searches_at_once_lose_nothing(tuning, monkeypatch):
+    def write_slowly(file: Path, table: Table) -> None:
+        time.sleep(0.2)
+        write_table(file, table)
+
+    monkeypatch.setattr(search_module, "write_table", write_slowly)
+    searches = [tuning(FakeClock(lambda _: 1.0)) for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda search, product: list(search.run([product])), searches, [SPLIT, HEAD]))
+    assert set(read_table(searches[0].file)["GPU"]) == {SPLIT, HEAD}
 
 
 def test_no_product_begins_after_its_time(tuning):

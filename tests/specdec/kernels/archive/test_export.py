@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import tarfile
 from dataclasses import replace
 
@@ -55,9 +56,15 @@ def test_the_kernels_of_another_machine_do_not_count(cache, tmp_path, machine):
 
 def test_a_file_that_exists_is_not_replaced(cache, archive, machine):
     before = archive.read_bytes()
-    with pytest.raises(ValueError, match=r"kernels\.tar\.gz is there already, nothing written"):
+    with pytest.raises(ValueError, match=r"kernels\.tar\.gz already exists; nothing written"):
         export_kernels(cache, NAMES, machine, archive)
     assert archive.read_bytes() == before
+
+
+def test_a_directory_that_is_missing_is_named(cache, machine, tmp_path):
+    words = rf"^{re.escape(str(tmp_path / 'none'))} is not a directory; nothing written$"
+    with pytest.raises(ValueError, match=words):
+        export_kernels(cache, NAMES, machine, tmp_path / "none" / "out")
 
 
 def test_a_write_that_fails_leaves_nothing(cache, machine, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ import triton
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
+from specdec.kernels.archive import install
 from specdec.kernels.archive.entries import EXTENSIONS
 from specdec.kernels.archive.export import export_kernels
 from specdec.kernels.archive.header import header_of
@@ -126,12 +127,38 @@ def test_a_cache_that_does_not_exist_is_made(archive, tmp_path, machine, monkeyp
 
 
 def test_what_is_there_is_kept_and_a_lookup_without_a_result_is_filled(archive, home, machine, key):
+    mine = {"_add_kernel.cubin": b"mine", "__grp___add_kernel.json": b"{}"}
     (home / key("A")).mkdir()
-    (home / key("A") / "_add_kernel.cubin").write_text("mine")
+    for name, content in mine.items():
+        (home / key("A") / name).write_bytes(content)
     (home / key("B")).mkdir()
     done = import_kernels(archive, home, machine)
     assert (done.num_added, done.num_kept) == (1, 1)
-    assert tree(home / key("A")) == {"_add_kernel.cubin": b"mine"}
+    assert tree(home / key("A")) == mine
+    assert import_kernels(archive, home, machine).num_kept == 2
+
+
+def test_an_interrupted_compilation_is_completed_group_file_last(
+    archive, cache, home, machine, key, monkeypatch
+):
+    place = home / key("A")
+    place.mkdir()
+    (place / "_add_kernel.cubin").write_text("half")
+    (place / "_add_kernel.ptx").write_text("of the compiler")
+    moved = []
+    replace_file = os.replace
+    monkeypatch.setattr(
+        os, "replace", lambda file, to: (moved.append(to.name), replace_file(file, to))
+    )
+    done = import_kernels(archive, home, machine)
+    assert (done.num_added, done.num_kept) == (2, 0)
+    assert moved == ["_add_kernel.cubin", "_add_kernel.json", "__grp___add_kernel.json"]
+    assert (place / "_add_kernel.cubin").read_bytes() == (
+        cache / key("A") / "_add_kernel.cubin"
+    ).read_bytes()
+    assert (place / "_add_kernel.ptx").read_text() == "of the compiler"
+    group = json.loads((place / "__grp___add_kernel.json").read_text())["child_paths"]
+    assert group == {name: str(place / name) for name in moved[:2]}
     assert import_kernels(archive, home, machine).num_kept == 2
 
 
@@ -186,13 +213,13 @@ K = "A" * 52
     ids=lambda info: f"{info.name[-24:]!r}-{info.type.decode()}",
 )
 def test_a_member_that_no_export_writes_is_refused(packed, refused, info):
-    assert "is no file of a kernel; nothing imported" in refused(packed(info))
+    assert "is not a kernel file; nothing imported" in refused(packed(info))
 
 
 @pytest.mark.parametrize(
     "members, words",
     [
-        ([member(f"{K}/_f.json"), member(f"{K}/_f.json")], "is in it twice"),
+        ([member(f"{K}/_f.json"), member(f"{K}/_f.json")], "appears twice"),
         ([member(f"{K}/_f.json")], f"the entry {K} has _f.json only"),
         ([member(f"{K}/_f.json"), member(f"{K}/_g.cubin")], "has _f.json, _g.cubin only"),
         ([member(f"{K}/_f.json"), member(f"{K}/{EXTENSIONS[0]}")], f"the entry {K} has "),
@@ -216,6 +243,23 @@ def test_a_size_that_no_kernel_has_is_refused_before_it_is_read(tmp_path, packed
             refused(file)
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_thousands_of_headers_in_a_row_are_refused(tmp_path, packed, refused, kind):
+    raw = gzip.decompress(packed().read_bytes())
+    start = raw.rindex(b"}") // 512 * 512 + 512
+    header = member("long", 0, kind).tobuf(tarfile.GNU_FORMAT)
+    file = tmp_path / "nested.tar.gz"
+    file.write_bytes(gzip.compress(raw[:start] + header * 5000))
+    assert "not a kernel archive, or a damaged one" in refused(file)
+
+
+def test_what_follows_the_files_is_bounded_too(archive, tmp_path, refused, monkeypatch):
+    monkeypatch.setattr(install, "MAX_BYTES", 4 << 20)
+    file = tmp_path / "long.tar.gz"
+    file.write_bytes(archive.read_bytes() + gzip.compress(bytes(5 << 20)))
+    assert "it unpacks to more than 0 GiB" in refused(file)
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"text", gzip.compress(b""), gzip.compress(b"x" * 2000)],
@@ -224,11 +268,11 @@ def test_a_size_that_no_kernel_has_is_refused_before_it_is_read(tmp_path, packed
 def test_what_is_no_archive_is_refused(tmp_path, refused, content):
     file = tmp_path / "file.tar.gz"
     file.write_bytes(content)
-    assert "no archive of kernels" in refused(file)
+    assert "not a kernel archive" in refused(file)
 
 
 def test_a_tar_without_compression_is_refused(packed, refused):
-    assert "no archive of kernels" in refused(packed(mode="w"))
+    assert "not a kernel archive" in refused(packed(mode="w"))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.8, 0.95, 0.999])
@@ -253,8 +297,8 @@ def test_a_tar_that_ends_early_in_a_sound_file_is_refused(archive, tmp_path, ref
 @pytest.mark.parametrize(
     "values, words",
     [
-        ("{", "header.json is no JSON"),
-        ("[" * 60000, "header.json is no JSON"),
+        ("{", "header.json is not valid JSON"),
+        ("[" * 60000, "header.json is not valid JSON"),
         ("[]", "header.json has no format"),
         ({"format": 2}, "format '2', and this version of specdec reads format 1"),
         ({"num_kernels": "two"}, "header.json has no num_kernels"),

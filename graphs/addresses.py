@@ -1,4 +1,8 @@
-"""The check that SPECDEC_DEBUG=1 turns on: a replay must be given the addresses of its capture."""
+"""The check that SPECDEC_DEBUG=1 turns on: a replay must be given the addresses of its capture.
+
+A field of a dataclass whose metadata has "live" is left out: what runs between
+pieces reads it anew.
+"""
 
 import os
 from collections.abc import Iterator
@@ -44,6 +48,8 @@ def _walk(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
             yield from _walk(f"{path}[{key!r}]", item)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
+            if field.metadata.get("live"):
+                continue
             yield from _walk(f"{path}.{field.name}", getattr(value, field.name))
     else:
         for name, item in getattr(value, "__dict__", {}).items():

@@ -22,7 +22,7 @@ from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, RoundResult
 from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Step
+from specdec.stepping.step_sizes import Passes, Step
 from specdec.target import Target
 from weights.load import LoadedEagle, LoadedTarget
 
@@ -82,11 +82,64 @@ class Runner:
         """Give requests further blocks: (row, place in the block table, cache block) each."""
         self.state.grow(grown)
 
+    def run_step(
+        self,
+        rows: Sequence[int] = (),
+        parts: Sequence[PromptPart] = (),
+        *,
+        max_num_computed: int = 0,
+        flags: SamplingFlags = GREEDY,
+        query_len: int | None = None,
+    ) -> PendingResult:
+        """Launch a step: a round of the requests in these state rows, and parts of prompts.
+
+        max_num_computed: a bound on the rows' computed tokens. flags: of the requests in the rows
+        and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
+        (and by default) K + 1.
+        """
+        step = self.step_of(rows, parts, max_num_computed, flags, query_len)
+        with torch.inference_mode():
+            self.acts.run(step)
+        return self.results.latest
+
+    def step_of(
+        self,
+        rows: Sequence[int],
+        parts: Sequence[PromptPart],
+        max_num_computed: int,
+        flags: SamplingFlags,
+        query_len: int | None,
+    ) -> Step:
+        """The step of `run_step`, with the graphs that it takes."""
+        Q = query_len or self.sizes.query_len
+        bounds = [part.start + part.length for part in parts]
+        if rows:
+            bounds.append(min(max_num_computed + Q, self.sizes.max_model_len))
+        return Step(
+            state_rows=rows,
+            query_len=Q,
+            parts=parts,
+            max_seq_len=max(bounds),
+            passes=self._passes(rows, parts, flags, Q),
+            flags=flags,
+            is_pq=bool(rows) and flags.logits and self.acceptance != "exact",
+        )
+
+    def _passes(
+        self, rows: Sequence[int], parts: Sequence[PromptPart], flags: SamplingFlags, query_len: int
+    ) -> Passes:
+        if not parts:
+            return self.graphs.dispatch_round(len(rows), flags, query_len)
+        num_tokens = len(rows) * query_len + sum(part.length for part in parts)
+        num_proposing = len(rows) + sum(part.ends_prompt for part in parts)
+        num_reqs = len(rows) + len(parts)
+        return self.graphs.dispatch_ragged(num_reqs, num_tokens, num_proposing, flags)
+
     def run_chunk(
         self, parts: Sequence[PromptPart], flags: SamplingFlags = GREEDY
     ) -> PendingResult:
-        """Launch a chunk of prompts; flags: of the requests whose prompt ends in it."""
-        return self._run(self.chunk_step(parts, flags))
+        """A step of prompts alone."""
+        return self.run_step(parts=parts, flags=flags)
 
     def run_round(
         self,
@@ -95,25 +148,14 @@ class Runner:
         flags: SamplingFlags = GREEDY,
         query_len: int | None = None,
     ) -> PendingResult:
-        """Launch a round of the requests in these state rows.
-
-        max_num_computed: a bound on their computed tokens. query_len: rows of each, 1 where no
-        request drafts, else (and by default) K + 1.
-        """
-        return self._run(self.round_step(rows, max_num_computed, flags, query_len))
+        """A step without prompts."""
+        return self.run_step(
+            rows, max_num_computed=max_num_computed, flags=flags, query_len=query_len
+        )
 
     def chunk_step(self, parts: Sequence[PromptPart], flags: SamplingFlags) -> Step:
-        """The step of `run_chunk`, with the graphs that it takes."""
-        lengths = tuple(part.length for part in parts)
-        num_ends = sum(part.ends_prompt for part in parts)
-        return Step(
-            parts=parts,
-            query_lens=lengths,
-            query_len=None,
-            max_seq_len=max(part.start + part.length for part in parts),
-            passes=self.graphs.dispatch_chunk(len(parts), sum(lengths), num_ends, flags),
-            flags=flags,
-        )
+        """The step of `run_chunk`."""
+        return self.step_of((), parts, 0, flags, None)
 
     def round_step(
         self,
@@ -122,22 +164,8 @@ class Runner:
         flags: SamplingFlags,
         query_len: int | None,
     ) -> Step:
-        """The step of `run_round`, with the graphs that it takes."""
-        Q = query_len or self.sizes.query_len
-        return Step(
-            state_rows=rows,
-            query_lens=(Q,) * len(rows),
-            query_len=Q,
-            max_seq_len=min(max_num_computed + Q, self.sizes.max_model_len),
-            passes=self.graphs.dispatch_round(len(rows), flags, Q),
-            flags=flags,
-            is_pq=flags.logits and self.acceptance != "exact",
-        )
-
-    def _run(self, step: Step) -> PendingResult:
-        with torch.inference_mode():
-            self.acts.run(step)
-        return self.results.latest
+        """The step of `run_round`."""
+        return self.step_of(rows, (), max_num_computed, flags, query_len)
 
     def take_device(self) -> None:
         """Make this engine's GPU the one to which the calling thread launches kernels."""

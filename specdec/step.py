@@ -1,14 +1,16 @@
 """A step: its acts in the order in which they happen, and what each reads and writes.
 
-The order is written here and nowhere else. A step is a chunk of prompts, or a round that verifies
-the drafts of everything that runs (stepping/step_sizes.py). Both run the same acts:
+The order is written here and nowhere else. A step has batch slots: first those that verify, with
+the last sampled token of a request and its drafts, then parts of prompts (stepping/step_sizes.py).
+One forward takes the rows of all:
 
     act            reads                                 writes
     fill           state.last_sampled_tokens and         input_ids, positions, slot_mapping,
-                   draft_tokens; prompt tokens           num_valid, query_start_loc, sample_mapping,
-                                                         sample_states, sample_starts
+                   draft_tokens; prompt tokens           num_valid, prompt_start_loc, idx_mapping,
+                                                         sample_mapping, sample_states,
+                                                         sample_starts
     forward        the above                             hidden_states, aux_hidden_states, target KV
-    choose         hidden_states, sampling state         target_tokens (a chunk: sampled_tokens);
+    choose         hidden_states, sampling state         target_tokens, by decided row;
                                                          pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
                    pq_accepted                           last_token_indices, buffers.draft_tokens
@@ -35,8 +37,8 @@ import numpy as np
 from specdec.draft import Draft
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.commit import accept_and_commit, commit_chunk
-from specdec.stepping.fill import fill_chunk, fill_round
+from specdec.stepping.commit import accept_and_commit, commit_prompts
+from specdec.stepping.fill import Extent, fill_prompts, fill_round
 from specdec.stepping.logprobs import RecordedLogprobs
 from specdec.stepping.results import Results
 from specdec.stepping.state import RequestState
@@ -76,35 +78,37 @@ class Acts:
             self.decode_draft(step)
 
     def fill(self, step: Step) -> None:
-        """Lay out the rows: prompt tokens, or each request's last sampled token and its drafts."""
-        buffers = self.buffers
+        """Lay out the rows: each request's last sampled token and its drafts; prompt tokens."""
         B = step.num_padded_reqs
         T = step.num_padded_tokens
-        if step.query_len is None:  # a chunk
-            fill_chunk(buffers, step.parts, B, T)
-            return
-        rows = np.full(B, -1)
-        rows[: step.num_reqs] = step.state_rows
-        upload(buffers.idx_mapping, rows)
-        fill_round(buffers, self.state, B, self.max_model_len, step.query_len)
-        buffers.pad_rows(B * step.query_len, T)
+        V = step.num_verified if step.parts else B
+        if V > 0:
+            rows = np.full(V, -1)
+            rows[: step.num_verified] = step.state_rows
+            upload(self.buffers.idx_mapping, rows)
+            fill_round(self.buffers, self.state, V, self.max_model_len, step.query_len)
+        if step.parts:
+            fill_prompts(self.buffers, step.parts, Extent(V, B), Extent(V * step.query_len, T))
+        else:
+            self.buffers.pad_rows(V * step.query_len, T)
 
     def forward(self, step: Step) -> None:
         """The target over all rows."""
         self.target.forward(step)
 
     def choose(self, step: Step) -> None:
-        """The token after each row of a round, or after each part of a chunk; p/q accepts here."""
+        """The token after each row that verifies, and after each part; p/q accepts here."""
         self.sampler.choose(step)
 
     def commit(self, step: Step) -> None:
-        """Accept drafts by equality, where p/q has not, and advance the state rows."""
-        if step.query_len is None:  # a chunk
-            commit_chunk(self.buffers, self.state, step.num_padded_reqs, step.num_tokens)
-        else:
-            accept_and_commit(
-                self.buffers, self.state, step.num_padded_reqs, step.is_pq, step.query_len
-            )
+        """Accept drafts by equality, where p/q has not; start the prompts that end."""
+        B = step.num_padded_reqs
+        V = step.num_verified if step.parts else B
+        if V > 0:
+            accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len)
+        if step.parts:
+            rows = Extent(step.num_verify_rows, step.num_tokens)
+            commit_prompts(self.buffers, self.state, Extent(V, B), rows)
 
     def record(self, step: Step) -> RecordedLogprobs:
         """Count what was generated, for penalties; logprobs where a request asks for them."""

@@ -38,6 +38,15 @@ class NoiseKeys(NamedTuple):
     stream: int
     token_ids: Tensor | None = None  # [W] target ids of the columns, None: their numbers
 
+    def rows(self, first: int, end: int) -> "NoiseKeys":
+        """Those of some rows."""
+        return self._replace(
+            temperatures=self.temperatures[first:end],
+            seeds=self.seeds[first:end],
+            positions=self.positions[first:end],
+            epochs=self.epochs[first:end],
+        )
+
 
 def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_T: Tensor) -> None:
     """Write the chosen column of every row to out_T (int64, may be strided).

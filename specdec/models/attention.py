@@ -5,7 +5,7 @@ replay finds the result where it was at capture. Both find the cache, the slots 
 the forward context. torch.compile sees two ops, in the order in which the queries bind them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,11 +18,14 @@ from specdec.kernels.rotate_and_store import HeadNorms, rotate_and_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionMetadata(QueryRows):
+class AttentionMetadata:
     """The rows of a pass, and the cache that they read and write."""
 
     kv_cache: Tensor  # [L, 2, N + 1, G, S, C]
     slot_mapping: Tensor  # [T] cache slot per row, -1 = padding
+    positions: Tensor  # [T] 0 = padding
+    # the rows, one group after another, each with its own launch
+    groups: tuple[QueryRows, ...] = field(metadata={"live": True})
 
 
 @opaque(lambda qkv, rope, norms, layer: _empty_queries(qkv))
@@ -38,7 +41,11 @@ def store_kv(qkv: Sums, rope: tuple[Tensor, Tensor], norms: HeadNorms | None, la
 def attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
     """Overwrite out_THC with the causal attention of every row over its request's cached keys."""
     metadata = _metadata()
-    paged_attention(q_THC, out_THC, metadata.kv_cache[layer], metadata)
+    first = 0
+    for rows in metadata.groups:
+        here = slice(first, first + len(rows.positions))
+        paged_attention(q_THC[here], out_THC[here], metadata.kv_cache[layer], rows)
+        first = here.stop
 
 
 def _empty_queries(qkv: Sums) -> Tensor:

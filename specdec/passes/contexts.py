@@ -14,9 +14,10 @@ from graphs.context import ForwardContext
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.invariant import ROWS
-from specdec.kernels.paged_attention import TilePlan, plan_tiles
+from specdec.kernels.paged_attention import QueryRows, TilePlan, plan_tiles
 from specdec.models.attention import AttentionMetadata
 from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.fill import Extent
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 from specdec.stepping.upload import upload
@@ -37,24 +38,35 @@ class PassContexts:
     ) -> None:
         self.buffers = buffers
         self.max_model_len = max_model_len
-        self._metadata = partial(
-            AttentionMetadata, kv_cache=kv_cache, workspace=workspace, block_table=state.block_table
-        )
+        self._kv_cache = kv_cache
+        self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
         # the kernels need no tiles
         self._plans = None if kv_cache.is_cuda else TilePlans(sizes.max_tokens, sizes.max_reqs)
 
     def rows(self, step: Step, how: Dispatch) -> ForwardContext:
-        """All rows of a step, eagerly or in pieces."""
-        return self._rows(step.query_lens, step.max_seq_len, how)
+        """All rows of a step, eagerly or in pieces: those that verify, then those of prompts."""
+        T = how.descriptor.num_tokens
+        V = step.num_verified
+        Q = step.query_len
+        bound = step.max_seq_len
+        if not step.parts:
+            B = how.descriptor.num_reqs or V
+            return self._context(how, T, (self._uniform(B, Q, T, bound),))
+        lengths = [part.length for part in step.parts]
+        prompts = self._ragged(lengths, V, Extent(V * Q, T), bound)
+        if V == 0:
+            return self._context(how, T, (prompts,))
+        return self._context(how, T, (self._uniform(V, Q, V * Q, bound), prompts))
 
     def dummy_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
-        """The rows of a chunk, cut into as many requests as there may be."""
+        """The rows of prompts, cut into as many requests as there may be."""
         T = desc.num_tokens
         B = min(T, self.buffers.sizes.max_reqs)
         lengths = [T // B + (b < T % B) for b in range(B)]
         self.buffers.fill_padding(lengths)
-        return self._rows(lengths, 1, _how(CUDAGraphMode.PIECEWISE, desc, warmup))
+        how = _how(CUDAGraphMode.PIECEWISE, desc, warmup)
+        return self._context(how, T, (self._ragged(lengths, 0, Extent(0, T), 1),))
 
     def dummy_round(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """The rows of a round, for a full graph."""
@@ -62,30 +74,24 @@ class PassContexts:
         assert desc.query_len is not None, desc
         B = desc.num_reqs
         Q = desc.query_len
-        T = desc.num_tokens
         self.buffers.fill_padding([Q] * B)
-        metadata = self._metadata(
-            idx_mapping=self.buffers.idx_mapping[:B],
-            positions=self.buffers.positions[:T],
-            slot_mapping=self.buffers.slot_mapping[:T],
-            max_query_len=Q,
-            max_seq_len=self.max_model_len,
-            tiles=None if self._plans is None else self._plans.uniform(B, Q),
-        )
-        return self._context(_how(CUDAGraphMode.FULL, desc, warmup), metadata=metadata)
+        how = _how(CUDAGraphMode.FULL, desc, warmup)
+        group = self._uniform(B, Q, desc.num_tokens, self.max_model_len)
+        return self._context(how, desc.num_tokens, (group,))
 
     def draft_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
         """One row of the draft's own per request."""
         B = num_reqs
-        metadata = self._metadata(
-            idx_mapping=self.buffers.sample_mapping[:B],
-            positions=self.buffers.draft_positions[:B],
-            slot_mapping=self.buffers.draft_slots[:B],
+        buffers = self.buffers
+        positions = buffers.draft_positions[:B]
+        group = self._query_rows(
+            idx_mapping=buffers.sample_mapping[:B],
+            positions=positions,
             max_query_len=1,
             max_seq_len=min(max_seq_len, self.max_model_len),
-            tiles=None if self._plans is None else self._plans.uniform(B, 1),
+            tiles=None if self._plans is None else self._plans.uniform(B, 1, B),
         )
-        return self._context(how, metadata=metadata)
+        return self._forward_context(how, positions, buffers.draft_slots[:B], (group,))
 
     def dummy_draft_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """One row of the draft's own per request, for a full graph."""
@@ -93,25 +99,50 @@ class PassContexts:
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how)
 
-    def _rows(self, query_lens: Sequence[int], max_seq_len: int, how: Dispatch) -> ForwardContext:
-        B = len(query_lens)
-        T = how.descriptor.num_tokens
-        metadata = self._metadata(
-            idx_mapping=self.buffers.idx_mapping[:B],
-            positions=self.buffers.positions[:T],
-            slot_mapping=self.buffers.slot_mapping[:T],
-            query_start_loc=self.buffers.query_start_loc[: B + 1],
-            max_query_len=max(query_lens),
+    def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
+        """Verify slots, from the first row on; the last rows may be padding."""
+        return self._query_rows(
+            idx_mapping=self.buffers.idx_mapping[:num_reqs],
+            positions=self.buffers.positions[:num_rows],
+            max_query_len=query_len,
             max_seq_len=max_seq_len,
-            tiles=None if self._plans is None else self._plans.ragged(query_lens, T),
+            tiles=None
+            if self._plans is None
+            else self._plans.uniform(num_reqs, query_len, num_rows),
         )
-        return self._context(how, metadata=metadata)
 
-    def _context(self, how: Dispatch, *, metadata: AttentionMetadata) -> ForwardContext:
+    def _ragged(
+        self, lengths: Sequence[int], first_slot: int, rows: Extent, max_seq_len: int
+    ) -> QueryRows:
+        """Parts of prompts of these lengths; the last rows may be padding."""
+        B = len(lengths)
+        num_rows = rows.end - rows.first
+        return self._query_rows(
+            idx_mapping=self.buffers.idx_mapping[first_slot : first_slot + B],
+            positions=self.buffers.positions[slice(*rows)],
+            query_start_loc=self.buffers.prompt_start_loc[: B + 1],
+            max_query_len=max(lengths),
+            max_seq_len=max_seq_len,
+            tiles=None if self._plans is None else self._plans.ragged(lengths, num_rows),
+        )
+
+    def _context(
+        self, how: Dispatch, num_rows: int, groups: tuple[QueryRows, ...]
+    ) -> ForwardContext:
+        buffers = self.buffers
+        positions = buffers.positions[:num_rows]
+        return self._forward_context(how, positions, buffers.slot_mapping[:num_rows], groups)
+
+    def _forward_context(
+        self, how: Dispatch, positions: Tensor, slot_mapping: Tensor, groups: tuple[QueryRows, ...]
+    ) -> ForwardContext:
+        metadata = AttentionMetadata(
+            kv_cache=self._kv_cache, slot_mapping=slot_mapping, positions=positions, groups=groups
+        )
         return ForwardContext(
             attn_metadata=metadata,
-            slot_mapping=metadata.slot_mapping,
-            num_tokens=len(metadata.positions),
+            slot_mapping=slot_mapping,
+            num_tokens=len(positions),
             runtime_mode=how.mode,
             batch_descriptor=how.descriptor,
         )
@@ -132,13 +163,13 @@ class TilePlans:
         num_tiles = max_tokens // ROWS + max_reqs
         self._rows = torch.zeros(num_tiles * ROWS, dtype=torch.int64)
         self._reqs = torch.zeros(num_tiles, dtype=torch.int64)
-        self._uniform: dict[tuple[int, int], TilePlan] = {}
+        self._uniform: dict[tuple[int, int, int], TilePlan] = {}
 
-    def uniform(self, num_reqs: int, query_len: int) -> TilePlan:
+    def uniform(self, num_reqs: int, query_len: int, num_rows: int) -> TilePlan:
         """The plan of batch slots with the same number of rows each."""
-        key = num_reqs, query_len
+        key = num_reqs, query_len, num_rows
         if key not in self._uniform:
-            self._uniform[key] = plan_tiles((query_len,) * num_reqs, num_reqs * query_len, _CPU)
+            self._uniform[key] = plan_tiles((query_len,) * num_reqs, num_rows, _CPU)
         return self._uniform[key]
 
     def ragged(self, query_lens: Sequence[int], num_rows: int) -> TilePlan:

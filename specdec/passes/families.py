@@ -82,10 +82,10 @@ class GraphFamilies:
         )
         self.draft = self._draft() if has_draft else None
 
-    def dispatch_chunk(
+    def dispatch_ragged(
         self, num_reqs: int, num_tokens: int, num_proposing: int, flags: SamplingFlags = GREEDY
     ) -> Passes:
-        """The graphs of a prompt chunk; the draft proposes for the requests whose prompt ends."""
+        """The graphs of a step with prompts; the draft proposes for what runs, or is to run now."""
         target = self.target.prefill.dispatch(num_reqs, num_tokens, None)
         if self.draft is None:
             return Passes(target=target)

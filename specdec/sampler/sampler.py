@@ -27,7 +27,6 @@ from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.process_logits import process_logits
 from specdec.sampler.processors import DecidedRows
 from specdec.sampler.row_parameters import Places, row_parameters
-from specdec.scheduling.work import PromptPart
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.logprobs import (
     ROWS_AT_ONCE,
@@ -52,11 +51,9 @@ class Sampler:
     _raw_TV: Tensor | None = None  # of the step, where a request asks for logprobs
 
     def choose(self, step: Step) -> None:
-        """The token after each decided row: every row of a round, the last of each part of a chunk.
-
-        A chunk's go to sampled_tokens, a round's to target_tokens.
-        """
-        rows, hidden_TD, out_T = self._decided_rows(step)
+        """The token after each decided row, to target_tokens."""
+        rows, hidden_TD = self._decided_rows(step)
+        out_T = self.buffers.target_tokens[: step.num_decided]
         flags = step.flags
         is_exact = self.rule == "exact"
         if not flags.logits:
@@ -66,18 +63,22 @@ class Sampler:
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
         process_logits(logits_TV, rows, self.state, flags)
         # padding within a batch slot draws too, and its token is never read
-        stream = BONUS if step.is_chunk and not is_exact else TARGET
         places = Places(rows.position_T, rows.start_T)
         limits, noise_keys = row_parameters(
-            self.state, rows.state_T, places, 1, stream, has_epoch=not is_exact
+            self.state, rows.state_T, places, 1, TARGET, has_epoch=not is_exact
         )
         floor_T = torch.full_like(logits_TV[:, 0], -torch.inf)
         if flags.floor:
             floor_T = support_floor(logits_TV, limits)
-        if step.is_chunk or is_exact:
+        if is_exact:
             choose_token(logits_TV, floor_T, noise_keys, out_T)
-        else:
-            self._accept_by_pq(logits_TV, floor_T, step.query_len or 1, noise_keys)
+            return
+        R = step.num_verify_rows
+        if R > 0:
+            self._accept_by_pq(logits_TV[:R], floor_T[:R], step.query_len, noise_keys.rows(0, R))
+        if step.parts:  # the first choice, which verifies nothing
+            first_keys = noise_keys.rows(R, len(out_T))._replace(stream=BONUS)
+            choose_token(logits_TV[R:], floor_T[R:], first_keys, out_T[R:])
 
     def record(self, step: Step) -> RecordedLogprobs:
         """After the commit: count what was generated; logprobs of sampled and prompt tokens."""
@@ -86,31 +87,31 @@ class Sampler:
         raw_TV, self._raw_TV = self._raw_TV, None
         sampled = None
         if raw_TV is not None:
-            sampled = logprobs_of(raw_TV, self._tokens(step).flatten(), step.flags.logprobs)
+            sampled = logprobs_of(raw_TV, self._decided_tokens(step), step.flags.logprobs)
         asked = any(part.num_logprobs is not None for part in step.parts)
-        return RecordedLogprobs(sampled, self._prompt_logprobs(step.parts) if asked else ())
+        return RecordedLogprobs(sampled, self._prompt_logprobs(step) if asked else ())
 
-    def _decided_rows(self, step: Step) -> tuple[DecidedRows, Tensor, Tensor]:
-        """The rows, their hidden states, and where their tokens go."""
+    def _decided_rows(self, step: Step) -> tuple[DecidedRows, Tensor]:
+        """The rows, and their hidden states."""
         buffers = self.buffers
-        Q = step.query_len or 1
-        T = step.num_reqs * Q
+        R = step.num_verify_rows
+        S = step.num_decided
         inputs = (buffers.input_ids, buffers.positions, buffers.hidden_states)
-        if step.is_chunk:
-            last_T = buffers.last_token_indices[:T]
-            token_T, position_T, hidden_TD = (each[last_T] for each in inputs)
-            out_T = buffers.sampled_tokens[:T, 0]
+        if R == S:
+            token_T, position_T, hidden_TD = (each[:S] for each in inputs)
         else:
-            token_T, position_T, hidden_TD = (each[:T] for each in inputs)
-            out_T = buffers.target_tokens[:T]
+            last_B = buffers.last_token_indices[step.num_verified : step.num_reqs]
+            token_T, position_T, hidden_TD = (
+                each[last_B] if R == 0 else torch.cat([each[:R], each[last_B]]) for each in inputs
+            )
         rows = DecidedRows(
-            state_T=buffers.sample_states[:T],
+            state_T=buffers.sample_states[:S],
             token_T=token_T,
             position_T=position_T,
-            start_T=buffers.sample_starts[:T],
-            longest=Q,
+            start_T=buffers.sample_starts[:S],
+            longest=step.query_len if R > 0 else 1,
         )
-        return rows, hidden_TD, out_T
+        return rows, hidden_TD
 
     def _choose_best(self, hidden_TD: Tensor, rows: DecidedRows, out_T: Tensor) -> None:
         """The greedy case: no logits are written out."""
@@ -118,22 +119,27 @@ class Sampler:
         mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
         best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
 
-    def _tokens(self, step: Step) -> Tensor:
-        return self.buffers.sampled_tokens[: step.num_reqs, : step.query_len or 1]
+    def _decided_tokens(self, step: Step) -> Tensor:
+        """What the commit kept, by decided row."""
+        V = step.num_verified
+        tokens = self.buffers.sampled_tokens
+        return torch.cat([tokens[:V, : step.query_len].flatten(), tokens[V : step.num_reqs, 0]])
 
     def _count(self, step: Step) -> None:
+        buffers = self.buffers
+        V = step.num_verified
         B = step.num_reqs
-        tokens_BQ = self._tokens(step)
-        accepted_B = self.buffers.num_accepted[:B]
-        if step.is_chunk:
-            accepted_B = torch.zeros_like(tokens_BQ[:, 0])
-        count_sampled(self.state, self.buffers.sample_mapping[:B], tokens_BQ, accepted_B)
+        for here, width in ((slice(0, V), step.query_len), (slice(V, B), 1)):
+            if here.start < here.stop:
+                tokens_BQ = buffers.sampled_tokens[here, :width]
+                accepted_B = buffers.num_accepted[here]
+                count_sampled(self.state, buffers.sample_mapping[here], tokens_BQ, accepted_B)
 
-    def _prompt_logprobs(self, parts: Sequence[PromptPart]) -> list[StepLogprobs | None]:
-        """Logprobs of prompt tokens, from the hidden states that the chunk left."""
+    def _prompt_logprobs(self, step: Step) -> list[StepLogprobs | None]:
+        """Logprobs of prompt tokens, from the hidden states that the parts left."""
         found: list[StepLogprobs | None] = []
-        row = 0
-        for part in parts:
+        row = step.num_verify_rows
+        for part in step.parts:
             following = part.prompt[part.start + 1 : part.start + part.length + 1]
             if part.num_logprobs is None or not following:
                 found.append(None)

@@ -46,7 +46,8 @@ class StepBuffers:
         self.positions = integers(T)  # [T] 0 = padding
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
         self.num_valid = integers(B)  # [B] rows of a round that are not padding, 0..Q
-        self.query_start_loc = integers(B + 1)  # [B + 1] first row per slot; the end for padding
+        # [B + 1] first row of each part of a prompt, among the rows of prompts; the end for padding
+        self.prompt_start_loc = integers(B + 1)
         self.sample_states = integers(T)  # [T] by decided row: its state row, -1 = padding
         self.sample_starts = integers(T)  # [T] the same: the first decided row of its slot
         self.last_token_indices = integers(B)  # [B] row to sample after; draft's seed; 0 = padding
@@ -54,7 +55,7 @@ class StepBuffers:
         # what the target leaves
         self.hidden_states = floats(T, sizes.hidden_size)  # [T, D] after the final norm
         self.aux_hidden_states = floats(T, sizes.aux_width)  # [T, E]
-        self.target_tokens = integers(T)  # [T] a round's choices, one per row
+        self.target_tokens = integers(T)  # [T] the choices, one per decided row
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
         self.results = integers(B, 2 * K + 2)  # [B, 2K + 2]
@@ -81,7 +82,7 @@ class StepBuffers:
         mappings = (self.idx_mapping, self.sample_mapping, self.slot_mapping, self.sample_states)
         for buffer in (*mappings, self.draft_slots, self.draft_sample_slots):
             buffer.fill_(-1)
-        upload(self.query_start_loc, np.cumsum([0, *query_lens]))
+        upload(self.prompt_start_loc, np.cumsum([0, *query_lens]))
 
     def pad_rows(self, start: int, end: int) -> None:
         """Make rows start..end - 1 padding, for a pass over more rows than the batch slots have."""

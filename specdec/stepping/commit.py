@@ -4,7 +4,7 @@ A round without p/q: a draft token is accepted if and only if it is the target's
 position, so the tokens of a round are the target's choices up to the first draft that differs,
 whatever the draft proposed. With p/q the sampler has accepted already (buffers.pq_accepted). The
 state row advances by num_accepted + 1; the draft's rows embed the tokens of the round, and its seed
-row is row num_accepted. A chunk: the prompts that end in it start to generate.
+row is row num_accepted. The prompts that end in the step start to generate.
 
 `num_reqs` counts padding, which writes the scratch row: what the draft's passes read of a padded
 batch slot is written here, all of it, since each pass may be padded to a size of its own. Results
@@ -17,6 +17,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.overlap import begin
 from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.fill import Extent
 from specdec.stepping.state import RequestState
 
 
@@ -141,22 +142,28 @@ def accept_equal(target_tokens_BQ: Tensor, draft_tokens_BK: Tensor, num_valid_B:
     return holds_BK.cumprod(dim=1).sum(dim=1)
 
 
-def commit_chunk(buffers: StepBuffers, state: RequestState, num_reqs: int, num_tokens: int) -> None:
+def commit_prompts(
+    buffers: StepBuffers, state: RequestState, batch_slots: Extent, rows: Extent
+) -> None:
     """Start the requests whose prompt ended: their last draft row embeds the sampled token.
 
+    batch_slots: of parts of prompts, padding included. rows: theirs, and the first choice is there.
     A resumed request takes the token instead that it sampled before its preemption, which its last
     draft row embeds.
     """
-    row_B = buffers.sample_mapping[:num_reqs]
-    last_B = buffers.last_token_indices[:num_reqs]
-    ids_T = buffers.draft_input_ids[:num_tokens]
-    slot_T = buffers.draft_sample_slots[:num_tokens]
-    is_known_B = (row_B >= 0) & (slot_T[last_B] < 0)
-    sampled_B = buffers.sampled_tokens[:num_reqs, 0]
-    sampled_B.copy_(torch.where(is_known_B, ids_T[last_B], sampled_B))
+    here = slice(*batch_slots)
+    row_B = buffers.sample_mapping[here]
+    last_B = buffers.last_token_indices[here]
+    chosen_B = buffers.target_tokens[rows.first : rows.first + len(row_B)]
+    is_known_B = (row_B >= 0) & (buffers.draft_sample_slots[last_B] < 0)
+    sampled_B = torch.where(is_known_B, buffers.draft_input_ids[last_B], chosen_B)
+    buffers.results[here] = 0
+    buffers.sampled_tokens[here, 0] = sampled_B
     # a marker below 0 ends the request; until the host sees it, it must not pass for an id
     token_B = sampled_B.clamp(min=0)
     state.last_sampled_tokens[row_B] = token_B
     state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1
+    ids_T = buffers.draft_input_ids[slice(*rows)]
+    slot_T = buffers.draft_sample_slots[slice(*rows)]
     ids_T.copy_(torch.where(slot_T >= 0, token_B[slot_T.clamp(min=0)], ids_T))
-    buffers.draft_tokens[:num_reqs] = 0
+    buffers.draft_tokens[here] = 0

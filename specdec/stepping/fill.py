@@ -1,13 +1,14 @@
 """The rows of a step, laid out in the static buffers.
 
-A chunk: the host knows all of its rows, so it lays them out and copies them. A round: for each
-request its last sampled token and its drafts, at the positions after its context, gathered on the
-device; K + 1 rows, or 1 where no request drafts. Row i of batch slot b has position
-num_computed + i. It is padding (token 0, position 0, KV slot -1) where the batch slot is padding,
-where i exceeds the request's own number of drafts, and at positions >= max_model_len.
+Verify slots come first: for each request its last sampled token and its drafts, at the positions
+after its context, gathered on the device; K + 1 rows, or 1 where no request drafts. Row i of such a
+slot has position num_computed + i. It is padding (token 0, position 0, KV slot -1) where the batch
+slot is padding, where i exceeds the request's own number of drafts, and at positions >=
+max_model_len. Parts of prompts follow: the host knows their rows, lays them out and copies them.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,19 +22,28 @@ from specdec.stepping.state import RequestState
 from specdec.stepping.upload import upload
 
 
-def fill_chunk(
-    buffers: StepBuffers, parts: Sequence[PromptPart], num_reqs: int, num_tokens: int
-) -> None:
-    """Write the parts into the buffers, padded to `num_reqs` batch slots and `num_tokens` rows.
+class Extent(NamedTuple):
+    """From the first one to before the last: batch slots, or rows."""
 
-    A draft row embeds the token after its own: the next prompt token, even where the chunk ends
+    first: int
+    end: int
+
+
+def fill_prompts(
+    buffers: StepBuffers, parts: Sequence[PromptPart], batch_slots: Extent, rows: Extent
+) -> None:
+    """Write the parts to these batch slots and rows, the last of which are padding.
+
+    A draft row embeds the token after its own: the next prompt token, even where the part ends
     before it, or the token that this step will sample (draft_sample_slots). A resumed request's
     last sampled token is known, and what is drawn in its place does not count.
     """
+    num_reqs = batch_slots.end - batch_slots.first
+    num_tokens = rows.end - rows.first
     ids, positions, next_ids = np.zeros((3, num_tokens), np.int64)
     slots, sample_slots = np.full((2, num_tokens), -1)
-    rows, sample_rows = np.full((2, num_reqs), -1)
-    last = np.zeros(num_reqs, np.int64)
+    state_rows, sample_rows = np.full((2, num_reqs), -1)
+    last = np.full(num_reqs, -rows.first)  # padding: row 0 of the step
     starts = np.full(num_reqs + 1, num_tokens)
     start = 0
     for b, part in enumerate(parts):
@@ -45,7 +55,7 @@ def fill_chunk(
         slots[here] = block * BLOCK_SIZE + position % BLOCK_SIZE
         following = part.prompt[part.start + 1 : part.start + part.length + 1]
         next_ids[start : start + len(following)] = following
-        rows[b] = part.state_row
+        state_rows[b] = part.state_row
         starts[b] = start
         start += part.length
         last[b] = start - 1
@@ -54,17 +64,18 @@ def fill_chunk(
         if part.samples:
             sample_slots[last[b]] = b
     starts[len(parts)] = start
-    upload(buffers.input_ids, ids)
-    upload(buffers.positions, positions)
-    upload(buffers.slot_mapping, slots)
-    upload(buffers.draft_input_ids, next_ids)
-    upload(buffers.draft_sample_slots, sample_slots)
-    upload(buffers.idx_mapping, rows)
-    upload(buffers.sample_mapping, sample_rows)
-    upload(buffers.sample_states, sample_rows)  # the last row of each part is decided
-    upload(buffers.sample_starts, np.arange(num_reqs))
-    upload(buffers.last_token_indices, last)
-    upload(buffers.query_start_loc, starts)
+    upload(buffers.input_ids[rows.first :], ids)
+    upload(buffers.positions[rows.first :], positions)
+    upload(buffers.slot_mapping[rows.first :], slots)
+    upload(buffers.draft_input_ids[rows.first :], next_ids)
+    upload(buffers.draft_sample_slots[rows.first :], sample_slots)
+    upload(buffers.idx_mapping[batch_slots.first :], state_rows)
+    upload(buffers.sample_mapping[batch_slots.first :], sample_rows)
+    upload(buffers.last_token_indices[batch_slots.first :], last + rows.first)
+    upload(buffers.prompt_start_loc, starts)
+    # the last row of each part is decided
+    upload(buffers.sample_states[rows.first :], sample_rows)
+    upload(buffers.sample_starts[rows.first :], np.arange(num_reqs) + rows.first)
 
 
 def fill_round(
@@ -86,7 +97,6 @@ def launch_fill_round(
         buffers.positions,
         buffers.slot_mapping,
         buffers.num_valid,
-        buffers.query_start_loc,
         buffers.sample_mapping,
         buffers.sample_states,
         buffers.sample_starts,
@@ -114,7 +124,6 @@ def _fill_round_kernel(
     positions_ptr,  # [T]
     slots_ptr,  # [T]
     num_valid_ptr,  # [B]
-    starts_ptr,  # [B + 1]
     sample_ptr,  # [B]
     states_ptr,  # [T] sample_states
     first_rows_ptr,  # [T] sample_starts
@@ -153,9 +162,6 @@ def _fill_round_kernel(
     tl.store(first_rows_ptr + at, tl.zeros_like(position) + b * Q, mask=inside)
     tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
     tl.store(sample_ptr + b, idx)
-    tl.store(starts_ptr + b + 1, (b + 1) * Q)
-    if b == 0:
-        tl.store(starts_ptr, 0)
 
 
 def fill_round_ref(
@@ -179,5 +185,4 @@ def fill_round_ref(
     buffers.sample_states[:T] = torch.where(is_valid_BQ, row_BQ, -1).view(T)
     buffers.sample_starts[:T] = torch.arange(0, T, Q, device=row_B.device).repeat_interleave(Q)
     buffers.num_valid[:B] = is_valid_BQ.sum(dim=1)
-    buffers.query_start_loc[: B + 1] = torch.arange(0, T + Q, Q, device=row_B.device)
     buffers.sample_mapping[:B] = row_B

@@ -33,40 +33,49 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A prompt chunk (`parts`, ragged `query_lens`) or a round (`query_len` rows per state row)."""
+    """Verify slots first, `query_len` rows for each of `state_rows`; then the slots of `parts`."""
 
-    parts: Sequence[PromptPart] = ()
     state_rows: Sequence[int] = ()
-    query_lens: tuple[int, ...]  # rows of each batch slot
-    query_len: int | None  # rows of every batch slot of a round, None in a chunk
+    query_len: int = 1  # rows of a verify slot
+    parts: Sequence[PromptPart] = ()
     max_seq_len: int  # a bound on positions + 1 over all rows
     passes: Passes
     flags: SamplingFlags = GREEDY  # of all its requests together
     is_pq: bool = False  # p/q accepts, not equality with the target's tokens
 
     @property
-    def is_chunk(self) -> bool:
-        """Whether its rows are prompt tokens."""
-        return self.query_len is None
+    def num_verified(self) -> int:
+        """Slots that verify."""
+        return len(self.state_rows)
+
+    @property
+    def num_verify_rows(self) -> int:
+        """Their rows, before those of prompts."""
+        return len(self.state_rows) * self.query_len
 
     @property
     def num_reqs(self) -> int:
         """Real batch slots."""
-        return len(self.query_lens)
+        return len(self.state_rows) + len(self.parts)
 
     @property
     def num_tokens(self) -> int:
         """Real rows."""
-        return sum(self.query_lens)
+        return self.num_verify_rows + sum(part.length for part in self.parts)
+
+    @property
+    def num_decided(self) -> int:
+        """Rows after which a token is chosen: all that verify, and the last one of each part."""
+        return self.num_verify_rows + len(self.parts)
 
     @property
     def runs_draft(self) -> bool:
-        """Whether the draft model, if any, runs: after a chunk, and after a round that drafts."""
+        """Whether the draft model, if any, runs: with prompts, and where a request drafts."""
         return self.passes.draft_prefill is not None
 
     @property
     def proposes(self) -> bool:
-        """Whether the draft proposes tokens: not after a chunk in which no prompt ends."""
+        """Whether the draft proposes tokens: not where prompts go on and nothing else runs."""
         return self.passes.draft_decode is not None
 
     @property
@@ -77,5 +86,5 @@ class Step:
     @property
     def num_padded_tokens(self) -> int:
         """Rows that `fill` writes."""
-        uniform = self.num_padded_reqs * (self.query_len or 0)
+        uniform = 0 if self.parts else self.num_padded_reqs * self.query_len
         return max(self.num_tokens, self.passes.num_tokens, uniform)

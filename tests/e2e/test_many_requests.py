@@ -163,7 +163,8 @@ def test_the_longest_context_of_the_drafts_own_rows_is_bounded_by_the_last(
     def decode(context, is_sampled):
         real(context, is_sampled)
         positions = runner.buffers.draft_positions[: context.num_tokens]
-        slack.append(context.attn_metadata.max_seq_len - int(positions.max()) - 1)
+        [rows] = context.attn_metadata.groups
+        slack.append(rows.max_seq_len - int(positions.max()) - 1)
 
     monkeypatch.setattr(draft, "_decode", decode)
     run(llm, prompts[3:5], greedy(NUM_TOKENS))

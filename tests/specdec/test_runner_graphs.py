@@ -155,7 +155,7 @@ def test_every_count_up_to_the_largest_has_a_graph(k):
         assert {passes.target.mode, passes.draft_prefill.mode, passes.draft_decode.mode} == {FULL}
         assert num_reqs <= passes.num_reqs <= 20
     for num_tokens in range(1, 71):
-        passes = families.dispatch_chunk(min(num_tokens, 20), num_tokens, 1)
+        passes = families.dispatch_ragged(min(num_tokens, 20), num_tokens, 1)
         assert (passes.target.mode, passes.draft_prefill.mode) == (PIECEWISE, PIECEWISE)
         assert passes.num_tokens >= num_tokens
 
@@ -207,13 +207,13 @@ def test_engines_of_one_process_may_all_be_split_by_torch_compile(expected):
 
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
     captures, device = make_backend("tape")
-    made, build = [], PassContexts._context
+    made, build = [], PassContexts._forward_context
 
-    def context(self, how, **rows):
+    def context(self, how, *rows):
         made.append(how)
-        return build(self, how, **rows)
+        return build(self, how, *rows)
 
-    monkeypatch.setattr(PassContexts, "_context", context)
+    monkeypatch.setattr(PassContexts, "_forward_context", context)
     runner = tiny_runner(expected("eagle3", 3, device)[0], 3, GraphConfig(**SIZES), captures)
     assert len(made) == 2 * sum(
         len(counter.captures) for counter in runner.graphs.counters().values()

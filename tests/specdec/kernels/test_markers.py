@@ -1,10 +1,10 @@
 """Rows without a choice give markers, which never serve as an id; other rows stay as they are."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
+from graphs.dispatch import Dispatch
+from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.best_token import (
     NO_TOKEN,
     NOT_FINITE,
@@ -19,9 +19,11 @@ from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.accept import RULES
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit import accept_and_commit_ref, commit_chunk, launch_accept_and_commit
+from specdec.stepping.commit import accept_and_commit_ref, commit_prompts, launch_accept_and_commit
+from specdec.stepping.fill import Extent
 from specdec.stepping.propose import DraftLevel, launch_propose, launch_write_level, propose_ref
 from specdec.stepping.state import RequestState
+from specdec.stepping.step_sizes import Passes, Step
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 V, D, K = 300, 64, 2
@@ -170,11 +172,11 @@ def test_results_keep_a_marker_and_the_next_round_embeds_an_id(device, commit, m
 @pytest.mark.parametrize("marker", [NO_TOKEN, NOT_FINITE])
 def test_a_chunk_keeps_a_marker_and_what_follows_embeds_an_id(device, marker):
     buffers, state = round_of(device)
-    buffers.sampled_tokens[:3, 0] = torch.tensor([7, marker, 9], device=device)
+    buffers.target_tokens[:3] = torch.tensor([7, marker, 9], device=device)
     buffers.draft_input_ids[:6] = torch.arange(20, 26, device=device)
     buffers.draft_sample_slots[:6] = torch.tensor([-1, 0, -1, 1, -1, 2], device=device)
     buffers.last_token_indices[:3] = torch.tensor([1, 3, 5], device=device)
-    commit_chunk(buffers, state, 3, 6)
+    commit_prompts(buffers, state, Extent(0, 3), Extent(0, 6))
     assert buffers.sampled_tokens[:3, 0].tolist() == [7, marker, 9]
     assert state.last_sampled_tokens[:3].tolist() == [7, 0, 9]
     assert buffers.draft_input_ids[:6].tolist() == [20, 7, 22, 0, 24, 9]
@@ -194,7 +196,9 @@ def decide(rule, hidden, drafts, scores, temperature):
     buffers.hidden_states, buffers.input_ids[:9] = hidden, drafts
     buffers.positions[:9] = torch.arange(5, 8).repeat(3)
     state.draft_scores.copy_(scores)
-    step = SimpleNamespace(num_reqs=3, query_len=3, is_chunk=False, flags=SamplingFlags(noise=True))
+    passes = Passes(target=Dispatch(CUDAGraphMode.NONE, BatchDescriptor(9, 3, 3)))
+    flags = SamplingFlags(noise=True)
+    step = Step(state_rows=range(3), query_len=3, max_seq_len=9, passes=passes, flags=flags)
     Sampler(Head(), buffers, state, rule, None).choose(step)
     accept_and_commit_ref(buffers, state, 3, rule != "exact", K + 1)
     counts = buffers.num_accepted[:3].tolist()

@@ -70,11 +70,9 @@ def test_the_shape_of_the_queries_is_told_by_the_cache(device, has_norms):
     positions = torch.arange(T, device=device)
     metadata = AttentionMetadata(
         kv_cache=torch.zeros(1, 2, 2, G, S, C, device=device),
-        block_table=torch.zeros(1, 1, dtype=torch.int32, device=device),
-        idx_mapping=torch.zeros(1, dtype=torch.int32, device=device),
         positions=positions,
         slot_mapping=positions,
-        max_seq_len=T,
+        groups=(),
     )
     norms = (*torch.rand(2, C, device=device), 1e-5) if has_norms else (None, None, None)
     parts, rope = (

@@ -38,7 +38,7 @@ def test_every_row_that_a_graph_is_captured_with_is_padding(buffers):
     values = {name: set(tensor.flatten().tolist()) for name, tensor in buffers.tensors().items()}
     assert {name for name, value in values.items() if value == {0}} == ZERO
     assert {name for name, value in values.items() if value == {-1}} == NONE
-    assert buffers.query_start_loc.tolist() == [0, 3, 6, 8]
+    assert buffers.prompt_start_loc.tolist() == [0, 3, 6, 8]
 
 
 def test_rows_are_padded_from_one_to_another(buffers):

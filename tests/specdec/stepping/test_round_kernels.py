@@ -14,10 +14,10 @@ from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit import (
     accept_and_commit,
     accept_and_commit_ref,
-    commit_chunk,
+    commit_prompts,
     launch_accept_and_commit,
 )
-from specdec.stepping.fill import fill_round_ref, launch_fill_round
+from specdec.stepping.fill import Extent, fill_round_ref, launch_fill_round
 from specdec.stepping.propose import DraftLevel, launch_propose, propose_ref
 from specdec.stepping.state import RequestState
 
@@ -124,11 +124,11 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
     buffers, state = decided_case(device, 3, 4)
     buffers.draft_tokens.fill_(77)
     if commit is None:
-        buffers.sampled_tokens[:5, 0] = 4
+        buffers.target_tokens[:5] = 4
         buffers.draft_sample_slots[:20] = -1
         buffers.positions[:20] = 0
         buffers.last_token_indices[:5] = 0
-        commit_chunk(buffers, state, 5, 20)
+        commit_prompts(buffers, state, Extent(0, 5), Extent(0, 20))
     else:
         commit(buffers, state, 5, False, 4)
     assert not buffers.draft_tokens[:5].any()  # padding too: graphs of the draft read it

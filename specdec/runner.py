@@ -28,7 +28,7 @@ from weights.load import LoadedEagle, LoadedTarget
 
 
 class Runner:
-    """The device side of an engine: `run_chunk` and `run_round` launch a step and do not wait.
+    """The device side of an engine: `run_step` launches a step and does not wait.
 
     backend: captures the graphs of `graph_config` when `capture` is called; None: all is eager.
     acceptance: the rule of steps that need logits: those with a request that is not plainly greedy,

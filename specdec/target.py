@@ -19,8 +19,8 @@ from specdec.stepping.step_sizes import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    graphs: chunks run in pieces around attention; rounds of K + 1 rows per request, and plain
-        rounds of one row, run as one full graph each.
+    graphs: steps with prompts run in pieces around attention; rounds of K + 1 rows per request, and
+        plain rounds of one row, run as one full graph each.
     """
 
     model: LlamaModel
@@ -33,7 +33,7 @@ class Target:
         init_piecewise(self.graphs.prefill, self._forward)
 
     def forward(self, step: Step) -> None:
-        """One pass over all rows: a chunk eagerly or in pieces, a round eagerly or as one graph."""
+        """One pass over all rows: in pieces, as one graph, or op by op."""
         how = step.passes.target
         if how.mode is CUDAGraphMode.PIECEWISE:
             self._run_pieces(self.contexts.rows(step, how))

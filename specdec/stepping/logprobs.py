@@ -35,7 +35,7 @@ class RecordedLogprobs(NamedTuple):
     """Of one step, where requests ask for them."""
 
     sampled: StepLogprobs | None = None  # one row per decided row
-    prompts: Sequence[StepLogprobs | None] = ()  # one per part of a chunk
+    prompts: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
 
 
 def _copy(part: Tensor) -> Tensor:

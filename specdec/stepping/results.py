@@ -19,8 +19,8 @@ class RoundResult:
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
     num_accepted: list[int]
     draft_tokens: list[list[int]]  # what was verified
-    logprobs: StepLogprobs | None = None  # of sampled_tokens, flat; a chunk has one per batch slot
-    prompt_logprobs: Sequence[StepLogprobs | None] = ()  # of a chunk, one per part
+    logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
+    prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
 
 
 @dataclass(slots=True)

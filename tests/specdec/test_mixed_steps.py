@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
@@ -35,10 +36,9 @@ def part(row: int, start: int, length: int) -> PromptPart:
     )
 
 
-def running(pair: Pair, k: int, config: GraphConfig, backend: str, rule: str) -> Runner:
+def running(pair: Pair, k: int, config: GraphConfig, backend: str) -> Runner:
     """Five requests whose prompts are computed, and one round behind them."""
     runner = tiny_runner(pair, k, config, make_backend(backend)[0])
-    runner.acceptance = runner.acts.sampler.rule = rule
     for row in range(9):
         sampling = SamplingStart(prompt=prompt_of(row), temperature=0.9, top_p=0.9, seed=row)
         blocks = [2 * row, 2 * row + 1]
@@ -60,9 +60,10 @@ AFTER = [part(7, 4, 6)]
 def test_a_mixed_step_equals_the_two_that_it_replaces(backend, flags, draft, k, query_len):
     pair = tiny(draft, make_backend(backend)[1])
     config = GraphConfig(**SIZES)
-    apart, mixed = (running(pair, k, config, backend, "exact") for _ in range(2))
+    apart, mixed = (running(pair, k, config, backend) for _ in range(2))
     Q = query_len or k + 1
-    for parts in (PARTS, AFTER):
+    before = mixed.graphs.target.prefill.counters.replays[CUDAGraphMode.PIECEWISE]
+    for num_mixed, parts in enumerate((PARTS, AFTER), 1):
         apart.run_round(RUNNING, 60, flags, query_len)
         verified = apart.read(5)
         hidden = [apart.buffers.hidden_states[: 5 * Q].clone()]
@@ -91,6 +92,8 @@ def test_a_mixed_step_equals_the_two_that_it_replaces(backend, flags, draft, k, 
             kept = [cache[:, :, blocks].nan_to_num(9e9) for cache in (ours, theirs)]
             assert torch.equal(*kept)
         started = [*RUNNING, *(parts[b].state_row for b in ends)]
+        replays = mixed.graphs.target.prefill.counters.replays[CUDAGraphMode.PIECEWISE]
+        assert replays - before == (0 if backend == "eager" else num_mixed)
         for name in STATE:
             if name != "draft_tokens" or Q > 1 or k == 0:
                 ours, theirs = (getattr(each.state, name)[started] for each in (mixed, apart))

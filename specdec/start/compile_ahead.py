@@ -60,6 +60,11 @@ class _Rehearsal(Acts):
     def forward(self, step: Step) -> None:
         """Leave it out."""
 
+    def choose(self, step: Step) -> None:
+        """As in serving, except that what no kernel wrote is garbage, and would be embedded."""
+        super().choose(step)
+        self.buffers.target_tokens.zero_()
+
 
 def forwards(runner: Runner) -> Iterator[Step]:
     """Each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""

@@ -38,27 +38,22 @@ class LogitHashes:
         self.engine = engine
         self._first: dict[str, Tensor] = {}
         self._rounds: dict[str, list[Tensor]] = {}
-        runner = engine.runner
-        self._run_chunk = runner.run_chunk
-        self._run_round = runner.run_round
-        runner.run_chunk = self.run_chunk
-        runner.run_round = self.run_round
+        self._run_step = engine.runner.run_step
+        engine.runner.run_step = self.run_step
 
-    def run_chunk(self, parts, *options):
-        result = self._run_chunk(parts, *options)
-        buffers = self.engine.runner.buffers
-        hashes = hash_rows(self.engine, buffers.hidden_states[self._last_rows(parts)])
-        for part, value in zip(parts, hashes, strict=True):
-            if part.samples:
-                self._first[self._request_of(part.state_row)] = value
-        return result
-
-    def run_round(self, rows, *options):
-        result = self._run_round(rows, *options)
-        Q = self.engine.runner.sizes.query_len
-        hashes = hash_rows(self.engine, self.engine.runner.buffers.hidden_states[: len(rows) * Q])
-        for row, values in zip(rows, hashes.view(len(rows), Q), strict=True):
+    def run_step(self, rows, parts, **options):
+        result = self._run_step(rows, parts, **options)
+        hidden_TD = self.engine.runner.buffers.hidden_states
+        Q = options["query_len"]
+        R = len(rows) * Q
+        hashes = hash_rows(self.engine, hidden_TD[:R]).view(len(rows), Q)
+        for row, values in zip(rows, hashes, strict=True):
             self._rounds.setdefault(self._request_of(row), []).append(values)
+        ends = itertools.accumulate((part.length for part in parts), initial=R)
+        for part, end in zip(parts, list(ends)[1:], strict=True):
+            if part.samples:
+                [value] = hash_rows(self.engine, hidden_TD[end - 1 : end])
+                self._first[self._request_of(part.state_row)] = value
         return result
 
     def of(self, request: Request) -> list[int]:
@@ -70,16 +65,11 @@ class LogitHashes:
         return torch.cat(found).tolist()[: len(request.token_ids)]
 
     def stop(self) -> None:
-        self.engine.runner.run_chunk = self._run_chunk
-        self.engine.runner.run_round = self._run_round
+        self.engine.runner.run_step = self._run_step
 
     def _request_of(self, row: int) -> str:
         running = self.engine.scheduler.running
         return next(request.request_id for request in running if request.state_row == row)
-
-    def _last_rows(self, parts) -> Tensor:
-        ends = itertools.accumulate(part.length for part in parts)
-        return torch.tensor([end - 1 for end in ends], device=self.engine.runner.device)
 
 
 @torch.inference_mode()

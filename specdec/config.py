@@ -23,6 +23,7 @@ ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
+MAX_PROMPT_SLOWDOWN = 1.5
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 SWITCHES = (
     "enforce_eager",
@@ -130,6 +131,7 @@ class GraphConfig:
     modes: Mapping[str, CUDAGraphMode] = field(default_factory=graph_modes)  # of every family
     request_sizes: tuple[int, ...] | None = None  # of full graphs
     token_sizes: tuple[int, ...] | None = None  # of graphs in pieces
+    max_tokens: int = 1024  # of these, by default; at least what all requests verify
     compile_piecewise: bool = False
 
 
@@ -138,6 +140,9 @@ class GraphConfig:
 class EngineConfig:
     """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens.
 
+    max_num_batched_tokens: of prompts in a step. max_prompt_slowdown: on a GPU, prompts that ride
+    in a step make it take at most this many times as long, which is how long running requests may
+    wait; the first prompt advances by 64 tokens in any case.
     gpu_memory_utilization: the share of a GPU's memory to use in all, 0.9 by default; num_kv_blocks
     overrides it, and is the only one of the two on a CPU. enforce_eager: capture no graphs.
     cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes: row counts to
@@ -159,6 +164,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 8192
+    max_prompt_slowdown: float = MAX_PROMPT_SLOWDOWN
     gpu_memory_utilization: float | None = None
     num_kv_blocks: int | None = None
     enforce_eager: bool = False
@@ -196,6 +202,9 @@ class EngineConfig:
                 check_int(name, getattr(self, name), low, high)
         if self.gpu_memory_utilization is not None:
             check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
+        slowdown = self.max_prompt_slowdown
+        if not isinstance(slowdown, int | float) or isinstance(slowdown, bool) or not slowdown >= 1:
+            raise ValueError(f"max_prompt_slowdown={slowdown!r}: give a number of at least 1")
         for name in SWITCHES:
             check_choice(name, getattr(self, name), (False, True))
         check_choice("async_scheduling", self.async_scheduling, (None, False, True))

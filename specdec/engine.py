@@ -1,8 +1,9 @@
 """Requests in, tokens out: the engine steps until every request has reached its end.
 
-A step is a prefill chunk or a round (step.py). This file is the host's side: it launches steps, up
-to `num_steps_ahead` of them before the results of earlier ones arrive, and gives each request its
-tokens. What a step computes for a request that has ended meanwhile is dropped.
+In a step, running requests verify their drafts and parts of prompts are computed (step.py). This
+file is the host's side: it launches steps, up to `num_steps_ahead` of them before the results of
+earlier ones arrive, and gives each request its tokens. What a step computes for a request that has
+ended meanwhile is dropped.
 """
 
 import itertools
@@ -28,9 +29,10 @@ from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.work import Chunk, Plan, Round, Work
+from specdec.scheduling.step_costs import PromptBudget
+from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.stepping.logprobs import StepLogprobs
-from specdec.stepping.results import PendingResult, RoundResult
+from specdec.stepping.results import PendingResult, StepResult
 
 logger = logging.getLogger("specdec")
 
@@ -47,6 +49,7 @@ class Engine:
     """Serves one thread at a time.
 
     num_steps_ahead: 1 prepares a step while the device runs another; 0 reads results at once.
+    budget: how many rows of prompts ride in a step; None: max_num_batched_tokens in each.
     """
 
     def __init__(
@@ -56,11 +59,13 @@ class Engine:
         *,
         use_prefix_cache: bool = False,
         num_steps_ahead: int = 0,
+        budget: PromptBudget | None = None,
     ) -> None:
         self.runner = runner
         self.intake = intake
         self.num_steps_ahead = num_steps_ahead
         self._use_prefix_cache = use_prefix_cache
+        self._budget = budget
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
@@ -159,7 +164,8 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         sizes = self.runner.sizes
-        return Scheduler(BlockPool(sizes.num_kv_blocks), sizes, self._use_prefix_cache)
+        pool = BlockPool(sizes.num_kv_blocks)
+        return Scheduler(pool, sizes, self._use_prefix_cache, self._budget)
 
     def _end_all_after(self, error: BaseException) -> None:
         """End all requests: after an interrupted step, rows and blocks are in an unknown state."""
@@ -195,27 +201,27 @@ class Engine:
     def _launch(self, work: Work) -> list[Request]:
         """Launch a step. Out of memory ends the step's requests, which are returned."""
         try:
-            result = self._run_chunk(work) if isinstance(work, Chunk) else self._run_round(work)
+            result = self._run(work)
         except torch.OutOfMemoryError as error:
             return self._fail(work, error)
         self._in_flight.append(InFlight(work, result))
         return []
 
-    def _run_chunk(self, chunk: Chunk) -> PendingResult:
-        pairs = zip(chunk.requests, chunk.parts, strict=True)
-        flags = SamplingFlags.of_all(each.params.flags for each, part in pairs if part.ends_prompt)
-        return self.runner.run_chunk(chunk.parts, flags)
-
-    def _run_round(self, work: Round) -> PendingResult:
-        bound = max(request.num_tokens + request.most_pending for request in work.requests) - 1
-        flags = SamplingFlags.of_all(request.params.flags for request in work.requests)
-        rows = [request.state_row for request in work.requests]
-        return self.runner.run_round(rows, bound, flags, work.query_len)
+    def _run(self, work: Work) -> PendingResult:
+        ends = zip(work.prompts, work.parts, strict=True)
+        decided = [*work.verifying, *(request for request, part in ends if part.ends_prompt)]
+        bounds = [request.num_tokens + request.most_pending for request in work.verifying]
+        return self.runner.run_step(
+            [request.state_row for request in work.verifying],
+            work.parts,
+            max_num_computed=max(bounds, default=1) - 1,
+            flags=SamplingFlags.of_all(request.params.flags for request in decided),
+            query_len=work.query_len,
+        )
 
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:
-        kind = "prefill chunk" if isinstance(work, Chunk) else "round"
         message = (
-            f"out of memory in a {kind} of {len(work.requests)} requests: lower "
+            f"out of memory in a step of {len(work.requests)} requests: lower "
             f"gpu_memory_utilization, max_num_seqs or max_num_batched_tokens ({error})"
         )
         logger.error(message)
@@ -232,31 +238,16 @@ class Engine:
     def _take(self, step: InFlight) -> list[Request]:
         result = step.result.read()
         before = [request for request in step.work.requests if request.finish is None]
-        if isinstance(step.work, Chunk):
-            changed = self._take_chunk(step.work, result)
-        else:
-            changed = self._take_round(step.work, result)
+        changed = [*self._take_verified(step.work, result), *self._take_prompts(step.work, result)]
         self.scheduler.finish_step(step.work)
         self._release([request for request in before if request.finish is not None])
         if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
 
-    def _take_chunk(self, chunk: Chunk, result: RoundResult) -> list[Request]:
+    def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
         changed = []
-        for b, (request, part) in enumerate(zip(chunk.requests, chunk.parts, strict=True)):
-            if request.finish is not None:
-                continue
-            if part.num_logprobs is not None:
-                self._take_prompt_logprobs(chunk, b, result)
-            if part.samples:
-                self._append(request, result.sampled_tokens[b][:1], result.logprobs, b)
-                changed.append(request)
-        return changed
-
-    def _take_round(self, work: Round, result: RoundResult) -> list[Request]:
-        changed = []
-        for b, request in enumerate(work.requests):
+        for b, request in enumerate(work.verifying):
             if request.finish is not None:
                 continue
             num_accepted = result.num_accepted[b]
@@ -265,6 +256,19 @@ class Engine:
             request.record_round(RoundRecord(drafts, num_accepted, tokens[num_accepted]))
             self._append(request, tokens[: num_accepted + 1], result.logprobs, b * work.query_len)
             changed.append(request)
+        return changed
+
+    def _take_prompts(self, work: Work, result: StepResult) -> list[Request]:
+        changed = []
+        for i, (request, part) in enumerate(zip(work.prompts, work.parts, strict=True)):
+            if request.finish is not None:
+                continue
+            if part.num_logprobs is not None:
+                self._take_prompt_logprobs(request, part, result.prompt_logprobs[i])
+            if part.samples:
+                tokens = result.sampled_tokens[len(work.verifying) + i][:1]
+                self._append(request, tokens, result.logprobs, work.num_verify_rows + i)
+                changed.append(request)
         return changed
 
     def _append(
@@ -289,10 +293,9 @@ class Engine:
             message = f"the target's logits at position {index} of the output are not finite"
             request.end("error", f"{message} (NaN or infinity)")
 
-    def _take_prompt_logprobs(self, chunk: Chunk, b: int, result: RoundResult) -> None:
-        request = chunk.requests[b]
-        part = chunk.parts[b]
-        found = result.prompt_logprobs[b]
+    def _take_prompt_logprobs(
+        self, request: Request, part: PromptPart, found: StepLogprobs | None
+    ) -> None:
         if part.start == 0:
             request.prompt_logprobs = [None]
         following = part.prompt[part.start + 1 : part.start + part.length + 1]

@@ -21,6 +21,7 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_prompt_slowdown: float
     gpu_memory_utilization: float | None
     num_kv_blocks: int | None
     enforce_eager: bool

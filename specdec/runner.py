@@ -1,4 +1,4 @@
-"""Models, caches and buffers of one engine, and the two kinds of step over them."""
+"""Models, caches and buffers of one engine, and the steps over them."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.results import PendingResult, Results, RoundResult
+from specdec.stepping.results import PendingResult, Results, StepResult
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Passes, Step
 from specdec.target import Target
@@ -135,44 +135,12 @@ class Runner:
         num_reqs = len(rows) + len(parts)
         return self.graphs.dispatch_ragged(num_reqs, num_tokens, num_proposing, flags)
 
-    def run_chunk(
-        self, parts: Sequence[PromptPart], flags: SamplingFlags = GREEDY
-    ) -> PendingResult:
-        """A step of prompts alone."""
-        return self.run_step(parts=parts, flags=flags)
-
-    def run_round(
-        self,
-        rows: Sequence[int],
-        max_num_computed: int,
-        flags: SamplingFlags = GREEDY,
-        query_len: int | None = None,
-    ) -> PendingResult:
-        """A step without prompts."""
-        return self.run_step(
-            rows, max_num_computed=max_num_computed, flags=flags, query_len=query_len
-        )
-
-    def chunk_step(self, parts: Sequence[PromptPart], flags: SamplingFlags) -> Step:
-        """The step of `run_chunk`."""
-        return self.step_of((), parts, 0, flags, None)
-
-    def round_step(
-        self,
-        rows: Sequence[int],
-        max_num_computed: int,
-        flags: SamplingFlags,
-        query_len: int | None,
-    ) -> Step:
-        """The step of `run_round`."""
-        return self.step_of(rows, (), max_num_computed, flags, query_len)
-
     def take_device(self) -> None:
         """Make this engine's GPU the one to which the calling thread launches kernels."""
         if self.device.type == "cuda" and self.device.index is not None:
             torch.cuda.set_device(self.device)
 
-    def read(self, num_reqs: int) -> RoundResult:
+    def read(self, num_reqs: int) -> StepResult:
         """The latest step's result on the host; waits for the target, not for the draft."""
         result = self.results.latest.read()
         assert len(result.num_accepted) == num_reqs, (len(result.num_accepted), num_reqs)
@@ -255,7 +223,7 @@ def _buffer_sizes(
 ) -> BufferSizes:
     taps = len(eagle.config.aux_boundaries) if eagle is not None else 0
     return BufferSizes(
-        max_tokens=max(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.query_len),
+        max_tokens=sizes.max_num_rows,
         max_reqs=sizes.max_num_seqs,
         num_speculative_tokens=sizes.num_speculative_tokens,
         hidden_size=target.config.layer.hidden_size,

@@ -24,6 +24,11 @@ class EngineSizes:
         return self.num_speculative_tokens + 1
 
     @property
+    def max_num_rows(self) -> int:
+        """Rows of the largest step: all requests verify, and prompts ride along."""
+        return self.max_num_seqs * self.query_len + self.max_num_batched_tokens
+
+    @property
     def blocks_per_request(self) -> int:
         """Blocks of the longest request."""
         return -(-self.max_model_len // BLOCK_SIZE)

@@ -84,8 +84,8 @@ def _chunk_row(engine: Engine, prompts: list[list[int]], rows: int) -> Row:
     blocks = list(range(-(-rows // BLOCK_SIZE)))
     prompt = joined(prompts, rows)
     part = PromptPart(state_row=-1, prompt=prompt, start=0, length=rows, blocks=blocks)
-    how = runner.chunk_step([part], GREEDY).passes.target.mode
-    spread = Clock(runner.device).repeat(lambda: runner.run_chunk([part]), 10, 3)
+    how = runner.step_of((), [part], 0, GREEDY, None).passes.target.mode
+    spread = Clock(runner.device).repeat(lambda: runner.run_step(parts=[part]), 10, 3)
     return _row(how, rows, 1, 0, spread)
 
 

@@ -11,7 +11,6 @@ as many requests end as run. It is judged as a whole.
 """
 
 import random
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, first_difference
-from specdec.bench.timing import Spread
+from specdec.bench.timing import Spread, percentile
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
@@ -206,15 +205,8 @@ def _figures(window: Window, batch: int) -> Row:
         "per_user": window.tokens_per_second / batch,
         "mean_acceptance_length": window.stats.mean_acceptance_length,
         "drafts_wasted": 1 - window.stats.num_accepted_tokens / drafted if drafted else None,
-        "first_token_ms_p50": _percentile(window.first_tokens, 50),
-        "first_token_ms_p99": _percentile(window.first_tokens, 99),
-        "gap_ms_p50": _percentile(window.gaps, 50),
-        "gap_ms_p99": _percentile(window.gaps, 99),
+        "first_token_ms_p50": percentile(window.first_tokens, 50),
+        "first_token_ms_p99": percentile(window.first_tokens, 99),
+        "gap_ms_p50": percentile(window.gaps, 50),
+        "gap_ms_p99": percentile(window.gaps, 99),
     }
-
-
-def _percentile(seconds: Sequence[float], percent: int) -> float | None:
-    """In ms; None of fewer than two values."""
-    if len(seconds) < 2:
-        return None
-    return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]

@@ -57,7 +57,7 @@ def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...])
     blocks = list(range(-(-length // BLOCK_SIZE)))
     part = PromptPart(state_row=-1, prompt=prompt, start=0, length=length, blocks=blocks)
     with exchanged(names):
-        return Clock(pair.device).repeat(lambda: engine.runner.run_chunk([part]), 6, 2).median
+        return Clock(pair.device).repeat(lambda: engine.runner.run_step(parts=[part]), 6, 2).median
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ outputs of both ways to serve are compared.
 import itertools
 import math
 import random
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 
@@ -15,8 +16,8 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.profile import profile_serving
 from specdec.bench.report import Row
-from specdec.bench.serving import Job, generate, greedy
-from specdec.bench.timing import Clock, wrapped
+from specdec.bench.serving import Job, generate, greedy, start
+from specdec.bench.timing import percentile
 from specdec.engine import Engine
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
@@ -26,8 +27,8 @@ NUM_ON_CPU = 4
 BATCH = 32
 LONGEST_PROMPT = 1024
 LONGEST_ANSWER = 512
-LONG_PROMPT = 16384
-NUM_WAITING = 4
+LONG_PROMPTS = ((2048, 6), (16384, 2))  # tokens, and how many arrive
+INTERVAL = 1.0  # seconds between two of them
 
 
 def gaps(bench: Bench) -> Iterator[Row]:
@@ -51,23 +52,29 @@ def requests(bench: Bench) -> Iterator[Row]:
     """256 requests (4 on a CPU) of mixed lengths: all at once, and one batch at a time."""
     pair = bench.pair
     jobs = draw_jobs(pair.prompts, NUM_REQUESTS if pair.device.type == "cuda" else NUM_ON_CPU)
+    batch = bench.options.max_num_seqs or BATCH
     for K in bench.ks:
         if not bench.has_time(f"requests: K = {K}"):
             continue
         spec = EngineSpec(
             num_speculative_tokens=K,
-            max_num_seqs=BATCH,
+            max_num_seqs=batch,
             max_tokens=LONGEST_PROMPT + LONGEST_ANSWER + 2 * K,
             max_model_len=LONGEST_PROMPT + LONGEST_ANSWER + 1,
             has_prefill_graphs=True,
         )
         engine = pair.engine(spec)
-        generate(engine, jobs[:BATCH])  # warm-up
-        batches = [jobs[i : i + BATCH] for i in range(0, len(jobs), BATCH)]
+        generate(engine, jobs[:batch])  # warm-up
+        batches = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
         at_once, continuously = _serve(engine, [jobs])
         in_batches, one_by_one = _serve(engine, batches)
         is_same = [r.token_ids for r in at_once] == [r.token_ids for r in in_batches]
-        base: Row = {"num_speculative_tokens": K, "requests": len(jobs), "same_tokens": is_same}
+        base: Row = {
+            "num_speculative_tokens": K,
+            "requests": len(jobs),
+            "max_num_seqs": batch,
+            "same_tokens": is_same,
+        }
         yield base | {"served": "one batch at a time"} | one_by_one
         yield base | {"served": "continuously"} | continuously
         pair.drop(spec)
@@ -104,47 +111,71 @@ def _serve(engine: Engine, batches: Sequence[Sequence[Job]]) -> tuple[list[Reque
 
 
 def waiting(bench: Bench) -> Iterator[Row]:
-    """How long running requests wait for tokens while a prompt of 16,384 tokens is prefilled."""
+    """How long running requests wait for tokens, without prompts and while long ones arrive."""
     K = max(bench.ks)
-    pair = bench.pair
-    if pair.target.config.max_position_embeddings < LONG_PROMPT + 64:
-        return
-    spec = EngineSpec(
-        num_speculative_tokens=K, max_num_seqs=NUM_WAITING + 1, max_model_len=LONG_PROMPT + 64
-    )
-    engine = pair.engine(spec)
-    long = greedy([joined(pair.prompts, LONG_PROMPT)], 2)
-    generate(engine, long)  # warm-up
-    steps = _steps_around(engine, pair.prompts[:NUM_WAITING], long)
-    pair.drop(spec)
-    chunks = [milliseconds for kind, milliseconds in steps if kind == "run_chunk"]
-    rounds = [milliseconds for kind, milliseconds in steps if kind == "run_round"]
-    # a running request waits from the end of one round to the end of the next
-    ends = [i + 1 for i, (kind, _) in enumerate(steps) if kind == "run_round"]
-    longest = max(sum(ms for _, ms in steps[i:j]) for i, j in itertools.pairwise(ends))
-    yield {
-        "num_speculative_tokens": K,
-        "prompt_tokens": LONG_PROMPT,
-        "chunks": len(chunks),
-        "longest_chunk_ms": max(chunks),
-        "longest_round_ms": max(rounds),
-        "longest_wait_ms": longest,
-        "is_within_a_chunk_and_a_round": longest <= max(chunks) + max(rounds),
-    }
+    longest = bench.pair.target.config.max_position_embeddings
+    for batch, (length, count) in itertools.product(bench.options.batches, LONG_PROMPTS):
+        what = f"waiting: batch {batch}, prompts of {length}"
+        if length + 1 > longest:
+            bench.skipped.append(f"{what}: longer than the target's {longest}")
+        elif bench.has_time(what):
+            spec = EngineSpec(
+                num_speculative_tokens=K,
+                max_num_seqs=batch + 2,
+                max_tokens=min(length + 1024, longest),
+                max_model_len=min(length + 1024, longest),
+                has_prefill_graphs=True,
+            )
+            engine = bench.pair.engine(spec)
+            alone = _gaps(engine, _jobs(bench, batch, spec), [])
+            long = greedy([joined(bench.pair.prompts, length)], 1) * count
+            beside = _gaps(engine, _jobs(bench, batch, spec), long)
+            bench.pair.drop(spec)
+            usual = statistics.median(alone)
+            p99 = percentile(beside, 99)
+            yield {
+                "num_speculative_tokens": K,
+                "batch": batch,
+                "prompt_tokens": length,
+                "prompts": count,
+                "gap_ms_p50": 1e3 * usual,
+                "gap_ms_p50_with_prompts": percentile(beside, 50),
+                "gap_ms_p99_with_prompts": p99,
+                "longest_gap_ms": 1e3 * max(beside),
+                "p99_of_usual": p99 / (1e3 * usual) if p99 else None,
+            }
 
 
-def _steps_around(
-    engine: Engine, prompts: Sequence[Sequence[int]], long: Sequence[Job]
-) -> list[tuple[str, float]]:
-    """Kind and milliseconds of each step from the arrival of the long prompt to its end."""
-    engine.add_requests(greedy(prompts, 60))
-    for _ in range(6):
-        engine.step()
-    clock = Clock(engine.runner.device)
-    with wrapped(engine.runner, ("run_chunk", "run_round"), clock.around):
-        [request] = engine.add_requests(long)
-        while request.finish is None:
-            engine.step()
+def _jobs(bench: Bench, batch: int, spec: EngineSpec) -> list[Job]:
+    """Requests that run to the end of their context."""
+    prompts = bench.pair.prompts
+    turned = [[*prompts[i % len(prompts) :], *prompts] for i in range(batch)]
+    return greedy([joined(each, 100) for each in turned], spec.max_model_len - 100)
+
+
+def _gaps(engine: Engine, jobs: Sequence[Job], long: Sequence[Job]) -> list[float]:
+    """Seconds between two deliveries to a request, while a long prompt arrives each interval."""
+    running = set(start(engine, jobs))
+    pending = list(long)
+    arrived: list[Request] = []
+    delivered: dict[Request, float] = {}
+    found: list[float] = []
+    began = time.monotonic()
+    num_intervals = max(len(long), 1)
+    while running and (
+        time.monotonic() - began < num_intervals * INTERVAL
+        or len(found) < 2
+        or any(each.finish is None for each in arrived)
+    ):
+        if pending and time.monotonic() - began >= len(arrived) * INTERVAL:
+            arrived += engine.add_requests([pending.pop()])
+        changed = engine.step()
+        now = time.monotonic()
+        for request in running.intersection(changed):
+            if request in delivered:
+                found.append(now - delivered[request])
+            delivered[request] = now
+        running = {each for each in running if each.finish is None}
     engine.abort_all()
     engine.drain()
-    return clock.spans()
+    return found

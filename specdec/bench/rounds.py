@@ -27,7 +27,9 @@ class Steady:
 
     def run(self, query_len: int | None = None) -> None:
         """query_len: rows of each request, None for K + 1."""
-        self._runner.run_round(self._rows, self._bound, self._flags, query_len)
+        self._runner.run_step(
+            self._rows, max_num_computed=self._bound, flags=self._flags, query_len=query_len
+        )
         self._bound += query_len or self._runner.sizes.query_len
 
 

@@ -80,6 +80,13 @@ class Clock:
         return [(name, self.milliseconds(start, end)) for name, start, end in self._spans]
 
 
+def percentile(seconds: Sequence[float], percent: int) -> float | None:
+    """In milliseconds; None of fewer than two values."""
+    if len(seconds) < 2:
+        return None
+    return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
+
+
 @contextmanager
 def wrapped(
     owner: object, names: Sequence[str], around: Callable[[str], ContextDecorator]

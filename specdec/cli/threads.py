@@ -47,7 +47,7 @@ def steps_of(runner: Runner) -> list[Step]:
     x = torch.ones(runner.sizes.query_len, part.shape[1], dtype=part.dtype)
     steps: list[Step] = [lambda: linear(x, part)]
     if sum(weight.nbytes for weight in weights) <= MOST_BYTES:
-        steps.append(lambda: runner.run_round([-1], 1))
+        steps.append(lambda: runner.run_step([-1], max_num_computed=1))
     return steps
 
 

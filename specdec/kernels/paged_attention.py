@@ -171,7 +171,7 @@ def split_start(split):
     return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
 
 
-@jit(varying=("tiles", "query_len", "NS"))
+@jit(varying=("idx_ptr", "positions_ptr", "starts_ptr", "tiles", "query_len", "NS"))
 def _paged_attention_kernel(
     out_ptr,  # [T, H, C]
     acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT
@@ -294,7 +294,7 @@ def weigh(peak, other):
     return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both
 
 
-@jit(varying=("NS",))
+@jit(varying=("positions_ptr", "NS"))
 def _combine_kernel(
     out_ptr,  # [T, H, C]
     acc_ptr,  # [T, H, NS, C] float32

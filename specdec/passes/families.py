@@ -1,9 +1,9 @@
 """The graph families of an engine: one CudaGraphManager per kind of forward, with its own pool.
 
-    target.prefill  PIECEWISE  prompt chunks
+    target.prefill  PIECEWISE  steps with prompts
     target.decode   FULL       rounds: K + 1 rows per request
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
-    draft.prefill   both       after a chunk in pieces, after a round whole or in pieces
+    draft.prefill   both       with prompts in pieces, after a round whole or in pieces
     draft.decode    FULL       K - 1 rows per request, one after another
 
 The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses
@@ -21,13 +21,11 @@ from graphs.modes import CUDAGraphMode
 from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
+from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.sizes import EngineSizes
 from specdec.stepping.step_sizes import Passes
 
-# Rows of the largest chunk that is captured by default. A larger one computes for 27 ms and more on
-# an 8B target: launching it op by op costs no time, its graphs would take memory in two families.
-LARGEST_CHUNK = 1024
 # Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve.
 PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
@@ -74,10 +72,10 @@ class GraphFamilies:
         self._sizes = sizes
         self.query_len = Q = sizes.query_len
         self.managers: list[CudaGraphManager] = []  # in the order of capture
-        budget = sizes.max_num_batched_tokens
+        most = sizes.max_num_rows
         self.target = TargetGraphs(
-            prefill=self._family("target_prefill", Q, budget),
-            decode=self._family("target_decode", Q, budget),
+            prefill=self._family("target_prefill", Q, most),
+            decode=self._family("target_decode", Q, most),
             plain=self._plain() if has_draft else None,
         )
         self.draft = self._draft() if has_draft else None
@@ -138,8 +136,9 @@ class GraphFamilies:
         config = self._config
         max_reqs = self._sizes.max_num_seqs
         if config.token_sizes is None:
-            max_tokens = min(max_tokens, max(LARGEST_CHUNK, query_len * max_reqs))
-        sizes = capture_sizes(max_reqs, max_tokens, config.request_sizes, config.token_sizes)
+            max_tokens = min(max_tokens, max(config.max_tokens, query_len * max_reqs))
+        requests = config.request_sizes or _request_sizes(max_reqs, query_len)
+        sizes = capture_sizes(max_reqs, max_tokens, requests, config.token_sizes)
         return self._manager(name, sizes, _mode_of(config, name), query_len)
 
     def _plain(self) -> CudaGraphManager:
@@ -151,12 +150,11 @@ class GraphFamilies:
         return self._manager("target_plain", sizes, _mode_of(self._config, "target_decode"), 1)
 
     def _draft(self) -> DraftGraphs:
-        budget = self._sizes.max_num_batched_tokens
+        most = self._sizes.max_num_rows
         Q = self.query_len
-        # rounds may run in pieces too
-        prefill = self._family("draft_prefill", Q, max(budget, Q * self._sizes.max_num_seqs))
+        prefill = self._family("draft_prefill", Q, most)
         sampled_prefill = self._sampled(prefill, Q)
-        decode = self._family("draft_decode", 1, budget)
+        decode = self._family("draft_decode", 1, most)
         sampled = DraftPair(prefill=sampled_prefill, decode=self._sampled(decode, 1))
         return DraftGraphs(prefill=prefill, decode=decode, sampled=sampled)
 
@@ -187,6 +185,15 @@ class GraphFamilies:
         finally:
             for manager in self.managers:
                 manager.set_cudagraph_capturing_enabled(False)
+
+
+def _request_sizes(max_reqs: int, query_len: int) -> list[int]:
+    """Each of the first 8, then every 8th, and the most whose rows share tiles: up to there padding
+    costs next to nothing, and one row more would compute half as many again.
+    """
+    most = (rows // query_len for rows in ROW_CLASSES)
+    sizes = {*range(1, 9), *range(8, max_reqs, 8), *most, max_reqs}
+    return sorted(n for n in sizes if 0 < n <= max_reqs)
 
 
 def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:

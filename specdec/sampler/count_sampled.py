@@ -36,7 +36,7 @@ def launch_count_sampled(
     )
 
 
-@jit(varying=("num_accepted_ptr", "stride_tokens", "stride_accepted"))
+@jit(varying=("idx_ptr", "tokens_ptr", "num_accepted_ptr", "stride_tokens", "stride_accepted"))
 def _count_sampled_kernel(
     counts_ptr,  # [R + 1, V] int32
     idx_ptr,  # [B]

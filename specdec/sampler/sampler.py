@@ -73,12 +73,11 @@ class Sampler:
         if is_exact:
             choose_token(logits_TV, floor_T, noise_keys, out_T)
             return
+        if step.parts:  # the first choice, which verifies nothing; rows that do choose below
+            choose_token(logits_TV, floor_T, noise_keys._replace(stream=BONUS), out_T)
         R = step.num_verify_rows
         if R > 0:
             self._accept_by_pq(logits_TV[:R], floor_T[:R], step.query_len, noise_keys.rows(0, R))
-        if step.parts:  # the first choice, which verifies nothing
-            first_keys = noise_keys.rows(R, len(out_T))._replace(stream=BONUS)
-            choose_token(logits_TV[R:], floor_T[R:], first_keys, out_T[R:])
 
     def record(self, step: Step) -> RecordedLogprobs:
         """After the commit: count what was generated; logprobs of sampled and prompt tokens."""

@@ -1,9 +1,10 @@
 """Which request computes what in the next step. Host only, no tensors.
 
-A step is a chunk of prompts or a round of all running requests; the two alternate while both have
-work, so that a running request waits for one chunk at most. The order is by priority, then samples
-of the caller's request with fewer samples running, then arrival. Requests take blocks as they grow;
-when none is left, the last in that order is preempted and later computes its tokens again.
+In a step all running requests verify, and rows of prompts ride along: as many as keep it within a
+multiple of its time without them (step_costs.py), and all that fit while nothing runs. The order is
+by priority, then samples of the caller's request with fewer samples running, then arrival. Requests
+take blocks as they grow; when none is left, the last in that order is preempted and later computes
+its tokens again.
 
 Steps are launched before the results of earlier ones are known, so blocks are reserved for the most
 tokens that the steps in flight can bring, and a request's row and blocks are released only when no
@@ -15,24 +16,34 @@ from collections import Counter
 
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import NO_PREFIX, BlockPool, block_key, num_whole_blocks
-from specdec.scheduling.work import Chunk, Plan, PromptPart, Round, Work
+from specdec.scheduling.step_costs import PromptBudget
+from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 
 class Scheduler:
-    """use_prefix_cache: start prompts from published blocks, and publish blocks that are whole."""
+    """use_prefix_cache: start prompts from published blocks, and publish blocks that are whole.
 
-    def __init__(self, pool: BlockPool, sizes: EngineSizes, use_prefix_cache: bool = False) -> None:
+    budget: how many rows of prompts ride in a step; None: max_num_batched_tokens in each.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        sizes: EngineSizes,
+        use_prefix_cache: bool = False,
+        budget: PromptBudget | None = None,
+    ) -> None:
         self.pool = pool
         self.sizes = sizes
         self.use_prefix_cache = use_prefix_cache
+        self.budget = budget
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
         self.num_in_flight = 0  # steps
         self._free_rows = list(range(sizes.max_num_seqs - 1, -1, -1))
         self._grown: list[tuple[int, int, int]] = []
-        self._was_chunk = False
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -57,18 +68,10 @@ class Scheduler:
         self._grown = []
         admitted = self._admit()
         ranked = self._ranked()
-        running = set(self.running)
-        ready = [each for each in ranked if each in running and not each.is_ending]
-        prompts = [each for each in ranked if each not in running and each.finish is None]
-        work: Work | None = None
-        if prompts and not (self._was_chunk and ready):
-            work = self._chunk(prompts)
-        elif ready:
-            work = self._round(ready, ranked)
-            # the round may have preempted some of them
-            admitted = [request for request in admitted if request.state_row >= 0]
+        work = self._work(ranked)
+        # a step may have preempted some of them
+        admitted = [request for request in admitted if request.state_row >= 0]
         if work is not None:
-            self._was_chunk = isinstance(work, Chunk)
             self._count_in_flight(work, 1)
         return Plan(admitted=admitted, grown=self._grown, work=work)
 
@@ -167,44 +170,60 @@ class Scheduler:
 
     # steps
 
-    def _chunk(self, prompts: list[Request]) -> Chunk:
-        """Pack prompts in order, up to the budget."""
-        budget = self.sizes.max_num_batched_tokens
-        chunk = Chunk(requests=[], parts=[])
-        for request in prompts:
+    def _work(self, ranked: list[Request]) -> Work | None:
+        """All that run, and the next rows of prompts. ranked: all admitted requests."""
+        verifying = self._verifying(ranked)
+        if verifying is None:
+            return None
+        drafts = any(request.num_speculative_tokens for request in verifying)
+        query_len = self.sizes.query_len if drafts else 1
+        prefilling = set(self.prefilling)
+        waiting = [each for each in ranked if each in prefilling and each.finish is None]
+        work = Work(verifying=verifying, query_len=query_len, prompts=[], parts=[])
+        if waiting:
+            self._add_parts(work, waiting)
+        return work if work.verifying or work.prompts else None
+
+    def _add_parts(self, work: Work, waiting: list[Request]) -> None:
+        """Pack prompts in order, up to the budget; only the last of them may go on."""
+        rows_left = self._prompt_rows(work, waiting[0])
+        for request in waiting:
             num_left = len(request.context) - bool(request.token_ids) - request.num_prefilled
-            length = min(num_left, budget)
+            length = min(num_left, rows_left)
             if length == 0:
                 break
-            budget -= length
+            rows_left -= length
             part = _part(request, length)
-            chunk.parts.append(part)
-            chunk.requests.append(request)
+            work.parts.append(part)
+            work.prompts.append(request)
             request.num_prefilled += length
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        return chunk
 
-    def _round(self, ready: list[Request], ranked: list[Request]) -> Round | None:
-        """A round of all ready requests.
+    def _prompt_rows(self, work: Work, first: Request) -> int:
+        """first: the first one that waits."""
+        most = self.sizes.max_num_batched_tokens
+        if self.budget is None or not work.verifying:
+            return most
+        num_keys = sum(request.num_tokens for request in work.verifying)
+        return min(self.budget.rows(work.num_verify_rows, num_keys, first.num_prefilled), most)
 
-        None if blocks are short and a step in flight may still free some, or if all of them were
-        preempted for prompts that rank higher. ranked: all admitted requests.
+    def _verifying(self, ranked: list[Request]) -> list[Request] | None:
+        """All that run, with blocks for the step.
+
+        None if blocks are short and a step in flight may still free some.
         """
+        running = set(self.running)
         kept = []
-        for request in ready:
+        for request in [each for each in ranked if each in running and not each.is_ending]:
             while request.state_row >= 0 and not self._grow(request):
                 if self.num_in_flight:
                     return None
                 self._preempt(next(each for each in reversed(ranked) if each.state_row >= 0))
             if request.state_row >= 0:
                 kept.append(request)
-        if not kept:
-            return None
-        drafts = any(request.num_speculative_tokens for request in kept)
-        query_len = self.sizes.num_speculative_tokens + 1 if drafts else 1
-        return Round(requests=kept, query_len=query_len)
+        return kept
 
     def _grow(self, request: Request) -> bool:
         """Give a request the blocks of its next round, wherever the steps in flight leave it."""
@@ -254,8 +273,9 @@ class Scheduler:
 
         Rounds without drafts for a request may skip the draft's cache, so they do not count.
         """
-        if isinstance(work, Chunk):
-            request.num_valid = work.parts[b].start + work.parts[b].length
+        if b >= len(work.verifying):
+            part = work.parts[b - len(work.verifying)]
+            request.num_valid = part.start + part.length
         elif request.num_speculative_tokens or not self.sizes.num_speculative_tokens:
             request.num_valid = request.num_tokens - 1
         if not self.use_prefix_cache:

@@ -20,7 +20,7 @@ class PromptPart:
 
     @property
     def ends_prompt(self) -> bool:
-        """Whether the next step of the request is a round."""
+        """Whether the request verifies in its next step."""
         return self.start + self.length == len(self.prompt) - self.is_resumed
 
     @property
@@ -30,31 +30,34 @@ class PromptPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Prompt parts of one step, and their requests."""
+class Work:
+    """A step's batch slots: requests that verify, then parts of prompts, those that end first.
 
-    requests: list[Request]
+    query_len: rows of each that verifies, 1 where none of them drafts, else K + 1
+    """
+
+    verifying: list[Request]
+    query_len: int
+    prompts: list[Request]
     parts: list[PromptPart]
 
+    @property
+    def requests(self) -> list[Request]:
+        """One per batch slot."""
+        return [*self.verifying, *self.prompts]
+
+    @property
+    def num_verify_rows(self) -> int:
+        """Rows before those of prompts."""
+        return len(self.verifying) * self.query_len
+
     def token_bounds(self, b: int) -> tuple[int, int]:
         """The fewest and the most tokens that the step can bring to request b."""
-        count = int(self.parts[b].samples)
+        if b < len(self.verifying):
+            drafts = self.query_len > 1
+            return 1, self.verifying[b].num_speculative_tokens + 1 if drafts else 1
+        count = int(self.parts[b - len(self.verifying)].samples)
         return count, count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """All running requests. query_len: rows of each request, 1 where no request drafts."""
-
-    requests: list[Request]
-    query_len: int
-
-    def token_bounds(self, b: int) -> tuple[int, int]:
-        """The fewest and the most tokens that the step can bring to request b."""
-        return 1, self.requests[b].num_speculative_tokens + 1 if self.query_len > 1 else 1
-
-
-Work = Chunk | Round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

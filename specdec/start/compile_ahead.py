@@ -70,8 +70,8 @@ def forwards(runner: Runner) -> Iterator[Step]:
     """Each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""
     sizes = runner.sizes
     longest = sizes.max_model_len - 1
-    most = max(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.query_len)
-    for rows in counts_by_kind(1, min(most, sizes.max_num_seqs * longest)):
+    most = min(sizes.max_num_rows, sizes.max_num_seqs * longest)
+    for rows in counts_by_kind(1, most):
         yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
     for count in (1, sizes.max_num_seqs):
         for length in ATTENTION_ROWS:
@@ -89,12 +89,25 @@ def samplings(runner: Runner) -> Iterator[Step]:
         for query_len in query_lens:
             for count in request_counts(runner, query_len):
                 yield round_of(runner, count, query_len, flags)
+        yield from mixed_steps(runner, flags)
     for flags in FLAGS:
         yield chunk(runner, 1, 1, flags)
         for query_len in query_lens:
             yield round_of(runner, 1, query_len, flags)
     for rows in LOGPROB_ROWS:  # each follows a token of the prompt
         yield chunk(runner, rows + 1, 1, SamplingFlags(logprobs=1), num_logprobs=1)
+
+
+def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
+    """Rows that verify and ends of prompts together make any number of decided rows."""
+    sizes = runner.sizes
+    for rows in counts_by_kind(1, sizes.max_num_seqs * sizes.query_len):
+        num_verified = min(rows // sizes.query_len, sizes.max_num_seqs - 1)
+        num_ending = rows - num_verified * sizes.query_len
+        if num_verified > 0 and 0 < num_ending <= sizes.max_num_seqs - num_verified:
+            parts = padding_parts(runner, [1] * num_ending)
+            most = sizes.max_model_len
+            yield runner.step_of([-1] * num_verified, parts, most, flags, sizes.query_len)
 
 
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:
@@ -136,10 +149,17 @@ def prompts(
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
 ) -> Step:
-    """A chunk of prompts without state rows."""
+    """A step of prompts without state rows."""
+    return runner.step_of((), padding_parts(runner, lengths, num_logprobs), 0, flags, None)
+
+
+def padding_parts(
+    runner: Runner, lengths: Sequence[int], num_logprobs: int | None = None
+) -> list[PromptPart]:
+    """Whole prompts whose keys and values go to the scratch block."""
     sizes = runner.sizes
     blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
-    parts = [
+    return [
         PromptPart(
             state_row=-1,
             prompt=[0] * length,
@@ -150,10 +170,9 @@ def prompts(
         )
         for length in lengths
     ]
-    return runner.chunk_step(parts, flags)
 
 
 def round_of(runner: Runner, num_reqs: int, query_len: int, flags: SamplingFlags = GREEDY) -> Step:
     """A round of requests without state rows."""
     count = max(min(num_reqs, runner.sizes.max_num_seqs), 1)
-    return runner.round_step([-1] * count, runner.sizes.max_model_len, flags, query_len)
+    return runner.step_of([-1] * count, (), runner.sizes.max_model_len, flags, query_len)

@@ -15,7 +15,7 @@ import torch
 
 from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.kernels.compilations import compiling_is_expected, log_compilations
 from specdec.kernels.tables import user_table
@@ -26,10 +26,12 @@ from specdec.models.products import products_of
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
+from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
 from specdec.start.locate import Hub, locate
+from specdec.start.measure_costs import largest_captured, measure_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
 from specdec.start.tile_sources import log_tiles
@@ -101,6 +103,7 @@ def _load(
         seed=config.seed,
         use_prefix_cache=config.enable_prefix_caching,
         is_async=config.async_scheduling,
+        slowdown=config.max_prompt_slowdown,
     )
     return Loaded(target=target, eagle=eagle, tokenizer=tokenizer, engine=engine)
 
@@ -113,12 +116,23 @@ def assemble(
     seed: int | None = None,
     use_prefix_cache: bool = False,
     is_async: bool | None = None,
+    slowdown: float = MAX_PROMPT_SLOWDOWN,
 ) -> Engine:
-    """seed: of the seeds that are drawn, None by chance. is_async: run ahead; None: on a GPU."""
+    """seed: of the seeds that are drawn, None by chance. is_async: run ahead; None: on a GPU.
+
+    slowdown: see EngineConfig.max_prompt_slowdown; on a CPU, where no costs are measured, prompts
+    ride whole.
+    """
     rule = runner.acceptance
     intake = Intake(tokenizer, runner.sizes, target.vocab_size, target.eos_token_ids, seed, rule)
-    is_async = runner.device.type == "cuda" if is_async is None else is_async
-    return Engine(runner, intake, use_prefix_cache=use_prefix_cache, num_steps_ahead=int(is_async))
+    is_gpu = runner.device.type == "cuda"
+    return Engine(
+        runner,
+        intake,
+        use_prefix_cache=use_prefix_cache,
+        num_steps_ahead=int(is_gpu if is_async is None else is_async),
+        budget=PromptBudget(costs=measure_costs(runner), slowdown=slowdown) if is_gpu else None,
+    )
 
 
 def _directories(
@@ -205,7 +219,12 @@ def _runner(
         check_length(most, block, device_memory(device))
     if device.type == "cuda":
         with _phase("kernels"):
-            compile_ahead(build(replace(most, num_kv_blocks=1)), config.use_tqdm_on_load)
+            trial = build(replace(most, num_kv_blocks=1))
+            compile_ahead(trial, config.use_tqdm_on_load)
+            if backend is not None:
+                graphs = replace(config.graphs, max_tokens=largest_captured(trial))
+                build = partial(build, graph_config=graphs)
+            del trial
     if config.num_kv_blocks is None and device.type == "cuda":
         return _planned(config, build, most, target, eagle, block)
     if config.num_kv_blocks is None:

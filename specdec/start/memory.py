@@ -136,7 +136,10 @@ def measure_needs(
 
 
 def run_largest_steps(runner: Runner) -> None:
-    """The longest chunk and the widest round, of requests without state rows."""
+    """The most rows of prompts with what may verify beside them; and the widest round.
+
+    Their requests have no state rows.
+    """
     sizes = runner.sizes
     budget = sizes.max_num_batched_tokens
     blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
@@ -146,8 +149,14 @@ def run_largest_steps(runner: Runner) -> None:
         part = PromptPart(state_row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks)
         parts.append(part)
         budget -= length
+    rows = [-1] * (sizes.max_num_seqs - len(parts))
     for needs in (GREEDY, EVERYTHING):
-        runner.run_chunk(parts, needs)
+        runner.run_step(rows, parts, max_num_computed=sizes.max_model_len, flags=needs)
         for query_len in {1, sizes.query_len}:
-            runner.run_round([-1] * sizes.max_num_seqs, sizes.max_model_len, needs, query_len)
+            runner.run_step(
+                [-1] * sizes.max_num_seqs,
+                max_num_computed=sizes.max_model_len,
+                flags=needs,
+                query_len=query_len,
+            )
         runner.read(sizes.max_num_seqs)

@@ -13,7 +13,7 @@ NUM_SLOTS = 4  # steps whose results may be on their way at a time
 
 
 @dataclass(frozen=True, slots=True)
-class RoundResult:
+class StepResult:
     """What a step decided, on the host. Lists are per batch slot of the step."""
 
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
@@ -32,7 +32,7 @@ class PendingResult:
     logprobs: StepLogprobs | None = None
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
 
-    def read(self) -> RoundResult:
+    def read(self) -> StepResult:
         """Wait for the copy, and for no later pass."""
         if self.sent is not None:
             self.sent.synchronize()
@@ -41,7 +41,7 @@ class PendingResult:
         tokens = [row[:Q] for row in rows]
         accepted = [row[Q] for row in rows]
         drafts = [row[Q + 1 :] for row in rows]
-        return RoundResult(tokens, accepted, drafts, self.logprobs, self.prompt_logprobs)
+        return StepResult(tokens, accepted, drafts, self.logprobs, self.prompt_logprobs)
 
 
 class Results:

@@ -64,10 +64,14 @@ async def until_idle(llm):
 
 
 def fail_in_rounds(llm, monkeypatch, error):
-    def run_round(*_):
-        raise error
+    real = llm.llm.engine.runner.run_step
 
-    monkeypatch.setattr(llm.llm.engine.runner, "run_round", run_round)
+    def run_step(rows, *args, **options):
+        if rows:
+            raise error
+        return real(rows, *args, **options)
+
+    monkeypatch.setattr(llm.llm.engine.runner, "run_step", run_step)
 
 
 def test_concurrent_requests_give_what_generate_gives(shared, demo_llm, greedy, prompts):

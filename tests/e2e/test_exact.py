@@ -83,14 +83,15 @@ def test_a_request_holds_exactly_max_model_len_tokens(
 def rows_of_rounds(runner, monkeypatch):
     """A list that receives the first request's rows of every round, padding left out."""
     counts = []
-    real = runner.run_round
+    real = runner.run_step
 
-    def run_round(*args):
-        result = real(*args)
-        counts.append(int(runner.buffers.num_valid[0]))
+    def run_step(rows, *args, **options):
+        result = real(rows, *args, **options)
+        if rows:
+            counts.append(int(runner.buffers.num_valid[0]))
         return result
 
-    monkeypatch.setattr(runner, "run_round", run_round)
+    monkeypatch.setattr(runner, "run_step", run_step)
     return counts
 
 

@@ -94,12 +94,12 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
             PromptPart(state_row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r])
             for r in range(ROWS)
         ]
-        runner.run_chunk(parts, NEEDS)
+        runner.run_step(parts=parts, flags=NEEDS)
         for row, (token, *_) in enumerate(runner.read(ROWS).sampled_tokens):
             texts[row].append(token)
         while min(map(len, texts)) < LENGTH:
             spoil(runner)
-            runner.run_round(list(range(ROWS)), 32, NEEDS)
+            runner.run_step(list(range(ROWS)), max_num_computed=32, flags=NEEDS)
             result = runner.read(ROWS)
             for row, (tokens, count) in enumerate(
                 zip(result.sampled_tokens, result.num_accepted, strict=True)

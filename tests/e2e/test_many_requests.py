@@ -139,13 +139,17 @@ def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(
     llm = make(async_scheduling=is_async)
     slack = []
     runner = llm.engine.runner
-    real = llm.engine.runner.run_round
+    real = llm.engine.runner.run_step
 
-    def run_round(rows, bound, flags, query_len):
-        slack.append(bound - int(runner.state.num_computed_tokens[rows].max()) - query_len)
-        return real(rows, bound, flags, query_len)
+    def run_step(rows, parts, max_num_computed, flags, query_len):
+        if rows:
+            computed = int(runner.state.num_computed_tokens[rows].max())
+            slack.append(max_num_computed - computed - query_len)
+        return real(
+            rows, parts, max_num_computed=max_num_computed, flags=flags, query_len=query_len
+        )
 
-    monkeypatch.setattr(runner, "run_round", run_round)
+    monkeypatch.setattr(runner, "run_step", run_step)
     run(llm, prompts[:2], [greedy(NUM_TOKENS), greedy(5)])
     assert min(slack) == 0
     assert max(slack) <= (K if is_async else 0)  # the round in flight may accept all of its drafts
@@ -260,11 +264,11 @@ def test_each_request_has_its_own_k(make, greedy, prompts):
 def test_requests_that_do_not_speculate_run_rounds_of_one_row(make, greedy, prompts, monkeypatch):
     llm = make()
     lengths = []
-    real = llm.engine.runner.run_round
+    real = llm.engine.runner.run_step
     monkeypatch.setattr(
         llm.engine.runner,
-        "run_round",
-        lambda rows, bound, flags, Q: lengths.append(Q) or real(rows, bound, flags, Q),
+        "run_step",
+        lambda *args, **options: lengths.append(options["query_len"]) or real(*args, **options),
     )
     params = [greedy(6, speculate=False), greedy(NUM_TOKENS, speculate=False)]
     plain = run(llm, prompts[:2], params)
@@ -310,19 +314,21 @@ def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(
     assert not engine.scheduler.has_unfinished
 
 
-@pytest.mark.parametrize("kind", ["run_chunk", "run_round"])
-def test_a_step_without_memory_ends_its_own_requests_only(make, greedy, prompts, monkeypatch, kind):
+@pytest.mark.parametrize("verifies", [False, True])
+def test_a_step_without_memory_ends_its_own_requests_only(
+    make, greedy, prompts, monkeypatch, verifies
+):
     llm = make(max_num_seqs=2)
     runner = llm.engine.runner
     failures = [torch.OutOfMemoryError("tried to allocate 1 GiB")]
-    real = getattr(runner, kind)
+    real = runner.run_step
 
-    def fails_once(*args):
-        if failures:
+    def fails_once(rows, *args, **options):
+        if failures and bool(rows) == verifies:
             raise failures.pop()
-        return real(*args)
+        return real(rows, *args, **options)
 
-    monkeypatch.setattr(runner, kind, fails_once)
+    monkeypatch.setattr(runner, "run_step", fails_once)
     outputs = llm.generate(prompts[:4], greedy(NUM_TOKENS), use_tqdm=False)
     assert [output.outputs[0].finish_reason for output in outputs] == [
         "error",
@@ -362,16 +368,21 @@ def test_logits_that_are_no_numbers_end_their_own_request_only(make, greedy, pro
 
 def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, monkeypatch):
     llm = make()
-    monkeypatch.setattr(
-        llm.engine.runner, "run_round", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    real = llm.engine.runner.run_step
+
+    def is_interrupted(rows, *args, **options):
+        if rows:
+            raise KeyboardInterrupt
+        return real(rows, *args, **options)
+
+    monkeypatch.setattr(llm.engine.runner, "run_step", is_interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(prompts[:3], greedy(NUM_TOKENS), use_tqdm=False)
     assert not llm.engine.has_unfinished
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("place", ["start", "run_chunk", "run_round"])
+@pytest.mark.parametrize("place", ["start", "run_step"])
 def test_an_engine_serves_after_an_interrupted_step(
     make, greedy, prompts, monkeypatch, place, is_async
 ):
@@ -380,7 +391,9 @@ def test_an_engine_serves_after_an_interrupted_step(
     stream = llm.stream(prompts[3], greedy(NUM_TOKENS))
     with monkeypatch.context() as patch:
         patch.setattr(
-            llm.engine.runner, place, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt("now"))
+            llm.engine.runner,
+            place,
+            lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt("now")),
         )
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts[:3], greedy(NUM_TOKENS), use_tqdm=False)

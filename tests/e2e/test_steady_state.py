@@ -55,7 +55,7 @@ def runner(prompts):
         parts.append(
             PromptPart(state_row=row, prompt=prompt, start=0, length=len(prompt), blocks=blocks)
         )
-    runner.run_chunk(parts)
+    runner.run_step(parts=parts)
     return runner
 
 
@@ -63,7 +63,7 @@ def test_rounds_read_nothing_back(runner):
     before = runner.state.num_computed_tokens[:3].tolist()
     with ForbidHostReads():
         for _ in range(3):
-            runner.run_round([0, 1, 2], 400)
+            runner.run_step([0, 1, 2], max_num_computed=400)
     last = runner.read(3).num_accepted
     grown = [
         int(now) - then
@@ -84,10 +84,10 @@ def test_the_guard_sees_host_reads(read):
 
 def test_a_hundred_rounds_leave_memory_and_addresses_as_they_were(runner):
     for _ in range(2):
-        runner.run_round([0, 1, 2], 600)
+        runner.run_step([0, 1, 2], max_num_computed=600)
     before = live_bytes(), addresses(runner)
     for _ in range(100):
-        runner.run_round([0, 1, 2], 600)
+        runner.run_step([0, 1, 2], max_num_computed=600)
     assert (live_bytes(), addresses(runner)) == before
     assert int(runner.state.num_computed_tokens[0]) > 100
 

@@ -70,16 +70,16 @@ def test_threads_get_what_each_gets_alone(llm, prompts):
 
 
 def test_a_step_interrupted_in_one_thread_lets_the_others_return(llm, greedy, prompts, monkeypatch):
-    real = llm.engine.runner.run_round
+    real = llm.engine.runner.run_step
     steps = []
 
-    def fails_once(*args):
+    def fails_once(*args, **options):
         steps.append(threading.current_thread())
         if len(steps) == 12:
             raise RuntimeError("the device fell off the bus")
-        return real(*args)
+        return real(*args, **options)
 
-    monkeypatch.setattr(llm.engine.runner, "run_round", fails_once)
+    monkeypatch.setattr(llm.engine.runner, "run_step", fails_once)
     calls = [lambda i=i: llm.generate(prompts[i], greedy(200), use_tqdm=False) for i in range(4)]
     found = run_threads(calls)
     raised = [value for value in found if isinstance(value, RuntimeError)]

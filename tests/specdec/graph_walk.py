@@ -135,7 +135,7 @@ class Walk:
                 held, device=state.draft_tokens.device
             )
         with self._poison(rows):
-            self.runner.run_round(rows, 90)
+            self.runner.run_step(rows, max_num_computed=90)
         result = self.runner.read(len(rows))
         numbers = [result.sampled_tokens, result.num_accepted, result.draft_tokens]
         self._record(rows, len(rows) * (K + 1), [torch.tensor(number) for number in numbers])
@@ -143,7 +143,7 @@ class Walk:
     def _chunk(self, parts: Sequence[PromptPart]) -> None:
         rows = [part.state_row for part in parts]
         with self._poison(rows):
-            self.runner.run_chunk(parts)
+            self.runner.run_step(parts=parts)
         sampled = self.runner.read(len(parts)).sampled_tokens
         ended = [
             token for part, (token, *_) in zip(parts, sampled, strict=True) if part.ends_prompt
@@ -224,7 +224,7 @@ def give_oracle(runner: Runner, pair: Pair) -> None:
     for row in range(NUM_REQS):
         texts[row].append(first[row])
     for _ in range(40):
-        plain.runner.run_round(list(range(NUM_REQS)), 90)
+        plain.runner.run_step(list(range(NUM_REQS)), max_num_computed=90)
         for row, tokens in enumerate(plain.runner.read(NUM_REQS).sampled_tokens):
             texts[row].append(tokens[0])
     runner.oracle = texts

@@ -43,8 +43,8 @@ def running(pair: Pair, k: int, config: GraphConfig, backend: str) -> Runner:
         sampling = SamplingStart(prompt=prompt_of(row), temperature=0.9, top_p=0.9, seed=row)
         blocks = [2 * row, 2 * row + 1]
         runner.start(row, RowStart(blocks=blocks, num_draft_tokens=k, sampling=sampling))
-    runner.run_chunk([part(row, 0, len(prompt_of(row))) for row in RUNNING])
-    runner.run_round(RUNNING, 20)
+    runner.run_step(parts=[part(row, 0, len(prompt_of(row))) for row in RUNNING])
+    runner.run_step(RUNNING, max_num_computed=20)
     return runner
 
 
@@ -64,10 +64,10 @@ def test_a_mixed_step_equals_the_two_that_it_replaces(backend, flags, draft, k, 
     Q = query_len or k + 1
     before = mixed.graphs.target.prefill.counters.replays[CUDAGraphMode.PIECEWISE]
     for num_mixed, parts in enumerate((PARTS, AFTER), 1):
-        apart.run_round(RUNNING, 60, flags, query_len)
+        apart.run_step(RUNNING, max_num_computed=60, flags=flags, query_len=query_len)
         verified = apart.read(5)
         hidden = [apart.buffers.hidden_states[: 5 * Q].clone()]
-        apart.run_chunk(parts, flags)
+        apart.run_step(parts=parts, flags=flags)
         first = apart.read(len(parts))
         hidden.append(apart.buffers.hidden_states[: sum(each.length for each in parts)].clone())
 

@@ -192,9 +192,9 @@ def cached(runner, row, num_tokens):
 def test_a_prefill_leaves_the_same_bits_in_any_company(pair, chunks):
     runner, alone = start(pair, 2), start(pair, 2)
     for parts in chunks:
-        runner.run_chunk(parts)
+        runner.run_step(parts=parts)
     for row in {each.state_row for parts in chunks for each in parts}:
-        alone.run_chunk([part(row)])
+        alone.run_step(parts=[part(row)])
         for kv, expected in zip(
             cached(runner, row, LENGTHS[row]), cached(alone, row, LENGTHS[row]), strict=True
         ):
@@ -207,10 +207,10 @@ def test_a_prefill_leaves_the_same_bits_in_any_company(pair, chunks):
 def greedy(pair):
     """Forty tokens behind each prompt, one at a time."""
     runner = start(pair, 0)
-    runner.run_chunk([part(row) for row in range(8)])
+    runner.run_step(parts=[part(row) for row in range(8)])
     written = [tokens[:1] for tokens in runner.read(8).sampled_tokens]
     for _ in range(39):
-        runner.run_round(range(8), 180)
+        runner.run_step(range(8), max_num_computed=180)
         for row, [token] in enumerate(runner.read(8).sampled_tokens):
             written[row].append(token)
     return written
@@ -219,7 +219,7 @@ def greedy(pair):
 @pytest.mark.parametrize("K", [0, 1, 3, 8])
 def test_rounds_leave_the_bits_that_a_prefill_of_their_tokens_leaves(pair, greedy, K):
     runner, alone = start(pair, K), start(pair, K)
-    runner.run_chunk([part(row) for row in range(8)])
+    runner.run_step(parts=[part(row) for row in range(8)])
     num_written = [1] * 8
     for round_rows in ([0, 1, 2, 3, 4, 5, 6, 7], [7, 0, 2], [1], [3, 0, 5, 1, 7, 2, 6, 4]):
         for row in round_rows:
@@ -228,7 +228,7 @@ def test_rounds_leave_the_bits_that_a_prefill_of_their_tokens_leaves(pair, greed
                 (token + 1) % 96 for token in drafts[row:]
             ]  # row 0 drafts nothing right, row 7 nearly all
             runner.state.draft_tokens[row] = torch.tensor(drafts, dtype=torch.int64)
-        runner.run_round(round_rows, 180)
+        runner.run_step(round_rows, max_num_computed=180)
         for row, accepted in zip(
             round_rows, runner.read(len(round_rows)).num_accepted, strict=True
         ):
@@ -236,7 +236,7 @@ def test_rounds_leave_the_bits_that_a_prefill_of_their_tokens_leaves(pair, greed
             num_written[row] += accepted + 1
     for row, count in enumerate(num_written):
         committed = PROMPTS[row] + greedy[row][:count]
-        alone.run_chunk([part(row, prompt=committed[:-1])])
+        alone.run_step(parts=[part(row, prompt=committed[:-1])])
         computed = len(committed) - 1
         for kv, expected in zip(
             cached(runner, row, computed), cached(alone, row, computed), strict=True

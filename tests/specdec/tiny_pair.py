@@ -125,8 +125,10 @@ def engine_chains(
     start = 0
     for length in chunks:
         heard.clear()
-        runner.run_chunk(
-            [PromptPart(state_row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])]
+        runner.run_step(
+            parts=[
+                PromptPart(state_row=ROW, prompt=PROMPT, start=start, length=length, blocks=[BLOCK])
+            ]
         )
         start += length
     first = Chain([*PROMPT, runner.read(1).sampled_tokens[0][0]], torch.cat(heard))
@@ -134,7 +136,7 @@ def engine_chains(
     runner.state.draft_tokens[ROW, :2] = torch.tensor(
         target.reference.greedy(first.tokens, 2)
     )  # two drafts that hold
-    runner.run_round([ROW], len(PROMPT))
+    runner.run_step([ROW], max_num_computed=len(PROMPT))
     result = runner.read(1)
     committed = result.sampled_tokens[0][: result.num_accepted[0] + 1]
     assert len(committed) > 2, result

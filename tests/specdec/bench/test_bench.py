@@ -24,9 +24,9 @@ from specdec.bench.exactness import EXCHANGES, combinations, compared, exchanged
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.bench.prefill import prefill_row
 from specdec.bench.report import table
-from specdec.bench.requests import LONG_PROMPT, _steps_around, draw_jobs
+from specdec.bench.requests import draw_jobs
 from specdec.bench.rounds import steady, time_phases
-from specdec.bench.serving import first_difference, greedy
+from specdec.bench.serving import first_difference
 from specdec.bench.timing import Spread, wrapped
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
@@ -255,30 +255,15 @@ def test_lengths_of_requests_are_those_that_are_stated(pair):
     assert 100 < answers[128] < 160
 
 
-def test_steps_around_a_long_prompt_are_timed_by_their_kind(pair):
-    spec = EngineSpec(num_speculative_tokens=2, max_num_seqs=3, max_tokens=364, max_model_len=364)
-    long = greedy([joined(pair.prompts, 300)], 2)
-    steps = _steps_around(pair.engine(spec), pair.prompts[:2], long)
+def test_waiting_measures_gaps_with_and_without_long_prompts(bench, monkeypatch):
+    monkeypatch.setattr("specdec.bench.requests.LONG_PROMPTS", ((300, 2), (10**6, 1)))
+    monkeypatch.setattr("specdec.bench.requests.INTERVAL", 0.05)
+    rows = list(suites.waiting(bench))
 
-    assert [kind for kind, _ in steps].count("run_chunk") == 1
-    assert {kind for kind, _ in steps} == {"run_chunk", "run_round"}
-    assert all(ms > 0 for _, ms in steps)
-
-
-def test_a_wait_of_two_chunks_is_not_within_one(bench, monkeypatch):
-    times = [("round", 2.0), ("chunk", 30.0), ("chunk", 20.0), ("round", 3.0)]
-    steps = [(f"run_{kind}", ms) for kind, ms in times]
-    monkeypatch.setattr("specdec.bench.requests.LONG_PROMPT", 100)
-    monkeypatch.setattr("specdec.bench.requests._steps_around", lambda *_: steps)
-    [row] = suites.waiting(bench)
-
-    assert (row["chunks"], row["longest_wait_ms"]) == (2, 53.0)
-    assert row["is_within_a_chunk_and_a_round"] is False
-
-
-def test_no_long_prompt_where_the_target_has_no_room_for_it(bench):
-    assert bench.pair.target.config.max_position_embeddings < LONG_PROMPT
-    assert list(suites.waiting(bench)) == []
+    assert [row["prompt_tokens"] for row in rows] == [300] * len(bench.options.batches)
+    assert all(0 < row["gap_ms_p50"] < row["longest_gap_ms"] for row in rows)
+    assert all("longer than the target's" in line for line in bench.skipped)
+    assert len(bench.skipped) == len(rows)
 
 
 def test_prefill_compares_the_chunk_with_exchanged_products(pair, monkeypatch):

@@ -176,14 +176,14 @@ def test_a_draft_given_as_the_target_is_called_a_draft(run):
 
 @pytest.mark.parametrize("args", [(), ("--json",), ("--show-drafts",)])
 def test_a_text_that_ends_in_an_error_is_exit_code_2(run, monkeypatch, args):
-    def run_chunk(*_: object) -> None:
+    def run_step(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(Runner, "run_chunk", run_chunk)
+    monkeypatch.setattr(Runner, "run_step", run_step)
     code, out, err = run("generate", "demo", PROMPT, "--draft", "demo", *args)
 
     assert code == 2
-    assert "specdec: error: out of memory in a prefill chunk" in err
+    assert "specdec: error: out of memory in a step of 1 requests" in err
     assert "lower --gpu-memory-utilization or --max-num-seqs (full)\n" in err
     assert json.loads(out)["finish_reason"] == "error" if "--json" in args else not out.strip()
 

@@ -128,11 +128,13 @@ def test_the_thread_of_an_async_engine_has_the_same_number(monkeypatch):
 
     with AsyncLLM("demo", device="cpu", max_num_seqs=1, max_model_len=64) as engine:
         counts = []
-        real = engine.llm.engine.runner.run_round
+        real = engine.llm.engine.runner.run_step
         monkeypatch.setattr(
             engine.llm.engine.runner,
-            "run_round",
-            lambda *given: counts.append(torch.get_num_threads()) or real(*given),
+            "run_step",
+            lambda *args, **options: (
+                counts.append(torch.get_num_threads()) or real(*args, **options)
+            ),
         )
         fastest(steps_of(engine.llm.engine.runner), [1])
         torch.set_num_threads(3)

@@ -1,4 +1,4 @@
-"""What each step computes: admission, chunks and rounds in turn, growth, preemption, prefixes."""
+"""What each step computes: admission, prompts beside rounds, growth, preemption, prefixes."""
 
 import pytest
 
@@ -9,13 +9,20 @@ from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.work import Chunk, Round
+from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import EngineSizes
 
 K = 3
 
 
-def scheduler(num_blocks=8, max_num_seqs=2, budget=10, max_model_len=256, use_prefix_cache=False):
+def scheduler(
+    num_blocks=8,
+    max_num_seqs=2,
+    budget=10,
+    max_model_len=256,
+    use_prefix_cache=False,
+    prompt_budget=None,
+):
     sizes = EngineSizes(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -23,7 +30,7 @@ def scheduler(num_blocks=8, max_num_seqs=2, budget=10, max_model_len=256, use_pr
         num_kv_blocks=num_blocks,
         num_speculative_tokens=K,
     )
-    return Scheduler(BlockPool(num_blocks), sizes, use_prefix_cache)
+    return Scheduler(BlockPool(num_blocks), sizes, use_prefix_cache, prompt_budget)
 
 
 def request(number, num_prompt_tokens, max_tokens=10, priority=0, k=K, first=0, **params):
@@ -56,25 +63,29 @@ def added(made, *requests):
 
 
 def finish_step(made, work, num_tokens=1, token=7):
-    """Take a step's results: `num_tokens` for each request that gets any."""
-    for b, each in enumerate(work.requests):
-        brings = work.parts[b].samples if isinstance(work, Chunk) else num_tokens
+    """Take a step's results: `num_tokens` for each request that verifies."""
+    counts = [num_tokens] * len(work.verifying) + [int(part.samples) for part in work.parts]
+    for each, count in zip(work.requests, counts, strict=True):
         if each.finish is None:
-            each.append([token] * brings, 0.0)
+            each.append([token] * count, 0.0)
     made.finish_step(work)
     return work
 
 
 def step(made, num_tokens=1):
-    """A step as ("chunk", [(id, start, length)...]), ("round", ids, query_len) or None."""
+    """A step as ids that verify, rows of each, and parts [(id, start, length)...]; or None."""
     work = made.schedule().work
     if work is None:
         return None
     finish_step(made, work, num_tokens)
-    if isinstance(work, Chunk):
-        pairs = zip(work.requests, work.parts, strict=True)
-        return "chunk", [(each.request_id, part.start, part.length) for each, part in pairs]
-    return "round", [each.request_id for each in work.requests], work.query_len
+    pairs = zip(work.prompts, work.parts, strict=True)
+    parts = [(each.request_id, part.start, part.length) for each, part in pairs]
+    return names(work.verifying), work.query_len, parts
+
+
+def prompts(*parts):
+    """A step in which nothing verifies."""
+    return [], 1, list(parts)
 
 
 def names(requests):
@@ -184,24 +195,37 @@ def test_the_last_sample_is_preempted_before_another_request():
     assert (first.stats.num_preemptions, made.pool.num_free) == (0, 8)
 
 
-def test_prompts_are_packed_into_chunks_in_order_and_rounds_come_between():
+def test_prompts_ride_in_every_step_in_order():
     made = scheduler(max_num_seqs=4)
     added(made, request(1, 4), request(2, 23), request(3, 3))
-    assert [step(made) for _ in range(6)] == [
-        ("chunk", [("1", 0, 4), ("2", 0, 6)]),
-        ("round", ["1"], K + 1),
-        ("chunk", [("2", 6, 10)]),
-        ("round", ["1"], K + 1),
-        ("chunk", [("2", 16, 7), ("3", 0, 3)]),
-        ("round", ["1", "2", "3"], K + 1),
+    assert [step(made) for _ in range(4)] == [
+        ([], 1, [("1", 0, 4), ("2", 0, 6)]),
+        (["1"], K + 1, [("2", 6, 10)]),
+        (["1"], K + 1, [("2", 16, 7), ("3", 0, 3)]),
+        (["1", "2", "3"], K + 1, []),
     ]
+
+
+def test_as_many_rows_of_prompts_ride_as_the_costs_allow():
+    costs = StepCosts(rounds=((64, 4.0),), mixed=((64, 4.0), (128, 5.0), (256, 6.0), (512, 9.0)))
+    made = scheduler(
+        num_blocks=99,
+        max_num_seqs=4,
+        budget=400,
+        max_model_len=999,
+        prompt_budget=PromptBudget(costs=costs, slowdown=1.5),
+    )
+    added(made, request(1, 4, max_tokens=99), request(2, 900))
+    assert step(made) == prompts(("1", 0, 4), ("2", 0, 396))  # nothing runs: all that is allowed
+    assert step(made) == (["1"], K + 1, [("2", 396, 252)])  # 256 rows take 1.5 times as long as 4
+    assert step(made) == (["1"], K + 1, [("2", 648, 252)])
 
 
 def test_one_token_at_a_time_ends_every_prompt():
     made = scheduler(budget=1)
     added(made, request(1, 2, max_tokens=1), request(2, 1, max_tokens=1))
     parts = [("1", 0, 1), ("1", 1, 1), ("2", 0, 1)]
-    assert [step(made) for _ in parts] == [("chunk", [part]) for part in parts]
+    assert [step(made) for _ in parts] == [prompts(part) for part in parts]
     assert not made.has_unfinished
 
 
@@ -209,11 +233,11 @@ def test_a_round_without_drafts_has_one_row_each():
     made = scheduler()
     added(made, request(1, 4, k=0), request(2, 4, k=0))
     step(made)
-    assert step(made) == ("round", ["1", "2"], 1)
+    assert step(made) == (["1", "2"], 1, [])
     mixed = scheduler()
     added(mixed, request(1, 4, k=0), request(2, 4, k=2))
     step(mixed)
-    assert step(mixed) == ("round", ["1", "2"], K + 1)
+    assert step(mixed) == (["1", "2"], K + 1, [])
 
 
 def test_an_ended_request_gives_its_row_and_blocks_to_the_next():
@@ -230,7 +254,7 @@ def test_what_an_ended_request_holds_waits_for_the_last_step_in_flight():
     made = scheduler(budget=64)
     a, _ = added(made, request(1, 5, max_tokens=50), request(2, 5, max_tokens=50))
     first, second = made.schedule().work, made.schedule().work
-    assert isinstance(second, Round)
+    assert (len(second.verifying), second.parts) == (2, [])
     a.end("abort")
     made.drop(a)
     finish_step(made, first)
@@ -288,7 +312,7 @@ def test_the_only_running_request_is_preempted_for_a_prompt_of_higher_priority()
     [b] = added(made, request(2, 190))
     while not a.stats.num_preemptions:
         seen = step(made, num_tokens=K + 1)
-    assert seen is None  # no round without requests
+    assert seen[0] == []  # its own place went to the prompt
     assert (names(made.waiting), names(made.prefilling), made.num_in_flight) == (["1"], ["2"], 0)
     while made.has_unfinished:
         step(made)
@@ -305,7 +329,7 @@ def test_a_preempted_request_computes_its_tokens_again():
         seen = step(made)
         assert seen
     # the last token is the first row of the next round
-    assert seen == ("chunk", [("2", 0, num_tokens - 1)])
+    assert seen == prompts(("2", 0, num_tokens - 1))
     assert b.num_tokens == num_tokens > 60
 
 
@@ -333,7 +357,7 @@ def test_the_beginning_of_a_prompt_is_found_and_one_token_is_always_computed():
         request(3, 193, max_tokens=1),
         request(4, 192, max_tokens=1),
     )
-    assert step(made) == ("chunk", [("2", 192, 8), ("3", 192, 1), ("4", 128, 64)])
+    assert step(made) == prompts(("2", 192, 8), ("3", 192, 1), ("4", 128, 64))
 
 
 def test_a_block_is_found_only_with_the_token_after_it():
@@ -343,19 +367,19 @@ def test_a_block_is_found_only_with_the_token_after_it():
     other = request(2, 130, max_tokens=1)
     other.prompt_token_ids[128] = 999  # the draft's entry at 127 would embed another token
     added(made, other)
-    assert step(made) == ("chunk", [("2", 64, 66)])
+    assert step(made) == prompts(("2", 64, 66))
 
 
 def test_a_block_is_found_only_after_the_blocks_before_it():
     made = scheduler(num_blocks=12, max_num_seqs=3, budget=400, use_prefix_cache=True)
     first, other, shared = (list(range(start, start + 64)) for start in (0, 100, 200))
-    prompts = [[*first, *shared, 5, 6], [*other, shared[0], *first, 5], [*other, *shared, 5, 6]]
-    for number, prompt in enumerate(prompts):
+    texts = [[*first, *shared, 5, 6], [*other, shared[0], *first, 5], [*other, *shared, 5, 6]]
+    for number, prompt in enumerate(texts):
         asked = request(number, 0, max_tokens=1)
         asked.prompt_token_ids = prompt
         added(made, asked)
         seen = step(made)
-    assert seen == ("chunk", [("2", 64, 66)])
+    assert seen == prompts(("2", 64, 66))
 
 
 def test_generated_tokens_are_found_too():
@@ -366,7 +390,7 @@ def test_generated_tokens_are_found_too():
     follow_up = request(2, 0, max_tokens=1)
     follow_up.prompt_token_ids = a.tokens(0, a.num_tokens)
     added(made, follow_up)
-    assert step(made) == ("chunk", [("2", 128, 12)])
+    assert step(made) == prompts(("2", 128, 12))
     assert follow_up.stats.num_cached_tokens == 128
 
 
@@ -379,7 +403,7 @@ def test_the_last_block_of_a_text_is_found_with_one_token_after_it(num_tokens, n
     follow_up = request(2, 0, max_tokens=1)
     follow_up.prompt_token_ids = [*a.tokens(0, a.num_tokens), 5]
     added(made, follow_up)
-    assert step(made) == ("chunk", [("2", num_found, num_tokens + 1 - num_found)])
+    assert step(made) == prompts(("2", num_found, num_tokens + 1 - num_found))
 
 
 def test_what_a_failed_request_computes_is_not_found_while_its_last_step_is_in_flight():
@@ -399,7 +423,7 @@ def test_a_preempted_request_whose_prompt_has_its_logprobs_finds_its_blocks_agai
     [a] = added(made, request(1, 130, prompt_logprobs=1))
     step(made)
     made._preempt(a)
-    assert step(made) == ("chunk", [("1", 128, 2)])  # all but the token that it had sampled
+    assert step(made) == prompts(("1", 128, 2))  # all but the token that it had sampled
     assert a.stats.num_cached_tokens == 128
 
 
@@ -411,7 +435,7 @@ def test_rounds_without_drafts_publish_no_blocks():
     follow_up = request(2, 0, max_tokens=1)
     follow_up.prompt_token_ids = a.tokens(0, a.num_tokens)
     added(made, follow_up)
-    assert step(made) == ("chunk", [("2", 0, 140)])
+    assert step(made) == prompts(("2", 0, 140))
 
 
 @pytest.mark.parametrize("is_off", ["by the switch", "prompt_logprobs", "an error"])
@@ -430,6 +454,5 @@ def test_nothing_is_found_with(is_off):
             2, 200, max_tokens=1, **({"prompt_logprobs": 1} if is_off == "prompt_logprobs" else {})
         ),
     )
-    assert step(made) in [("chunk", [("2", 0, 200)]), ("round", ["1"], K + 1)]
-    if is_off != "an error":
-        assert step(made) == ("chunk", [("2", 0, 200)])
+    verifies = [] if is_off == "an error" else ["1"]
+    assert step(made) == (verifies, K + 1 if verifies else 1, [("2", 0, 200)])

@@ -18,7 +18,7 @@ from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.scheduler import Scheduler
-from specdec.scheduling.work import Chunk
+from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 K = 3
@@ -80,19 +80,19 @@ class Device:
         """Its position, and its text if it depends on a token in which the texts differ."""
         return position, text if position + num_after >= 100 else 0
 
-    def chunk(self, chunk):
-        for request, part in zip(chunk.requests, chunk.parts, strict=True):
+    def prompts(self, work):
+        for request, part in zip(work.prompts, work.parts, strict=True):
             assert self.lengths[request.number] == part.start
             self.check(request)
             for position in range(part.start, part.start + part.length):
                 self.write(self.target, request, position, True, 0)
                 self.write(self.draft, request, position, True, 1)
             self.lengths[request.number] = part.start + part.length
-        return [int(part.samples) for part in chunk.parts]
+        return [int(part.samples) for part in work.parts]
 
-    def round(self, work, accepted):
+    def verified(self, work, accepted):
         found = []
-        for request, wanted in zip(work.requests, accepted, strict=True):
+        for request, wanted in zip(work.verifying, accepted, strict=False):
             self.check(request)
             base = self.lengths[request.number]
             own = request.num_speculative_tokens
@@ -100,9 +100,9 @@ class Device:
             held = min(wanted, last)
             for i in range(last + 1):
                 self.write(self.target, request, base + i, i <= held, 0)
-                if work.query_len > 1:
+                if work.query_len > 1 or work.parts:
                     self.write(self.draft, request, base + i, i <= held, 1)
-            for i in range(1, K if work.query_len > 1 else 1):
+            for i in range(1, K if work.query_len > 1 or work.parts else 1):
                 self.write(self.draft, request, base + held + i, False, 1)
             self.lengths[request.number] = base + held + 1
             found.append(held + 1)
@@ -112,7 +112,7 @@ class Device:
 class World:
     """A scheduler, the device under it, and the steps between them."""
 
-    def __init__(self, num_blocks, num_rows, budget):
+    def __init__(self, num_blocks, num_rows, budget, costs=None):
         sizes = EngineSizes(
             max_num_seqs=num_rows,
             max_num_batched_tokens=budget,
@@ -120,12 +120,12 @@ class World:
             num_kv_blocks=num_blocks,
             num_speculative_tokens=K,
         )
-        self.scheduler = Scheduler(BlockPool(num_blocks), sizes, True)
+        prompt_budget = None if costs is None else PromptBudget(costs=costs, slowdown=1.5)
+        self.scheduler = Scheduler(BlockPool(num_blocks), sizes, True, prompt_budget)
         self.device = Device()
         self.requests = []
         self.texts = {}
         self.in_flight = deque()
-        self.must_be_round = False
 
     def add(self, text, num_prompt_tokens, max_tokens, k, priority, n):
         name = str(len(self.requests))
@@ -152,6 +152,7 @@ class World:
 
     def launch(self, accepted):
         """Schedule and run; False where nothing could be launched."""
+        running = [each for each in self.scheduler.running if not each.is_ending]
         plan = self.scheduler.schedule()
         for request in plan.admitted:
             self.device.start(request, self.texts[request.number])
@@ -160,19 +161,17 @@ class World:
             table = self.device.tables[by_row[row].number]
             assert place == len(table)
             table.append(block)
-        if plan.work is None:
-            self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
+        work = plan.work
+        if work is None:
             return False
-        assert plan.work.requests, "a step without requests"
-        if isinstance(plan.work, Chunk):
-            assert not self.must_be_round, "a request that runs waits for a second chunk"
-            counts = self.device.chunk(plan.work)
-        else:
-            counts = self.device.round(plan.work, accepted[: len(plan.work.requests)])
-        self.must_be_round = isinstance(plan.work, Chunk) and any(
-            not each.is_ending for each in self.scheduler.running
-        )
-        self.in_flight.append((plan.work, counts))
+        assert work.requests, "a step without requests"
+        kept = {each for each in running if each.state_row >= 0}
+        assert kept == set(work.verifying), "a request that runs waits"
+        assert work.parts or not self.scheduler.prefilling, "no prompt advances"
+        ends = [part.ends_prompt for part in work.parts]
+        assert all(ends[:-1]), "a prompt goes on before the last slot"
+        counts = self.device.verified(work, accepted) + self.device.prompts(work)
+        self.in_flight.append((work, counts))
         self.check()
         return True
 
@@ -184,7 +183,6 @@ class World:
                 first = request.num_tokens
                 request.append([token(text, first + i) for i in range(count)], 0.0)
         self.scheduler.finish_step(work)
-        self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
         self.check()
 
     def abort(self, index):
@@ -192,7 +190,6 @@ class World:
         if request.finish is None:
             request.end("abort")
             self.scheduler.drop(request)
-            self.must_be_round &= any(not each.is_ending for each in self.scheduler.running)
 
     def check(self):
         """No two requests share a state row; every block that none of them has is free."""
@@ -228,6 +225,7 @@ REQUEST = st.tuples(
     st.integers(0, 1),
     st.sampled_from([1, 1, 1, 4]),
 )
+COSTS = StepCosts(rounds=((4, 1.0), (16, 1.2)), mixed=((64, 1.3), (80, 1.6)))
 ACCEPTED = st.lists(st.integers(0, K), min_size=4, max_size=4)
 EVENT = st.one_of(
     st.tuples(st.just("add"), REQUEST),
@@ -243,11 +241,12 @@ EVENT = st.one_of(
     num_rows=st.integers(1, 4),
     budget=st.sampled_from([1, 5, 40, 400]),
     num_ahead=st.integers(0, MAX_AHEAD),
+    costs=st.sampled_from([None, COSTS]),
 )
 def test_no_step_reads_an_entry_that_is_not_its_own(
-    events, num_blocks, num_rows, budget, num_ahead
+    events, num_blocks, num_rows, budget, num_ahead, costs
 ):
-    world = World(num_blocks, num_rows, budget)
+    world = World(num_blocks, num_rows, budget, costs)
     for kind, value in events:
         if kind == "add":
             world.add(*value)

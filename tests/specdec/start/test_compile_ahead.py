@@ -11,9 +11,10 @@ import pytest
 
 import specdec
 from specdec.kernels.tile_shapes import row_class
+from specdec.requests.sampling_flags import GREEDY
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
-from specdec.start.compile_ahead import LOGPROB_ROWS, forwards, request_counts
+from specdec.start.compile_ahead import LOGPROB_ROWS, forwards, mixed_steps, request_counts
 from specdec.stepping.logprobs import ROWS_AT_ONCE
 
 
@@ -48,8 +49,7 @@ def chunks():
         found: list[list[PromptPart]] = []
         runner = SimpleNamespace(
             sizes=sizes,
-            chunk_step=lambda parts, flags: found.append(parts),
-            round_step=lambda *_: None,
+            step_of=lambda rows, parts, *_: found.append(parts) if parts else None,
         )
         list(forwards(runner))
         return found
@@ -65,7 +65,7 @@ def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, m
     found = chunks(max_model_len, budget, max_num_seqs, K)
     assert max(part.length for parts in found for part in parts) < max_model_len
     assert max(map(len, found)) <= max_num_seqs
-    most = min(max(budget, max_num_seqs * (K + 1)), max_num_seqs * (max_model_len - 1))
+    most = min(budget + max_num_seqs * (K + 1), max_num_seqs * (max_model_len - 1))
     every = {kind(rows) for rows in range(1, most + 1)}
     assert {kind(sum(part.length for part in parts)) for parts in found} == every
 
@@ -91,3 +91,23 @@ def test_the_names_of_kernels_are_those_of_all_files():
     names = set(done.stdout.split())
     assert "_paged_attention_kernel" in names
     assert names == set(jitted(root)) - set(jitted(root / "bench"))
+
+
+@pytest.mark.parametrize("max_num_seqs, K", [(64, 3), (40, 15), (9, 1), (1, 3)])
+def test_each_kind_of_decided_rows_is_compiled_ahead(max_num_seqs, K):
+    sizes = EngineSizes(
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+        max_num_seqs=max_num_seqs,
+        num_kv_blocks=1,
+        num_speculative_tokens=K,
+    )
+    runner = SimpleNamespace(
+        sizes=sizes, step_of=lambda rows, parts, *_: len(rows) * (K + 1) + len(parts)
+    )
+    found = {kind(rows) for rows in mixed_steps(runner, GREEDY)}
+    found |= {kind(count) for count in request_counts(runner, 1)}
+    found |= {kind(count * (K + 1)) for count in request_counts(runner, K + 1)}
+    # of requests that verify and prompts that end, together at most max_num_seqs
+    pairs = ((v, e) for v in range(max_num_seqs) for e in range(1, max_num_seqs - v + 1))
+    assert found >= {kind(v * (K + 1) + e) for v, e in pairs}

@@ -1,0 +1,74 @@
+"""What a step costs by its rows, and how many rows of prompts may ride in it.
+
+On a GPU the figures are measured at the start (start/measure_costs.py); a test may give its own.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
+Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Milliseconds of steps, by all their rows with padding.
+
+    rounds, mixed: steps without prompts and with them, behind short contexts
+    ms_per_key: for each key that a request which verifies has in its cache
+    ms_per_pair: for each row of a prompt and each key before it
+    """
+
+    rounds: Measured
+    mixed: Measured
+    ms_per_key: float = 0.0
+    ms_per_pair: float = 0.0
+
+    def round_ms(self, num_rows: int, num_keys: int) -> float:
+        """A step without prompts."""
+        return _at(self.rounds, num_rows) + self.ms_per_key * num_keys
+
+    def mixed_ms(self, num_rows: int, num_keys: int, num_pairs: int) -> float:
+        """A step with prompts; num_rows: of all."""
+        keys = self.ms_per_key * num_keys + self.ms_per_pair * num_pairs
+        return _at(self.mixed, num_rows) + keys
+
+    def sizes_above(self, num_rows: int) -> Iterator[int]:
+        """Row counts that fill a measured step; beyond the largest, by steps of half of it."""
+        largest = self.mixed[-1][0]
+        beyond = range(largest, num_rows + 8 * largest, max(largest // 2, 1))[1:]
+        sizes = itertools.chain((rows for rows, _ in self.mixed), beyond)
+        yield from (rows for rows in sizes if rows > num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBudget:
+    """slowdown: how many times as long as without prompts a step may take."""
+
+    costs: StepCosts
+    slowdown: float
+
+    def rows(self, num_verify_rows: int, num_keys: int, start: int) -> int:
+        """The most rows of prompts that may ride with rows that verify.
+
+        num_keys: in the caches of the requests that verify. start: of the first prompt's next part.
+        """
+        limit = self.slowdown * self.costs.round_ms(num_verify_rows, num_keys)
+        best = 0
+        for size in self.costs.sizes_above(num_verify_rows):
+            rows = size - num_verify_rows
+            pairs = rows * start + rows * rows // 2
+            if self.costs.mixed_ms(size, num_keys, pairs) > limit:
+                break
+            best = rows
+        return max(best, LEAST_PROMPT_ROWS)
+
+
+def _at(measured: Measured, num_rows: int) -> float:
+    """The first measured count that holds these rows; beyond the largest, time per row."""
+    for rows, ms in measured:
+        if num_rows <= rows:
+            return ms
+    rows, ms = measured[-1]
+    return ms * num_rows / rows

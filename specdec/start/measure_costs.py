@@ -1,0 +1,131 @@
+"""What steps cost on this GPU, by a few runs of each at the start."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from specdec.kernels.compilations import compiling_is_expected
+from specdec.requests.row_start import RowStart
+from specdec.requests.sampling_flags import GREEDY
+from specdec.runner import Runner
+from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, Measured, StepCosts
+from specdec.sizes import BLOCK_SIZE
+from specdec.start.compile_ahead import padding_parts, prompts
+from specdec.stepping.step_sizes import Step
+
+logger = logging.getLogger("specdec")
+
+NUM_ROUNDS = 6  # sizes of steps without prompts
+NUM_MIXED = 8  # sizes of steps with prompts
+LONG_CONTEXT = 4096
+# What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
+# as it takes to launch op by op. Larger steps hide their launches.
+LARGEST_CAPTURED = (512, 1024, 2048)
+HIDDEN = 2.0
+
+
+def largest_captured(runner: Runner) -> int:
+    """Rows up to which launching a step op by op would cost time. The runner has no graphs."""
+    for rows in LARGEST_CAPTURED:
+        compute_ms, launch_ms = _timed(runner, _prompt(runner, rows))
+        if compute_ms >= HIDDEN * launch_ms:
+            break
+    logger.info(
+        "steps with prompts run in graphs up to %d rows: %.1f ms to compute, %.1f to launch by op",
+        rows,
+        compute_ms,
+        launch_ms,
+    )
+    return rows
+
+
+def measure_costs(runner: Runner) -> StepCosts:
+    """The costs of an engine's steps. Nothing is being served yet: the state rows are written."""
+    began = time.perf_counter()
+    Q = runner.sizes.query_len
+    counts = _spread(runner.graphs.target.decode.sizes.requests, NUM_ROUNDS)
+    tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
+    with compiling_is_expected():
+        costs = StepCosts(
+            rounds=tuple((n * Q, _ms(runner, _round(runner, [-1] * n))) for n in counts),
+            mixed=_mixed(runner, _spread(tokens, NUM_MIXED) or [LEAST_PROMPT_ROWS]),
+        )
+        costs = replace(costs, ms_per_key=_ms_per_key(runner), ms_per_pair=_ms_per_pair(runner))
+    seconds = time.perf_counter() - began
+    line = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in costs.mixed)
+    logger.info("steps with prompts, ms by rows: %s (measured in %.2f s)", line, seconds)
+    return costs
+
+
+def _mixed(runner: Runner, counts: Sequence[int]) -> Measured:
+    return tuple((n, _ms(runner, _prompt(runner, n))) for n in counts)
+
+
+def _round(runner: Runner, state_rows: Sequence[int]) -> Step:
+    sizes = runner.sizes
+    return runner.step_of(state_rows, (), sizes.max_model_len, GREEDY, sizes.query_len)
+
+
+def _prompt(runner: Runner, rows: int) -> Step:
+    """Of padding; several prompts where one would be too long."""
+    longest = runner.sizes.max_model_len - 1
+    return prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
+
+
+def _ms_per_key(runner: Runner) -> float:
+    """By requests behind long contexts, against the same ones at the beginning."""
+    sizes = runner.sizes
+    most = min(LONG_CONTEXT, sizes.max_model_len - 2 * sizes.query_len) // BLOCK_SIZE
+    count = min(8, sizes.max_num_seqs, sizes.num_kv_blocks // max(most, 1))
+    if count == 0 or most == 0:
+        return 0.0
+    rows = range(count)
+    for row in rows:
+        blocks = [row * most + i for i in range(most)]
+        runner.start(row, RowStart(blocks=blocks, num_draft_tokens=sizes.num_speculative_tokens))
+    computed = runner.state.num_computed_tokens
+    times = []
+    for length in (0, most * BLOCK_SIZE - 1 - 2 * sizes.query_len):
+        computed[:count] = max(length, 0)
+        times.append(_ms(runner, _round(runner, rows)))
+    return max(times[1] - times[0], 0.0) / (count * most * BLOCK_SIZE)
+
+
+def _ms_per_pair(runner: Runner) -> float:
+    """By a part of a prompt behind others, against the same one at the beginning."""
+    sizes = runner.sizes
+    rows = min(4 * LEAST_PROMPT_ROWS, sizes.max_model_len // 2)
+    start = min(LONG_CONTEXT, sizes.max_model_len - rows)
+    [part] = padding_parts(runner, [rows])
+    moved = replace(part, prompt=[0] * (start + rows), start=start)
+    steps = [runner.step_of((), [each], 0, GREEDY, None) for each in (part, moved)]
+    first, later = (_ms(runner, step) for step in steps)
+    return max(later - first, 0.0) / (rows * start)
+
+
+def _ms(runner: Runner, step: Step) -> float:
+    return _timed(runner, step)[0]
+
+
+def _timed(runner: Runner, step: Step) -> tuple[float, float]:
+    """Milliseconds on the device, and until all is launched, of a step right behind another."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    with torch.inference_mode():
+        runner.acts.run(step)
+        marks[0].record()
+        began = time.perf_counter()
+        runner.acts.run(step)
+        launch_ms = 1e3 * (time.perf_counter() - began)
+        marks[1].record()
+    marks[1].synchronize()
+    return marks[0].elapsed_time(marks[1]), launch_ms
+
+
+def _spread(sizes: Sequence[int], count: int) -> list[int]:
+    """At most `count` of them: the first, the last, and others between."""
+    if len(sizes) <= count:
+        return list(sizes)
+    return [sizes[i * (len(sizes) - 1) // (count - 1)] for i in range(count)]

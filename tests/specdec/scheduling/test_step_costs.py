@@ -1,0 +1,49 @@
+"""How many rows of prompts ride, against a search over all numbers of them."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, PromptBudget, StepCosts
+
+COSTS = StepCosts(
+    rounds=((8, 4.0), (64, 4.4), (256, 8.0)),
+    mixed=((64, 5.0), (128, 5.5), (256, 8.2), (512, 13.0), (1024, 25.0)),
+    ms_per_key=1e-5,
+    ms_per_pair=2e-6,
+)
+
+
+def test_a_step_costs_what_the_next_measured_one_does_and_beyond_them_by_the_row():
+    assert COSTS.round_ms(9, 0) == 4.4
+    assert COSTS.mixed_ms(128, 0, 0) == 5.5
+    assert COSTS.mixed_ms(129, 10**5, 10**6) == 8.2 + 1.0 + 2.0
+    assert COSTS.mixed_ms(2048, 0, 0) == 50.0
+
+
+@given(
+    num_verify_rows=st.integers(1, 1200),
+    num_keys=st.integers(0, 10**5),
+    start=st.integers(0, 20000),
+    slowdown=st.floats(1.0, 4.0),
+)
+def test_no_more_and_no_fewer_rows_ride_than_the_slowdown_allows(
+    num_verify_rows, num_keys, start, slowdown
+):
+    budget = PromptBudget(costs=COSTS, slowdown=slowdown)
+    limit = slowdown * COSTS.round_ms(num_verify_rows, num_keys)
+
+    def fits(rows: int) -> bool:
+        pairs = rows * start + rows * rows // 2
+        return COSTS.mixed_ms(num_verify_rows + rows, num_keys, pairs) <= limit
+
+    rows = budget.rows(num_verify_rows, num_keys, start)
+    assert rows >= LEAST_PROMPT_ROWS
+    assert fits(rows) or not fits(LEAST_PROMPT_ROWS)
+    # all that a larger step holds
+    sizes = [size - num_verify_rows for size in COSTS.sizes_above(num_verify_rows + rows)]
+    assert not any(map(fits, sizes))
+
+
+def test_a_long_wait_lets_more_ride():
+    rows = [PromptBudget(costs=COSTS, slowdown=each).rows(128, 0, 0) for each in (1.0, 1.9, 3.4)]
+    assert rows == [LEAST_PROMPT_ROWS, 384, 896]

@@ -12,6 +12,7 @@ from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
+from specdec.kernels.tiles import empty_rows
 
 
 @opaque(lambda x, residual, *_: (torch.empty_like(residual), torch.empty_like(residual)), "tap_TD")
@@ -33,8 +34,8 @@ def launch_add_rms_norm(
     assert residual_TD.stride(1) == 1, residual_TD.stride()
     assert x.parts_STN.is_contiguous(), x.parts_STN.stride()
     S, T, D = x.parts_STN.shape
-    out_TD = residual_TD.new_empty(T, D)
-    stream_TD = torch.empty_like(out_TD)
+    out_TD = empty_rows(residual_TD, T, D)
+    stream_TD = empty_rows(residual_TD, T, D)
     _add_rms_norm_kernel[(T,)](
         out_TD,
         stream_TD,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
-from specdec.kernels.linear import describe, linear_ref, split_sum
+from specdec.kernels.linear import describe, describe_rows, linear_ref, split_sum
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.kernels.tile_order import num_tiles, place_of
 from specdec.kernels.tiles import tiles_for
@@ -77,7 +77,7 @@ def launch_tile_maxima(
     _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
         best,
         ids,
-        describe(x_TD, tiles.block_m, tiles.block_k),
+        describe_rows(x_TD, tiles.block_m, tiles.block_k),
         describe(weight_VD, tiles.block_n, tiles.block_k),
         *((ids,) * 4 if mask is None else mask),
         0 if mask is None else len(mask.min_positions) - 1,

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.invariant import blocked_exp
-from specdec.kernels.linear import describe, linear_ref
+from specdec.kernels.linear import describe, describe_rows, linear_ref
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent import launch_persistent
 from specdec.kernels.tile_order import num_tiles, place_of
 from specdec.kernels.tile_shapes import row_pieces
-from specdec.kernels.tiles import tiles_for
+from specdec.kernels.tiles import empty_rows, tiles_for
 
 
 @opaque(lambda x, weight, bias: x.new_empty(x.shape[0], weight.shape[0] // 2))
@@ -27,15 +27,15 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     T, K = x_TD.shape
     N = len(weight_XD) // 2
     tiles = tiles_for("gate", x_TD, weight_XD)
-    out_TN = x_TD.new_empty(T, N)
+    out_TN = empty_rows(x_TD, T, N)
     if tiles.cuts > 0:
         launch_persistent(out_TN[None], x_TD, weight_XD, bias_X, tiles, is_gated=True)
         return out_TN
     block_m, tail = row_pieces(tiles.block_m)
     _gate_up_kernel[(num_tiles(N, T, tiles),)](
         out_TN,
-        describe(x_TD, block_m, tiles.block_k),
-        describe(x_TD, tail or block_m, tiles.block_k),
+        describe_rows(x_TD, block_m, tiles.block_k),
+        describe_rows(x_TD, tail or block_m, tiles.block_k),
         describe(weight_XD[:N], tiles.block_n, tiles.block_k),
         describe(weight_XD[N:], tiles.block_n, tiles.block_k),
         weight_XD if bias_X is None else bias_X,

@@ -21,7 +21,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent import launch_persistent
 from specdec.kernels.tile_order import num_tiles, place_of, split_blocks
 from specdec.kernels.tile_shapes import MANY_ROWS, PARALLEL_ROWS, row_pieces
-from specdec.kernels.tiles import Tiles, tiles_for
+from specdec.kernels.tiles import Tiles, rows_to_read, tiles_for
 
 
 class Sums(NamedTuple):
@@ -103,8 +103,8 @@ def _launch(
     block_m, tail = row_pieces(tiles.block_m)
     _linear_kernel[grid](
         out,
-        describe(x_TK, block_m, tiles.block_k),
-        describe(x_TK, tail or block_m, tiles.block_k),
+        describe_rows(x_TK, block_m, tiles.block_k),
+        describe_rows(x_TK, tail or block_m, tiles.block_k),
         describe(weight_NK, tiles.block_n, tiles.block_k),
         weight_NK if bias_N is None else bias_N,
         T,
@@ -129,6 +129,13 @@ def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
             "the kernels need rows that begin at multiples of 16 bytes"
         )
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
+
+
+def describe_rows(x_TK: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Rows that are multiplied, with those behind them that fill a tile."""
+    desc = describe(x_TK, rows, columns)
+    desc.shape[0] = rows_to_read(x_TK)
+    return desc
 
 
 @jit

@@ -16,7 +16,7 @@ values, so nothing depends on how a tile lies across threads: a row gets the sam
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 from specdec.kernels.overlap import begin
+from specdec.kernels.repeated import Repeated
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
@@ -73,6 +74,8 @@ class QueryRows:
     max_seq_len: int
     tiles: TilePlan | None = None  # the twin's query tiles
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
+    # the kernels of each layer, once the first has been launched
+    launches: list[Repeated] = field(default_factory=list, compare=False, repr=False)
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -117,6 +120,16 @@ def plan_launch(rows: QueryRows, group: int, G: int) -> Launch:
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    if not rows.launches:
+        rows.launches.extend(_prepare(q_THC, cache, rows))
+    attend, *combine = rows.launches
+    attend(out_THC, q_THC, *cache.unbind())
+    for each in combine:
+        each(out_THC)
+
+
+def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
+    """The kernels of each layer of a pass."""
     T, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
     plan = plan_launch(rows, H // G, G)
@@ -128,39 +141,47 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         acc = torch.empty(size, dtype=torch.float32, device=q_THC.device)
     stats = acc[T * H * NS * C :]
     sharers = min(NS, -(-PROGRAMS // (plan.query_tiles * G)))
-    _paged_attention_kernel[(plan.query_tiles, G, sharers)](
-        out_THC,
-        acc,
-        stats,
-        q_THC,
-        cache[0],
-        cache[1],
-        rows.block_table,
-        rows.idx_mapping,
-        rows.positions,
-        rows.positions if rows.query_start_loc is None else rows.query_start_loc,
-        plan.tiles,
-        rows.max_query_len,
-        rows.block_table.shape[0] - 1,
-        rows.block_table.shape[1],
-        NS,
-        C**-0.5 * 1.4426950408889634,  # times log2(e): the kernel takes powers of 2
-        H=H,
-        G=G,
-        S=S,
-        C=C,
-        GROUP=next_power_of_2(H // G),
-        TOKENS=plan.tokens,
-        IS_SPLIT=plan.is_split,
-        IS_UNIFORM=rows.query_start_loc is None,
-        num_warps=plan.num_warps,
-        num_stages=2,
-        **launch_options(q_THC),
+    options = launch_options(q_THC)
+    attention = Repeated(
+        _paged_attention_kernel,
+        (plan.query_tiles, G, sharers),
+        then=(
+            acc,
+            stats,
+            rows.block_table,
+            rows.idx_mapping,
+            rows.positions,
+            rows.positions if rows.query_start_loc is None else rows.query_start_loc,
+            plan.tiles,
+            rows.max_query_len,
+            rows.block_table.shape[0] - 1,
+            rows.block_table.shape[1],
+            NS,
+            C**-0.5 * 1.4426950408889634,  # times log2(e): the kernel takes powers of 2
+        ),
+        constants={
+            "H": H,
+            "G": G,
+            "S": S,
+            "C": C,
+            "GROUP": next_power_of_2(H // G),
+            "TOKENS": plan.tokens,
+            "IS_SPLIT": plan.is_split,
+            "IS_UNIFORM": rows.query_start_loc is None,
+            "PDL": options["PDL"],
+        },
+        options={"num_warps": plan.num_warps, "num_stages": 2, **options},
     )
-    if plan.is_split:
-        _combine_kernel[(T, H)](
-            out_THC, acc, stats, rows.positions, NS, H=H, C=C, num_warps=1, **launch_options(q_THC)
-        )
+    if not plan.is_split:
+        return [attention]
+    combine = Repeated(
+        _combine_kernel,
+        (T, H, 1),
+        then=(acc, stats, rows.positions, NS),
+        constants={"H": H, "C": C, "PDL": options["PDL"]},
+        options={"num_warps": 1, **options},
+    )
+    return [attention, combine]
 
 
 @jit
@@ -174,11 +195,11 @@ def split_start(split):
 @jit(varying=("idx_ptr", "positions_ptr", "starts_ptr", "tiles", "query_len", "NS"))
 def _paged_attention_kernel(
     out_ptr,  # [T, H, C]
-    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT
-    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT: peak, total
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
+    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT
+    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT: peak, total
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     positions_ptr,  # [T]

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.kernels import GluonDescriptor, barrier, gl, gluon_jit, hopper, tl
 from specdec.kernels.tile_order import place_of, split_blocks
 from specdec.kernels.tile_shapes import row_pieces
-from specdec.kernels.tiles import Tiles
+from specdec.kernels.tiles import Tiles, rows_to_read
 
 BLOCK_N = 128  # rows of W in a tile, half for each group
 BLOCK_K = 64
@@ -56,8 +56,8 @@ def launch_persistent(
         _describe_out(out_STN),
         w_desc,
         up_desc,
-        _describe(x_TK, block_m),
-        _describe(x_TK, tail or block_m // tiles.cuts),
+        _describe_rows(x_TK, block_m),
+        _describe_rows(x_TK, tail or block_m // tiles.cuts),
         weight_NK if bias_N is None else bias_N,
         T,
         N,
@@ -84,6 +84,12 @@ def _num_multiprocessors(device: torch.device) -> int:
 def _describe(matrix: Tensor, rows: int) -> GluonDescriptor:
     shape, strides = list(matrix.shape), list(matrix.stride())
     return GluonDescriptor(matrix, shape, strides, [rows, BLOCK_K], _shared_layout(matrix))
+
+
+def _describe_rows(x_TK: Tensor, rows: int) -> GluonDescriptor:
+    desc = _describe(x_TK, rows)
+    desc.shape[0] = rows_to_read(x_TK)
+    return desc
 
 
 def _describe_out(out_STN: Tensor) -> GluonDescriptor:

@@ -7,6 +7,7 @@ from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.invariant import tree_sum
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin
+from specdec.kernels.tiles import empty_rows
 
 NORM_WARPS = 8  # one number for all norms: it decides the order of their sums
 
@@ -20,7 +21,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 def launch_rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     assert x_TD.stride(1) == 1, x_TD.stride()
     T, D = x_TD.shape
-    out_TD = x_TD.new_empty(T, D)
+    out_TD = empty_rows(x_TD, T, D)
     _rms_norm_kernel[(T,)](
         out_TD,
         x_TD,

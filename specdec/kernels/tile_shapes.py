@@ -54,6 +54,12 @@ def row_class(M: int) -> int:
     return next((size for size in ROW_CLASSES if size >= M), MANY_ROWS)
 
 
+def rows_of_tiles(M: int) -> int:
+    """Rows that whole tiles have for M rows of x, whatever the tiles."""
+    largest = 384  # a multiple of the tiles of many rows, 128 and 192
+    return row_class(M) if M <= PARALLEL_ROWS else -(-M // largest) * largest
+
+
 def row_pieces(block_m: int) -> tuple[int, int]:
     """A tile's rows in powers of two, as the kernels take them: 192 are 128 + 64, 128 are 128."""
     whole = 1 << (block_m.bit_length() - 1)

@@ -15,7 +15,15 @@ from torch import Tensor
 from specdec.kernels import is_hopper
 from specdec.kernels.tables import NONE, Entry, shipped_table, user_table
 from specdec.kernels.tile_rule import rule_shape, rule_splits
-from specdec.kernels.tile_shapes import PARALLEL_ROWS, ROW_CLASSES, Kind, Product, Shape, row_class
+from specdec.kernels.tile_shapes import (
+    PARALLEL_ROWS,
+    ROW_CLASSES,
+    Kind,
+    Product,
+    Shape,
+    row_class,
+    rows_of_tiles,
+)
 
 Source = Literal["user", "shipped", "rule"]
 
@@ -85,6 +93,22 @@ def _is_complete(entry: Entry) -> bool:
 def cut(shape: Shape, rows: int, splits: int) -> Tiles:
     """A shape for a class of rows, with its splits."""
     return Tiles(splits=splits, is_serial=rows > PARALLEL_ROWS, **shape._asdict())
+
+
+def empty_rows(like: Tensor, T: int, *width: int) -> Tensor:
+    """[T, *width], in memory that goes on to the end of the last tile: see `rows_to_read`."""
+    return like.new_empty(rows_of_tiles(T), *width)[:T]
+
+
+def rows_to_read(x_TK: Tensor) -> int:
+    """Rows for a descriptor of x: T, and those behind it in its storage up to the end of a tile.
+
+    The copy engine takes half as long again for a tile of which half lies outside the matrix. What
+    it reads there may be anything: each row of x has columns of its own in the products.
+    """
+    storage = x_TK.untyped_storage().nbytes() // x_TK.element_size()
+    last = storage - x_TK.storage_offset() - x_TK.shape[1]
+    return max(min(last // x_TK.stride(0) + 1, rows_of_tiles(len(x_TK))), len(x_TK))
 
 
 def gpu_name(device: torch.device) -> str:

@@ -7,6 +7,7 @@ the forward context. torch.compile sees two ops, in the order in which the queri
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from graphs.breakable import eager_break_during_capture
@@ -15,6 +16,7 @@ from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.kernels.paged_attention import QueryRows, paged_attention
 from specdec.kernels.rotate_and_store import HeadNorms, rotate_and_store
+from specdec.kernels.tiles import empty_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,12 @@ def store_kv(qkv: Sums, rope: tuple[Tensor, Tensor], norms: HeadNorms | None, la
     to = _metadata()
     cache = to.kv_cache[layer]
     return rotate_and_store(qkv, rope, norms, to.positions, to.slot_mapping, cache)
+
+
+@opaque(torch.empty_like)
+def room_for(q_THC: Tensor) -> Tensor:
+    """Where attention's result goes; a product reads it."""
+    return empty_rows(q_THC, *q_THC.shape)
 
 
 @opaque(writes="out_THC")

@@ -12,7 +12,7 @@ from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.rms_norm import rms_norm
 from specdec.kernels.rotate_and_store import HeadNorms
-from specdec.models.attention import attend, store_kv
+from specdec.models.attention import attend, room_for, store_kv
 from weights.config import LayerConfig
 
 
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         q_THC = store_kv(self.qkv_proj.sums(x_TD), self.rope, norms, self.index)
-        out_THC = torch.empty_like(q_THC)
+        out_THC = room_for(q_THC)
         attend(q_THC, out_THC, self.index)
         return self.o_proj.sums(out_THC.flatten(1))
 

@@ -21,6 +21,7 @@ from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
 from specdec.kernels.choose_token import NoiseKeys, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
 from specdec.kernels.support_floor.floor import support_floor
+from specdec.kernels.tiles import empty_rows
 from specdec.models.llama import LlamaModel
 from specdec.sampler.accept import RULES, Decision, Drafted
 from specdec.sampler.count_sampled import count_sampled
@@ -95,14 +96,15 @@ class Sampler:
         buffers = self.buffers
         R = step.num_verify_rows
         S = step.num_decided
-        inputs = (buffers.input_ids, buffers.positions, buffers.hidden_states)
-        if R == S:
-            token_T, position_T, hidden_TD = (each[:S] for each in inputs)
-        else:
+        token_T, position_T = (each[:S] for each in (buffers.input_ids, buffers.positions))
+        hidden_TD = buffers.hidden_states[:S]
+        if R < S:
             last_B = buffers.last_token_indices[step.num_verified : step.num_reqs]
-            token_T, position_T, hidden_TD = (
-                each[last_B] if R == 0 else torch.cat([each[:R], each[last_B]]) for each in inputs
-            )
+            token_T = torch.cat([token_T[:R], buffers.input_ids[last_B]])
+            position_T = torch.cat([position_T[:R], buffers.positions[last_B]])
+            room_TD = empty_rows(hidden_TD, *hidden_TD.shape)
+            torch.cat([hidden_TD[:R], buffers.hidden_states[last_B]], out=room_TD)
+            hidden_TD = room_TD
         rows = DecidedRows(
             state_T=buffers.sample_states[:S],
             token_T=token_T,

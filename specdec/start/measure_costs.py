@@ -29,8 +29,9 @@ HIDDEN = 2.0
 
 def largest_captured(runner: Runner) -> int:
     """Rows up to which launching a step op by op would cost time. The runner has no graphs."""
-    for rows in LARGEST_CAPTURED:
-        compute_ms, launch_ms = _timed(runner, _prompt(runner, rows))
+    for step in (_prompt(runner, rows) for rows in LARGEST_CAPTURED):
+        rows = step.num_tokens
+        compute_ms, launch_ms = _timed(runner, step)
         if compute_ms >= HIDDEN * launch_ms:
             break
     logger.info(
@@ -61,7 +62,8 @@ def measure_costs(runner: Runner) -> StepCosts:
 
 
 def _mixed(runner: Runner, counts: Sequence[int]) -> Measured:
-    return tuple((n, _ms(runner, _prompt(runner, n))) for n in counts)
+    steps = {step.num_tokens: step for step in (_prompt(runner, n) for n in counts)}
+    return tuple((rows, _ms(runner, step)) for rows, step in steps.items())
 
 
 def _round(runner: Runner, state_rows: Sequence[int]) -> Step:
@@ -70,8 +72,10 @@ def _round(runner: Runner, state_rows: Sequence[int]) -> Step:
 
 
 def _prompt(runner: Runner, rows: int) -> Step:
-    """Of padding; several prompts where one would be too long."""
-    longest = runner.sizes.max_model_len - 1
+    """Of padding, as far as the engine's sizes allow; several prompts where one is too long."""
+    sizes = runner.sizes
+    longest = sizes.max_model_len - 1
+    rows = min(rows, sizes.max_num_rows, sizes.max_num_seqs * longest)
     return prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
 
 
@@ -97,7 +101,7 @@ def _ms_per_key(runner: Runner) -> float:
 def _ms_per_pair(runner: Runner) -> float:
     """By a part of a prompt behind others, against the same one at the beginning."""
     sizes = runner.sizes
-    rows = min(4 * LEAST_PROMPT_ROWS, sizes.max_model_len // 2)
+    rows = min(4 * LEAST_PROMPT_ROWS, sizes.max_model_len // 2, sizes.max_num_rows)
     start = min(LONG_CONTEXT, sizes.max_model_len - rows)
     [part] = padding_parts(runner, [rows])
     moved = replace(part, prompt=[0] * (start + rows), start=start)

@@ -151,19 +151,89 @@ def commit_prompts(
     A resumed request takes the token instead that it sampled before its preemption, which its last
     draft row embeds.
     """
+    commit = pick(buffers.results, launch_commit_prompts, commit_prompts_ref)
+    commit(buffers, state, batch_slots, rows)
+
+
+def launch_commit_prompts(
+    buffers: StepBuffers, state: RequestState, batch_slots: Extent, rows: Extent
+) -> None:
+    N = buffers.sampled_tokens.shape[1]
+    _commit_prompts_kernel[(batch_slots.end - batch_slots.first,)](
+        buffers.results,
+        buffers.draft_input_ids,
+        buffers.draft_tokens,
+        state.num_computed_tokens,
+        state.last_sampled_tokens,
+        buffers.target_tokens,
+        buffers.positions,
+        buffers.draft_sample_slots,
+        buffers.last_token_indices,
+        buffers.sample_mapping,
+        batch_slots.first,
+        rows.first,
+        len(state.num_computed_tokens) - 1,
+        N=N,
+        N_PADDED=next_power_of_2(2 * N),
+        num_warps=1,
+        **launch_options(buffers.results),
+    )
+
+
+@jit(varying=("first_slot", "first_row"))
+def _commit_prompts_kernel(
+    results_ptr,  # [B, 2N]: sampled tokens [N], number accepted, verified drafts [N - 1]; N = K + 1
+    draft_ids_ptr,  # [T]
+    draft_tokens_ptr,  # [B, N - 1]
+    num_computed_ptr,  # [R + 1]
+    last_sampled_ptr,  # [R + 1]
+    target_ptr,  # [T]
+    positions_ptr,  # [T]
+    sample_slots_ptr,  # [T] draft_sample_slots
+    last_rows_ptr,  # [B] last_token_indices
+    sample_ptr,  # [B]
+    first_slot,
+    first_row,
+    R,
+    N: tl.constexpr,
+    N_PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    b = tl.program_id(0)
+    slot = first_slot + b
+    idx = tl.load(sample_ptr + slot)
+    row = tl.where(idx < 0, R, idx)
+    last = tl.load(last_rows_ptr + slot)
+    is_drawn = (idx >= 0) & (tl.load(sample_slots_ptr + last) == b)
+    known = tl.load(draft_ids_ptr + last)
+    chosen = tl.load(target_ptr + first_row + b)
+    sampled = tl.where((idx >= 0) & (is_drawn == 0), known, chosen)
+    i = tl.arange(0, N_PADDED)
+    tl.store(results_ptr + slot * 2 * N + i, tl.where(i == 0, sampled, 0), mask=i < 2 * N)
+    tl.store(draft_tokens_ptr + slot * (N - 1) + i, tl.zeros_like(chosen) + i * 0, mask=i + 1 < N)
+    # a marker below 0 ends the request; until the host sees it, it must not pass for an id
+    token = tl.maximum(sampled, 0)
+    tl.store(last_sampled_ptr + row, token)
+    tl.store(num_computed_ptr + row, tl.load(positions_ptr + last) + 1)
+    tl.store(draft_ids_ptr + last, token, mask=is_drawn)
+
+
+def commit_prompts_ref(
+    buffers: StepBuffers, state: RequestState, batch_slots: Extent, rows: Extent
+) -> None:
     here = slice(*batch_slots)
     row_B = buffers.sample_mapping[here]
     last_B = buffers.last_token_indices[here]
     chosen_B = buffers.target_tokens[rows.first : rows.first + len(row_B)]
-    is_known_B = (row_B >= 0) & (buffers.draft_sample_slots[last_B] < 0)
-    sampled_B = torch.where(is_known_B, buffers.draft_input_ids[last_B], chosen_B)
+    b = torch.arange(len(row_B), device=row_B.device)
+    is_drawn_B = (row_B >= 0) & (buffers.draft_sample_slots[last_B] == b)
+    known_B = buffers.draft_input_ids[last_B]
+    sampled_B = torch.where((row_B >= 0) & ~is_drawn_B, known_B, chosen_B)
     buffers.results[here] = 0
     buffers.sampled_tokens[here, 0] = sampled_B
-    # a marker below 0 ends the request; until the host sees it, it must not pass for an id
     token_B = sampled_B.clamp(min=0)
     state.last_sampled_tokens[row_B] = token_B
     state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1
-    ids_T = buffers.draft_input_ids[slice(*rows)]
-    slot_T = buffers.draft_sample_slots[slice(*rows)]
-    ids_T.copy_(torch.where(slot_T >= 0, token_B[slot_T.clamp(min=0)], ids_T))
+    buffers.draft_input_ids[last_B[is_drawn_B]] = token_B[is_drawn_B]
     buffers.draft_tokens[here] = 0

@@ -19,7 +19,7 @@ from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
-from specdec.stepping.upload import upload
+from specdec.stepping.upload import upload_all
 
 
 class Extent(NamedTuple):
@@ -64,18 +64,24 @@ def fill_prompts(
         if part.samples:
             sample_slots[last[b]] = b
     starts[len(parts)] = start
-    upload(buffers.input_ids[rows.first :], ids)
-    upload(buffers.positions[rows.first :], positions)
-    upload(buffers.slot_mapping[rows.first :], slots)
-    upload(buffers.draft_input_ids[rows.first :], next_ids)
-    upload(buffers.draft_sample_slots[rows.first :], sample_slots)
-    upload(buffers.idx_mapping[batch_slots.first :], state_rows)
-    upload(buffers.sample_mapping[batch_slots.first :], sample_rows)
-    upload(buffers.last_token_indices[batch_slots.first :], last + rows.first)
-    upload(buffers.prompt_start_loc, starts)
-    # the last row of each part is decided
-    upload(buffers.sample_states[rows.first :], sample_rows)
-    upload(buffers.sample_starts[rows.first :], np.arange(num_reqs) + rows.first)
+    of_slots = slice(batch_slots.first, None)
+    of_rows = slice(rows.first, None)
+    upload_all(
+        [
+            (buffers.input_ids[of_rows], ids),
+            (buffers.positions[of_rows], positions),
+            (buffers.slot_mapping[of_rows], slots),
+            (buffers.draft_input_ids[of_rows], next_ids),
+            (buffers.draft_sample_slots[of_rows], sample_slots),
+            (buffers.idx_mapping[of_slots], state_rows),
+            (buffers.sample_mapping[of_slots], sample_rows),
+            (buffers.last_token_indices[of_slots], last + rows.first),
+            (buffers.prompt_start_loc, starts),
+            # the last row of each part is decided
+            (buffers.sample_states[of_rows], sample_rows),
+            (buffers.sample_starts[of_rows], np.arange(num_reqs) + rows.first),
+        ]
+    )
 
 
 def fill_round(

@@ -7,6 +7,7 @@ import torch
 
 from specdec.kernels import paged_attention as attention
 from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
+from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.linear import Sums, launch_linear, launch_split_linear, linear_ref
 from specdec.kernels.paged_attention import (
@@ -23,6 +24,8 @@ from specdec.kernels.rotate_and_store import (
     launch_rotate_and_store,
     rotate_and_store_ref,
 )
+from specdec.kernels.tile_shapes import rows_of_tiles
+from specdec.kernels.tiles import empty_rows, rows_to_read
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = [torch.float32, torch.float16]
@@ -60,6 +63,28 @@ def test_split_linear(device, rows):
     sums = launch_split_linear(x, w, None)
     assert len(sums.parts_STN) == (1 if rows > 512 else 2)
     torch.testing.assert_close(sums.finish(torch.float32), x @ w.T, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 70, 200])
+def test_what_lies_behind_the_rows_of_a_tile_is_read_and_changes_nothing(device, rows):
+    shape = rows_of_tiles(rows), 96
+    x = torch.full(shape, torch.nan, device=device, dtype=torch.float16)
+    x[:rows].normal_()
+    w = torch.randn(130, 96, device=device, dtype=torch.float16)
+    alone = x[:rows].clone()
+    assert (rows_to_read(x[:rows]), rows_to_read(alone)) == (rows_of_tiles(rows), rows)
+    assert torch.equal(*(launch_linear(each, w, None, x.dtype) for each in (x[:rows], alone)))
+    assert torch.equal(*(launch_gate_up(each, w, None) for each in (x[:rows], alone)))
+    found = [launch_tile_maxima(each, w) for each in (x[:rows], alone)]
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_no_more_is_read_than_the_storage_has(device):
+    whole = torch.zeros(100, 8, device=device)
+    assert rows_to_read(whole[:70]) == 100
+    assert rows_to_read(whole[90:]) == 10
+    assert rows_to_read(whole[80:90, :3]) == 16
+    assert rows_to_read(empty_rows(whole, 70, 8)) == 128
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,16 @@ from specdec.kernels.tiles import choose_tiles
 from specdec.models.attention import AttentionMetadata
 from tests.specdec.graph_walk import make_backend, tiny, tiny_runner
 
-KERNELS = ("linear", "split_sums", "gate_up", "rms_norm", "add_rms_norm", "add", "store_kv")
+KERNELS = (
+    "linear",
+    "split_sums",
+    "gate_up",
+    "rms_norm",
+    "add_rms_norm",
+    "add",
+    "store_kv",
+    "room_for",
+)
 MOVES = {"getitem", "cat", "empty_like", "flatten", "copy_"}
 
 

@@ -9,15 +9,18 @@ from specdec.kernels.add import launch_add
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
 from specdec.kernels.linear import Sums
 from specdec.requests.row_start import RowStart
+from specdec.scheduling.work import PromptPart
 from specdec.sizes import MAX_STOP_IDS
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit import (
     accept_and_commit,
     accept_and_commit_ref,
     commit_prompts,
+    commit_prompts_ref,
     launch_accept_and_commit,
+    launch_commit_prompts,
 )
-from specdec.stepping.fill import Extent, fill_round_ref, launch_fill_round
+from specdec.stepping.fill import Extent, fill_prompts, fill_round_ref, launch_fill_round
 from specdec.stepping.propose import DraftLevel, launch_propose, propose_ref
 from specdec.stepping.state import RequestState
 
@@ -117,6 +120,31 @@ def test_accept_and_commit(device, K, Q, is_pq):
             assert state.num_computed_tokens[row] == before[row] + count + 1
             assert state.last_sampled_tokens[row] == buffers.target_tokens[b * Q + count]
             assert buffers.last_token_indices[b] == b * Q + count
+
+
+@pytest.mark.parametrize("K", [0, 1, 3])
+def test_commit_prompts(device, K):
+    """After two slots that verify: an end, a resumed one, one that goes on, and padding."""
+    ours = make(device, K)
+    buffers, state = ours
+    first = 2 * (K + 1)
+    parts = [
+        PromptPart(state_row=0, prompt=list(range(10, 14)), start=0, length=4, blocks=[0]),
+        PromptPart(state_row=2, prompt=[5, 6, 7], start=1, length=1, blocks=[1], is_resumed=True),
+        PromptPart(state_row=4, prompt=list(range(9)), start=0, length=3, blocks=[2]),
+    ]
+    fill_prompts(buffers, parts, Extent(2, 6), Extent(first, first + 12))
+    buffers.target_tokens[first : first + 4] = torch.tensor([40, 41, 42, 43], device=device)
+    theirs = copy.deepcopy(ours)
+    launch_commit_prompts(*ours, Extent(2, 6), Extent(first, first + 8))
+    commit_prompts_ref(*theirs, Extent(2, 6), Extent(first, first + 8))
+    same(ours, theirs, 6, K)
+    assert buffers.sampled_tokens[2:4, 0].tolist() == [40, 7]
+    assert state.last_sampled_tokens[[0, 2, 4]].tolist() == [40, 7, 104]
+    assert state.num_computed_tokens[[0, 2, 4]].tolist() == [4, 2, MAX_LEN - 1]
+    # each row embeds what follows it: the next token of the prompt, or the one that was drawn
+    ids = buffers.draft_input_ids[first : first + 8].tolist()
+    assert ids == [11, 12, 13, 40, 7, 1, 2, 3]
 
 
 @pytest.mark.parametrize("commit", [launch_accept_and_commit, accept_and_commit_ref, None])

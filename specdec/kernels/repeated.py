@@ -1,0 +1,53 @@
+"""A kernel that is launched for one layer after another, with other tensors and all else equal.
+
+At each launch Triton finds out which of its compiled kernels the arguments need, for longer than
+many of them run. Here it does so once, and the kernel found is launched again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from specdec.kernels import INTERPRET, active_mode
+
+
+class Repeated:
+    """kernel[grid] over the tensors of a call, then `then`, then `constants`, as its parameters.
+
+    The tensors of every call have the dtypes and the alignment of the first call's.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        *,
+        then: Sequence[object],
+        constants: Mapping[str, object],
+        options: Mapping[str, object],
+    ) -> None:
+        self._kernel = kernel
+        self._grid = grid
+        self._then = then
+        self._constants = constants
+        self._options = options
+        self._found: Callable[..., object] | None = None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch it."""
+        if INTERPRET or active_mode.get() is not None:  # where launches are something else
+            options = {**self._constants, **self._options}
+            self._kernel[self._grid](*tensors, *self._then, **options)
+            return
+        if self._found is None:
+            self._found = self._find(tensors)
+        self._found(*(each.data_ptr() for each in tensors), *self._then, *self._constants.values())
+
+    def _find(self, tensors: Sequence[Tensor]) -> Callable[..., object]:
+        options = {**self._constants, **self._options}
+        kernel = self._kernel.run(*tensors, *self._then, **options, grid=self._grid, warmup=True)
+        if hasattr(kernel, "result"):  # being compiled
+            kernel = kernel.result()
+        found: Callable[..., object] = kernel[self._grid]
+        return found

@@ -52,6 +52,11 @@ class GraphCounters:
         """Rows that dispatched batches computed for nothing."""
         return sum(kind.padded_tokens * count for kind, count in self.batches.copy().items())
 
+    def forget_batches(self) -> None:
+        """Count from here on: what ran so far was a rehearsal."""
+        self.batches.clear()
+        self.replays.clear()
+
     def rows(self) -> list[dict[str, object]]:
         """One row for each kind of batch, by mode and size."""
         batches = self.batches.copy()

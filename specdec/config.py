@@ -23,7 +23,7 @@ ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
-MAX_PROMPT_SLOWDOWN = 1.5
+MAX_PROMPT_SLOWDOWN = 1.8
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 SWITCHES = (
     "enforce_eager",

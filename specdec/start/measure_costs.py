@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from specdec.kernels.compilations import compiling_is_expected
+from specdec.kernels.tile_shapes import row_class
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY
 from specdec.runner import Runner
@@ -18,7 +19,6 @@ from specdec.stepping.step_sizes import Step
 
 logger = logging.getLogger("specdec")
 
-NUM_ROUNDS = 6  # sizes of steps without prompts
 NUM_MIXED = 8  # sizes of steps with prompts
 LONG_CONTEXT = 4096
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
@@ -47,7 +47,9 @@ def measure_costs(runner: Runner) -> StepCosts:
     """The costs of an engine's steps. Nothing is being served yet: the state rows are written."""
     began = time.perf_counter()
     Q = runner.sizes.query_len
-    counts = _spread(runner.graphs.target.decode.sizes.requests, NUM_ROUNDS)
+    sizes = runner.graphs.target.decode.sizes.requests
+    # the most requests of each class of rows, which share tiles
+    counts = {row_class(n * Q): n for n in sizes}.values()
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
     with compiling_is_expected():
         costs = StepCosts(
@@ -55,6 +57,8 @@ def measure_costs(runner: Runner) -> StepCosts:
             mixed=_mixed(runner, _spread(tokens, NUM_MIXED) or [LEAST_PROMPT_ROWS]),
         )
         costs = replace(costs, ms_per_key=_ms_per_key(runner), ms_per_pair=_ms_per_pair(runner))
+    for counters in runner.graphs.counters().values():
+        counters.forget_batches()
     seconds = time.perf_counter() - began
     line = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in costs.mixed)
     logger.info("steps with prompts, ms by rows: %s (measured in %.2f s)", line, seconds)

@@ -28,7 +28,7 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     N = len(weight_XD) // 2
     tiles = tiles_for("gate", x_TD, weight_XD)
     out_TN = empty_rows(x_TD, T, N)
-    if tiles.cuts > 0:
+    if tiles.cuts != 0:
         launch_persistent(out_TN[None], x_TD, weight_XD, bias_X, tiles, is_gated=True)
         return out_TN
     block_m, tail = row_pieces(tiles.block_m)

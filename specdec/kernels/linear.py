@@ -87,7 +87,7 @@ def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) 
     tiles = tiles_for("split", x_TK, weight_NK)
     shape = (1 if tiles.is_serial else tiles.splits, len(x_TK), len(weight_NK))
     parts_STN = torch.empty(shape, dtype=torch.float32, device=x_TK.device)
-    if tiles.cuts > 0:
+    if tiles.cuts != 0:
         launch_persistent(parts_STN, x_TK, weight_NK, None, tiles)
     else:
         _launch(parts_STN, x_TK, weight_NK, None, tiles)

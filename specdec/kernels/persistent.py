@@ -6,6 +6,11 @@ arrive. Results leave through shared memory, in whole lines, while the next tile
 
 A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
 of K after another, and a program that walks all splits adds them in order.
+
+Tiles seldom divide by the multiprocessors, and those of a last turn would leave many idle. Either
+their rows are cut, so that more programs have some; or programs relay: the last two turns are cut
+along K into equal shares, and a program leaves its unfinished sums to the next one, which goes on
+where they end. It begins with what it leaves and ends with what it takes over, so nobody waits.
 """
 
 from functools import cache
@@ -16,12 +21,13 @@ from torch import Tensor
 
 from specdec.kernels import GluonDescriptor, barrier, gl, gluon_jit, hopper, tl
 from specdec.kernels.tile_order import place_of, split_blocks
-from specdec.kernels.tile_shapes import row_pieces
+from specdec.kernels.tile_shapes import RELAY, row_pieces
 from specdec.kernels.tiles import Tiles, rows_to_read
 
 BLOCK_N = 128  # rows of W in a tile, half for each group
 BLOCK_K = 64
 OUT_ROWS = 32  # of a tile of results, in a buffer
+LEFT_SUMS = BLOCK_N // 2 * 512  # of a group of warps, at most
 
 
 class Form(NamedTuple):
@@ -32,7 +38,9 @@ class Form(NamedTuple):
     is_gated: bool
     has_bias: bool
     tail: int  # rows of x in a second tile beside the first
-    cuts: int  # parts of a tile's rows in the last turn, which would leave multiprocessors idle
+    cuts: int  # parts of a tile's rows in the last turn
+    is_relay: bool
+    num_left: int  # sums of a group of warps that fit into its place
     num_stages: int
 
 
@@ -52,13 +60,16 @@ def launch_persistent(
     block_m, tail = row_pieces(tiles.block_m)
     items = S * -(-N // BLOCK_N) * -(-T // tiles.block_m)
     w_desc, up_desc = (_describe(half, BLOCK_N) for half in (weight_NK[:N], weight_NK[-N:]))
+    is_relay = tiles.cuts == RELAY
+    cuts = 1 if is_relay else tiles.cuts
     _persistent_kernel[(min(items, _num_multiprocessors(x_TK.device)),)](
         _describe_out(out_STN),
         w_desc,
         up_desc,
         _describe_rows(x_TK, block_m),
-        _describe_rows(x_TK, tail or block_m // tiles.cuts),
+        _describe_rows(x_TK, tail or block_m // cuts),
         weight_NK if bias_N is None else bias_N,
+        *_relay_room(x_TK.device),
         T,
         N,
         x_TK.shape[1],
@@ -68,7 +79,9 @@ def launch_persistent(
             is_gated=is_gated,
             has_bias=bias_N is not None,
             tail=tail,
-            cuts=tiles.cuts,
+            cuts=cuts,
+            is_relay=is_relay,
+            num_left=LEFT_SUMS,
             num_stages=tiles.num_stages,
         ),
         num_warps=4,
@@ -79,6 +92,17 @@ def launch_persistent(
 @cache
 def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _relay_room(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sums that each group of warps leaves to the next program, and flags that are 1 meanwhile.
+
+    One product at a time uses them: those of a device run on one stream.
+    """
+    groups = 2 * _num_multiprocessors(device)
+    room = torch.empty(groups, LEFT_SUMS, dtype=torch.float32, device=device)
+    return room, torch.zeros(groups, dtype=torch.int32, device=device)
 
 
 def _describe(matrix: Tensor, rows: int) -> GluonDescriptor:
@@ -111,6 +135,8 @@ def _persistent_kernel(
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
     rest_desc,  # [T, K] in tiles of a tail, or of cut tiles
     bias_ptr,  # [N], or [2N] if gated
+    room_ptr,  # [2 programs, LEFT_SUMS] float32
+    flags_ptr,  # [2 programs] int32
     T,
     N,
     K,
@@ -132,7 +158,7 @@ def _persistent_kernel(
     hopper.fence_async_shared()
     descs = (w_desc, up_desc, x_desc, rest_desc)
     ring = (w_ring, up_ring, x_ring, tail_ring, ready, empty)
-    results = (out_desc, out_buffers, bias_ptr)
+    results = (out_desc, out_buffers, bias_ptr, room_ptr, flags_ptr)
     sizes = (T, N, K)
     gl.warp_specialize(
         [
@@ -158,8 +184,51 @@ def _extent(ring, sizes, FORM: gl.constexpr):
     n_tiles = gl.cdiv(N, ring[0].shape[1])
     m_tiles = gl.cdiv(T, ring[2].shape[1] + FORM.tail)
     items = n_tiles * m_tiles * (FORM.splits // FORM.walked)
-    num_whole = items if FORM.cuts == 1 else items - items % gl.num_programs(0)
+    num_whole = items
+    if FORM.is_relay:
+        turns = items // gl.num_programs(0)
+        num_whole = gl.maximum(turns - 1, 0) * gl.num_programs(0)
+    elif FORM.cuts > 1:
+        num_whole = items - items % gl.num_programs(0)
     return n_tiles, m_tiles, num_whole, (items - num_whole) * FORM.cuts
+
+
+@gluon_jit
+def _share(num_whole, num_shared, sizes, FORM: gl.constexpr, BLOCK_K: gl.constexpr):
+    """A relay's share: its first item and the block to go on with, the last item and where to end.
+
+    Of items that are not whole turns, in blocks of K. A share is an item at least.
+    """
+    blocks = split_blocks(sizes[2], BLOCK_K, FORM.splits)
+    first = gl.program_id(0) * num_shared * blocks // gl.num_programs(0)
+    end = (gl.program_id(0) + 1) * num_shared * blocks // gl.num_programs(0)
+    return num_whole + first // blocks, first % blocks, num_whole + end // blocks, end % blocks
+
+
+@gluon_jit
+def _num_own(num_whole, share, FORM: gl.constexpr):
+    """How many items a program makes from beginning to end, without those of a cut last turn."""
+    if FORM.is_relay:
+        return num_whole // gl.num_programs(0) + share[2] - _first_own(share)
+    else:
+        return gl.cdiv(num_whole - gl.program_id(0), gl.num_programs(0))
+
+
+@gluon_jit
+def _own(i, num_whole, share, FORM: gl.constexpr):
+    """Which item is the program's i-th."""
+    if FORM.is_relay:
+        turns = num_whole // gl.num_programs(0)
+        in_turn = gl.program_id(0) + i * gl.num_programs(0)
+        return gl.where(i < turns, in_turn, _first_own(share) + i - turns)
+    else:
+        return gl.program_id(0) + i * gl.num_programs(0)
+
+
+@gluon_jit
+def _first_own(share):
+    """The first item of a share that begins in it."""
+    return share[0] + (share[1] > 0).to(gl.int32)
 
 
 @gluon_jit
@@ -178,18 +247,34 @@ def _copy(descs, ring, sizes, FORM: gl.constexpr):
     """What one warp does: fill the ring, as places become empty."""
     n_tiles, m_tiles, num_whole, num_cut = _extent(ring, sizes, FORM)
     step = 0
-    for item in range(gl.program_id(0), num_whole, gl.num_programs(0)):
+    BLOCK_K: gl.constexpr = ring[0].shape[2]
+    blocks = split_blocks(sizes[2], BLOCK_K, FORM.splits)
+    share = _share(num_whole, num_cut, sizes, FORM, BLOCK_K)
+    if FORM.is_relay:  # noqa: SIM102  # what is compiled
+        if share[3] > 0:
+            place = _place(share[2], ring, n_tiles, m_tiles, FORM, False)
+            step = _copy_blocks(descs, ring, place, 0, share[3], step, sizes[2], FORM, False)
+    for i in range(_num_own(num_whole, share, FORM)):
+        item = _own(i, num_whole, share, FORM)
         place = _place(item, ring, n_tiles, m_tiles, FORM, False)
-        step = _copy_item(descs, ring, place, step, sizes[2], FORM, False)
+        step = _copy_blocks(
+            descs, ring, place, 0, blocks * FORM.walked, step, sizes[2], FORM, False
+        )
     if FORM.cuts > 1:
         for item in range(gl.program_id(0), num_cut, gl.num_programs(0)):
             place = _place(num_whole * FORM.cuts + item, ring, n_tiles, m_tiles, FORM, True)
-            step = _copy_item(descs, ring, place, step, sizes[2], FORM, True)
+            step = _copy_blocks(
+                descs, ring, place, 0, blocks * FORM.walked, step, sizes[2], FORM, True
+            )
+    if FORM.is_relay:  # noqa: SIM102  # what is compiled
+        if share[1] > 0:
+            place = _place(share[0], ring, n_tiles, m_tiles, FORM, False)
+            step = _copy_blocks(descs, ring, place, share[1], blocks, step, sizes[2], FORM, False)
 
 
 @gluon_jit
-def _copy_item(descs, ring, place, step, K, FORM: gl.constexpr, IS_CUT: gl.constexpr):
-    """The tiles of one item; returns the next step."""
+def _copy_blocks(descs, ring, place, first, end, step, K, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+    """The tiles of one item, or of some blocks of its K; returns the next step."""
     w_desc, up_desc, x_desc, rest_desc = descs
     w_ring, up_ring, x_ring, tail_ring, ready, empty = ring
     split, n0, m0 = place
@@ -199,7 +284,7 @@ def _copy_item(descs, ring, place, step, K, FORM: gl.constexpr, IS_CUT: gl.const
     BLOCK_M: gl.constexpr = x_ring.shape[1] // (FORM.cuts if IS_CUT else 1)
     ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * BLOCK_N + BLOCK_M + FORM.tail
     blocks = split_blocks(K, BLOCK_K, FORM.splits)
-    for i in range(blocks * FORM.walked):
+    for i in range(first, end):
         k = (split * blocks + i) * BLOCK_K
         at = step % STAGES
         bar = ready.index(at)
@@ -239,7 +324,15 @@ def _multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
     n_tiles, m_tiles, num_whole, num_cut = _extent(ring, sizes, FORM)
     step = 0
     num_written = 0
-    for item in range(gl.program_id(0), num_whole, gl.num_programs(0)):
+    BLOCK_K: gl.constexpr = ring[0].shape[2]
+    share = _share(num_whole, num_cut, sizes, FORM, BLOCK_K)
+    if FORM.is_relay:  # noqa: SIM102  # what is compiled
+        if share[3] > 0:
+            sums = _zeros(ring, FORM, False)
+            sums, step = _added(ring, step, sums, share[3], FORM, GROUP, False, False)
+            _leave(results, sums, gl.program_id(0), FORM, GROUP)
+    for i in range(_num_own(num_whole, share, FORM)):
+        item = _own(i, num_whole, share, FORM)
         place = _place(item, ring, n_tiles, m_tiles, FORM, False)
         sums, step = _sums(ring, step, sizes, FORM, GROUP, False)
         num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
@@ -247,6 +340,13 @@ def _multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
         for item in range(gl.program_id(0), num_cut, gl.num_programs(0)):
             place = _place(num_whole * FORM.cuts + item, ring, n_tiles, m_tiles, FORM, True)
             sums, step = _sums(ring, step, sizes, FORM, GROUP, True)
+            num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
+    if FORM.is_relay:  # noqa: SIM102  # what is compiled
+        if share[1] > 0:
+            place = _place(share[0], ring, n_tiles, m_tiles, FORM, False)
+            sums = _take_over(results, _zeros(ring, FORM, False), gl.program_id(0) - 1, FORM, GROUP)
+            rest = split_blocks(sizes[2], BLOCK_K, FORM.splits) - share[1]
+            sums, step = _added(ring, step, sums, rest, FORM, GROUP, False, True)
             num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
     hopper.tma.store_wait(0)
 
@@ -275,17 +375,33 @@ def _add(sums, more):
 
 @gluon_jit
 def _split_sums(ring, step, sizes, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
-    """Tiles of one split's sums: of W, of the up rows, and both again of the tail; the next step.
+    """One split's sums: of W, of the up rows, and both again of the tail; the next step."""
+    blocks = split_blocks(sizes[2], ring[0].shape[2], FORM.splits)
+    sums = _zeros(ring, FORM, IS_CUT)
+    return _added(ring, step, sums, blocks, FORM, GROUP, IS_CUT, False)
+
+
+@gluon_jit
+def _added(
+    ring,
+    step,
+    sums,
+    blocks,
+    FORM: gl.constexpr,
+    GROUP: gl.constexpr,
+    IS_CUT: gl.constexpr,
+    GOES_ON: gl.constexpr,
+):
+    """The sums with some blocks of K, from none unless it GOES_ON; the next step.
 
     Two blocks are in flight: a place is given back when the block after it has begun.
     """
     w_ring, _up_ring, _x_ring, _tail_ring, ready, empty = ring
     STAGES: gl.constexpr = w_ring.shape[0]
-    BLOCK_K: gl.constexpr = w_ring.shape[2]
-    sums = _zeros(ring, FORM, IS_CUT)
-    for i in range(split_blocks(sizes[2], BLOCK_K, FORM.splits)):
+    for i in range(blocks):
         hopper.mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
-        sums = _begin(ring, step % STAGES, sums, i > 0, FORM, GROUP, IS_CUT)
+        is_later = True if GOES_ON else i > 0
+        sums = _begin(ring, step % STAGES, sums, is_later, FORM, GROUP, IS_CUT)
         sums = _wait(sums, 1)
         hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=i > 0)
         step += 1
@@ -362,7 +478,7 @@ def _wait(sums, BLOCKS: gl.constexpr):
 @gluon_jit
 def _finish(results, place, sums, sizes, num_written, FORM: gl.constexpr, GROUP: gl.constexpr):
     """Bias, silu, and out."""
-    out_desc, out_buffers, bias_ptr = results
+    out_desc, out_buffers, bias_ptr, _room_ptr, _flags_ptr = results
     split, n0, m0 = place
     HALF: gl.constexpr = out_buffers.shape[3]
     n0 += GROUP * HALF
@@ -375,6 +491,94 @@ def _finish(results, place, sums, sizes, num_written, FORM: gl.constexpr, GROUP:
         y = _activated(sums[TAILS], sums[TAILS + ups], bias_ptr, n0, sizes, FORM)
         num_written = _write(to, m0 + sums[0].shape[1], y, num_written, GROUP)
     return num_written
+
+
+@gluon_jit
+def _leave(results, sums, program, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """Unfinished sums, for the same warps of the next program."""
+    place = program * 2 + GROUP
+    for i in gl.static_range(len(sums)):
+        gl.store(_left(results[3] + place * FORM.num_left, sums, i), sums[i])
+    barrier()
+    _write_flag(results[4] + place, 1)
+
+
+@gluon_jit
+def _take_over(results, sums, program, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """What the same warps of the program before have left. sums: tiles like them."""
+    COUNT: gl.constexpr = len(sums)
+    place = program * 2 + GROUP
+    room_ptr = results[3] + place * FORM.num_left
+    _await_flag(results[4] + place)
+    barrier()
+    _write_flag(results[4] + place, 0)
+    if COUNT == 1:
+        return (gl.load(_left(room_ptr, sums, 0)),)
+    elif COUNT == 2:
+        return gl.load(_left(room_ptr, sums, 0)), gl.load(_left(room_ptr, sums, 1))
+    else:
+        return (
+            gl.load(_left(room_ptr, sums, 0)),
+            gl.load(_left(room_ptr, sums, 1)),
+            gl.load(_left(room_ptr, sums, 2)),
+            gl.load(_left(room_ptr, sums, 3)),
+        )
+
+
+@gluon_jit
+def _left(room_ptr, sums, i: gl.constexpr):
+    """Where tile i of a group's sums is left."""
+    LAYOUT: gl.constexpr = sums[i].type.layout
+    HALF: gl.constexpr = sums[i].shape[0]
+    ROWS: gl.constexpr = sums[i].shape[1]
+    n = gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))
+    m = gl.arange(0, ROWS, layout=gl.SliceLayout(0, LAYOUT))
+    return room_ptr + i * HALF * sums[0].shape[1] + n[:, None] * ROWS + m[None, :]
+
+
+@gluon_jit
+def _write_flag(flag_ptr, value):
+    """By one thread of the four warps, after what all of them wrote."""
+    EACH: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    gl.inline_asm_elementwise(
+        """{
+            .reg .pred first;
+            .reg .u32 thread;
+            mov.u32 thread, %tid.x;
+            and.b32 thread, thread, 127;
+            setp.eq.u32 first, thread, 0;
+            @first st.release.gpu.global.s32 [$1], $2;
+            mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [
+            flag_ptr + gl.zeros([128], gl.int32, EACH),
+            value + gl.zeros([128], gl.int32, EACH),
+        ],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon_jit
+def _await_flag(flag_ptr):
+    """Until it is 1; each thread sees what was written before."""
+    EACH: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    gl.inline_asm_elementwise(
+        """{
+            .reg .pred is_unset;
+        again:
+            ld.acquire.gpu.global.s32 $0, [$1];
+            setp.eq.s32 is_unset, $0, 0;
+            @is_unset bra again;
+        }""",
+        "=r,l",
+        [flag_ptr + gl.zeros([128], gl.int32, EACH)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon_jit

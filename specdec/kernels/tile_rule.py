@@ -10,6 +10,7 @@ from itertools import product as pairs
 
 from specdec.kernels.tile_shapes import (
     PARALLEL_ROWS,
+    RELAY,
     SHARED_MEMORY,
     SPLITS,
     Product,
@@ -62,9 +63,9 @@ MANY = (
 PERSISTENT = (  # on Hopper GPUs, for split and gate: block_m, num_stages and cuts
     *((64, stages, 1) for stages in (5, 8)),
     *((96, stages, 1) for stages in (4, 6)),
-    *((128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4)),
-    *((192, stages, 1) for stages in (3, 4)),
-    *((256, 4, cuts) for cuts in (1, 2)),
+    *((128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4, RELAY)),
+    *((192, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
+    *((256, 4, cuts) for cuts in (1, 2, RELAY)),
 )
 MOST_SUMS = (160, 200)  # registers of a thread; persistent.py leaves its multiplying warps 232
 # of an H100 or H200; the clocks agree best with the table that was measured on an H200
@@ -106,7 +107,7 @@ def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False
         s
         for s in shapes
         if problem_of(product, rows, s) is None
-        and _accumulators(product, s) * sums <= MOST_SUMS[s.cuts > 0]
+        and _accumulators(product, s) * sums <= MOST_SUMS[s.cuts != 0]
     ]
 
 
@@ -158,11 +159,16 @@ def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
 
 
 def _persistent_clocks(items: int, height: int, K: float, shape: Shape) -> float:
-    """Whole turns, and one of the tiles that are left, cut; a first turn is never cut."""
+    """Whole turns, and one of the tiles that are left, cut; a first turn is never cut.
+
+    A relay shares out all, but for the time in which sums are left and taken over.
+    """
     whole = _busy(height, row_pieces(shape.block_m), K) + START
     turns, left = divmod(items, MULTIPROCESSORS)
     if turns == 0:
         return whole
+    if shape.cuts == RELAY:
+        return items / MULTIPROCESSORS * whole + 2 * height * shape.block_m * 4 / LOADED
     cut = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
     return turns * whole + -(-left * shape.cuts // MULTIPROCESSORS) * cut
 

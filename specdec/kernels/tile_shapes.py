@@ -21,7 +21,8 @@ BLOCK_M = (16, 32, 48, 64, 96, 128, 192, 256)
 BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in tile_order.py
 NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
 NUM_WARPS = (4, 8)
-CUTS = (0, 1, 2, 4)
+RELAY = -1  # in place of cuts: programs pass tiles on
+CUTS = (0, 1, 2, 4, RELAY)
 PERSISTENT = (128, 64, 4)  # block_n, block_k and num_warps that persistent.py is written for
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
 
@@ -46,7 +47,7 @@ class Shape(NamedTuple):
     block_k: int
     num_stages: int
     num_warps: int
-    cuts: int = 0  # 0: a program for each tile; else persistent.py, its last tiles cut into so many
+    cuts: int = 0  # 0: a program for each tile; else persistent.py, its last tiles cut or passed on
 
 
 def row_class(M: int) -> int:
@@ -87,7 +88,7 @@ def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
         value = getattr(shape, name)
         if value not in values:
             return f"{name} {value}, allowed are {', '.join(map(str, values))}"
-    if shape.cuts > 0:
+    if shape.cuts != 0:
         problem = _persistent_problem(product, rows, shape)
         if problem is not None:
             return problem
@@ -113,6 +114,8 @@ def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None
     if shape.cuts > 1 and shape.block_m // shape.cuts < 32:
         left = shape.block_m // shape.cuts
         return f"cuts {shape.cuts} leaves {left} rows of block_m {shape.block_m}, 32 are needed"
+    if shape.cuts == RELAY and rows > PARALLEL_ROWS and product.kind == "split":
+        return f"cuts {RELAY}, a relay, is for at most {PARALLEL_ROWS} rows, or gate"
     if product.kind == "gate" and shape.block_m > 192:
         return f"block_m {shape.block_m}, with cuts {shape.cuts} gate takes 192 at most"
     return None

@@ -38,7 +38,7 @@ class Tiles:
     splits: int  # parts of K that are summed apart and added in order
     num_stages: int
     num_warps: int
-    cuts: int  # 0: a program for each tile; else persistent.py, and parts of its last tiles
+    cuts: int  # as in Shape
     is_serial: bool  # a program walks all splits itself, as for many rows
 
 

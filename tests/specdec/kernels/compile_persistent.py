@@ -14,12 +14,14 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from specdec.kernels.tile_shapes import row_pieces
+from specdec.kernels.tile_shapes import RELAY, row_pieces
 
 
 def main() -> None:
     block_m, cuts, splits = map(int, sys.argv[1:4])
     is_gated = sys.argv[4] == "gate"
+    is_relay = cuts == RELAY
+    cuts = 1 if is_relay else cuts
     main_rows, tail = row_pieces(block_m)
     x = {rows: desc("bf16", 16, rows, 64) for rows in (128, main_rows, tail or main_rows // cuts)}
     signature = {
@@ -29,11 +31,21 @@ def main() -> None:
         "x_desc": x[main_rows],
         "rest_desc": x[tail or main_rows // cuts],
         "bias_ptr": "*bf16",
+        "room_ptr": "*fp32",
+        "flags_ptr": "*i32",
         **dict.fromkeys(("T", "N", "K"), "i32"),
         "FORM": "constexpr",
     }
     form = persistent.Form(
-        splits, splits, is_gated, has_bias=True, tail=tail, cuts=cuts, num_stages=4
+        splits,
+        splits,
+        is_gated,
+        has_bias=True,
+        tail=tail,
+        cuts=cuts,
+        is_relay=is_relay,
+        num_left=persistent.LEFT_SUMS,
+        num_stages=3,
     )
     kernel = persistent._persistent_kernel
     source = GluonASTSource(kernel, signature, {(len(signature) - 1,): form}, {})

@@ -11,6 +11,7 @@ Tiles seldom divide by the multiprocessors, and those of a last turn would leave
 their rows are cut, so that more programs have some; or programs relay: the last two turns are cut
 along K into equal shares, and a program leaves its unfinished sums to the next one, which goes on
 where they end. It begins with what it leaves and ends with what it takes over, so nobody waits.
+Programs for the same rows of W relay together: W is read from memory once.
 """
 
 from functools import cache
@@ -58,11 +59,15 @@ def launch_persistent(
     """
     S, T, N = out_STN.shape
     block_m, tail = row_pieces(tiles.block_m)
-    items = S * -(-N // BLOCK_N) * -(-T // tiles.block_m)
     w_desc, up_desc = (_describe(half, BLOCK_N) for half in (weight_NK[:N], weight_NK[-N:]))
     is_relay = tiles.cuts == RELAY
     cuts = 1 if is_relay else tiles.cuts
-    _persistent_kernel[(min(items, _num_multiprocessors(x_TK.device)),)](
+    m_tiles = -(-T // tiles.block_m)
+    at_once = _num_multiprocessors(x_TK.device)
+    if is_relay:
+        at_once -= at_once % m_tiles
+    programs = min(S * -(-N // BLOCK_N) * m_tiles, at_once)
+    _persistent_kernel[(programs,)](
         _describe_out(out_STN),
         w_desc,
         up_desc,
@@ -179,47 +184,58 @@ def _ring(desc, COUNT: gl.constexpr):
 
 @gluon_jit
 def _extent(ring, sizes, FORM: gl.constexpr):
-    """Tiles of W, tiles of x, and how many items of work are whole and cut."""
+    """Tiles of W, tiles of x, and how many items of work are whole and cut.
+
+    A relay runs in groups, a program for each tile of x, which read the same of W at a time; its
+    items are those of a group.
+    """
     T, N, _K = sizes
     n_tiles = gl.cdiv(N, ring[0].shape[1])
     m_tiles = gl.cdiv(T, ring[2].shape[1] + FORM.tail)
-    items = n_tiles * m_tiles * (FORM.splits // FORM.walked)
-    num_whole = items
+    items = n_tiles * (FORM.splits // FORM.walked)
     if FORM.is_relay:
-        turns = items // gl.num_programs(0)
-        num_whole = gl.maximum(turns - 1, 0) * gl.num_programs(0)
-    elif FORM.cuts > 1:
-        num_whole = items - items % gl.num_programs(0)
-    return n_tiles, m_tiles, num_whole, (items - num_whole) * FORM.cuts
+        groups = gl.num_programs(0) // m_tiles
+        num_whole = gl.maximum(items // groups - 1, 0) * groups
+        return n_tiles, m_tiles, num_whole, items - num_whole
+    else:
+        items *= m_tiles
+        num_whole = items if FORM.cuts == 1 else items - items % gl.num_programs(0)
+        return n_tiles, m_tiles, num_whole, (items - num_whole) * FORM.cuts
 
 
 @gluon_jit
-def _share(num_whole, num_shared, sizes, FORM: gl.constexpr, BLOCK_K: gl.constexpr):
+def _share(extent, sizes, FORM: gl.constexpr, BLOCK_K: gl.constexpr):
     """A relay's share: its first item and the block to go on with, the last item and where to end.
 
-    Of items that are not whole turns, in blocks of K. A share is an item at least.
+    Of the items that are not in whole turns, in blocks of K. A share is an item at least.
     """
+    _n_tiles, m_tiles, num_whole, num_shared = extent
+    group = gl.program_id(0) // m_tiles
+    groups = gl.num_programs(0) // m_tiles
     blocks = split_blocks(sizes[2], BLOCK_K, FORM.splits)
-    first = gl.program_id(0) * num_shared * blocks // gl.num_programs(0)
-    end = (gl.program_id(0) + 1) * num_shared * blocks // gl.num_programs(0)
+    first = group * num_shared * blocks // groups
+    end = (group + 1) * num_shared * blocks // groups
     return num_whole + first // blocks, first % blocks, num_whole + end // blocks, end % blocks
 
 
 @gluon_jit
-def _num_own(num_whole, share, FORM: gl.constexpr):
+def _num_own(extent, share, FORM: gl.constexpr):
     """How many items a program makes from beginning to end, without those of a cut last turn."""
+    _n_tiles, m_tiles, num_whole, _num_cut = extent
     if FORM.is_relay:
-        return num_whole // gl.num_programs(0) + share[2] - _first_own(share)
+        return num_whole // (gl.num_programs(0) // m_tiles) + share[2] - _first_own(share)
     else:
         return gl.cdiv(num_whole - gl.program_id(0), gl.num_programs(0))
 
 
 @gluon_jit
-def _own(i, num_whole, share, FORM: gl.constexpr):
+def _own(i, extent, share, FORM: gl.constexpr):
     """Which item is the program's i-th."""
+    _n_tiles, m_tiles, num_whole, _num_cut = extent
     if FORM.is_relay:
-        turns = num_whole // gl.num_programs(0)
-        in_turn = gl.program_id(0) + i * gl.num_programs(0)
+        groups = gl.num_programs(0) // m_tiles
+        in_turn = gl.program_id(0) // m_tiles + i * groups
+        turns = num_whole // groups
         return gl.where(i < turns, in_turn, _first_own(share) + i - turns)
     else:
         return gl.program_id(0) + i * gl.num_programs(0)
@@ -232,43 +248,49 @@ def _first_own(share):
 
 
 @gluon_jit
-def _place(item, ring, n_tiles, m_tiles, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+def _place(item, ring, extent, FORM: gl.constexpr, IS_CUT: gl.constexpr):
     """An item's split, and its first row of W and of x. Cut items are counted by themselves."""
+    n_tiles, m_tiles, _num_whole, _num_cut = extent
     CUTS: gl.constexpr = FORM.cuts if IS_CUT else 1
     BLOCK_M: gl.constexpr = ring[2].shape[1]
-    tile = item // CUTS
-    n_tile, m_tile = place_of(tile % (n_tiles * m_tiles), n_tiles, m_tiles)
-    m0 = m_tile * (BLOCK_M + FORM.tail) + item % CUTS * (BLOCK_M // CUTS)
-    return tile // (n_tiles * m_tiles), n_tile * ring[0].shape[1], m0
+    HEIGHT: gl.constexpr = ring[0].shape[1]
+    if FORM.is_relay:
+        m0 = gl.program_id(0) % m_tiles * (BLOCK_M + FORM.tail)
+        return item // n_tiles, item % n_tiles * HEIGHT, m0
+    else:
+        tile = item // CUTS
+        n_tile, m_tile = place_of(tile % (n_tiles * m_tiles), n_tiles, m_tiles)
+        m0 = m_tile * (BLOCK_M + FORM.tail) + item % CUTS * (BLOCK_M // CUTS)
+        return tile // (n_tiles * m_tiles), n_tile * HEIGHT, m0
 
 
 @gluon_jit
 def _copy(descs, ring, sizes, FORM: gl.constexpr):
     """What one warp does: fill the ring, as places become empty."""
-    n_tiles, m_tiles, num_whole, num_cut = _extent(ring, sizes, FORM)
+    extent = _extent(ring, sizes, FORM)
     step = 0
     BLOCK_K: gl.constexpr = ring[0].shape[2]
     blocks = split_blocks(sizes[2], BLOCK_K, FORM.splits)
-    share = _share(num_whole, num_cut, sizes, FORM, BLOCK_K)
+    share = _share(extent, sizes, FORM, BLOCK_K)
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share[3] > 0:
-            place = _place(share[2], ring, n_tiles, m_tiles, FORM, False)
+            place = _place(share[2], ring, extent, FORM, False)
             step = _copy_blocks(descs, ring, place, 0, share[3], step, sizes[2], FORM, False)
-    for i in range(_num_own(num_whole, share, FORM)):
-        item = _own(i, num_whole, share, FORM)
-        place = _place(item, ring, n_tiles, m_tiles, FORM, False)
+    for i in range(_num_own(extent, share, FORM)):
+        item = _own(i, extent, share, FORM)
+        place = _place(item, ring, extent, FORM, False)
         step = _copy_blocks(
             descs, ring, place, 0, blocks * FORM.walked, step, sizes[2], FORM, False
         )
     if FORM.cuts > 1:
-        for item in range(gl.program_id(0), num_cut, gl.num_programs(0)):
-            place = _place(num_whole * FORM.cuts + item, ring, n_tiles, m_tiles, FORM, True)
+        for item in range(gl.program_id(0), extent[3], gl.num_programs(0)):
+            place = _place(extent[2] * FORM.cuts + item, ring, extent, FORM, True)
             step = _copy_blocks(
                 descs, ring, place, 0, blocks * FORM.walked, step, sizes[2], FORM, True
             )
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share[1] > 0:
-            place = _place(share[0], ring, n_tiles, m_tiles, FORM, False)
+            place = _place(share[0], ring, extent, FORM, False)
             step = _copy_blocks(descs, ring, place, share[1], blocks, step, sizes[2], FORM, False)
 
 
@@ -321,30 +343,30 @@ def _multiply_lower(results, ring, sizes, FORM: gl.constexpr):
 @gluon_jit
 def _multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
     """What four warps do: their half of W's tile by the rows of x, and out."""
-    n_tiles, m_tiles, num_whole, num_cut = _extent(ring, sizes, FORM)
+    extent = _extent(ring, sizes, FORM)
     step = 0
     num_written = 0
     BLOCK_K: gl.constexpr = ring[0].shape[2]
-    share = _share(num_whole, num_cut, sizes, FORM, BLOCK_K)
+    share = _share(extent, sizes, FORM, BLOCK_K)
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share[3] > 0:
             sums = _zeros(ring, FORM, False)
             sums, step = _added(ring, step, sums, share[3], FORM, GROUP, False, False)
-            _leave(results, sums, gl.program_id(0), FORM, GROUP)
-    for i in range(_num_own(num_whole, share, FORM)):
-        item = _own(i, num_whole, share, FORM)
-        place = _place(item, ring, n_tiles, m_tiles, FORM, False)
+            _leave(results, sums, FORM, GROUP)
+    for i in range(_num_own(extent, share, FORM)):
+        item = _own(i, extent, share, FORM)
+        place = _place(item, ring, extent, FORM, False)
         sums, step = _sums(ring, step, sizes, FORM, GROUP, False)
         num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
     if FORM.cuts > 1:
-        for item in range(gl.program_id(0), num_cut, gl.num_programs(0)):
-            place = _place(num_whole * FORM.cuts + item, ring, n_tiles, m_tiles, FORM, True)
+        for item in range(gl.program_id(0), extent[3], gl.num_programs(0)):
+            place = _place(extent[2] * FORM.cuts + item, ring, extent, FORM, True)
             sums, step = _sums(ring, step, sizes, FORM, GROUP, True)
             num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share[1] > 0:
-            place = _place(share[0], ring, n_tiles, m_tiles, FORM, False)
-            sums = _take_over(results, _zeros(ring, FORM, False), gl.program_id(0) - 1, FORM, GROUP)
+            place = _place(share[0], ring, extent, FORM, False)
+            sums = _take_over(results, _zeros(ring, FORM, False), extent[1], FORM, GROUP)
             rest = split_blocks(sizes[2], BLOCK_K, FORM.splits) - share[1]
             sums, step = _added(ring, step, sums, rest, FORM, GROUP, False, True)
             num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
@@ -494,9 +516,9 @@ def _finish(results, place, sums, sizes, num_written, FORM: gl.constexpr, GROUP:
 
 
 @gluon_jit
-def _leave(results, sums, program, FORM: gl.constexpr, GROUP: gl.constexpr):
-    """Unfinished sums, for the same warps of the next program."""
-    place = program * 2 + GROUP
+def _leave(results, sums, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """Unfinished sums, for the same warps of the same program of the next group."""
+    place = gl.program_id(0) * 2 + GROUP
     for i in gl.static_range(len(sums)):
         gl.store(_left(results[3] + place * FORM.num_left, sums, i), sums[i])
     barrier()
@@ -504,10 +526,10 @@ def _leave(results, sums, program, FORM: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon_jit
-def _take_over(results, sums, program, FORM: gl.constexpr, GROUP: gl.constexpr):
-    """What the same warps of the program before have left. sums: tiles like them."""
+def _take_over(results, sums, m_tiles, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """What the same warps have left in the group before. sums: tiles like them."""
     COUNT: gl.constexpr = len(sums)
-    place = program * 2 + GROUP
+    place = (gl.program_id(0) - m_tiles) * 2 + GROUP
     room_ptr = results[3] + place * FORM.num_left
     _await_flag(results[4] + place)
     barrier()

@@ -114,8 +114,8 @@ def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None
     if shape.cuts > 1 and shape.block_m // shape.cuts < 32:
         left = shape.block_m // shape.cuts
         return f"cuts {shape.cuts} leaves {left} rows of block_m {shape.block_m}, 32 are needed"
-    if shape.cuts == RELAY and rows > PARALLEL_ROWS and product.kind == "split":
-        return f"cuts {RELAY}, a relay, is for at most {PARALLEL_ROWS} rows, or gate"
+    if shape.cuts == RELAY and rows > PARALLEL_ROWS:
+        return f"cuts {RELAY}, a relay, is for at most {PARALLEL_ROWS} rows"
     if product.kind == "gate" and shape.block_m > 192:
         return f"block_m {shape.block_m}, with cuts {shape.cuts} gate takes 192 at most"
     return None

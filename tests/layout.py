@@ -75,6 +75,10 @@ ROWS: dict[str, Row] = {
     "specdec.start": Row(ENGINE, ("torch", "huggingface_hub")),
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),
     "specdec.serve": Row(LLM),
+    "specdec.serve.http": Row(
+        (*LLM, "specdec.serve"),
+        ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+    ),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton")),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(

@@ -61,7 +61,9 @@ def run_serve(options: ServeOptions) -> None:
 
 def _check(options: ServeOptions) -> None:
     """Before anything large is read."""
-    if options.api_key == "" or not (options.api_key or "").isascii():
+    # typer takes an empty variable for none, which would open a server that was meant to be locked
+    key = os.environ.get("SPECDEC_API_KEY") if options.api_key is None else options.api_key
+    if key == "" or not (key or "").isascii():
         raise ValueError("--api-key: give a key of ASCII characters, or leave it out")
     for name, given, allowed in (
         ("--generation-config", options.generation_config, GENERATION_CONFIGS),

@@ -48,9 +48,9 @@ class Application:
         # the engine's thread has the engine's tokenizer
         tokenizer = Tokenizer(llm.llm.tokenizer.directory)
         self._prompts = Prompts(tokenizer, sizes.max_model_len - 1, options)
-        self._measures = Measures(options.model_names[0])
+        self.measures = Measures(options.model_names[0])
         record = None if options.record is None else Record(options.record)
-        self._services = Services(llm, self.traffic, self._measures, record)
+        self._services = Services(llm, self.traffic, self.measures, record)
         self.defaults = recommended(llm) if options.use_generation_config else {}
         self.app = self._build()
 
@@ -83,7 +83,7 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(Monitor(self._llm, self._measures).run())
+        watching = asyncio.create_task(Monitor(self._llm, self.measures).run())
         try:
             yield
         finally:
@@ -175,7 +175,7 @@ class Application:
     async def metrics(self) -> Response:
         """GET /metrics, for Prometheus."""
         engine = await self._llm.get_metrics()
-        text = self._measures.text(engine, await self._llm.graph_counters())
+        text = self.measures.text(engine, await self._llm.graph_counters())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request, kind: str) -> dict[str, object]:

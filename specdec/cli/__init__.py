@@ -14,7 +14,7 @@ from typer import Argument, Context, Exit, Option, Typer, echo
 
 import specdec
 from specdec.cli import options as shared
-from specdec.cli.errors import run_command
+from specdec.cli.errors import BENCH_SERVE, run_command
 from specdec.cli.extras import require_extra
 from specdec.cli.wording import Wording
 
@@ -408,6 +408,61 @@ def bench(
     rest["seed"] = seed
     rest["wording"] = Wording.of(context.command.params, max_model_len is not None)
     run_bench(shared.options_of(BenchCommand, {**given, **paths, **rest}))
+
+
+@app.command(BENCH_SERVE, short_help="Measure a server under load.")
+def bench_serve(
+    context: Context,
+    url: Annotated[
+        str,
+        Argument(
+            metavar="URL",
+            help="of a server of OpenAI's API: http://127.0.0.1:8000",
+            show_default=False,
+        ),
+    ],
+    rates: Annotated[
+        str, Option("--request-rate", help="requests a second, a run for each: 1,2,4")
+    ] = "1",
+    num_requests: Annotated[int, Option(min=1, help="of each run")] = 100,
+    model: Annotated[
+        str | None, Option(help="the model's name", show_default="the first one listed")
+    ] = None,
+    is_chat: Annotated[
+        bool, Option("--chat", help="ask for chat completions, not for completions")
+    ] = False,
+    max_tokens: Annotated[
+        int | None, Option(min=1, help="most tokens of an answer", show_default="1024")
+    ] = None,
+    temperature: Annotated[
+        float | None, Option(help="of each request", show_default="the server's")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="ask for full lengths (vLLM and specdec know it)")
+    ] = False,
+    goodput: Annotated[
+        str | None,
+        Option(help="limits in ms that a good answer keeps: ttft:500,tpot:50", show_default="none"),
+    ] = None,
+    seed: Annotated[int, Option(help="of arrivals, lengths and prompts")] = 0,
+    timeout: Annotated[float, Option(min=0, help="seconds that an answer may pause")] = 600.0,
+    api_key: Annotated[
+        str | None, Option(envvar="SPECDEC_API_KEY", help="sent with each request")
+    ] = None,
+    json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
+    charts: Annotated[
+        Path | None, Option(help="directory for a PNG chart (needs matplotlib)")
+    ] = None,
+) -> None:
+    """Send requests that arrive at random, and say how long they wait.
+
+    Arrivals are a Poisson process, whatever the server's speed; lengths are like ShareGPT's.
+    """
+    require_extra("bench serve", "bench", ["httpx2"])
+    from specdec.cli.bench_serve import BenchServeCommand, run_bench_serve
+
+    given = {**context.params, "command": context.obj}
+    run_bench_serve(shared.options_of(BenchServeCommand, given))
 
 
 @app.command(short_help="Load a checkpoint and time it.")

@@ -1,4 +1,4 @@
-"""What users of `specdec serve` get wrong, before anything is read."""
+"""What users of `serve` and `bench serve` get wrong, before anything is read."""
 
 import socket
 from importlib.util import find_spec
@@ -64,3 +64,20 @@ def test_an_empty_key_is_refused(run, monkeypatch):
 def test_small_pieces_are_sent_without_delay():
     with listen("127.0.0.1", 0) as address:
         assert address.proto == socket.IPPROTO_TCP
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ("x", "URL x: give one that begins with http"),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9/v1/models: "),
+        ("http://x --request-rate 1,0", "--request-rate 1,0: give numbers above 0"),
+        ("http://x --goodput ttft", "--goodput ttft: give any of ttft, tpot, itl, e2e"),
+        ("http://x --json nowhere/a.json", "there is no directory nowhere"),
+        ("", "missing argument 'URL' (see specdec bench serve --help)"),
+    ],
+)
+def test_a_mistake_with_a_url_is_one_line(run, args, words):
+    code, out, err = run("bench", "serve", *args.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err

@@ -34,7 +34,7 @@ SAMPLING = {
 
 def job_of(chance, prompts):
     """A random request: its prompt, its fields, and whether it streams."""
-    fields = {"max_tokens": chance.randint(3, 14), "seed": chance.getrandbits(63)}
+    fields = {"max_tokens": chance.randint(2, 9), "seed": chance.getrandbits(63)}
     for name, values in SAMPLING.items():
         if chance.random() < 0.25:
             fields[name] = chance.choice(values)

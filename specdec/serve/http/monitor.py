@@ -60,6 +60,7 @@ class AcceptanceWatch:
 
     def __init__(self) -> None:
         self._first: float | None = None
+        self._is_low = False  # the alarm rings once for each fall
         self._rounds = self._accepted = 0  # at the end of the last window
 
     def see(self, rounds: int, accepted: int) -> str | None:
@@ -71,7 +72,9 @@ class AcceptanceWatch:
         self._accepted = accepted
         if self._first is None:
             self._first = rate
-        if rate >= self._first * ALARM or self._first == 0:
+        was_low = self._is_low
+        self._is_low = rate < self._first * ALARM
+        if was_low or not self._is_low:
             return None
         fall = f"{rate:.2f} accepted drafts a round, {self._first:.2f} at the start"
         return f"acceptance has fallen: {fall}; {CAUSES}"

@@ -22,6 +22,7 @@ logger = logging.getLogger("specdec.serve")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BACKLOG = 2048  # connections that wait to be accepted
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections
 CLOSING_SECONDS = 5  # to send the last answers, after their requests have ended
 
 
@@ -41,6 +42,7 @@ class Server(uvicorn.Server):
             access_log=False,
             backlog=BACKLOG,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=CLOSING_SECONDS,
             ws="none",
         )

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -85,9 +86,11 @@ class LiveServer:
 
 
 @contextmanager
-def serving(sizes: dict[str, object] | None = None, **options: object) -> Iterator[LiveServer]:
+def serving(
+    sizes: dict[str, object] | None = None, model: str | Path = "demo", **options: object
+) -> Iterator[LiveServer]:
     """A server that ends with its engine. sizes: of the engine."""
-    with AsyncLLM("demo", DRAFT, **{**SIZES, **(sizes or {})}) as engine:
+    with AsyncLLM(model, DRAFT, **{**SIZES, **(sizes or {})}) as engine:
         live = LiveServer(engine, **options)
         live.start()
         try:

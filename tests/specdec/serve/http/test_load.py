@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import socket
 
 import httpx2
 import pytest
@@ -128,8 +129,15 @@ async def run_all(url, jobs, leaving):
         return await asyncio.gather(*(one(i, job) for i, job in enumerate(jobs)))
 
 
+def aborted(live):
+    """Samples that the engine has aborted so far."""
+    metrics = asyncio.run(live.llm.get_metrics())
+    return sum(each.value for each in metrics if each.labels == {"finished_reason": "abort"})
+
+
 def test_answers_under_load_are_those_of_generate_while_others_leave(live, jobs, expected):
     num_free = live.until_idle()
+    num_aborted = aborted(live)
     leaving = set(random.Random(1).sample(range(NUM_REQUESTS), NUM_LEAVING))
 
     found = asyncio.run(run_all(live.url, jobs, leaving))
@@ -139,19 +147,30 @@ def test_answers_under_load_are_those_of_generate_while_others_leave(live, jobs,
             assert ours == theirs, f"request {i}: {jobs[i]}"
     assert live.until_idle() == num_free == live.llm.llm.sizes.num_kv_blocks
     assert live.server.application.traffic.num_requests == 0
-    reasons = {
-        metric.labels["finished_reason"]: metric.value
-        for metric in asyncio.run(live.llm.get_metrics())
-        if metric.name == "specdec:request_success"
-    }
-    assert reasons["abort"] >= NUM_LEAVING
+    assert aborted(live) - num_aborted >= NUM_LEAVING
 
 
 def test_a_client_that_leaves_a_list_of_prompts_aborts_all_of_them(live, prompts):
     live.until_idle()
+    num_aborted = aborted(live)
     body = {"prompt": prompts[:6], "max_tokens": 400, "ignore_eos": True, "n": 2, "seed": 1}
 
     with pytest.raises(httpx2.TimeoutException):
         live.post("/v1/completions", body, timeout=0.5)
 
+    assert live.until_idle() == live.llm.llm.sizes.num_kv_blocks
+    assert aborted(live) - num_aborted == 12
+
+
+def test_a_client_that_reads_nothing_holds_up_no_other(live):
+    host, port = live.url.removeprefix("http://").split(":")
+    body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 8}
+    data = json.dumps({**body, "logprobs": 20}).encode()
+    head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        silent.connect((host, int(port)))
+        silent.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n".encode() + data)
+        for _ in range(3):
+            assert live.completion("def f(", max_tokens=4)["choices"]
     assert live.until_idle() == live.llm.llm.sizes.num_kv_blocks

@@ -3,9 +3,21 @@
 import json
 import logging
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec.serve.http.monitor import ROUNDS, AcceptanceWatch, Counts, Monitor
+from weights.demo import demo_directory
+
+
+@pytest.fixture
+def greedy_target(tmp_path):
+    """The bundled target with a generation_config.json that recommends temperature 0."""
+    for file in demo_directory("target").iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": 0.0}')
+    return tmp_path
 
 
 def families_of(live):
@@ -94,7 +106,21 @@ def test_the_alarm_rings_when_acceptance_falls_under_a_third():
     assert watch.see(ROUNDS + 1, 300) is None  # too few to judge
     assert watch.see(2 * ROUNDS, 410) is None  # 0.55
     assert "0.45 accepted drafts a round, 1.50 at the start" in watch.see(3 * ROUNDS, 500)
-    assert watch.see(4 * ROUNDS, 800) is None
+    assert watch.see(4 * ROUNDS, 590) is None  # it has rung
+    assert watch.see(5 * ROUNDS, 900) is None
+    assert watch.see(6 * ROUNDS, 910) is not None
+
+
+def test_sampling_defaults_of_the_checkpoint_are_taken_where_the_operator_says_so(
+    serve, greedy_target
+):
+    with serve(model=greedy_target, use_generation_config=True) as live:
+        texts = {live.completion("def f(x):")["choices"][0]["text"] for _ in range(3)}
+        assert live.server.application.defaults["temperature"] == 0.0
+        assert (
+            live.completion("def f(x):", temperature=1, seed=1)["choices"][0]["text"] not in texts
+        )
+    assert len(texts) == 1
 
 
 def test_finished_requests_are_recorded_where_the_operator_says_so(serve, tmp_path):

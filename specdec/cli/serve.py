@@ -101,8 +101,7 @@ def _say_what_is_special(options: ServeOptions, server: Server) -> None:
     if options.record is not None:
         print(f"requests are recorded in {options.record}", file=sys.stderr)
     if options.host not in LOOPBACK and options.api_key is None:
-        warning = f"warning: {options.host} is open to others,\nand no --api-key is asked for"
-        print(warning, file=sys.stderr)
+        print(f"warning: {options.host} is open to all, without an --api-key", file=sys.stderr)
 
 
 def _announce(options: ServeOptions, port: int) -> None:

@@ -1,6 +1,7 @@
 """Outputs in OpenAI's forms: whole answers, chunks of streams, usage."""
 
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,9 +39,9 @@ class Heading:
     created: int
 
     @staticmethod
-    def of(form: Form, asked: Asked, engine_free_id: str) -> "Heading":
-        """engine_free_id: a random name that is no id of the engine."""
-        return Heading(f"{form.prefix}-{engine_free_id}", asked.model, int(time.time()))
+    def of(form: Form, asked: Asked) -> "Heading":
+        """With an id of its own, which is none of the engine's."""
+        return Heading(f"{form.prefix}-{uuid.uuid4().hex}", asked.model, int(time.time()))
 
     def fields(self, name: str) -> Json:
         """name: of the kind of object."""

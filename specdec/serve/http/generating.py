@@ -4,7 +4,6 @@ Everything runs while the answer is sent, so that there is one place that ends w
 """
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class Answer(Response):
         self._asked = asked
         self._prompts = prompts
         self._form = form
-        self._heading = Heading.of(form, asked, uuid.uuid4().hex)
+        self._heading = Heading.of(form, asked)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. If the client leaves, what is generated for it is aborted."""

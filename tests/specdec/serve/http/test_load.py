@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import socket
+from contextlib import aclosing
 
 import httpx2
 import pytest
@@ -35,7 +36,7 @@ SAMPLING = {
 
 def job_of(chance, prompts):
     """A random request: its prompt, its fields, and whether it streams."""
-    fields = {"max_tokens": chance.randint(2, 9), "seed": chance.getrandbits(63)}
+    fields = {"max_tokens": chance.randint(2, 7), "seed": chance.getrandbits(63)}
     for name, values in SAMPLING.items():
         if chance.random() < 0.25:
             fields[name] = chance.choice(values)
@@ -110,8 +111,8 @@ async def leave(client, prompt, fields, streams):
     body = {"prompt": prompt, **fields, "max_tokens": 400, "ignore_eos": True, "stream": streams}
     body.pop("stop", None)
     if streams:
-        async for _ in events(client, body):
-            return
+        async with aclosing(events(client, body)) as chunks:
+            await anext(chunks)
     else:
         with pytest.raises(httpx2.TimeoutException):
             await client.post("/v1/completions", json=body, timeout=0.4)
@@ -147,7 +148,9 @@ def test_answers_under_load_are_those_of_generate_while_others_leave(live, jobs,
             assert ours == theirs, f"request {i}: {jobs[i]}"
     assert live.until_idle() == num_free == live.llm.llm.sizes.num_kv_blocks
     assert live.server.application.traffic.num_requests == 0
-    assert aborted(live) - num_aborted >= NUM_LEAVING
+    # those who saw a beginning; the others may have left before theirs
+    num_begun = sum(jobs[i][2] for i in leaving)
+    assert aborted(live) - num_aborted >= num_begun > 10
 
 
 def test_a_client_that_leaves_a_list_of_prompts_aborts_all_of_them(live, prompts):
@@ -155,8 +158,16 @@ def test_a_client_that_leaves_a_list_of_prompts_aborts_all_of_them(live, prompts
     num_aborted = aborted(live)
     body = {"prompt": prompts[:6], "max_tokens": 400, "ignore_eos": True, "n": 2, "seed": 1}
 
-    with pytest.raises(httpx2.TimeoutException):
-        live.post("/v1/completions", body, timeout=0.5)
+    async def leave_when_all_have_begun():
+        seen = set()
+        async with (
+            httpx2.AsyncClient(base_url=live.url, timeout=60) as client,
+            aclosing(events(client, {**body, "stream": True})) as chunks,
+        ):
+            while len(seen) < 12:
+                seen.add((await anext(chunks))["choices"][0]["index"])
+
+    asyncio.run(leave_when_all_have_begun())
 
     assert live.until_idle() == live.llm.llm.sizes.num_kv_blocks
     assert aborted(live) - num_aborted == 12

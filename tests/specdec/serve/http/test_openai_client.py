@@ -187,6 +187,14 @@ def test_echo_of_token_ids_in_a_stream(client, prompts):
         assert joined == getattr(whole.choices[0].logprobs, name)
 
 
+def test_usage_says_what_was_found_in_the_cache(client, prompts):
+    ids = [*prompts[0], *prompts[1], *prompts[2]][130:0:-1]  # no other test asks for it
+    fields = {"model": "demo", "prompt": ids, "max_tokens": 1, "temperature": 0}
+    for cached in (0, 128):
+        usage = client.completions.create(**fields).usage
+        assert (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens) == (130, cached)
+
+
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").owned_by == "specdec"

@@ -258,7 +258,7 @@ def serve(
         Option(file_okay=False, help="write token ids of finished requests to this directory"),
     ] = None,
     ignore_unknown: Annotated[
-        bool, Option("--ignore-unknown", help="ignore fields of requests that nobody knows")
+        bool, Option("--ignore-unknown", help="ignore unknown fields of requests")
     ] = False,
     trust_request_chat_template: Annotated[
         bool,

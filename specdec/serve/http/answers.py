@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specdec.requests.output import Logprob, RequestOutput
-from specdec.serve.http.asked import Asked
+from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.pieces import Piece, best, clamped
 from specdec.serve.http.prompts import Encoded
 
@@ -21,11 +21,13 @@ class Form(Protocol):
     name: str
     chunk_name: str
 
-    def choice(self, asked: Asked, position: int, output: RequestOutput, piece: Piece) -> Json:
+    def choice(
+        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
+    ) -> Json:
         """A choice that is whole."""
 
     def chunk_choice(
-        self, asked: Asked, position: int, output: RequestOutput, piece: Piece
+        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
     ) -> Json:
         """A part of a choice in a stream."""
 
@@ -39,9 +41,9 @@ class Heading:
     created: int
 
     @staticmethod
-    def of(form: Form, asked: Asked) -> "Heading":
+    def of(form: Form, api_request: ApiRequest) -> "Heading":
         """With an id of its own, which is none of the engine's."""
-        return Heading(f"{form.prefix}-{uuid.uuid4().hex}", asked.model, int(time.time()))
+        return Heading(f"{form.prefix}-{uuid.uuid4().hex}", api_request.model, int(time.time()))
 
     def fields(self, name: str) -> Json:
         """name: of the kind of object."""
@@ -53,10 +55,10 @@ class Heading:
         }
 
 
-def usage(outputs: Sequence[RequestOutput], asked: Asked) -> Json:
+def usage(outputs: Sequence[RequestOutput], api_request: ApiRequest) -> Json:
     """Tokens of all prompts and choices, and of speculation in OpenAI's own fields."""
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    written = [0 if asked.writes_nothing else _num_written(output) for output in outputs]
+    written = [0 if api_request.writes_nothing else _num_written(output) for output in outputs]
     accepted = sum(output.stats.num_accepted_tokens for output in outputs)
     drafted = sum(output.stats.num_drafted_tokens for output in outputs)
     # samples and preempted requests find a prompt in the cache more than once
@@ -84,37 +86,39 @@ class ChatForm:
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def choice(self, asked: Asked, position: int, output: RequestOutput, piece: Piece) -> Json:
+    def choice(
+        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
+    ) -> Json:
         """With the message."""
         message: Json = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._choice(asked, output, piece, "message", message)
+        return self._choice(api_request, output, piece, "message", message)
 
     def chunk_choice(
-        self, asked: Asked, position: int, output: RequestOutput, piece: Piece
+        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
     ) -> Json:
         """With what the message grows by; the first one says whose it is."""
         role = {"role": "assistant"} if piece.is_first else {}
-        return self._choice(asked, output, piece, "delta", {**role, "content": piece.text})
+        return self._choice(api_request, output, piece, "delta", {**role, "content": piece.text})
 
     def _choice(
-        self, asked: Asked, output: RequestOutput, piece: Piece, name: str, message: Json
+        self, api_request: ApiRequest, output: RequestOutput, piece: Piece, name: str, message: Json
     ) -> Json:
         ids: Json = {}
-        if asked.returns_token_ids:
+        if api_request.returns_token_ids:
             ids = {"token_ids": piece.token_ids}
             if piece.is_first:
                 ids["prompt_token_ids"] = output.prompt_token_ids
         return {
             "index": piece.index,
             name: message,
-            "logprobs": self._logprobs(asked, piece),
+            "logprobs": self._logprobs(api_request, piece),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
             **ids,
         }
 
-    def _logprobs(self, asked: Asked, piece: Piece) -> Json | None:
-        count = asked.params.logprobs
+    def _logprobs(self, api_request: ApiRequest, piece: Piece) -> Json | None:
+        count = api_request.params.logprobs
         if piece.logprobs is None or count is None:
             return None
         pairs = zip(piece.token_ids, piece.logprobs, strict=True)
@@ -141,37 +145,39 @@ class CompletionForm:
         self._prompts = prompts
         self._first_tokens = first_tokens
 
-    def choice(self, asked: Asked, position: int, output: RequestOutput, piece: Piece) -> Json:
+    def choice(
+        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
+    ) -> Json:
         """After the prompt, if it was asked for."""
-        has_prompt = asked.echo and piece.is_first
+        has_prompt = api_request.echo and piece.is_first
         prompt = (self._prompts[position].text or "") if has_prompt else ""
-        shift = len(self._prompts[position].text or "") if asked.echo else 0
-        if asked.writes_nothing:
+        shift = len(self._prompts[position].text or "") if api_request.echo else 0
+        if api_request.writes_nothing:
             rows = None if piece.logprobs is None else piece.logprobs[:0]
             piece = Piece(piece.index, "", [], rows, 0, "length", None, True)
         ids: Json = {}
-        if asked.returns_token_ids:
+        if api_request.returns_token_ids:
             ids = {"token_ids": piece.token_ids}
             if piece.is_first:
                 ids["prompt_token_ids"] = output.prompt_token_ids
         return {
-            "index": position * asked.params.n + piece.index,
+            "index": position * api_request.params.n + piece.index,
             "text": prompt + piece.text,
-            "logprobs": self._logprobs(asked, position, output, piece, has_prompt, shift),
+            "logprobs": self._logprobs(api_request, position, output, piece, has_prompt, shift),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
             **ids,
         }
 
     def chunk_choice(
-        self, asked: Asked, position: int, output: RequestOutput, piece: Piece
+        self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
     ) -> Json:
         """A chunk has the form of a whole answer."""
-        return self.choice(asked, position, output, piece)
+        return self.choice(api_request, position, output, piece)
 
     def _logprobs(
         self,
-        asked: Asked,
+        api_request: ApiRequest,
         position: int,
         output: RequestOutput,
         piece: Piece,
@@ -180,7 +186,7 @@ class CompletionForm:
     ) -> Json | None:
         if piece.logprobs is None:
             return None
-        found = _Columns(asked.params.logprobs or 0)
+        found = _Columns(api_request.params.logprobs or 0)
         if has_prompt:
             text = self._prompts[position].text or ""
             found.add_prompt(output, text, self._first_tokens[position])

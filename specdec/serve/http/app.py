@@ -14,13 +14,13 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.answers import ChatForm, CompletionForm
-from specdec.serve.http.asked import (
+from specdec.serve.http.api_request import (
     RECOMMENDED,
-    Asked,
-    asked_chat,
-    asked_completion,
+    ApiRequest,
     boolean,
+    chat_request,
     check_model,
+    completion_request,
 )
 from specdec.serve.http.bodies import read_body
 from specdec.serve.http.errors import ApiError, json_response
@@ -97,23 +97,25 @@ class Application:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
-        asked = asked_chat(body, self._options, self.defaults)
+        api_request = chat_request(body, self._options, self.defaults)
         prompt = await self._prompts.chat(body)
-        return Answer(self._services, asked, [prompt], ChatForm())
+        return Answer(self._services, api_request, [prompt], ChatForm())
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self._body(request, COMPLETION)
-        asked = asked_completion(body, self._options, self.defaults)
+        api_request = completion_request(body, self._options, self.defaults)
         if "prompt" not in body:
             raise ApiError(400, "prompt is missing", "prompt")
-        prompts = await self._prompts.completion(body["prompt"], asked.params.n)
-        form = await self._completion_form(asked, prompts)
-        return Answer(self._services, asked, prompts, form)
+        prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
+        form = await self._completion_form(api_request, prompts)
+        return Answer(self._services, api_request, prompts, form)
 
-    async def _completion_form(self, asked: Asked, prompts: list[Encoded]) -> CompletionForm:
+    async def _completion_form(
+        self, api_request: ApiRequest, prompts: list[Encoded]
+    ) -> CompletionForm:
         """With the text that echo repeats."""
-        if not asked.echo:
+        if not api_request.echo:
             return CompletionForm(prompts, [])
         texts = [
             await self._prompts.decode(each.token_ids) if each.text is None else each.text

@@ -15,7 +15,7 @@ from specdec.requests.output import RequestOutput
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.answers import Form, Heading, Json, usage
-from specdec.serve.http.asked import Asked
+from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
 from specdec.serve.http.measures import Measures
 from specdec.serve.http.pieces import Pieces
@@ -44,14 +44,14 @@ class Answer(Response):
     """Generates when it is called, as all responses of ASGI are."""
 
     def __init__(
-        self, services: Services, asked: Asked, prompts: Sequence[Encoded], form: Form
+        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded], form: Form
     ) -> None:
         self.background = None
         self._services = services
-        self._asked = asked
+        self._api_request = api_request
         self._prompts = prompts
         self._form = form
-        self._heading = Heading.of(form, asked)
+        self._heading = Heading.of(form, api_request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. If the client leaves, what is generated for it is aborted."""
@@ -68,10 +68,10 @@ class Answer(Response):
             work.result()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        count = len(self._prompts) * self._asked.params.n
+        count = len(self._prompts) * self._api_request.params.n
         with self._services.traffic.samples(count):
             async with aclosing(self._outputs()) as outputs:
-                if self._asked.is_stream:
+                if self._api_request.is_stream:
                     await self._stream(outputs, send)
                 else:
                     response = await self._whole(outputs)
@@ -82,11 +82,11 @@ class Answer(Response):
         async for position, output in outputs:
             last[position] = output
         choices = [
-            self._form.choice(self._asked, position, last[position], piece)
+            self._form.choice(self._api_request, position, last[position], piece)
             for position in sorted(last)
-            for piece in Pieces(self._asked.params.n, False).new(last[position])
+            for piece in Pieces(self._api_request.params.n, False).new(last[position])
         ]
-        counts = usage(list(last.values()), self._asked)
+        counts = usage(list(last.values()), self._api_request)
         fields = self._heading.fields(self._form.name)
         return json_response({**fields, "choices": choices, "usage": counts})
 
@@ -107,34 +107,34 @@ class Answer(Response):
         first: tuple[int, RequestOutput],
         outputs: AsyncIterator[tuple[int, RequestOutput]],
     ) -> AsyncGenerator[Json, None]:
-        asked = self._asked
+        api_request = self._api_request
         fields = self._heading.fields(self._form.chunk_name)
-        withholds = asked.params.logprobs is None and not asked.returns_token_ids
-        pieces = [Pieces(asked.params.n, withholds) for _ in self._prompts]
+        withholds = api_request.params.logprobs is None and not api_request.returns_token_ids
+        pieces = [Pieces(api_request.params.n, withholds) for _ in self._prompts]
         last: dict[int, RequestOutput] = {}
         position, output = first
         while True:
             last[position] = output
             for piece in pieces[position].new(output):
-                choice = self._form.chunk_choice(asked, position, output, piece)
+                choice = self._form.chunk_choice(api_request, position, output, piece)
                 extra: Json = {}
-                if asked.has_continuous_usage:
-                    extra = {"usage": usage(list(last.values()), asked)}
-                elif asked.includes_usage:
+                if api_request.has_continuous_usage:
+                    extra = {"usage": usage(list(last.values()), api_request)}
+                elif api_request.includes_usage:
                     extra = {"usage": None}
                 yield {**fields, "choices": [choice], **extra}
             try:
                 position, output = await anext(outputs)
             except StopAsyncIteration:
                 break
-        if asked.includes_usage:
-            yield {**fields, "choices": [], "usage": usage(list(last.values()), asked)}
+        if api_request.includes_usage:
+            yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Of all prompts, each with the prompt's position. ApiError where one has failed."""
-        llm, asked = self._services.llm, self._asked
+        llm, api_request = self._services.llm, self._api_request
         generators = [
-            llm.generate(prompt.for_engine(), asked.params, priority=asked.priority)
+            llm.generate(prompt.for_engine(), api_request.params, priority=api_request.priority)
             for prompt in self._prompts
         ]
         timers = [self._services.measures.begin() for _ in generators]

@@ -14,7 +14,7 @@ from specdec.arguments import is_integer
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import TokensPrompt
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.http.asked import boolean
+from specdec.serve.http.api_request import boolean
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.options import MAX_CHOICES, ServerOptions
 

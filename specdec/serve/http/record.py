@@ -1,4 +1,4 @@
-"""Token ids of finished requests, a line of JSON each, for training a draft on what was asked."""
+"""Token ids of finished requests, a line of JSON each, for training a draft."""
 
 import json
 import time

@@ -148,7 +148,7 @@ def test_answers_under_load_are_those_of_generate_while_others_leave(live, jobs,
             assert ours == theirs, f"request {i}: {jobs[i]}"
     assert live.until_idle() == num_free == live.llm.llm.sizes.num_kv_blocks
     assert live.server.application.traffic.num_requests == 0
-    # those who saw a beginning; the others may have left before theirs
+    # streams whose first chunk was read; the other requests may have ended before they began
     num_begun = sum(jobs[i][2] for i in leaving)
     assert aborted(live) - num_aborted >= num_begun > 10
 

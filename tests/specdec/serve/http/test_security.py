@@ -11,6 +11,18 @@ CLOSED = ["/v1/models", "/v1/models/demo", "/metrics", "/version", "/nowhere"]
 OPEN = ["/health", "/ping"]
 
 
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+)
+
+
+def connected(live):
+    """A socket to the server."""
+    host, port = live.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
 @pytest.fixture(scope="module")
 def locked(serve):
     """A server with a key, and a page of another origin that may call it."""
@@ -164,14 +176,24 @@ def test_where_too_many_wait_others_are_told_to_come_back(serve, prompts):
         assert busy.post("/v1/completions", BODY).status_code == 200
 
 
-def test_a_body_that_never_ends_is_answered(live):
-    host, port = live.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as client:
-        client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
-        )
-        client.shutdown(socket.SHUT_WR)
-        client.settimeout(10)
-        client.recv(1000)  # an answer or the end
+def test_a_body_that_never_ends_is_a_408(live, monkeypatch):
+    monkeypatch.setattr("specdec.serve.http.bodies.BODY_SECONDS", 0.2)
+    with connected(live) as client:
+        client.sendall(HEAD + b"{")
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_leaves_within_its_body_leaves_nothing_behind(live):
+    with connected(live) as client:
+        client.sendall(HEAD + b"{")
     live.until_idle()
+
+
+def test_an_error_of_the_server_tells_nothing_of_its_inside(live, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(live.server.application._prompts, "completion", fail)
+    found = live.post("/v1/completions", BODY)
+    assert (found.status_code, found.json()["error"]["type"]) == (500, "internal_server_error")
+    assert "secret" not in found.text

@@ -30,7 +30,7 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ApiRequest:
     """writes_nothing: max_tokens=0, for which the engine writes one token that is dropped."""
 
     model: str
@@ -44,9 +44,9 @@ class Asked:
     writes_nothing: bool = False
 
 
-def asked_chat(
+def chat_request(
     body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
-) -> Asked:
+) -> ApiRequest:
     """Of /v1/chat/completions, from known fields."""
     given = {"max_tokens", "max_completion_tokens"} & set(body)
     limits = {name: body[name] for name in given}
@@ -58,12 +58,12 @@ def asked_chat(
         sampling["logprobs"] = num_top or 0
     elif num_top is not None:
         raise ApiError(400, f"top_logprobs={num_top} without logprobs: give logprobs=true too")
-    return _asked(body, options, defaults, sampling)
+    return _api_request(body, options, defaults, sampling)
 
 
-def asked_completion(
+def completion_request(
     body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
-) -> Asked:
+) -> ApiRequest:
     """Of /v1/completions, from known fields."""
     limit = body.get("max_tokens", COMPLETION_TOKENS)
     writes_nothing = is_integer(limit) and limit == 0
@@ -72,10 +72,10 @@ def asked_completion(
     sampling = {"max_tokens": 1 if writes_nothing else limit, "logprobs": num_top}
     if echo:
         sampling["prompt_logprobs"] = num_top
-    return _asked(body, options, defaults, sampling, echo=echo, writes_nothing=writes_nothing)
+    return _api_request(body, options, defaults, sampling, echo=echo, writes_nothing=writes_nothing)
 
 
-def _asked(
+def _api_request(
     body: Mapping[str, object],
     options: ServerOptions,
     defaults: Mapping[str, object],
@@ -83,9 +83,9 @@ def _asked(
     *,
     echo: bool = False,
     writes_nothing: bool = False,
-) -> Asked:
+) -> ApiRequest:
     stream_options = _stream_options(body)
-    return Asked(
+    return ApiRequest(
         model=_model(body, options),
         params=_params(body, {**defaults, **sampling}),
         priority=_priority(body, options),

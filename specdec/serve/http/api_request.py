@@ -56,7 +56,7 @@ def chat_request(
     num_top = integer(body, "top_logprobs", 0, MAX_LOGPROBS)
     if boolean(body, "logprobs"):
         sampling["logprobs"] = num_top or 0
-    elif num_top is not None:
+    elif num_top:
         raise ApiError(400, f"top_logprobs={num_top} without logprobs: give logprobs=true too")
     return _api_request(body, options, defaults, sampling)
 

@@ -1,5 +1,7 @@
 """Each field of the table works, changes nothing, or is a 400 that names it."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, FIELDS, TEXT, TOKENIZE
@@ -126,3 +128,65 @@ def test_a_null_field_is_an_absent_one(live):
 def test_unknown_fields_are_ignored_where_the_operator_says_so(serve):
     with serve(ignore_unknown=True) as live:
         assert live.completion("def f(", no_such_field=1, max_tokens=1)["choices"]
+
+
+# sampling that test_load.py compares with LLM.generate has its effect shown there
+
+
+def test_a_stop_string_is_part_of_the_text_where_it_should_be(live):
+    fields = {"temperature": 0, "max_tokens": 40, "stop": "return"}
+    plain, with_stop = (
+        live.completion("def f(x):", **fields, include_stop_str_in_output=each)["choices"][0][
+            "text"
+        ]
+        for each in (False, True)
+    )
+    assert with_stop == plain + "return"
+
+
+def test_special_tokens_are_shown_where_they_should_be(live):
+    fields = {"temperature": 0, "max_tokens": 2, "ignore_eos": True, "logit_bias": {"1": 100}}
+    hidden, shown = (
+        live.completion("def f(", **fields, skip_special_tokens=each)["choices"][0]["text"]
+        for each in (True, False)
+    )
+    assert (hidden, shown) == ("", "<|eos|><|eos|>")
+
+
+@pytest.mark.parametrize("fields, per_round", [({"speculate": False}, 0), ({}, 3)])
+def test_a_request_drafts_as_much_as_it_says(live, fields, per_round):
+    usage = live.completion("def f(", max_tokens=2, temperature=0, **fields)["usage"]
+    details = usage["completion_tokens_details"]
+    drafted = details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
+    assert drafted == per_round
+
+
+@pytest.mark.parametrize(
+    "template, fields, text",
+    [
+        ("{{ flag }}", {"chat_template_kwargs": {"flag": "yes"}}, "yes"),
+        ("{{ documents[0].text }}", {"documents": [{"text": "a b"}]}, "a b"),
+        ("a{% if add_generation_prompt %}b{% endif %}", {}, "ab"),
+        ("a{% if add_generation_prompt %}b{% endif %}", {"add_generation_prompt": False}, "a"),
+        ("{{ messages[0].role }}", {}, "system"),
+        ("{{ messages[0].role }}{# developer #}", {}, "developer"),
+        (
+            "{{ messages[0].content }}<end>",
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "def f(",
+        ),
+    ],
+)
+def test_what_a_template_is_given(serve_template, template, fields, text):
+    live = serve_template(template)
+    body = {"messages": [{"role": "developer", "content": "def f("}], **fields}
+    found = live.post("/v1/chat/completions", {**body, "max_tokens": 1, "return_token_ids": True})
+    ids = found.json()["choices"][0]["prompt_token_ids"]
+    assert live.post("/detokenize", {"tokens": ids}).json()["prompt"] == text
+
+
+@pytest.fixture
+def serve_template(serve):
+    """serve_template(text): a server with the operator's chat template."""
+    with ExitStack() as stack:
+        yield lambda text: stack.enter_context(serve(chat_template=text))

@@ -75,7 +75,11 @@ ROWS: dict[str, Row] = {
     "specdec.start": Row(ENGINE, ("torch", "huggingface_hub")),
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),
     "specdec.serve": Row(LLM),
-    "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton")),
+    "specdec.serve.http": Row(
+        (*LLM, "specdec.serve"),
+        ("fastapi", "starlette", "uvicorn", "prometheus_client"),
+    ),
+    "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
         (*LLM, "specdec.serve", "specdec.bench", "specdec.tune"), ("torch", "typer", "rich")
@@ -89,6 +93,7 @@ LATE_IMPORTS = {
     "weights/__init__.py": "names are imported when asked for: weights.errors needs no torch",
     "specdec/__init__.py": "public names are imported when they are asked for",
     "specdec/bench/charts.py": "matplotlib is an extra",
+    "specdec/bench/load_chart.py": "matplotlib is an extra",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
     "specdec/kernels/__init__.py": "Triton, behind one device check",
 }

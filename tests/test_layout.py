@@ -110,7 +110,11 @@ def test_import_specdec_loads_nothing_heavy():
 
 
 def test_the_engine_loads_no_optional_package():
-    assert _heavy_after("from specdec import LLM") <= {"torch", "triton"}
+    assert _heavy_after("from specdec import LLM, AsyncLLM; LLM, AsyncLLM") <= {"torch", "triton"}
+
+
+def test_the_command_line_loads_what_a_command_needs_when_it_is_called():
+    assert _heavy_after("import specdec.cli") <= set()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is imported beside a CUDA device")
@@ -120,7 +124,7 @@ def test_without_a_gpu_the_engine_loads_without_triton():
 
 def _heavy_after(code: str) -> set[str]:
     """Which heavy packages `code` has loaded."""
-    heavy = ("torch", "triton", "fastapi", "ray", "matplotlib")
+    heavy = ("torch", "triton", "fastapi", "uvicorn", "prometheus_client", "ray", "matplotlib")
     return set(_python(f"import sys; {code}; print(*set({heavy}) & set(sys.modules))").split())
 
 

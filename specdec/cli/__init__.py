@@ -14,7 +14,8 @@ from typer import Argument, Context, Exit, Option, Typer, echo
 
 import specdec
 from specdec.cli import options as shared
-from specdec.cli.errors import run_command
+from specdec.cli.errors import BENCH_SERVE, run_command
+from specdec.cli.extras import require_extra
 from specdec.cli.wording import Wording
 
 app = Typer(
@@ -212,6 +213,93 @@ def verify(
     run_verify(shared.options_of(VerifyOptions, context.params))
 
 
+@app.command(short_help="Answer requests over HTTP.")
+def serve(
+    context: Context,
+    target: shared.Target,
+    draft: shared.Draft = None,
+    num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    acceptance: shared.Acceptance = "exact",
+    host: Annotated[str, Option(help="the address to listen at; 0.0.0.0: all")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0: a free one")] = 8000,
+    api_key: Annotated[
+        str | None, Option(envvar="SPECDEC_API_KEY", help="requests must send it")
+    ] = None,
+    served_model_names: Annotated[
+        list[str] | None,
+        Option(
+            "--served-model-name",
+            help="what requests call the model; may be repeated",
+            show_default="TARGET",
+        ),
+    ] = None,
+    chat_template: Annotated[
+        Path | None,
+        Option(
+            callback=shared.text_of,
+            help="a file of Jinja text",
+            show_default="the tokenizer's own",
+        ),
+    ] = None,
+    generation_config: Annotated[
+        str, Option(help="auto: sampling defaults of the checkpoint; none")
+    ] = "none",
+    allowed_origins: Annotated[
+        list[str] | None,
+        Option("--allowed-origin", help="a web page's origin that may call; may be repeated"),
+    ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        Option("--allowed-host", help="a name that this server is called by; may be repeated"),
+    ] = None,
+    max_waiting: Annotated[int, Option(min=0, help="samples that may wait; others get 429")] = 1024,
+    record: Annotated[
+        Path | None,
+        Option(file_okay=False, help="write token ids of finished requests to this directory"),
+    ] = None,
+    ignore_unknown: Annotated[
+        bool, Option("--ignore-unknown", help="ignore unknown fields of requests")
+    ] = False,
+    trust_request_chat_template: Annotated[
+        bool,
+        Option("--trust-request-chat-template", help="run chat templates that requests bring"),
+    ] = False,
+    allow_priority: Annotated[
+        bool, Option("--allow-priority", help="let requests choose their priority")
+    ] = False,
+    shutdown_timeout: Annotated[
+        float, Option(min=0, help="seconds that running requests get after SIGTERM or Ctrl-C")
+    ] = 30.0,
+    log_format: Annotated[str, Option(help="text or json")] = "text",
+    dtype: shared.Dtype = "auto",
+    device: shared.Device = "auto",
+    max_model_len: shared.MaxModelLen = None,
+    max_num_seqs: Annotated[
+        int | None, Option(help="most samples at a time", show_default="64")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, Option(help="tokens of a prompt chunk", show_default="8192")
+    ] = None,
+    num_kv_blocks: Annotated[
+        int | None, Option(help="size of the cache in blocks of 64 tokens")
+    ] = None,
+    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
+    enable_prefix_caching: shared.NoPrefixCaching = False,
+    enforce_eager: shared.EnforceEager = False,
+    cuda_graph_sizes: shared.GraphSizes = None,
+    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
+) -> None:
+    """Answer requests in OpenAI's API: chat, completions, streams, metrics.
+
+    Only this machine can connect unless --host says otherwise. SIGTERM or Ctrl-C ends it in order.
+    """
+    require_extra("serve", "server", ("fastapi", "uvicorn", "prometheus_client"))
+    from specdec.cli.serve import ServeOptions, run_serve
+
+    wording = Wording.of(context.command.params, max_model_len is not None)
+    run_serve(shared.options_of(ServeOptions, {**context.params, "wording": wording}))
+
+
 SUITES = (
     "protocol, rounds, exactness, k, batch, context, products, loop, ramp, costs, zero, gaps, "
     "requests, waiting, prefill, capture, padding, memory, cold; with commas; or all"
@@ -320,6 +408,61 @@ def bench(
     rest["seed"] = seed
     rest["wording"] = Wording.of(context.command.params, max_model_len is not None)
     run_bench(shared.options_of(BenchCommand, {**given, **paths, **rest}))
+
+
+@app.command(BENCH_SERVE, short_help="Measure a server under load.")
+def bench_serve(
+    context: Context,
+    url: Annotated[
+        str,
+        Argument(
+            metavar="URL",
+            help="of a server of OpenAI's API: http://127.0.0.1:8000",
+            show_default=False,
+        ),
+    ],
+    rates: Annotated[
+        str, Option("--request-rate", help="requests a second, a run for each: 1,2,4")
+    ] = "1",
+    num_requests: Annotated[int, Option(min=1, help="of each run")] = 100,
+    model: Annotated[
+        str | None, Option(help="the model's name", show_default="the first one listed")
+    ] = None,
+    is_chat: Annotated[
+        bool, Option("--chat", help="ask for chat completions, not for completions")
+    ] = False,
+    max_tokens: Annotated[
+        int | None, Option(min=1, help="most tokens of an answer", show_default="1024")
+    ] = None,
+    temperature: Annotated[
+        float | None, Option(help="of each request", show_default="the server's")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="ask for full lengths (vLLM and specdec know it)")
+    ] = False,
+    goodput: Annotated[
+        str | None,
+        Option(help="limits in ms that a good answer keeps: ttft:500,tpot:50", show_default="none"),
+    ] = None,
+    seed: Annotated[int, Option(help="of arrivals, lengths and prompts")] = 0,
+    timeout: Annotated[float, Option(min=0, help="seconds that an answer may pause")] = 600.0,
+    api_key: Annotated[
+        str | None, Option(envvar="SPECDEC_API_KEY", help="sent with each request")
+    ] = None,
+    json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
+    charts: Annotated[
+        Path | None, Option(help="directory for a PNG chart (needs matplotlib)")
+    ] = None,
+) -> None:
+    """Send requests that arrive at random, and say how long they wait.
+
+    Arrivals are a Poisson process, whatever the server's speed; lengths are like ShareGPT's.
+    """
+    require_extra("bench serve", "bench", ["httpx2"])
+    from specdec.cli.bench_serve import BenchServeCommand, run_bench_serve
+
+    given = {**context.params, "command": context.obj}
+    run_bench_serve(shared.options_of(BenchServeCommand, given))
 
 
 @app.command(short_help="Load a checkpoint and time it.")

@@ -19,6 +19,7 @@ from specdec.cli.wording import Wording
 # of the click that typer uses, its own copy or the package
 UsageError = cast(type[Exception], BadParameter.__bases__[0])
 INTERRUPTED = 130  # what a shell gives for Ctrl-C
+BENCH_SERVE = "bench serve"  # one command; `bench` alone takes a target
 
 
 def run_command(app: Typer, given: Sequence[str]) -> None:
@@ -26,6 +27,7 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
     try:
         _set_up_logging(os.environ.get("SPECDEC_LOG", "warning"))
         line = shlex.join(["specdec", *given])
+        given = _joined(given)
         code = app(args=list(given), prog_name="specdec", obj=line, standalone_mode=False)
     except UsageError as error:
         raise SystemExit(_refuse(_usage(error, given), error)) from None
@@ -36,6 +38,12 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
     if code == INTERRUPTED:
         print("specdec: interrupted", file=sys.stderr)
     raise SystemExit(code or 0)
+
+
+def _joined(given: Sequence[str]) -> list[str]:
+    """The words of a command as one. (A target in the directory `serve` is ./serve.)"""
+    words = BENCH_SERVE.split()
+    return [BENCH_SERVE, *given[len(words) :]] if list(given[: len(words)]) == words else [*given]
 
 
 def _set_up_logging(name: str) -> None:

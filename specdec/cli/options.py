@@ -130,6 +130,7 @@ Json = Annotated[bool, Option("--json", help="one JSON object on stdout and noth
 ENGINE = {"dtype", "device", "max_model_len", "enable_prefix_caching", "enforce_eager"}
 ENGINE |= {"cuda_graph_sizes", "cuda_graph_token_sizes"}
 ENGINE |= {"max_num_seqs", "gpu_memory_utilization"}
+ENGINE |= {"max_num_batched_tokens", "num_kv_blocks"}
 
 
 def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from graphs.counters import GraphCounters
 from specdec.arguments import is_integer
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
@@ -127,6 +128,15 @@ class AsyncLLM:
     async def get_metrics(self) -> list[Metric]:
         """Counts since the start, and what runs now (specdec.requests.metrics)."""
         return await asyncio.wrap_future(self._thread.call(self.llm.engine.metrics))
+
+    async def graph_counters(self) -> dict[str, GraphCounters]:
+        """What each family of CUDA graphs cost, and the batches that it served."""
+        return await asyncio.wrap_future(self._thread.call(self.llm.graph_counters))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests: it has neither failed nor been shut down."""
+        return self._thread.is_running
 
     def shutdown(self) -> None:
         """Abort what runs and end the thread, after its current step."""

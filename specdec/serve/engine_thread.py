@@ -86,6 +86,11 @@ class EngineThread:
         """Run a function between two steps."""
         return self._send(function, raises_to_caller=True)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether commands are taken."""
+        return not self._is_over and self._process == os.getpid()
+
     def close(self) -> None:
         """Abort what runs, end the thread and wait for it. No effect twice or in a forked child."""
         if self._process != os.getpid():

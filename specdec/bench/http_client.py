@@ -1,0 +1,130 @@
+"""A client of OpenAI's API that notes when each part of an answer arrives."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import httpx2
+
+from specdec.bench.arrivals import Arrival, words
+
+NUM_WORDS = 200  # that the server's tokenizer is measured with
+
+
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """Of one request. Times are seconds of the client's clock; error: why there is no answer."""
+
+    sent: float
+    deliveries: list[float] = field(default_factory=list)  # of text; at least the end
+    ended: float = 0.0
+    is_finished: bool = False
+    num_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """url: up to /v1. fields: of every request, beside its own."""
+
+    url: str
+    model: str
+    is_chat: bool
+    api_key: str | None
+    fields: dict[str, object]
+
+    @property
+    def path(self) -> str:
+        """Of the route that is measured."""
+        return f"{self.url}/v1/{'chat/completions' if self.is_chat else 'completions'}"
+
+    def headers(self) -> dict[str, str]:
+        """With the key."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+    def body(self, prompt: str, max_tokens: int) -> dict[str, object]:
+        """Of a request for an answer in one piece."""
+        messages = [{"role": "user", "content": prompt}]
+        asked = {"messages": messages} if self.is_chat else {"prompt": prompt}
+        return {"model": self.model, "max_tokens": max_tokens, **asked, **self.fields}
+
+
+async def listed_models(client: httpx2.AsyncClient, api: Api) -> list[dict[str, object]]:
+    """What /v1/models says; ValueError if there is no such server."""
+    found = await _checked(client, "GET", f"{api.url}/v1/models", api)
+    data = found.get("data")
+    if not isinstance(data, list) or not data:
+        raise ValueError(f"{api.url}/v1/models lists no model")
+    return data
+
+
+async def tokens_per_word(client: httpx2.AsyncClient, api: Api) -> float:
+    """Of the server's tokenizer, as its usage counts them."""
+    body = api.body(words(NUM_WORDS), 1)
+    found = await _checked(client, "POST", api.path, api, body)
+    usage = found.get("usage")
+    num_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    if not isinstance(num_tokens, int):
+        raise ValueError(f"{api.path}: an answer without usage.prompt_tokens")
+    return num_tokens / NUM_WORDS
+
+
+async def timed(client: httpx2.AsyncClient, api: Api, arrival: Arrival) -> Timing:
+    """Send a request and read its stream."""
+    body = api.body(arrival.prompt, arrival.max_tokens)
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    timing = Timing(sent=time.perf_counter())
+    try:
+        async for event in _events(client, api, body):
+            _take(timing, event)
+    except (httpx2.HTTPError, ValueError) as error:
+        timing.error = f"{type(error).__name__}: {error}"
+    timing.ended = time.perf_counter()
+    if timing.error is None and not timing.is_finished:
+        timing.error = "the stream ended before the answer"
+    timing.deliveries = timing.deliveries or [timing.ended]
+    return timing
+
+
+def _take(timing: Timing, event: dict[str, object]) -> None:
+    if "error" in event:
+        raise ValueError(str(event["error"]))
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        timing.num_tokens = usage["completion_tokens"]
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if choice.get("text") or choice.get("delta", {}).get("content"):
+            timing.deliveries.append(time.perf_counter())
+        timing.is_finished |= choice.get("finish_reason") is not None
+
+
+async def _events(
+    client: httpx2.AsyncClient, api: Api, body: dict[str, object]
+) -> AsyncIterator[dict[str, object]]:
+    async with client.stream("POST", api.path, json=body, headers=api.headers()) as response:
+        if response.status_code != 200:
+            text = (await response.aread()).decode(errors="replace")
+            raise ValueError(f"status {response.status_code}: {text:.200}")
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+async def _checked(
+    client: httpx2.AsyncClient,
+    method: str,
+    url: str,
+    api: Api,
+    body: dict[str, object] | None = None,
+) -> dict[str, object]:
+    """The JSON of an answer; ValueError if there is none."""
+    try:
+        response = await client.request(method, url, json=body, headers=api.headers())
+        found = response.json()
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+        raise ValueError(f"{url}: {error or type(error).__name__}") from error
+    if response.status_code != 200 or not isinstance(found, dict):
+        raise ValueError(f"{url}: status {response.status_code}: {response.text:.200}")
+    return found

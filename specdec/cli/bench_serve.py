@@ -1,0 +1,120 @@
+"""`specdec bench serve`: how long a server makes its clients wait, by load."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec.bench.http_load import MEASURES, PERCENTS, LoadOptions, run_load
+from specdec.bench.load_chart import draw_load
+from specdec.cli.extras import require_extra
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchServeCommand:
+    """command: the whole command line. goodput: as it was given. json, charts: where to write."""
+
+    command: str
+    url: str
+    model: str | None
+    is_chat: bool
+    api_key: str | None
+    rates: str
+    num_requests: int
+    max_tokens: int | None
+    temperature: float | None
+    ignore_eos: bool
+    goodput: str | None
+    seed: int
+    timeout: float
+    json: Path | None
+    charts: Path | None
+
+
+def run_bench_serve(command: BenchServeCommand) -> None:
+    """Measure, print, write. Exit code 1 if a request failed."""
+    if command.charts is not None:
+        require_extra("bench serve --charts", "bench", ["matplotlib"])
+    if command.json is not None and not command.json.parent.is_dir():
+        raise ValueError(f"--json {command.json}: there is no directory {command.json.parent}")
+    rows = asyncio.run(run_load(_options(command)))
+    for row in rows:
+        print(_report(row))
+    if command.charts is not None:
+        print(f"chart: {draw_load(rows, command.charts)}")
+    found = {"command": command.command, "date": time.strftime("%Y-%m-%d"), "rows": rows}
+    if command.json is not None:
+        command.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
+    if any(row["num_failed"] for row in rows):
+        raise SystemExit(1)
+
+
+def _options(command: BenchServeCommand) -> LoadOptions:
+    fields: dict[str, object] = {}
+    if command.temperature is not None:
+        fields["temperature"] = command.temperature
+    if command.ignore_eos:
+        fields["ignore_eos"] = True
+    return LoadOptions(
+        url=_base_of(command.url),
+        model=command.model,
+        is_chat=command.is_chat,
+        api_key=command.api_key,
+        fields=fields,
+        rates=_rates(command.rates),
+        num_requests=command.num_requests,
+        most_answer=command.max_tokens,
+        goodput=_goodput(command.goodput),
+        seed=command.seed,
+        timeout=command.timeout,
+    )
+
+
+def _base_of(url: str) -> str:
+    """Without /v1."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"URL {url}: give one that begins with http:// or https://")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _rates(given: str) -> list[float]:
+    try:
+        rates = [float(part) for part in given.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise ValueError(f"--request-rate {given}: give numbers above 0 with commas between them")
+    return rates
+
+
+def _goodput(given: str | None) -> dict[str, float]:
+    """ "ttft:500,tpot:50" in ms."""
+    limits = {}
+    for part in given.split(",") if given is not None else ():
+        name, _, value = part.partition(":")
+        if name not in MEASURES or not value.replace(".", "", 1).isdigit():
+            wanted = f"{', '.join(MEASURES)}, each with a number of ms, such as ttft:500,tpot:50"
+            raise ValueError(f"--goodput {given}: give any of {wanted}")
+        limits[name] = float(value)
+    return limits
+
+
+def _report(row: Mapping[str, Any]) -> str:
+    """One run, in lines of at most 60 columns."""
+    answered = row["num_requests"] - row["num_failed"]
+    head = f"{row['request_rate']:g} requests/s: {answered} of {row['num_requests']} answered"
+    lines = [f"{head} in {row['seconds']:.1f} s", " " * 26 + "   p50 ms    p90 ms    p99 ms"]
+    for name, words in MEASURES.items():
+        values = (row[f"{name}_ms_p{percent}"] for percent in PERCENTS)
+        shown = "".join(f"{'-':>10}" if each is None else f"{each:>10.1f}" for each in values)
+        lines.append(f"  {words:<23}{shown}")
+    speed = f"{row['requests_per_second']:.2f} requests/s, {row['tokens_per_second']:.0f} tokens/s"
+    good = "" if row["goodput"] is None else f", goodput {row['goodput']:.2f} requests/s"
+    lines.append(f"  {speed}{good}")
+    if row["first_error"] is not None:
+        lines.append(f"  FAILED: {row['num_failed']}, the first: {row['first_error']}")
+    return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""What a generating request asks for: its fields as sampling parameters and as ways to answer.
+
+SamplingParams checks the values of sampling; here are the names that differ, and the limits of a
+request that comes over a network.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specdec.arguments import is_integer
+from specdec.requests.params import SamplingParams
+from specdec.serve.http.errors import ApiError
+from specdec.serve.http.options import (
+    MAX_IDS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    ServerOptions,
+)
+
+COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI's
+SAME_NAME = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "n", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens", "speculate", "num_speculative_tokens"),
+)
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRequest:
+    """writes_nothing: max_tokens=0, for which the engine writes one token that is dropped."""
+
+    model: str
+    params: SamplingParams
+    priority: int
+    is_stream: bool
+    includes_usage: bool
+    has_continuous_usage: bool
+    returns_token_ids: bool
+    echo: bool = False
+    writes_nothing: bool = False
+
+
+def chat_request(
+    body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
+) -> ApiRequest:
+    """Of /v1/chat/completions, from known fields."""
+    given = {"max_tokens", "max_completion_tokens"} & set(body)
+    limits = {name: body[name] for name in given}
+    if len(given) == 2 and body["max_tokens"] != body["max_completion_tokens"]:
+        raise ApiError(400, "max_completion_tokens and max_tokens differ: give one of them")
+    sampling = {"max_tokens": next(iter(limits.values()), None)}
+    num_top = integer(body, "top_logprobs", 0, MAX_LOGPROBS)
+    if boolean(body, "logprobs"):
+        sampling["logprobs"] = num_top or 0
+    elif num_top:
+        raise ApiError(400, f"top_logprobs={num_top} without logprobs: give logprobs=true too")
+    return _api_request(body, options, defaults, sampling)
+
+
+def completion_request(
+    body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
+) -> ApiRequest:
+    """Of /v1/completions, from known fields."""
+    limit = body.get("max_tokens", COMPLETION_TOKENS)
+    writes_nothing = is_integer(limit) and limit == 0
+    echo = boolean(body, "echo")
+    num_top = integer(body, "logprobs", 0, MAX_LOGPROBS)
+    sampling = {"max_tokens": 1 if writes_nothing else limit, "logprobs": num_top}
+    if echo:
+        sampling["prompt_logprobs"] = num_top
+    return _api_request(body, options, defaults, sampling, echo=echo, writes_nothing=writes_nothing)
+
+
+def _api_request(
+    body: Mapping[str, object],
+    options: ServerOptions,
+    defaults: Mapping[str, object],
+    sampling: dict[str, object],
+    *,
+    echo: bool = False,
+    writes_nothing: bool = False,
+) -> ApiRequest:
+    stream_options = _stream_options(body)
+    return ApiRequest(
+        model=_model(body, options),
+        params=_params(body, {**defaults, **sampling}),
+        priority=_priority(body, options),
+        is_stream=boolean(body, "stream"),
+        includes_usage=boolean(stream_options, "include_usage"),
+        has_continuous_usage=boolean(stream_options, "continuous_usage_stats"),
+        returns_token_ids=boolean(body, "return_token_ids"),
+        echo=echo,
+        writes_nothing=writes_nothing,
+    )
+
+
+def _params(body: Mapping[str, object], sampling: dict[str, object]) -> SamplingParams:
+    sampling |= {name: body[name] for name in SAME_NAME if name in body}
+    sampling["logit_bias"] = _logit_bias(body)
+    integer(body, "n", 1, MAX_SAMPLES)
+    _check_stop(body.get("stop"))
+    _check_length("stop_token_ids", body.get("stop_token_ids"), MAX_IDS)
+    try:
+        return SamplingParams(**sampling)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ApiError(400, str(error)) from error
+
+
+def _logit_bias(body: Mapping[str, object]) -> dict[int, object] | None:
+    """JSON has no keys but strings."""
+    bias = body.get("logit_bias")
+    if bias is None:
+        return None
+    _check_length("logit_bias", bias, MAX_IDS)
+    if not isinstance(bias, dict) or not all(key.isascii() and key.isdigit() for key in bias):
+        raise ApiError(400, f"logit_bias={bias!r}: give {{token id: number from -100 to 100}}")
+    return {int(key): value for key, value in bias.items()}
+
+
+def _check_stop(stop: object) -> None:
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list):
+        return  # SamplingParams says what is allowed
+    _check_length("stop", texts, MAX_STOPS)
+    if any(isinstance(text, str) and len(text) > MAX_STOP_CHARS for text in texts):
+        raise ApiError(400, f"stop: at most {MAX_STOP_CHARS} characters are allowed in each")
+
+
+def _check_length(name: str, values: object, most: int) -> None:
+    if isinstance(values, list | dict) and len(values) > most:
+        raise ApiError(400, f"{name}: {len(values)} given, at most {most} are allowed")
+
+
+def _model(body: Mapping[str, object], options: ServerOptions) -> str:
+    """The name that the answer repeats."""
+    name = body.get("model", options.model_names[0])
+    if not isinstance(name, str):
+        raise ApiError(400, f"model={name!r}: give a string")
+    check_model(name, options)
+    return name
+
+
+def check_model(name: str, options: ServerOptions) -> None:
+    """ApiError for a model that is not served here."""
+    if name not in options.model_names:
+        served = ", ".join(options.model_names)
+        raise ApiError(404, f"model {name!r:.100}: served is {served}", "model", "model_not_found")
+
+
+def _priority(body: Mapping[str, object], options: ServerOptions) -> int:
+    if "priority" in body and not options.allow_priority:
+        raise ApiError(400, "priority: refused, since the server runs without --allow-priority")
+    return integer(body, "priority", -(1 << 31), 1 << 31) or 0
+
+
+def _stream_options(body: Mapping[str, object]) -> Mapping[str, object]:
+    given = body.get("stream_options", {})
+    if not isinstance(given, dict) or set(given) - set(STREAM_OPTIONS):
+        wanted = "{" + ", ".join(f"{name}: true or false" for name in STREAM_OPTIONS) + "}"
+        raise ApiError(400, f"stream_options={given!r}: give {wanted}")
+    if given and not boolean(body, "stream"):
+        raise ApiError(400, "stream_options without stream: give stream=true too")
+    return given
+
+
+def boolean(body: Mapping[str, object], name: str, default: bool = False) -> bool:
+    """A field that is true or false."""
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise ApiError(400, f"{name}={value!r}: give true or false", name)
+    return default if value is None else value
+
+
+def integer(body: Mapping[str, object], name: str, low: int, high: int) -> int | None:
+    """A field that is an integer from `low` to `high`."""
+    value = body.get(name)
+    if value is None or (is_integer(value) and low <= value <= high):
+        return value
+    raise ApiError(400, f"{name}={value!r}: give an integer from {low} to {high}", name)

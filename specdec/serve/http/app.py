@@ -1,0 +1,204 @@
+"""The application: every route, and what it answers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+import specdec
+from specdec.requests.tokenizer import Tokenizer
+from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.engine_thread import EngineDeadError
+from specdec.serve.http.answers import ChatForm, CompletionForm
+from specdec.serve.http.api_request import (
+    RECOMMENDED,
+    ApiRequest,
+    boolean,
+    chat_request,
+    check_model,
+    completion_request,
+)
+from specdec.serve.http.bodies import read_body
+from specdec.serve.http.errors import ApiError, json_response
+from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, known_fields
+from specdec.serve.http.gate import Gate
+from specdec.serve.http.generating import Answer, Services
+from specdec.serve.http.measures import Measures
+from specdec.serve.http.monitor import Monitor
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.prompts import Encoded, Prompts
+from specdec.serve.http.record import Record
+from specdec.serve.http.traffic import Traffic
+
+
+class Application:
+    """Routes over one engine. `app` is what a server runs."""
+
+    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+        sizes = llm.llm.sizes
+        self.traffic = Traffic(sizes.max_num_seqs + options.max_waiting)
+        self._llm = llm
+        self._options = options
+        self._max_model_len = sizes.max_model_len
+        self._created = int(time.time())
+        # the engine's thread has the engine's tokenizer
+        tokenizer = Tokenizer(llm.llm.tokenizer.directory)
+        self._prompts = Prompts(tokenizer, sizes.max_model_len - 1, options)
+        self.measures = Measures(options.model_names[0])
+        record = None if options.record is None else Record(options.record)
+        self._services = Services(llm, self.traffic, self.measures, record)
+        self.defaults = recommended(llm) if options.use_generation_config else {}
+        self.app = self._build()
+
+    def _build(self) -> FastAPI:
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=self._lifespan)
+        app.add_exception_handler(ApiError, _answer_error)
+        app.add_exception_handler(EngineDeadError, _answer_error)
+        app.add_exception_handler(HTTPException, _answer_error)
+        app.add_exception_handler(Exception, _answer_error)
+        app.add_middleware(Gate, options=self._options, traffic=self.traffic)
+        if self._options.allowed_origins:
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=self._options.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
+            )
+        app.post("/v1/chat/completions")(self.chat)
+        app.post("/v1/completions")(self.completions)
+        app.get("/v1/models")(self.models)
+        app.get("/v1/models/{name:path}")(self.model)
+        app.post("/tokenize")(self.tokenize)
+        app.post("/detokenize")(self.detokenize)
+        app.get("/health")(self.health)
+        app.get("/ping")(self.health)
+        app.post("/ping")(self.health)
+        app.get("/version")(self.version)
+        app.get("/metrics")(self.metrics)
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(Monitor(self._llm, self.measures).run())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            self._prompts.tokenizer.close()
+            if self._services.record is not None:
+                self._services.record.close()
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        body = await self._body(request, CHAT)
+        api_request = chat_request(body, self._options, self.defaults)
+        prompt = await self._prompts.chat(body)
+        return Answer(self._services, api_request, [prompt], ChatForm())
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        body = await self._body(request, COMPLETION)
+        api_request = completion_request(body, self._options, self.defaults)
+        if "prompt" not in body:
+            raise ApiError(400, "prompt is missing", "prompt")
+        prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
+        form = await self._completion_form(api_request, prompts)
+        return Answer(self._services, api_request, prompts, form)
+
+    async def _completion_form(
+        self, api_request: ApiRequest, prompts: list[Encoded]
+    ) -> CompletionForm:
+        """With the text that echo repeats."""
+        if not api_request.echo:
+            return CompletionForm(prompts, [])
+        texts = [
+            await self._prompts.decode(each.token_ids) if each.text is None else each.text
+            for each in prompts
+        ]
+        shown = [Encoded(text, each.token_ids) for text, each in zip(texts, prompts, strict=True)]
+        firsts = [await self._prompts.decode(each.token_ids[:1]) for each in prompts]
+        return CompletionForm(shown, firsts)
+
+    async def models(self) -> Response:
+        """GET /v1/models."""
+        data = [self._model(name) for name in self._options.model_names]
+        return json_response({"object": "list", "data": data})
+
+    async def model(self, name: str) -> Response:
+        """GET /v1/models/{id}."""
+        check_model(name, self._options)
+        return json_response(self._model(name))
+
+    def _model(self, name: str) -> dict[str, object]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "specdec",
+            "root": self._options.model_names[0],
+            "parent": None,
+            "max_model_len": self._max_model_len,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the token ids of a prompt or a conversation."""
+        body = await self._body(request, TOKENIZE)
+        ids = (await self._prompts.tokenize(body)).token_ids
+        found: dict[str, object] = {
+            "count": len(ids),
+            "max_model_len": self._max_model_len,
+            "tokens": ids,
+        }
+        if boolean(body, "return_token_strs"):
+            found["token_strs"] = self._prompts.tokenizer.backend.convert_ids_to_tokens(ids)
+        return json_response(found)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of token ids."""
+        body = await self._body(request, DETOKENIZE)
+        return json_response({"prompt": await self._prompts.decode(body.get("tokens"))})
+
+    async def health(self) -> Response:
+        """GET /health and /ping: 503 if requests would fail."""
+        if self.traffic.is_draining or not self._llm.is_running:
+            return Response(status_code=503)
+        return Response(status_code=200)
+
+    async def version(self) -> Response:
+        """GET /version."""
+        return json_response({"version": specdec.__version__})
+
+    async def metrics(self) -> Response:
+        """GET /metrics, for Prometheus."""
+        engine = await self._llm.get_metrics()
+        text = self.measures.text(engine, await self._llm.graph_counters())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _body(self, request: Request, kind: str) -> dict[str, object]:
+        body = known_fields(kind, await read_body(request), self._options.ignore_unknown)
+        if isinstance(body.get("model"), str) and kind in (TOKENIZE, DETOKENIZE):
+            check_model(str(body["model"]), self._options)
+        return body
+
+
+def recommended(llm: AsyncLLM) -> Mapping[str, object]:
+    """The sampling that the checkpoint recommends."""
+    params = llm.llm.get_default_sampling_params()
+    return {name: getattr(params, name) for name in RECOMMENDED}
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ApiError):
+        return error.response()
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, str(error)).response()
+    if isinstance(error, HTTPException):
+        what = f"{request.method} {request.url.path}"
+        return ApiError(error.status_code, f"{error.detail}: {what}").response()
+    return ApiError(500, "an error in the server; its log has the traceback").response()

@@ -1,0 +1,100 @@
+"""What every request passes: its Host, its key, its form, and whether the server still takes any.
+
+A layer of ASGI around the application. It also gives every answer a request id.
+"""
+
+import hmac
+import ipaddress
+import re
+import uuid
+from contextlib import nullcontext
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specdec.serve.http.errors import ApiError
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.traffic import Traffic
+
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+WILDCARDS = {"0.0.0.0", "::"}
+OPEN_PATHS = {"/", "/health", "/ping"}  # no key needed
+WATCHED_PATHS = {"/health", "/ping", "/metrics"}  # answered while the server shuts down
+REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Gate:
+    """Answers what may not pass itself."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions, traffic: Traffic) -> None:
+        self._app = app
+        self._traffic = traffic
+        self._key = None if options.api_key is None else options.api_key.encode()
+        self._hosts = LOOPBACK | {options.host.lower()} | set(map(str.lower, options.allowed_hosts))
+        # a server on all addresses is reached by any of them; rebinding needs a name
+        self._takes_addresses = options.host in WILDCARDS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with an error."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        name = headers.get("x-request-id", uuid.uuid4().hex)
+        is_valid = REQUEST_ID.fullmatch(name) is not None
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                found.update(SECURITY_HEADERS)
+                if is_valid:
+                    found["X-Request-Id"] = name
+            await send(message)
+
+        try:
+            if not is_valid:
+                raise ApiError(400, "X-Request-Id: give 1 to 64 letters, digits, _, . or -")
+            self._check(scope, headers)
+            is_watched = scope["path"] in WATCHED_PATHS
+            with nullcontext() if is_watched else self._traffic.request():
+                await self._app(scope, receive, send_named)
+        except ApiError as error:
+            await error.response()(scope, receive, send_named)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        self._check_host(headers.get("host", ""))
+        if self._key is not None and scope["path"] not in OPEN_PATHS:
+            self._check_key(headers)
+        if scope["method"] == "POST":
+            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                raise ApiError(415, f"Content-Type: {kind!r:.100} given, send application/json")
+
+    def _check_host(self, given: str) -> None:
+        """Against DNS rebinding: a page of another site that calls this server by its own name."""
+        host = re.sub(r":\d+$", "", given).strip("[]").lower()
+        if host in self._hosts or (self._takes_addresses and _is_address(host)):
+            return
+        advice = "start the server with --allowed-host to allow it"
+        raise ApiError(400, f"Host: {given!r:.100} is not served here; {advice}")
+
+    def _check_key(self, headers: Headers) -> None:
+        assert self._key is not None
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        # in constant time, so that answers do not tell how much of a key is right
+        if not hmac.compare_digest(given.encode(), self._key):
+            wanted = "Authorization: Bearer KEY or x-api-key: KEY"
+            raise ApiError(401, f"no valid API key: send {wanted}", code="invalid_api_key")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

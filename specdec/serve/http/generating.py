@@ -1,0 +1,207 @@
+"""An answer while it is generated: whole or as a stream; a client that leaves aborts its requests.
+
+Everything runs while the answer is sent, so that there is one place that ends what was begun.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specdec.requests.output import RequestOutput
+from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.engine_thread import EngineDeadError
+from specdec.serve.http.answers import Form, Heading, Json, usage
+from specdec.serve.http.api_request import ApiRequest
+from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
+from specdec.serve.http.measures import Measures
+from specdec.serve.http.pieces import Pieces
+from specdec.serve.http.prompts import Encoded
+from specdec.serve.http.record import Record
+from specdec.serve.http.traffic import Traffic
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What answering needs."""
+
+    llm: AsyncLLM
+    traffic: Traffic
+    measures: Measures
+    record: Record | None
+
+
+class Answer(Response):
+    """Generates when it is called, as all responses of ASGI are."""
+
+    def __init__(
+        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded], form: Form
+    ) -> None:
+        self.background = None
+        self._services = services
+        self._api_request = api_request
+        self._prompts = prompts
+        self._form = form
+        self._heading = Heading.of(form, api_request)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer. If the client leaves, what is generated for it is aborted."""
+        work = asyncio.create_task(self._answer(scope, receive, send))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not work.done():
+                work.cancel()
+        await asyncio.wait({work})
+        if not work.cancelled():
+            work.result()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        count = len(self._prompts) * self._api_request.params.n
+        with self._services.traffic.samples(count):
+            async with aclosing(self._outputs()) as outputs:
+                if self._api_request.is_stream:
+                    await self._stream(outputs, send)
+                else:
+                    response = await self._whole(outputs)
+                    await response(scope, receive, send)
+
+    async def _whole(self, outputs: AsyncIterator[tuple[int, RequestOutput]]) -> Response:
+        last: dict[int, RequestOutput] = {}
+        async for position, output in outputs:
+            last[position] = output
+        choices = [
+            self._form.choice(self._api_request, position, last[position], piece)
+            for position in sorted(last)
+            for piece in Pieces(self._api_request.params.n, False).new(last[position])
+        ]
+        counts = usage(list(last.values()), self._api_request)
+        fields = self._heading.fields(self._form.name)
+        return json_response({**fields, "choices": choices, "usage": counts})
+
+    async def _stream(self, outputs: AsyncIterator[tuple[int, RequestOutput]], send: Send) -> None:
+        """An error before the first output has a status of its own; later ones are events."""
+        first = await anext(outputs)
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        try:
+            async for chunk in self._chunks(first, outputs):
+                await _send_event(send, as_json(chunk))
+        except ApiError as error:
+            await _send_event(send, as_json(error.body()))
+        await _send_event(send, b"[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunks(
+        self,
+        first: tuple[int, RequestOutput],
+        outputs: AsyncIterator[tuple[int, RequestOutput]],
+    ) -> AsyncGenerator[Json, None]:
+        api_request = self._api_request
+        fields = self._heading.fields(self._form.chunk_name)
+        withholds = api_request.params.logprobs is None and not api_request.returns_token_ids
+        pieces = [Pieces(api_request.params.n, withholds) for _ in self._prompts]
+        last: dict[int, RequestOutput] = {}
+        position, output = first
+        while True:
+            last[position] = output
+            for piece in pieces[position].new(output):
+                choice = self._form.chunk_choice(api_request, position, output, piece)
+                extra: Json = {}
+                if api_request.has_continuous_usage:
+                    extra = {"usage": usage(list(last.values()), api_request)}
+                elif api_request.includes_usage:
+                    extra = {"usage": None}
+                yield {**fields, "choices": [choice], **extra}
+            try:
+                position, output = await anext(outputs)
+            except StopAsyncIteration:
+                break
+        if api_request.includes_usage:
+            yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
+
+    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Of all prompts, each with the prompt's position. ApiError where one has failed."""
+        llm, api_request = self._services.llm, self._api_request
+        generators = [
+            llm.generate(prompt.for_engine(), api_request.params, priority=api_request.priority)
+            for prompt in self._prompts
+        ]
+        timers = [self._services.measures.begin() for _ in generators]
+        try:
+            async with aclosing(merged(generators)) as outputs:
+                async for position, output in outputs:
+                    _raise_failure(output)
+                    timers[position].see(output)
+                    if output.finished and self._services.record is not None:
+                        self._services.record.write(output)
+                    yield position, output
+        except ValueError as error:  # the engine refuses a request
+            raise ApiError(400, str(error)) from error
+        except EngineDeadError as error:
+            raise ApiError(503, str(error)) from error
+
+
+async def merged(
+    generators: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """The outputs of all generators as they come. Closing it closes them."""
+    if len(generators) == 1:
+        async with aclosing(generators[0]) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    tasks = {_next(generator): i for i, generator in enumerate(generators)}
+    try:
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                position = tasks.pop(task)
+                try:
+                    output = task.result()
+                except StopAsyncIteration:
+                    continue
+                tasks[_next(generators[position])] = position
+                yield position, output
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for generator in generators:
+            await generator.aclose()
+
+
+def _next(generator: AsyncGenerator[RequestOutput, None]) -> "asyncio.Task[RequestOutput]":
+    async def get() -> RequestOutput:
+        return await anext(generator)
+
+    return asyncio.create_task(get())
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client leaves; its body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_event(send: Send, data: bytes) -> None:
+    body = b"data: " + data + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _raise_failure(output: RequestOutput) -> None:
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise ApiError(500, str(completion.stop_reason))
+        if completion.finish_reason == "abort":
+            raise ApiError(503, SHUTTING_DOWN)

@@ -1,0 +1,82 @@
+"""What a request has written since the last look, from outputs that hold the whole of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part of one choice. offset: characters of the choice's tokens before this part.
+
+    token_ids and logprobs are those of the part; finish_reason is None but at the end.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    offset: int
+    finish_reason: str | None
+    stop_reason: str | int | None
+    is_first: bool
+
+
+class Pieces:
+    """Of one request. withholds_tokens: a part without text is kept until there is some."""
+
+    def __init__(self, num_samples: int, withholds_tokens: bool) -> None:
+        self._withholds_tokens = withholds_tokens
+        self._num_chars = [0] * num_samples
+        self._num_tokens = [0] * num_samples
+        self._offsets = [0] * num_samples
+        self._is_begun = [False] * num_samples
+        self._is_over = [False] * num_samples
+
+    def new(self, output: RequestOutput) -> Iterator[Piece]:
+        """Of each choice that has grown or ended."""
+        for completion in output.outputs:
+            i = completion.index
+            has_text = len(completion.text) > self._num_chars[i]
+            has_tokens = len(completion.token_ids) > self._num_tokens[i]
+            is_over = completion.finish_reason is not None
+            is_new = has_text or is_over or (has_tokens and not self._withholds_tokens)
+            if is_new and not self._is_over[i]:
+                yield self._piece(completion)
+
+    def _piece(self, completion: CompletionOutput) -> Piece:
+        i = completion.index
+        first = self._num_tokens[i]
+        token_ids = completion.token_ids[first:]
+        logprobs = None if completion.logprobs is None else completion.logprobs[first:]
+        piece = Piece(
+            index=i,
+            text=completion.text[self._num_chars[i] :],
+            token_ids=token_ids,
+            logprobs=logprobs,
+            offset=self._offsets[i],
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            is_first=not self._is_begun[i],
+        )
+        self._num_chars[i] = len(completion.text)
+        self._num_tokens[i] = len(completion.token_ids)
+        self._is_begun[i] = True
+        self._is_over[i] = completion.finish_reason is not None
+        pairs = zip(token_ids, logprobs or (), strict=False)
+        self._offsets[i] += sum(len(found[token].decoded_token) for token, found in pairs)
+        return piece
+
+
+def clamped(value: float) -> float:
+    """A logprob that JSON can hold."""
+    return max(value, LEAST_LOGPROB)
+
+
+def best(found: dict[int, Logprob], count: int) -> list[Logprob]:
+    """The best alternatives at one position, in order."""
+    ranked = sorted(found.values(), key=lambda each: each.rank)
+    return [each for each in ranked if each.rank <= count]

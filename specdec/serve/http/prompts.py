@@ -1,0 +1,157 @@
+"""Prompts and conversations of requests as token ids.
+
+It has a tokenizer of its own and runs in worker threads, so that a long prompt delays neither the
+engine's steps, which use the engine's tokenizer, nor the event loop.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
+
+from specdec.arguments import is_integer
+from specdec.requests.chat_format import ChatFormat, Conversation
+from specdec.requests.intake import TokensPrompt
+from specdec.requests.tokenizer import Tokenizer
+from specdec.serve.http.api_request import boolean
+from specdec.serve.http.errors import ApiError
+from specdec.serve.http.options import MAX_CHOICES, ServerOptions
+
+Result = TypeVar("Result")
+
+WANTED = "a string, a list of strings, a list of token ids, or a list of such lists"
+TOO_LONG = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt. text: None if token ids were given."""
+
+    text: str | None
+    token_ids: list[int]
+
+    def for_engine(self) -> TokensPrompt:
+        """As AsyncLLM takes it."""
+        prompt: TokensPrompt = {"prompt_token_ids": self.token_ids}
+        return prompt if self.text is None else {"prompt": self.text, **prompt}
+
+
+class Prompts:
+    """max_tokens: of a prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, options: ServerOptions) -> None:
+        self.tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self._options = options
+        vocabulary = tokenizer.backend.get_vocab()
+        self._max_chars = max_tokens * max(map(len, vocabulary))
+        self._num_ids = max(vocabulary.values()) + 1
+        self._knows_developer = "developer" in str(self._template())
+
+    async def completion(self, prompt: object, n: int = 1) -> list[Encoded]:
+        """The field `prompt` of a request for n samples each."""
+        prompts = self._split(prompt)
+        if len(prompts) * n > MAX_CHOICES:
+            given = f"{len(prompts)} prompts with n={n}"
+            raise ApiError(400, f"prompt: {given}, at most {MAX_CHOICES} choices are allowed")
+        return [await self._encoded(each) for each in prompts]
+
+    async def chat(self, body: Mapping[str, object]) -> Encoded:
+        """The conversation of a request, rendered by the chat template."""
+        form = self._form(body)
+        messages = cast(Conversation, self._known_roles(body.get("messages")))
+        text = await self._in_thread(partial(self.tokenizer.write_chat, messages, form))
+        return Encoded(text, await self._encode(text, adds_special=False))
+
+    async def tokenize(self, body: Mapping[str, object]) -> Encoded:
+        """The prompt or the conversation of a request to /tokenize."""
+        if ("prompt" in body) == ("messages" in body):
+            raise ApiError(400, "prompt and messages: give one of them", "prompt")
+        if "messages" in body:
+            return await self.chat(body)
+        if not isinstance(body["prompt"], str):
+            raise ApiError(400, f"prompt={body['prompt']!r}: give a string")
+        text = body["prompt"]
+        return Encoded(text, await self._encode(text, boolean(body, "add_special_tokens", True)))
+
+    async def decode(self, token_ids: object) -> str:
+        """The text of token ids, special tokens included."""
+        ids = self._checked_ids(token_ids, "tokens")
+        return await asyncio.to_thread(self.tokenizer.decode, ids, False)
+
+    def _split(self, prompt: object) -> list[object]:
+        if isinstance(prompt, str):
+            return [prompt]
+        if not isinstance(prompt, list) or not prompt:
+            raise ApiError(400, f"prompt={prompt!r}: give {WANTED}")
+        return [prompt] if is_integer(prompt[0]) else prompt
+
+    async def _encoded(self, prompt: object) -> Encoded:
+        if isinstance(prompt, str):
+            return Encoded(prompt, await self._encode(prompt, adds_special=True))
+        return Encoded(None, self._checked_ids(prompt, "prompt"))
+
+    def _checked_ids(self, ids: object, name: str) -> list[int]:
+        if not isinstance(ids, list):
+            raise ApiError(400, f"{name}={ids!r}: give {WANTED}", name)
+        self._check_count(len(ids), name)
+        for token in ids:
+            if not is_integer(token) or not 0 <= token < self._num_ids:
+                wanted = f"token ids from 0 to {self._num_ids - 1}"
+                raise ApiError(400, f"{name}: {token!r:.100} given, give {wanted}", name)
+        return cast(list[int], ids)
+
+    async def _encode(self, text: str, adds_special: bool) -> list[int]:
+        if len(text) > self._max_chars:  # not even of the longest tokens
+            limit = f"at most {self._max_tokens} tokens fit"
+            raise ApiError(413, f"prompt: {len(text)} characters, {limit}", code=TOO_LONG)
+        encode = self.tokenizer.encode if adds_special else self.tokenizer.encode_word
+        ids = await self._in_thread(partial(encode, text))
+        self._check_count(len(ids), "prompt")
+        return ids
+
+    def _check_count(self, count: int, name: str) -> None:
+        if count > self._max_tokens:
+            message = f"{name}: {count} tokens, at most {self._max_tokens} fit"
+            raise ApiError(413, message, code=TOO_LONG)
+
+    async def _in_thread(self, function: "partial[Result]") -> Result:
+        try:
+            return await asyncio.to_thread(function)
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+
+    def _form(self, body: Mapping[str, object]) -> ChatFormat:
+        template = body.get("chat_template")
+        if template is not None and not self._options.trust_request_chat_template:
+            reason = "the server runs without --trust-request-chat-template"
+            raise ApiError(400, f"chat_template: refused, since {reason}")
+        # never a file's or a template's name
+        if template is not None and not (isinstance(template, str) and "{" in template):
+            raise ApiError(400, f"chat_template={template!r}: give Jinja text")
+        try:
+            return ChatFormat(
+                chat_template=template or self._options.chat_template,
+                add_generation_prompt=boolean(body, "add_generation_prompt", True),
+                continue_final_message=boolean(body, "continue_final_message"),
+                documents=body.get("documents"),  # type: ignore[arg-type]
+                chat_template_kwargs=body.get("chat_template_kwargs"),  # type: ignore[arg-type]
+            )
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+
+    def _known_roles(self, messages: object) -> object:
+        """`developer` is OpenAI's newer name of `system`, which templates know."""
+        if self._knows_developer or not isinstance(messages, list):
+            return messages
+        return [
+            {**each, "role": "system"}
+            if isinstance(each, dict) and each.get("role") == "developer"
+            else each
+            for each in messages
+        ]
+
+    def _template(self) -> object:
+        own = getattr(self.tokenizer.backend, "chat_template", None)
+        return self._options.chat_template or own

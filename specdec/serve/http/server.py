@@ -1,0 +1,103 @@
+"""A server that ends in order: first it only refuses, then it closes.
+
+After SIGTERM or Ctrl-C new requests get 503 while the listeners stay open, and running ones may
+finish within the shutdown timeout. A second signal ends them at once. The exit code is 0.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.http.app import Application
+from specdec.serve.http.options import ServerOptions
+
+logger = logging.getLogger("specdec.serve")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BACKLOG = 2048  # connections that wait to be accepted
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections
+CLOSING_SECONDS = 5  # to send the last answers, after their requests have ended
+
+
+class Server(uvicorn.Server):
+    """Serves an application until a signal or `drain`. announce: called when it listens."""
+
+    def __init__(self, llm: AsyncLLM, options: ServerOptions, announce: Callable[[], None]) -> None:
+        self.application = Application(llm, options)
+        self._llm = llm
+        self._announce = announce
+        self._shutdown_timeout = options.shutdown_timeout
+        self._draining: asyncio.Task[None] | None = None
+        config = uvicorn.Config(
+            self.application.app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            backlog=BACKLOG,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=CLOSING_SECONDS,
+            ws="none",
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets)
+        self._announce()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own would raise the signal again at the end, for another exit code."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.drain)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def drain(self) -> None:
+        """In the event loop: refuse new requests, and stop when the running ones have ended."""
+        traffic = self.application.traffic
+        timeout = 0.0 if traffic.is_draining else self._shutdown_timeout
+        traffic.is_draining = True
+        if self._draining is not None:
+            self._draining.cancel()
+        logger.info("stopping: %d running, at most %g s", traffic.num_requests, timeout)
+        self._draining = asyncio.get_running_loop().create_task(self._drain(timeout))
+
+    async def _drain(self, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self.application.traffic.idle()
+        except TimeoutError:
+            logger.warning("%d requests are ended", self.application.traffic.num_requests)
+        await asyncio.to_thread(self._llm.shutdown)
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; ValueError if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends without delay (TCP_NODELAY) only where a socket names its protocol
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"host={host} and port={port}: {reason}; give another address") from error
+    return found

@@ -1,0 +1,83 @@
+"""What users of `serve` and `bench serve` get wrong, before anything is read."""
+
+import socket
+from importlib.util import find_spec
+
+import pytest
+
+import specdec.start.load
+from specdec.serve.http.server import listen
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read(monkeypatch):
+    monkeypatch.setattr(
+        specdec.start.load, "load_target", lambda *_, **__: pytest.fail("weights read")
+    )
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "prometheus_client"])
+def test_a_missing_extra_is_one_line(run, monkeypatch, missing):
+    monkeypatch.setattr(
+        "specdec.cli.extras.find_spec", lambda name: None if name == missing else find_spec(name)
+    )
+    install = 'pip install -c constraints.txt -e ".[server]"'
+    assert run("serve", "demo") == (2, "", f"specdec: error: serve needs {missing}: {install}\n")
+
+
+def test_a_port_in_use_is_one_line(run):
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, out, err = run("serve", "demo", "--port", port)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"--port {port}: Address already in use" in err
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ("--port 70000", "--port 70000: "),
+        ("--host nowhere.invalid --port 0", "--host nowhere.invalid and --port 0: "),
+        ("--draft demo --acceptance fast", "--acceptance 'fast': allowed are exact, rejection"),
+        ("-k 3", "--num-speculative-tokens 3 without a draft: give --draft too"),
+        ("--log-format xml", "--log-format xml: allowed are text, json"),
+        ("--generation-config no", "--generation-config no: allowed are auto, none"),
+        ("--chat-template nowhere", "--chat-template nowhere: No such file"),
+        ("--shutdown-timeout -1", "--shutdown-timeout -1"),
+        ("--record pyproject.toml", "--record pyproject.toml"),
+    ],
+)
+def test_a_mistake_is_one_line(run, args, words):
+    code, out, err = run("serve", "demo", *args.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_an_empty_key_is_refused(run, monkeypatch):
+    monkeypatch.setenv("SPECDEC_API_KEY", "")
+    code, _, err = run("serve", "demo")
+    assert code == 2
+    assert "--api-key: give a key" in err
+
+
+def test_small_pieces_are_sent_without_delay():
+    with listen("127.0.0.1", 0) as address:
+        assert address.proto == socket.IPPROTO_TCP
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        ("x", "URL x: give one that begins with http"),
+        ("http://127.0.0.1:9", "http://127.0.0.1:9/v1/models: "),
+        ("http://x --request-rate 1,0", "--request-rate 1,0: give numbers above 0"),
+        ("http://x --goodput ttft", "--goodput ttft: give any of ttft, tpot, itl, e2e"),
+        ("http://x --json nowhere/a.json", "there is no directory nowhere"),
+        ("", "missing argument 'URL' (see specdec bench serve --help)"),
+    ],
+)
+def test_a_mistake_with_a_url_is_one_line(run, args, words):
+    code, out, err = run("bench", "serve", *args.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err

@@ -1,0 +1,119 @@
+"""Servers of the bundled pair, each in a thread of its own."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from specdec import AsyncLLM
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.server import Server, listen
+
+DRAFT = {"model": "demo", "num_speculative_tokens": 3}
+SIZES = {"device": "cpu", "max_num_seqs": 16, "max_model_len": 512}
+
+
+class LiveServer:
+    """url: where it listens. server, llm: for reading."""
+
+    def __init__(self, llm: AsyncLLM, **options: object) -> None:
+        self.llm = llm
+        chosen = {"host": "127.0.0.1", "model_names": ("demo",), **options}
+        self._is_ready = threading.Event()
+        self.server = Server(llm, ServerOptions(**chosen), self._is_ready.set)
+        self._address = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._address.getsockname()[1]}"
+        self._client = httpx2.Client(base_url=self.url, timeout=60)
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with self._address:
+            asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.server.serve(sockets=[self._address])
+
+    def start(self) -> None:
+        """Return when it listens."""
+        self._thread.start()
+        assert self._is_ready.wait(60)
+
+    def drain(self) -> None:
+        """As SIGTERM does."""
+        self._loop.call_soon_threadsafe(self.server.drain)
+
+    def stop(self) -> None:
+        """Drain and wait."""
+        self._client.close()
+        if self._thread.is_alive():
+            self.drain()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def post(
+        self, path: str, body: object = None, timeout: float = 60, **more: object
+    ) -> httpx2.Response:
+        """A request of JSON, or of `content`."""
+        content = {} if "content" in more else {"json": body}
+        return self._client.post(path, timeout=timeout, **content, **more)
+
+    def get(self, path: str, **more: object) -> httpx2.Response:
+        """A request without a body."""
+        return self._client.get(path, **more)
+
+    def completion(self, prompt: object, **fields: object) -> dict:
+        """The answer to a completion that works."""
+        found = self.post("/v1/completions", {"prompt": prompt, **fields})
+        assert found.status_code == 200, found.text
+        return found.json()
+
+    def until_idle(self) -> int:
+        """Wait until nothing runs; the free blocks."""
+        engine = self.llm.llm.engine
+        pool = engine.scheduler.pool
+        traffic = self.server.application.traffic
+        end = time.monotonic() + 30
+        while engine.has_unfinished or traffic.num_requests or pool.num_free < pool.num_blocks:
+            assert time.monotonic() < end, "a request is stuck, or blocks are lost"
+            time.sleep(0.005)
+        return pool.num_free
+
+
+@contextmanager
+def serving(
+    sizes: dict[str, object] | None = None, model: str | Path = "demo", **options: object
+) -> Iterator[LiveServer]:
+    """A server that ends with its engine. sizes: of the engine."""
+    with AsyncLLM(model, DRAFT, **{**SIZES, **(sizes or {})}) as engine:
+        live = LiveServer(engine, **options)
+        live.start()
+        try:
+            yield live
+        finally:
+            live.stop()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., object]:
+    """serve(**options): a server for one test or module."""
+    return serving
+
+
+@pytest.fixture(scope="package")
+def live() -> Iterator[LiveServer]:
+    """A server with the default options, for tests that leave it whole."""
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def trusting() -> Iterator[LiveServer]:
+    """A server that runs what requests bring."""
+    with serving(trust_request_chat_template=True, allow_priority=True) as found:
+        yield found

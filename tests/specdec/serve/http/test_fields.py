@@ -1,0 +1,192 @@
+"""Each field of the table works, changes nothing, or is a 400 that names it."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, FIELDS, TEXT, TOKENIZE
+
+ROUTES = {
+    CHAT: ("/v1/chat/completions", {"messages": [{"role": "user", "content": "def f("}]}),
+    COMPLETION: ("/v1/completions", {"prompt": "def f("}),
+    TOKENIZE: ("/tokenize", {"prompt": "def f("}),
+    DETOKENIZE: ("/detokenize", {"tokens": [5, 6]}),
+}
+# a value for each field that works, and what else it needs
+WORKING = {
+    "model": "demo",
+    "messages": [{"role": "developer", "content": [{"type": "text", "text": "def f("}]}],
+    "prompt": "def f(",
+    "add_generation_prompt": False,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "continue_final_message": {"continue_final_message": True, "add_generation_prompt": False},
+    "add_special_tokens": False,
+    "return_token_strs": True,
+    "tokens": [5],
+    "max_completion_tokens": 2,
+    "top_logprobs": {"top_logprobs": 2, "logprobs": True},
+    "documents": [{"title": "a", "text": "b"}],
+    "echo": True,
+    "max_tokens": 2,
+    "n": 2,
+    "stream": True,
+    "stream_options": {
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "stream": True,
+    },
+    "seed": 1,
+    "stop": ["\n", ":"],
+    "logprobs": {CHAT: True, COMPLETION: 2},
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 4,
+    "min_p": 0.1,
+    "logit_bias": {"5": -100},
+    "presence_penalty": 1,
+    "frequency_penalty": 1,
+    "repetition_penalty": 1.5,
+    "min_tokens": 1,
+    "ignore_eos": True,
+    "stop_token_ids": [5],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "return_token_ids": True,
+    "speculate": False,
+    "num_speculative_tokens": 1,
+}
+# they work on a server that allows them
+ALLOWED = {"chat_template": "{{ messages[0].content }}", "priority": 1}
+OF_CONVERSATIONS = {name for name, field in FIELDS.items() if {CHAT, TOKENIZE} <= {*field.kinds}}
+OF_CONVERSATIONS -= {"model"}
+CASES = [(kind, name, field) for name, field in FIELDS.items() for kind in field.kinds]
+
+
+def body_of(kind, name, value):
+    """The route's own body with the field, and with what the field needs."""
+    _, body = ROUTES[kind]
+    if kind == TOKENIZE and name in OF_CONVERSATIONS:
+        _, body = ROUTES[CHAT]
+    if isinstance(value, dict) and kind in value:
+        value = value[kind]
+    fields = value if isinstance(value, dict) and name in value else {name: value}
+    limit = {"max_tokens": 2} if kind in TEXT and name != "max_completion_tokens" else {}
+    return {**body, **limit, **fields}
+
+
+def test_the_examples_cover_the_table():
+    working = {
+        name for name, field in FIELDS.items() if not field.refused and not field.is_harmless
+    }
+    assert set(WORKING) | set(ALLOWED) == working
+
+
+@pytest.mark.parametrize("kind, name, field", CASES, ids=[f"{k}-{n}" for k, n, _ in CASES])
+def test_a_field_works_or_changes_nothing_or_is_named(live, kind, name, field):
+    path, body = ROUTES[kind]
+    if field.refused:
+        found = live.post(path, {**body, name: {"any": "value"}})
+        assert found.status_code == 400
+        assert found.json()["error"]["param"] == name
+        assert name in found.json()["error"]["message"]
+        for value in field.neutral:
+            assert live.post(path, {**body, "max_tokens": 1, name: value}).status_code == 200
+    elif field.is_harmless:
+        given = {**body, "max_tokens": 2, "temperature": 0}
+        plain = live.post(path, given).json()
+        found = live.post(path, {**given, name: {"any": ["value"]}}).json()
+        assert found["choices"] == plain["choices"]
+    elif name in ALLOWED:
+        found = live.post(path, body_of(kind, name, ALLOWED[name]))
+        assert (found.status_code, found.json()["error"]["param"]) == (400, name)
+    else:
+        found = live.post(path, body_of(kind, name, WORKING[name]))
+        assert found.status_code == 200, found.text
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_fields_that_must_be_allowed_work_where_they_are(trusting, name):
+    found = trusting.post(ROUTES[CHAT][0], body_of(CHAT, name, ALLOWED[name]))
+    assert found.status_code == 200, found.text
+
+
+def test_an_unknown_field_is_named_with_the_likely_one(live):
+    found = live.post("/v1/completions", {"prompt": "x", "tempature": 1})
+    assert found.status_code == 400
+    assert found.json()["error"] == {
+        "message": "unknown field 'tempature'; did you mean temperature?",
+        "type": "invalid_request_error",
+        "param": "tempature",
+        "code": None,
+    }
+
+
+def test_a_null_field_is_an_absent_one(live):
+    body = {name: None for name, field in FIELDS.items() if COMPLETION in field.kinds}
+    assert live.completion(**{**body, "prompt": "def f("})["usage"]["completion_tokens"] == 16
+
+
+def test_unknown_fields_are_ignored_where_the_operator_says_so(serve):
+    with serve(ignore_unknown=True) as live:
+        assert live.completion("def f(", no_such_field=1, max_tokens=1)["choices"]
+
+
+# sampling that test_load.py compares with LLM.generate has its effect shown there
+
+
+def test_a_stop_string_is_part_of_the_text_where_it_should_be(live):
+    fields = {"temperature": 0, "max_tokens": 40, "stop": "return"}
+    plain, with_stop = (
+        live.completion("def f(x):", **fields, include_stop_str_in_output=each)["choices"][0][
+            "text"
+        ]
+        for each in (False, True)
+    )
+    assert with_stop == plain + "return"
+
+
+def test_special_tokens_are_shown_where_they_should_be(live):
+    fields = {"temperature": 0, "max_tokens": 2, "ignore_eos": True, "logit_bias": {"1": 100}}
+    hidden, shown = (
+        live.completion("def f(", **fields, skip_special_tokens=each)["choices"][0]["text"]
+        for each in (True, False)
+    )
+    assert (hidden, shown) == ("", "<|eos|><|eos|>")
+
+
+@pytest.mark.parametrize("fields, per_round", [({"speculate": False}, 0), ({}, 3)])
+def test_a_request_drafts_as_much_as_it_says(live, fields, per_round):
+    usage = live.completion("def f(", max_tokens=2, temperature=0, **fields)["usage"]
+    details = usage["completion_tokens_details"]
+    drafted = details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
+    assert drafted == per_round
+
+
+@pytest.mark.parametrize(
+    "template, fields, text",
+    [
+        ("{{ flag }}", {"chat_template_kwargs": {"flag": "yes"}}, "yes"),
+        ("{{ documents[0].text }}", {"documents": [{"text": "a b"}]}, "a b"),
+        ("a{% if add_generation_prompt %}b{% endif %}", {}, "ab"),
+        ("a{% if add_generation_prompt %}b{% endif %}", {"add_generation_prompt": False}, "a"),
+        ("{{ messages[0].role }}", {}, "system"),
+        ("{{ messages[0].role }}{# developer #}", {}, "developer"),
+        (
+            "{{ messages[0].content }}<end>",
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "def f(",
+        ),
+    ],
+)
+def test_what_a_template_is_given(serve_template, template, fields, text):
+    live = serve_template(template)
+    body = {"messages": [{"role": "developer", "content": "def f("}], **fields}
+    found = live.post("/v1/chat/completions", {**body, "max_tokens": 1, "return_token_ids": True})
+    ids = found.json()["choices"][0]["prompt_token_ids"]
+    assert live.post("/detokenize", {"tokens": ids}).json()["prompt"] == text
+
+
+@pytest.fixture
+def serve_template(serve):
+    """serve_template(text): a server with the operator's chat template."""
+    with ExitStack() as stack:
+        yield lambda text: stack.enter_context(serve(chat_template=text))

@@ -1,0 +1,148 @@
+"""What /metrics says, and what the log says."""
+
+import json
+import logging
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specdec.serve.http.monitor import ROUNDS, AcceptanceWatch, Counts, Monitor
+from weights.demo import demo_directory
+
+
+@pytest.fixture
+def greedy_target(tmp_path):
+    """The bundled target with a generation_config.json that recommends temperature 0."""
+    for file in demo_directory("target").iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": 0.0}')
+    return tmp_path
+
+
+def families_of(live):
+    found = live.get("/metrics")
+    assert found.headers["content-type"].startswith("text/plain")
+    return {family.name: family for family in text_string_to_metric_families(found.text)}
+
+
+def value(families, name, **labels):
+    samples = [
+        sample.value
+        for family in families.values()
+        for sample in family.samples
+        if sample.name == f"specdec:{name}" and labels.items() <= sample.labels.items()
+    ]
+    return sum(samples)
+
+
+def test_figures_are_the_sums_of_the_answers(serve, prompts):
+    with serve(model_names=("first", "second")) as live:
+        answers = [
+            live.completion(prompt[:40], max_tokens=length, seed=1, ignore_eos=True, n=n)
+            for prompt, length, n in zip(prompts, (3, 9, 20, 14), (1, 2, 1, 1), strict=False)
+        ]
+        families = families_of(live)
+    usage = [answer["usage"] for answer in answers]
+    details = [each["completion_tokens_details"] for each in usage]
+    accepted = sum(each["accepted_prediction_tokens"] for each in details)
+    rejected = sum(each["rejected_prediction_tokens"] for each in details)
+    sums = {
+        "prompt_tokens_total": sum(each["prompt_tokens"] for each in usage),
+        "generation_tokens_total": sum(each["completion_tokens"] for each in usage),
+        "spec_decode_num_accepted_tokens_total": accepted,
+        "spec_decode_num_draft_tokens_total": accepted + rejected,
+        "spec_decode_num_accepted_tokens_per_pos_total": accepted,
+        "request_success_total": 5,
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0,
+        "compilations_after_start_total": 0,
+        "num_preemptions_total": 0,
+        "time_to_first_token_seconds_count": 4,
+        "e2e_request_latency_seconds_count": 4,
+    }
+    assert {name: value(families, name) for name in sums} == sums
+    assert value(families, "request_success_total", finished_reason="length") == 5
+    assert (
+        0
+        < value(families, "time_to_first_token_seconds_sum")
+        < (value(families, "e2e_request_latency_seconds_sum"))
+    )
+    drafts = value(families, "spec_decode_num_drafts_total")
+    assert value(families, "inter_token_latency_seconds_count") <= drafts
+    assert value(families, "steps_total", family="target_decode") > 0
+    rows = value(families, "step_rows_total", family="target_decode")
+    assert rows >= value(families, "spec_decode_num_draft_tokens_total")
+
+
+def test_kinds_and_labels(live):
+    families = families_of(live)
+    kinds = {
+        "num_requests_running": "gauge",
+        "prompt_tokens": "counter",
+        "time_to_first_token_seconds": "histogram",
+        "steps": "counter",
+    }
+    assert {name: families[f"specdec:{name}"].type for name in kinds} == kinds
+    ours = [family for name, family in families.items() if name.startswith("specdec:")]
+    assert all(sample.labels["model_name"] == "demo" for each in ours for sample in each.samples)
+
+
+def test_a_line_of_the_log_says_what_runs(live, caplog):
+    caplog.set_level(logging.INFO, "specdec.serve")
+    monitor = Monitor(live.llm, live.server.application.measures)
+    monitor.look(Counts(running=2, waiting=1, cache=0.25, rounds=9, drafted=30, accepted=12))
+    assert "2 running, 1 waiting" in caplog.text
+    assert "40% accepted, cache 25%" in caplog.text
+    caplog.clear()
+    monitor.look(Counts(running=0, waiting=0, cache=0.0, rounds=9, drafted=30, accepted=12))
+    assert caplog.text == ""
+
+
+def test_the_alarm_rings_when_acceptance_falls_under_a_third():
+    watch = AcceptanceWatch()
+    assert watch.see(ROUNDS, 300) is None  # 1.5 a round
+    assert watch.see(ROUNDS + 1, 300) is None  # too few to judge
+    assert watch.see(2 * ROUNDS, 410) is None  # 0.55
+    assert "0.45 accepted drafts a round, 1.50 at the start" in watch.see(3 * ROUNDS, 500)
+    assert watch.see(4 * ROUNDS, 590) is None  # it has rung
+    assert watch.see(5 * ROUNDS, 900) is None
+    assert watch.see(6 * ROUNDS, 910) is not None
+
+
+def test_sampling_defaults_of_the_checkpoint_are_taken_where_the_operator_says_so(
+    serve, greedy_target
+):
+    with serve(model=greedy_target, use_generation_config=True) as live:
+        texts = {live.completion("def f(x):")["choices"][0]["text"] for _ in range(3)}
+        assert live.server.application.defaults["temperature"] == 0.0
+        assert (
+            live.completion("def f(x):", temperature=1, seed=1)["choices"][0]["text"] not in texts
+        )
+    assert len(texts) == 1
+
+
+def test_finished_requests_are_recorded_where_the_operator_says_so(serve, tmp_path):
+    with serve(record=tmp_path / "seen") as live:
+        answer = live.completion("def f(", max_tokens=5, n=2, seed=1, return_token_ids=True)
+    [file] = (tmp_path / "seen").iterdir()
+    ids = [choice["token_ids"] for choice in answer["choices"]]
+    assert json.loads(file.read_text())["token_ids"] == ids
+
+
+def test_a_dead_engine_is_a_503_everywhere(serve, monkeypatch):
+    with serve() as live:
+
+        def fail(*_):
+            raise RuntimeError("the device is gone")
+
+        monkeypatch.setattr(live.llm.llm.engine, "step", fail)
+        for path, body in (
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/completions", {"prompt": "y"}),
+        ):
+            found = live.post(path, body)
+            assert found.status_code == 503
+            assert "the device is gone" in found.json()["error"]["message"]
+        assert live.get("/health").status_code == live.get("/metrics").status_code == 503

@@ -1,0 +1,150 @@
+"""`specdec serve` as a process: the README's commands, its output, and its end."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+
+ROOT = Path(__file__).parents[4]
+SECTION = (ROOT / "README.md").read_text().partition("## As a server")[2].partition("\n## ")[0]
+COLUMNS = 60
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": str(COLUMNS)}
+ENV["PYTHONPATH"] = os.pathsep.join([str(ROOT), ENV.get("PYTHONPATH", "")])
+
+
+class Process:
+    """A server in a process of its own, on a free port."""
+
+    def __init__(self, command: str, *more: str) -> None:
+        words = [sys.executable, "-m", *command.split(), "--port", "0", *more]
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV, cwd=ROOT
+        )
+        self.lines: list[str] = []
+        self.url = self._wait_for_url()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _wait_for_url(self) -> str:
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            found = re.search(r"serving .* at (http://\S+)/v1", line)
+            if found:
+                return found[1]
+        raise AssertionError("\n".join(self.lines))
+
+    def _read(self) -> None:
+        self.lines += [line.rstrip("\n") for line in self.process.stderr]
+
+    def end(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(60)
+        self._reader.join()
+        return code
+
+
+def commands(start: str) -> list[str]:
+    """The README's lines that begin so."""
+    return [line.strip() for line in SECTION.splitlines() if line.startswith(f"    {start}")]
+
+
+def test_the_readme_is_short():
+    assert len(SECTION.strip().splitlines()) <= 30
+
+
+def test_the_commands_of_the_readme_work(tmp_path):
+    [command] = commands("specdec serve")
+    server = Process(command)
+    try:
+        found = httpx2.post(
+            f"{server.url}/v1/completions", json={"prompt": "def f(x):"}, timeout=60
+        )
+        assert found.status_code == 200
+        assert time.monotonic() - server.began < 60
+
+        [curl] = commands("curl")
+        body = re.search(r"--json '(.*)'", curl)[1]
+        path = re.search(r"127\.0\.0\.1:8000(\S+)", curl)[1]
+        headers = {"Content-Type": "application/json"}
+        found = httpx2.post(server.url + path, content=body, headers=headers, timeout=60)
+        assert found.json()["choices"][0]["text"]
+
+        code = SECTION[SECTION.index("    from openai") : SECTION.index("A request with a seed")]
+        code = "\n".join(line.removeprefix("    ") for line in code.splitlines())
+        done = _run([sys.executable, "-c", code.replace("http://127.0.0.1:8000", server.url)])
+        assert len(done.stdout) > 20
+
+        [bench] = commands("specdec bench serve")
+        fewer = ["--num-requests", "4", "--max-tokens", "8"]
+        words = bench.replace("http://127.0.0.1:8000", server.url).split()
+        done = _run([sys.executable, "-m", *words, *fewer, "--charts", str(tmp_path)])
+        assert "time to first token" in done.stdout
+        assert list(tmp_path.glob("*.png"))
+    finally:
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 0
+    assert server.process.stdout.read() == ""
+
+
+def _run(words: list[str]) -> subprocess.CompletedProcess:
+    done = subprocess.run(words, capture_output=True, text=True, env=ENV, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_after_sigterm_running_answers_finish_and_new_ones_get_503():
+    server = Process("specdec serve demo --draft demo", "--max-model-len", "512")
+    try:
+        lines = [line for line in server.lines if "curl" not in line]
+        assert [line for line in lines if len(line) > COLUMNS] == []
+        answers, refused, health = asyncio.run(_load_and_stop(server))
+    finally:
+        server.process.kill() if server.process.poll() is None else None
+    assert [each.status_code for each in answers] == [200] * len(answers)
+    for each in answers:
+        assert each.json()["usage"]["completion_tokens"] == 90
+    assert refused.status_code == health.status_code == 503
+    assert refused.json()["error"]["message"] == "the server is shutting down"
+    assert not any("Traceback" in line for line in server.lines), server.lines
+
+
+async def _load_and_stop(server):
+    body = {"prompt": "def f(x):", "max_tokens": 90, "ignore_eos": True}
+    async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
+        running = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(6)]
+        while (
+            'num_requests_running{model_name="demo"} 6' not in (await client.get("/metrics")).text
+        ):
+            await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        async with httpx2.AsyncClient(base_url=server.url) as other:  # a new connection
+            refused = await other.post("/v1/completions", json=body)
+            health = await other.get("/health")
+        assert not any(task.done() for task in running)
+        answers = await asyncio.gather(*running)
+    code = await asyncio.to_thread(server.end)
+    assert code == 0
+    return answers, refused, health
+
+
+def test_what_outlasts_the_timeout_is_ended_and_the_exit_code_is_0():
+    server = Process("specdec serve demo", "--shutdown-timeout", "0.2", "--log-format", "json")
+    body = {"prompt": "def f(x):", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert '"the server is shutting down"' in rest[-4]
+    assert server.end() == 0
+    assert any(line.startswith('{"time": ') for line in server.lines)

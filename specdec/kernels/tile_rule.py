@@ -75,6 +75,7 @@ LOADED = 54  # bytes that a multiprocessor loads in a clock
 TENSOR_RATE = 0.7  # what is reached of the tensor cores' rate
 LATENCY = 2600  # clocks from a request to its tile, all multiprocessors loading
 STEP = 30  # clocks of a program's step besides its loads and products
+PASSING = 15000  # clocks in which a relay leaves sums and takes over others
 START = 220  # clocks of a program before its first product and after its last
 
 
@@ -168,7 +169,7 @@ def _persistent_clocks(items: int, height: int, K: float, shape: Shape) -> float
     if turns == 0:
         return whole
     if shape.cuts == RELAY:
-        return items / MULTIPROCESSORS * whole + 2 * height * shape.block_m * 4 / LOADED
+        return max(items / MULTIPROCESSORS, 1) * whole + PASSING
     cut = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
     return turns * whole + -(-left * shape.cuts // MULTIPROCESSORS) * cut
 

@@ -1,4 +1,4 @@
-"""What exactness costs in prefill: chunks with shipped kernels and with cuBLAS, both attentions.
+"""Prompts: how long they take, and what exactness costs, with cuBLAS and both attentions beside.
 
 torch's attention (scaled_dot_product_attention, by FlashAttention or cuDNN) reads contiguous keys,
 ours the paged cache. Each is timed alone; the fastest chunk is computed from these times.
@@ -13,12 +13,15 @@ from specdec.bench.bench import Bench
 from specdec.bench.exactness import exchanged
 from specdec.bench.pair import EngineSpec, Pair, joined
 from specdec.bench.report import Row
-from specdec.bench.timing import Clock
+from specdec.bench.serving import generate, greedy
+from specdec.bench.timing import Clock, Spread
 from specdec.kernels.paged_attention import QueryRows, paged_attention
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
 
 LENGTHS = (512, 2048, 8192)
+FIRST_TOKEN_LENGTHS = (64, 128, 256, 512, 1024, 2048)
+NUM_FIRST_TOKENS = 12  # requests of each length, of which the first two do not count
 
 
 def prefill(bench: Bench) -> Iterator[Row]:
@@ -27,6 +30,33 @@ def prefill(bench: Bench) -> Iterator[Row]:
     for length in LENGTHS if bench.pair.device.type == "cuda" else ():
         if length < limit and bench.has_time(f"prefill: {length} tokens"):
             yield prefill_row(bench.pair, max(bench.ks), length)
+
+
+def first_token(bench: Bench) -> Iterator[Row]:
+    """Milliseconds to the first token of one request, by graphs in pieces and op by op."""
+    K = max(bench.ks)
+    limit = bench.pair.target.config.max_position_embeddings
+    lengths = [length for length in FIRST_TOKEN_LENGTHS if length < limit]
+    for how, is_eager in (("graphs", False), ("op by op", True)):
+        if not bench.has_time(f"first_token: {how}"):
+            continue
+        spec = EngineSpec(
+            num_speculative_tokens=K,
+            max_num_seqs=1,
+            max_model_len=lengths[-1] + 1,
+            has_prefill_graphs=True,
+            enforce_eager=is_eager,
+        )
+        engine = bench.pair.engine(spec)
+        for length in lengths:
+            jobs = greedy([joined(bench.pair.prompts, length)], 1)
+            runs = [generate(engine, jobs) for _ in range(NUM_FIRST_TOKENS)]
+            seconds = [each.stats.time_to_first_token or 0.0 for [each] in runs[2:]]
+            mode = engine.runner.graphs.dispatch_ragged(1, length, 1).target.mode.name
+            spread = Spread.of([1e3 * each for each in seconds])
+            figures = {"ms": spread.median, "low": spread.low, "high": spread.high}
+            yield {"prompt_tokens": length, "asked": how, "runs_as": mode} | figures
+        bench.pair.drop(spec)
 
 
 def prefill_row(pair: Pair, K: int, length: int) -> Row:

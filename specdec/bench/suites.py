@@ -10,7 +10,7 @@ from specdec.bench.costs import costs
 from specdec.bench.exactness import exactness
 from specdec.bench.loop import loop, ramp
 from specdec.bench.pair import EngineSpec, joined
-from specdec.bench.prefill import prefill
+from specdec.bench.prefill import first_token, prefill
 from specdec.bench.products import products
 from specdec.bench.report import Row
 from specdec.bench.requests import gaps, requests, waiting
@@ -126,6 +126,6 @@ SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
         *(protocol, rounds, exactness, k, batch, context, products, loop, ramp, costs, zero),
-        *(gaps, requests, waiting, prefill, capture, padding, memory, cold),
+        *(gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold),
     )
 }

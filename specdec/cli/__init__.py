@@ -302,7 +302,7 @@ def serve(
 
 SUITES = (
     "protocol, rounds, exactness, k, batch, context, products, loop, ramp, costs, zero, gaps, "
-    "requests, waiting, prefill, capture, padding, memory, cold; with commas; or all"
+    "requests, waiting, prefill, first_token, capture, padding, memory, cold; with commas; or all"
 )
 
 

@@ -5,9 +5,11 @@ request's K change no token and no draft, and a request that fails or ends early
 import pytest
 import torch
 
-from scripts.soak import soak
+from graphs.tape.backend import TapeBackend
+from scripts.soak import NUM_ROWS, soak
 from specdec import LLM, SamplingParams
 from specdec.sizes import BLOCK_SIZE
+from specdec.start import load
 
 K = 3
 NUM_TOKENS = 24
@@ -461,11 +463,30 @@ def test_higher_priorities_are_answered_first(make, greedy, prompts):
     assert ended == [outputs[1].request_id, outputs[2].request_id, outputs[0].request_id]
 
 
+def tape_unless_eager(config, device, has_draft):
+    return None if config.enforce_eager else TapeBackend()
+
+
 @pytest.mark.usefixtures("no_late_compilation")
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_soak_of_requests_that_come_and_go_changes_no_text(device):
-    result = soak(count=24, seed=3, max_prompt=220, max_tokens=40, num_rows=6, device=device)
+@pytest.mark.parametrize(
+    "backend, count, seed",
+    [
+        ("eager", 30, 2),
+        ("tape", 15, 14),
+        pytest.param("eager", 300, 0, marks=pytest.mark.slow),
+        pytest.param("tape", 300, 0, marks=pytest.mark.slow),
+        pytest.param("cuda", 300, 0, marks=pytest.mark.gpu),
+    ],
+)
+def test_random_requests_give_together_what_each_gives_alone(backend, count, seed, monkeypatch):
+    device = "cuda" if backend == "cuda" else "cpu"
+    options = {}
+    if backend == "tape":
+        options["cuda_graph_sizes"] = (2, NUM_ROWS)
+        monkeypatch.setattr(load, "_backend", tape_unless_eager)
+    result = soak(count, seed, device, **options)
     assert result["faults"] == []
-    assert result["preemptions"] >= 1
-    assert result["cached_tokens"] >= 1
-    assert result["aborted"] >= 1
+    happened = ["mixed_steps", "cached_tokens", "aborted", "logprobs"]
+    happened += ["preemptions"] if count > 15 else []
+    assert {name for name in happened if not result[name]} == set()
+    assert (result["replays"] > 0) == (backend != "eager")

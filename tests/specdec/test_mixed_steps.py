@@ -13,6 +13,7 @@ from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.stepping.results import StepResult
+from specdec.stepping.state import RequestState
 from tests.specdec.graph_walk import (
     caches,
     make_backend,
@@ -144,8 +145,10 @@ def assert_joins(found: Seen, verified: Seen, prompts: Seen | None, parts: list[
     tokens = [row[:Q] for row in found.result.sampled_tokens[:V]]
     assert tokens == [row[:Q] for row in verified.result.sampled_tokens]
     ends = [b for b, each in enumerate(parts) if each.ends_prompt]
-    firsts = [found.result.sampled_tokens[V + b][0] for b in ends]
-    assert firsts == [prompts.result.sampled_tokens[b][0] for b in ends]
+    for b in ends:
+        first = found.result.sampled_tokens[V + b][0]
+        assert first == prompts.result.sampled_tokens[b][0]
+        assert first == parts[b].prompt[-1] or not parts[b].is_resumed
     decided = [*range(V * Q), *(V * Q + b for b in ends)]
     if found.result.logprobs is not None:
         for ours, *theirs in zip(*(each.result.logprobs for each in (found, *apart)), strict=True):
@@ -168,6 +171,13 @@ def assert_same_rows(places: tuple[object, object], names: tuple[str, ...], rows
     for name in names:
         ours, theirs = (getattr(each, name)[sorted(rows)] for each in places)
         assert torch.equal(ours, theirs), name
+
+
+def assert_all_are_counted(state: RequestState, rows: list[int]) -> None:
+    """Every generated token, the last one included, which is not yet computed."""
+    num_tokens = state.num_computed_tokens[rows] + 1
+    counted = state.sampling.output_counts[rows].sum(dim=1)
+    assert torch.equal(counted, num_tokens - state.sampling.num_prompt_tokens[rows])
 
 
 def texts_of(plain: Runner, name: str) -> list[list[int]]:
@@ -237,6 +247,7 @@ def walk(
         assert_same_rows(states, (*STATE, *PROPOSED) if drafts_apart else STATE, started)
         if FLAGS[name].bad_words:
             assert_same_rows((mixed.state.sampling, apart.state.sampling), COUNTED, started)
+            assert_all_are_counted(mixed.state, sorted(started))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -125,6 +125,20 @@ def test_what_rounds_wrote_is_a_prefix_too(make, greedy, long_prompt):
     assert hit.stats.num_cached_tokens == (135 + 60 - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
+def test_what_rounds_without_drafts_wrote_is_no_prefix(make, greedy, prompts, long_prompt):
+    """The draft has read the tokens of those rounds in which a prompt rode, and no others."""
+    llm = make(max_num_batched_tokens=8)
+    params = greedy(60, speculate=False)
+    short = long_prompt[:14], prompts[5]
+    [(tokens, _), _] = run(llm, short, params)
+    follow_up = [*short[0], *tokens, 11, 12]
+    [hit] = llm.generate([follow_up], greedy(NUM_TOKENS), use_tqdm=False)
+    assert [(hit.outputs[0].token_ids, hit.stats.rounds)] == run(
+        make(enable_prefix_caching=False), follow_up, greedy(NUM_TOKENS)
+    )
+    assert hit.stats.num_cached_tokens == 0
+
+
 @pytest.mark.parametrize("k", [0, 3])
 def test_running_ahead_changes_no_token_and_no_round(make, greedy, prompts, k):
     lengths = [1, 2, 5, 9, 17, NUM_TOKENS]

@@ -6,7 +6,7 @@ draft, and must give the same tokens, logprobs and text, an aborted one the begi
 alone with its drafts, which must be the same, and as many accepted. Exit code 1 and a list of
 faults, if there are any.
 
-    python -m scripts.soak                              # 300 requests, 5 minutes on one CPU core
+    python -m scripts.soak                              # 300 requests, 3 minutes on one CPU core
     python -m scripts.soak --num-requests 40 --seed 7
     python -m scripts.soak --device cuda                # graphs, and the checkpoint's own dtype
 """
@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
@@ -28,6 +28,8 @@ from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
 from specdec.requests.request import Request
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
+from specdec.scheduling.work import PromptPart
+from specdec.stepping.results import PendingResult
 
 MAX_K = 4
 MAX_MODEL_LEN = 256
@@ -129,7 +131,9 @@ def count_steps(engine: Engine, counts: Counter[str]) -> None:
     """From here on: steps, and those in which prompts ride."""
     real = engine.runner.run_step
 
-    def run_step(rows, parts, **options):
+    def run_step(
+        rows: Sequence[int], parts: Sequence[PromptPart], **options: object
+    ) -> PendingResult:
         counts["steps"] += 1
         counts["mixed_steps"] += bool(rows and parts)
         return real(rows, parts, **options)
@@ -176,25 +180,28 @@ def soak(count: int, seed: int, device: str = "cpu", **options: object) -> dict[
     alone = Alone(device)
     counts: Counter[str] = Counter(requests=count, seed=seed)
     faults = []
-    with tqdm(total=count, disable=None) as bar:
-        for first in range(0, count, PER_ENGINE):
-            chance = random.Random(seed * 1_000_003 + first)
-            setting = Setting.drawn(chance)
-            size = min(PER_ENGINE, count - first)
-            plans = plan_requests(size, chance, setting.limits(chance))
-            llm = setting.build(device=device, **options)
-            count_steps(llm.engine, counts)
-            requests = run_together(llm.engine, plans)
-            counts["replays"] += sum(each.replays.total() for each in llm.graph_counters().values())
-            found = list(faults_after(llm.engine))
-            for plan, request in zip(plans, requests, strict=True):
-                for samples in zip(request.samples, *alone.run(plan), strict=True):
-                    count_outcome(samples[0], counts)
-                    own = [*faults_of(*samples), *count_faults(plan, samples[0])]
-                    found += [f"request {request.request_id}: {each}" for each in own]
-                bar.update()
-            faults += [f"{setting}: {each}" for each in found]
+    for first in tqdm(range(0, count, PER_ENGINE), desc="engines", disable=None):
+        chance = random.Random(seed * 1_000_003 + first)
+        setting = Setting.drawn(chance)
+        plans = plan_requests(min(PER_ENGINE, count - first), chance, setting.limits(chance))
+        llm = setting.build(device=device, **options)
+        faults += [f"{setting}: {fault}" for fault in faults_of_engine(llm, plans, alone, counts)]
     return {**counts, "faults": faults, "seconds": round(time.monotonic() - began, 1)}
+
+
+def faults_of_engine(
+    llm: LLM, plans: list[Plan], alone: Alone, counts: Counter[str]
+) -> Iterator[str]:
+    engine = llm.engine
+    count_steps(engine, counts)
+    requests = run_together(engine, plans)
+    counts["replays"] += sum(each.replays.total() for each in llm.graph_counters().values())
+    yield from faults_after(engine)
+    for plan, request in zip(plans, requests, strict=True):
+        for samples in zip(request.samples, *alone.run(plan), strict=True):
+            count_outcome(samples[0], counts)
+            for fault in (*faults_of(*samples), *count_faults(plan, samples[0])):
+                yield f"request {request.request_id}: {fault}"
 
 
 def count_outcome(sample: Request, counts: Counter[str]) -> None:

@@ -1,11 +1,12 @@
-"""Does any request's text depend on the others, even if the cache is too small for all of them?
+"""Does any request's output depend on the others, even if the cache is too small for all of them?
 
-Requests arrive between steps, share beginnings of prompts, differ in length, limits, stop strings
-and K, are aborted, and lose their blocks to each other; the prefix cache is on and the host runs
-ahead. Each is then run alone, without a draft, and must give the same tokens, an aborted one the
-beginning of them. Exit code 1 and a list of faults, if there are any.
+Requests with any parameters arrive between steps, share beginnings of prompts, are aborted, and
+lose their blocks to each other, in engines whose sizes differ. Each is then run alone, without a
+draft, and must give the same tokens, logprobs and text, an aborted one the beginning of them; and
+alone with its drafts, which must be the same, and as many accepted. Exit code 1 and a list of
+faults, if there are any.
 
-    python -m scripts.soak                              # 500 requests, 10 minutes on one CPU core
+    python -m scripts.soak                              # 300 requests, 3 minutes on one CPU core
     python -m scripts.soak --num-requests 40 --seed 7
     python -m scripts.soak --device cuda                # graphs, and the checkpoint's own dtype
 """
@@ -15,162 +16,211 @@ import json
 import random
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from specdec import LLM, SamplingParams
+from scripts.random_requests import Limits, Plan, plan_requests
+from specdec import LLM
+from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
 from specdec.requests.request import Request
-from weights.demo import demo_prompts
+from specdec.scheduling.step_costs import PromptBudget, StepCosts
+from specdec.scheduling.work import PromptPart
+from specdec.stepping.results import PendingResult
 
-MAX_K = 7
-MAX_MODEL_LEN = 512
+MAX_K = 4
+MAX_MODEL_LEN = 256
+NUM_ROWS = 6
+PER_ENGINE = 15
+# a step of 64 rows fits twice a small round's time, one of 128 does not
+COSTS = StepCosts(rounds=((8, 1.0), (64, 2.0)), mixed=((64, 2.0), (128, 4.0)), ms_per_key=0.001)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A request, and the steps at which it arrives and is aborted, if it is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """An engine. slowdown: of the prompt budget; None: the engine's own budget, if it has one."""
 
-    prompt: list[int]
-    values: dict[str, object]
     num_speculative_tokens: int
-    priority: int
-    arrival: int
-    abort: int | None
+    max_num_batched_tokens: int
+    num_kv_blocks: int
+    async_scheduling: bool
+    slowdown: float | None
 
-    def params(self, **more: object) -> SamplingParams:
-        return SamplingParams(temperature=0.0, **self.values, **more)
-
-    def new_request(self) -> NewRequest:
-        params = self.params(num_speculative_tokens=self.num_speculative_tokens)
-        return NewRequest(prompt=self.prompt, params=params, priority=self.priority)
-
-
-def plan_requests(count: int, seed: int, max_prompt: int, max_tokens: int) -> list[Plan]:
-    """Prompts are beginnings of 12 texts, so that some share a prefix."""
-    chance = random.Random(seed)
-    prompts = demo_prompts()["prompts"]
-    texts = [
-        [token for i in range(12) for token in prompts[(start + i) % len(prompts)]]
-        for start in range(12)
-    ]
-    plans = []
-    arrival = 0
-    for _ in range(count):
-        arrival += chance.choice([0, 0, 0, 0, 1, 9])
-        prompt = chance.choice(texts)[: chance.randint(1, max_prompt)]
-        values = {
-            "max_tokens": chance.randint(1, max_tokens),
-            "stop": chance.choice([(), (), "\n\n", "return", " = "]),
-            "ignore_eos": chance.random() < 0.5,
-        }
-        abort = arrival + chance.randint(0, 20) if chance.random() < 0.15 else None
-        plans.append(
-            Plan(prompt, values, chance.randint(0, MAX_K), chance.choice([0, 0, 1]), arrival, abort)
+    @staticmethod
+    def drawn(chance: random.Random) -> "Setting":
+        return Setting(
+            num_speculative_tokens=chance.randint(1, MAX_K),
+            max_num_batched_tokens=chance.choice([1, 7, 40, 64, 96, MAX_MODEL_LEN]),
+            num_kv_blocks=chance.choice([4, 5, 6, 24]),
+            async_scheduling=chance.random() < 0.5,
+            slowdown=chance.choice([None, 1.0, 2.0]),
         )
-    return plans
+
+    def build(self, **options: object) -> LLM:
+        draft = {"model": "demo", "num_speculative_tokens": self.num_speculative_tokens}
+        llm = LLM(
+            "demo",
+            draft,
+            max_num_seqs=NUM_ROWS,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_kv_blocks=self.num_kv_blocks,
+            async_scheduling=self.async_scheduling,
+            **options,
+        )
+        if self.slowdown is not None:
+            llm.engine.scheduler.budget = PromptBudget(costs=COSTS, slowdown=self.slowdown)
+        return llm
+
+    def limits(self, chance: random.Random) -> Limits:
+        """Short prompts where they take many steps, and mostly where blocks are few."""
+        longest = chance.choice([60, 60, 230] if self.num_kv_blocks < 8 else [60, 230, 230])
+        return Limits(
+            max_prompt=min(longest, 40 * self.max_num_batched_tokens),
+            max_tokens=30,
+            num_speculative_tokens=self.num_speculative_tokens,
+            is_special=chance.choice([0.0, 0.4, 0.8]),
+        )
 
 
-def run_together(llm: LLM, plans: list[Plan]) -> list[Request]:
+class Alone:
+    """Every request by itself, op by op: without a draft, and with one."""
+
+    def __init__(self, device: str) -> None:
+        draft = {"model": "demo", "num_speculative_tokens": MAX_K}
+        sizes = {"max_num_seqs": 1, "max_model_len": MAX_MODEL_LEN, "enforce_eager": True}
+        self._plain, self._drafting = (
+            LLM("demo", each, device=device, enable_prefix_caching=False, **sizes)
+            for each in (None, draft)
+        )
+
+    def run(self, plan: Plan) -> tuple[list[Request], list[Request]]:
+        """The samples of both."""
+        plain = _run_one(self._plain.engine, plan.new_request(has_draft=False))
+        return plain, _run_one(self._drafting.engine, plan.new_request())
+
+
+def _run_one(engine: Engine, new: NewRequest) -> list[Request]:
+    [request] = engine.add_requests([new])
+    while engine.has_unfinished:
+        engine.step()
+    engine.drain()
+    return request.samples
+
+
+def run_together(engine: Engine, plans: list[Plan]) -> list[Request]:
     """All requests through one engine, step by step."""
-    engine = llm.engine
-    requests = []
-    with tqdm(total=len(plans), desc="together", disable=None) as bar:
-        step = 0
-        while len(requests) < len(plans) or engine.has_unfinished:
-            while len(requests) < len(plans) and plans[len(requests)].arrival <= step:
-                plan = plans[len(requests)]
-                requests += engine.add_requests([plan.new_request()])
-            for plan, request in zip(plans, requests, strict=False):
-                if plan.abort == step:
-                    engine.abort(request.request_id)
-            engine.step()
-            step += 1
-            bar.update(sum(request.finish is not None for request in requests) - bar.n)
+    requests: list[Request] = []
+    step = 0
+    while len(requests) < len(plans) or engine.has_unfinished:
+        while len(requests) < len(plans) and plans[len(requests)].arrival <= step:
+            requests += engine.add_requests([plans[len(requests)].new_request()])
+        for plan, request in zip(plans, requests, strict=False):
+            if plan.abort == step:
+                engine.abort(request.request_id)
+        engine.step()
+        step += 1
     engine.drain()
     return requests
 
 
-def faults(llm: LLM, plans: list[Plan], requests: list[Request]) -> list[str]:
-    """Faults in the outputs, in the statistics, and in what remains after the run."""
-    device = llm.config.device
-    sizes = {"max_num_seqs": 1, "max_model_len": MAX_MODEL_LEN}
-    alone = LLM("demo", device=device, enable_prefix_caching=False, **sizes)
-    found = []
-    for plan, request in zip(tqdm(plans, desc="alone", disable=None), requests, strict=True):
-        expected = alone.generate([plan.prompt], plan.params(), use_tqdm=False)[0].outputs[0]
-        ours = request.output().outputs[0]
-        if ours.finish_reason == "abort":
-            expected.token_ids = expected.token_ids[: len(ours.token_ids)]
-        elif (ours.text, ours.finish_reason) != (expected.text, expected.finish_reason):
-            found.append(f"request {request.request_id}: text or end differ")
-        if ours.token_ids != expected.token_ids:
-            found.append(f"request {request.request_id}: tokens differ")
-        found += count_faults(plan, request)
-    scheduler = llm.engine.scheduler
+def count_steps(engine: Engine, counts: Counter[str]) -> None:
+    """From here on: steps, and those in which prompts ride."""
+    real = engine.runner.run_step
+
+    def run_step(
+        rows: Sequence[int], parts: Sequence[PromptPart], **options: object
+    ) -> PendingResult:
+        counts["steps"] += 1
+        counts["mixed_steps"] += bool(rows and parts)
+        return real(rows, parts, **options)
+
+    engine.runner.run_step = run_step
+
+
+def faults_of(ours: Request, plain: Request, drafting: Request) -> Iterator[str]:
+    """What differs between a sample and the same one alone."""
+    whole = ours.finish is not None and ours.finish.reason != "abort"
+    pairs = {
+        "tokens": (ours.token_ids, plain.token_ids),
+        "logprobs": (ours.logprobs, plain.logprobs),
+        "prompt logprobs": (ours.prompt_logprobs, plain.prompt_logprobs),
+    }
+    if ours.stats.num_preemptions == 0:
+        pairs["drafts"] = ours.stats.rounds, drafting.stats.rounds
+    for name, (found, expected) in pairs.items():
+        if found != (expected if whole else expected[: len(found)]):
+            yield f"{name} differ"
+    if whole and (ours.text(), ours.finish) != (plain.text(), plain.finish):
+        yield "text or end differ"
+
+
+def count_faults(plan: Plan, sample: Request) -> Iterator[str]:
+    """A round adds its accepted tokens and one, a prompt one, a resumed prefill none."""
+    stats = sample.stats
+    surplus = 1 + stats.num_rounds + stats.num_accepted_tokens - len(sample.token_ids)
+    is_right = 0 <= surplus <= plan.num_speculative_tokens
+    if sample.token_ids and not is_right:
+        yield f"{surplus} tokens more than rounds account for"
+
+
+def faults_after(engine: Engine) -> Iterator[str]:
+    scheduler = engine.scheduler
     num_held = scheduler.pool.num_blocks - scheduler.pool.num_free
     if num_held or scheduler.has_unfinished or scheduler.num_in_flight:
-        found.append(f"after the run {num_held} blocks are not free")
-    return found
+        yield f"{num_held} blocks are not free after the run"
 
 
-def count_faults(plan: Plan, request: Request) -> list[str]:
-    """A round adds its accepted tokens and one, a prompt one, a resumed prefill none."""
-    stats = request.stats
-    K = plan.num_speculative_tokens
-    if not request.token_ids:
-        return []
-    surplus = 1 + stats.num_rounds + stats.num_accepted_tokens - len(request.token_ids)
-    is_right = 0 <= surplus <= K and all(drafted <= K for drafted in stats.num_drafted)
-    if is_right:
-        return []
-    return [f"request {request.request_id}: {surplus} tokens more than rounds account for"]
-
-
-def soak(
-    count: int,
-    seed: int,
-    max_prompt: int = 400,
-    max_tokens: int = 100,
-    num_rows: int = 8,
-    device: str = "cpu",
-) -> dict[str, object]:
-    """Run, check, and count what happened."""
+def soak(count: int, seed: int, device: str = "cpu", **options: object) -> dict[str, object]:
+    """Run, check, and count what happened. options: further ones of the engines."""
     began = time.monotonic()
-    draft = {"model": "demo", "num_speculative_tokens": MAX_K}
-    llm = LLM(
-        "demo",
-        draft,
-        device=device,
-        max_num_seqs=num_rows,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_batched_tokens=96,
-        num_kv_blocks=max(9, num_rows * 3 // 2),
-        async_scheduling=True,
-    )
-    plans = plan_requests(count, seed, max_prompt, max_tokens)
-    requests = run_together(llm, plans)
-    stats = [request.stats for request in requests]
-    return {
-        "requests": count,
-        "seed": seed,
-        "device": device,
-        "aborted": sum(request.finish.reason == "abort" for request in requests if request.finish),
-        "preemptions": sum(each.num_preemptions for each in stats),
-        "cached_tokens": sum(each.num_cached_tokens for each in stats),
-        "tokens": sum(each.num_generated_tokens for each in stats),
-        "rounds": sum(each.num_rounds for each in stats),
-        "faults": faults(llm, plans, requests),
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    alone = Alone(device)
+    counts: Counter[str] = Counter(requests=count, seed=seed)
+    faults = []
+    for first in tqdm(range(0, count, PER_ENGINE), desc="engines", disable=None):
+        chance = random.Random(seed * 1_000_003 + first)
+        setting = Setting.drawn(chance)
+        plans = plan_requests(min(PER_ENGINE, count - first), chance, setting.limits(chance))
+        llm = setting.build(device=device, **options)
+        faults += [f"{setting}: {fault}" for fault in faults_of_engine(llm, plans, alone, counts)]
+    return {**counts, "faults": faults, "seconds": round(time.monotonic() - began, 1)}
+
+
+def faults_of_engine(
+    llm: LLM, plans: list[Plan], alone: Alone, counts: Counter[str]
+) -> Iterator[str]:
+    engine = llm.engine
+    count_steps(engine, counts)
+    requests = run_together(engine, plans)
+    counts["replays"] += sum(each.replays.total() for each in llm.graph_counters().values())
+    yield from faults_after(engine)
+    for plan, request in zip(plans, requests, strict=True):
+        for samples in zip(request.samples, *alone.run(plan), strict=True):
+            count_outcome(samples[0], counts)
+            for fault in (*faults_of(*samples), *count_faults(plan, samples[0])):
+                yield f"request {request.request_id}: {fault}"
+
+
+def count_outcome(sample: Request, counts: Counter[str]) -> None:
+    stats = sample.stats
+    counts["samples"] += 1
+    counts["tokens"] += stats.num_generated_tokens
+    counts["rounds"] += stats.num_rounds
+    counts["preemptions"] += stats.num_preemptions
+    counts["cached_tokens"] += stats.num_cached_tokens
+    counts["aborted"] += sample.finish is not None and sample.finish.reason == "abort"
+    counts["errors"] += sample.finish is not None and sample.finish.reason == "error"
+    counts["logprobs"] += len(sample.logprobs) + len(sample.prompt_logprobs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--num-requests", type=int, default=500)
+    parser.add_argument("--num-requests", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()

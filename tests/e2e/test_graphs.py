@@ -18,7 +18,7 @@ from specdec.start.load import assemble
 from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 
-FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
+FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
 NUM_TOKENS = 20
 BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 SETTINGS = [
@@ -57,27 +57,42 @@ def pair():
     return load
 
 
-def run(pair, draft, k, backend, requests, max_model_len=192, is_eager=False, **config):
-    """Outputs of an engine of 4 rows and chunks of 48, and its counters."""
+def build(
+    pair,
+    draft,
+    k,
+    backend,
+    max_model_len=192,
+    is_eager=False,
+    max_num_seqs=4,
+    max_num_batched_tokens=48,
+    **config,
+):
+    """An engine with a cache for all of its rows, and its graphs captured."""
     device = torch.device("cpu" if backend == "tape" else "cuda")
     captures = None if is_eager else TapeBackend() if backend == "tape" else CudaBackend(device)
     target, eagle = pair(device, draft)
     sizes = EngineSizes(
         max_model_len=max_model_len,
-        max_num_seqs=4,
-        max_num_batched_tokens=48,
-        num_kv_blocks=12,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_kv_blocks=3 * max_num_seqs,
         num_speculative_tokens=k,
     )
     graphs = GraphConfig(**{"request_sizes": (1, 2, 4), "token_sizes": (32, 48), **config})
     runner = Runner(target, eagle, sizes, device, graph_config=graphs, backend=captures)
     runner.capture()
     config = replace(target.config, eos_token_ids=())
-    engine = assemble(runner, config, Tokenizer(demo_directory("target")), is_async=False)
+    return assemble(runner, config, Tokenizer(demo_directory("target")), is_async=False)
+
+
+def run(pair, draft, k, backend, requests, *args, **options):
+    """Outputs of an engine of 4 rows and chunks of 48, and its counters."""
+    engine = build(pair, draft, k, backend, *args, **options)
     added = engine.add_requests(requests)
     while engine.has_unfinished:
         engine.step()
-    return [request.output() for request in added], runner.graphs.counters()
+    return [request.output() for request in added], engine.runner.graphs.counters()
 
 
 def rounds(outputs):
@@ -169,3 +184,49 @@ def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
     if k:
         assert counters["draft_prefill_sampled"].replays.keys() == {FULL}
         assert counters["draft_decode_sampled"].replays.keys() == {FULL}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_a_loop_of_16_every_step_that_fits_replays_a_graph(
+    pair, greedy, prompts, monkeypatch, backend
+):
+    engine = build(
+        pair,
+        "eagle3",
+        3,
+        backend,
+        max_num_seqs=16,
+        max_num_batched_tokens=96,
+        request_sizes=(8, 16),
+        token_sizes=(64, 112),
+    )
+    runner = engine.runner
+    real = runner.run_step
+    steps = []
+
+    def run_step(rows, parts, **options):
+        steps.append((len(rows) * options["query_len"], sum(part.length for part in parts)))
+        return real(rows, parts, **options)
+
+    monkeypatch.setattr(runner, "run_step", run_step)
+    coming = [(prompts[i % 10], greedy(6 + i % 9)) for i in range(40)]
+    added = engine.add_requests(coming[:16])
+    while engine.has_unfinished:
+        engine.step()
+        num_ended = sum(request.finish is not None for request in added)
+        added += engine.add_requests(coming[len(added) : 16 + num_ended])
+
+    with_prompts = [verified + prompt for verified, prompt in steps if prompt]
+    num_fitting = sum(rows <= 112 for rows in with_prompts)
+    num_mixed = sum(verified > 0 for verified, prompt in steps if prompt)
+    assert min(num_mixed, num_fitting, len(with_prompts) - num_fitting) > 2
+    counters = runner.graphs.counters()
+    for family in ("target_prefill", "draft_prefill"):
+        assert counters[family].replays[PIECEWISE] == num_fitting
+        assert counters[family].dispatches[NONE] == len(with_prompts) - num_fitting
+    num_rounds = len(steps) - len(with_prompts)
+    assert counters["target_prefill"].dispatches.keys() == {PIECEWISE, NONE}
+    assert counters["target_decode"].replays == {FULL: num_rounds}
+    assert counters["target_decode"].dispatches == {FULL: num_rounds}
+    assert counters["draft_prefill"].replays[FULL] == num_rounds
+    assert counters["draft_decode"].dispatches.keys() == {FULL}

@@ -5,9 +5,11 @@ request's K change no token and no draft, and a request that fails or ends early
 import pytest
 import torch
 
-from scripts.soak import soak
+from graphs.tape.backend import TapeBackend
+from scripts.soak import NUM_ROWS, soak
 from specdec import LLM, SamplingParams
 from specdec.sizes import BLOCK_SIZE
+from specdec.start import load
 
 K = 3
 NUM_TOKENS = 24
@@ -121,6 +123,20 @@ def test_what_rounds_wrote_is_a_prefix_too(make, greedy, long_prompt):
         plain, follow_up, greedy(NUM_TOKENS)
     )
     assert hit.stats.num_cached_tokens == (135 + 60 - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+def test_what_rounds_without_drafts_wrote_is_no_prefix(make, greedy, prompts, long_prompt):
+    """The draft has read the tokens of those rounds in which a prompt rode, and no others."""
+    llm = make(max_num_batched_tokens=8)
+    params = greedy(60, speculate=False)
+    short = long_prompt[:14], prompts[5]
+    [(tokens, _), _] = run(llm, short, params)
+    follow_up = [*short[0], *tokens, 11, 12]
+    [hit] = llm.generate([follow_up], greedy(NUM_TOKENS), use_tqdm=False)
+    assert [(hit.outputs[0].token_ids, hit.stats.rounds)] == run(
+        make(enable_prefix_caching=False), follow_up, greedy(NUM_TOKENS)
+    )
+    assert hit.stats.num_cached_tokens == 0
 
 
 @pytest.mark.parametrize("k", [0, 3])
@@ -347,17 +363,91 @@ def test_a_step_without_memory_ends_its_own_requests_only(
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
 
 
-def test_logits_that_are_no_numbers_end_their_own_request_only(make, greedy, prompts):
-    llm = make(num_kv_blocks=12)
-    poison = 901
-    others = [prompt for prompt in prompts if poison not in prompt][:6]
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_mixed_step_without_memory_ends_exactly_its_requests(
+    make, greedy, prompts, monkeypatch, is_async
+):
+    """One verifies, a prompt goes on; the third waits for rows, the last for a slot."""
+    llm = make(max_num_seqs=3, max_num_batched_tokens=8, async_scheduling=is_async)
+    runner = llm.engine.runner
+    failures = [torch.OutOfMemoryError("tried to allocate 1 GiB")]
+    real = runner.run_step
+
+    def fails_once(rows, parts, **options):
+        if failures and rows and parts:
+            raise failures.pop()
+        return real(rows, parts, **options)
+
+    monkeypatch.setattr(runner, "run_step", fails_once)
+    outputs = llm.generate(prompts[2:6], greedy(NUM_TOKENS), use_tqdm=False)
+    llm.engine.drain()
+    reasons = [output.outputs[0].finish_reason for output in outputs]
+    assert reasons == ["error", "error", "length", "length"]
+    assert "out of memory in a step of 2 requests" in outputs[0].outputs[0].stop_reason
+    found = [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs[2:]]
+    assert found == run(make(max_num_seqs=1), prompts[4:6], greedy(NUM_TOKENS))
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+@pytest.fixture
+def poisoned(make):
+    """poisoned(token, **options): an engine that computes no numbers where a token is read."""
+
+    def build(token, **options):
+        llm = make(**options)
+        embed = llm.engine.runner.target.model.embed_tokens
+        # a copy, since the head shares it
+        embed.weight = torch.nn.Parameter(embed.weight.clone(), requires_grad=False)
+        embed.weight[token] = torch.nan
+        return llm
+
+    return build
+
+
+POISON = 901
+
+
+@pytest.mark.parametrize("place", ["prompt", "round"])
+def test_an_error_row_of_a_mixed_step_ends_its_own_request_only(
+    make, poisoned, greedy, prompts, monkeypatch, place
+):
+    others = [prompt for prompt in prompts if POISON not in prompt][1:5]
     expected = run(make(max_num_seqs=1), others, greedy(NUM_TOKENS))
-    assert all(poison not in tokens for tokens, _ in expected)
-    embed = llm.engine.runner.target.model.embed_tokens
-    # a copy, since the head shares it
-    embed.weight = torch.nn.Parameter(embed.weight.clone(), requires_grad=False)
-    embed.weight[poison] = torch.nan
-    batch = [others[0], [*others[1], poison, 5], *others[1:]]
+    assert all(POISON not in tokens for tokens, _ in expected)
+    engine = poisoned(POISON, max_num_batched_tokens=8).engine
+    kinds = []
+    real = engine.runner.run_step
+
+    def run_step(rows, parts, **options):
+        kinds.append((len(rows) > 0, len(parts) > 0))
+        return real(rows, parts, **options)
+
+    monkeypatch.setattr(engine.runner, "run_step", run_step)
+    # its first token is the poison, so that its first round reads it
+    bad = ([*others[1][:9], POISON, 5], greedy(8))
+    if place == "round":
+        bad = (others[1][:9], greedy(8, logit_bias={POISON: 100}))
+    batch = [(prompt, greedy(NUM_TOKENS)) for prompt in others]
+    first, failing, *rest = engine.add_requests([batch[0], bad, *batch[1:]])
+    while failing.finish is None:
+        engine.step()
+    assert kinds[-1] == (True, True)
+    assert (failing.finish.reason, failing.token_ids) == (
+        "error",
+        [POISON] if place == "round" else [],
+    )
+    assert "not finite" in failing.finish.stop_reason
+    while engine.has_unfinished:
+        engine.step()
+    assert [(each.token_ids, each.stats.rounds) for each in (first, *rest)] == expected
+
+
+def test_logits_that_are_no_numbers_end_their_own_request_only(make, poisoned, greedy, prompts):
+    llm = poisoned(POISON, num_kv_blocks=12)
+    others = [prompt for prompt in prompts if POISON not in prompt][:6]
+    expected = run(make(max_num_seqs=1), others, greedy(NUM_TOKENS))
+    assert all(POISON not in tokens for tokens, _ in expected)
+    batch = [others[0], [*others[1], POISON, 5], *others[1:]]
     outputs = llm.generate(batch, greedy(NUM_TOKENS), use_tqdm=False)
     bad = outputs.pop(1)
     assert (bad.outputs[0].finish_reason, bad.outputs[0].token_ids) == ("error", [])
@@ -461,11 +551,30 @@ def test_higher_priorities_are_answered_first(make, greedy, prompts):
     assert ended == [outputs[1].request_id, outputs[2].request_id, outputs[0].request_id]
 
 
+def tape_unless_eager(config, device, has_draft):
+    return None if config.enforce_eager else TapeBackend()
+
+
 @pytest.mark.usefixtures("no_late_compilation")
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_soak_of_requests_that_come_and_go_changes_no_text(device):
-    result = soak(count=24, seed=3, max_prompt=220, max_tokens=40, num_rows=6, device=device)
+@pytest.mark.parametrize(
+    "backend, count, seed",
+    [
+        ("eager", 60, 2),
+        ("tape", 15, 14),
+        pytest.param("eager", 300, 0, marks=pytest.mark.slow),
+        pytest.param("tape", 300, 0, marks=pytest.mark.slow),
+        pytest.param("cuda", 300, 0, marks=pytest.mark.gpu),
+    ],
+)
+def test_random_requests_give_together_what_each_gives_alone(backend, count, seed, monkeypatch):
+    device = "cuda" if backend == "cuda" else "cpu"
+    options = {}
+    if backend == "tape":
+        options["cuda_graph_sizes"] = (2, NUM_ROWS)
+        monkeypatch.setattr(load, "_backend", tape_unless_eager)
+    result = soak(count, seed, device, **options)
     assert result["faults"] == []
-    assert result["preemptions"] >= 1
-    assert result["cached_tokens"] >= 1
-    assert result["aborted"] >= 1
+    happened = ["mixed_steps", "cached_tokens", "aborted", "logprobs"]
+    happened += ["preemptions"] if count > 15 else []
+    assert {name for name in happened if not result[name]} == set()
+    assert (result["replays"] > 0) == (backend != "eager")

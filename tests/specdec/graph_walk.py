@@ -69,7 +69,11 @@ def _on(device: torch.device, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def tiny_runner(
-    pair: Pair, k: int, config: GraphConfig | None = None, backend: GraphBackend | None = None
+    pair: Pair,
+    k: int,
+    config: GraphConfig | None = None,
+    backend: GraphBackend | None = None,
+    acceptance: str = "exact",
 ) -> Runner:
     """A captured runner of 36 rows and chunks of 48 tokens, whose caches start as NaN."""
     sizes = EngineSizes(
@@ -80,7 +84,13 @@ def tiny_runner(
         num_speculative_tokens=k,
     )
     runner = Runner(
-        pair.target, pair.eagle, sizes, pair.device, graph_config=config, backend=backend
+        pair.target,
+        pair.eagle,
+        sizes,
+        pair.device,
+        graph_config=config,
+        backend=backend,
+        acceptance=acceptance,
     )
     runner.capture()
     for cache in caches(runner):

@@ -24,6 +24,7 @@ METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
 MAX_PROMPT_SLOWDOWN = 1.8
+MOST_DRAFTS = 32
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 SWITCHES = (
     "enforce_eager",
@@ -90,7 +91,7 @@ class SpeculativeConfig:
             raise ValueError(
                 f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
             )
-        check_int("num_speculative_tokens", self.num_speculative_tokens, 0, 32)
+        check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
         check_choice("method", self.method, METHODS)
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_layers(self.aux_layers)
@@ -209,7 +210,8 @@ class EngineConfig:
             check_choice(name, getattr(self, name), (False, True))
         check_choice("async_scheduling", self.async_scheduling, (None, False, True))
         check_sizes("cuda_graph_sizes", self.cuda_graph_sizes, self.max_num_seqs)
-        limit = self.max_num_batched_tokens
+        # the engine knows its own number of drafts, and refuses what is still too many
+        limit = self.max_num_batched_tokens + self.max_num_seqs * (MOST_DRAFTS + 1)
         check_sizes("cuda_graph_token_sizes", self.cuda_graph_token_sizes, limit)
         graph_modes(self.cuda_graph_modes)
         self._check_sources()

@@ -167,7 +167,7 @@ class Runner:
             eagle.config.draft_vocab_size if eagle is not None and self.acceptance != "exact" else 0
         )
         return RequestState(
-            sizes.max_num_seqs,
+            sizes.num_state_rows,
             sizes.num_speculative_tokens,
             sizes.blocks_per_request,
             scratch_block=sizes.num_kv_blocks,

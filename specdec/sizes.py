@@ -24,6 +24,11 @@ class EngineSizes:
         return self.num_speculative_tokens + 1
 
     @property
+    def num_state_rows(self) -> int:
+        """Some more than requests run: a row is free only once no step in flight can write it."""
+        return self.max_num_seqs + self.max_num_seqs // 8 + 1
+
+    @property
     def max_num_rows(self) -> int:
         """Rows of the largest step: all requests verify, and prompts ride along."""
         return self.max_num_seqs * self.query_len + self.max_num_batched_tokens

@@ -123,8 +123,7 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     running.run(batch, GENERATIONS * batch)
     seconds = time.monotonic() - began
     num_tokens = running.num_tokens - num_tokens
-    engine.abort_all()
-    engine.drain()
+    running.end()
     latencies = (each.stats.time_to_first_token for each in running.requests[num_before:])
     ended = (each for each in running.requests if each.finish and each.finish.reason != "abort")
     done = [each.stats for each in ended if each.stats.arrival_time >= began]
@@ -178,6 +177,16 @@ class Loop:
             num_ends -= ended
             self.num_running -= ended
             self._fill(level)
+
+    def add(self, job: Job) -> None:
+        """Begin a request beside those of the loop."""
+        self.requests += self._engine.add_requests([job])
+        self.num_running += 1
+
+    def end(self) -> None:
+        """Abort what runs."""
+        self._engine.abort_all()
+        self._engine.drain()
 
     def _fill(self, level: int) -> None:
         count = max(level - self.num_running, 0)

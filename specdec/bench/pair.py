@@ -18,6 +18,7 @@ from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_memory
 from specdec.start.load import assemble
 from specdec.start.locate import locate
+from specdec.start.measure_costs import largest_captured
 from weights.demo import demo_prompts
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 
@@ -130,7 +131,12 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     backend = CudaBackend(pair.device) if is_captured else None
     build = partial(Runner, pair.target, pair.eagle, device=pair.device, graph_config=graphs)
     if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
-        compile_ahead(build(replace(sizes, num_kv_blocks=1)))
+        trial = build(replace(sizes, num_kv_blocks=1))
+        compile_ahead(trial)
+        if is_captured:
+            graphs = replace(graphs, max_tokens=largest_captured(trial))
+            build = partial(build, graph_config=graphs)
+        del trial
     runner = build(sizes, backend=backend)
     runner.capture()
     return assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)

@@ -8,15 +8,15 @@ outputs of both ways to serve are compared.
 import itertools
 import math
 import random
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 
 from specdec.bench.bench import Bench
+from specdec.bench.loop import Loop, jobs
 from specdec.bench.pair import EngineSpec, joined
 from specdec.bench.profile import profile_serving
 from specdec.bench.report import Row
-from specdec.bench.serving import Job, generate, greedy, start
+from specdec.bench.serving import Job, generate, greedy
 from specdec.bench.timing import percentile
 from specdec.engine import Engine
 from specdec.requests.request import Request
@@ -51,7 +51,7 @@ def gaps(bench: Bench) -> Iterator[Row]:
 def requests(bench: Bench) -> Iterator[Row]:
     """256 requests (4 on a CPU) of mixed lengths: all at once, and one batch at a time."""
     pair = bench.pair
-    jobs = draw_jobs(pair.prompts, NUM_REQUESTS if pair.device.type == "cuda" else NUM_ON_CPU)
+    drawn = draw_jobs(pair.prompts, NUM_REQUESTS if pair.device.type == "cuda" else NUM_ON_CPU)
     batch = bench.options.max_num_seqs or BATCH
     for K in bench.ks:
         if not bench.has_time(f"requests: K = {K}"):
@@ -64,14 +64,14 @@ def requests(bench: Bench) -> Iterator[Row]:
             has_prefill_graphs=True,
         )
         engine = pair.engine(spec)
-        generate(engine, jobs[:batch])  # warm-up
-        batches = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
-        at_once, continuously = _serve(engine, [jobs])
+        generate(engine, drawn[:batch])  # warm-up
+        batches = [drawn[i : i + batch] for i in range(0, len(drawn), batch)]
+        at_once, continuously = _serve(engine, [drawn])
         in_batches, one_by_one = _serve(engine, batches)
         is_same = [r.token_ids for r in at_once] == [r.token_ids for r in in_batches]
         base: Row = {
             "num_speculative_tokens": K,
-            "requests": len(jobs),
+            "requests": len(drawn),
             "max_num_seqs": batch,
             "same_tokens": is_same,
         }
@@ -111,7 +111,7 @@ def _serve(engine: Engine, batches: Sequence[Sequence[Job]]) -> tuple[list[Reque
 
 
 def waiting(bench: Bench) -> Iterator[Row]:
-    """How long running requests wait for tokens, without prompts and while long ones arrive."""
+    """Gaps between tokens in a loop by itself, and while long prompts arrive beside it."""
     K = max(bench.ks)
     longest = bench.pair.target.config.max_position_embeddings
     for batch, (length, count) in itertools.product(bench.options.batches, LONG_PROMPTS):
@@ -121,61 +121,41 @@ def waiting(bench: Bench) -> Iterator[Row]:
         elif bench.has_time(what):
             spec = EngineSpec(
                 num_speculative_tokens=K,
-                max_num_seqs=batch + 2,
-                max_tokens=min(length + 1024, longest),
-                max_model_len=min(length + 1024, longest),
+                max_num_seqs=batch + count,
+                max_tokens=length + 1,
+                max_model_len=length + 1,
                 has_prefill_graphs=True,
             )
             engine = bench.pair.engine(spec)
-            alone = _gaps(engine, _jobs(bench, batch, spec), [])
-            long = greedy([joined(bench.pair.prompts, length)], 1) * count
-            beside = _gaps(engine, _jobs(bench, batch, spec), long)
+            prompt = joined(bench.pair.prompts, length)
+            alone = _gaps(Loop(engine, jobs(bench, batch, 0.0)), batch, [])
+            long = greedy([prompt], 1) * count
+            beside = _gaps(Loop(engine, jobs(bench, batch, 0.0)), batch, long)
             bench.pair.drop(spec)
-            usual = statistics.median(alone)
-            p99 = percentile(beside, 99)
-            yield {
-                "num_speculative_tokens": K,
-                "batch": batch,
-                "prompt_tokens": length,
+            yield {"num_speculative_tokens": K, "batch": batch, "prompt_tokens": length} | {
                 "prompts": count,
-                "gap_ms_p50": 1e3 * usual,
-                "gap_ms_p50_with_prompts": percentile(beside, 50),
-                "gap_ms_p99_with_prompts": p99,
-                "longest_gap_ms": 1e3 * max(beside),
-                "p99_of_usual": p99 / (1e3 * usual) if p99 else None,
+                "gap_ms_p50": percentile(alone, 50),
+                "gap_ms_p99": percentile(alone, 99),
+                "with_prompts_p50": percentile(beside, 50),
+                "with_prompts_p99": percentile(beside, 99),
+                "p99_over_p50": _over(percentile(beside, 99), percentile(alone, 50)),
             }
 
 
-def _jobs(bench: Bench, batch: int, spec: EngineSpec) -> list[Job]:
-    """Requests that run to the end of their context."""
-    prompts = bench.pair.prompts
-    turned = [[*prompts[i % len(prompts) :], *prompts] for i in range(batch)]
-    return greedy([joined(each, 100) for each in turned], spec.max_model_len - 100)
-
-
-def _gaps(engine: Engine, jobs: Sequence[Job], long: Sequence[Job]) -> list[float]:
-    """Seconds between two deliveries to a request, while a long prompt arrives each interval."""
-    running = set(start(engine, jobs))
-    pending = list(long)
-    arrived: list[Request] = []
-    delivered: dict[Request, float] = {}
-    found: list[float] = []
+def _gaps(loop: Loop, batch: int, long: Sequence[Job]) -> list[float]:
+    """Seconds between deliveries in a loop in its window, in which a prompt comes each INTERVAL."""
+    loop.run(batch, batch)
+    loop.gaps.clear()
     began = time.monotonic()
-    num_intervals = max(len(long), 1)
-    while running and (
-        time.monotonic() - began < num_intervals * INTERVAL
-        or len(found) < 2
-        or any(each.finish is None for each in arrived)
-    ):
-        if pending and time.monotonic() - began >= len(arrived) * INTERVAL:
-            arrived += engine.add_requests([pending.pop()])
-        changed = engine.step()
-        now = time.monotonic()
-        for request in running.intersection(changed):
-            if request in delivered:
-                found.append(now - delivered[request])
-            delivered[request] = now
-        running = {each for each in running if each.finish is None}
-    engine.abort_all()
-    engine.drain()
-    return found
+    num_arrived = 0
+    while time.monotonic() - began < max(len(long), 3) * INTERVAL or len(loop.gaps) < 2:
+        if num_arrived < len(long) and time.monotonic() - began >= num_arrived * INTERVAL:
+            loop.add(long[num_arrived])
+            num_arrived += 1
+        loop.run(batch, 1)
+    loop.end()
+    return loop.gaps
+
+
+def _over(value: float | None, usual: float | None) -> float | None:
+    return None if value is None or usual is None else value / usual

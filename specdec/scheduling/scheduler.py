@@ -42,7 +42,7 @@ class Scheduler:
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
         self.num_in_flight = 0  # steps
-        self._free_rows = list(range(sizes.max_num_seqs - 1, -1, -1))
+        self._free_rows = list(range(sizes.num_state_rows - 1, -1, -1))
         self._grown: list[tuple[int, int, int]] = []
 
     def add(self, request: Request) -> None:
@@ -104,8 +104,12 @@ class Scheduler:
     def _admit(self) -> list[Request]:
         """Give rows and blocks to waiting requests, in order, up to the first that does not fit."""
         admitted: list[Request] = []
+        num_places = self.sizes.max_num_seqs - sum(not each.is_ending for each in self._admitted)
         num_rows = Counter(request.request_id for request in self._admitted)
-        while self.waiting and self._free_rows and self._try_admit(request := self._next(num_rows)):
+        while self.waiting and self._free_rows and len(admitted) < num_places:
+            request = self._next(num_rows)
+            if not self._try_admit(request):
+                break
             self.waiting.remove(request)
             self.prefilling.append(request)
             admitted.append(request)

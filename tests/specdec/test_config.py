@@ -27,7 +27,7 @@ NO_PIECES = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
         ),
         (
             {"cuda_graph_token_sizes": [0]},
-            "cuda_graph_token_sizes=.* 0 is not an integer from 1 to 8192",
+            "cuda_graph_token_sizes=.* 0 is not an integer from 1 to 10304",
         ),
         ({"cuda_graph_modes": {"draft_decod": "FULL"}}, "did you mean draft_decode"),
         (

@@ -129,6 +129,17 @@ def test_every_other_suite_runs(bench):
         assert list(of_a_gpu_only(bench)) == []
 
 
+def test_the_first_token_is_timed_with_graphs_and_without(bench, monkeypatch):
+    monkeypatch.setattr("specdec.bench.prefill.FIRST_TOKEN_LENGTHS", (3, 20, 10**6))
+    rows = list(suites.first_token(bench))
+
+    assert [(row["prompt_tokens"], row["asked"]) for row in rows] == [
+        (length, how) for how in ("graphs", "op by op") for length in (3, 20)
+    ]
+    assert {row["runs_as"] for row in rows} == {"NONE"}  # on a CPU
+    assert all(row["ms"] > 0 for row in rows)
+
+
 def test_the_batches_of_one_run_are_counted_by_family_and_size(bench):
     for _ in range(2):  # the second run counts its own alone
         rows = list(suites.padding(bench))
@@ -257,11 +268,12 @@ def test_lengths_of_requests_are_those_that_are_stated(pair):
 
 def test_waiting_measures_gaps_with_and_without_long_prompts(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.requests.LONG_PROMPTS", ((300, 2), (10**6, 1)))
-    monkeypatch.setattr("specdec.bench.requests.INTERVAL", 0.05)
+    monkeypatch.setattr("specdec.bench.requests.INTERVAL", 0.2)
     rows = list(suites.waiting(bench))
 
     assert [row["prompt_tokens"] for row in rows] == [300] * len(bench.options.batches)
-    assert all(0 < row["gap_ms_p50"] < row["longest_gap_ms"] for row in rows)
+    assert all(0 < row["gap_ms_p50"] <= row["gap_ms_p99"] for row in rows)
+    assert all(row["with_prompts_p99"] > row["gap_ms_p50"] for row in rows)
     assert all("longer than the target's" in line for line in bench.skipped)
     assert len(bench.skipped) == len(rows)
 

@@ -263,6 +263,18 @@ def test_what_an_ended_request_holds_waits_for_the_last_step_in_flight():
     assert (a.state_row, a.blocks, made.pool.num_free) == (-1, [], 7)
 
 
+def test_a_spare_row_starts_a_request_while_an_ended_one_holds_its_own():
+    made = scheduler(budget=64)
+    a, b, c, d = added(made, *(request(number, 5, max_tokens=50) for number in range(1, 5)))
+    made.schedule()
+    made.schedule()
+    a.end("abort")
+    made.drop(a)
+    assert made.schedule().admitted == [c]
+    assert {a.state_row, b.state_row, c.state_row} == {0, 1, 2}
+    assert d.state_row == -1  # two at a time
+
+
 def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
     made = scheduler(budget=64)
     [a] = added(made, request(1, 5, max_tokens=2))

@@ -164,7 +164,7 @@ class World:
         work = plan.work
         if work is None:
             return False
-        assert work.requests, "a step without requests"
+        assert 0 < len(work.requests) <= self.scheduler.sizes.max_num_seqs
         kept = {each for each in running if each.state_row >= 0}
         assert kept == set(work.verifying), "a request that runs waits"
         assert work.parts or not self.scheduler.prefilling, "no prompt advances"
@@ -214,7 +214,7 @@ class World:
         assert all(request.finish is not None for request in self.requests)
         assert not self.in_flight
         assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks
-        assert sorted(self.scheduler._free_rows) == list(range(self.scheduler.sizes.max_num_seqs))
+        assert sorted(self.scheduler._free_rows) == list(range(self.scheduler.sizes.num_state_rows))
 
 
 REQUEST = st.tuples(

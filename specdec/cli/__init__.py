@@ -278,7 +278,11 @@ def serve(
         int | None, Option(help="most samples at a time", show_default="64")
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, Option(help="tokens of a prompt chunk", show_default="8192")
+        int | None, Option(help="tokens of prompts in a step", show_default="8192")
+    ] = None,
+    max_prompt_slowdown: Annotated[
+        float | None,
+        Option(help="how many times as long prompts may make a step", show_default="1.8"),
     ] = None,
     num_kv_blocks: Annotated[
         int | None, Option(help="size of the cache in blocks of 64 tokens")

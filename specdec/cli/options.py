@@ -122,7 +122,7 @@ GraphSizes = Annotated[
 ]
 GraphTokenSizes = Annotated[
     str | None,
-    Option(help="row counts to capture prompt chunks for: 256,1024", callback=integers()),
+    Option(help="row counts to capture steps with prompts for: 256,1024", callback=integers()),
 ]
 Json = Annotated[bool, Option("--json", help="one JSON object on stdout and nothing else")]
 
@@ -130,7 +130,7 @@ Json = Annotated[bool, Option("--json", help="one JSON object on stdout and noth
 ENGINE = {"dtype", "device", "max_model_len", "enable_prefix_caching", "enforce_eager"}
 ENGINE |= {"cuda_graph_sizes", "cuda_graph_token_sizes"}
 ENGINE |= {"max_num_seqs", "gpu_memory_utilization"}
-ENGINE |= {"max_num_batched_tokens", "num_kv_blocks"}
+ENGINE |= {"max_num_batched_tokens", "max_prompt_slowdown", "num_kv_blocks"}
 
 
 def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:

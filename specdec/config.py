@@ -147,8 +147,8 @@ class EngineConfig:
     gpu_memory_utilization: the share of a GPU's memory to use in all, 0.9 by default; num_kv_blocks
     overrides it, and is the only one of the two on a CPU. enforce_eager: capture no graphs.
     cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes: row counts to
-    capture steps with prompts for. compile_piecewise: split these by torch.compile, not by breakable
-    capture. cuda_graph_modes: {family: mode} to change some of GRAPH_MODES.
+    capture steps with prompts for. compile_piecewise: split these by torch.compile, not by
+    breakable capture. cuda_graph_modes: {family: mode} to change some of GRAPH_MODES.
     seed: draws the seeds of requests without one, in their order; None: a random one.
     enable_prefix_caching: keep the cache of ended requests for prompts that begin with the same
     tokens. async_scheduling: launch a step before the results of the one before are read; None: on

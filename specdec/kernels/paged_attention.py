@@ -75,11 +75,19 @@ class QueryRows:
     tiles: TilePlan | None = None  # the twin's query tiles
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
-    launches: list[Repeated] = field(default_factory=list, compare=False, repr=False)
+    launches: list[Repeated] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        """Padding too."""
+        return self.positions.shape[0]
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
-    """Overwrite out_THC with every row's attention. cache: [2, N + 1, G, S, C] of one layer."""
+    """Overwrite the first rows of out_THC with their attention, as many as `rows` has.
+
+    cache: [2, N + 1, G, S, C] of one layer
+    """
     pick(q_THC, launch_paged_attention, paged_attention_ref)(q_THC, out_THC, cache, rows)
 
 
@@ -130,8 +138,9 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     """The kernels of each layer of a pass."""
-    T, H, C = q_THC.shape
+    _, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
+    T = rows.num_rows
     plan = plan_launch(rows, H // G, G)
     NS = plan.num_splits
     # weighted values of the splits, then their peaks and totals
@@ -351,6 +360,7 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
     """In tiles of 8 query rows of one request, by rows.tiles; rows in no tile become 0."""
     tiles = rows.tiles
     assert tiles is not None, "the twin needs a tile plan"
+    q_THC, out_THC = q_THC[: rows.num_rows], out_THC[: rows.num_rows]
     _, _, G, S, C = cache.shape
     H = q_THC.shape[1]
     NT = len(tiles.reqs)

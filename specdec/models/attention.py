@@ -49,11 +49,11 @@ def room_for(q_THC: Tensor) -> Tensor:
 def attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
     """Overwrite out_THC with the causal attention of every row over its request's cached keys."""
     metadata = _metadata()
-    first = 0
+    cache = metadata.kv_cache[layer]
     for rows in metadata.groups:
-        here = slice(first, first + len(rows.positions))
-        paged_attention(q_THC[here], out_THC[here], metadata.kv_cache[layer], rows)
-        first = here.stop
+        paged_attention(q_THC, out_THC, cache, rows)
+        if rows is not metadata.groups[-1]:
+            q_THC, out_THC = q_THC[rows.num_rows :], out_THC[rows.num_rows :]
 
 
 def _empty_queries(qkv: Sums) -> Tensor:

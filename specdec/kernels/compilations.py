@@ -6,10 +6,11 @@ all kernels are ready when the body has ended.
 
 import logging
 import os
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from weights.bars import bar
 logger = logging.getLogger("specdec")
 
 BAR_DELAY = 0.5  # seconds: what takes less shows no bar
+LAUNCHER = "__triton_launcher"  # the module's name of each of Triton's launchers
 
 _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of this thread
 
@@ -48,10 +50,15 @@ def compiling_ahead(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        loading = [pool.submit(_load, kernel) for kernel in mode.future_kernels.values()]
-        for each in loading:
+        first, others = by_launcher(filter(None, map(_result, mode.future_kernels.values())))
+        if LAUNCHER in sys.modules:  # not the first in this process
+            first, others = [], first + others
+        for each in [pool.submit(_load, kernel) for kernel in first]:
             if each.exception() is not None and not may_fail:
                 each.result()
+        for kernel in others:
+            with suppress(Exception) if may_fail else nullcontext():
+                _load(kernel)
 
 
 @contextmanager
@@ -83,9 +90,31 @@ def _note_ready(kernels: Mapping[object, Any], may_fail: bool) -> None:
             kernel.result(ignore_errors=may_fail)
 
 
+def _result(future: Any) -> Any:
+    """The kernel; None if it did not compile, which may be."""
+    return future.kernel
+
+
+def by_launcher(kernels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The first of each launcher, and the others.
+
+    Kernels with parameters of the same types have one launcher. Each is a module of one name, and
+    Python loads such a module twice into the module that was loaded last, whichever launcher that
+    is: at that moment a thread that reads it gets another kernel's. So only first loads may run
+    at the same time.
+    """
+    first: dict[tuple[str, ...], Any] = {}
+    others = []
+    for kernel in kernels:
+        types = (str(each).partition("<")[0] for each in kernel.src.signature.values())
+        if first.setdefault(tuple(types), kernel) is not kernel:
+            others.append(kernel)
+    return list(first.values()), others
+
+
 def _load(kernel: Any) -> object:
     """Bring it to the GPU and build its launcher, which its first launch would do."""
-    return kernel.result().run
+    return kernel.run
 
 
 @contextmanager

@@ -11,7 +11,12 @@ from triton import JITFunction
 from triton.runtime._async_compile import active_mode
 
 from specdec.kernels import compilations, paged_attention
-from specdec.kernels.compilations import _watch, compiling_ahead, compiling_is_expected
+from specdec.kernels.compilations import (
+    _watch,
+    by_launcher,
+    compiling_ahead,
+    compiling_is_expected,
+)
 from specdec.kernels.rarities import RARITIES
 
 
@@ -35,6 +40,24 @@ def test_a_bar_counts_kernels_where_it_is_seen_and_takes_long(
     _watch(kernels, progress)
     shown = capsys.readouterr().err
     assert ("compiling kernels" in shown, "2/2" in shown) == (is_shown, is_shown)
+
+
+def kernel(*types: str) -> SimpleNamespace:
+    """With parameters of these types."""
+    return SimpleNamespace(src=SimpleNamespace(signature=dict(enumerate(types))), run=None)
+
+
+def test_only_the_first_of_each_launcher_is_loaded_beside_others():
+    kernels = [
+        kernel("*bf16", "tensordesc<bf16[64, 64]>", "constexpr"),
+        kernel("*bf16", "tensordesc<bf16[128, 64]>", "constexpr"),  # tiles are not in the types
+        kernel("*fp32", "tensordesc<bf16[64, 64]>", "constexpr"),
+        kernel("*bf16", "tensordesc<bf16[64, 64]>"),
+        kernel("*fp32", "tensordesc<bf16[64, 64]>", "constexpr"),
+    ]
+    first, others = by_launcher(kernels)
+    assert first == [kernels[0], kernels[2], kernels[3]]
+    assert others == [kernels[1], kernels[4]]
 
 
 @pytest.fixture
@@ -109,7 +132,7 @@ def test_a_kernel_that_does_not_compile_ends_it_unless_it_may_fail(monkeypatch, 
         with compiling_ahead(torch.device("cpu"), may_fail=may_fail):
             mode = active_mode.get()
             mode.submit("bad", lambda: 1 // 0, finished.append)
-            mode.submit("good", lambda: SimpleNamespace(run=None), finished.append)
+            mode.submit("good", lambda: kernel("*bf16"), finished.append)
         return finished
 
     if may_fail:

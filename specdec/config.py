@@ -24,6 +24,7 @@ METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
 MAX_PROMPT_SLOWDOWN = 1.8
+MOST_SLOWDOWN = 1000
 MOST_DRAFTS = 32
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 SWITCHES = (
@@ -44,7 +45,7 @@ FIXED = {
     "quantization": (None, "weights are float32, bfloat16 or float16: give such a checkpoint"),
     "enable_chunked_prefill": (
         True,
-        "prompts are computed in chunks of max_num_batched_tokens: raise that instead",
+        "parts of prompts ride in steps: raise max_prompt_slowdown and max_num_batched_tokens",
     ),
 }
 INTEGERS = (  # options of EngineConfig, from and to
@@ -135,15 +136,22 @@ class GraphConfig:
     max_tokens: int = 1024  # of these, by default; at least what all requests verify
     compile_piecewise: bool = False
 
+    @property
+    def captures_pieces_by_default(self) -> bool:
+        """Whether steps with prompts have graphs, of sizes that nobody gave."""
+        has_pieces = self.modes["target_prefill"] is CUDAGraphMode.PIECEWISE
+        return has_pieces and self.token_sizes is None
+
 
 @refusing_unknown()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens.
 
-    max_num_batched_tokens: of prompts in a step. max_prompt_slowdown: on a GPU, prompts that ride
-    in a step make it take at most this many times as long, which is how long running requests may
-    wait; the first prompt advances by 64 tokens in any case.
+    max_num_batched_tokens: of prompts in a step. max_prompt_slowdown: on a GPU, where the start
+    measures what steps cost, prompts that ride in a step make it take at most this many times as
+    long as a step in which requests draft, which is how long running requests may wait; the first
+    prompt advances by 64 tokens in any case. A CPU has no such limit.
     gpu_memory_utilization: the share of a GPU's memory to use in all, 0.9 by default; num_kv_blocks
     overrides it, and is the only one of the two on a CPU. enforce_eager: capture no graphs.
     cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes: row counts to
@@ -204,8 +212,11 @@ class EngineConfig:
         if self.gpu_memory_utilization is not None:
             check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
         slowdown = self.max_prompt_slowdown
-        if not isinstance(slowdown, int | float) or isinstance(slowdown, bool) or not slowdown >= 1:
-            raise ValueError(f"max_prompt_slowdown={slowdown!r}: give a number of at least 1")
+        if not isinstance(slowdown, int | float) or isinstance(slowdown, bool):
+            raise ValueError(f"max_prompt_slowdown={slowdown!r}: give a number")
+        if not 1 <= slowdown <= MOST_SLOWDOWN:
+            limits = f"from 1 to {MOST_SLOWDOWN}"
+            raise ValueError(f"max_prompt_slowdown={slowdown!r}: give a number {limits}")
         for name in SWITCHES:
             check_choice(name, getattr(self, name), (False, True))
         check_choice("async_scheduling", self.async_scheduling, (None, False, True))

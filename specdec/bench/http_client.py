@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx2
 
@@ -87,29 +88,31 @@ async def timed(client: httpx2.AsyncClient, api: Api, arrival: Arrival) -> Timin
     return timing
 
 
-def _take(timing: Timing, event: dict[str, object]) -> None:
+def _take(timing: Timing, event: dict[str, Any]) -> None:
     if "error" in event:
         raise ValueError(str(event["error"]))
-    usage = event.get("usage")
-    if isinstance(usage, dict):
-        timing.num_tokens = usage["completion_tokens"]
-    choices = event.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if choice.get("text") or choice.get("delta", {}).get("content"):
-            timing.deliveries.append(time.perf_counter())
-        timing.is_finished |= choice.get("finish_reason") is not None
+    try:
+        if event.get("usage"):
+            timing.num_tokens = int(event["usage"]["completion_tokens"])
+        for choice in event.get("choices") or ():
+            if choice.get("text") or (choice.get("delta") or {}).get("content"):
+                timing.deliveries.append(time.perf_counter())
+            timing.is_finished |= choice.get("finish_reason") is not None
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ValueError(f"an event that is not OpenAI's: {json.dumps(event):.200}") from error
 
 
 async def _events(
     client: httpx2.AsyncClient, api: Api, body: dict[str, object]
-) -> AsyncIterator[dict[str, object]]:
+) -> AsyncIterator[dict[str, Any]]:
     async with client.stream("POST", api.path, json=body, headers=api.headers()) as response:
         if response.status_code != 200:
             text = (await response.aread()).decode(errors="replace")
             raise ValueError(f"status {response.status_code}: {text:.200}")
         async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
+            data = line.removeprefix("data:").strip()
+            if line.startswith("data:") and data != "[DONE]":
+                yield json.loads(data)
 
 
 async def _checked(

@@ -133,7 +133,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
         trial = build(replace(sizes, num_kv_blocks=1))
         compile_ahead(trial)
-        if is_captured:
+        if is_captured and graphs.captures_pieces_by_default:
             graphs = replace(graphs, max_tokens=largest_captured(trial))
             build = partial(build, graph_config=graphs)
         del trial

@@ -37,7 +37,7 @@ def first_token(bench: Bench) -> Iterator[Row]:
     K = max(bench.ks)
     limit = bench.pair.target.config.max_position_embeddings
     lengths = [length for length in FIRST_TOKEN_LENGTHS if length < limit]
-    for how, is_eager in (("graphs", False), ("op by op", True)):
+    for how, is_eager in (("graphs", False), ("op by op", True)) if lengths else ():
         if not bench.has_time(f"first_token: {how}"):
             continue
         spec = EngineSpec(

@@ -26,7 +26,7 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
     """Run the command and exit."""
     try:
         _set_up_logging(os.environ.get("SPECDEC_LOG", "warning"))
-        line = shlex.join(["specdec", *given])
+        line = shlex.join(["specdec", *_without_keys(given)])
         given = _joined(given)
         code = app(args=list(given), prog_name="specdec", obj=line, standalone_mode=False)
     except UsageError as error:
@@ -38,6 +38,17 @@ def run_command(app: Typer, given: Sequence[str]) -> None:
     if code == INTERRUPTED:
         print("specdec: interrupted", file=sys.stderr)
     raise SystemExit(code or 0)
+
+
+def _without_keys(given: Sequence[str]) -> list[str]:
+    """The command as it may be shown and written to files."""
+    shown = list(given)
+    for i, word in enumerate(shown):
+        if word.startswith("--api-key="):
+            shown[i] = "--api-key=..."
+        elif i > 0 and shown[i - 1] == "--api-key":
+            shown[i] = "..."
+    return shown
 
 
 def _joined(given: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ of K after another, and a program that walks all splits adds them in order.
 Tiles seldom divide by the multiprocessors, and those of a last turn would leave many idle. Either
 their rows are cut, so that more programs have some; or programs relay: the last two turns are cut
 along K into equal shares, and a program leaves its unfinished sums to the next one, which goes on
-where they end. It begins with what it leaves and ends with what it takes over, so nobody waits.
+where they end. It begins with what it leaves and ends with what it takes over, so it seldom waits.
 Programs for the same rows of W relay together: W is read from memory once.
 """
 
@@ -74,7 +74,7 @@ def launch_persistent(
         _describe_rows(x_TK, block_m),
         _describe_rows(x_TK, tail or block_m // cuts),
         weight_NK if bias_N is None else bias_N,
-        *_relay_room(x_TK.device),
+        *(_relay_room(x_TK.device) if is_relay else (weight_NK, weight_NK)),
         T,
         N,
         x_TK.shape[1],
@@ -103,8 +103,10 @@ def _num_multiprocessors(device: torch.device) -> int:
 def _relay_room(device: torch.device) -> tuple[Tensor, Tensor]:
     """Sums that each group of warps leaves to the next program, and flags that are 1 meanwhile.
 
-    One product at a time uses them: those of a device run on one stream.
+    One product at a time uses them: those of a device run on one stream. They are made at the
+    first launch, which comes before any capture: graphs hold their addresses.
     """
+    assert not torch.cuda.is_current_stream_capturing(), "a relay's first launch is in a capture"
     groups = 2 * _num_multiprocessors(device)
     room = torch.empty(groups, LEFT_SUMS, dtype=torch.float32, device=device)
     return room, torch.zeros(groups, dtype=torch.int32, device=device)

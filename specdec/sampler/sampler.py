@@ -53,6 +53,7 @@ class Sampler:
 
     def choose(self, step: Step) -> None:
         """The token after each decided row, to target_tokens."""
+        self._raw_TV = None  # of a step that was out of memory
         rows, hidden_TD = self._decided_rows(step)
         out_T = self.buffers.target_tokens[: step.num_decided]
         flags = step.flags

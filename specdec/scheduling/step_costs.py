@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+FEW_ROWS = 256  # up to here steps that share tiles take the same time
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 
@@ -66,9 +67,17 @@ class PromptBudget:
 
 
 def _at(measured: Measured, num_rows: int) -> float:
-    """The first measured count that holds these rows; beyond the largest, time per row."""
+    """That of the first measured count that holds these rows, or less where they are many.
+
+    From FEW_ROWS on time grows with the rows: between two counts, and beyond the largest.
+    """
+    before = (0, 0.0)
     for rows, ms in measured:
         if num_rows <= rows:
-            return ms
+            if before[0] < FEW_ROWS:
+                return ms
+            share = (num_rows - before[0]) / (rows - before[0])
+            return before[1] + share * (ms - before[1])
+        before = (rows, ms)
     rows, ms = measured[-1]
     return ms * num_rows / rows

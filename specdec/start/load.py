@@ -221,7 +221,7 @@ def _runner(
         with _phase("kernels"):
             trial = build(replace(most, num_kv_blocks=1))
             compile_ahead(trial, config.use_tqdm_on_load)
-            if backend is not None:
+            if backend is not None and config.graphs.captures_pieces_by_default:
                 graphs = replace(config.graphs, max_tokens=largest_captured(trial))
                 build = partial(build, graph_config=graphs)
             del trial

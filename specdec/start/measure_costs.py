@@ -34,12 +34,8 @@ def largest_captured(runner: Runner) -> int:
         compute_ms, launch_ms = _timed(runner, step)
         if compute_ms >= HIDDEN * launch_ms:
             break
-    logger.info(
-        "steps with prompts run in graphs up to %d rows: %.1f ms to compute, %.1f to launch by op",
-        rows,
-        compute_ms,
-        launch_ms,
-    )
+    line = "a step of %d rows op by op: %.1f ms to compute, %.1f ms to launch"
+    logger.info(line, rows, compute_ms, launch_ms)
     return rows
 
 
@@ -61,6 +57,7 @@ def measure_costs(runner: Runner) -> StepCosts:
         counters.forget_batches()
     seconds = time.perf_counter() - began
     line = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in costs.mixed)
+    logger.info("steps with prompts run in graphs up to %d rows", max(tokens, default=0))
     logger.info("steps with prompts, ms by rows: %s (measured in %.2f s)", line, seconds)
     return costs
 
@@ -103,7 +100,10 @@ def _ms_per_key(runner: Runner) -> float:
 
 
 def _ms_per_pair(runner: Runner) -> float:
-    """By a part of a prompt behind others, against the same one at the beginning."""
+    """By a part of a prompt behind others, against the same one at the beginning.
+
+    The keys before it are those of one block again and again, so that reading them does not count.
+    """
     sizes = runner.sizes
     rows = min(4 * LEAST_PROMPT_ROWS, sizes.max_model_len // 2, sizes.max_num_rows)
     start = min(LONG_CONTEXT, sizes.max_model_len - rows)

@@ -30,7 +30,7 @@ class MemoryNeeds:
     total: int  # of the device
     weights: int  # of both models
     other: int  # buffers, driver, kernels, other processes
-    step: int  # the peak of the largest chunk or round
+    step: int  # the peak of the largest step
     logits: int  # the part of `step` that vocabulary and rows decide
     pools: Mapping[str, int]  # graphs, by family
     block: int  # one block in both caches

@@ -211,7 +211,7 @@ def _commit_prompts_kernel(
     sampled = tl.where((idx >= 0) & (is_drawn == 0), known, chosen)
     i = tl.arange(0, N_PADDED)
     tl.store(results_ptr + slot * 2 * N + i, tl.where(i == 0, sampled, 0), mask=i < 2 * N)
-    tl.store(draft_tokens_ptr + slot * (N - 1) + i, tl.zeros_like(chosen) + i * 0, mask=i + 1 < N)
+    tl.store(draft_tokens_ptr + slot * (N - 1) + i, tl.zeros((N_PADDED,), tl.int64), mask=i + 1 < N)
     # a marker below 0 ends the request; until the host sees it, it must not pass for an id
     token = tl.maximum(sampled, 0)
     tl.store(last_sampled_ptr + row, token)
@@ -235,5 +235,7 @@ def commit_prompts_ref(
     token_B = sampled_B.clamp(min=0)
     state.last_sampled_tokens[row_B] = token_B
     state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1
-    buffers.draft_input_ids[last_B[is_drawn_B]] = token_B[is_drawn_B]
+    # padding points at row 0, which may be another slot's: it adds nothing to it
+    change_B = torch.where(is_drawn_B, token_B - known_B, 0)
+    buffers.draft_input_ids.index_add_(0, last_B, change_B)
     buffers.draft_tokens[here] = 0

@@ -1,5 +1,5 @@
-"""Exactness under scheduling: chunks, packing, preemption, prefix hits, running ahead and each
-request's K change no token and no draft, and a request that fails or ends early harms no other.
+"""Exactness under scheduling: parts of prompts, packing, preemption, prefix hits, running ahead and
+each request's K change no token and no draft, and a request that fails or ends early harms no other.
 """
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 from graphs.tape.backend import TapeBackend
 from scripts.soak import NUM_ROWS, soak
 from specdec import LLM, SamplingParams
+from specdec.sampler import sampler
 from specdec.sizes import BLOCK_SIZE
 from specdec.start import load
 
@@ -440,6 +441,25 @@ def test_an_error_row_of_a_mixed_step_ends_its_own_request_only(
     while engine.has_unfinished:
         engine.step()
     assert [(each.token_ids, each.stats.rounds) for each in (first, *rest)] == expected
+
+
+def test_logprobs_of_a_step_without_memory_are_not_those_of_the_next(
+    make, greedy, prompts, monkeypatch
+):
+    llm = make(max_num_seqs=1)
+    failures = [torch.OutOfMemoryError("tried to allocate 1 GiB")]
+    real = sampler.process_logits
+
+    def fails_once(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    monkeypatch.setattr(sampler, "process_logits", fails_once)
+    params = [greedy(3, logprobs=1), greedy(3)]
+    failed, ended = llm.generate(prompts[:2], params, use_tqdm=False)
+    assert "out of memory" in failed.outputs[0].stop_reason
+    assert (ended.outputs[0].finish_reason, len(ended.outputs[0].token_ids)) == ("length", 3)
 
 
 def test_logits_that_are_no_numbers_end_their_own_request_only(make, poisoned, greedy, prompts):

@@ -18,7 +18,7 @@ from specdec.serve.http.traffic import Traffic
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 WILDCARDS = {"0.0.0.0", "::"}
-OPEN_PATHS = {"/", "/health", "/ping"}  # no key needed
+OPEN_PATHS = {"/health", "/ping"}  # no key needed
 WATCHED_PATHS = {"/health", "/ping", "/metrics"}  # answered while the server shuts down
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SECURITY_HEADERS = {

@@ -4,6 +4,7 @@ Everything runs while the answer is sent, so that there is one place that ends w
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from specdec.serve.http.prompts import Encoded
 from specdec.serve.http.record import Record
 from specdec.serve.http.traffic import Traffic
 
+logger = logging.getLogger("specdec.serve")
+STALLED = 60.0  # seconds without reading after which a client's answer ends
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -72,7 +75,10 @@ class Answer(Response):
         with self._services.traffic.samples(count):
             async with aclosing(self._outputs()) as outputs:
                 if self._api_request.is_stream:
-                    await self._stream(outputs, send)
+                    try:
+                        await self._stream(outputs, send)
+                    except TimeoutError:
+                        logger.info("a client did not read for %g s: its answer ends", STALLED)
                 else:
                     response = await self._whole(outputs)
                     await response(scope, receive, send)
@@ -143,8 +149,9 @@ class Answer(Response):
                 async for position, output in outputs:
                     _raise_failure(output)
                     timers[position].see(output)
-                    if output.finished and self._services.record is not None:
-                        self._services.record.write(output)
+                    record = None if api_request.writes_nothing else self._services.record
+                    if output.finished and record is not None:
+                        record.write(output)
                     yield position, output
         except ValueError as error:  # the engine refuses a request
             raise ApiError(400, str(error)) from error
@@ -195,8 +202,10 @@ async def _left(receive: Receive) -> None:
 
 
 async def _send_event(send: Send, data: bytes) -> None:
+    """TimeoutError if the client does not read; the answer ends then, as if the client had left."""
     body = b"data: " + data + b"\n\n"
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async with asyncio.timeout(STALLED):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def _raise_failure(output: RequestOutput) -> None:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 import specdec.start.load
+from specdec.cli.errors import _without_keys
 from specdec.serve.http.server import listen
 
 
@@ -81,3 +82,10 @@ def test_a_mistake_with_a_url_is_one_line(run, args, words):
     code, out, err = run("bench", "serve", *args.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+def test_a_key_is_not_in_the_command_that_figures_name():
+    given = ["bench", "serve", "http://x", "--api-key", "secret", "--seed", "1", "--api-key=secret"]
+    shown = _without_keys(given)
+    assert "secret" not in " ".join(shown)
+    assert shown[:4] + shown[5:7] == given[:4] + given[5:7]

@@ -120,10 +120,12 @@ async def _load_and_stop(server):
     body = {"prompt": "def f(x):", "max_tokens": 90, "ignore_eos": True}
     async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
         running = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(6)]
-        while (
-            'num_requests_running{model_name="demo"} 6' not in (await client.get("/metrics")).text
-        ):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while (
+                'num_requests_running{model_name="demo"} 6'
+                not in (await client.get("/metrics")).text
+            ):
+                await asyncio.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.2)
         async with httpx2.AsyncClient(base_url=server.url) as other:  # a new connection

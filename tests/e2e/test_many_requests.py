@@ -1,5 +1,5 @@
 """Exactness under scheduling: parts of prompts, packing, preemption, prefix hits, running ahead and
-each request's K change no token and no draft, and a request that fails or ends early harms no other.
+each request's K change no token and no draft; one that fails or ends early harms no other.
 """
 
 import pytest

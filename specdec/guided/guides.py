@@ -31,17 +31,17 @@ class Guides:
         """A guide before the first token; ValueError with the compiler's message."""
         source = params.source()
         with self._lock:
-            if source not in self._compiled:
-                self._compiled[source] = self._compile(*source)
+            found = self._compiled.get(source)
+            if self._compiler is None:
+                self._compiler = self._new_compiler()
+        if found is None:  # without the lock, which may hold up an engine's steps
+            found = self._compiler(*source)
+        with self._lock:
+            self._compiled[source] = found
             self._compiled.move_to_end(source)
             if len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)
-            return self._compiled[source].copy()
-
-    def _compile(self, kind: str, text: str) -> Guide:
-        if self._compiler is None:
-            self._compiler = self._new_compiler()
-        return self._compiler(kind, text)
+            return found.copy()
 
     def _new_compiler(self) -> Callable[[str, str], Guide]:
         if find_spec("llguidance") is None:

@@ -1,4 +1,4 @@
-"""What texts have to follow: 30 JSON schemas, regexes, choices and two grammars in Lark's syntax."""
+"""What texts have to follow: 30 JSON schemas, regexes, choices and two Lark grammars."""
 
 WORD = {"type": "string", "pattern": "^[a-z]{1,8}$"}
 SMALL = {"type": "integer", "minimum": 0, "maximum": 99}

@@ -48,11 +48,9 @@ from specdec.stepping.step_sizes import Step
 from specdec.stepping.upload import upload
 from specdec.target import Target
 
-# the acts, by the names of the methods below: what a profile divides a step into
-PHASES = (
-    *("fill", "forward", "choose", "commit", "record", "send"),
-    *("prefill_draft", "decode_draft", "send_proposals"),
-)
+# the acts, by the names of the methods below: what a profile divides a step into, in which no
+# request is guided
+PHASES = ("fill", "forward", "choose", "commit", "record", "send", "prefill_draft", "decode_draft")
 
 
 @dataclass(kw_only=True)
@@ -81,7 +79,8 @@ class Acts:
             self.prefill_draft(step)
         if step.proposes:
             self.decode_draft(step)
-            self.send_proposals(step)
+            if step.flags.guided:
+                self.send_proposals(step)
 
     def fill(self, step: Step) -> None:
         """Lay out the rows: each request's last sampled token and its drafts; prompt tokens."""
@@ -136,5 +135,4 @@ class Acts:
 
     def send_proposals(self, step: Step) -> None:
         """Start the copy of the proposals to the host, which walks them by grammars."""
-        if step.flags.guided:
-            self.results.send_proposals(step.num_reqs)
+        self.results.send_proposals(step.num_reqs)

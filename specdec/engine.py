@@ -186,6 +186,7 @@ class Engine:
             self._totals.count(samples)
         self._unfinished.clear()
         self._in_flight.clear()
+        self._step_masks = StepMasks()
         self.scheduler = self._new_scheduler()
 
     # launch

@@ -22,6 +22,7 @@ _PUBLIC = {
     "EngineDeadError": "specdec.serve.engine_thread",
     "SamplingParams": "specdec.requests.params",
     "SpeculativeConfig": "specdec.config",
+    "StructuredOutputsParams": "specdec.requests.structured_outputs",
     "RequestOutput": "specdec.requests.output",
     "CompletionOutput": "specdec.requests.output",
     "TextPrompt": "specdec.requests.intake",
@@ -35,6 +36,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SpeculativeConfig",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]

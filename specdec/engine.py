@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from graphs.counters import summary
+from specdec.guided.step_masks import StepMasks
 from specdec.kernels.best_token import NO_TOKEN
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
@@ -68,6 +69,7 @@ class Engine:
         self._budget = budget
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
+        self._step_masks = StepMasks()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
         self._totals = Totals()
         self.owner: threading.Thread | None = None  # if set, the only thread that may call
@@ -124,13 +126,21 @@ class Engine:
             raise
 
     def _step(self) -> list[Request]:
+        changed = self._catch_up()
         plan = self.scheduler.schedule()
         self._prepare(plan)
-        failed = [] if plan.work is None else self._launch(plan.work)
+        changed += [] if plan.work is None else self._launch(plan.work)
         is_ahead = len(self._in_flight) > self.num_steps_ahead
         if self._in_flight and (is_ahead or plan.work is None):
-            return failed + self._take(self._in_flight.popleft())
-        return failed
+            changed += self._take(self._in_flight.popleft())
+        return changed
+
+    def _catch_up(self) -> list[Request]:
+        """Read all results if a guided request waits for some: its masks need all its tokens."""
+        changed = []
+        while self._in_flight and any(each.waits_for_results for each in self.scheduler.running):
+            changed += self._take(self._in_flight.popleft())
+        return changed
 
     def abort(self, request_id: str) -> list[Request]:
         """End a request; returns its samples that had not ended, none if the id is unknown."""
@@ -176,6 +186,7 @@ class Engine:
             self._totals.count(samples)
         self._unfinished.clear()
         self._in_flight.clear()
+        self._step_masks = StepMasks()
         self.scheduler = self._new_scheduler()
 
     # launch
@@ -204,6 +215,7 @@ class Engine:
             result = self._run(work)
         except torch.OutOfMemoryError as error:
             return self._fail(work, error)
+        self._step_masks.launched(work, result)
         self._in_flight.append(InFlight(work, result))
         return []
 
@@ -217,6 +229,7 @@ class Engine:
             max_num_computed=max(bounds, default=1) - 1,
             flags=SamplingFlags.of_all(request.params.flags for request in decided),
             query_len=work.query_len,
+            masks=self._step_masks.of_step(work, self._num_drafted),
         )
 
     def _fail(self, work: Work, error: torch.OutOfMemoryError) -> list[Request]:

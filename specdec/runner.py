@@ -1,6 +1,7 @@
 """Models, caches and buffers of one engine, and the steps over them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from specdec.sizes import EngineSizes
 from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, StepResult
+from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Passes, Step
 from specdec.target import Target
@@ -90,14 +92,17 @@ class Runner:
         max_num_computed: int = 0,
         flags: SamplingFlags = GREEDY,
         query_len: int | None = None,
+        masks: Callable[[], RowMasks] | None = None,
     ) -> PendingResult:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
 
         max_num_computed: a bound on the rows' computed tokens. flags: of the requests in the rows
         and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
-        (and by default) K + 1.
+        (and by default) K + 1. masks: computes those of guided rows, while the forward runs.
         """
         step = self.step_of(rows, parts, max_num_computed, flags, query_len)
+        if masks is not None:
+            step = replace(step, masks=masks)
         with torch.inference_mode():
             self.acts.run(step)
         return self.results.latest

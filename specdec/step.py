@@ -10,8 +10,8 @@ One forward takes the rows of all:
                                                          sample_mapping, sample_states,
                                                          sample_starts
     forward        the above                             hidden_states, aux_hidden_states, target KV
-    choose         hidden_states, sampling state         target_tokens, by decided row;
-                                                         pq_accepted, where p/q decides
+    choose         hidden_states, sampling state,        target_tokens, by decided row;
+                   step.masks, from the host             pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
                    pq_accepted                           last_token_indices, buffers.draft_tokens
     record         logits, results                       token counts; returns logprobs
@@ -20,12 +20,14 @@ One forward takes the rows of all:
                    last_token_indices
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
                                                          prefill_draft writes them)
+    send_proposals buffers.draft_tokens                  pinned host memory, with guided requests
 
 results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. The draft
 collects its proposals in buffers.draft_tokens, which commit zeroes; state.draft_tokens are those
 that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states.
 
-Nothing reads the device from the host between `fill` and the end of the draft. The step says how
+Nothing reads the device from the host between `fill` and the end of the draft, but the masks of
+guided requests, which wait for what the step before has sent. The step says how
 each act runs: `step.passes` names the graphs (passes/families.py), `step.flags` what its requests
 ask of the sampler.
 """
@@ -46,7 +48,8 @@ from specdec.stepping.step_sizes import Step
 from specdec.stepping.upload import upload
 from specdec.target import Target
 
-# the acts, by the names of the methods below: what a profile divides a step into
+# the acts, by the names of the methods below: what a profile divides a step into, in which no
+# request is guided
 PHASES = ("fill", "forward", "choose", "commit", "record", "send", "prefill_draft", "decode_draft")
 
 
@@ -76,6 +79,8 @@ class Acts:
             self.prefill_draft(step)
         if step.proposes:
             self.decode_draft(step)
+            if step.flags.guided:
+                self.send_proposals(step)
 
     def fill(self, step: Step) -> None:
         """Lay out the rows: each request's last sampled token and its drafts; prompt tokens."""
@@ -127,3 +132,7 @@ class Acts:
         """Propose tokens 2..K from the draft's own hidden states."""
         assert self.draft is not None, step
         self.draft.decode(step)
+
+    def send_proposals(self, step: Step) -> None:
+        """Start the copy of the proposals to the host, which walks them by grammars."""
+        self.results.send_proposals(step.num_reqs)

@@ -35,7 +35,7 @@ STORY = (
     "specdec.config",
     "specdec.runner",
 )
-ENGINE = (*STORY, "specdec.scheduling", "specdec.engine", "weights")
+ENGINE = (*STORY, "specdec.guided", "specdec.scheduling", "specdec.engine", "weights")
 LLM = (*ENGINE, "specdec.start", "specdec.options", "specdec.llm")
 
 # a file or a folder -> its row; the longest name that fits counts
@@ -59,6 +59,11 @@ ROWS: dict[str, Row] = {
     "specdec.requests.template_worker": Row(third=("jinja2",)),
     "specdec.requests.progress": Row(("specdec.requests", "weights.bars")),
     "specdec.scheduling": Row((*HOST, "specdec.requests")),
+    "specdec.guided": Row((*HOST, "specdec.requests"), ("numpy",)),
+    "specdec.guided.grammars": Row(("specdec.requests",), ("llguidance",)),
+    "specdec.guided.step_masks": Row(
+        ("specdec.requests", "specdec.scheduling.work", "specdec.stepping"), ("numpy",)
+    ),
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
     "specdec.models": Row(MODEL, ("torch",)),
@@ -72,7 +77,7 @@ ROWS: dict[str, Row] = {
     "specdec.step": Row((*STEP, "specdec.target", "specdec.draft"), ("numpy",)),
     "specdec.runner": Row((*STORY, "weights"), ("torch",)),
     "specdec.engine": Row(ENGINE, ("torch",)),
-    "specdec.start": Row(ENGINE, ("torch", "huggingface_hub")),
+    "specdec.start": Row(ENGINE, ("torch", "numpy", "huggingface_hub")),
     "specdec.llm": Row((*LLM, "specdec.serve.turns")),
     "specdec.serve": Row(LLM),
     "specdec.serve.http": Row(
@@ -95,6 +100,7 @@ LATE_IMPORTS = {
     "specdec/bench/charts.py": "matplotlib is an extra",
     "specdec/bench/load_chart.py": "matplotlib is an extra",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
+    "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",
 }
 

@@ -9,10 +9,12 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 from specdec.arguments import as_list, refuse_unknown
 from specdec.requests.finish import FinishRules
+from specdec.requests.guide import Guide, GuideSource
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.row_start import SamplingStart
 from specdec.requests.stats import RequestStats
+from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
 from specdec.sizes import MAX_BAD_WORD_LENGTH, MAX_BAD_WORDS, MAX_STOP_IDS, EngineSizes
 
@@ -52,7 +54,10 @@ class NewRequest:
 
 
 class Intake:
-    """eos_token_ids: the ids that end a text, as the checkpoint says. seed: to draw seeds from."""
+    """eos_token_ids: the ids that end a text, as the checkpoint says. seed: to draw seeds from.
+
+    guides: compiles grammars.
+    """
 
     def __init__(
         self,
@@ -62,12 +67,14 @@ class Intake:
         eos_token_ids: Sequence[int],
         seed: int | None = None,
         acceptance: str = "exact",
+        guides: GuideSource | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.sizes = sizes
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self.acceptance = acceptance
+        self.guides = guides
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
         self._num_requests = self._num_samples = 0
 
@@ -81,11 +88,20 @@ class Intake:
         text, token_ids = self._read(new.prompt)
         self._check_prompt(token_ids, params)
         sampling = self._sampling(token_ids, params, seed)
+        guide = self.guide(params)
         samples = [self._sample(new, text, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
             sample.samples = samples
+            sample.guide = None if guide is None else guide.copy()
         return samples
+
+    def guide(self, params: SamplingParams) -> Guide | None:
+        """Compile the grammar, if there is one. Any thread may call it; what it made is kept."""
+        if params.structured_outputs is None:
+            return None
+        assert self.guides is not None, "no compiler of grammars"
+        return self.guides.compile(StructuredOutputsParams.of(params.structured_outputs))
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Text and token ids of a prompt; no text if ids alone are given."""

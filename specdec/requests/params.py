@@ -8,6 +8,7 @@ from typing import TypeGuard
 
 from specdec.arguments import check_bool, is_integer, plain, refusing_unknown
 from specdec.requests.sampling_flags import SamplingFlags
+from specdec.requests.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger("specdec")
 
@@ -47,6 +48,8 @@ class SamplingParams:
     Where the text ends: max_tokens (alias max_new_tokens), None = the end of the context; stop:
     strings that end it, cut off unless include_stop_str_in_output; stop_token_ids: further ids that
     end it; ignore_eos. detokenize=False: token ids only, the text stays empty.
+    structured_outputs: what the text must follow, StructuredOutputsParams or a dict of its fields;
+    the text ends once nothing may follow, min_tokens or not.
 
     Positional arguments are in vLLM's order. A request takes a copy, checked once more.
     """
@@ -76,19 +79,23 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     speculate: bool = True
     num_speculative_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, object] | None = None
     max_new_tokens: InitVar[int | None] = None
 
     def __post_init__(self, max_new_tokens: int | None) -> None:
         if max_new_tokens is not None:
             self.max_tokens = max_new_tokens
-        for each in fields(self):
-            setattr(self, each.name, plain(getattr(self, each.name)))
+        for name in (each.name for each in fields(self) if each.name != "structured_outputs"):
+            setattr(self, name, plain(getattr(self, name)))
         if is_integer(self.top_k) and self.top_k == -1:
             self.top_k = 0
         _check_kinds(self)
         _check_choice(self)
         _check_drafts(self)
         _check_end(self)
+        if self.structured_outputs is not None:
+            self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
+            _check_structured(self)
 
     def clone(self) -> "SamplingParams":
         """A checked copy, independent of this one."""
@@ -120,6 +127,7 @@ class SamplingParams:
             bias=bool(self.logit_bias) or self.allowed_token_ids is not None,
             bad_words=bool(self.bad_words),
             penalties=penalties != (1, 0, 0),
+            guided=self.structured_outputs is not None,
             logprobs=-1 if self.num_logprobs is None else self.num_logprobs,
         )
 
@@ -209,6 +217,14 @@ def _check_end(params: SamplingParams) -> None:
     if not all(map(_is_count, params.stop_token_ids or ())):
         given = params.stop_token_ids
         raise ValueError(f"stop_token_ids={given!r}: give token ids, integers of at least 0")
+
+
+def _check_structured(params: SamplingParams) -> None:
+    if params.ignore_eos:
+        raise ValueError(
+            "ignore_eos=True with structured_outputs: the text ends where its grammar does; leave "
+            "one of them out"
+        )
 
 
 def _check_range(

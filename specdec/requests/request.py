@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.requests.finish import Finish, FinishRules, find_finish, num_certain_chars
+from specdec.requests.guide import Guide
 from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.row_start import SamplingStart
@@ -28,6 +29,7 @@ class Request:
     priority: int = 0  # lower goes first
     number: int = 0  # in the order of arrival
     num_speculative_tokens: int = 0  # its own K
+    guide: Guide | None = None  # of a text with a grammar
 
     # kept by the scheduler
     state_row: int = -1  # -1 = none
@@ -66,6 +68,11 @@ class Request:
         least_tokens = len(self.token_ids) + self.least_pending
         return self.finish is not None or least_tokens >= self.rules.max_tokens
 
+    @property
+    def waits_for_results(self) -> bool:
+        """Whether its next step cannot be launched ahead: its masks depend on steps in flight."""
+        return self.guide is not None and self.finish is None and self.num_in_flight > 0
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Prompt and generated tokens from `start` up to `stop`."""
         P = len(self.prompt_token_ids)
@@ -83,6 +90,8 @@ class Request:
         if self.finish is not None:
             del self.token_ids[self.finish.num_tokens :]
             del self.logprobs[self.finish.num_tokens :]
+        if self.guide is not None:
+            self.guide.advance(self.token_ids[num_before:])
         if self.stats.first_token_time is None:
             self.stats.first_token_time = now
         self.stats.last_token_time = now
@@ -95,12 +104,20 @@ class Request:
             self.ends.append(len(self.detokenizer.text))
 
     def end_without_candidates(self) -> None:
-        """End because no token may be drawn, naming the parameters that exclude all of them."""
+        """End because no token may be drawn, naming the parameters that exclude all of them.
+
+        A text that its grammar has completed ends well.
+        """
+        if self.guide is not None and self.guide.is_complete:
+            return self.end("stop")
         count = len(self.token_ids)
-        names = [name for name in ("allowed_token_ids", "bad_words") if getattr(self.params, name)]
+        limits = ("allowed_token_ids", "bad_words", "structured_outputs")
+        names = [name for name in limits if getattr(self.params, name)]
         names += ["min_tokens"] if count < self.params.min_tokens else []
+        if self.guide is not None and self.guide.error:
+            return self.end("error", f"structured_outputs: {self.guide.error}")
         message = f"no token is left at position {count} of the output"
-        self.end("error", f"{message}: forbidden by {', '.join(names)}")
+        return self.end("error", f"{message}: forbidden by {', '.join(names)}")
 
     def end(self, reason: str, message: str | None = None) -> None:
         """End here, for a reason other than the text."""

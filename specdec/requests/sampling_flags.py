@@ -15,6 +15,7 @@ class SamplingFlags:
     bias: bool = False  # logit_bias or allowed_token_ids
     bad_words: bool = False
     penalties: bool = False
+    guided: bool = False  # a grammar, whose masks come with the step
     logprobs: int = -1  # alternatives beside the token, -1 = no logprobs
 
     def __or__(self, other: "SamplingFlags") -> "SamplingFlags":
@@ -24,6 +25,7 @@ class SamplingFlags:
             bias=self.bias or other.bias,
             bad_words=self.bad_words or other.bad_words,
             penalties=self.penalties or other.penalties,
+            guided=self.guided or other.guided,
             logprobs=max(self.logprobs, other.logprobs),
         )
 
@@ -40,5 +42,11 @@ class SamplingFlags:
 
 GREEDY = SamplingFlags()
 EVERYTHING = SamplingFlags(
-    noise=True, floor=True, bias=True, bad_words=True, penalties=True, logprobs=1
+    noise=True,
+    floor=True,
+    bias=True,
+    bad_words=True,
+    penalties=True,
+    guided=True,
+    logprobs=1,
 )

@@ -34,6 +34,16 @@ class Tokenizer:
         with self._lock:
             return list(self.backend.encode(text, add_special_tokens=False))
 
+    def as_json(self) -> str:
+        """The text of a tokenizer.json, added tokens included; ValueError if there is none."""
+        with self._lock:
+            fast = getattr(self.backend, "backend_tokenizer", None)
+            if fast is None:
+                kind = type(self.backend).__name__
+                raise ValueError(f"{kind} in {self.directory} cannot be written as tokenizer.json")
+            text: str = fast.to_str()
+        return text
+
     @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint has a chat template."""

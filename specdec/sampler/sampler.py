@@ -20,6 +20,7 @@ from torch import Tensor
 from specdec.kernels.best_token import NOT_FINITE, StopMask, best_token
 from specdec.kernels.choose_token import NoiseKeys, choose_token
 from specdec.kernels.gumbel import BONUS, COIN, RESIDUAL, TARGET, uniform_ref
+from specdec.kernels.mask_rows import mask_rows
 from specdec.kernels.support_floor.floor import support_floor
 from specdec.kernels.tiles import empty_rows
 from specdec.models.llama import LlamaModel
@@ -38,6 +39,7 @@ from specdec.stepping.logprobs import (
 )
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
+from specdec.stepping.upload import uploaded
 
 
 @dataclass(eq=False)
@@ -64,6 +66,9 @@ class Sampler:
         logits_TV = self.model.logits(hidden_TD)
         self._raw_TV = logits_TV.clone() if flags.logprobs >= 0 else None
         process_logits(logits_TV, rows, self.state, flags)
+        if step.masks is not None:  # the host has worked them out while the forward ran
+            row_X, bits_XW = (uploaded(part, logits_TV.device) for part in step.masks())
+            mask_rows(logits_TV, row_X, bits_XW)
         # padding within a batch slot draws too, and its token is never read
         places = Places(rows.position_T, rows.start_T)
         limits, noise_keys = row_parameters(

@@ -9,7 +9,9 @@ logged (kernels/compilations.py).
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from specdec.kernels import KERNEL_NAMES
@@ -20,6 +22,7 @@ from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.step import Acts
+from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.step_sizes import Step
 
 DRAWN = SamplingFlags(noise=True, floor=True)
@@ -94,6 +97,9 @@ def samplings(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, 1, 1, flags)
         for query_len in query_lens:
             yield round_of(runner, 1, query_len, flags)
+    words = -(-runner.state.sampling.vocab_size // 32)
+    masks = RowMasks(np.zeros(1, np.int64), np.full((1, words), -1, np.int32))
+    yield replace(chunk(runner, 1, 1, SamplingFlags(guided=True)), masks=lambda: masks)
     for rows in LOGPROB_ROWS:  # each follows a token of the prompt
         yield chunk(runner, rows + 1, 1, SamplingFlags(logprobs=1), num_logprobs=1)
 

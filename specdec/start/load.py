@@ -17,6 +17,7 @@ from graphs.cuda import CudaBackend
 from graphs.protocol import GraphBackend
 from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
+from specdec.guided.guides import Guides
 from specdec.kernels.compilations import compiling_is_expected, log_compilations
 from specdec.kernels.tables import user_table
 from specdec.kernels.tile_shapes import Product
@@ -124,7 +125,11 @@ def assemble(
     ride whole.
     """
     rule = runner.acceptance
-    intake = Intake(tokenizer, runner.sizes, target.vocab_size, target.eos_token_ids, seed, rule)
+    eos_token_ids = target.eos_token_ids
+    guides = Guides(tokenizer, target.vocab_size, eos_token_ids)
+    intake = Intake(
+        tokenizer, runner.sizes, target.vocab_size, eos_token_ids, seed, rule, guides=guides
+    )
     is_gpu = runner.device.type == "cuda"
     return Engine(
         runner,

@@ -1,4 +1,7 @@
-"""What steps decided, on its way to the host: one copy after `commit`, beside the draft."""
+"""What steps decided, on its way to the host: one copy after `commit`, beside the draft.
+
+The draft's proposals are copied too, after it, where a grammar has to follow them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +34,8 @@ class PendingResult:
     sent: torch.cuda.Event | None
     logprobs: StepLogprobs | None = None
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
+    proposals_cpu: Tensor | None = None  # [B, K] drafts for the next round, if they were sent
+    proposed: torch.cuda.Event | None = None
 
     def read(self) -> StepResult:
         """Wait for the copy, and for no later pass."""
@@ -43,6 +48,14 @@ class PendingResult:
         drafts = [row[Q + 1 :] for row in rows]
         return StepResult(tokens, accepted, drafts, self.logprobs, self.prompt_logprobs)
 
+    def read_proposals(self) -> list[list[int]]:
+        """By batch slot, the drafts that this step proposed. Waits for the draft's passes."""
+        assert self.proposals_cpu is not None, "no proposals were sent"
+        if self.proposed is not None:
+            self.proposed.synchronize()
+        proposals: list[list[int]] = self.proposals_cpu.tolist()
+        return proposals
+
 
 class Results:
     """The buffers' packed results in pinned memory, one slot for each step on its way."""
@@ -51,6 +64,10 @@ class Results:
         self._results = results = buffers.results
         shape = (NUM_SLOTS, *results.shape)
         self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
+        drafts = self._draft_tokens = buffers.draft_tokens
+        self._proposals_cpu = torch.zeros(
+            (NUM_SLOTS, *drafts.shape), dtype=drafts.dtype, pin_memory=drafts.is_cuda
+        )
         self._sent = [torch.cuda.Event() if results.is_cuda else None for _ in range(NUM_SLOTS)]  # type: ignore[no-untyped-call]
         self._num_sent = 0
         self.latest = PendingResult(self._slots_cpu[0, :0], None)
@@ -68,3 +85,13 @@ class Results:
         self.latest = PendingResult(rows_cpu, self._sent[slot], sampled, prompts)
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))
+
+    def send_proposals(self, num_reqs: int) -> None:
+        """Start the copy of the latest step's proposals, for a host that has to know them."""
+        slot = (self._num_sent - 1) % NUM_SLOTS
+        proposals_cpu = self._proposals_cpu[slot, :num_reqs]
+        proposals_cpu.copy_(self._draft_tokens[:num_reqs], non_blocking=True)
+        self.latest.proposals_cpu = proposals_cpu
+        if self._results.is_cuda:
+            self.latest.proposed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.latest.proposed.record(torch.cuda.current_stream(self._results.device))

@@ -1,11 +1,12 @@
 """A step as the host knows it: its work and sizes. Accepted counts stay on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from graphs.dispatch import Dispatch
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.scheduling.work import PromptPart
+from specdec.stepping.row_masks import RowMasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Step:
     passes: Passes
     flags: SamplingFlags = GREEDY  # of all its requests together
     is_pq: bool = False  # p/q accepts, not equality with the target's tokens
+    masks: Callable[[], RowMasks] | None = None  # of the rows that grammars guide
 
     @property
     def num_verified(self) -> int:

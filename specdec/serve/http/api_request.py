@@ -18,6 +18,7 @@ from specdec.serve.http.options import (
     MAX_STOPS,
     ServerOptions,
 )
+from specdec.serve.http.structured import structured_outputs
 
 COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI's
 SAME_NAME = (
@@ -101,6 +102,7 @@ def _api_request(
 def _params(body: Mapping[str, object], sampling: dict[str, object]) -> SamplingParams:
     sampling |= {name: body[name] for name in SAME_NAME if name in body}
     sampling["logit_bias"] = _logit_bias(body)
+    sampling["structured_outputs"] = structured_outputs(body)
     integer(body, "n", 1, MAX_SAMPLES)
     _check_stop(body.get("stop"))
     _check_length("stop_token_ids", body.get("stop_token_ids"), MAX_IDS)

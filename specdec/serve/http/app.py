@@ -32,6 +32,7 @@ from specdec.serve.http.monitor import Monitor
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.prompts import Encoded, Prompts
 from specdec.serve.http.record import Record
+from specdec.serve.http.structured import grammar_error, grammar_field
 from specdec.serve.http.traffic import Traffic
 
 
@@ -98,6 +99,7 @@ class Application:
         """POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
         api_request = chat_request(body, self._options, self.defaults)
+        await self._check_grammar(body, api_request)
         prompt = await self._prompts.chat(body)
         return Answer(self._services, api_request, [prompt], ChatForm())
 
@@ -105,11 +107,21 @@ class Application:
         """POST /v1/completions."""
         body = await self._body(request, COMPLETION)
         api_request = completion_request(body, self._options, self.defaults)
+        await self._check_grammar(body, api_request)
         if "prompt" not in body:
             raise ApiError(400, "prompt is missing", "prompt")
         prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
         form = await self._completion_form(api_request, prompts)
         return Answer(self._services, api_request, prompts, form)
+
+    async def _check_grammar(self, body: Mapping[str, object], api_request: ApiRequest) -> None:
+        """Compile it before the engine needs it, whose steps would wait; ApiError if it is bad."""
+        if api_request.params.structured_outputs is not None:
+            compile_grammar = self._llm.llm.engine.intake.guide
+            try:
+                await asyncio.to_thread(compile_grammar, api_request.params)
+            except ValueError as error:
+                raise grammar_error(error, grammar_field(body)) from error
 
     async def _completion_form(
         self, api_request: ApiRequest, prompts: list[Encoded]

@@ -147,7 +147,7 @@ class Answer(Response):
         try:
             async with aclosing(merged(generators)) as outputs:
                 async for position, output in outputs:
-                    _raise_failure(output)
+                    _raise_failure(output, api_request)
                     timers[position].see(output)
                     record = None if api_request.writes_nothing else self._services.record
                     if output.finished and record is not None:
@@ -208,9 +208,13 @@ async def _send_event(send: Send, data: bytes) -> None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def _raise_failure(output: RequestOutput) -> None:
+def _raise_failure(output: RequestOutput, api_request: ApiRequest) -> None:
     for completion in output.outputs:
         if completion.finish_reason == "error":
-            raise ApiError(500, str(completion.stop_reason))
+            reason = str(completion.stop_reason)
+            # a limit that the request's own grammar has met
+            is_callers = bool(api_request.params.structured_outputs)
+            status = 400 if is_callers and "structured_outputs" in reason else 500
+            raise ApiError(status, reason)
         if completion.finish_reason == "abort":
             raise ApiError(503, SHUTTING_DOWN)

@@ -53,6 +53,12 @@ WORKING = {
     "return_token_ids": True,
     "speculate": False,
     "num_speculative_tokens": 1,
+    "response_format": {"response_format": {"type": "json_object"}},
+    "structured_outputs": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "guided_json": {"guided_json": {"type": "integer"}},
+    "guided_regex": "[0-9]+",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "yes" | "no"',
 }
 # they work on a server that allows them
 ALLOWED = {"chat_template": "{{ messages[0].content }}", "priority": 1}

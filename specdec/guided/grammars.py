@@ -1,0 +1,154 @@
+"""Grammars compiled by llguidance, and matchers that say which tokens may follow.
+
+A grammar comes from a request, so its size is bounded, and so is the work of compiling it and of
+every mask: the limits count operations, not seconds. The compiler recurses over the rules of a
+grammar, thousands of them in a hostile one, so it runs on a stack that holds the longest grammar.
+Nothing is fetched: a $ref to another document is an error.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from specdec.requests.tokenizer import Tokenizer
+
+# the library would capture a stack for each of a grammar's rules that an error passes through:
+# with RUST_BACKTRACE=1, 4,000 rules took 75 s
+os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
+
+MAX_CHARS = 1 << 17  # of a grammar
+STACK_BYTES = 1 << 29  # reserved, not taken, while a grammar is compiled
+LIMITS = LLParserLimits(
+    max_items_in_row=2000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+_stack_size = threading.Lock()  # of threads to come, one number for the process
+# a space, or a new line with its indentation: a model that may write more may never stop
+JSON_SPACE = r" |\r?\n( {0,24}|\t{0,8})"
+FORMATS: dict[str, Callable[[str], str]] = {
+    "json": partial(
+        LLMatcher.grammar_from_json_schema, defaults={"whitespace_pattern": JSON_SPACE}
+    ),
+    "regex": LLMatcher.grammar_from_regex,
+    "lark": LLMatcher.grammar_from_lark,
+}
+
+
+class Grammars:
+    """vocab_size: the target's; ids beyond the tokenizer's are never allowed."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        if not eos_token_ids:
+            raise ValueError("structured_outputs needs a target with an EOS token, to end the text")
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._tokenizer = LLTokenizer(
+            tokenizer.as_json(), n_vocab=vocab_size, eos_token=sorted(self._eos_token_ids)
+        )
+
+    def compile(self, kind: str, text: str) -> "Matcher":
+        """A matcher before the first token. ValueError has the compiler's message."""
+        if len(text) > MAX_CHARS:
+            size = f"{len(text):,} characters of {kind}"
+            raise ValueError(f"structured_outputs: {size}, at most {MAX_CHARS:,} are allowed")
+        try:
+            matcher = _on_a_large_stack(lambda: self._matcher(kind, text))
+        except ValueError as error:
+            raise ValueError(f"structured_outputs: {kind}: {error}") from error
+        if matcher.is_error():
+            raise ValueError(f"structured_outputs: {kind}: {matcher.get_error()}")
+        return Matcher(matcher, self._eos_token_ids)
+
+    def _matcher(self, kind: str, text: str) -> LLMatcher:
+        grammar = FORMATS[kind](text)
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+
+
+class Matcher:
+    """A Guide: stands after the tokens that a request has generated."""
+
+    def __init__(self, start: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+        self._start = start  # stays before the first token
+        self._matcher = start.deep_copy()
+        self._tokens: list[int] = []
+        self._eos_token_ids = eos_token_ids
+        self._error = ""
+
+    def copy(self) -> "Matcher":
+        """Another one at the same place."""
+        other = Matcher(self._start, self._eos_token_ids)
+        other.advance(self._tokens)
+        return other
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Go on by generated tokens, which its masks have allowed; EOS ends the text."""
+        for token in tokens:
+            if token in self._eos_token_ids:
+                return
+            self._matcher.consume_token(token)  # if it fails, no token may follow
+            self._tokens.append(token)
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """Which tokens may follow: here, and after each draft up to the first that may not.
+
+        Where a limit is met no token may follow, and `error` says which.
+        """
+        found = [self._mask()]
+        for count, draft in enumerate(drafts):
+            is_last = draft in self._eos_token_ids or not _is_allowed(found[-1], draft)
+            if is_last or not self._matcher.try_consume_tokens([draft]):
+                self._go_back(count)
+                # a token that its mask allows but that meets a limit ends the text
+                return found if is_last else [*found, bytes(len(found[-1]))]
+            found.append(self._mask())
+        self._go_back(len(drafts))
+        return found
+
+    def _mask(self) -> bytes:
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._error = self._matcher.get_error()
+            return bytes(len(mask))
+        return mask
+
+    def _go_back(self, num_tokens: int) -> None:
+        """Undo the drafts. A matcher that has met a limit cannot go back: make it anew."""
+        if self._matcher.is_error():
+            self._matcher = self._start.deep_copy()
+            self._matcher.consume_tokens(self._tokens)
+        elif num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text so far may end here."""
+        return not self._matcher.is_error() and self._matcher.is_accepting()
+
+    @property
+    def error(self) -> str:
+        """The limit that its masks have met; empty if none."""
+        found = self._error or self._matcher.get_error()
+        return found.removesuffix("<non-verbose/>").strip()
+
+
+def _is_allowed(mask: bytes, token: int) -> bool:
+    return bool(mask[token // 8] >> token % 8 & 1)
+
+
+def _on_a_large_stack(function: Callable[[], LLMatcher]) -> LLMatcher:
+    """The function's result, from a thread of its own; its errors are raised here."""
+    with ThreadPoolExecutor(max_workers=1) as pool, _stack_size:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            future = pool.submit(function)
+        finally:
+            threading.stack_size(before)
+    return future.result()

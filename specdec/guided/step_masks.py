@@ -1,0 +1,82 @@
+"""The masks of a step: a guide walks the drafts of its request, row by row.
+
+Row 0 of a slot that verifies comes after the request's last token, row i after its first i drafts;
+the end of a prompt has one row. The walk stops at the first draft that may not follow: the target
+cannot choose it, so no later row counts. The drafts were sent to the host at the end of the step
+before, and the masks are taken while the device runs the target's forward.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import numpy as np
+
+from specdec.requests.guide import Guide
+from specdec.requests.request import Request
+from specdec.scheduling.work import Work
+from specdec.stepping.results import PendingResult
+from specdec.stepping.row_masks import RowMasks
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedSlot:
+    """first_row: of its decided rows. drafts: where they arrive, as a row of a step's proposals."""
+
+    guide: Guide
+    first_row: int
+    num_drafts: int = 0
+    drafts: tuple[PendingResult, int] | None = None
+
+    def masks(self) -> list[bytes]:
+        """By row, as many as count. Waits for the drafts."""
+        if self.num_drafts == 0:
+            return self.guide.masks(())
+        assert self.drafts is not None, "drafts that were never sent"
+        pending, b = self.drafts
+        return self.guide.masks(pending.read_proposals()[b][: self.num_drafts])
+
+
+class StepMasks:
+    """Knows where the drafts of guided requests arrive, from one launched step to the next."""
+
+    def __init__(self) -> None:
+        self._arriving: dict[Request, tuple[PendingResult, int]] = {}
+
+    def of_step(
+        self, work: Work, num_drafts: Callable[[Request], int]
+    ) -> Callable[[], RowMasks] | None:
+        """What computes the masks of a step that is about to be launched; None: no row has one.
+
+        num_drafts: how many drafts a request verifies
+        """
+        slots = []
+        for b, request in enumerate(work.verifying):
+            if request.guide is not None:
+                count = min(num_drafts(request), work.query_len - 1)
+                drafts = self._arriving.get(request)
+                slots.append(GuidedSlot(request.guide, b * work.query_len, count, drafts))
+        for i, (request, part) in enumerate(zip(work.prompts, work.parts, strict=True)):
+            if request.guide is not None and part.samples:
+                slots.append(GuidedSlot(request.guide, work.num_verify_rows + i))
+        return partial(_row_masks, slots) if slots else None
+
+    def launched(self, work: Work, result: PendingResult) -> None:
+        """A guided request verifies in each step until it ends, so only the latest step counts."""
+        self._arriving = {
+            request: (result, b)
+            for b, request in enumerate(work.requests)
+            if request.guide is not None
+        }
+
+
+def _row_masks(slots: Sequence[GuidedSlot]) -> RowMasks:
+    masks = [slot.masks() for slot in slots]
+    rows = chain.from_iterable(
+        range(slot.first_row, slot.first_row + len(found))
+        for slot, found in zip(slots, masks, strict=True)
+    )
+    flat = list(chain.from_iterable(masks))
+    bits = np.frombuffer(bytearray().join(flat), np.int32).reshape(len(flat), -1)
+    return RowMasks(np.fromiter(rows, np.int64), bits)

@@ -1,0 +1,65 @@
+"""logits[row_X[x], v] += -inf where bit v of bits_XW[x] is 0, for rows that a grammar guides.
+
+The lowest bit of a word is its first id. Added, so that NaN stays NaN. Ids beyond the words are
+not masked, and there are none: W = ceil(V / 32).
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels.overlap import begin
+
+BLOCK = 2048
+
+
+def mask_rows(logits_TV: Tensor, row_X: Tensor, bits_XW: Tensor) -> None:
+    """Mask some rows in place, each at most once.
+
+    logits_TV: float32. row_X: int64. bits_XW: int32
+    """
+    pick(logits_TV, launch_mask_rows, mask_rows_ref)(logits_TV, row_X, bits_XW)
+
+
+def launch_mask_rows(logits_TV: Tensor, row_X: Tensor, bits_XW: Tensor) -> None:
+    X, W = bits_XW.shape
+    V = logits_TV.shape[1]
+    _mask_rows_kernel[(-(-V // BLOCK), X)](
+        logits_TV,
+        row_X,
+        bits_XW,
+        logits_TV.stride(0),
+        V,
+        W,
+        BLOCK=BLOCK,
+        num_warps=4,
+        **launch_options(logits_TV),
+    )
+
+
+@jit(varying=("rows_ptr", "bits_ptr"))
+def _mask_rows_kernel(
+    logits_ptr,  # [T, V] float32
+    rows_ptr,  # [X]
+    bits_ptr,  # [X, W] int32
+    stride_logits,
+    V,
+    W,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    x = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < V
+    word = tl.load(bits_ptr + x * W + column // 32, mask=inside, other=-1)
+    is_out = ((word >> (column % 32)) & 1) == 0
+    at = logits_ptr + tl.load(rows_ptr + x) * stride_logits + column
+    logits = tl.load(at, mask=inside & is_out, other=0.0)
+    tl.store(at, logits + float("-inf"), mask=inside & is_out)
+
+
+def mask_rows_ref(logits_TV: Tensor, row_X: Tensor, bits_XW: Tensor) -> None:
+    v_V = torch.arange(logits_TV.shape[1], device=logits_TV.device)
+    is_allowed_XV = (bits_XW[:, v_V // 32] >> (v_V % 32)) & 1 == 1
+    logits_TV.index_add_(0, row_X, torch.where(is_allowed_XV, 0.0, -torch.inf))

@@ -1,0 +1,40 @@
+"""What holds a request's text to a grammar, as the rest of the engine sees it.
+
+guided/grammars.py has the only implementation; here nothing depends on its package.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specdec.requests.structured_outputs import StructuredOutputsParams
+
+
+class Guide(Protocol):
+    """Stands after the tokens that a request has generated."""
+
+    def copy(self) -> "Guide":
+        """Another one at the same place."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Go on by generated tokens, which its masks have allowed."""
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """Which tokens may follow: here, and after each draft up to the first that may not.
+
+        One bit for each id, the lowest bit of a byte first, in whole 32-bit words.
+        """
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text so far may end here."""
+
+    @property
+    def error(self) -> str:
+        """The limit that its masks have met; empty if none."""
+
+
+class GuideSource(Protocol):
+    """What turns grammars into guides. Any thread may call it."""
+
+    def compile(self, params: StructuredOutputsParams) -> Guide:
+        """A guide before the first token; ValueError with the compiler's message."""

@@ -1,0 +1,78 @@
+"""What a request's text must follow: a JSON schema, a regex, choices or a grammar, as in vLLM."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from specdec.arguments import is_list, refusing_unknown
+
+ANY_OBJECT = '{"type": "object"}'
+
+
+@refusing_unknown()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """Exactly one of these. ValueError for anything else.
+
+    json: a JSON schema, as a dict or as text. regex: of the whole text, without lookaround and
+    backreferences. choice: the texts that are possible. grammar: in Lark's syntax. json_object:
+    True for any JSON object.
+    """
+
+    json: str | Mapping[str, object] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [each.name for each in fields(self) if getattr(self, each.name) is not None]
+        if len(given) != 1:
+            names = ", ".join(each.name for each in fields(self))
+            found = " and ".join(given) or "none"
+            raise ValueError(f"structured_outputs: give one of {names}; {found} given")
+        _check(given[0], getattr(self, given[0]))
+
+    @staticmethod
+    def of(value: object) -> "StructuredOutputsParams":
+        """From a dict, or as it is."""
+        if isinstance(value, StructuredOutputsParams):
+            return value
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            wanted = "StructuredOutputsParams, or a dict of its fields"
+            raise ValueError(f"structured_outputs={value!r:.200}: give {wanted}")
+        return StructuredOutputsParams(**value)
+
+    def source(self) -> tuple[str, str]:
+        """The kind of grammar ("json", "regex" or "lark") and its text."""
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.grammar is not None:
+            return "lark", self.grammar
+        if self.choice is not None:
+            literals = (json.dumps(text, ensure_ascii=False) for text in self.choice)
+            return "lark", f"start: {' | '.join(literals)}"
+        return "json", ANY_OBJECT if self.json is None else _schema_text(self.json)
+
+
+def _check(name: str, value: object) -> None:
+    if name in ("regex", "grammar") and (not isinstance(value, str) or not value.strip()):
+        raise ValueError(f"structured_outputs: {name}={value!r:.200}: give text")
+    if name == "json" and not isinstance(value, str | Mapping):
+        raise ValueError(f"structured_outputs: json={value!r:.200}: give a JSON schema")
+    if name == "json_object" and value is not True:
+        raise ValueError(f"structured_outputs: json_object={value!r:.200}: give True")
+    if name == "choice" and not (
+        is_list(value) and value and all(isinstance(text, str) and text for text in value)  # type: ignore[attr-defined]
+    ):
+        wanted = "a list of non-empty strings"
+        raise ValueError(f"structured_outputs: choice={value!r:.200}: give {wanted}")
+
+
+def _schema_text(schema: str | Mapping[str, object]) -> str:
+    if isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"structured_outputs: json is no JSON schema: {error}") from error

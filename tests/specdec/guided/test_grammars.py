@@ -1,0 +1,209 @@
+"""What matchers allow, and how bad and costly grammars end."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from specdec.guided import grammars, guides
+from specdec.guided.grammars import MAX_CHARS, STACK_BYTES, Grammars
+from specdec.guided.guides import Guides
+from specdec.requests.structured_outputs import StructuredOutputsParams
+from specdec.requests.tokenizer import Tokenizer
+from tests.specdec.guided.hostile import BAD, COSTLY
+from weights.demo import demo_directory
+
+EOS, OTHER_EOS = 1, 2
+VOCAB = 4100  # padded, beyond the tokenizer's 4,096 ids
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(demo_directory("target"))
+
+
+@pytest.fixture
+def compile_(tokenizer):
+    """compile_(json=..., ...): a guide."""
+    source = Guides(tokenizer, VOCAB, [EOS, OTHER_EOS])
+    return lambda **values: source.compile(StructuredOutputsParams(**values))
+
+
+def allowed(mask):
+    """The ids of a mask."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_the_text_ends_where_the_grammar_does_with_any_eos_and_nothing_else(compile_, tokenizer):
+    guide = compile_(regex="ab+")
+    tokens = tokenizer.encode_word("abb")
+    guide.advance(tokens[:1])
+    assert not guide.is_complete or tokens[:1] != tokenizer.encode_word("a")
+    guide.advance(tokens[1:])
+    assert guide.is_complete
+    assert {EOS, OTHER_EOS} < allowed(guide.masks(())[0])
+    finite = compile_(regex="ab")
+    finite.advance(tokenizer.encode_word("ab"))
+    assert allowed(finite.masks(())[0]) == {EOS, OTHER_EOS}
+
+
+def test_padded_ids_are_never_allowed(compile_):
+    [mask] = compile_(regex="(?s:.*)").masks(())
+    assert len(mask) == 4 * -(-VOCAB // 32)
+    assert max(allowed(mask)) < 4096
+
+
+def test_a_walk_gives_the_masks_that_the_tokens_would_and_leaves_the_guide_where_it_was(
+    compile_, tokenizer
+):
+    schema = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
+    tokens = tokenizer.encode_word('{"a": [1, "b"]}')
+    guide = compile_(json=schema)
+    for start in range(len(tokens)):
+        drafts = tokens[start : start + 4]
+        found = guide.masks(drafts)
+        assert found == guide.masks(drafts)
+        assert len(found) == len(drafts) + 1
+        other = guide.copy()
+        for i, draft in enumerate(drafts):
+            assert other.masks(()) == [found[i]]
+            assert draft in allowed(found[i])
+            other.advance([draft])
+        assert other.masks(()) == [found[-1]]
+        guide.advance(tokens[start : start + 1])
+    assert guide.is_complete
+
+
+def test_a_walk_is_cut_at_the_first_illegal_draft_and_at_eos(compile_, tokenizer):
+    a, b = tokenizer.encode_word("a")[0], tokenizer.encode_word("b")[0]
+    guide = compile_(regex="a*c")
+    assert [
+        len(guide.masks(drafts)) for drafts in ([a, a], [a, b, a], [b, a], [EOS], [a, EOS])
+    ] == [*(3, 2, 1, 1, 2)]
+    assert compile_(regex="a*").masks([a, EOS, a]) == compile_(regex="a*").masks([a])
+
+
+@pytest.mark.parametrize(
+    "text", ['say "no"', "a\\b", "two\nlines", "caf\xe9 \u6f22", "/x/", "start", "%json"]
+)
+def test_choices_are_literal(compile_, tokenizer, text):
+    guide = compile_(choice=[text, "other"])
+    guide.advance(tokenizer.encode_word(text))
+    assert guide.is_complete
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_grammar_is_one_error_with_the_compilers_message(compile_, name):
+    values, words = BAD[name]
+    with pytest.raises(ValueError, match="structured_outputs: ") as caught:
+        compile_(**values)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_costly_grammar_works_or_is_refused_in_bounded_time(compile_, tokenizer, name):
+    start = time.monotonic()
+    with suppress(ValueError):
+        guide = compile_(**COSTLY[name])
+        a = tokenizer.encode_word("a")[0]
+        while a in allowed(guide.masks([a] * 3)[0]) and time.monotonic() < start + 0.2:
+            guide.advance([a])
+    assert time.monotonic() - start < 10
+
+
+def test_the_stack_holds_the_longest_chain_and_later_threads_get_their_own(compile_):
+    rules = "start:r0\n"
+    count = 0
+    while len(rules) < MAX_CHARS - 40:
+        rules += f"r{count}:r{count + 1}\n"
+        count += 1
+    compile_(grammar=f'{rules}r{count}:"a"')
+    assert threading.stack_size() != STACK_BYTES
+
+
+def test_a_limit_met_on_the_way_forbids_all_and_leaves_the_guide_where_it_was(compile_, tokenizer):
+    rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(1000))
+    guide = compile_(grammar=f'start: r0\n{rules}\nr1000: "b"')
+    a = tokenizer.encode_word("a")[0]
+    first, *rest = guide.masks([a] * 4)
+    assert a in allowed(first)
+    assert allowed(rest[-1]) == set()
+    assert len(rest) < 4
+    assert guide.masks(()) == [first]
+    guide.advance([a] * len(rest))
+    assert allowed(guide.masks(())[0]) == set()
+    assert "Current row has" in guide.error
+    assert not guide.is_complete
+
+
+def test_compiled_grammars_are_kept_and_the_oldest_is_dropped(tokenizer, monkeypatch):
+    monkeypatch.setattr(guides, "NUM_KEPT", 2)
+    compiled = []
+    real = Grammars.compile
+    monkeypatch.setattr(
+        Grammars, "compile", lambda self, *source: compiled.append(source) or real(self, *source)
+    )
+    source = Guides(tokenizer, VOCAB, [EOS])
+    for regex in ("a", "b", "a", "c", "a", "b"):
+        source.compile(StructuredOutputsParams(regex=regex))
+    assert [text for _, text in compiled] == ["a", "b", "c", "b"]
+
+
+def test_without_an_eos_token_structured_output_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="structured_outputs needs a target with an EOS token"):
+        Guides(tokenizer, VOCAB, []).compile(StructuredOutputsParams(regex="a"))
+
+
+def test_a_missing_package_is_one_line_with_the_command(tokenizer, monkeypatch):
+    monkeypatch.setattr(guides, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs llguidance: pip install .*\[guided\]"):
+        Guides(tokenizer, VOCAB, [EOS]).compile(StructuredOutputsParams(regex="a"))
+
+
+def test_llguidance_is_imported_for_the_first_grammar_only():
+    code = (
+        "import sys; from specdec import LLM, SamplingParams\n"
+        "llm = LLM('demo', max_num_seqs=1, max_model_len=64, device='cpu')\n"
+        "llm.generate('a', SamplingParams(max_tokens=1), use_tqdm=False)\n"
+        "before = 'llguidance' in sys.modules\n"
+        "llm.generate('a', SamplingParams(structured_outputs={'choice': ['b']}), use_tqdm=False)\n"
+        "print(before, 'llguidance' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({}, "none given"),
+        ({"regex": "a", "json": {}}, "json and regex given"),
+        ({"json": 5}, "give a JSON schema"),
+        ({"json": {"a": {1, 2}}}, "no JSON schema"),
+        ({"json": {"a": float("nan")}}, "no JSON schema"),
+        ({"regex": ""}, "give text"),
+        ({"grammar": 7}, "give text"),
+        ({"choice": "yes"}, "a list of non-empty strings"),
+        ({"choice": []}, "a list of non-empty strings"),
+        ({"choice": ["a", ""]}, "a list of non-empty strings"),
+        ({"json_object": False}, "give True"),
+        ({"jsn": {}}, "did you mean json"),
+    ],
+)
+def test_values_are_checked_by_name(values, words):
+    with pytest.raises(ValueError, match=words):
+        StructuredOutputsParams(**values).source()
+
+
+def test_a_schema_may_be_text_and_any_object_is_a_schema(compile_):
+    schema = {"type": "boolean"}
+    masks = compile_(json=schema).masks(())
+    assert masks == compile_(json=json.dumps(schema)).masks(())
+    assert grammars.FORMATS.keys() == {"json", "regex", "lark"}
+    assert compile_(json_object=True).masks(()) == compile_(json={"type": "object"}).masks(())

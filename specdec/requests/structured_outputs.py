@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from specdec.arguments import is_list, refusing_unknown
+from specdec.arguments import is_list, refuse_unknown, refusing_unknown
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -41,6 +41,8 @@ class StructuredOutputsParams:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             wanted = "StructuredOutputsParams, or a dict of its fields"
             raise ValueError(f"structured_outputs={value!r:.200}: give {wanted}")
+        names = [each.name for each in fields(StructuredOutputsParams)]
+        refuse_unknown("structured_outputs", value, names)
         return StructuredOutputsParams(**value)
 
     def source(self) -> tuple[str, str]:

@@ -158,13 +158,11 @@ def test_the_longest_context_of_a_round_is_bounded_by_its_last_row(
     runner = llm.engine.runner
     real = llm.engine.runner.run_step
 
-    def run_step(rows, parts, max_num_computed, flags, query_len):
+    def run_step(rows, parts, **options):
         if rows:
             computed = int(runner.state.num_computed_tokens[rows].max())
-            slack.append(max_num_computed - computed - query_len)
-        return real(
-            rows, parts, max_num_computed=max_num_computed, flags=flags, query_len=query_len
-        )
+            slack.append(options["max_num_computed"] - computed - options["query_len"])
+        return real(rows, parts, **options)
 
     monkeypatch.setattr(runner, "run_step", run_step)
     run(llm, prompts[:2], [greedy(NUM_TOKENS), greedy(5)])

@@ -64,7 +64,7 @@ def test_mypy_finds_misspelt_arguments_in_a_users_file(tmp_path):
         ({"trust_remote_code": True}, "trust_remote_code=True: .*no code of a checkpoint"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: only 1 is possible"),
         ({"quantization": "awq"}, "quantization='awq': only None is possible"),
-        ({"enable_chunked_prefill": False}, "raise that instead"),
+        ({"enable_chunked_prefill": False}, "parts of prompts ride in steps"),
         ({"disable_log_stats": 1}, "disable_log_stats=1: allowed are"),
         ({"tokenizer_mode": "slow"}, "tokenizer_mode='slow': only 'auto' is possible"),
         ({"swap_space": -1}, "swap_space=-1: give a number"),

@@ -57,7 +57,9 @@ def measure_costs(runner: Runner) -> StepCosts:
         counters.forget_batches()
     seconds = time.perf_counter() - began
     line = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in costs.mixed)
-    logger.info("steps with prompts run in graphs up to %d rows", max(tokens, default=0))
+    if runner.graphs.target.prefill.counters.captures:
+        largest = runner.graphs.target.prefill.sizes.tokens[-1]
+        logger.info("steps with prompts run in graphs up to %d rows", largest)
     logger.info("steps with prompts, ms by rows: %s (measured in %.2f s)", line, seconds)
     return costs
 

@@ -103,11 +103,7 @@ class ChatForm:
     def _choice(
         self, api_request: ApiRequest, output: RequestOutput, piece: Piece, name: str, message: Json
     ) -> Json:
-        ids: Json = {}
-        if api_request.returns_token_ids:
-            ids = {"token_ids": piece.token_ids}
-            if piece.is_first:
-                ids["prompt_token_ids"] = output.prompt_token_ids
+        ids = _token_ids(api_request, output, piece)
         return {
             "index": piece.index,
             name: message,
@@ -155,11 +151,7 @@ class CompletionForm:
         if api_request.writes_nothing:
             rows = None if piece.logprobs is None else piece.logprobs[:0]
             piece = Piece(piece.index, "", [], rows, 0, "length", None, True)
-        ids: Json = {}
-        if api_request.returns_token_ids:
-            ids = {"token_ids": piece.token_ids}
-            if piece.is_first:
-                ids["prompt_token_ids"] = output.prompt_token_ids
+        ids = _token_ids(api_request, output, piece)
         return {
             "index": position * api_request.params.n + piece.index,
             "text": prompt + piece.text,
@@ -240,3 +232,11 @@ class _Columns:
         """The best ones, and the token itself."""
         ranked = [*best(found, self._count), found[token]]
         return {each.decoded_token: clamped(each.logprob) for each in ranked}
+
+
+def _token_ids(api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
+    """Where they are asked for; the prompt's in the first piece."""
+    if not api_request.returns_token_ids:
+        return {}
+    prompt = {"prompt_token_ids": output.prompt_token_ids} if piece.is_first else {}
+    return {"token_ids": piece.token_ids, **prompt}

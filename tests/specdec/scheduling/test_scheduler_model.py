@@ -167,7 +167,8 @@ class World:
         assert 0 < len(work.requests) <= self.scheduler.sizes.max_num_seqs
         kept = {each for each in running if each.state_row >= 0}
         assert kept == set(work.verifying), "a request that runs waits"
-        assert work.parts or not self.scheduler.prefilling, "no prompt advances"
+        waiting = [each for each in self.scheduler.prefilling if each.finish is None]
+        assert work.parts or not waiting, "no prompt advances"
         ends = [part.ends_prompt for part in work.parts]
         assert all(ends[:-1]), "a prompt goes on before the last slot"
         counts = self.device.verified(work, accepted) + self.device.prompts(work)

@@ -30,7 +30,8 @@ from specdec.requests.sampling_flags import SamplingFlags
 from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.row_planner import RoundOutcome, RowPlanner
+from specdec.scheduling.round_history import RoundOutcome
+from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
@@ -291,7 +292,9 @@ class Engine:
             RoundOutcome(
                 confidences=result.confidences[: len(requests)],
                 num_live=work.num_live,
-                num_verified=np.array([len(drafts) for drafts in result.draft_tokens[: len(requests)]]),
+                num_verified=np.array(
+                    [len(drafts) for drafts in result.draft_tokens[: len(requests)]]
+                ),
                 num_accepted=np.array(result.num_accepted[: len(requests)]),
                 is_sampled=np.array([request.params.temperature > 0 for request in requests]),
                 num_allowed=np.array(

@@ -22,7 +22,9 @@ from specdec.stepping.row_masks import RowMasks
 
 @dataclass(frozen=True, slots=True)
 class GuidedSlot:
-    """first_row: of its decided rows, if each slot had query_len of them. drafts: where they arrive, as a row of a step's proposals."""
+    """first_row: of its decided rows, if each slot had query_len of them. drafts: where they
+    arrive, as a row of a step's proposals.
+    """
 
     guide: Guide
     first_row: int

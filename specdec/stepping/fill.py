@@ -137,9 +137,9 @@ def launch_fill_round(
         shared_rows,
         Q=query_len,
         Q_PADDED=next_power_of_2(query_len),
-        SHARES=next_power_of_2(num_reqs) if shared_rows else 0,
+        SHARES=next_power_of_2(len(buffers.rows_per_slot)) if shared_rows else 0,
         S=BLOCK_SIZE,
-        num_warps=4 if shared_rows and num_reqs > 32 else 1,
+        num_warps=1,
         **launch_options(buffers.idx_mapping),
     )
 

@@ -32,7 +32,8 @@ def launch_share_rows(
     buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
 ) -> None:
     K = state.draft_tokens.shape[1]
-    assert num_reqs <= 1 << SLOT_BITS, num_reqs
+    most = len(buffers.rows_per_slot)
+    assert most <= 1 << SLOT_BITS, most
     _share_rows_kernel[(num_reqs,)](
         buffers.rows_per_slot,
         buffers.idx_mapping,
@@ -45,10 +46,11 @@ def launch_share_rows(
         num_rows,
         max_model_len,
         K=K,
-        BLOCK=next_power_of_2(num_reqs),
+        LEVELS=next_power_of_2(K),
+        SLOTS=next_power_of_2(most),
         LEVEL_BITS=LEVEL_BITS,
         SLOT_BITS=SLOT_BITS,
-        num_warps=1 if num_reqs <= 32 else 4,
+        num_warps=4,
         **launch_options(buffers.idx_mapping),
     )
 
@@ -66,45 +68,40 @@ def _share_rows_kernel(
     num_rows,
     max_model_len,
     K: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LEVELS: tl.constexpr,
+    SLOTS: tl.constexpr,
     LEVEL_BITS: tl.constexpr,
     SLOT_BITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Each program ranks the drafts of one slot among all."""
     begin(PDL)
     me = tl.program_id(0)
-    b = tl.arange(0, BLOCK)
+    b = tl.arange(0, SLOTS)
     idx = tl.load(idx_ptr + b, mask=b < B, other=-1)
     row = tl.where(idx < 0, R, idx)
     room = max_model_len - 1 - tl.load(num_computed_ptr + row)
     allowed = tl.minimum(tl.load(num_live_ptr + row), tl.load(num_drafts_ptr + row))
-    allowed = tl.where(idx < 0, 0, tl.minimum(allowed, room))
+    allowed = tl.where(idx < 0, 0, tl.minimum(tl.minimum(allowed, room), K))
     num_left = num_rows - tl.sum((idx >= 0).to(tl.int32), axis=0)
+    # the larger key goes first, and no two are equal; 0 where there is no draft
+    level = tl.arange(0, LEVELS)
+    is_live = level[:, None] < allowed[None, :]
+    at = row[None, :] * K + level[:, None]
+    prob = tl.load(probs_ptr + at, mask=is_live, other=0.0)
+    bits = prob.to(tl.int32, bitcast=True).to(tl.int64) + 1
+    order = (
+        (((1 << LEVEL_BITS) - 1 - level[:, None]) << SLOT_BITS) + (1 << SLOT_BITS) - 1 - b[None, :]
+    )
+    keys = tl.where(is_live, (bits << (LEVEL_BITS + SLOT_BITS)) + order, 0)
     count = 0
-    for level in range(K):
-        own = tl.sum(
-            tl.where(
-                b == me, _keys(probs_ptr, row, allowed, b, level, K, LEVEL_BITS, SLOT_BITS), 0
-            ),
-            axis=0,
-        )
-        num_before = 0
-        for other in range(K):
-            keys = _keys(probs_ptr, row, allowed, b, other, K, LEVEL_BITS, SLOT_BITS)
-            num_before += tl.sum((keys > own).to(tl.int32), axis=0)
+    for i in range(K):
+        is_own = (level[:, None] == i) & (b[None, :] == me)
+        own = tl.sum(tl.sum(tl.where(is_own, keys, 0), axis=1), axis=0)
+        num_before = tl.sum(tl.sum((keys > own).to(tl.int32), axis=1), axis=0)
         count += ((own > 0) & (num_before < num_left)).to(tl.int32)
     is_real = tl.load(idx_ptr + me) >= 0
     tl.store(rows_per_slot_ptr + me, tl.where(is_real, 1 + count, 0).to(tl.int64))
-
-
-@jit
-def _keys(probs_ptr, row, allowed, b, level, K, LEVEL_BITS: tl.constexpr, SLOT_BITS: tl.constexpr):
-    """Larger for the draft of this level that goes first, by batch slot; 0 where there is none."""
-    is_live = level < allowed
-    prob = tl.load(probs_ptr + row * K + level, mask=is_live, other=0.0)
-    bits = prob.to(tl.int32, bitcast=True).to(tl.int64) + 1
-    order = ((1 << LEVEL_BITS) - 1 - level << SLOT_BITS) + (1 << SLOT_BITS) - 1 - b
-    return tl.where(is_live, (bits << LEVEL_BITS + SLOT_BITS) + order, 0)
 
 
 def share_rows_ref(

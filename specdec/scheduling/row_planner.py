@@ -24,7 +24,8 @@ from specdec.scheduling.step_costs import RoundCosts
 FIRST_LEVELS = 3  # while nothing is known
 LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
 MERGE_EVERY = 8  # rounds with drafts
-FIT_EVERY = 100  # rounds with drafts, after 1, 2, 4 ... 64
+EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
+FIT_EVERY = 100  # rounds with drafts, from then on
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,8 @@ class RowPlanner:
         self._history.merge(400 + 4 * num_drafting)
         if is_probe or self._num_rounds >= self._next_fit:
             self._history.calibration.fit()
-            self._next_fit = self._num_rounds + min(self._num_rounds, FIT_EVERY)
+            is_early = self._num_rounds < EARLY_ROUNDS
+            self._next_fit = self._num_rounds + (1 if is_early else FIT_EVERY)
         self._estimate(num_drafting)
 
     def _estimate(self, num_drafting: int) -> None:

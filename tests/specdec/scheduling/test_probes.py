@@ -20,11 +20,12 @@ def test_a_probe_drafts_one_level_more_once_in_64_rounds():
     assert probes.num_probes == 3
 
 
-def test_a_probe_from_plain_rounds_drafts_two_levels_for_three_requests_or_rounds():
+def test_few_requests_probe_in_several_rounds():
     for num_drafting, num_rounds in ((1, 3), (2, 2), (3, 1), (64, 1)):
-        levels = levels_of(Probes(8), 0, num_drafting, PROBE_EVERY + 10)
-        assert levels[62 : 64 + num_rounds] == [0, *[2] * num_rounds, 0]
-        assert sum(levels) == 2 * num_rounds
+        for steady, probed in ((0, 2), (1, 2), (4, 5)):
+            levels = levels_of(Probes(8), steady, num_drafting, PROBE_EVERY + 10)
+            assert levels[62 : 64 + num_rounds] == [steady, *[probed] * num_rounds, steady]
+            assert levels.count(probed) == num_rounds
 
 
 def test_the_deepest_draft_is_not_probed_deeper():
@@ -48,6 +49,7 @@ def test_a_probe_can_be_asked_for_at_once():
         (96, 60, 180, 96),
         (192, 128, 256, 192),
         (64, 61, 3, 64),  # a padded shape holds three drafts
+        (64, 64, 20, 96),
     ],
 )
 def test_a_probe_verifies_few_drafts_more(chosen, num_requests, num_drafts, rows):
@@ -56,13 +58,16 @@ def test_a_probe_verifies_few_drafts_more(chosen, num_requests, num_drafts, rows
 
 def test_all_drafts_of_a_single_request_are_probed_and_half_of_those_of_eight():
     assert Probes(8).rows(np.array([1, 2, 3, 4, 6, 9]), 1, 1, 2) == 3
+    assert Probes(8).rows(np.array([1, 4, 9]), 1, 1, 2) == 4
+    assert Probes(8).rows(np.array([1]), 1, 1, 2) == 1
+    assert Probes(8).rows(np.array([1, 4, 9]), 4, 1, 4) == 9
     assert Probes(8).rows(np.array([8, 12, 16, 24, 32]), 8, 8, 16) == 16
 
 
 def rounds(surprise, predicted, accepted, count, num_drafting=16, is_probe=False):
-    changed = []
+    changed, num_entries = [], max(256, 2 * num_drafting)
     for each in range(count):
-        surprise.add(predicted, accepted(each), num_drafting, 256)
+        surprise.add(predicted, accepted(each), num_drafting, num_entries)
         changed.append(surprise.has_changed(is_probe))
     return changed
 
@@ -77,6 +82,12 @@ def test_drafts_that_hold_as_predicted_are_no_surprise():
     assert sum(changed) <= 3
     assert any(rounds(Surprise(), 16.0, lambda _: 2, 10))
     assert any(rounds(Surprise(), 16.0, lambda _: 40, 10))
+
+
+def test_a_small_error_of_the_prediction_is_no_other_draft():
+    # 5 % of 4,096 requests are many standard deviations
+    assert not any(rounds(Surprise(), 4096.0, lambda _: 4300, 50, 4096))
+    assert any(rounds(Surprise(), 4096.0, lambda _: 4800, 50, 4096))
 
 
 def test_a_probe_is_a_surprise_only_if_more_held():

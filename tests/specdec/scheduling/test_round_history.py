@@ -60,6 +60,15 @@ def test_a_mean_rate_is_that_of_drafts_whose_parents_hold():
     assert paths[0, 2] / paths[0, 1] == pytest.approx(rate, rel=0.02)
 
 
+def test_drafts_beyond_the_bound_of_their_request_are_in_no_rate():
+    shown = outcome([[0.5, 0.2], [0.5, 0.9]], num_live=2, allowed=[4, 1])
+    seen = history(*[shown] * 50)
+    for _ in range(20):
+        paths = seen.path_probs(100)
+    assert paths[0] == pytest.approx([0.5, 0.1, 0.02, 0.004], rel=0.02)
+    assert paths[1] == pytest.approx([0.5, 0, 0, 0])
+
+
 def test_only_recent_entries_are_kept_and_a_better_calibration_applies_to_them():
     seen = history(*[outcome([[0.5] * K], num_accepted=K)] * 12, capacity=5)
     assert len(seen) == 5

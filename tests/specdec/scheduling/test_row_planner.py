@@ -1,6 +1,7 @@
 """The planner's choice against a search over all that a round may be; its statistics; its speed."""
 
 import time
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -38,10 +39,10 @@ def rising_costs(draw):
     ms = st.floats(0.0, 3.0)
     sizes = sorted({rows for _, rows in GRID})
     verify = np.cumsum([draw(ms) for _ in sizes]) + draw(st.floats(0.5, 5.0))
-    plain = np.cumsum([draw(ms) for _ in range(5)]) + draw(st.floats(0.5, 5.0))
+    plain = np.cumsum([draw(ms) for _ in range(16)]) + draw(st.floats(0.5, 5.0))
     return RoundCosts(
         verify=tuple(zip(sizes, verify.tolist(), strict=True)),
-        plain=tuple(zip((1, 2, 4, 8, 16), plain.tolist(), strict=True)),
+        plain=tuple(enumerate(plain.tolist(), start=1)),
         level=((16, draw(st.floats(0.0, 1.0))),),
         ms_per_key=draw(st.sampled_from([0.0, 1e-3])),
     )
@@ -108,6 +109,17 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     assert all(rows >= chosen or rows < num_requests + num_drafting * num_live for rows in sizes)
 
 
+def test_rows_of_drafts_that_exist_are_worth_the_best_rate_not_their_own():
+    # 4 requests, two levels of chance 0.5 and 0.25; a row of the first brings 0.5, of the second
+    # 0.25. At 1.2 tokens a millisecond 0.3 ms are worth the first rows and not the second ones.
+    costs = RoundCosts(verify=((4, 3.0), (8, 4.2), (12, 5.4)), plain=((4, 9.0),), level=((4, 0.1),))
+    curves = GainCurves(np.full((20, 2), [0.5, 0.25]), 4)
+    options = round_options(costs, RowSizes([(4, 4), (4, 8), (4, 12)]), curves, 4, 4)
+    assert options.best_rows(2, 1, 1.2) == 8  # by its own rate: 4 rows, 4 / 3.0 tokens a ms
+    assert options.best_rows(2, 1, 0.5) == 12
+    assert options.best_rows(2, 1, 2.0) == 4
+
+
 def test_no_rows_beyond_those_of_all_drafts_even_if_they_are_measured_as_faster():
     costs = RoundCosts(verify=((8, 5.0), (16, 1.0)), plain=((4, 9.0),), level=((4, 0.1),))
     curves = GainCurves(np.full((20, 2), 0.9), 4)
@@ -157,6 +169,39 @@ def test_bounds_of_requests_are_no_gain():
     curves = planner._curves
     assert curves is not None
     assert curves.gain(8, 99, 4) == pytest.approx(8, rel=0.05)
+
+
+def learnt(costs, num_requests, num_accepted, num_rounds=40):
+    planner = RowPlanner(costs, SHAPES, K)
+    for _ in range(num_rounds):
+        planner.plan(num_requests, num_requests, 2, 0)
+        planner.observe(outcome(num_requests, num_live=2, num_accepted=num_accepted))
+    return planner
+
+
+def test_long_contexts_make_drafts_pay():
+    some = np.arange(256) % 4 == 0
+    planner = learnt(replace(COSTS, ms_per_key=1e-5), 256, some)
+    assert planner.plan(256, 256, 0, 0).num_levels == 0
+    assert planner.plan(256, 256, 0, 10**7).num_levels > 0
+
+
+def test_gains_are_estimated_anew_for_another_number_of_requests():
+    planner = learnt(COSTS, 16, 2)
+    for num_requests, estimated in ((15, 16), (17, 16), (12, 12), (1, 1), (2, 2)):
+        planner.plan(num_requests, num_requests, 0, 0)
+        assert planner._curves is not None
+        assert planner._curves.num_requests == estimated
+
+
+def test_after_a_probe_that_held_more_than_predicted_the_next_round_probes_again():
+    dear = replace(COSTS, verify=((512, 40.0),))  # nothing pays
+    for held, next_levels in ((0, 0), (12, 2)):
+        planner = learnt(dear, 64, 0)
+        assert planner.plan(64, 64, 0, 0) == RoundPlan(64, 0)
+        planner.observe(outcome(64, num_live=2, num_accepted=np.arange(64) < held))
+        assert planner.plan(64, 64, 0, 0).num_levels == next_levels
+        assert planner.plan(64, 64, 0, 0).num_levels == 0
 
 
 def test_rounds_without_drafts_teach_nothing():

@@ -141,6 +141,14 @@ def test_the_first_rounds_draft_three_levels_and_verify_all_that_fits():
     assert RowPlanner(COSTS, SHAPES, 2).plan(1, 1, 0, 0) == RoundPlan(1, 2)
 
 
+def test_one_bad_round_of_one_request_is_too_little_to_stop_drafting():
+    planner = RowPlanner(COSTS, SHAPES, K)
+    for num_rounds in range(8):
+        assert planner.plan(1, 1, 3, 0) == RoundPlan(4, 3), f"after {num_rounds} rounds"
+        planner.observe(outcome(1, num_live=3, confidence=0.01))
+    assert planner.plan(1, 1, 0, 0) == RoundPlan(1, 0)
+
+
 def test_more_requests_than_were_captured_are_refused():
     with pytest.raises(ValueError, match=r"num_requests=9: .*the largest is \(8, 16\)"):
         RowPlanner(COSTS, [(1, 1), (8, 8), (8, 16)], K).plan(9, 9, 0, 0)

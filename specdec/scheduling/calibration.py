@@ -18,7 +18,7 @@ Booleans = NDArray[np.bool_]
 
 CLIP = 1e-4  # probabilities of the draft closer than this to 0 or 1 count as this close
 LEAST_SLOPE = 0.05  # above 0, so that the order within a level is kept
-PRIOR = np.array([0.5, 1.0])  # precisions of intercept and slope around (0, 1): a few observations
+PRIOR = (0.25, 1.0)  # precisions of intercept and slope around (0, 1): a few observations
 NUM_ITERATIONS = 20
 
 

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 PROBE_EVERY = 64  # rounds
-LEAST_PROBED = 3  # requests and rounds of a probe from plain rounds
+LEAST_PROBED = 3  # drafts of a level that a probe adds: few requests probe in several rounds
 MEMORY = 0.8  # of the running sums, from one comparison to the next
-CHANGED = 3.5  # standard deviations of the running sums
-PROBE_HELD = 2.5  # and of a probe that found more than was predicted
+CHANGED = 3.5  # standard deviations of the running sums, beyond
+TOLERANCE = 0.1  # of what was predicted: many requests make small errors of a fit significant
+PROBE_HELD = 2.5  # standard deviations of a probe that found more than was predicted
 
 
 class Probes:
@@ -30,9 +31,9 @@ class Probes:
         self._num_since = PROBE_EVERY
 
     def levels(self, steady: int, num_drafting: int) -> int:
-        """How many to draft where `steady` would pay; few requests probe in several rounds."""
+        """How many the draft runs after the round to plan; steady: where no probe is due."""
         self._num_since += 1
-        num_rounds = ceil(LEAST_PROBED / num_drafting) if steady == 0 else 1
+        num_rounds = ceil(LEAST_PROBED / num_drafting)
         self.is_live = self._num_since >= PROBE_EVERY and steady < self._num_levels
         if self._num_since >= PROBE_EVERY + num_rounds - 1:
             self._num_since = 0
@@ -48,11 +49,10 @@ class Probes:
 
         The device gives them to the most probable drafts, which is where a gain would come from.
         """
-        most = min(chosen + num_requests // 8 + 8, num_requests + num_drafts)
-        fits = sizes[: max(1, int(np.searchsorted(sizes, most, side="right")))]
-        if fits[-1] == num_requests and len(sizes) > 1:
-            return int(sizes[1])
-        return max(chosen, int(fits[-1]))
+        of_all = sizes[: int(np.searchsorted(sizes, num_requests + num_drafts)) + 1]
+        few = of_all[of_all <= chosen + num_requests // 8 + 8]
+        has_draft = few[-1] > num_requests or len(of_all) == 1
+        return max(chosen, int(few[-1] if has_draft else of_all[1]))
 
 
 class Surprise:
@@ -63,24 +63,25 @@ class Surprise:
     """
 
     def __init__(self) -> None:
-        self._round = np.zeros(2)  # difference and variance since the last question
-        self._sums = np.zeros(2)
+        self._new = np.zeros(3)  # difference, variance and prediction since the last question
+        self._sums = np.zeros(3)
 
     def add(self, predicted: float, accepted: int, num_drafting: int, num_entries: int) -> None:
         """One round; num_entries: of the sample that predicted it."""
         mean = predicted / num_drafting
         variance = predicted * (1 + mean) * (1 + num_drafting / num_entries)
-        self._round += (accepted - predicted, variance)
+        self._new += (accepted - predicted, variance, predicted)
 
     def has_changed(self, is_probe: bool) -> bool:
         """Whether the draft is not the one that was sampled. is_probe: only a better one counts."""
-        difference, variance = self._round
-        self._sums = self._sums * (MEMORY, MEMORY**2) + self._round
-        self._round = np.zeros(2)
+        self._sums = self._sums * (MEMORY, MEMORY**2, MEMORY) + self._new
         if is_probe:
+            difference, variance, _ = self._new
             changed = difference > PROBE_HELD * sqrt(variance)
         else:
-            changed = abs(self._sums[0]) > CHANGED * sqrt(self._sums[1])
+            difference, variance, predicted = self._sums
+            changed = abs(difference) > CHANGED * sqrt(variance) + TOLERANCE * predicted
+        self._new = np.zeros(3)
         if changed:
-            self._sums = np.zeros(2)
+            self._sums = np.zeros(3)
         return bool(changed)

@@ -17,12 +17,12 @@ from specdec.scheduling.step_costs import RoundCosts
 class RowSizes:
     """The rows that steps of a number of requests can have, from the captured shapes.
 
-    shapes: (requests, rows). A step takes the shapes with the fewest requests that hold all of it.
+    shapes: (requests, rows). A step takes the shapes with the fewest requests that hold its own.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
         self._shapes = sorted(set(shapes))
-        self._by_requests: dict[int, NDArray[np.integer[Any]]] = {}
+        self._by_requests: dict[int, tuple[int, NDArray[np.integer[Any]]]] = {}
 
     @property
     def most_requests(self) -> int:
@@ -31,15 +31,23 @@ class RowSizes:
 
     def of(self, num_requests: int) -> NDArray[np.integer[Any]]:
         """[C] ascending rows; at least one for each request."""
+        return self._of(num_requests)[1]
+
+    def padded(self, num_requests: int) -> int:
+        """Requests of those shapes."""
+        return self._of(num_requests)[0]
+
+    def _of(self, num_requests: int) -> tuple[int, NDArray[np.integer[Any]]]:
         if num_requests not in self._by_requests:
-            fitting = [s for s in self._shapes if s[0] >= num_requests and s[1] >= num_requests]
+            fitting = [s for s in self._shapes if min(s) >= num_requests]
             if not fitting:
                 raise ValueError(
                     f"num_requests={num_requests}: no captured shape (requests, rows) holds them; "
                     f"the largest is {self._shapes[-1]}"
                 )
-            rows = [rows for requests, rows in fitting if requests == fitting[0][0]]
-            self._by_requests[num_requests] = np.array(rows)
+            padded = fitting[0][0]
+            rows = np.array([rows for requests, rows in fitting if requests == padded])
+            self._by_requests[num_requests] = padded, rows
         return self._by_requests[num_requests]
 
 
@@ -82,7 +90,7 @@ def round_options(
     costs: RoundCosts, sizes: RowSizes, curves: GainCurves, num_requests: int, num_drafting: int
 ) -> RoundOptions:
     """All that a step of these requests may be, num_drafting of which may have drafts."""
-    rows = sizes.of(num_requests)
+    rows, padded = sizes.of(num_requests), sizes.padded(num_requests)
     gains = curves.gains(rows - num_requests, num_drafting)
     levels = np.arange(1, len(gains) + 1)[:, None]
     is_held_by_smaller = rows[:-1] >= num_requests + num_drafting * levels
@@ -93,6 +101,6 @@ def round_options(
         rows,
         num_requests + gains,
         verify_ms,
-        verify_ms + (levels - 1) * costs.level_ms(num_requests),
-        costs.plain_ms(num_requests),
+        verify_ms + (levels - 1) * costs.level_ms(padded),
+        costs.plain_ms(padded),
     )

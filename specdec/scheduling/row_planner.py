@@ -24,7 +24,8 @@ from specdec.scheduling.step_costs import RoundCosts
 FIRST_LEVELS = 3  # while nothing is known
 LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
 MERGE_EVERY = 8  # rounds with drafts
-FIT_EVERY = 100  # rounds with drafts, after 1, 2, 4 ... 64
+EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
+FIT_EVERY = 100  # rounds with drafts, from then on
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class RowPlanner:
         num_live: levels drafted by the step before; 0: there are no drafts
         num_keys: in the caches of the requests
         """
+        assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
         rows = self._sizes.of(num_requests)
         if num_drafting == 0:
             return RoundPlan(int(rows[0]), 0)
@@ -142,6 +144,8 @@ class RowPlanner:
         num_drafting = int(np.count_nonzero(outcome.num_allowed))
         num_verified = int(outcome.num_verified.sum())
         num_accepted = int(outcome.num_accepted.sum())
+        assert outcome.confidences.shape == (num_requests, self._num_levels)
+        assert num_accepted <= num_verified, f"{num_accepted=} of {num_verified} drafts verified"
         has_drafts = outcome.num_live > 0 and num_drafting > 0
         predicted = None
         if has_drafts and self._curves is not None:
@@ -160,19 +164,14 @@ class RowPlanner:
         self, num_requests: int, num_verified: int, num_accepted: int, predicted: float | None
     ) -> None:
         before = self._statistics
-        predicted_tokens, measured_tokens = 0.0, 0
-        if predicted is not None:
-            predicted_tokens, measured_tokens = (
-                num_requests + predicted,
-                num_requests + num_accepted,
-            )
+        has_one = predicted is not None
         self._statistics = replace(
             before,
             num_rounds=before.num_rounds + 1,
             num_rows=before.num_rows + num_requests + num_verified,
             num_wasted=before.num_wasted + num_verified - num_accepted,
-            predicted_tokens=before.predicted_tokens + predicted_tokens,
-            measured_tokens=before.measured_tokens + measured_tokens,
+            predicted_tokens=before.predicted_tokens + has_one * (num_requests + (predicted or 0)),
+            measured_tokens=before.measured_tokens + has_one * (num_requests + num_accepted),
         )
 
     def _learn(self, num_drafting: int, is_probe: bool) -> None:
@@ -185,13 +184,13 @@ class RowPlanner:
         self._history.merge(400 + 4 * num_drafting)
         if is_probe or self._num_rounds >= self._next_fit:
             self._history.calibration.fit()
-            self._next_fit = self._num_rounds + min(self._num_rounds, FIT_EVERY)
+            is_early = self._num_rounds < EARLY_ROUNDS
+            self._next_fit = self._num_rounds + (1 if is_early else FIT_EVERY)
         self._estimate(num_drafting)
 
     def _estimate(self, num_drafting: int) -> None:
-        self._curves = GainCurves(
-            self._history.path_probs(_entries(num_drafting)), max(num_drafting, 1)
-        )
+        path_probs = self._history.path_probs(_entries(num_drafting))
+        self._curves = GainCurves(path_probs, num_drafting)
         self._options.clear()
 
     def _options_of(self, num_requests: int, num_drafting: int) -> RoundOptions:

@@ -47,9 +47,10 @@ class StepCosts:
 class RoundCosts:
     """Milliseconds of steps without prompts in an engine with a draft.
 
-    verify: by rows: a round that drafts one level (target, choice, commit, the draft's prefill)
-    plain: by requests: a round of one row each, and the extension of the draft's KV
-    level: by requests: each further level of the draft
+    verify: by rows with padding: a round that drafts one level (target, choice, commit, draft
+        prefill and first proposal)
+    plain: by requests with padding: a round of one row each, and the extension of the draft's KV
+    level: by requests with padding: each further level of the draft
     ms_per_key: for each key in the caches of the requests that verify, in plain rounds too
     """
 

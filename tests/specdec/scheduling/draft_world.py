@@ -58,6 +58,7 @@ class Draft:
 
 
 GOOD = Draft()
+TIMID = Draft(error=-1.33)  # says 0.15 where 0.4 is true
 RANDOM = Draft(means=(1e-4,) * K, error=2.0)
 BOASTFUL = Draft(means=(1e-4,) * K, error=14.5)  # says about 0.65, and nothing holds
 
@@ -75,7 +76,7 @@ class World:
         self.planner = RowPlanner(costs, SHAPES, K)
         self.live = 0  # levels of the drafts that exist
         self.unread = None
-        self.ms, self.tokens, self.plans = [], [], []
+        self.ms, self.tokens, self.verified, self.plans = [], [], [], []
         self.resize(num_requests)
 
     def resize(self, num_requests):
@@ -93,7 +94,7 @@ class World:
     def plan(self):
         B = len(self.easy)
         if self.fixed is not None:
-            return RoundPlan(B * (self.fixed + 1), self.fixed)
+            return RoundPlan(padded(B) * (self.fixed + 1), self.fixed)
         return self.planner.plan(B, B if self.allowed else 0, self.live, 0)
 
     def round(self):
@@ -112,8 +113,9 @@ class World:
             is_sampled=np.zeros(B, bool),
             num_allowed=np.full(B, self.allowed),
         )
+        self.verified.append(int(verified.sum()))
         self.tokens.append(B + int(accepted.sum()))
-        self.ms.append(round_ms(self.costs, B, plan.num_rows, plan.num_levels))
+        self.ms.append(round_ms(self.costs, padded(B), plan.num_rows, plan.num_levels))
         self.plans.append(plan)
         self.live = plan.num_levels
         ends = self.rng.random(B) < 1 / 60
@@ -131,6 +133,11 @@ class World:
         holds = self.rng.random(truth.shape) < truth
         holds &= np.arange(K) < verified[:, None]
         return np.cumprod(holds, axis=1).sum(axis=1)
+
+
+def padded(num_requests):
+    """Requests of the captured shapes that hold these."""
+    return min(b for b, _ in SHAPES if b >= num_requests)
 
 
 def round_ms(costs, num_requests, num_rows, num_levels):

@@ -51,7 +51,7 @@ class Application:
         self._prompts = Prompts(tokenizer, sizes.max_model_len - 1, options)
         self.measures = Measures(options.model_names[0])
         record = None if options.record is None else Record(options.record)
-        self._services = Services(llm, self.traffic, self.measures, record)
+        self._services = Services(llm, self.traffic, self.measures, record, tokenizer)
         self.defaults = recommended(llm) if options.use_generation_config else {}
         self.app = self._build()
 

@@ -110,6 +110,7 @@ def _announce(options: ServeOptions, port: int) -> None:
     name = (options.served_model_names or [options.target])[0]
     body = json.dumps({"model": name, "prompt": "def f(x):"})
     print(f"serving {name} at {url}/v1 (Ctrl-C stops)", file=sys.stderr)
+    print(f"playground: {url}/", file=sys.stderr)
     key = "" if options.api_key is None else ' -H "x-api-key: $SPECDEC_API_KEY" \\\n '
     print(f"curl {url}/v1/completions \\\n {key} --json {shlex.quote(body)}", file=sys.stderr)
 

@@ -32,7 +32,7 @@ export class Pane {
   /** Show how the run ended. */
   finish(run) {
     this.text.setAttribute("aria-busy", "false");
-    if (run.text === "") this.text.append(make("span", "none", "(no text)"));
+    if (!this.text.textContent) this.text.append(make("span", "none", "(no text)"));
     this.figures.replaceChildren(...figures(run).map((text) => make("li", "", text)));
   }
 
@@ -70,7 +70,7 @@ function figures(run) {
     found.push(`${run.meanLength.toFixed(2)} tokens a round`);
     found.push(`${run.numAccepted} of ${run.numDrafted} drafts accepted`);
   } else if (run.speculates && run.rounds.length) {
-    found.push("nothing was drafted: the server has no draft");
+    found.push("nothing was drafted");
   }
   if (run.speed !== null) found.push(speedText(run.speed));
   if (run.firstTokenMs !== null) found.push(`first token after ${run.firstTokenMs.toFixed(0)} ms`);

@@ -17,7 +17,8 @@ export class Run {
   /** Take a choice of a chunk; returns its rounds, the prompt's own pass included. */
   add(choice) {
     this.text += choice.text ?? choice.delta.content ?? "";
-    for (const round of choice.rounds) {
+    const rounds = choice.rounds ?? []; // a delivery in several chunks has them in the first
+    for (const round of rounds) {
       if (round.num_drafted !== null) this.rounds.push(round);
       for (const span of round.spans) {
         if (span.kind !== "rejected") this.tokenIds.push(...span.token_ids);
@@ -29,7 +30,7 @@ export class Run {
       this.firstAt = this.lastAt;
       this.numFirst = this.tokenIds.length;
     }
-    return choice.rounds;
+    return rounds;
   }
 
   /** Tokens a second after the first delivery; null before a second one. */

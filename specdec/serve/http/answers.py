@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from specdec.requests.output import Logprob, RequestOutput
@@ -103,14 +103,14 @@ class ChatForm:
     def _choice(
         self, api_request: ApiRequest, output: RequestOutput, piece: Piece, name: str, message: Json
     ) -> Json:
-        ids = _token_ids(api_request, output, piece)
+        extras = _extras(api_request, output, piece)
         return {
             "index": piece.index,
             name: message,
             "logprobs": self._logprobs(api_request, piece),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
-            **ids,
+            **extras,
         }
 
     def _logprobs(self, api_request: ApiRequest, piece: Piece) -> Json | None:
@@ -151,14 +151,14 @@ class CompletionForm:
         if api_request.writes_nothing:
             rows = None if piece.logprobs is None else piece.logprobs[:0]
             piece = Piece(piece.index, "", [], rows, 0, "length", None, True)
-        ids = _token_ids(api_request, output, piece)
+        extras = _extras(api_request, output, piece)
         return {
             "index": position * api_request.params.n + piece.index,
             "text": prompt + piece.text,
             "logprobs": self._logprobs(api_request, position, output, piece, has_prompt, shift),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
-            **ids,
+            **extras,
         }
 
     def chunk_choice(
@@ -234,9 +234,13 @@ class _Columns:
         return {each.decoded_token: clamped(each.logprob) for each in ranked}
 
 
-def _token_ids(api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
-    """Where they are asked for; the prompt's in the first piece."""
-    if not api_request.returns_token_ids:
-        return {}
-    prompt = {"prompt_token_ids": output.prompt_token_ids} if piece.is_first else {}
-    return {"token_ids": piece.token_ids, **prompt}
+def _extras(api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
+    """Token ids, the prompt's in the first piece, and rounds, where they are asked for."""
+    found: Json = {}
+    if api_request.returns_token_ids:
+        found["token_ids"] = piece.token_ids
+        if piece.is_first:
+            found["prompt_token_ids"] = output.prompt_token_ids
+    if api_request.shows_drafts:
+        found["rounds"] = [asdict(each) for each in piece.rounds]
+    return found

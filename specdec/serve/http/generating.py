@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from specdec.requests.draft_spans import DraftSpans
 from specdec.requests.output import RequestOutput
+from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.answers import Form, Heading, Json, usage
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
 from specdec.serve.http.measures import Measures
-from specdec.serve.http.pieces import Pieces
+from specdec.serve.http.pieces import Piece, Pieces
 from specdec.serve.http.prompts import Encoded
 from specdec.serve.http.record import Record
 from specdec.serve.http.traffic import Traffic
@@ -41,6 +43,7 @@ class Services:
     traffic: Traffic
     measures: Measures
     record: Record | None
+    tokenizer: Tokenizer  # not the engine's
 
 
 class Answer(Response):
@@ -55,6 +58,9 @@ class Answer(Response):
         self._prompts = prompts
         self._form = form
         self._heading = Heading.of(form, api_request)
+        skips = api_request.params.skip_special_tokens
+        shown = prompts if api_request.shows_drafts else ()
+        self._drafts = [DraftSpans(services.tokenizer, skips) for _ in shown]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. If the client leaves, what is generated for it is aborted."""
@@ -87,11 +93,11 @@ class Answer(Response):
         last: dict[int, RequestOutput] = {}
         async for position, output in outputs:
             last[position] = output
-        choices = [
-            self._form.choice(self._api_request, position, last[position], piece)
-            for position in sorted(last)
-            for piece in Pieces(self._api_request.params.n, False).new(last[position])
-        ]
+        choices = []
+        for position, output in sorted(last.items()):
+            for piece in Pieces(self._api_request.params.n, False).new(output):
+                await self._add_rounds(position, output, piece)
+                choices.append(self._form.choice(self._api_request, position, output, piece))
         counts = usage(list(last.values()), self._api_request)
         fields = self._heading.fields(self._form.name)
         return json_response({**fields, "choices": choices, "usage": counts})
@@ -122,6 +128,7 @@ class Answer(Response):
         while True:
             last[position] = output
             for piece in pieces[position].new(output):
+                await self._add_rounds(position, output, piece)
                 choice = self._form.chunk_choice(api_request, position, output, piece)
                 extra: Json = {}
                 if api_request.has_continuous_usage:
@@ -135,6 +142,16 @@ class Answer(Response):
                 break
         if api_request.includes_usage:
             yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
+
+    async def _add_rounds(self, position: int, output: RequestOutput, piece: Piece) -> None:
+        """What was drafted; a request that shows it has one sample for each prompt."""
+        if self._api_request.shows_drafts:
+            new = self._drafts[position].new
+            is_over = piece.finish_reason is not None
+            # in a thread: another one may hold the tokenizer for a long prompt
+            piece.rounds = await asyncio.to_thread(
+                new, output.outputs[0], output.stats.rounds, is_over
+            )
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Of all prompts, each with the prompt's position. ApiError where one has failed."""

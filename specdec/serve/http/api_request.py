@@ -11,20 +11,24 @@ from specdec.arguments import is_integer
 from specdec.requests.params import SamplingParams
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.options import (
+    MAX_ALLOWED_IDS,
     MAX_IDS,
     MAX_LOGPROBS,
     MAX_SAMPLES,
     MAX_STOP_CHARS,
     MAX_STOPS,
+    MAX_WORD_CHARS,
     ServerOptions,
 )
 from specdec.serve.http.structured import structured_outputs
+from specdec.sizes import MAX_BAD_WORDS
 
 COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI's
 SAME_NAME = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "n", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
     *("include_stop_str_in_output", "skip_special_tokens", "speculate", "num_speculative_tokens"),
+    *("bad_words", "allowed_token_ids"),
 )
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
@@ -104,8 +108,10 @@ def _params(body: Mapping[str, object], sampling: dict[str, object]) -> Sampling
     sampling["logit_bias"] = _logit_bias(body)
     sampling["structured_outputs"] = structured_outputs(body)
     integer(body, "n", 1, MAX_SAMPLES)
-    _check_stop(body.get("stop"))
+    _check_texts("stop", body.get("stop"), MAX_STOPS, MAX_STOP_CHARS)
+    _check_texts("bad_words", body.get("bad_words"), MAX_BAD_WORDS, MAX_WORD_CHARS)
     _check_length("stop_token_ids", body.get("stop_token_ids"), MAX_IDS)
+    _check_length("allowed_token_ids", body.get("allowed_token_ids"), MAX_ALLOWED_IDS)
     try:
         return SamplingParams(**sampling)  # type: ignore[arg-type]
     except ValueError as error:
@@ -123,13 +129,13 @@ def _logit_bias(body: Mapping[str, object]) -> dict[int, object] | None:
     return {int(key): value for key, value in bias.items()}
 
 
-def _check_stop(stop: object) -> None:
-    texts = [stop] if isinstance(stop, str) else stop
+def _check_texts(name: str, value: object, most: int, most_chars: int) -> None:
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
         return  # SamplingParams says what is allowed
-    _check_length("stop", texts, MAX_STOPS)
-    if any(isinstance(text, str) and len(text) > MAX_STOP_CHARS for text in texts):
-        raise ApiError(400, f"stop: at most {MAX_STOP_CHARS} characters are allowed in each")
+    _check_length(name, texts, most)
+    if any(isinstance(text, str) and len(text) > most_chars for text in texts):
+        raise ApiError(400, f"{name}: at most {most_chars} characters are allowed in each")
 
 
 def _check_length(name: str, values: object, most: int) -> None:

@@ -1,5 +1,6 @@
 """Each field of the table works, changes nothing, or is a 400 that names it."""
 
+import json
 from contextlib import ExitStack
 
 import pytest
@@ -42,6 +43,8 @@ WORKING = {
     "top_k": 4,
     "min_p": 0.1,
     "logit_bias": {"5": -100},
+    "bad_words": ["self", "return x"],
+    "allowed_token_ids": [5, 6, 7],
     "presence_penalty": 1,
     "frequency_penalty": 1,
     "repetition_penalty": 1.5,
@@ -157,6 +160,57 @@ def test_special_tokens_are_shown_where_they_should_be(live):
         for each in (True, False)
     )
     assert (hidden, shown) == ("", "<|eos|><|eos|>")
+
+
+def test_only_the_allowed_tokens_are_written(live):
+    fields = {"temperature": 0, "max_tokens": 12, "return_token_ids": True}
+    plain = live.completion("def f(", **fields)["choices"][0]["token_ids"]
+    allowed = [token for token in range(100, 200) if token not in plain]
+    found = live.completion("def f(", **fields, allowed_token_ids=allowed)["choices"][0]
+    assert len(found["token_ids"]) == 12
+    assert set(found["token_ids"]) <= set(allowed)
+
+
+def test_bad_words_are_not_written(live):
+    fields = {"messages": [{"role": "user", "content": "def f("}], "temperature": 0}
+    plain, without = (
+        live.post(ROUTES[CHAT][0], {**fields, "max_tokens": 40, "bad_words": words}).json()
+        for words in ([], ["return"])
+    )
+    plain, without = (each["choices"][0]["message"]["content"] for each in (plain, without))
+    assert "return" in plain
+    assert "return" not in without
+
+
+WRONG = [
+    ("bad_words", "self"),
+    ("bad_words", [5]),
+    ("bad_words", ["self", " "]),
+    ("bad_words", {"self": 1}),
+    ("bad_words", ["caf\ud800"]),
+    ("bad_words", ["a b c d e f g h i j k l m n o p q r s t u v w x y z"]),
+    ("bad_words", ["x" * 257]),
+    ("bad_words", ["x"] * 65),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", "5"),
+    ("allowed_token_ids", ["5"]),
+    ("allowed_token_ids", [5.0]),
+    ("allowed_token_ids", [True]),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", [5, 4096]),
+    ("allowed_token_ids", [5] * 65537),
+    ("stop_token_ids", [4096]),
+]
+
+
+@pytest.mark.parametrize("kind", TEXT)
+@pytest.mark.parametrize("name, value", WRONG, ids=[f"{n}-{v}"[:40] for n, v in WRONG])
+def test_a_wrong_value_is_named(live, kind, name, value):
+    path, body = ROUTES[kind]
+    content = json.dumps({**body, "max_tokens": 2, name: value})
+    found = live.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == name
 
 
 @pytest.mark.parametrize("fields, per_round", [({"speculate": False}, 0), ({}, 3)])

@@ -21,6 +21,8 @@ SAMPLING = {
     "min_p": (0.05,),
     "stop": ("\n\n", ["return", ":"]),
     "logit_bias": ({"5": 3.5, "9": -100},),
+    "bad_words": (["self", "return x"],),
+    "allowed_token_ids": (list(range(60, 900)),),
     "presence_penalty": (0.5,),
     "frequency_penalty": (-0.5,),
     "repetition_penalty": (1.2,),

@@ -84,7 +84,7 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(Monitor(self._llm, self.measures).run())
+        watching = asyncio.create_task(Monitor(self._llm).run())
         try:
             yield
         finally:

@@ -4,7 +4,7 @@ SamplingParams checks the values of sampling; here are the names that differ, an
 request that comes over a network.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specdec.arguments import is_integer
@@ -36,7 +36,10 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
-    """writes_nothing: max_tokens=0, for which the engine writes one token that is dropped."""
+    """writes_nothing: max_tokens=0, for which the engine writes one token that is dropped.
+
+    limit_field: the name of the field that sets max_tokens, None if the request has none.
+    """
 
     model: str
     params: SamplingParams
@@ -47,23 +50,24 @@ class ApiRequest:
     returns_token_ids: bool
     echo: bool = False
     writes_nothing: bool = False
+    limit_field: str | None = None
 
 
 def chat_request(
     body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
 ) -> ApiRequest:
     """Of /v1/chat/completions, from known fields."""
-    given = {"max_tokens", "max_completion_tokens"} & set(body)
-    limits = {name: body[name] for name in given}
+    given = [name for name in ("max_completion_tokens", "max_tokens") if name in body]
     if len(given) == 2 and body["max_tokens"] != body["max_completion_tokens"]:
         raise ApiError(400, "max_completion_tokens and max_tokens differ: give one of them")
-    sampling = {"max_tokens": next(iter(limits.values()), None)}
+    limit_field = given[0] if given else None
+    sampling = {"max_tokens": body[limit_field] if limit_field else None}
     num_top = integer(body, "top_logprobs", 0, MAX_LOGPROBS)
     if boolean(body, "logprobs"):
         sampling["logprobs"] = num_top or 0
     elif num_top:
         raise ApiError(400, f"top_logprobs={num_top} without logprobs: give logprobs=true too")
-    return _api_request(body, options, defaults, sampling)
+    return _api_request(body, options, defaults, sampling, limit_field=limit_field)
 
 
 def completion_request(
@@ -77,7 +81,24 @@ def completion_request(
     sampling = {"max_tokens": 1 if writes_nothing else limit, "logprobs": num_top}
     if echo:
         sampling["prompt_logprobs"] = num_top
-    return _api_request(body, options, defaults, sampling, echo=echo, writes_nothing=writes_nothing)
+    return _api_request(
+        body,
+        options,
+        defaults,
+        sampling,
+        limit_field="max_tokens" if "max_tokens" in body else None,
+        echo=echo,
+        writes_nothing=writes_nothing,
+    )
+
+
+def check_room(api_request: ApiRequest, prompt_lengths: Iterable[int], max_model_len: int) -> None:
+    """ApiError, as vLLM's, if max_tokens reaches beyond the context; a default one is cut there."""
+    limit, name = api_request.params.max_tokens, api_request.limit_field
+    longest = max(prompt_lengths)
+    if name is not None and limit is not None and limit > max_model_len - longest:
+        room = f"after a prompt of {longest} tokens at most {max_model_len - longest} fit"
+        raise ApiError(400, f"{name}={limit}: {room} into a context of {max_model_len}")
 
 
 def _api_request(
@@ -86,6 +107,7 @@ def _api_request(
     defaults: Mapping[str, object],
     sampling: dict[str, object],
     *,
+    limit_field: str | None,
     echo: bool = False,
     writes_nothing: bool = False,
 ) -> ApiRequest:
@@ -100,6 +122,7 @@ def _api_request(
         returns_token_ids=boolean(body, "return_token_ids"),
         echo=echo,
         writes_nothing=writes_nothing,
+        limit_field=limit_field,
     )
 
 

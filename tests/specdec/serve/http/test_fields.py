@@ -182,6 +182,35 @@ def test_bad_words_are_not_written(live):
     assert "return" not in without
 
 
+@pytest.mark.parametrize(
+    "kind, name",
+    [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETION, "max_tokens")],
+)
+def test_a_limit_beyond_the_context_is_refused_and_one_up_to_its_end_is_not(live, kind, name):
+    path, body = ROUTES[kind]
+    body = {**body, "temperature": 0, "ignore_eos": True}
+    length = live.post(path, {**body, name: 1}).json()["usage"]["prompt_tokens"]
+    room = 512 - length
+    found = live.post(path, {**body, name: room})
+    assert found.json()["usage"]["completion_tokens"] == room
+    for stream in (False, True):
+        found = live.post(path, {**body, name: room + 1, "stream": stream})
+        assert found.status_code == 400
+        error = found.json()["error"]
+        assert error["param"] == name
+        wanted = f"after a prompt of {length} tokens at most {room} fit into a context of 512"
+        assert error["message"] == f"{name}={room + 1}: {wanted}"
+
+
+def test_the_longest_of_several_prompts_counts_and_a_default_is_cut(live):
+    prompts = [[5] * 3, [5] * 505]
+    found = live.post(ROUTES[COMPLETION][0], {"prompt": prompts, "max_tokens": 8})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "max_tokens")
+    for limit in ({}, {"max_tokens": None}, {"max_tokens": 7}):
+        usage = live.completion(prompts[1], **limit, ignore_eos=True)["usage"]
+        assert usage["completion_tokens"] == 7
+
+
 WRONG = [
     ("bad_words", "self"),
     ("bad_words", [5]),

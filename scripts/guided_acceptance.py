@@ -66,6 +66,10 @@ class ForcedStart:
             return [b"\xff" * self.num_bytes] * (len(drafts) + 1)
         return self.after.masks(drafts)
 
+    def give_up(self, reason: str) -> None:
+        if self.after is not None:
+            self.after.give_up(reason)
+
     @property
     def is_complete(self) -> bool:
         return self.after is not None and self.after.is_complete

@@ -107,7 +107,7 @@ def _api_request(
     defaults: Mapping[str, object],
     sampling: dict[str, object],
     *,
-    limit_field: str | None,
+    limit_field: str | None = None,
     echo: bool = False,
     writes_nothing: bool = False,
 ) -> ApiRequest:

@@ -103,7 +103,7 @@ def test_graphs_replay_what_runs_eagerly(make, greedy, prompts):
     found = []
     for backend in (None, TapeBackend()):
         graphs = (
-            {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [16, 64, 128]} if backend else {}
+            {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [16, 64, 115]} if backend else {}
         )
         llm = make(backend=backend, k=4, max_num_seqs=3, max_num_batched_tokens=100, **graphs)
         at_random(llm, random.Random(2))

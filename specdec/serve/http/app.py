@@ -20,6 +20,7 @@ from specdec.serve.http.api_request import (
     boolean,
     chat_request,
     check_model,
+    check_room,
     completion_request,
 )
 from specdec.serve.http.bodies import read_body
@@ -87,7 +88,7 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(Monitor(self._llm, self.measures).run())
+        watching = asyncio.create_task(Monitor(self._llm).run())
         try:
             yield
         finally:
@@ -104,6 +105,7 @@ class Application:
         api_request = chat_request(body, self._options, self.defaults)
         await self._check_grammar(body, api_request)
         prompt = await self._prompts.chat(body)
+        check_room(api_request, [len(prompt.token_ids)], self._max_model_len)
         return Answer(self._services, api_request, [prompt], ChatForm())
 
     async def completions(self, request: Request) -> Response:
@@ -114,6 +116,7 @@ class Application:
         if "prompt" not in body:
             raise ApiError(400, "prompt is missing", "prompt")
         prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
+        check_room(api_request, [len(each.token_ids) for each in prompts], self._max_model_len)
         form = await self._completion_form(api_request, prompts)
         return Answer(self._services, api_request, prompts, form)
 

@@ -57,9 +57,17 @@ class Dispatcher:
         return BatchDescriptor(num_tokens, num_reqs, None, has_lora)
 
     def dispatch(
-        self, num_reqs: int, num_tokens: int, query_len: int | None, has_lora: bool = False
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        query_len: int | None,
+        has_lora: bool = False,
+        takes_shapes: bool = False,
     ) -> Dispatch:
-        """The graph of a batch; query_len None if its requests have different numbers of rows."""
+        """The graph of a batch; query_len None if its requests have different numbers of rows.
+
+        takes_shapes: such a batch is of the kind that FULL graphs by requests and tokens are for
+        """
         if num_reqs < 1 or num_tokens < num_reqs:
             given = f"num_reqs={num_reqs}, num_tokens={num_tokens}"
             raise ValueError(f"{given}: a batch has a request, and a row for each")
@@ -70,7 +78,7 @@ class Dispatcher:
         pieces = self._piecewise[has_lora]
         if query_len == self.query_len and num_reqs < len(full):
             return full[num_reqs]
-        for desc in self._shapes[has_lora] if query_len is None else ():
+        for desc in self._shapes[has_lora] if takes_shapes else ():
             if desc.num_tokens >= num_tokens and (desc.num_reqs or 0) >= num_reqs:
                 return Dispatch(CUDAGraphMode.FULL, desc)
         if num_tokens < len(pieces):

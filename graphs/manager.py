@@ -153,12 +153,14 @@ class CudaGraphManager:
         query_len: int | None,
         *,
         has_lora: bool = False,
+        takes_shapes: bool = False,
         agreed: BatchDescriptor | None = None,
     ) -> Dispatch:
         """The graph of a batch and its padded sizes; NONE and the true sizes if there is none.
 
         query_len: rows of each request, None where they differ
         has_lora:  some request has an adapter; only with `specialize_lora`
+        takes_shapes: a ragged batch may take a FULL graph of `sizes.shapes`
         agreed:    the `agreed_batch` of several ranks, which all dispatch in place of their own
         """
         own = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)
@@ -170,7 +172,9 @@ class CudaGraphManager:
             needed = "has_lora=True needs specialize_lora=True"
             raise ValueError(f"{self.name} has no graphs with LoRA: {needed}")
         reqs = 1 if batch.num_reqs is None else batch.num_reqs
-        chosen = self._dispatcher.dispatch(reqs, batch.num_tokens, batch.query_len, batch.has_lora)
+        chosen = self._dispatcher.dispatch(
+            reqs, batch.num_tokens, batch.query_len, batch.has_lora, takes_shapes
+        )
         self.counters.batches[BatchKind(chosen.mode, num_tokens, chosen.descriptor.num_tokens)] += 1
         return chosen
 

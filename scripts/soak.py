@@ -62,14 +62,14 @@ def rows_are_shared(costs: RoundCosts = ROUND_COSTS) -> Iterator[None]:
         load.drafting_of, load.measure_round_costs = kept
 
 
-def at_random(llm: LLM, chance: random.Random) -> None:
-    """From here on, half of the choices of rows and levels are made by chance."""
+def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
+    """From here on, a share of the choices of rows and levels is made by chance."""
     planner = llm.engine.planner
     real = planner.plan
 
     def plan(num_requests: int, *others: int) -> RoundPlan:
         planned = real(num_requests, *others)
-        if chance.random() < 0.5:
+        if chance.random() >= share:
             return planned
         most = llm.sizes.num_speculative_tokens
         rows = num_requests + chance.randint(0, num_requests * most)

@@ -175,7 +175,7 @@ class Engine:
             num_running=num_running,
             num_waiting=max(num_waiting, 0),
             cache_usage=usage,
-            num_levels=self.runner.graphs.num_levels(),
+            num_levels=self.runner.num_levels,
         )
 
     def drain(self) -> None:

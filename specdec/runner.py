@@ -60,6 +60,7 @@ class Runner:
         self.results = Results(self.buffers)
         has_draft = eagle is not None
         self.graphs = GraphFamilies(graph_config or GraphConfig(), backend, sizes, has_draft)
+        self.num_levels = 0  # of the draft, in all steps that were run
         self.calibration: Tensor | None = None  # see stepping/propose.py
         self._workspace = _workspace(target, eagle, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
@@ -114,6 +115,9 @@ class Runner:
             step = replace(step, masks=masks)
         with torch.inference_mode():
             self.acts.run(step)
+        if step.proposes:
+            K = self.sizes.num_speculative_tokens
+            self.num_levels += K if step.num_levels is None else step.num_levels
         return self.results.latest
 
     def step_of(

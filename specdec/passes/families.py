@@ -116,7 +116,7 @@ class GraphFamilies:
     def dispatch_shared(self, num_reqs: int, num_rows: int, flags: SamplingFlags) -> Passes:
         """The graphs of a round whose rows are shared out."""
         assert self.draft is not None, "rows are shared out among drafts"
-        target = self.target.decode.dispatch(num_reqs, num_rows, None)
+        target = self.target.decode.dispatch(num_reqs, num_rows, None, takes_shapes=True)
         return self._drafting(target, num_reqs, num_rows, None, flags)
 
     def dispatch_extending(self, num_reqs: int) -> Passes:
@@ -151,7 +151,8 @@ class GraphFamilies:
     ) -> Passes:
         assert self.draft is not None, "nothing drafts"
         draft = self.draft.of(flags)
-        prefill = draft.prefill.dispatch(num_reqs, num_tokens, query_len)
+        shared = query_len is None
+        prefill = draft.prefill.dispatch(num_reqs, num_tokens, query_len, takes_shapes=shared)
         if flags.noise and prefill.mode is CUDAGraphMode.NONE:
             # pieces end before a token is chosen, so the greedy family's serve sampled steps too
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
@@ -174,14 +175,6 @@ class GraphFamilies:
 
     def counters(self) -> dict[str, GraphCounters]:
         return {manager.name: manager.counters for manager in self.managers}
-
-    def num_levels(self) -> int:
-        """Levels of the draft that all steps so far have run: K where a step proposes."""
-        if self.draft is None:
-            return 0
-        decodes = (self.draft.decode, self.draft.sampled.decode)
-        num_steps = sum(manager.counters.dispatches.total() for manager in decodes)
-        return num_steps * (self.query_len - 1)
 
     def clear_all_graphs(self) -> None:
         """Drop every graph of this engine and give the memory back; from here on all is eager."""

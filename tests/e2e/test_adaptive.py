@@ -106,7 +106,7 @@ def test_graphs_replay_what_runs_eagerly(make, greedy, prompts):
             {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [16, 64, 115]} if backend else {}
         )
         llm = make(backend=backend, k=4, max_num_seqs=3, max_num_batched_tokens=100, **graphs)
-        at_random(llm, random.Random(2))
+        at_random(llm, random.Random(2), share=1.0)
         lengths = [3, 9, 14, 20, 26, 30]
         outputs = llm.generate(prompts[:6], [greedy(n) for n in lengths], use_tqdm=False)
         outputs += llm.generate(prompts[:5], sampled(), use_tqdm=False)

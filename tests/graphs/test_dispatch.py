@@ -38,6 +38,23 @@ def test_a_batch_too_large_for_full_falls_to_piecewise_then_to_eager():
     assert dispatcher.dispatch(1, 9, None) == Dispatch(NONE, BatchDescriptor(9, 1, None))
 
 
+def test_a_ragged_batch_takes_the_smallest_shape_that_holds_it():
+    dispatcher = Dispatcher(4)
+    dispatcher.set_captured([2], [64], shapes=[(8, 16), (4, 8), (2, 16), (8, 8)])
+
+    def chosen(num_reqs, num_tokens, query_len=None, takes_shapes=True):
+        return dispatcher.dispatch(num_reqs, num_tokens, query_len, False, takes_shapes)
+
+    of = BatchDescriptor
+    assert chosen(3, 5) == Dispatch(FULL, of(8, 4))
+    assert chosen(5, 8) == Dispatch(FULL, of(8, 8))
+    assert chosen(2, 9) == Dispatch(FULL, of(16, 2))
+    assert chosen(3, 9) == Dispatch(FULL, of(16, 8))
+    assert chosen(3, 17) == chosen(3, 5, takes_shapes=False) == Dispatch(PIECEWISE, of(64))
+    assert chosen(9, 9) == Dispatch(PIECEWISE, of(64))
+    assert chosen(2, 8, 4) == Dispatch(FULL, of(8, 2, 4))
+
+
 def test_batches_with_lora_have_graphs_of_their_own():
     dispatcher = Dispatcher(2)
     dispatcher.set_captured([1, 2], [8])

@@ -7,11 +7,13 @@ import torch
 
 from specdec.kernels.add import launch_add
 from specdec.kernels.best_token import StopMask, best_token_ref, launch_tile_maxima
+from specdec.kernels.choose_token import NoiseKeys, launch_choices, noisy_ref
+from specdec.kernels.gumbel import TARGET
 from specdec.kernels.linear import Sums
 from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import MAX_STOP_IDS
-from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.buffers import CONFIDENCE_ONE, BufferSizes, StepBuffers
 from specdec.stepping.commit import (
     accept_and_commit,
     accept_and_commit_ref,
@@ -21,7 +23,13 @@ from specdec.stepping.commit import (
     launch_commit_prompts,
 )
 from specdec.stepping.fill import Extent, fill_prompts, fill_round_ref, launch_fill_round
-from specdec.stepping.propose import DraftLevel, launch_propose, propose_ref
+from specdec.stepping.propose import (
+    DraftLevel,
+    launch_propose,
+    launch_write_level,
+    propose_ref,
+    write_level_ref,
+)
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -37,7 +45,7 @@ def device(request):
     return torch.device(request.param)
 
 
-def make(device, K, num_reqs=5):
+def make(device, K, num_reqs=5, keeps_probs=False):
     """5 batch slots, the fourth of which is padding; poison where nothing is written."""
     sizes = BufferSizes(
         max_tokens=64,
@@ -46,9 +54,10 @@ def make(device, K, num_reqs=5):
         hidden_size=D,
         aux_width=0,
         draft_hidden_size=D,
+        keeps_probs=keeps_probs,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(6, K, 3, 99, device)
+    state = RequestState(6, K, 3, 99, device, has_probs=keeps_probs)
     for tensor in buffers.tensors().values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     for row, (length, own_k) in enumerate(
@@ -187,6 +196,128 @@ def test_propose(device, K, level, has_d2t):
         to = DraftLevel(buffers=buffers, state=state, level=level, d2t_W=d2t, max_model_len=MAX_LEN)
         propose(normed, weight, to)
     same(ours, theirs, 5, K)
+
+
+def shared_case(device, K, shares=(1, 3, 2, 0, 1), num_rows=11):
+    """Slots with these rows; those that are left of num_rows are padding."""
+    buffers, state = make(device, K, keeps_probs=True)
+    state.draft_probs.uniform_()
+    state.draft_confidences.uniform_()
+    state.num_live_drafts[:6] = torch.tensor([2, 3, 3, 1, 0, 3], device=device)
+    state.num_draft_tokens[:6] = K
+    buffers.rows_per_slot[:5] = torch.tensor(shares, device=device)
+    return buffers, state, num_rows
+
+
+def same_probs(ours, theirs):
+    for name in ("num_live_drafts", "draft_confidences", "draft_probs"):
+        found, expected = (getattr(each[1], name)[:-1] for each in (ours, theirs))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_fill_shared_rows(device):
+    K = 3
+    *ours, num_rows = shared_case(device, K)
+    theirs = copy.deepcopy(ours)
+    launch_fill_round(*ours, 5, MAX_LEN, K + 1, num_rows)
+    fill_round_ref(*theirs, 5, MAX_LEN, K + 1, num_rows)
+    same(ours, theirs, 5, K)
+    buffers, state = ours
+    assert buffers.verify_start_loc[:6].tolist() == [0, 1, 4, 6, 6, 7]
+    assert buffers.sample_states[:11].tolist() == [4, 0, 0, 0, 2, 2, 3, -1, -1, -1, -1]
+    assert buffers.sample_starts[:7].tolist() == [0, 1, 1, 1, 4, 4, 6]
+    assert buffers.input_ids[1:4].tolist() == [100, *state.draft_tokens[0, :2].tolist()]
+    assert buffers.positions[1:4].tolist() == [5, 6, 7]
+    assert buffers.slot_mapping[7:11].tolist() == [-1] * 4
+    assert (buffers.slot_mapping[11:] == -999).all()
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_commit_shared_rows(device, accepts):
+    K = 3
+    *ours, num_rows = shared_case(device, K)
+    fill_round_ref(*ours, 5, MAX_LEN, K + 1, num_rows)
+    buffers, state = ours
+    buffers.target_tokens[:num_rows] = torch.randint(4, 9, (num_rows,), device=device)
+    if accepts:
+        buffers.target_tokens[: num_rows - 1] = buffers.input_ids[1:num_rows]
+    confidences = state.draft_confidences.clone()
+    before = state.num_computed_tokens.clone()
+    theirs = copy.deepcopy(ours)
+    launch_accept_and_commit(*ours, 5, False, K + 1, True)
+    accept_and_commit_ref(*theirs, 5, False, K + 1, True)
+    same(ours, theirs, 5, K)
+    same_probs(ours, theirs)
+    accepted = [0, 2, 1, 0, 0] if accepts else [0] * 5
+    assert buffers.num_accepted[:5].tolist() == accepted
+    assert buffers.num_verified[:5].tolist() == [0, 2, 1, 0, 0]
+    assert buffers.last_token_indices[1:3].tolist() == [1 + accepted[1], 4 + accepted[2]]
+    assert state.num_computed_tokens[0] == before[0] + accepted[1] + 1
+    kept = buffers.confidences[1].double() / CONFIDENCE_ONE
+    expected = torch.where(torch.arange(K, device=device) < 2, confidences[0], 0)
+    torch.testing.assert_close(kept.float(), expected, rtol=1e-5, atol=1e-6)
+    assert state.num_live_drafts[[4, 0, 2, 3]].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+@pytest.mark.parametrize("level", [0, None])
+def test_each_level_goes_to_the_state_with_its_probability(device, level, is_sampled):
+    K = 3
+    *ours, num_rows = shared_case(device, K)
+    fill_round_ref(*ours, 5, MAX_LEN, K + 1, num_rows)
+    ours[0].draft_tokens[:5] = 0
+    ours[1].num_live_drafts[:] = 1 if level is None else 0
+    ours[1].draft_probs[:, 0] = 0.5
+    theirs = copy.deepcopy(ours)
+    normed, weight = torch.randn(5, D, device=device), torch.randn(V, D, device=device)
+    normed[:3] *= torch.tensor([0.01, 0.3, 1.0], device=device)[:, None]
+    calibration = torch.tensor([0.2, 0.8], device=device).repeat(2, K, 1)
+    calibration[1] += 0.1
+    temperature = torch.tensor([0.0, 0.7, 1.3, 0.0, 1.0], device=device)
+    for (buffers, state), launches in ((ours, True), (theirs, False)):
+        to = DraftLevel(
+            buffers=buffers,
+            state=state,
+            level=level,
+            d2t_W=None,
+            max_model_len=MAX_LEN,
+            calibration=calibration,
+        )
+        if not is_sampled:
+            (launch_propose if launches else propose_ref)(normed, weight, to)
+            continue
+        logits = normed @ weight.t()
+        keys = NoiseKeys(
+            temperatures=temperature,
+            seeds=torch.arange(10, device=device).view(5, 2),
+            positions=torch.arange(5, device=device) + 9,
+            epochs=torch.zeros(5, dtype=torch.int64, device=device),
+            stream=TARGET,
+        )
+        floor = torch.full((5,), -torch.inf, device=device)
+        if launches:
+            choices = launch_choices(logits, floor, keys, has_sums=True)
+            launch_write_level(choices, to, temperature)
+        else:
+            write_level_ref(noisy_ref(logits, floor, keys), to, temperature)
+    same(ours, theirs, 5, K)
+    for name, rtol in (("draft_confidences", 2e-3), ("draft_probs", 2e-3), ("num_live_drafts", 0)):
+        found, expected = (getattr(each[1], name)[[4, 0, 2, 3]] for each in (ours, theirs))
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5, msg=name)
+    at = 0 if level == 0 else 1
+    state = ours[1]
+    assert state.num_live_drafts[[4, 0, 2, 3]].tolist() == [at + 1] * 4
+    confidence = state.draft_confidences[4, at].double().clamp(1e-4, 1 - 1e-4)
+    if not is_sampled:
+        expected = (normed[0] @ weight.t()).softmax(dim=0).amax()
+        torch.testing.assert_close(confidence.float(), expected, rtol=1e-4, atol=1e-6)
+    conditional = torch.sigmoid(0.2 + 0.8 * torch.logit(confidence))
+    torch.testing.assert_close(
+        state.draft_probs[4, at].double(),
+        conditional * (1 if at == 0 else 0.5),
+        rtol=1e-3,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("rows, slots", [(1, 1), (6, 3), (70, 7)])

@@ -14,13 +14,16 @@ from specdec.bench.report import Row
 from specdec.bench.rounds import tokens_needed
 from specdec.bench.serving import Served, first_difference, serve
 from specdec.engine import Engine
+from specdec.start.speculation import MOST_LEVELS, Drafting
 
 MODEL_LEN = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """ks: values of K for most suites. repeats: whole runs; num_rounds: timed rounds.
+    """ks: values of K for most suites. adaptive: in suites of loads also as many drafts as pay.
+
+    repeats: whole runs; num_rounds: timed rounds.
 
     max_model_len, max_num_seqs: None for MODEL_LEN and the largest batch, and in the suite cold for
     the defaults of LLM.
@@ -37,6 +40,7 @@ class BenchOptions:
     num_rounds: int = 30
     rounds_of_memory: int = 1000
     max_seconds: float | None = None
+    adaptive: bool = False
 
     @property
     def model_len(self) -> int:
@@ -60,6 +64,13 @@ class Bench:
         """K = 0 first: the others are compared with it."""
         has_draft = self.pair.eagle is not None
         return (0, *(K for K in self.options.ks if K > 0 and has_draft))
+
+    @property
+    def drafting(self) -> tuple[Drafting, ...]:
+        """What suites of loads run: each K, then as many drafts as pay."""
+        is_adaptive = self.options.adaptive and self.pair.eagle is not None
+        fixed = map(Drafting, self.ks)
+        return (*fixed, Drafting(MOST_LEVELS, is_adaptive=True)) if is_adaptive else tuple(fixed)
 
     def has_time(self, what: str) -> bool:
         """Whether --max-seconds has not passed; if it has, note what is skipped."""

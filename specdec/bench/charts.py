@@ -87,7 +87,7 @@ def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
     rows = sorted(rows, key=lambda row: (row["run"], row["batch"]))
     names = ("num_speculative_tokens", "batch", "temperature")
     rows = list({tuple(row[name] for name in names): row for row in rows}.values())
-    for K in sorted({row["num_speculative_tokens"] for row in rows}):
+    for K in sorted({row["num_speculative_tokens"] for row in rows}, key=str):
         for T, style in ((0.0, "-"), (0.8, ":")):
             points = [
                 row for row in rows if (row["num_speculative_tokens"], row["temperature"]) == (K, T)
@@ -95,7 +95,8 @@ def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
             loads = [row["batch"] for row in points]
             values = [row[name] for row in points]
             legend = f"K = {K}" if T == 0 else None
-            axes.plot(loads, values, style, color=f"C{K}", marker=".", label=legend)
+            color = f"C{K}" if isinstance(K, int) else "black"
+            axes.plot(loads, values, style, color=color, marker=".", label=legend)
     title = "Requests in a closed loop; dotted: temperature 0.8"
     axes.set(xlabel="requests that run at all times", ylabel=label, title=title)
     _powers_of_two(axes, [row["batch"] for row in rows])

@@ -24,6 +24,7 @@ from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
+from specdec.start.speculation import Drafting
 
 GENERATIONS = 8  # of the window
 PROMPT_LENGTHS = (25, 160)
@@ -48,8 +49,9 @@ def loop(bench: Bench) -> Iterator[Row]:
     """Tokens per second and waiting times of requests in a closed loop, greedy and sampled."""
     plain: Outputs = {}
     batches = bench.options.batches
-    for K in bench.ks:
-        spec = _spec(bench, K)
+    for drafting in bench.drafting:
+        K = drafting.name
+        spec = _spec(bench, drafting)
         for batch, temperature in [(batch, T) for batch in batches for T in TEMPERATURES]:
             if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
                 continue
@@ -57,21 +59,26 @@ def loop(bench: Bench) -> Iterator[Row]:
             for run in range(1, bench.options.repeats + 1):
                 window = run_loop(engine, jobs(bench, batch, temperature), batch)
                 found = _compared(window.requests, temperature, plain) or _figures(window, batch)
-                yield {
-                    "num_speculative_tokens": K,
-                    "batch": batch,
-                    "temperature": temperature,
-                    "run": run,
-                } | found
+                yield (
+                    {
+                        "num_speculative_tokens": K,
+                        "batch": batch,
+                        "temperature": temperature,
+                        "run": run,
+                    }
+                    | found
+                    | planned(engine)
+                )
         bench.pair.drop()
 
 
 def ramp(bench: Bench) -> Iterator[Row]:
     """Tokens per second of a load that rises from one request to the largest, and falls again."""
     plain: Outputs = {}
-    for K in bench.ks:
+    for drafting in bench.drafting:
+        K = drafting.name
         if bench.has_time(f"ramp: K = {K}"):
-            engine = bench.pair.engine(_spec(bench, K))
+            engine = bench.pair.engine(_spec(bench, drafting))
             row: Row = {"num_speculative_tokens": K, "batch": max(bench.options.batches)}
             speeds = []
             for _ in range(RAMPS):
@@ -80,13 +87,14 @@ def ramp(bench: Bench) -> Iterator[Row]:
                 row |= _compared(requests, 0.0, plain) or {}
             spread = Spread.of(speeds)
             figures = {"tokens_per_second": spread.median, "low": spread.low, "high": spread.high}
-            yield row if "refused" in row else row | figures
+            yield row if "refused" in row else row | figures | planned(engine)
             bench.pair.drop()
 
 
-def _spec(bench: Bench, K: int) -> EngineSpec:
+def _spec(bench: Bench, drafting: Drafting) -> EngineSpec:
     return EngineSpec(
-        num_speculative_tokens=K,
+        num_speculative_tokens=drafting.num_tokens,
+        is_adaptive=drafting.is_adaptive,
         max_num_seqs=max(*bench.options.batches, bench.options.max_num_seqs or 1),
         max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
@@ -205,6 +213,21 @@ def _compared(requests: Sequence[Request], temperature: float, plain: Outputs) -
         if len(request.token_ids) > len(known):
             plain[temperature, i] = list(request.token_ids)
     return None
+
+
+def planned(engine: Engine) -> Row:
+    """What an adaptive engine has chosen since its start, and how well it foresaw the outcome."""
+    if engine.planner is None:
+        return {}
+    stats = engine.planner.statistics
+    rounds = max(stats.num_rounds, 1)
+    tokens = max(stats.predicted_tokens, 1.0)
+    return {
+        "rows_a_round": stats.num_rows / rounds,
+        "rows_wasted": stats.wasted_share,
+        "levels_a_round": stats.num_levels / rounds,
+        "measured_over_predicted": stats.measured_tokens / tokens,
+    }
 
 
 def _figures(window: Window, batch: int) -> Row:

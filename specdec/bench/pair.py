@@ -29,6 +29,7 @@ NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONL
 class EngineSpec:
     """What an engine is built for. K = 0 is plain decoding.
 
+    is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs.
     max_tokens: the longest request, prompt and answer; None: max_model_len. request_sizes: of full
     graphs; None: the default ones. has_prefill_graphs: off, since few suites time prompts and
     capturing takes time.
@@ -42,6 +43,7 @@ class EngineSpec:
     has_prefill_graphs: bool = False
     compile_piecewise: bool = False
     enforce_eager: bool = False
+    is_adaptive: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +122,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         max_num_batched_tokens=max(8192, B * (K + 1)),
         num_kv_blocks=B * blocks_per_request,
         num_speculative_tokens=K,
+        is_adaptive=spec.is_adaptive,
     )
     graphs = GraphConfig(
         modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),
@@ -128,6 +131,8 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     )
     is_eager = spec.enforce_eager or pair.config.enforce_eager
     is_captured = pair.device.type == "cuda" and not is_eager
+    if spec.is_adaptive and not is_captured:
+        raise ValueError("--adaptive: costs are measured with graphs, on a GPU only")
     backend = CudaBackend(pair.device) if is_captured else None
     build = partial(Runner, pair.target, pair.eagle, device=pair.device, graph_config=graphs)
     if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it

@@ -53,11 +53,13 @@ def requests(bench: Bench) -> Iterator[Row]:
     pair = bench.pair
     drawn = draw_jobs(pair.prompts, NUM_REQUESTS if pair.device.type == "cuda" else NUM_ON_CPU)
     batch = bench.options.max_num_seqs or BATCH
-    for K in bench.ks:
-        if not bench.has_time(f"requests: K = {K}"):
+    for drafting in bench.drafting:
+        K = drafting.num_tokens
+        if not bench.has_time(f"requests: K = {drafting.name}"):
             continue
         spec = EngineSpec(
             num_speculative_tokens=K,
+            is_adaptive=drafting.is_adaptive,
             max_num_seqs=batch,
             max_tokens=LONGEST_PROMPT + LONGEST_ANSWER + 2 * K,
             max_model_len=LONGEST_PROMPT + LONGEST_ANSWER + 1,
@@ -70,7 +72,7 @@ def requests(bench: Bench) -> Iterator[Row]:
         in_batches, one_by_one = _serve(engine, batches)
         is_same = [r.token_ids for r in at_once] == [r.token_ids for r in in_batches]
         base: Row = {
-            "num_speculative_tokens": K,
+            "num_speculative_tokens": drafting.name,
             "requests": len(drawn),
             "max_num_seqs": batch,
             "same_tokens": is_same,

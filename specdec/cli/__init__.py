@@ -411,6 +411,9 @@ def bench(
         ),
     ] = None,
     enforce_eager: shared.EnforceEager = False,
+    adaptive: Annotated[
+        bool | None, Option("--adaptive", help="loads with as many drafts as pay, too; on a GPU")
+    ] = None,
     json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
     charts: Annotated[
         Path | None, Option(help="directory for PNG charts (needs matplotlib)")

@@ -16,6 +16,7 @@ READERS = {  # options that only some suites read
     "max_model_len": (*OF_BATCHES, "costs", "exactness", "capture", "cold"),
     "max_num_seqs": (*OF_BATCHES, "requests", "cold"),
     "gpu_memory_utilization": ("cold",),
+    "adaptive": ("loop", "ramp", "requests"),
 }
 OF_GRAPHS = ("capture", "padding")
 
@@ -63,7 +64,8 @@ def _check_rows(given: Mapping[str, object]) -> None:
 
 
 def _option(name: str, given: Mapping[str, object]) -> str:
-    return f"--{name.replace('_', '-')} {_shown(given[name])}"
+    option = f"--{name.replace('_', '-')}"
+    return option if given[name] is True else f"{option} {_shown(given[name])}"
 
 
 def _shown(value: object) -> str:

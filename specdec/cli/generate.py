@@ -36,7 +36,7 @@ class TextOptions:
 
     target: str
     draft: str | None
-    num_speculative_tokens: int | None
+    num_speculative_tokens: int | str | None
     acceptance: str
     sampling: Mapping[str, object]
     engine: EngineOptions

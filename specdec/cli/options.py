@@ -13,6 +13,7 @@ from typer import Argument, CallbackParam, Option
 
 Options = TypeVar("Options")
 STANDARD_INPUT = "-"  # as a prompt or a file
+AUTO = "auto"  # as a number of drafts; config.py has it too, and more to import
 
 
 def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | None]:
@@ -31,6 +32,16 @@ def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | 
         return values
 
     return read
+
+
+def num_drafts(option: CallbackParam, text: str | None) -> int | str | None:
+    """The callback that reads a number of drafts, or "auto"."""
+    if text is None or text == AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{option.opts[0]} {text}: give an integer, or auto") from None
 
 
 def text_of(option: CallbackParam, file: Path | None) -> str | None:
@@ -72,8 +83,15 @@ Draft = Annotated[
     Option(help='EAGLE draft: directory, hub id or "demo"', show_default="no draft"),
 ]
 NumSpeculativeTokens = Annotated[
-    int | None,
-    Option("--num-speculative-tokens", "-k", show_default="3", help="drafts per round, at most 32"),
+    str | None,
+    Option(
+        "--num-speculative-tokens",
+        "-k",
+        metavar="INTEGER|auto",
+        callback=num_drafts,
+        show_default="3",
+        help="drafts per round, at most 32; auto: as many as pay",
+    ),
 ]
 MaxTokens = Annotated[int, Option(help="most tokens to generate")]
 Temperature = Annotated[float, Option(help="0 is greedy")]

@@ -131,7 +131,7 @@ def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     """Rows that verify and ends of prompts together make any number of decided rows."""
     sizes = runner.sizes
-    for rows in counts_by_kind(1, sizes.max_num_seqs * sizes.query_len):
+    for rows in counts_by_kind(1, sizes.max_verify_rows):
         num_verified = min(rows // sizes.query_len, sizes.max_num_seqs - 1)
         num_ending = rows - num_verified * sizes.query_len
         if num_verified > 0 and 0 < num_ending <= sizes.max_num_seqs - num_verified:

@@ -18,6 +18,11 @@ class Drafting:
     num_tokens: int
     is_adaptive: bool = False
 
+    @property
+    def name(self) -> int | str:
+        """As the option is given."""
+        return AUTO if self.is_adaptive else self.num_tokens
+
 
 def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Drafting:
     """has_graphs: on a GPU with graphs, whose rounds cost what the start measures."""

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,17 @@ import pytest
 
 import specdec
 from specdec.kernels.tile_shapes import row_class
+from specdec.passes.families import shared_shapes
 from specdec.requests.sampling_flags import GREEDY
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
-from specdec.start.compile_ahead import LOGPROB_ROWS, forwards, mixed_steps, request_counts
+from specdec.start.compile_ahead import (
+    LOGPROB_ROWS,
+    forwards,
+    mixed_steps,
+    request_counts,
+    shared_rounds,
+)
 from specdec.stepping.logprobs import ROWS_AT_ONCE
 
 
@@ -49,6 +57,7 @@ def chunks():
         found: list[list[PromptPart]] = []
         runner = SimpleNamespace(
             sizes=sizes,
+            graphs=SimpleNamespace(shapes=()),
             step_of=lambda rows, parts, *_: found.append(parts) if parts else None,
         )
         list(forwards(runner))
@@ -91,6 +100,52 @@ def test_the_names_of_kernels_are_those_of_all_files():
     names = set(done.stdout.split())
     assert "_paged_attention_kernel" in names
     assert names == set(jitted(root)) - set(jitted(root / "bench"))
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 9, 64, 256])
+def test_rounds_whose_rows_are_shared_out_are_compiled_ahead(max_num_seqs):
+    sizes = EngineSizes(
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+        max_num_seqs=max_num_seqs,
+        num_kv_blocks=1,
+        num_speculative_tokens=8,
+        is_adaptive=True,
+    )
+    shapes = shared_shapes(sizes)
+    steps = []
+    runner = SimpleNamespace(
+        sizes=sizes,
+        graphs=SimpleNamespace(shapes=shapes),
+        step_of=lambda rows, parts, bound, flags, query_len, shared_rows=0, num_levels=None: (
+            steps.append((len(rows), shared_rows, num_levels))
+        ),
+    )
+    list(shared_rounds(runner))
+    assert {rows for _, rows in shapes} == {rows for _, rows, _ in steps if rows}
+    assert {(B, rows) for B, rows in shapes if max_num_seqs == B} <= {each[:2] for each in steps}
+    assert (1, 0, 0) in steps
+    assert len(shapes) <= 64
+
+
+def test_shapes_hold_every_round_that_may_be_asked_for():
+    sizes = EngineSizes(
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        max_num_seqs=100,
+        num_kv_blocks=1,
+        num_speculative_tokens=8,
+        is_adaptive=True,
+    )
+    shapes = shared_shapes(sizes)
+    assert list(shapes) == sorted(shapes, key=lambda shape: (shape[1], shape[0]))
+    assert max(rows for _, rows in shapes) == sizes.max_verify_rows == 512
+    for count in range(1, 101):
+        rows = [n for B, n in shapes if count <= B]
+        assert min(rows) >= count
+        assert max(rows) >= min(9 * count, 512)
+    assert shared_shapes(replace(sizes, is_adaptive=False)) == ()
+    assert {B for B, _ in shared_shapes(sizes, (3, 40))} == {3, 40}
 
 
 @pytest.mark.parametrize("max_num_seqs, K", [(64, 3), (40, 15), (9, 1), (1, 3)])

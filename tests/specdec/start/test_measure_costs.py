@@ -6,14 +6,55 @@ import re
 
 import pytest
 
+from scripts.soak import rows_are_shared
 from specdec import LLM
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS
+from specdec.start import measure_costs
 from specdec.start.measure_costs import _spread
 
 
 def test_a_few_sizes_stand_for_many():
     assert _spread(range(1, 101), 4) == [1, 34, 67, 100]
     assert _spread([8, 16], 6) == [8, 16]
+
+
+def test_costs_of_rounds_are_told_apart_by_rows_and_levels(monkeypatch):
+    """A round of N rows takes N ms, a level 0.5 ms more by request, a plain one 0.25 ms less."""
+    with rows_are_shared():
+        draft = {"model": "demo", "num_speculative_tokens": "auto"}
+        runner = LLM("demo", draft, max_num_seqs=20, max_model_len=64, device="cpu").engine.runner
+
+    def ms(_, step):
+        if step.num_levels == 0:
+            return step.num_reqs - 0.25
+        return step.num_verify_rows + 0.5 * step.num_reqs * (step.num_levels - 1)
+
+    monkeypatch.setattr(measure_costs, "_ms", ms)
+    monkeypatch.setattr(measure_costs, "_ms_per_key", lambda _: 0.5)
+    costs = measure_costs.measure_round_costs(runner)
+    rows = [count for count, _ in costs.verify]
+    assert rows == sorted(rows)
+    assert (rows[0], rows[-1]) == (1, 180)
+    assert len(rows) <= measure_costs.NUM_ROUNDS
+    assert all(ms == count for count, ms in costs.verify)
+    assert all(ms == 0.5 * count for count, ms in costs.level)
+    assert all(ms == count - 0.25 for count, ms in costs.plain)
+    assert (costs.plain[0][0], costs.plain[-1][0]) == (1, 20)
+    assert costs.ms_per_key == 0.5
+
+
+@pytest.mark.gpu
+def test_an_adaptive_engine_measures_its_rounds(caplog):
+    caplog.set_level(logging.INFO, "specdec")
+    llm = LLM("demo", {"model": "demo", "num_speculative_tokens": "auto"}, max_num_seqs=64)
+    costs = llm.engine.planner._costs
+    assert "rounds, ms by rows that verify" in caplog.text
+    assert {rows for rows, _ in costs.verify} <= {
+        rows for _, rows in llm.engine.runner.graphs.shapes
+    }
+    assert all(0.05 < ms < 1000 for _, ms in (*costs.verify, *costs.plain))
+    assert all(0 <= ms < 10 for _, ms in costs.level)
+    assert costs.plain[0][1] < costs.verify[0][1]
 
 
 @pytest.mark.gpu

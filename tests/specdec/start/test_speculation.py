@@ -1,0 +1,54 @@
+"""How many drafts an engine makes, and whether their rows are shared out."""
+
+import logging
+
+import pytest
+
+from specdec import SpeculativeConfig
+from specdec.start.speculation import Drafting, drafting_of
+
+
+def drafting(has_graphs=True, **values):
+    return drafting_of(SpeculativeConfig("demo", **values), has_graphs)
+
+
+def test_auto_shares_rows_out_where_costs_are_measured():
+    assert drafting(num_speculative_tokens="auto") == Drafting(8, is_adaptive=True)
+    assert drafting(num_speculative_tokens=5, adaptive=True) == Drafting(5, is_adaptive=True)
+    assert drafting_of(None, has_graphs=True) == Drafting(0)
+
+
+def test_a_number_of_drafts_is_that_number_for_every_request():
+    assert drafting() == Drafting(3)
+    assert drafting(num_speculative_tokens=5) == Drafting(5)
+    assert drafting(num_speculative_tokens="auto", adaptive=False) == Drafting(3)
+    assert drafting(num_speculative_tokens=0, adaptive=True) == Drafting(0)
+
+
+@pytest.mark.parametrize(
+    "values, number, reason",
+    [
+        ({"num_speculative_tokens": "auto", "has_graphs": False}, 3, "on a GPU only"),
+        (
+            {"num_speculative_tokens": "auto", "acceptance": "block"},
+            3,
+            "acceptance='block' may not",
+        ),
+        (
+            {"num_speculative_tokens": 6, "adaptive": True, "acceptance": "rejection"},
+            6,
+            "rejection",
+        ),
+    ],
+)
+def test_where_they_cannot_vary_the_log_says_why(caplog, values, number, reason):
+    with caplog.at_level(logging.INFO, "specdec"):
+        assert drafting(**values) == Drafting(number)
+    assert f"{number} drafts for every request" in caplog.text
+    assert reason in caplog.text
+
+
+def test_a_fixed_number_needs_no_words(caplog):
+    with caplog.at_level(logging.INFO, "specdec"):
+        drafting(has_graphs=False, num_speculative_tokens=5)
+    assert caplog.text == ""

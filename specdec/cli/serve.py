@@ -17,6 +17,7 @@ from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.server import Server, listen
+from specdec.serve.http.tools.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 GENERATION_CONFIGS = ("auto", "none")
 LOG_FORMATS = ("text", "json")
@@ -41,6 +42,8 @@ class ServeOptions(TextOptions):
     allow_priority: bool
     shutdown_timeout: float
     log_format: str
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 def run_serve(options: ServeOptions) -> None:
@@ -68,6 +71,8 @@ def _check(options: ServeOptions) -> None:
     for name, given, allowed in (
         ("--generation-config", options.generation_config, GENERATION_CONFIGS),
         ("--log-format", options.log_format, LOG_FORMATS),
+        ("--tool-call-parser", options.tool_call_parser, TOOL_CALL_PARSERS),
+        ("--reasoning-parser", options.reasoning_parser, REASONING_PARSERS),
     ):
         if given not in allowed:
             raise ValueError(f"{name} {given}: allowed are {', '.join(allowed)}")
@@ -89,6 +94,8 @@ def _server_options(options: ServeOptions) -> ServerOptions:
         trust_request_chat_template=options.trust_request_chat_template,
         allow_priority=options.allow_priority,
         shutdown_timeout=options.shutdown_timeout,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
     )
 
 

@@ -18,11 +18,11 @@ from specdec.serve.http.api_request import (
     RECOMMENDED,
     ApiRequest,
     boolean,
-    chat_request,
     check_model,
     completion_request,
 )
 from specdec.serve.http.bodies import read_body
+from specdec.serve.http.chats import Chats
 from specdec.serve.http.errors import ApiError, json_response
 from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, known_fields
 from specdec.serve.http.gate import Gate
@@ -32,7 +32,7 @@ from specdec.serve.http.monitor import Monitor
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.prompts import Encoded, Prompts
 from specdec.serve.http.record import Record
-from specdec.serve.http.structured import grammar_error, grammar_field
+from specdec.serve.http.structured import check_grammar, grammar_field
 from specdec.serve.http.traffic import Traffic
 
 
@@ -53,6 +53,7 @@ class Application:
         record = None if options.record is None else Record(options.record)
         self._services = Services(llm, self.traffic, self.measures, record)
         self.defaults = recommended(llm) if options.use_generation_config else {}
+        self._chats = Chats(llm, self._prompts, options, self.defaults)
         self.app = self._build()
 
     def _build(self) -> FastAPI:
@@ -98,30 +99,19 @@ class Application:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
-        api_request = chat_request(body, self._options, self.defaults)
-        await self._check_grammar(body, api_request)
-        prompt = await self._prompts.chat(body)
-        return Answer(self._services, api_request, [prompt], ChatForm())
+        turn = await self._chats.turn(body)
+        return Answer(self._services, turn.api_request, [turn.prompt], ChatForm(turn.reading))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self._body(request, COMPLETION)
         api_request = completion_request(body, self._options, self.defaults)
-        await self._check_grammar(body, api_request)
+        await check_grammar(self._llm, api_request.params, grammar_field(body))
         if "prompt" not in body:
             raise ApiError(400, "prompt is missing", "prompt")
         prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
         form = await self._completion_form(api_request, prompts)
         return Answer(self._services, api_request, prompts, form)
-
-    async def _check_grammar(self, body: Mapping[str, object], api_request: ApiRequest) -> None:
-        """Compile it before the engine needs it, whose steps would wait; ApiError if it is bad."""
-        if api_request.params.structured_outputs is not None:
-            compile_grammar = self._llm.llm.engine.intake.guide
-            try:
-                await asyncio.to_thread(compile_grammar, api_request.params)
-            except ValueError as error:
-                raise grammar_error(error, grammar_field(body)) from error
 
     async def _completion_form(
         self, api_request: ApiRequest, prompts: list[Encoded]

@@ -122,13 +122,13 @@ class Answer(Response):
         while True:
             last[position] = output
             for piece in pieces[position].new(output):
-                choice = self._form.chunk_choice(api_request, position, output, piece)
                 extra: Json = {}
                 if api_request.has_continuous_usage:
                     extra = {"usage": usage(list(last.values()), api_request)}
                 elif api_request.includes_usage:
                     extra = {"usage": None}
-                yield {**fields, "choices": [choice], **extra}
+                for choice in self._form.chunk_choices(api_request, position, output, piece):
+                    yield {**fields, "choices": [choice], **extra}
             try:
                 position, output = await anext(outputs)
             except StopAsyncIteration:

@@ -13,6 +13,7 @@ import specdec
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError
+from specdec.serve.http.agents.routes import AgentRoutes
 from specdec.serve.http.answers import ChatForm, CompletionForm
 from specdec.serve.http.api_request import (
     RECOMMENDED,
@@ -72,6 +73,7 @@ class Application:
             )
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
+        AgentRoutes(self._services, self._chats, self._prompts).add_to(app)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
@@ -196,11 +198,12 @@ def recommended(llm: AsyncLLM) -> Mapping[str, object]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    path = request.url.path
     if isinstance(error, ApiError):
-        return error.response()
+        return error.response(path)
     if isinstance(error, EngineDeadError):
-        return ApiError(503, str(error)).response()
+        return ApiError(503, str(error)).response(path)
     if isinstance(error, HTTPException):
-        what = f"{request.method} {request.url.path}"
-        return ApiError(error.status_code, f"{error.detail}: {what}").response()
-    return ApiError(500, "an error in the server; its log has the traceback").response()
+        what = f"{request.method} {path}"
+        return ApiError(error.status_code, f"{error.detail}: {what}").response(path)
+    return ApiError(500, "an error in the server; its log has the traceback").response(path)

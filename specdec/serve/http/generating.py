@@ -25,6 +25,7 @@ from specdec.serve.http.record import Record
 from specdec.serve.http.traffic import Traffic
 
 logger = logging.getLogger("specdec.serve")
+Outputs = AsyncIterator[tuple[int, RequestOutput]]  # each with the position of its prompt
 STALLED = 60.0  # seconds without reading after which a client's answer ends
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -43,18 +44,22 @@ class Services:
     record: Record | None
 
 
-class Answer(Response):
-    """Generates when it is called, as all responses of ASGI are."""
+class Generation(Response):
+    """Generates when it is called, as all responses of ASGI are. A subclass writes the answer."""
 
     def __init__(
-        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded], form: Form
+        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded]
     ) -> None:
         self.background = None
         self._services = services
         self._api_request = api_request
         self._prompts = prompts
-        self._form = form
-        self._heading = Heading.of(form, api_request)
+
+    async def _whole(self, outputs: Outputs) -> Response:
+        raise NotImplementedError
+
+    async def _stream(self, outputs: Outputs, send: Send) -> None:
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. If the client leaves, what is generated for it is aborted."""
@@ -83,7 +88,40 @@ class Answer(Response):
                     response = await self._whole(outputs)
                     await response(scope, receive, send)
 
-    async def _whole(self, outputs: AsyncIterator[tuple[int, RequestOutput]]) -> Response:
+    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Of all prompts, each with the prompt's position. ApiError where one has failed."""
+        llm, api_request = self._services.llm, self._api_request
+        generators = [
+            llm.generate(prompt.for_engine(), api_request.params, priority=api_request.priority)
+            for prompt in self._prompts
+        ]
+        timers = [self._services.measures.begin() for _ in generators]
+        try:
+            async with aclosing(merged(generators)) as outputs:
+                async for position, output in outputs:
+                    _raise_failure(output, api_request)
+                    timers[position].see(output)
+                    record = None if api_request.writes_nothing else self._services.record
+                    if output.finished and record is not None:
+                        record.write(output)
+                    yield position, output
+        except ValueError as error:  # the engine refuses a request
+            raise ApiError(400, str(error)) from error
+        except EngineDeadError as error:
+            raise ApiError(503, str(error)) from error
+
+
+class Answer(Generation):
+    """In one of OpenAI's forms with choices."""
+
+    def __init__(
+        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded], form: Form
+    ) -> None:
+        super().__init__(services, api_request, prompts)
+        self._form = form
+        self._heading = Heading.of(form, api_request)
+
+    async def _whole(self, outputs: Outputs) -> Response:
         last: dict[int, RequestOutput] = {}
         async for position, output in outputs:
             last[position] = output
@@ -96,22 +134,22 @@ class Answer(Response):
         fields = self._heading.fields(self._form.name)
         return json_response({**fields, "choices": choices, "usage": counts})
 
-    async def _stream(self, outputs: AsyncIterator[tuple[int, RequestOutput]], send: Send) -> None:
+    async def _stream(self, outputs: Outputs, send: Send) -> None:
         """An error before the first output has a status of its own; later ones are events."""
         first = await anext(outputs)
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         try:
             async for chunk in self._chunks(first, outputs):
-                await _send_event(send, as_json(chunk))
+                await send_event(send, as_json(chunk))
         except ApiError as error:
-            await _send_event(send, as_json(error.body()))
-        await _send_event(send, b"[DONE]")
+            await send_event(send, as_json(error.body()))
+        await send_event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _chunks(
         self,
         first: tuple[int, RequestOutput],
-        outputs: AsyncIterator[tuple[int, RequestOutput]],
+        outputs: Outputs,
     ) -> AsyncGenerator[Json, None]:
         api_request = self._api_request
         fields = self._heading.fields(self._form.chunk_name)
@@ -135,28 +173,6 @@ class Answer(Response):
                 break
         if api_request.includes_usage:
             yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
-
-    async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Of all prompts, each with the prompt's position. ApiError where one has failed."""
-        llm, api_request = self._services.llm, self._api_request
-        generators = [
-            llm.generate(prompt.for_engine(), api_request.params, priority=api_request.priority)
-            for prompt in self._prompts
-        ]
-        timers = [self._services.measures.begin() for _ in generators]
-        try:
-            async with aclosing(merged(generators)) as outputs:
-                async for position, output in outputs:
-                    _raise_failure(output, api_request)
-                    timers[position].see(output)
-                    record = None if api_request.writes_nothing else self._services.record
-                    if output.finished and record is not None:
-                        record.write(output)
-                    yield position, output
-        except ValueError as error:  # the engine refuses a request
-            raise ApiError(400, str(error)) from error
-        except EngineDeadError as error:
-            raise ApiError(503, str(error)) from error
 
 
 async def merged(
@@ -201,9 +217,10 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _send_event(send: Send, data: bytes) -> None:
+async def send_event(send: Send, data: bytes, name: str | None = None) -> None:
     """TimeoutError if the client does not read; the answer ends then, as if the client had left."""
-    body = b"data: " + data + b"\n\n"
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    body = head + b"data: " + data + b"\n\n"
     async with asyncio.timeout(STALLED):
         await send({"type": "http.response.body", "body": body, "more_body": True})
 

@@ -15,13 +15,12 @@ from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import TokensPrompt
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.http.api_request import boolean
-from specdec.serve.http.errors import ApiError
+from specdec.serve.http.errors import TOO_LONG, ApiError
 from specdec.serve.http.options import MAX_CHOICES, ServerOptions
 
 Result = TypeVar("Result")
 
 WANTED = "a string, a list of strings, a list of token ids, or a list of such lists"
-TOO_LONG = "context_length_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,10 @@ class Prompts:
             raise ApiError(400, f"prompt={body['prompt']!r}: give a string")
         text = body["prompt"]
         return Encoded(text, await self._encode(text, boolean(body, "add_special_tokens", True)))
+
+    async def count(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(await asyncio.to_thread(self.tokenizer.encode_word, text))
 
     async def decode(self, token_ids: object) -> str:
         """The text of token ids, special tokens included."""

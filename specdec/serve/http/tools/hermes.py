@@ -15,7 +15,7 @@ class HermesReader(Reader):
 
     def _read(self, source: Source) -> Reading[None]:
         count = 0
-        while (yield from read_content(source, (OPEN,))) is not None:
+        while (yield from read_content(source, (OPEN,), count > 0)) is not None:
             yield from source.skip()
             is_call = False
             if (yield from source.peek()) == "{":

@@ -42,7 +42,7 @@ class Qwen3XmlReader(Reader):
 
     def _read(self, source: Source) -> Reading[None]:
         count = 0
-        while (tag := (yield from read_content(source, (OPEN, FUNCTION)))) is not None:
+        while (tag := (yield from read_content(source, (OPEN, FUNCTION), count > 0))) is not None:
             is_function = tag == FUNCTION
             if not is_function:
                 yield from source.skip()

@@ -110,10 +110,13 @@ class Reader:
         raise NotImplementedError
 
 
-def read_content(source: Source, tags: Sequence[str]) -> Reading[str | None]:
+def read_content(
+    source: Source, tags: Sequence[str], has_calls: bool = False
+) -> Reading[str | None]:
     """Content up to a tag, which is read too; None at the end of the text.
 
-    White space before the tag belongs to the tag. Both are held.
+    White space before the tag belongs to the tag. Both are held. After calls white space alone is
+    no content.
     """
     while True:
         cut, tag = find(source.text, source.at, tags)
@@ -121,7 +124,8 @@ def read_content(source: Source, tags: Sequence[str]) -> Reading[str | None]:
         piece = source.text[source.at : len(source.text) if is_end else cut]
         kept = piece if is_end else piece.rstrip()
         source.at += len(kept)
-        if kept:
+        has_calls = has_calls and not piece.strip()  # no text has followed them yet
+        if kept and not has_calls:
             yield Content(kept)
         if is_end:
             return None

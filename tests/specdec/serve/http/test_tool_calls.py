@@ -28,7 +28,10 @@ MESSAGES = [{"role": "user", "content": "def"}]
 REQUEST = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 120, "seed": 5}
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(
+    scope="module",
+    params=["hermes", "llama3_json", pytest.param("qwen3_xml", marks=pytest.mark.slow)],
+)
 def server(serve, request):
     with serve(chat_template=TEMPLATES[request.param]) as found:
         yield found
@@ -251,6 +254,7 @@ def test_a_mistake_is_a_400_that_names_the_field(hermes, fields, param, words):
 def test_tools_that_cannot_be_called_are_refused(live, serve):
     found = live.post(CHAT, REQUEST)
     assert (found.status_code, found.json()["error"]["param"]) == (400, "tools")
+    assert "knows no tools" in found.json()["error"]["message"]
     with serve(chat_template=TEMPLATES["hermes"], tool_call_parser="none") as mute:
         found = mute.post(CHAT, REQUEST)
     assert found.status_code == 400
@@ -277,7 +281,16 @@ HOSTILE = [
 ]
 
 
-def test_hostile_tools_and_messages_are_answered_or_refused(server):
+@pytest.mark.slow
+def test_hostile_tools_and_messages_are_answered_or_refused_by_all(server):
+    be_hostile(server)
+
+
+def test_hostile_tools_and_messages_are_answered_or_refused(hermes):
+    be_hostile(hermes)
+
+
+def be_hostile(server):
     chance = random.Random(2)
     names = ("tools", "tool_choice", "parallel_tool_calls", "messages", "reasoning_effort")
     for name in names:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import jsonschema
 import pytest
@@ -42,10 +43,10 @@ def reading(name, choice="required", named=None, most=None, **more):
     return AnswerReading(FORMATS[name], ToolUse((WEATHER, NOW), choice, named, most), **more)
 
 
-def fits(grammar, text):
+def fits(grammar, text, tokenizer=DEMO, grammars=GRAMMARS):
     """Whether a grammar allows this text and its end."""
-    matcher = GRAMMARS.compile("lark", grammar)
-    for token in DEMO.encode_word(text):
+    matcher = grammars.compile("lark", grammar)
+    for token in tokenizer.encode_word(text):
         if not matcher.masks([])[0][token // 8] >> token % 8 & 1:
             return False
         matcher.advance([token])
@@ -150,14 +151,24 @@ def test_reasoning_comes_before_the_calls():
     assert not fits(may, f"so</think>{call}")
 
 
-def test_tags_that_are_special_tokens_are_written_as_such():
-    special = special_tokens(["<tool_call>", "</tool_call>", "</think>", "[x]", "<|eos|>"])
-    grammar = answer_grammar(special, reading("hermes", thinks=True, is_open=True), None)
-    assert " <tool_call> " not in answer_grammar(set(), reading("hermes"), None)
-    assert "<tool_call> " in grammar
-    assert "[x]" not in special
-    # the demo's own special tokens stand for them
-    own = grammar
-    for tag in ("<tool_call>", "</tool_call>", "</think>"):
-        own = own.replace(f" {tag}", " <|eos|>").replace(f": {tag}", ": <|eos|>")
-    GRAMMARS.compile("lark", own)
+@pytest.fixture(scope="module")
+def special(tmp_path_factory):
+    """A tokenizer in which the tags are special tokens, and its compiler of grammars."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo_directory("target") / file, directory)
+    tokenizer = Tokenizer(directory)
+    tags = ["<tool_call>", "</tool_call>", "</think>"]
+    tokenizer.backend.add_special_tokens({"extra_special_tokens": tags})
+    return tokenizer, Grammars(tokenizer, 4099, [1])
+
+
+def test_tags_that_are_special_tokens_are_written_as_such(special):
+    tokenizer, grammars = special
+    found = reading("hermes", thinks=True, is_open=True)
+    tags = special_tokens([*tokenizer.backend.all_special_tokens, "[x]"])
+    assert {"<tool_call>", "</tool_call>", "</think>"} <= tags
+    assert "[x]" not in tags
+    text = f"hm</think>\n\n{written('hermes', RIGHT)}"
+    assert fits(answer_grammar(tags, found, None), text, tokenizer, grammars)
+    assert not fits(answer_grammar(set(), found, None), text, tokenizer, grammars)

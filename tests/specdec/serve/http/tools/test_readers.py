@@ -97,6 +97,7 @@ CASES = [
         '<tool_call>{"name": "now", "arguments": {"a": 1}</tool_call><tool_call>{"name": "now"}',
         message("", ("now", '{"a": 1}'), ("now", "{}")),
     ),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>\n \n', message("", ("now", "{}"))),
     (
         "hermes",  # cut by max_tokens
         '<tool_call>{"name": "now", "arguments": {"a": "b',

@@ -105,6 +105,11 @@ def _say_what_is_special(options: ServeOptions, server: Server) -> None:
     if defaults:
         shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
         print(f"sampling defaults of the checkpoint: {shown}", file=sys.stderr)
+    found = server.application.chats.format
+    if found.calls is not None:
+        print(f"calls of tools are read as {found.calls.name}", file=sys.stderr)
+    if found.thinks:
+        print("text in <think> is read as reasoning", file=sys.stderr)
     if options.record is not None:
         print(f"requests are recorded in {options.record}", file=sys.stderr)
     if options.host not in LOOPBACK and options.api_key is None:

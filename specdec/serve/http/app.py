@@ -54,7 +54,7 @@ class Application:
         record = None if options.record is None else Record(options.record)
         self._services = Services(llm, self.traffic, self.measures, record)
         self.defaults = recommended(llm) if options.use_generation_config else {}
-        self._chats = Chats(llm, self._prompts, options, self.defaults)
+        self.chats = Chats(llm, self._prompts, options, self.defaults)
         self.app = self._build()
 
     def _build(self) -> FastAPI:
@@ -73,7 +73,7 @@ class Application:
             )
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
-        AgentRoutes(self._services, self._chats, self._prompts).add_to(app)
+        AgentRoutes(self._services, self.chats, self._prompts).add_to(app)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
@@ -101,7 +101,7 @@ class Application:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
-        turn = await self._chats.turn(body)
+        turn = await self.chats.turn(body)
         return Answer(self._services, turn.api_request, [turn.prompt], ChatForm(turn.reading))
 
     async def completions(self, request: Request) -> Response:

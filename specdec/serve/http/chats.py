@@ -27,6 +27,7 @@ from specdec.serve.http.tools.definitions import (
 )
 from specdec.serve.http.tools.formats import AnswerFormat, answer_format
 from specdec.serve.http.tools.grammar import special_tokens
+from specdec.serve.http.tools.history import with_names
 from specdec.serve.http.tools.message_reader import AnswerReading
 
 Body = Mapping[str, object]
@@ -74,8 +75,9 @@ class Chats:
         return ChatTurn(replace(api_request, params=params), prompt, reading)
 
     def for_template(self, body: Body, use: ToolUse) -> dict[str, object]:
-        """The body with what its template is to be given: tools that may be called, the effort."""
+        """The body with what its template is given: tools that may be called, names, the effort."""
         found = {name: value for name, value in body.items() if name != "tools"}
+        found["messages"] = with_names(body.get("messages"))
         if use.possible:
             found["tools"] = with_parameters(body["tools"])
         if "reasoning_effort" in body:
@@ -83,6 +85,11 @@ class Chats:
             if isinstance(given, dict):  # anything else is refused later
                 found["chat_template_kwargs"] = {**self._effort(body), **given}
         return found
+
+    @property
+    def format(self) -> AnswerFormat:
+        """Of the server's own chat template."""
+        return self._answer_format({})
 
     def knows(self, name: str, body: Body = {}) -> bool:  # noqa: B006  it is not changed
         """Whether the chat template reads a variable."""

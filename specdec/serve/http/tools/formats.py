@@ -61,7 +61,7 @@ CALL_FORMATS = (
         llama3_json_call,
         "; ",
         (),
-        re.compile(r'"name": .*"parameters": ', re.DOTALL),
+        re.compile(r'\{"name": [^{}]*"parameters": '),
         looks_like_json=True,
     ),
 )

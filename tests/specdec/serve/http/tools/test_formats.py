@@ -13,7 +13,7 @@ TEMPLATES = {
     "hermes": '{%- if tools %}... <tool_call>\\n{"name": <function-name>, "arguments": <args>}',
     "qwen3_xml": "{% if tools %}<tool_call>\\n<function=example>\\n<parameter=one>{% endif %}",
     "llama3_json": 'tools ... {"name": function name, "parameters": dictionary of arguments}',
-    None: "{{ messages[0].content }}[TOOL_CALLS]",
+    None: '{{ messages[0].content }}[TOOL_CALLS]{"name": {{ x }}, "parameters": {{ y }}}',
 }
 
 

@@ -26,42 +26,51 @@ def read_call(source: Source, index: int, needs_arguments: bool) -> Reading[bool
     needs_arguments: an object with a name alone is no call.
     """
     name: str | None = None
-    arguments: list[str] | None = None  # those that came before the name
-    is_begun = is_closed = False
+    arguments: str | None = None  # those that came before the name
     source.at += 1
-    while (key := (yield from _next_key(source))) is not None:
-        if key == "":
-            is_closed = True
-            break
+    while key := (yield from _next_key(source)):
         if key == "name" and name is None:
             name = yield from read_string(source)
             if name is None:
                 return False
         elif key in ARGUMENTS and arguments is None:
-            arguments = []
-            for piece in _arguments(source):
-                if piece is None:
-                    yield None
-                elif name is None:
-                    arguments.append(piece)
-                else:
-                    if not is_begun:
-                        source.release()
-                        yield Call(index, name)
-                        is_begun = True
-                    yield Arguments(index, piece)
+            if name is None:
+                arguments = yield from _joined(_arguments(source))
+            elif (yield from _pass_on(source, index, name)):
+                yield from _rest(source)
+                return True
+            else:
+                arguments = ""
         else:
-            for piece in _value(source):
-                if piece is None:
-                    yield None
-    if is_begun:
-        return True
+            yield from _joined(_value(source))
+    is_closed = key == ""
     if name is None or not is_closed or (needs_arguments and arguments is None):
         return False
     source.release()
     yield Call(index, name)
-    yield Arguments(index, "".join(arguments or ()) or NO_ARGUMENTS)
+    yield Arguments(index, arguments or NO_ARGUMENTS)
     return True
+
+
+def _pass_on(source: Source, index: int, name: str) -> Reading[bool]:
+    """A call whose arguments come now, as they come; False if there are none."""
+    is_begun = False
+    for piece in _arguments(source):
+        if piece is None:
+            yield None
+            continue
+        if not is_begun:
+            source.release()
+            yield Call(index, name)
+            is_begun = True
+        yield Arguments(index, piece)
+    return is_begun
+
+
+def _rest(source: Source) -> Waiting[None]:
+    """The members after the arguments, which mean nothing."""
+    while (yield from _next_key(source)):
+        yield from _joined(_value(source))
 
 
 def _next_key(source: Source) -> Waiting[str | None]:
@@ -83,12 +92,7 @@ def read_string(source: Source) -> Waiting[str | None]:
     """A string; None if there is none, or it is no JSON. It may hold line breaks."""
     if (yield from source.peek()) != '"':
         return None
-    raw = ""
-    for piece in _value(source):
-        if piece is None:
-            yield None
-        else:
-            raw += piece
+    raw = yield from _joined(_value(source))
     try:
         return str(json.loads(raw, strict=False))
     except ValueError:
@@ -105,14 +109,20 @@ def _arguments(source: Source) -> Pieces:
         if text is not None:
             yield text.strip() or NO_ARGUMENTS
     else:
-        word = ""
-        for piece in _value(source):
-            if piece is None:
-                yield None
-            else:
-                word += piece
+        word = yield from _joined(_value(source))
         if word:
             yield NO_ARGUMENTS if word == "null" else word
+
+
+def _joined(pieces: Pieces) -> Waiting[str]:
+    """All pieces."""
+    text = ""
+    for piece in pieces:
+        if piece is None:
+            yield None
+        else:
+            text += piece
+    return text
 
 
 def _value(source: Source) -> Pieces:

@@ -154,8 +154,8 @@ class Chats:
             return replace(reading, thinks=False), params
         if use.choice != "required" and (schema is None or not (use.possible or reading.thinks)):
             return reading, params
-        grammar = answer_grammar(self._special, reading, schema)
         try:
+            grammar = answer_grammar(self._special, reading, schema)
             guided = StructuredOutputsParams(grammar=grammar)
             return reading, replace(params, structured_outputs=guided)
         except ValueError as error:

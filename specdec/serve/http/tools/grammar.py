@@ -69,12 +69,17 @@ def llama3_json_call(lark: Lark, tool: Tool) -> str:
 
 
 def qwen3_xml_call(lark: Lark, tool: Tool) -> str:
-    """A tool's call, with the parameters that its schema names, in their order."""
+    """A tool's call, with the parameters that its schema names, in their order.
+
+    ValueError for a parameter whose name would not be read back.
+    """
     properties = tool.parameters.get("properties")
     required = tool.parameters.get("required")
     required = required if isinstance(required, list) else []
     parts = []
     for key, schema in properties.items() if isinstance(properties, dict) else ():
+        if not qwen3_xml.NAME.fullmatch(key) or key != key.strip():
+            raise ValueError(f"tools: {tool.name!r} has a parameter {key!r:.100}: it needs a name")
         rule = lark.rule(_xml_parameter(lark, tool.parameters, key, schema))
         parts.append(rule if key in required else f"{rule}?")
     head = lark.text(f"\n{qwen3_xml.FUNCTION}{tool.name}>\n")

@@ -140,6 +140,14 @@ def test_calls_or_an_answer_by_a_schema(name):
     assert not fits(answer_grammar(set(), reading(name, "required"), ANSWER), '{"ok": true}')
 
 
+@pytest.mark.parametrize("key", ["", "a>b", "a\nb", " a"])
+def test_a_parameter_that_would_not_be_read_back_is_refused(key):
+    tool = Tool("bad", {"type": "object", "properties": {key: {"type": "string"}}})
+    found = AnswerReading(FORMATS["qwen3_xml"], ToolUse((tool,), "required"))
+    with pytest.raises(ValueError, match="tools: 'bad' has a parameter"):
+        answer_grammar(set(), found, None)
+
+
 def test_reasoning_comes_before_the_calls():
     call = written("hermes", RIGHT)
     opened = answer_grammar(set(), reading("hermes", thinks=True, is_open=True), None)

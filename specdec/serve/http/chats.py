@@ -7,7 +7,6 @@ here.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from specdec.requests.params import SamplingParams
 from specdec.requests.structured_outputs import StructuredOutputsParams
@@ -33,7 +32,6 @@ from specdec.serve.http.tools.message_reader import AnswerReading
 Body = Mapping[str, object]
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_format = lru_cache(maxsize=16)(answer_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +89,28 @@ class Chats:
         """Of the server's own chat template."""
         return self._answer_format({})
 
-    def knows(self, name: str, body: Body = {}) -> bool:  # noqa: B006  it is not changed
-        """Whether the chat template reads a variable."""
-        return name in self._template(body)
+    def knows(self, name: str) -> bool:
+        """Whether the server's chat template reads a variable."""
+        return name in self._template({})
 
     def _template(self, body: Body) -> str:
         return str(body.get("chat_template") or self._prompts.template)
 
     def _answer_format(self, body: Body) -> AnswerFormat:
         options = self._options
-        return _format(self._template(body), options.tool_call_parser, options.reasoning_parser)
+        return answer_format(
+            self._template(body), options.tool_call_parser, options.reasoning_parser
+        )
 
     def _effort(self, body: Body) -> dict[str, object]:
         effort = body["reasoning_effort"]
         if effort not in EFFORTS:
             allowed = ", ".join(EFFORTS)
             raise ApiError(400, f"reasoning_effort={effort!r}: allowed are {allowed}")
-        if self.knows("reasoning_effort", body):
+        template = self._template(body)
+        if "reasoning_effort" in template:
             return {"reasoning_effort": effort}
-        if self.knows("enable_thinking", body):
+        if "enable_thinking" in template:
             return {"enable_thinking": effort != "none"}
         reason = "the chat template reads neither reasoning_effort nor enable_thinking"
         raise ApiError(400, f"reasoning_effort: no effect, since {reason}")

@@ -6,6 +6,7 @@ Names are vLLM's where it has one for the same syntax.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from specdec.serve.http.tools import hermes, llama3_json, qwen3_xml, thinking
 from specdec.serve.http.tools.definitions import Tool
@@ -80,6 +81,7 @@ class AnswerFormat:
     knows_tools: bool
 
 
+@lru_cache(maxsize=16)
 def answer_format(template: str, tool_call_parser: str, reasoning_parser: str) -> AnswerFormat:
     """Of a chat template's text and two of the names above."""
     if tool_call_parser == AUTO:

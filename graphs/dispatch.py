@@ -1,6 +1,7 @@
 """Which graph serves a batch: a padding map by requests for uniform batches, one by tokens for all.
 
-A uniform batch too large for a FULL graph may fit a PIECEWISE one; what fits neither runs eagerly.
+Ragged batches may have FULL graphs too: the one with the fewest tokens, then requests, that holds
+the batch. What fits no FULL graph may fit a PIECEWISE one; what fits neither runs eagerly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,15 +27,22 @@ class Dispatcher:
         # with and without LoRA: by request count, by token count
         self._full: dict[bool, list[Dispatch]] = {False: [], True: []}
         self._piecewise: dict[bool, list[Dispatch]] = {False: [], True: []}
+        self._shapes: dict[bool, list[BatchDescriptor]] = {False: [], True: []}
 
     def set_captured(
-        self, requests: Iterable[int], tokens: Iterable[int], has_lora: bool = False
+        self,
+        requests: Iterable[int],
+        tokens: Iterable[int],
+        has_lora: bool = False,
+        shapes: Iterable[tuple[int, int]] = (),
     ) -> None:
         """What can be replayed from now on, for batches with or without LoRA."""
         full = [self.uniform(n, has_lora) for n in padding_map(sorted(requests))]
         pieces = [self.ragged(n, has_lora) for n in padding_map(sorted(tokens))]
         self._full[has_lora] = [Dispatch(CUDAGraphMode.FULL, desc) for desc in full]
         self._piecewise[has_lora] = [Dispatch(CUDAGraphMode.PIECEWISE, desc) for desc in pieces]
+        by_tokens = sorted((tokens, reqs) for reqs, tokens in shapes)
+        self._shapes[has_lora] = [self.shape(reqs, n, has_lora) for n, reqs in by_tokens]
 
     def uniform(self, num_reqs: int, has_lora: bool = False) -> BatchDescriptor:
         """The key of the FULL graph of `num_reqs` requests."""
@@ -43,6 +51,10 @@ class Dispatcher:
     def ragged(self, num_tokens: int, has_lora: bool = False) -> BatchDescriptor:
         """The key of the PIECEWISE graphs of `num_tokens` rows."""
         return BatchDescriptor(num_tokens, has_lora=has_lora)
+
+    def shape(self, num_reqs: int, num_tokens: int, has_lora: bool = False) -> BatchDescriptor:
+        """The key of the FULL graph of a ragged batch."""
+        return BatchDescriptor(num_tokens, num_reqs, None, has_lora)
 
     def dispatch(
         self, num_reqs: int, num_tokens: int, query_len: int | None, has_lora: bool = False
@@ -58,6 +70,9 @@ class Dispatcher:
         pieces = self._piecewise[has_lora]
         if query_len == self.query_len and num_reqs < len(full):
             return full[num_reqs]
+        for desc in self._shapes[has_lora] if query_len is None else ():
+            if desc.num_tokens >= num_tokens and (desc.num_reqs or 0) >= num_reqs:
+                return Dispatch(CUDAGraphMode.FULL, desc)
         if num_tokens < len(pieces):
             return pieces[num_tokens]
         batch = BatchDescriptor(num_tokens, num_reqs, query_len, has_lora)

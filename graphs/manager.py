@@ -2,7 +2,8 @@
 
 It captures all sizes at start, large before small, says for each batch which graph serves it, and
 replays. A FULL graph serves uniform batches (each request has the same number of rows) and is keyed
-by the number of requests; a PIECEWISE one serves any batch and is keyed by the number of tokens.
+by the number of requests, or ragged ones, by requests and tokens (`sizes.shapes`); a PIECEWISE one
+serves any batch and is keyed by the number of tokens.
 Each manager has its own pool, sizes, counters and off switch.
 """
 
@@ -34,7 +35,7 @@ class MakeForward(Protocol):
 
     def __call__(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], object]:
         """The call sets its own forward context, with mode NONE to warm up, else FULL where `desc`
-        has a query_len and PIECEWISE where not. A warm-up launches the kernels of the capture.
+        has num_reqs and PIECEWISE where not. A warm-up launches the kernels of the capture.
         """
 
 
@@ -91,11 +92,14 @@ class CudaGraphManager:
     def descriptors(self) -> list[tuple[CUDAGraphMode, BatchDescriptor]]:
         """What is captured, in order: PIECEWISE before FULL, large before small."""
         tokens = self.sizes.tokens if self.mode.has_piecewise_cudagraphs() else ()
-        requests = self.sizes.requests if self.mode.decode_mode() is CUDAGraphMode.FULL else ()
+        is_full = self.mode.decode_mode() is CUDAGraphMode.FULL
+        requests = self.sizes.requests if is_full else ()
+        shapes = self.sizes.shapes if is_full else ()
         of = self._dispatcher
         cases = self._lora_cases
         pieces = [of.ragged(n, lora) for n in reversed(tokens) for lora in cases]
         full = [of.uniform(n, lora) for n in reversed(requests) for lora in cases]
+        full += [of.shape(*shape, lora) for shape in reversed(shapes) for lora in cases]
         modes = [CUDAGraphMode.PIECEWISE] * len(pieces) + [CUDAGraphMode.FULL] * len(full)
         return list(zip(modes, pieces + full, strict=True))
 
@@ -241,7 +245,7 @@ class CudaGraphManager:
 
     def _capture_forward(self, desc: BatchDescriptor, forward: Callable[[], object]) -> int:
         """Capture one size; returns how many graphs it took."""
-        if desc.query_len:
+        if desc.num_reqs:
             assert self._pool is not None
             graph, _ = capture_graph(self._pool, desc, forward, collect=False)
             self._full[desc] = graph, tuple(output[: desc.num_tokens] for output in self._outputs)
@@ -256,14 +260,16 @@ class CudaGraphManager:
         return self._piecewise.num_graphs(desc)
 
     def _is_captured(self, desc: BatchDescriptor) -> bool:
-        return desc in self._full if desc.query_len else self._piecewise.has_captured(desc)
+        return desc in self._full if desc.num_reqs else self._piecewise.has_captured(desc)
 
     def _update_dispatcher(self) -> None:
         captured = [desc for _, desc in self.descriptors() if self._is_captured(desc)]
         for has_lora in self._lora_cases:
-            full = [d.num_reqs for d in captured if d.num_reqs and d.has_lora is has_lora]
-            pieces = [d.num_tokens for d in captured if not d.num_reqs and d.has_lora is has_lora]
-            self._dispatcher.set_captured(full, pieces, has_lora)
+            found = [desc for desc in captured if desc.has_lora is has_lora]
+            full = [d.num_reqs for d in found if d.num_reqs and d.query_len]
+            pieces = [d.num_tokens for d in found if not d.num_reqs]
+            shapes = [(d.num_reqs, d.num_tokens) for d in found if d.num_reqs and not d.query_len]
+            self._dispatcher.set_captured(full, pieces, has_lora, shapes)
 
 
 @contextmanager

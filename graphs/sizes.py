@@ -1,7 +1,8 @@
 """Which sizes are captured, and which of them serves a batch.
 
-FULL graphs are keyed by request count, PIECEWISE graphs by token count. Neither list is derived
-from the other: a list of tokens divided by K+1 leaves some counts without a graph.
+FULL graphs of uniform batches are keyed by request count, those of ragged ones by both counts, and
+PIECEWISE graphs by token count. No list is derived from another: a list of tokens divided by K+1
+leaves some counts without a graph.
 """
 
 from bisect import bisect_left
@@ -11,10 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSizes:
-    """Ascending request counts for FULL and token counts for PIECEWISE."""
+    """Ascending request counts for FULL and token counts for PIECEWISE.
+
+    shapes: (requests, tokens) for FULL graphs of ragged batches, by tokens
+    """
 
     requests: tuple[int, ...]
     tokens: tuple[int, ...]
+    shapes: tuple[tuple[int, int], ...] = ()
 
 
 def capture_sizes(

@@ -19,6 +19,7 @@ from specdec.arguments import (
     refusing_unknown,
 )
 
+AUTO = "auto"
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
@@ -70,6 +71,10 @@ GRAPH_MODES = {
 class SpeculativeConfig:
     """An EAGLE draft and how many tokens it proposes per round.
 
+    num_speculative_tokens: for each request; "auto": up to 8, as many as pay. adaptive: draft as
+    many as pay, up to num_speculative_tokens, and verify the most probable drafts of all requests;
+    None: with "auto" only. Both need graphs on a GPU and acceptance "exact"; elsewhere "auto" is 3
+    for each, and the log says why. Tokens depend on none of it.
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
     greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and
@@ -79,12 +84,13 @@ class SpeculativeConfig:
     """
 
     model: str | Path
-    num_speculative_tokens: int = 3
+    num_speculative_tokens: int | str = 3
     method: str = "auto"
     acceptance: str = "exact"
     aux_layers: Sequence[int] | None = None
     revision: str | None = None
     draft_tensor_parallel_size: int = 1
+    adaptive: bool | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -92,7 +98,15 @@ class SpeculativeConfig:
             raise ValueError(
                 f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
             )
-        check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
+        if isinstance(self.num_speculative_tokens, str):
+            if self.num_speculative_tokens != AUTO:
+                allowed = f"give {AUTO!r}, or an integer from 0 to {MOST_DRAFTS}"
+                raise ValueError(
+                    f"num_speculative_tokens={self.num_speculative_tokens!r}: {allowed}"
+                )
+        else:
+            check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
+        check_choice("adaptive", self.adaptive, (None, False, True))
         check_choice("method", self.method, METHODS)
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_layers(self.aux_layers)

@@ -1,5 +1,8 @@
 """The draft's two passes: prefill with the target's features, then K - 1 levels on its own.
 
+Where rows are shared out (`calibration` is given) the number of levels varies from step to step: a
+graph of one level is replayed for each. A step that proposes nothing extends the draft's KV alone.
+
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
 slot t. After a round it covers all K + 1 rows: those after the accepted ones are garbage that the
 levels and the next round overwrite.
@@ -13,6 +16,7 @@ import torch
 from torch import Tensor
 
 from graphs.context import ForwardContext, set_forward_context
+from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.add import add
 from specdec.kernels.gumbel import DRAFT, TARGET
@@ -21,7 +25,7 @@ from specdec.kernels.support_floor.floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import Captures, DraftGraphs, init_piecewise
-from specdec.sampler.row_parameters import row_parameters
+from specdec.sampler.row_parameters import Places, row_parameters
 from specdec.sampler.sampler import scaled_in_support
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.propose import DraftLevel, propose, propose_sampled
@@ -37,6 +41,7 @@ class Draft:
     graphs: families for steps whose requests are all greedy, and for steps with a sampled request.
         Those draw their drafts with noise: for "exact" acceptance the target's noise, so that they
         agree; else the draft's own, and the state keeps the scores.
+    calibration: see stepping/propose.py
     """
 
     model: EagleModel
@@ -46,6 +51,7 @@ class Draft:
     state: RequestState
     graphs: DraftGraphs
     rule: str
+    calibration: Tensor | None = None
 
     def __post_init__(self) -> None:
         has_taps = len(self.model.config.aux_boundaries) > 0
@@ -58,7 +64,9 @@ class Draft:
         """Extend the draft's KV by the step's rows; propose the first token from each seed row."""
         how = step.passes.draft_prefill
         assert how is not None, step
-        if how.mode is CUDAGraphMode.FULL:
+        if step.passes.extends_only:
+            self._extend_only(step, how)
+        elif how.mode is CUDAGraphMode.FULL:
             self.graphs.of(step.flags).prefill.run_fullgraph(how.descriptor)
         else:
             extend = self._extend if how.mode is CUDAGraphMode.PIECEWISE else self._extend_whole
@@ -67,29 +75,33 @@ class Draft:
             self._propose_first(step.num_padded_reqs, step.flags.noise)
 
     def decode(self, step: Step) -> None:
-        """Propose tokens 2..K, one row per request each.
+        """Propose tokens 2..K, or up to the step's levels, one row per request each.
 
-        The last proposal takes all K to the state; with K = 1 `prefill` made it, and nothing is
-        left to do.
+        With one level `prefill` made the only proposal, and nothing is left to do.
         """
         how = step.passes.draft_decode
         assert how is not None, step
+        times = 1 if step.num_levels is None else step.num_levels - 1
         if how.mode is CUDAGraphMode.FULL:
-            self.graphs.of(step.flags).decode.run_fullgraph(how.descriptor)
+            for _ in range(times):
+                self.graphs.of(step.flags).decode.run_fullgraph(how.descriptor)
         else:
             max_seq_len = step.max_seq_len + self.buffers.draft_tokens.shape[1]
             context = self.contexts.draft_rows(step.num_reqs, max_seq_len, how)
-            self._decode(context, step.flags.noise)
+            for _ in range(times):
+                self._decode(context, step.flags.noise)
 
     def captures(self) -> Captures:
         """What is captured, in order."""
         graphs = self.graphs
         sampled = self.graphs.sampled
+        extend = [] if graphs.extend is None else [(graphs.extend, self.make_extend)]
         return [
             (graphs.prefill, self.make_prefill),
             (sampled.prefill, partial(self.make_prefill, is_sampled=True)),
             (graphs.decode, self.make_decode),
             (sampled.decode, partial(self.make_decode, is_sampled=True)),
+            *extend,
         ]
 
     def make_prefill(
@@ -101,11 +113,30 @@ class Draft:
         context = self.contexts.dummy_round(desc, warmup)
         return partial(self._prefill_round, context, desc.num_reqs, is_sampled)
 
+    def make_extend(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
+        """The same for an extension of the draft's KV."""
+        return partial(self._cache_rows, self.contexts.dummy_round(desc, warmup))
+
     def make_decode(
         self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
     ) -> Callable[[], None]:
         """A decode of padding, to warm up and capture."""
         return partial(self._decode, self.contexts.dummy_draft_rows(desc, warmup), is_sampled)
+
+    def _extend_only(self, step: Step, how: Dispatch) -> None:
+        if how.mode is CUDAGraphMode.FULL:
+            assert self.graphs.extend is not None, step
+            self.graphs.extend.run_fullgraph(how.descriptor)
+        elif how.mode is CUDAGraphMode.PIECEWISE:
+            self._extend(self.contexts.rows(step, how))
+        else:
+            self._cache_rows(self.contexts.rows(step, how))
+
+    def _cache_rows(self, context: ForwardContext) -> None:
+        inputs = self._inputs(context.num_tokens)
+        with set_forward_context(context):
+            features_TD = self.model.features(inputs["features_TE"])
+            self.model.extend(inputs["input_ids_T"], features_TD)
 
     def _extend(self, context: ForwardContext) -> None:
         with set_forward_context(context):
@@ -129,13 +160,18 @@ class Draft:
         buffers = self.buffers
         B = context.num_tokens
         recycled_BD = buffers.draft_hidden[:B]
+        varies = self.calibration is not None
+        levels = (None,) if varies else range(1, buffers.draft_tokens.shape[1])
         with set_forward_context(context):
-            for level in range(1, buffers.draft_tokens.shape[1]):
+            for level in levels:
                 last_B = buffers.draft_last_tokens[:B]
                 normed_BD, recycled_BD = self.model.next_level(last_B, recycled_BD)
                 self._propose(normed_BD, level, is_sampled)
+        if varies:  # the next level is another replay
+            buffers.draft_hidden[:B] = recycled_BD
 
-    def _propose(self, normed_BD: Tensor, level: int, is_sampled: bool) -> None:
+    def _propose(self, normed_BD: Tensor, level: int | None, is_sampled: bool) -> None:
+        """level: None for the one after those that the state counts."""
         state = self.state
         weight_WD = self.model.lm_head.weight
         to = DraftLevel(
@@ -144,6 +180,7 @@ class Draft:
             level=level,
             d2t_W=self.d2t,
             max_model_len=self.contexts.max_model_len,
+            calibration=self.calibration,
         )
         if not is_sampled:
             propose(normed_BD, weight_WD, to)
@@ -152,7 +189,11 @@ class Draft:
         logits_BW = linear(normed_BD, weight_WD, out_dtype=torch.float32)
         is_exact = self.rule == "exact"
         stream = TARGET if is_exact else DRAFT
-        limits, keys = row_parameters(state, row_B, None, 1 + level, stream, not is_exact)
+        if level is None:  # the drawn token comes two after the level's own row
+            places = Places(self.buffers.draft_positions[: len(row_B)], row_B)
+            limits, keys = row_parameters(state, row_B, places, 2, stream, not is_exact)
+        else:
+            limits, keys = row_parameters(state, row_B, None, 1 + level, stream, not is_exact)
         floor_B = support_floor(logits_BW, limits)
         if not is_exact:
             scores_BW = scaled_in_support(logits_BW, limits.temperatures, floor_B)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from graphs.counters import summary
@@ -29,6 +30,8 @@ from specdec.requests.sampling_flags import SamplingFlags
 from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
+from specdec.scheduling.round_history import RoundOutcome
+from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
@@ -51,6 +54,7 @@ class Engine:
 
     num_steps_ahead: 1 prepares a step while the device runs another; 0 reads results at once.
     budget: how many rows of prompts ride in a step; None: max_num_batched_tokens in each.
+    planner: shares the rows of a round out, where the runner's sizes are adaptive.
     """
 
     def __init__(
@@ -61,12 +65,15 @@ class Engine:
         use_prefix_cache: bool = False,
         num_steps_ahead: int = 0,
         budget: PromptBudget | None = None,
+        planner: RowPlanner | None = None,
     ) -> None:
         self.runner = runner
         self.intake = intake
         self.num_steps_ahead = num_steps_ahead
         self._use_prefix_cache = use_prefix_cache
         self._budget = budget
+        self.planner = planner
+        self._num_fits = 0  # of the planner, as the device has them
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._step_masks = StepMasks()
@@ -175,7 +182,7 @@ class Engine:
     def _new_scheduler(self) -> Scheduler:
         sizes = self.runner.sizes
         pool = BlockPool(sizes.num_kv_blocks)
-        return Scheduler(pool, sizes, self._use_prefix_cache, self._budget)
+        return Scheduler(pool, sizes, self._use_prefix_cache, self._budget, self.planner)
 
     def _end_all_after(self, error: BaseException) -> None:
         """End all requests: after an interrupted step, rows and blocks are in an unknown state."""
@@ -229,6 +236,8 @@ class Engine:
             max_num_computed=max(bounds, default=1) - 1,
             flags=SamplingFlags.of_all(request.params.flags for request in decided),
             query_len=work.query_len,
+            shared_rows=work.shared_rows,
+            num_levels=work.num_levels,
             masks=self._step_masks.of_step(work, self._num_drafted),
         )
 
@@ -259,17 +268,43 @@ class Engine:
         return changed
 
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
+        if self.planner is not None and work.num_live > 0:
+            self._learn(self.planner, work, result)
         changed = []
+        row = 0
         for b, request in enumerate(work.verifying):
+            drafts = result.draft_tokens[b]
+            first = row
+            row += 1 + len(drafts) if work.shared_rows else work.query_len
             if request.finish is not None:
                 continue
             num_accepted = result.num_accepted[b]
             tokens = result.sampled_tokens[b]
-            drafts = tuple(result.draft_tokens[b][: self._num_drafted(request)])
-            request.record_round(RoundRecord(drafts, num_accepted, tokens[num_accepted]))
-            self._append(request, tokens[: num_accepted + 1], result.logprobs, b * work.query_len)
+            request.record_round(RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted]))
+            self._append(request, tokens[: num_accepted + 1], result.logprobs, first)
             changed.append(request)
         return changed
+
+    def _learn(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
+        """What held, for the planner; its calibration, when it is a new one, for the device."""
+        requests = work.verifying
+        planner.observe(
+            RoundOutcome(
+                confidences=result.confidences[: len(requests)],
+                num_live=work.num_live,
+                num_verified=np.array(
+                    [len(drafts) for drafts in result.draft_tokens[: len(requests)]]
+                ),
+                num_accepted=np.array(result.num_accepted[: len(requests)]),
+                is_sampled=np.array([request.params.temperature > 0 for request in requests]),
+                num_allowed=np.array(
+                    [0 if each.finish else self._num_drafted(each) for each in requests]
+                ),
+            )
+        )
+        if planner.num_fits != self._num_fits:
+            self._num_fits = planner.num_fits
+            self.runner.calibrate(planner.calibration)
 
     def _take_prompts(self, work: Work, result: StepResult) -> list[Request]:
         changed = []

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from specdec.stepping.results import PendingResult, Results, StepResult
 from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Passes, Step
+from specdec.stepping.upload import upload
 from specdec.target import Target
 from weights.load import LoadedEagle, LoadedTarget
 
@@ -58,6 +60,7 @@ class Runner:
         self.results = Results(self.buffers)
         has_draft = eagle is not None
         self.graphs = GraphFamilies(graph_config or GraphConfig(), backend, sizes, has_draft)
+        self.calibration: Tensor | None = None  # see stepping/propose.py
         self._workspace = _workspace(target, eagle, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
         model = build_target(target, taps, sizes.max_model_len, device)
@@ -92,15 +95,21 @@ class Runner:
         max_num_computed: int = 0,
         flags: SamplingFlags = GREEDY,
         query_len: int | None = None,
+        shared_rows: int = 0,
+        num_levels: int | None = None,
         masks: Callable[[], RowMasks] | None = None,
     ) -> PendingResult:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
 
         max_num_computed: a bound on the rows' computed tokens. flags: of the requests in the rows
         and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
-        (and by default) K + 1. masks: computes those of guided rows, while the forward runs.
+        (and by default) K + 1. shared_rows: of all of them, shared out, where not 0. num_levels:
+        that the draft then runs, None: K. masks: computes those of guided rows, while the forward
+        runs.
         """
-        step = self.step_of(rows, parts, max_num_computed, flags, query_len)
+        step = self.step_of(
+            rows, parts, max_num_computed, flags, query_len, shared_rows, num_levels
+        )
         if masks is not None:
             step = replace(step, masks=masks)
         with torch.inference_mode():
@@ -114,31 +123,54 @@ class Runner:
         max_num_computed: int,
         flags: SamplingFlags,
         query_len: int | None,
+        shared_rows: int = 0,
+        num_levels: int | None = None,
     ) -> Step:
         """The step of `run_step`, with the graphs that it takes."""
         Q = query_len or self.sizes.query_len
+        num_verify_rows = shared_rows or len(rows) * Q
         bounds = [part.start + part.length for part in parts]
         if rows:
             bounds.append(min(max_num_computed + Q, self.sizes.max_model_len))
         return Step(
             state_rows=rows,
             query_len=Q,
+            shared_rows=shared_rows,
+            num_levels=num_levels,
             parts=parts,
             max_seq_len=max(bounds),
-            passes=self._passes(rows, parts, flags, Q),
+            passes=self._passes(len(rows), num_verify_rows, parts, flags, Q, num_levels),
             flags=flags,
             is_pq=bool(rows) and flags.logits and self.acceptance != "exact",
         )
 
     def _passes(
-        self, rows: Sequence[int], parts: Sequence[PromptPart], flags: SamplingFlags, query_len: int
+        self,
+        num_verified: int,
+        num_rows: int,
+        parts: Sequence[PromptPart],
+        flags: SamplingFlags,
+        query_len: int,
+        num_levels: int | None,
     ) -> Passes:
-        if not parts:
-            return self.graphs.dispatch_round(len(rows), flags, query_len)
-        num_tokens = len(rows) * query_len + sum(part.length for part in parts)
-        num_proposing = len(rows) + sum(part.ends_prompt for part in parts)
-        num_reqs = len(rows) + len(parts)
-        return self.graphs.dispatch_ragged(num_reqs, num_tokens, num_proposing, flags)
+        """num_rows: of those that verify. num_levels: None where the draft runs all, or none."""
+        if parts:
+            num_tokens = num_rows + sum(part.length for part in parts)
+            num_proposing = num_verified + sum(part.ends_prompt for part in parts)
+            if num_levels == 0:
+                num_proposing = 0
+            num_reqs = num_verified + len(parts)
+            return self.graphs.dispatch_ragged(num_reqs, num_tokens, num_proposing, flags)
+        if num_levels is None:
+            return self.graphs.dispatch_round(num_verified, flags, query_len)
+        if num_levels == 0 and num_rows == num_verified:
+            return self.graphs.dispatch_extending(num_verified)
+        return self.graphs.dispatch_shared(num_verified, num_rows, flags)
+
+    def calibrate(self, values: np.ndarray) -> None:
+        """Judge drafts by these intercepts and slopes, float32 [2, K, 2], from the next step on."""
+        assert self.calibration is not None, "the number of drafts is fixed"
+        upload(self.calibration, values)
 
     def take_device(self) -> None:
         """Make this engine's GPU the one to which the calling thread launches kernels."""
@@ -179,6 +211,7 @@ class Runner:
             device=self.device,
             vocab_size=target.config.vocab_size,
             draft_vocab_size=draft_vocab_size,
+            has_probs=sizes.is_adaptive,
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle) -> Tensor:
@@ -188,6 +221,9 @@ class Runner:
 
     def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Draft:
         assert self.graphs.draft is not None, "families without the draft's"
+        if self.sizes.is_adaptive:
+            K = self.sizes.num_speculative_tokens
+            self.calibration = torch.tensor([0.0, 1.0], device=self.device).repeat(2, K, 1)
         self.draft_cache = self._new_cache(eagle)
         return Draft(
             build_draft(eagle, target, self.sizes.max_model_len, self.device),
@@ -197,6 +233,7 @@ class Runner:
             self.state,
             self.graphs.draft,
             self.acceptance,
+            self.calibration,
         )
 
     def _captures(self) -> Captures:
@@ -214,7 +251,7 @@ def _workspace(
     """Where attention keeps partial results, outside all graph pools: no two passes overlap."""
     if device.type != "cuda":
         return None
-    num_rows = sizes.max_num_seqs * sizes.query_len
+    num_rows = sizes.max_verify_rows
     layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
     wanted = [
         workspace_size(num_rows, layer.num_heads, layer.head_dim, sizes.max_model_len)
@@ -234,4 +271,5 @@ def _buffer_sizes(
         hidden_size=target.config.layer.hidden_size,
         aux_width=taps * target.config.layer.hidden_size,
         draft_hidden_size=eagle.config.layer.hidden_size if eagle is not None else 0,
+        keeps_probs=sizes.is_adaptive,
     )

@@ -6,9 +6,10 @@ One forward takes the rows of all:
 
     act            reads                                 writes
     fill           state.last_sampled_tokens and         input_ids, positions, slot_mapping,
-                   draft_tokens; prompt tokens           num_valid, prompt_start_loc, idx_mapping,
-                                                         sample_mapping, sample_states,
-                                                         sample_starts
+                   draft_tokens; prompt tokens;          num_valid, prompt_start_loc, idx_mapping,
+                   draft_probs, where rows are shared    sample_mapping, sample_states,
+                   out                                   sample_starts; rows_per_slot and
+                                                         verify_start_loc
     forward        the above                             hidden_states, aux_hidden_states, target KV
     choose         hidden_states, sampling state,        target_tokens, by decided row;
                    step.masks, from the host             pq_accepted, where p/q decides
@@ -24,7 +25,9 @@ One forward takes the rows of all:
 
 results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. The draft
 collects its proposals in buffers.draft_tokens, which commit zeroes; state.draft_tokens are those
-that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states.
+that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states. Where
+rows are shared out, each level writes its token to the state, with draft_probs; a step that
+proposes nothing extends the draft's KV alone.
 
 Nothing reads the device from the host between `fill` and the end of the draft, but the masks of
 guided requests, which wait for what the step before has sent. The step says how
@@ -43,6 +46,7 @@ from specdec.stepping.commit import accept_and_commit, commit_prompts
 from specdec.stepping.fill import Extent, fill_prompts, fill_round
 from specdec.stepping.logprobs import RecordedLogprobs
 from specdec.stepping.results import Results
+from specdec.stepping.share_rows import share_rows
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 from specdec.stepping.upload import upload
@@ -91,11 +95,17 @@ class Acts:
             rows = np.full(V, -1)
             rows[: step.num_verified] = step.state_rows
             upload(self.buffers.idx_mapping, rows)
-            fill_round(self.buffers, self.state, V, self.max_model_len, step.query_len)
+            self._fill_verified(step, V)
         if step.parts:
-            fill_prompts(self.buffers, step.parts, Extent(V, B), Extent(V * step.query_len, T))
+            fill_prompts(self.buffers, step.parts, Extent(V, B), Extent(step.num_verify_rows, T))
         else:
-            self.buffers.pad_rows(V * step.query_len, T)
+            self.buffers.pad_rows(step.shared_rows or V * step.query_len, T)
+
+    def _fill_verified(self, step: Step, V: int) -> None:
+        buffers, state, R = self.buffers, self.state, step.shared_rows
+        if R > 0:
+            share_rows(buffers, state, V, R, self.max_model_len)
+        fill_round(buffers, state, V, self.max_model_len, step.query_len, R)
 
     def forward(self, step: Step) -> None:
         """The target over all rows."""
@@ -110,7 +120,8 @@ class Acts:
         B = step.num_padded_reqs
         V = step.num_verified if step.parts else B
         if V > 0:
-            accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len)
+            is_shared = step.shared_rows > 0
+            accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len, is_shared)
         if step.parts:
             rows = Extent(step.num_verify_rows, step.num_tokens)
             commit_prompts(self.buffers, self.state, Extent(V, B), rows)

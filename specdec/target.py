@@ -38,7 +38,7 @@ class Target:
         if how.mode is CUDAGraphMode.PIECEWISE:
             self._run_pieces(self.contexts.rows(step, how))
         elif how.mode is CUDAGraphMode.FULL:
-            self.graphs.of_round(step.query_len).run_fullgraph(how.descriptor)
+            self.graphs.of_descriptor(how.descriptor).run_fullgraph(how.descriptor)
         else:
             self._run_whole(self.contexts.rows(step, how))
 

@@ -59,6 +59,12 @@ ROWS: dict[str, Row] = {
     "specdec.requests.template_worker": Row(third=("jinja2",)),
     "specdec.requests.progress": Row(("specdec.requests", "weights.bars")),
     "specdec.scheduling": Row((*HOST, "specdec.requests")),
+    "specdec.scheduling.row_planner": Row(("specdec.scheduling",), ("numpy",)),
+    "specdec.scheduling.round_history": Row(("specdec.scheduling",), ("numpy",)),
+    "specdec.scheduling.round_options": Row(("specdec.scheduling",), ("numpy",)),
+    "specdec.scheduling.probes": Row(third=("numpy",)),
+    "specdec.scheduling.calibration": Row(("specdec.scheduling",), ("numpy",)),
+    "specdec.scheduling.gains": Row(third=("numpy",)),
     "specdec.guided": Row((*HOST, "specdec.requests"), ("numpy",)),
     "specdec.guided.grammars": Row(("specdec.requests",), ("llguidance",)),
     "specdec.guided.step_masks": Row(

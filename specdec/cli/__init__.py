@@ -123,14 +123,7 @@ def chat(
     system: Annotated[
         str | None, Option(help="the conversation's first message, with the role system")
     ] = None,
-    chat_template: Annotated[
-        Path | None,
-        Option(
-            callback=shared.text_of,
-            help="a file of Jinja text",
-            show_default="the tokenizer's own",
-        ),
-    ] = None,
+    chat_template: shared.ChatTemplate = None,
     max_tokens: shared.MaxTokens = 1024,
     temperature: shared.Temperature = 0.0,
     top_p: shared.TopP = None,
@@ -225,25 +218,9 @@ def serve(
     api_key: Annotated[
         str | None, Option(envvar="SPECDEC_API_KEY", help="requests must send it")
     ] = None,
-    served_model_names: Annotated[
-        list[str] | None,
-        Option(
-            "--served-model-name",
-            help="what requests call the model; may be repeated",
-            show_default="TARGET",
-        ),
-    ] = None,
-    chat_template: Annotated[
-        Path | None,
-        Option(
-            callback=shared.text_of,
-            help="a file of Jinja text",
-            show_default="the tokenizer's own",
-        ),
-    ] = None,
-    generation_config: Annotated[
-        str, Option(help="auto: sampling defaults of the checkpoint; none")
-    ] = "none",
+    served_model_names: shared.ServedModelNames = None,
+    chat_template: shared.ChatTemplate = None,
+    generation_config: shared.GenerationConfig = "none",
     allowed_origins: Annotated[
         list[str] | None,
         Option("--allowed-origin", help="a web page's origin that may call; may be repeated"),
@@ -257,9 +234,7 @@ def serve(
         Path | None,
         Option(file_okay=False, help="write token ids of finished requests to this directory"),
     ] = None,
-    ignore_unknown: Annotated[
-        bool, Option("--ignore-unknown", help="ignore unknown fields of requests")
-    ] = False,
+    ignore_unknown: shared.IgnoreUnknown = False,
     trust_request_chat_template: Annotated[
         bool,
         Option("--trust-request-chat-template", help="run chat templates that requests bring"),
@@ -284,19 +259,10 @@ def serve(
     dtype: shared.Dtype = "auto",
     device: shared.Device = "auto",
     max_model_len: shared.MaxModelLen = None,
-    max_num_seqs: Annotated[
-        int | None, Option(help="most samples at a time", show_default="64")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, Option(help="tokens of prompts in a step", show_default="8192")
-    ] = None,
-    max_prompt_slowdown: Annotated[
-        float | None,
-        Option(help="how many times as long prompts may make a step", show_default="1.8"),
-    ] = None,
-    num_kv_blocks: Annotated[
-        int | None, Option(help="size of the cache in blocks of 64 tokens")
-    ] = None,
+    max_num_seqs: shared.ServerMaxNumSeqs = None,
+    max_num_batched_tokens: shared.MaxNumBatchedTokens = None,
+    max_prompt_slowdown: shared.MaxPromptSlowdown = None,
+    num_kv_blocks: shared.NumKvBlocks = None,
     gpu_memory_utilization: shared.GpuMemoryUtilization = None,
     enable_prefix_caching: shared.NoPrefixCaching = False,
     enforce_eager: shared.EnforceEager = False,
@@ -312,6 +278,59 @@ def serve(
 
     wording = Wording.of(context.command.params, max_model_len is not None)
     run_serve(shared.options_of(ServeOptions, {**context.params, "wording": wording}))
+
+
+@app.command(short_help="Answer the lines of a batch file.")
+def batch(
+    context: Context,
+    input: Annotated[
+        Path,
+        Argument(
+            exists=True,
+            dir_okay=False,
+            metavar="IN",
+            help="a file of JSON lines",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        Argument(
+            dir_okay=False, metavar="OUT", help="the lines that answer them", show_default=False
+        ),
+    ],
+    target: shared.Target,
+    draft: shared.Draft = None,
+    num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    acceptance: shared.Acceptance = "exact",
+    served_model_names: shared.ServedModelNames = None,
+    chat_template: shared.ChatTemplate = None,
+    generation_config: shared.GenerationConfig = "none",
+    ignore_unknown: shared.IgnoreUnknown = False,
+    dtype: shared.Dtype = "auto",
+    device: shared.Device = "auto",
+    max_model_len: shared.MaxModelLen = None,
+    max_num_seqs: shared.ServerMaxNumSeqs = None,
+    max_num_batched_tokens: shared.MaxNumBatchedTokens = None,
+    max_prompt_slowdown: shared.MaxPromptSlowdown = None,
+    num_kv_blocks: shared.NumKvBlocks = None,
+    gpu_memory_utilization: shared.GpuMemoryUtilization = None,
+    enable_prefix_caching: shared.NoPrefixCaching = False,
+    enforce_eager: shared.EnforceEager = False,
+    cuda_graph_sizes: shared.GraphSizes = None,
+    cuda_graph_token_sizes: shared.GraphTokenSizes = None,
+) -> None:
+    """Answer a file of requests in OpenAI's batch format.
+
+    Each line of IN has custom_id, method, url and body. OUT gets a line for each, in the same
+    order, with an error where a line cannot be answered. The same command goes on with a run that
+    was stopped.
+    """
+    require_extra("batch", "server", ("fastapi", "uvicorn", "prometheus_client"))
+    from specdec.cli.batch import BatchOptions, run_batch
+
+    wording = Wording.of(context.command.params, max_model_len is not None)
+    run_batch(shared.options_of(BatchOptions, {**context.params, "wording": wording}))
 
 
 SUITES = (

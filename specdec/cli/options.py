@@ -124,6 +124,31 @@ GraphTokenSizes = Annotated[
     str | None,
     Option(help="row counts to capture steps with prompts for: 256,1024", callback=integers()),
 ]
+ServedModelNames = Annotated[
+    list[str] | None,
+    Option(
+        "--served-model-name",
+        help="what requests call the model; may be repeated",
+        show_default="TARGET",
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    Option(callback=text_of, help="a file of Jinja text", show_default="the tokenizer's own"),
+]
+GenerationConfig = Annotated[str, Option(help="auto: sampling defaults of the checkpoint; none")]
+IgnoreUnknown = Annotated[
+    bool, Option("--ignore-unknown", help="ignore unknown fields of requests")
+]
+ServerMaxNumSeqs = Annotated[int | None, Option(help="most samples at a time", show_default="64")]
+MaxNumBatchedTokens = Annotated[
+    int | None, Option(help="tokens of prompts in a step", show_default="8192")
+]
+MaxPromptSlowdown = Annotated[
+    float | None,
+    Option(help="how many times as long prompts may make a step", show_default="1.8"),
+]
+NumKvBlocks = Annotated[int | None, Option(help="size of the cache in blocks of 64 tokens")]
 Json = Annotated[bool, Option("--json", help="one JSON object on stdout and nothing else")]
 
 # the options that are arguments of LLM

@@ -68,15 +68,17 @@ def _check(options: ServeOptions) -> None:
     key = os.environ.get("SPECDEC_API_KEY") if options.api_key is None else options.api_key
     if key == "" or not (key or "").isascii():
         raise ValueError("--api-key: give a key of ASCII characters, or leave it out")
-    for name, given, allowed in (
-        ("--generation-config", options.generation_config, GENERATION_CONFIGS),
-        ("--log-format", options.log_format, LOG_FORMATS),
-        ("--tool-call-parser", options.tool_call_parser, TOOL_CALL_PARSERS),
-        ("--reasoning-parser", options.reasoning_parser, REASONING_PARSERS),
-    ):
-        if given not in allowed:
-            raise ValueError(f"{name} {given}: allowed are {', '.join(allowed)}")
+    check_choice("--generation-config", options.generation_config, GENERATION_CONFIGS)
+    check_choice("--log-format", options.log_format, LOG_FORMATS)
+    check_choice("--tool-call-parser", options.tool_call_parser, TOOL_CALL_PARSERS)
+    check_choice("--reasoning-parser", options.reasoning_parser, REASONING_PARSERS)
     ChatFormat(chat_template=options.chat_template)
+
+
+def check_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
+    """ValueError if an option has another value."""
+    if given not in allowed:
+        raise ValueError(f"{name} {given}: allowed are {', '.join(allowed)}")
 
 
 def _server_options(options: ServeOptions) -> ServerOptions:
@@ -122,6 +124,7 @@ def _announce(options: ServeOptions, port: int) -> None:
     name = (options.served_model_names or [options.target])[0]
     body = json.dumps({"model": name, "prompt": "def f(x):"})
     print(f"serving {name} at {url}/v1 (Ctrl-C stops)", file=sys.stderr)
+    print(f"playground: {url}/", file=sys.stderr)
     key = "" if options.api_key is None else ' -H "x-api-key: $SPECDEC_API_KEY" \\\n '
     print(f"curl {url}/v1/completions \\\n {key} --json {shlex.quote(body)}", file=sys.stderr)
 

@@ -22,7 +22,9 @@ from specdec.stepping.row_masks import RowMasks
 
 @dataclass(frozen=True, slots=True)
 class GuidedSlot:
-    """first_row: of its decided rows. drafts: where they arrive, as a row of a step's proposals."""
+    """first_row: of its decided rows, if each slot had query_len of them. drafts: where they
+    arrive, as a row of a step's proposals.
+    """
 
     guide: Guide
     first_row: int
@@ -54,12 +56,13 @@ class StepMasks:
         slots = []
         for b, request in enumerate(work.verifying):
             if request.guide is not None:
-                count = min(num_drafts(request), work.query_len - 1)
+                count = min(num_drafts(request), work.most_drafts)
                 drafts = self._arriving.get(request)
                 slots.append(GuidedSlot(request.guide, b * work.query_len, count, drafts))
         for i, (request, part) in enumerate(zip(work.prompts, work.parts, strict=True)):
             if request.guide is not None and part.samples:
-                slots.append(GuidedSlot(request.guide, work.num_verify_rows + i))
+                row = len(work.verifying) * work.query_len + i
+                slots.append(GuidedSlot(request.guide, row))
         return partial(_row_masks, slots) if slots else None
 
     def launched(self, work: Work, result: PendingResult) -> None:

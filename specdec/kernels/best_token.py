@@ -5,6 +5,7 @@ NOT_FINITE where one is NaN or +inf. NaN counts as +inf, so the maximum tells al
 
 The logits are never written: each program reduces its tile to a maximum and an id, a second kernel
 reduces the tiles. The product is that of `linear`, so the logits are those that it would write.
+With the sum of each tile's exp(logit - maximum), the best token's probability needs no other pass.
 
 min_tokens: before a request's min_position its stop ids cannot be drawn.
 """
@@ -32,6 +33,14 @@ class StopMask(NamedTuple):
     stop_ids: Tensor  # [R + 1, P] padded by repeating an id
 
 
+class TileMaxima(NamedTuple):
+    """Of each tile of ids and each row."""
+
+    best: Tensor  # [tiles, T] float32, the greatest score
+    ids: Tensor  # [tiles, T] int32, its lowest id
+    sums: Tensor | None = None  # [tiles, T] float32, of exp(score - best); see confidence_ref
+
+
 def best_token(
     x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None
 ) -> None:
@@ -45,7 +54,8 @@ def best_token(
 def launch_best_token(
     x_TD: Tensor, weight_VD: Tensor, out_T: Tensor, mask: StopMask | None = None
 ) -> None:
-    launch_write(*launch_tile_maxima(x_TD, weight_VD, mask), out_T)
+    maxima = TileMaxima(*launch_tile_maxima(x_TD, weight_VD, mask))
+    launch_write(maxima.best, maxima.ids, out_T)
 
 
 def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
@@ -65,18 +75,19 @@ def launch_write(best: Tensor, ids: Tensor, out_T: Tensor) -> None:
 
 
 def launch_tile_maxima(
-    x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None
-) -> tuple[Tensor, Tensor]:
-    """Of each tile of ids: the maximum [tiles, T] float32 and its lowest id [tiles, T] int32."""
+    x_TD: Tensor, weight_VD: Tensor, mask: StopMask | None = None, has_sums: bool = False
+) -> TileMaxima:
     T, D = x_TD.shape
     V = len(weight_VD)
     tiles = tiles_for("whole", x_TD, weight_VD)
     n_tiles = -(-V // tiles.block_n)
     best = torch.empty(n_tiles, T, dtype=torch.float32, device=x_TD.device)
     ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
+    sums = torch.empty_like(best) if has_sums else best
     _tile_maxima_kernel[(num_tiles(V, T, tiles),)](
         best,
         ids,
+        sums,
         describe_rows(x_TD, tiles.block_m, tiles.block_k),
         describe(weight_VD, tiles.block_n, tiles.block_k),
         *((ids,) * 4 if mask is None else mask),
@@ -85,18 +96,20 @@ def launch_tile_maxima(
         V,
         D,
         HAS_MASK=mask is not None,
+        HAS_SUMS=has_sums,
         STOP_IDS=0 if mask is None else mask.stop_ids.shape[1],
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
     )
-    return best, ids
+    return TileMaxima(best, ids, sums if has_sums else None)
 
 
 @jit(varying=("T",))
 def _tile_maxima_kernel(
     best_ptr,  # [tiles, T] float32
     ids_ptr,  # [tiles, T] int32
+    sums_ptr,  # [tiles, T] float32, with HAS_SUMS
     x_desc,  # [T, D] in tiles [BLOCK_M, BLOCK_K]
     w_desc,  # [V, D] in tiles [BLOCK_N, BLOCK_K]
     positions_ptr,  # [T]
@@ -108,6 +121,7 @@ def _tile_maxima_kernel(
     V,
     D,
     HAS_MASK: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
     STOP_IDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -137,6 +151,9 @@ def _tile_maxima_kernel(
     at = tile * T + m
     tl.store(best_ptr + at, best, mask=m < T)
     tl.store(ids_ptr + at, lowest, mask=m < T)
+    if HAS_SUMS:
+        powers = tl.exp(logits - best[None, :])
+        tl.store(sums_ptr + at, tl.sum(powers, axis=0), mask=m < T)
 
 
 @jit(varying=("out_ptr", "stride_out", "tiles", "T"))
@@ -166,6 +183,21 @@ def lowest_best(best_ptr, ids_ptr, t, tiles, T, BLOCK: tl.constexpr):
 
 
 @jit
+def confidence(best_ptr, sums_ptr, scale, t, tiles, T, BLOCK: tl.constexpr):
+    """exp(scale x greatest score) over the sum of all; 0 for a row without a choice.
+
+    sums: of exp(scale x (score - best)), by tile
+    """
+    i = tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + i * T + t, mask=i < tiles, other=float("-inf"))
+    sums = tl.load(sums_ptr + i * T + t, mask=i < tiles, other=0.0)
+    top = tl.max(best, axis=0)
+    parts = tl.where(best > float("-inf"), sums * tl.exp(scale * (best - top)), 0.0)
+    share = 1.0 / tl.sum(parts, axis=0)
+    return tl.where((tl.abs(top) < float("inf")) & (share <= 1.0), share, 0.0)
+
+
+@jit
 def id_or_marker(top, best, ids):
     """The lowest of the ids whose score is the greatest; 1 << 30 is above all."""
     lowest = tl.min(tl.where(best == top, ids, 1 << 30), axis=0)
@@ -189,3 +221,11 @@ def id_or_marker_ref(scores_TV: Tensor) -> Tensor:
     best_T = counted_TV.gather(1, id_T[:, None])[:, 0]
     id_T = torch.where(best_T == -torch.inf, NO_TOKEN, id_T)
     return torch.where(best_T == torch.inf, NOT_FINITE, id_T)
+
+
+def confidence_ref(scores_TV: Tensor, scale_T: Tensor) -> Tensor:
+    """The share of each row's greatest exp(scale x score), 0 for a row without a choice."""
+    top_T = scores_TV.amax(dim=-1)
+    powers_TV = (scale_T[:, None] * (scores_TV - top_T[:, None])).exp()
+    share_T = 1 / powers_TV.sum(dim=-1)
+    return torch.where(top_T.isfinite() & (share_T <= 1), share_T, 0)

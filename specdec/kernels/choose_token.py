@@ -6,7 +6,8 @@ floor. The kernel leaves a maximum and an id per tile, as best_token's does, for
 
 The exact noise costs as much as all else together, so a tile estimates it first and computes it
 exactly for the tokens within the estimate's error of the tile's greatest: nearly always one token.
-The result is the exact one.
+The result is the exact one. The sums of exp(temperature x (score - best)), which say how certain a
+draft is, are made of the estimates (without noise: of exp(logit - best)).
 """
 
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, tl, use_triton
-from specdec.kernels.best_token import id_or_marker_ref, launch_write
+from specdec.kernels.best_token import TileMaxima, id_or_marker_ref, launch_write
 from specdec.kernels.gumbel import (
     gumbel_estimate,
     gumbel_noise,
@@ -54,23 +55,26 @@ def choose_token(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, out_
     floor_T: least logit / temperature
     """
     if use_triton(logits_TV):
-        launch_write(*launch_choices(logits_TV, floor_T, noise_keys), out_T)
+        choices = launch_choices(logits_TV, floor_T, noise_keys)
+        launch_write(choices.best, choices.ids, out_T)
     else:
         out_T.copy_(choose_token_ref(logits_TV, floor_T, noise_keys))
 
 
 def launch_choices(
-    logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys
-) -> tuple[Tensor, Tensor]:
-    """Of each tile: the best score [tiles, T] float32 and its lowest column [tiles, T] int32."""
+    logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys, has_sums: bool = False
+) -> TileMaxima:
+    """Of each tile of columns."""
     T, V = logits_TV.shape
     block = 1024 if T <= FEW_ROWS else 2048
     tiles = -(-V // block)
     best = torch.empty(tiles, T, dtype=torch.float32, device=logits_TV.device)
     ids = torch.empty(tiles, T, dtype=torch.int32, device=logits_TV.device)
+    sums = torch.empty_like(best) if has_sums else best
     _choose_kernel[(tiles, T)](
         best,
         ids,
+        sums,
         logits_TV,
         floor_T,
         noise_keys.temperatures,
@@ -83,19 +87,21 @@ def launch_choices(
         V,
         STREAM=noise_keys.stream,
         HAS_IDS=noise_keys.token_ids is not None,
+        HAS_SUMS=has_sums,
         BLOCK=block,
         IS_GPU=logits_TV.is_cuda,
         num_warps=4,
         enable_fp_fusion=False,
         **launch_options(logits_TV),
     )
-    return best, ids
+    return TileMaxima(best, ids, sums if has_sums else None)
 
 
 @jit(varying=("temperature_ptr", "seeds_ptr", "positions_ptr", "epochs_ptr", "T"))
 def _choose_kernel(
     best_ptr,  # [tiles, T] float32
     ids_ptr,  # [tiles, T] int32
+    sums_ptr,  # [tiles, T] float32, with HAS_SUMS
     logits_ptr,  # [T, V] float32
     floor_ptr,  # [T] float32
     temperature_ptr,  # [T] float32
@@ -108,6 +114,7 @@ def _choose_kernel(
     V,
     STREAM: tl.constexpr,
     HAS_IDS: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
     BLOCK: tl.constexpr,
     IS_GPU: tl.constexpr,
     PDL: tl.constexpr,
@@ -123,6 +130,7 @@ def _choose_kernel(
     x = tl.load(row_ptr + column, mask=inside, other=float("-inf"))
     top = tl.max(tl.where(x == x, x, float("inf")), axis=0)
     id = tile * BLOCK
+    total = 0.0
     if (temperature > 0.0) & (tl.abs(top) < float("inf")):
         scaled = x
         if temperature != 1.0:
@@ -135,6 +143,8 @@ def _choose_kernel(
             r = _draws(keys, tile, t, column, inside, STREAM, HAS_IDS)
             guess = scaled + gumbel_estimate(r, IS_GPU)
             most = tl.max(guess, axis=0)
+            if HAS_SUMS:
+                total = tl.sum(tl.exp(temperature * (guess - most)), axis=0)
             # twice what an estimate and the sum's rounding may be off
             is_near = guess >= most - (5e-4 + (tl.abs(most) + 32.0) * 9.5367431640625e-07)
             id = tl.min(tl.where(is_near, column, 1 << 30), axis=0)
@@ -148,8 +158,12 @@ def _choose_kernel(
     else:
         # of a row that is not finite, any will do
         id = tl.min(tl.where(x == top, column, 1 << 30), axis=0)
+        if HAS_SUMS:
+            total = tl.sum(tl.exp(x - top), axis=0)
     tl.store(best_ptr + tile * T + t, top)
     tl.store(ids_ptr + tile * T + t, id)
+    if HAS_SUMS:
+        tl.store(sums_ptr + tile * T + t, total)
 
 
 @jit
@@ -177,6 +191,11 @@ def _draws(keys, tile, t, column, inside, STREAM: tl.constexpr, HAS_IDS: tl.cons
 
 
 def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tensor:
+    return id_or_marker_ref(noisy_ref(logits_TV, floor_T, noise_keys))
+
+
+def noisy_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tensor:
+    """The scores [T, V], -inf below the floor."""
     is_greedy_T1 = (noise_keys.temperatures == 0)[:, None]
     divisor_T1 = torch.where(is_greedy_T1, 1, noise_keys.temperatures[:, None])
     scaled_TV = logits_TV / divisor_T1
@@ -187,5 +206,5 @@ def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) 
     else:
         noise_TV = gumbel_ref(*where, noise_keys.token_ids[None], *which)
     is_out_TV = (scaled_TV < floor_T[:, None]) & ~is_greedy_T1
-    noisy_TV = torch.where(is_out_TV, -torch.inf, scaled_TV + noise_TV.masked_fill(is_greedy_T1, 0))
-    return id_or_marker_ref(noisy_TV)
+    noisy_TV = scaled_TV + noise_TV.masked_fill(is_greedy_T1, 0)
+    return torch.where(is_out_TV, -torch.inf, noisy_TV)

@@ -1,5 +1,7 @@
 """logits[row_X[x], v] += -inf where bit v of bits_XW[x] is 0, for rows that a grammar guides.
 
+Entries with row -1 are left out.
+
 The lowest bit of a word is its first id. Added, so that NaN stays NaN. Ids beyond the words are
 not masked, and there are none: W = ceil(V / 32).
 """
@@ -51,10 +53,11 @@ def _mask_rows_kernel(
     begin(PDL)
     x = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < V
+    row = tl.load(rows_ptr + x)
+    inside = (column < V) & (row >= 0)
     word = tl.load(bits_ptr + x * W + column // 32, mask=inside, other=-1)
     is_out = ((word >> (column % 32)) & 1) == 0
-    at = logits_ptr + tl.load(rows_ptr + x) * stride_logits + column
+    at = logits_ptr + row * stride_logits + column
     logits = tl.load(at, mask=inside & is_out, other=0.0)
     tl.store(at, logits + float("-inf"), mask=inside & is_out)
 
@@ -62,4 +65,5 @@ def _mask_rows_kernel(
 def mask_rows_ref(logits_TV: Tensor, row_X: Tensor, bits_XW: Tensor) -> None:
     v_V = torch.arange(logits_TV.shape[1], device=logits_TV.device)
     is_allowed_XV = (bits_XW[:, v_V // 32] >> (v_V % 32)) & 1 == 1
-    logits_TV.index_add_(0, row_X, torch.where(is_allowed_XV, 0.0, -torch.inf))
+    added_XV = torch.where(is_allowed_XV | (row_X < 0)[:, None], 0.0, -torch.inf)
+    logits_TV.index_add_(0, row_X.clamp(min=0), added_XV)

@@ -72,7 +72,7 @@ class QueryRows:
     query_start_loc: Tensor | None = None  # [B + 1] first row of each batch slot
     max_query_len: int = 1
     max_seq_len: int
-    tiles: TilePlan | None = None  # the twin's query tiles
+    tiles: TilePlan | None = None  # the twin's query tiles; None: by query_start_loc, each time
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
     launches: list[Repeated] = field(default_factory=list, init=False, compare=False, repr=False)
@@ -356,10 +356,21 @@ def _combine_kernel(
     tl.store(out_ptr + (t * H + head) * C + c, (acc / total).to(out_ptr.dtype.element_ty))
 
 
+def _tiles_of(rows: QueryRows) -> TilePlan:
+    """The tiles of ragged rows, in as many for each batch slot as the longest may need."""
+    starts = rows.query_start_loc
+    assert starts is not None, "the twin needs a tile plan, or query_start_loc"
+    per_slot = -(-rows.max_query_len // ROWS)
+    i_X = torch.arange(per_slot * ROWS, device=starts.device)
+    row_BX = starts[:-1, None] + i_X
+    row_BX = torch.where(row_BX < starts[1:, None], row_BX, rows.num_rows)
+    req_B = torch.arange(len(starts) - 1, device=starts.device)
+    return TilePlan(row_BX.flatten(), req_B.repeat_interleave(per_slot), rows.num_rows)
+
+
 def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     """In tiles of 8 query rows of one request, by rows.tiles; rows in no tile become 0."""
-    tiles = rows.tiles
-    assert tiles is not None, "the twin needs a tile plan"
+    tiles = rows.tiles or _tiles_of(rows)
     q_THC, out_THC = q_THC[: rows.num_rows], out_THC[: rows.num_rows]
     _, _, G, S, C = cache.shape
     H = q_THC.shape[1]

@@ -32,13 +32,11 @@ class EagleLayer(nn.Module):
 
     def forward(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Sums, Tensor]:
         """x: the features, after the first layer its last product. Returns the next such pair."""
-        u_TD, stream_TD = self._enter(x, stream_TD, embed_TD)
+        u_TD, stream_TD = self.enter(x, stream_TD, embed_TD)
         normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(u_TD), stream_TD)
         return self.mlp(normed_TD), stream_TD
 
-    def _enter(
-        self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def enter(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
         """What attention reads, and the stream beside it."""
         if isinstance(x, Sums):
             assert self.input_layernorm is not None, "only a first layer may lack it"
@@ -81,14 +79,30 @@ class EagleModel(nn.Module):
             features_TE = self.fc(features_TE)
         return features_TE
 
-    def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Sums, Tensor]:
-        """The last product and the stream to add it to. g_TD: features or recycled streams."""
+    def extend(self, input_ids_T: Tensor, g_TD: Tensor) -> None:
+        """Cache the keys and values of `forward`: of one layer, they need no attention and MLP."""
+        if len(self.layers) > 1:
+            self(input_ids_T, g_TD)
+            return
+        x, embed_TD = self._first(input_ids_T, g_TD)
+        layer = self.layers[0]
+        assert isinstance(layer, EagleLayer), layer
+        u_TD, _ = layer.enter(x, g_TD, embed_TD)
+        layer.self_attn.store(u_TD)
+
+    def _first(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """What the first layer takes, and the embeddings beside it."""
         embed_TD = self.embed_tokens(input_ids_T)
         if self.embed_norm is not None:
             embed_TD = self.embed_norm(embed_TD)
-        x: Tensor | Sums = g_TD
         if self.config.entry == "fc" and self.fc is not None:
-            x = self.fc(torch.cat([embed_TD, g_TD], dim=-1))
+            return self.fc(torch.cat([embed_TD, g_TD], dim=-1)), embed_TD
+        return g_TD, embed_TD
+
+    def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Sums, Tensor]:
+        """The last product and the stream to add it to. g_TD: features or recycled streams."""
+        x: Tensor | Sums
+        x, embed_TD = self._first(input_ids_T, g_TD)
         stream_TD = g_TD
         for layer in self.layers:
             x, stream_TD = layer(x, stream_TD, embed_TD)

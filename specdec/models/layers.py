@@ -77,11 +77,15 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x_TD: Tensor) -> Sums:
+    def store(self, x_TD: Tensor) -> Tensor:
+        """Cache the keys and values of rows; returns their queries."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        q_THC = store_kv(self.qkv_proj.sums(x_TD), self.rope, norms, self.index)
+        return store_kv(self.qkv_proj.sums(x_TD), self.rope, norms, self.index)
+
+    def forward(self, x_TD: Tensor) -> Sums:
+        q_THC = self.store(x_TD)
         out_THC = room_for(q_THC)
         attend(q_THC, out_THC, self.index)
         return self.o_proj.sums(out_THC.flatten(1))

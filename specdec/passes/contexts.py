@@ -48,16 +48,16 @@ class PassContexts:
         """All rows of a step, eagerly or in pieces: those that verify, then those of prompts."""
         T = how.descriptor.num_tokens
         V = step.num_verified
-        Q = step.query_len
+        R = step.num_verify_rows
         bound = step.max_seq_len
         if not step.parts:
             B = how.descriptor.num_reqs or V
-            return self._context(how, T, (self._uniform(B, Q, T, bound),))
+            return self._context(how, T, (self._verified(step, B, T),))
         lengths = [part.length for part in step.parts]
-        prompts = self._ragged(lengths, V, Extent(V * Q, T), bound)
+        prompts = self._ragged(lengths, V, Extent(R, T), bound)
         if V == 0:
             return self._context(how, T, (prompts,))
-        return self._context(how, T, (self._uniform(V, Q, V * Q, bound), prompts))
+        return self._context(how, T, (self._verified(step, V, R), prompts))
 
     def dummy_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """The rows of prompts, cut into as many requests as there may be."""
@@ -71,13 +71,16 @@ class PassContexts:
     def dummy_round(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """The rows of a round, for a full graph."""
         assert desc.num_reqs is not None, desc
-        assert desc.query_len is not None, desc
         B = desc.num_reqs
+        T = desc.num_tokens
         Q = desc.query_len
-        self.buffers.fill_padding([Q] * B)
         how = _how(CUDAGraphMode.FULL, desc, warmup)
-        group = self._uniform(B, Q, desc.num_tokens, self.max_model_len)
-        return self._context(how, desc.num_tokens, (group,))
+        if Q is None:
+            self.buffers.fill_padding([T // B + (b < T % B) for b in range(B)])
+            most = min(self.buffers.sizes.num_speculative_tokens, T - B) + 1
+            return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
+        self.buffers.fill_padding([Q] * B)
+        return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))
 
     def draft_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
         """One row of the draft's own per request."""
@@ -99,8 +102,25 @@ class PassContexts:
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how)
 
-    def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
+    def _verified(self, step: Step, num_reqs: int, num_rows: int) -> QueryRows:
         """Verify slots, from the first row on; the last rows may be padding."""
+        bound = step.max_seq_len
+        if step.shared_rows:
+            return self._shared(num_reqs, step.query_len, num_rows, bound)
+        return self._uniform(num_reqs, step.query_len, num_rows, bound)
+
+    def _shared(self, num_reqs: int, most: int, num_rows: int, max_seq_len: int) -> QueryRows:
+        """Of 1 to `most` rows each, as the device shares them out."""
+        return self._query_rows(
+            idx_mapping=self.buffers.idx_mapping[:num_reqs],
+            positions=self.buffers.positions[:num_rows],
+            query_start_loc=self.buffers.verify_start_loc[: num_reqs + 1],
+            max_query_len=most,
+            max_seq_len=max_seq_len,
+        )
+
+    def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
+        """The same number of rows for each."""
         return self._query_rows(
             idx_mapping=self.buffers.idx_mapping[:num_reqs],
             positions=self.buffers.positions[:num_rows],

@@ -5,6 +5,10 @@
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
     draft.prefill   both       with prompts in pieces, after a round whole or in pieces
     draft.decode    FULL       K - 1 rows per request, one after another
+    draft.extend    FULL       the draft's KV after a plain round, where a later one may draft
+
+Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.prefill have graphs by
+requests and rows, and draft.decode is one level, replayed for each.
 
 The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses
 inside its own, so steps with a sampled request have others, `draft.sampled`, which draw with noise.
@@ -13,11 +17,12 @@ In counters and logs the dot is an underscore; cuda_graph_modes sets plain with 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphs.counters import GraphCounters
+from graphs.dispatch import Dispatch
 from graphs.manager import CudaGraphManager, MakeForward
-from graphs.modes import CUDAGraphMode
+from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
@@ -28,6 +33,7 @@ from specdec.stepping.step_sizes import Passes
 
 # Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve.
 PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+FEW_DRAFTS = 3  # a round of few requests has a graph for these, beside one for all
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
 
@@ -43,6 +49,10 @@ class TargetGraphs:
     def of_round(self, query_len: int | None) -> CudaGraphManager:
         return self.plain if query_len == 1 and self.plain is not None else self.decode
 
+    def of_descriptor(self, desc: BatchDescriptor) -> CudaGraphManager:
+        """The family of a full graph."""
+        return self.of_round(desc.query_len)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPair:
@@ -52,9 +62,13 @@ class DraftPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftGraphs(DraftPair):
-    """Those of greedy steps, whose pieces serve all steps, and those of sampled ones."""
+    """Those of greedy steps, whose pieces serve all steps, and those of sampled ones.
+
+    extend: None where the number of drafts is fixed
+    """
 
     sampled: DraftPair
+    extend: CudaGraphManager | None
 
     def of(self, flags: SamplingFlags) -> DraftPair:
         """The families whose full graphs a step runs."""
@@ -72,6 +86,8 @@ class GraphFamilies:
         self._sizes = sizes
         self.query_len = Q = sizes.query_len
         self.managers: list[CudaGraphManager] = []  # in the order of capture
+        # of rounds whose rows are shared out: (requests, rows), by rows
+        self.shapes = shared_shapes(sizes, config.request_sizes)
         most = sizes.max_num_rows
         self.target = TargetGraphs(
             prefill=self._family("target_prefill", Q, most),
@@ -83,14 +99,35 @@ class GraphFamilies:
     def dispatch_ragged(
         self, num_reqs: int, num_tokens: int, num_proposing: int, flags: SamplingFlags = GREEDY
     ) -> Passes:
-        """The graphs of a step with prompts; the draft proposes for what runs, or is to run now."""
+        """The graphs of a step with prompts.
+
+        num_proposing: requests for which the draft proposes: all that run, or begin to
+        """
         target = self.target.prefill.dispatch(num_reqs, num_tokens, None)
         if self.draft is None:
             return Passes(target=target)
         prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
         of = self.draft.of(flags)
-        decode = of.decode.dispatch(num_reqs, num_reqs, 1) if num_proposing else None
+        if num_proposing == 0:
+            return Passes(target=target, draft_prefill=prefill, extends_only=True)
+        decode = of.decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
+
+    def dispatch_shared(self, num_reqs: int, num_rows: int, flags: SamplingFlags) -> Passes:
+        """The graphs of a round whose rows are shared out."""
+        assert self.draft is not None, "rows are shared out among drafts"
+        target = self.target.decode.dispatch(num_reqs, num_rows, None)
+        return self._drafting(target, num_reqs, num_rows, None, flags)
+
+    def dispatch_extending(self, num_reqs: int) -> Passes:
+        """The graphs of a round of one row for each, after which nothing is drafted yet."""
+        assert self.draft is not None, "nothing to extend"
+        target, draft = self.target.plain, self.draft.extend
+        assert target is not None, "families without a draft's"
+        assert draft is not None, "the number of drafts is fixed"
+        how = target.dispatch(num_reqs, num_reqs, 1)
+        extend = draft.dispatch(num_reqs, num_reqs, 1)
+        return Passes(target=how, draft_prefill=extend, extends_only=True)
 
     def dispatch_round(
         self, num_reqs: int, flags: SamplingFlags = GREEDY, query_len: int | None = None
@@ -102,8 +139,19 @@ class GraphFamilies:
         target = manager.dispatch(num_reqs, num_tokens, Q)
         if self.draft is None or manager is self.target.plain:
             return Passes(target=target)
+        return self._drafting(target, num_reqs, num_tokens, Q, flags)
+
+    def _drafting(
+        self,
+        target: Dispatch,
+        num_reqs: int,
+        num_tokens: int,
+        query_len: int | None,
+        flags: SamplingFlags,
+    ) -> Passes:
+        assert self.draft is not None, "nothing drafts"
         draft = self.draft.of(flags)
-        prefill = draft.prefill.dispatch(num_reqs, num_tokens, Q)
+        prefill = draft.prefill.dispatch(num_reqs, num_tokens, query_len)
         if flags.noise and prefill.mode is CUDAGraphMode.NONE:
             # pieces end before a token is chosen, so the greedy family's serve sampled steps too
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
@@ -136,9 +184,11 @@ class GraphFamilies:
         config = self._config
         max_reqs = self._sizes.max_num_seqs
         if config.token_sizes is None:
-            max_tokens = min(max_tokens, max(config.max_tokens, query_len * max_reqs))
+            max_tokens = min(max_tokens, max(config.max_tokens, self._sizes.max_verify_rows))
         requests = config.request_sizes or _request_sizes(max_reqs, query_len)
         sizes = capture_sizes(max_reqs, max_tokens, requests, config.token_sizes)
+        if self._sizes.is_adaptive and query_len > 1:
+            sizes = replace(sizes, requests=(), shapes=self.shapes)
         return self._manager(name, sizes, _mode_of(config, name), query_len)
 
     def _plain(self) -> CudaGraphManager:
@@ -156,7 +206,12 @@ class GraphFamilies:
         sampled_prefill = self._sampled(prefill, Q)
         decode = self._family("draft_decode", 1, most)
         sampled = DraftPair(prefill=sampled_prefill, decode=self._sampled(decode, 1))
-        return DraftGraphs(prefill=prefill, decode=decode, sampled=sampled)
+        extend = self._extend(sampled_prefill.mode) if self._sizes.is_adaptive else None
+        return DraftGraphs(prefill=prefill, decode=decode, sampled=sampled, extend=extend)
+
+    def _extend(self, mode: CUDAGraphMode) -> CudaGraphManager:
+        assert self.target.plain is not None, "families without a draft's"
+        return self._manager("draft_extend", self.target.plain.sizes, mode, 1)
 
     def _sampled(self, greedy: CudaGraphManager, query_len: int) -> CudaGraphManager:
         has_full = greedy.mode.decode_mode() is CUDAGraphMode.FULL
@@ -194,6 +249,27 @@ def _request_sizes(max_reqs: int, query_len: int) -> list[int]:
     most = (rows // query_len for rows in ROW_CLASSES)
     sizes = {*range(1, 9), *range(8, max_reqs, 8), *most, max_reqs}
     return sorted(n for n in sizes if 0 < n <= max_reqs)
+
+
+def shared_shapes(
+    sizes: EngineSizes, requests: Sequence[int] | None = None
+) -> tuple[tuple[int, int], ...]:
+    """(requests, rows) of rounds whose rows are shared out, by rows: few, as slots without a row
+    cost next to nothing, and up to the most rows that share tiles padding does not either.
+    """
+    most = sizes.max_num_seqs
+    Q = sizes.query_len
+    if not sizes.is_adaptive:
+        return ()
+    if requests is None:
+        requests = [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+    found = set()
+    for B in requests:
+        all_rows = min(B * Q, sizes.max_verify_rows)
+        few = min(B * (FEW_DRAFTS + 1), all_rows)
+        rows = {B, few, all_rows, *(c for c in ROW_CLASSES if B < c < all_rows)}
+        found |= {(B, n) for n in rows}
+    return tuple(sorted(found, key=lambda shape: (shape[1], shape[0])))
 
 
 def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:

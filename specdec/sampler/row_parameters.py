@@ -135,14 +135,16 @@ def row_parameters_ref(
 ) -> tuple[Limits, NoiseKeys]:
     sampling = state.sampling
     position_T = state.num_computed_tokens[state_T] if places is None else places.positions
-    epoch_T = position_T if places is None else position_T[places.starts]
+    epoch_T = torch.zeros_like(position_T)
+    if has_epoch:
+        epoch_T = position_T if places is None else position_T[places.starts]
     kept = (sampling.temperature, sampling.log_min_p, sampling.top_k, sampling.top_p)
     limits = Limits(*(values[state_T] for values in kept))
     noise_keys = NoiseKeys(
         temperatures=limits.temperatures,
         seeds=sampling.seeds[state_T],
         positions=position_T + offset,
-        epochs=epoch_T if has_epoch else torch.zeros_like(position_T),
+        epochs=epoch_T,
         stream=stream,
     )
     return limits, noise_keys

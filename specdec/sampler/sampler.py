@@ -68,7 +68,7 @@ class Sampler:
         process_logits(logits_TV, rows, self.state, flags)
         if step.masks is not None:  # the host has worked them out while the forward ran
             row_X, bits_XW = (uploaded(part, logits_TV.device) for part in step.masks())
-            mask_rows(logits_TV, row_X, bits_XW)
+            mask_rows(logits_TV, self._true_rows(row_X, step), bits_XW)
         # padding within a batch slot draws too, and its token is never read
         places = Places(rows.position_T, rows.start_T)
         limits, noise_keys = row_parameters(
@@ -126,11 +126,27 @@ class Sampler:
         mask = StopMask(rows.position_T, rows.state_T, state.min_positions, state.stop_ids)
         best_token(hidden_TD, self.model.lm_head.weight, out_T, mask)
 
+    def _true_rows(self, row_X: Tensor, step: Step) -> Tensor:
+        """Rows as the host counts them, query_len for each slot, where they are; -1: nowhere."""
+        if step.shared_rows == 0:
+            return row_X
+        V = step.num_verified
+        Q = step.query_len
+        starts = self.buffers.verify_start_loc[: V + 1]
+        slot_X = (row_X // Q).clamp(max=V - 1)
+        at_X = starts[slot_X] + row_X % Q
+        at_X = torch.where(at_X < starts[slot_X + 1], at_X, -1)
+        return torch.where(row_X < V * Q, at_X, row_X - V * Q + step.shared_rows)
+
     def _decided_tokens(self, step: Step) -> Tensor:
         """What the commit kept, by decided row."""
         V = step.num_verified
         tokens = self.buffers.sampled_tokens
-        return torch.cat([tokens[:V, : step.query_len].flatten(), tokens[V : step.num_reqs, 0]])
+        if step.shared_rows:  # p/q, which keeps other tokens than were chosen, has no such steps
+            verified_T = self.buffers.target_tokens[: step.shared_rows]
+        else:
+            verified_T = tokens[:V, : step.query_len].flatten()
+        return torch.cat([verified_T, tokens[V : step.num_reqs, 0]])
 
     def _count(self, step: Step) -> None:
         buffers = self.buffers

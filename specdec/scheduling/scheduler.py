@@ -13,9 +13,11 @@ step in flight can write them.
 
 from bisect import insort
 from collections import Counter
+from dataclasses import replace
 
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import NO_PREFIX, BlockPool, block_key, num_whole_blocks
+from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
@@ -25,6 +27,7 @@ class Scheduler:
     """use_prefix_cache: start prompts from published blocks, and publish blocks that are whole.
 
     budget: how many rows of prompts ride in a step; None: max_num_batched_tokens in each.
+    planner: how many rows verify, and how many levels the draft runs; None: K drafts for each.
     """
 
     def __init__(
@@ -33,11 +36,14 @@ class Scheduler:
         sizes: EngineSizes,
         use_prefix_cache: bool = False,
         budget: PromptBudget | None = None,
+        planner: RowPlanner | None = None,
     ) -> None:
         self.pool = pool
         self.sizes = sizes
         self.use_prefix_cache = use_prefix_cache
         self.budget = budget
+        self.planner = planner
+        self._num_live = 0  # levels of the drafts that the latest step leaves
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -179,14 +185,40 @@ class Scheduler:
         verifying = self._verifying(ranked)
         if verifying is None:
             return None
-        drafts = any(request.num_speculative_tokens for request in verifying)
-        query_len = self.sizes.query_len if drafts else 1
         prefilling = set(self.prefilling)
         waiting = [each for each in ranked if each in prefilling and each.finish is None]
-        work = Work(verifying=verifying, query_len=query_len, prompts=[], parts=[])
+        if not verifying and not waiting:
+            return None
+        work = self._round(verifying, waiting)
         if waiting:
             self._add_parts(work, waiting)
-        return work if work.verifying or work.prompts else None
+        self._num_live = work.num_levels or 0
+        return work
+
+    def _round(self, verifying: list[Request], waiting: list[Request]) -> Work:
+        """The rows that verify."""
+        num_drafting = sum(each.num_speculative_tokens > 0 for each in verifying)
+        work = Work(
+            verifying=verifying,
+            query_len=self.sizes.query_len if num_drafting else 1,
+            prompts=[],
+            parts=[],
+        )
+        if self.planner is None:
+            return work
+        if num_drafting == 0 and not any(each.num_speculative_tokens for each in waiting):
+            return replace(work, num_levels=0) if waiting else work
+        num_keys = sum(each.num_tokens for each in verifying)
+        num_requests = max(len(verifying), 1)
+        plan = self.planner.plan(num_requests, max(num_drafting, 1), self._num_live, num_keys)
+        if num_drafting == 0 or (plan.num_levels == 0 and self._num_live == 0):
+            return replace(work, query_len=1, num_levels=plan.num_levels)
+        return replace(
+            work,
+            shared_rows=max(plan.num_rows, len(verifying)),
+            num_live=self._num_live,
+            num_levels=plan.num_levels,
+        )
 
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""

@@ -44,6 +44,35 @@ class StepCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCosts:
+    """Milliseconds of steps without prompts in an engine with a draft.
+
+    verify: by rows with padding: a round that drafts one level (target, choice, commit, draft
+        prefill and first proposal)
+    plain: by requests with padding: a round of one row each, and the extension of the draft's KV
+    level: by requests with padding: each further level of the draft
+    ms_per_key: for each key in the caches of the requests that verify, in plain rounds too
+    """
+
+    verify: Measured
+    plain: Measured
+    level: Measured
+    ms_per_key: float = 0.0
+
+    def verify_ms(self, num_rows: int) -> float:
+        """A round that drafts one level, behind short contexts."""
+        return _at(self.verify, num_rows)
+
+    def plain_ms(self, num_requests: int) -> float:
+        """A round of one row a request without drafts, behind short contexts."""
+        return _at(self.plain, num_requests)
+
+    def level_ms(self, num_requests: int) -> float:
+        """One more level of the draft."""
+        return _at(self.level, num_requests)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBudget:
     """slowdown: how many times as long as without prompts a step may take."""
 

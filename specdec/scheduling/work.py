@@ -34,12 +34,18 @@ class Work:
     """A step's batch slots: requests that verify, then parts of prompts, those that end first.
 
     query_len: rows of each that verifies, 1 where none of them drafts, else K + 1
+    shared_rows: where not 0, each has 1 to query_len rows instead, its share of these
+    num_live: levels of the drafts that the step before has left
+    num_levels: that the draft runs after this step; None: all K, or none where no request drafts
     """
 
     verifying: list[Request]
     query_len: int
     prompts: list[Request]
     parts: list[PromptPart]
+    shared_rows: int = 0
+    num_live: int = 0
+    num_levels: int | None = None
 
     @property
     def requests(self) -> list[Request]:
@@ -47,9 +53,14 @@ class Work:
         return [*self.verifying, *self.prompts]
 
     @property
+    def most_drafts(self) -> int:
+        """That a request may have verified."""
+        return self.num_live if self.shared_rows else self.query_len - 1
+
+    @property
     def num_verify_rows(self) -> int:
         """Rows before those of prompts."""
-        return len(self.verifying) * self.query_len
+        return self.shared_rows or len(self.verifying) * self.query_len
 
     def token_bounds(self, b: int) -> tuple[int, int]:
         """The fewest and the most tokens that the step can bring to request b."""

@@ -79,13 +79,14 @@ def forwards(runner: Runner) -> Iterator[Step]:
     for count in (1, sizes.max_num_seqs):
         for length in ATTENTION_ROWS:
             yield chunk(runner, length, count)
-        for query_len in {1, sizes.query_len}:
+        for query_len in uniform_rounds(runner):
             yield round_of(runner, count, query_len)
+    yield from shared_rounds(runner)
 
 
 def samplings(runner: Runner) -> Iterator[Step]:
     """Greedy and drawn tokens for each class of row counts; everything else that may be asked."""
-    query_lens = {1, runner.sizes.query_len}
+    query_lens = uniform_rounds(runner)
     for flags in (GREEDY, DRAWN):
         for count in request_counts(runner, 1):
             yield chunk(runner, 1, count, flags)
@@ -93,6 +94,7 @@ def samplings(runner: Runner) -> Iterator[Step]:
             for count in request_counts(runner, query_len):
                 yield round_of(runner, count, query_len, flags)
         yield from mixed_steps(runner, flags)
+        yield from shared_rounds(runner, flags)
     for flags in FLAGS:
         yield chunk(runner, 1, 1, flags)
         for query_len in query_lens:
@@ -104,6 +106,28 @@ def samplings(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, rows + 1, 1, SamplingFlags(logprobs=1), num_logprobs=1)
 
 
+def uniform_rounds(runner: Runner) -> set[int]:
+    """Rows of each request, in rounds whose rows are not shared out."""
+    return {1} if runner.sizes.is_adaptive else {1, runner.sizes.query_len}
+
+
+def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
+    """Those that will be captured: of each number of rows, with the fewest and most requests."""
+    most = runner.sizes.max_num_seqs
+    shapes = runner.graphs.shapes
+    fewest = {rows: count for count, rows in reversed(shapes)}  # ascending by both
+    chosen = [*fewest.items(), *((rows, count) for count, rows in shapes if count == most)]
+    for rows, count in chosen:
+        yield _shared_round(runner, count, rows, flags)
+    if shapes:
+        yield runner.step_of([-1], (), runner.sizes.max_model_len, flags, 1, num_levels=0)
+
+
+def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -> Step:
+    bound = runner.sizes.max_model_len
+    return runner.step_of([-1] * count, (), bound, flags, None, rows, num_levels=2)
+
+
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     """Rows that verify and ends of prompts together make any number of decided rows."""
     sizes = runner.sizes
@@ -113,7 +137,9 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
         if num_verified > 0 and 0 < num_ending <= sizes.max_num_seqs - num_verified:
             parts = padding_parts(runner, [1] * num_ending)
             most = sizes.max_model_len
-            yield runner.step_of([-1] * num_verified, parts, most, flags, sizes.query_len)
+            Q = sizes.query_len
+            shared = (num_verified * Q, 2) if sizes.is_adaptive else (0, None)
+            yield runner.step_of([-1] * num_verified, parts, most, flags, Q, *shared)
 
 
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:

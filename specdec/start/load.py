@@ -27,14 +27,16 @@ from specdec.models.products import products_of
 from specdec.requests.intake import Intake
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
+from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
 from specdec.start.locate import Hub, locate
-from specdec.start.measure_costs import largest_captured, measure_costs
+from specdec.start.measure_costs import largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
+from specdec.start.speculation import Drafting, drafting_of
 from specdec.start.tile_sources import log_tiles
 from weights.config import TargetConfig
 from weights.files.reader import Reader
@@ -75,7 +77,8 @@ def _load(
     device: torch.device,
 ) -> Loaded:
     advise_threads(device)
-    backend = _backend(config, device, _num_drafts(speculation) > 0)
+    backend = _backend(config, device, _has_drafts(speculation))
+    drafting = drafting_of(speculation, backend is not None)
     if device.type == "cuda":
         user_table()  # a faulty one is refused before weights are read
     directory, tokenizer_directory, draft_directory = _directories(model, speculation, config)
@@ -83,7 +86,7 @@ def _load(
     reader = Reader(directory)
     known = resolve_target(reader, Log())
     if not reader.problems.lines:  # which load_target lists all at once
-        largest_sizes(config, _num_drafts(speculation), known, None)  # refuses a length early
+        largest_sizes(config, drafting, known, None)  # refuses a length early
     with _phase("tokenizer"):
         tokenizer = Tokenizer(tokenizer_directory)
     dtype = dtype_of(config.dtype, device)
@@ -98,7 +101,7 @@ def _load(
         logger.info("%s", eagle.report)
     log_tiles(_products(target, eagle), device)
     engine = assemble(
-        _runner(config, speculation, target, eagle, backend),
+        _runner(config, speculation, drafting, target, eagle, backend),
         target.config,
         tokenizer,
         seed=config.seed,
@@ -131,12 +134,17 @@ def assemble(
         tokenizer, runner.sizes, target.vocab_size, eos_token_ids, seed, rule, guides=guides
     )
     is_gpu = runner.device.type == "cuda"
+    planner = None
+    if runner.sizes.is_adaptive:
+        shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
+        planner = RowPlanner(measure_round_costs(runner), shapes, num_levels)
     return Engine(
         runner,
         intake,
         use_prefix_cache=use_prefix_cache,
         num_steps_ahead=int(is_gpu if is_async is None else is_async),
         budget=PromptBudget(costs=measure_costs(runner), slowdown=slowdown) if is_gpu else None,
+        planner=planner,
     )
 
 
@@ -167,8 +175,8 @@ def _phase(name: str) -> Iterator[None]:
     logger.info("start: %-15s %6.2f s", name, time.monotonic() - start)
 
 
-def _num_drafts(speculation: SpeculativeConfig | None) -> int:
-    return 0 if speculation is None else speculation.num_speculative_tokens
+def _has_drafts(speculation: SpeculativeConfig | None) -> bool:
+    return speculation is not None and speculation.num_speculative_tokens != 0
 
 
 def _backend(config: EngineConfig, device: torch.device, has_draft: bool) -> GraphBackend | None:
@@ -201,15 +209,16 @@ def _load_draft(
 def _runner(
     config: EngineConfig,
     speculation: SpeculativeConfig | None,
+    drafting: Drafting,
     target: LoadedTarget,
     eagle: LoadedEagle | None,
     backend: GraphBackend | None,
 ) -> Runner:
     """The runner with a cache that fits, its graphs captured."""
     device = target.tensors["embed_tokens.weight"].device
-    K = _num_drafts(speculation)
+    K = drafting.num_tokens
     acceptance = "exact" if speculation is None else speculation.acceptance
-    most = largest_sizes(config, K, target.config, None if eagle is None else eagle.config)
+    most = largest_sizes(config, drafting, target.config, None if eagle is None else eagle.config)
     build = partial(
         Runner,
         target,

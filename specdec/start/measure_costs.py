@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from specdec.kernels.tile_shapes import row_class
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY
 from specdec.runner import Runner
-from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, Measured, StepCosts
+from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, Measured, RoundCosts, StepCosts
 from specdec.sizes import BLOCK_SIZE
 from specdec.start.compile_ahead import padding_parts, prompts
 from specdec.stepping.step_sizes import Step
@@ -20,6 +20,8 @@ from specdec.stepping.step_sizes import Step
 logger = logging.getLogger("specdec")
 
 NUM_MIXED = 8  # sizes of steps with prompts
+NUM_ROUNDS = 12  # sizes of rounds whose rows are shared out
+SOME_LEVELS = 3  # of the draft, where their number varies
 LONG_CONTEXT = 4096
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
 # as it takes to launch op by op. Larger steps hide their launches.
@@ -42,14 +44,11 @@ def largest_captured(runner: Runner) -> int:
 def measure_costs(runner: Runner) -> StepCosts:
     """The costs of an engine's steps. Nothing is being served yet: the state rows are written."""
     began = time.perf_counter()
-    Q = runner.sizes.query_len
-    sizes = runner.graphs.target.decode.sizes.requests
-    # the most requests of each class of rows, which share tiles
-    counts = {row_class(n * Q): n for n in sizes}.values()
+    rounds = list(_rounds(runner))
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
     with compiling_is_expected():
         costs = StepCosts(
-            rounds=tuple((n * Q, _ms(runner, _round(runner, [-1] * n))) for n in counts),
+            rounds=tuple((step.num_verify_rows, _ms(runner, step)) for step in rounds),
             mixed=_mixed(runner, _spread(tokens, NUM_MIXED) or [LEAST_PROMPT_ROWS]),
         )
         costs = replace(costs, ms_per_key=_ms_per_key(runner), ms_per_pair=_ms_per_pair(runner))
@@ -64,14 +63,69 @@ def measure_costs(runner: Runner) -> StepCosts:
     return costs
 
 
+def measure_round_costs(runner: Runner) -> RoundCosts:
+    """What rounds cost whose rows are shared out."""
+    with compiling_is_expected():
+        few, many = (
+            {step.num_verify_rows: _ms(runner, step) for step in _rounds(runner, num_levels)}
+            for num_levels in (1, SOME_LEVELS)
+        )
+        requests = {shape[1]: shape[0] for shape in _shapes(runner)}
+        levels = {
+            requests[rows]: max(many[rows] - ms, 0.0) / (SOME_LEVELS - 1)
+            for rows, ms in few.items()
+        }
+        assert runner.graphs.target.plain is not None, "no rounds without drafts"
+        counts = _spread(runner.graphs.target.plain.sizes.requests, NUM_ROUNDS)
+        plain = tuple((n, _ms(runner, _round(runner, [-1] * n, 0))) for n in counts)
+        ms_per_key = _ms_per_key(runner)
+    costs = RoundCosts(
+        verify=tuple(few.items()),
+        plain=plain,
+        level=tuple(sorted(levels.items())),
+        ms_per_key=ms_per_key,
+    )
+    line = ", ".join(f"{rows}: {ms:.2f}" for rows, ms in costs.verify)
+    logger.info("rounds, ms by rows that verify: %s; plain ones: %s", line, costs.plain)
+    return costs
+
+
+def _rounds(runner: Runner, num_levels: int | None = None) -> Iterator[Step]:
+    """Rounds of padding, by rows: those of the sizes that are captured."""
+    if runner.sizes.is_adaptive:
+        for num_requests, rows in _shapes(runner):
+            levels = SOME_LEVELS if num_levels is None else num_levels
+            yield _round(runner, [-1] * num_requests, levels, rows)
+        return
+    Q = runner.sizes.query_len
+    sizes = runner.graphs.target.decode.sizes.requests
+    # the most requests of each class of rows, which share tiles
+    for count in {row_class(n * Q): n for n in sizes}.values():
+        yield _round(runner, [-1] * count)
+
+
+def _shapes(runner: Runner) -> list[tuple[int, int]]:
+    """Some of those captured, (requests, rows): the most requests for each number of rows."""
+    shapes = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
+    return [(shapes[rows], rows) for rows in _spread(sorted(shapes), NUM_ROUNDS)]
+
+
 def _mixed(runner: Runner, counts: Sequence[int]) -> Measured:
     steps = {step.num_tokens: step for step in (_prompt(runner, n) for n in counts)}
     return tuple((rows, _ms(runner, step)) for rows, step in steps.items())
 
 
-def _round(runner: Runner, state_rows: Sequence[int]) -> Step:
+def _round(
+    runner: Runner,
+    state_rows: Sequence[int],
+    num_levels: int | None = None,
+    shared_rows: int | None = None,
+) -> Step:
+    """shared_rows: None: all rows of the requests, or one for each where nothing is drafted."""
     sizes = runner.sizes
-    return runner.step_of(state_rows, (), sizes.max_model_len, GREEDY, sizes.query_len)
+    Q = 1 if num_levels == 0 else sizes.query_len
+    rows = 0 if shared_rows is None else shared_rows
+    return runner.step_of(state_rows, (), sizes.max_model_len, GREEDY, Q, rows, num_levels)
 
 
 def _prompt(runner: Runner, rows: int) -> Step:
@@ -97,7 +151,7 @@ def _ms_per_key(runner: Runner) -> float:
     times = []
     for length in (0, most * BLOCK_SIZE - 1 - 2 * sizes.query_len):
         computed[:count] = max(length, 0)
-        times.append(_ms(runner, _round(runner, rows)))
+        times.append(_ms(runner, _round(runner, rows, 0 if sizes.is_adaptive else None)))
     return max(times[1] - times[0], 0.0) / (count * most * BLOCK_SIZE)
 
 

@@ -2,6 +2,7 @@
 
 from specdec.config import MAX_MODEL_LEN, EngineConfig
 from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.start.speculation import Drafting
 from weights.config import EagleConfig, TargetConfig
 
 GIB = 1 << 30
@@ -9,12 +10,12 @@ MOST_PREFIXES = 4  # a prefix cache holds at most as many times what all state r
 
 
 def largest_sizes(
-    config: EngineConfig, K: int, target: TargetConfig, eagle: EagleConfig | None
+    config: EngineConfig, drafting: Drafting, target: TargetConfig, eagle: EagleConfig | None
 ) -> EngineSizes:
     """With as many cache blocks as can be of use: what all state rows hold, by `cache_factor`."""
     max_model_len = _max_model_len(config.max_model_len, target.max_position_embeddings)
     _check_window("target", target.sliding_window, max_model_len)
-    if eagle is not None and K > 0:
+    if eagle is not None and drafting.num_tokens > 0:
         _check_window("draft", eagle.sliding_window, max_model_len)
     blocks = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
     return EngineSizes(
@@ -22,7 +23,8 @@ def largest_sizes(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_kv_blocks=blocks * cache_factor(config),
-        num_speculative_tokens=K,
+        num_speculative_tokens=drafting.num_tokens,
+        is_adaptive=drafting.is_adaptive,
     )
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from specdec.stepping.upload import upload
 
+CONFIDENCE_ONE = 1 << 24  # of a probability as an integer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSizes:
@@ -24,6 +26,7 @@ class BufferSizes:
     hidden_size: int
     aux_width: int  # 0: no taps
     draft_hidden_size: int  # 0: no draft
+    keeps_probs: bool = False  # rows are shared out among drafts by their probabilities
 
 
 class StepBuffers:
@@ -46,6 +49,8 @@ class StepBuffers:
         self.positions = integers(T)  # [T] 0 = padding
         self.slot_mapping = integers(T)  # [T] cache slot, -1 = padding
         self.num_valid = integers(B)  # [B] rows of a round that are not padding, 0..Q
+        self.rows_per_slot = integers(B)  # [B] shares of a round whose rows are shared out
+        self.verify_start_loc = integers(B + 1)  # [B + 1] and the first row of each; then the end
         # [B + 1] first row of each part of a prompt, among the rows of prompts; the end for padding
         self.prompt_start_loc = integers(B + 1)
         self.sample_states = integers(T)  # [T] by decided row: its state row, -1 = padding
@@ -58,10 +63,13 @@ class StepBuffers:
         self.target_tokens = integers(T)  # [T] the choices, one per decided row
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
-        self.results = integers(B, 2 * K + 2)  # [B, 2K + 2]
+        self.results = integers(B, 2 * K + 3 + (K if sizes.keeps_probs else 0))  # [B, X]
         self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] valid up to num_accepted
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K
-        self.verified_tokens = self.results[:, K + 2 :]  # [B, K] the drafts that a round verified
+        self.verified_tokens = self.results[:, K + 2 : 2 * K + 2]  # [B, K] drafts of a round
+        self.num_verified = self.results[:, 2 * K + 2]  # [B] those that had a row, 0..K
+        # [B, K] or [B, 0], of all live drafts, verified or not, times CONFIDENCE_ONE
+        self.confidences = self.results[:, 2 * K + 3 :]
 
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
@@ -82,7 +90,8 @@ class StepBuffers:
         mappings = (self.idx_mapping, self.sample_mapping, self.slot_mapping, self.sample_states)
         for buffer in (*mappings, self.draft_slots, self.draft_sample_slots):
             buffer.fill_(-1)
-        upload(self.prompt_start_loc, np.cumsum([0, *query_lens]))
+        for starts in (self.prompt_start_loc, self.verify_start_loc):
+            upload(starts, np.cumsum([0, *query_lens]))
 
     def pad_rows(self, start: int, end: int) -> None:
         """Make rows start..end - 1 padding, for a pass over more rows than the batch slots have."""

@@ -16,26 +16,37 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.overlap import begin
-from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.fill import Extent
 from specdec.stepping.state import RequestState
 
 
 def accept_and_commit(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, is_pq: bool, query_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    is_pq: bool,
+    query_len: int,
+    is_shared: bool = False,
 ) -> None:
     """Commit a round of `num_reqs` batch slots, padding included.
 
     is_pq: buffers.pq_accepted is the number of accepted drafts, not equality with target_tokens
     query_len: rows of each slot, K + 1, or 1 where no request drafts; the results keep their width,
         with 0 after the rows
+    is_shared: a slot has its share of rows instead, by buffers.verify_start_loc
     """
     commit = pick(buffers.results, launch_accept_and_commit, accept_and_commit_ref)
-    commit(buffers, state, num_reqs, is_pq, query_len)
+    commit(buffers, state, num_reqs, is_pq, query_len, is_shared)
 
 
 def launch_accept_and_commit(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, is_pq: bool, query_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    is_pq: bool,
+    query_len: int,
+    is_shared: bool = False,
 ) -> None:
     N = buffers.sampled_tokens.shape[1]
     _accept_and_commit_kernel[(num_reqs,)](
@@ -45,16 +56,23 @@ def launch_accept_and_commit(
         buffers.draft_tokens,
         state.num_computed_tokens,
         state.last_sampled_tokens,
+        state.num_live_drafts,
+        state.draft_confidences,
         buffers.target_tokens,
         buffers.input_ids,
         buffers.num_valid,
+        buffers.verify_start_loc,
         buffers.sample_mapping,
         buffers.pq_accepted,
         len(state.num_computed_tokens) - 1,
+        buffers.results.shape[1],
         Q=query_len,
         N=N,
         N_PADDED=next_power_of_2(N),
         IS_PQ=is_pq,
+        IS_SHARED=is_shared,
+        KEEPS_PROBS=buffers.confidences.shape[1] > 0,
+        ONE=CONFIDENCE_ONE,
         num_warps=1,
         **launch_options(buffers.results),
     )
@@ -62,22 +80,31 @@ def launch_accept_and_commit(
 
 @jit
 def _accept_and_commit_kernel(
-    results_ptr,  # [B, 2N]: sampled tokens [N], number accepted, verified drafts [N - 1]; N = K + 1
+    # [B, WIDTH]: sampled tokens [N], number accepted, verified drafts [N - 1], their number; with
+    # KEEPS_PROBS the confidences [N - 1]; N = K + 1
+    results_ptr,
     draft_ids_ptr,  # [T]
     last_rows_ptr,  # [B] last_token_indices
     draft_tokens_ptr,  # [B, N - 1]
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
+    num_live_ptr,  # [R + 1], with KEEPS_PROBS
+    confidences_ptr,  # [R + 1, N - 1], with KEEPS_PROBS
     target_ptr,  # [T]
     input_ids_ptr,  # [T]
     num_valid_ptr,  # [B]
+    starts_ptr,  # [B + 1] verify_start_loc, with IS_SHARED
     sample_ptr,  # [B]
     pq_accepted_ptr,  # [B]
     R,
+    WIDTH,
     Q: tl.constexpr,
     N: tl.constexpr,
     N_PADDED: tl.constexpr,
     IS_PQ: tl.constexpr,
+    IS_SHARED: tl.constexpr,
+    KEEPS_PROBS: tl.constexpr,
+    ONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
@@ -86,47 +113,84 @@ def _accept_and_commit_kernel(
     is_real = idx >= 0
     row = tl.where(idx < 0, R, idx)
     i = tl.arange(0, N_PADDED)
-    inside = i < Q
-    target = tl.load(target_ptr + b * Q + i, mask=inside, other=0)
-    following = i + 1 < tl.minimum(tl.load(num_valid_ptr + b), Q)
-    draft = tl.load(input_ids_ptr + b * Q + i + 1, mask=i + 1 < Q, other=0)
+    first = b * Q
+    count = Q
+    if IS_SHARED:
+        first = tl.load(starts_ptr + b).to(tl.int32)
+        count = tl.load(starts_ptr + b + 1).to(tl.int32) - first
+    inside = i < count
+    target = tl.load(target_ptr + first + i, mask=inside, other=0)
+    num_valid = tl.load(num_valid_ptr + b)
+    following = i + 1 < tl.minimum(num_valid, count)
+    draft = tl.load(input_ids_ptr + first + i + 1, mask=i + 1 < count, other=0)
     if IS_PQ:
         num_accepted = tl.load(pq_accepted_ptr + b, mask=is_real, other=0).to(tl.int32)
     else:
         # the first row whose draft does not hold
         num_accepted = tl.min(tl.where(following & (target == draft), N_PADDED, i), axis=0)
-    out = results_ptr + b * 2 * N
+    out = results_ptr + b * WIDTH
     tl.store(out + i, target, mask=i < N)
     tl.store(out + N, num_accepted.to(tl.int64))
     tl.store(out + N + 1 + i, draft, mask=i + 1 < N)
+    tl.store(out + 2 * N, tl.maximum(num_valid - 1, 0))
+    if KEEPS_PROBS:
+        live = i < tl.load(num_live_ptr + row)
+        at = confidences_ptr + row * (N - 1) + i
+        confidence = tl.load(at, mask=(i + 1 < N) & live & is_real, other=0.0)
+        tl.store(out + 2 * N + 1 + i, (confidence * ONE).to(tl.int64), mask=i + 1 < N)
+        tl.store(num_live_ptr + row, tl.zeros_like(idx))
     tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
-    tl.store(draft_ids_ptr + b * Q + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
-    tl.store(last_rows_ptr + b, tl.where(is_real, b * Q + num_accepted, 0).to(tl.int64))
+    tl.store(draft_ids_ptr + first + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
+    tl.store(last_rows_ptr + b, tl.where(is_real, first + num_accepted, 0).to(tl.int64))
     tl.store(num_computed_ptr + row, tl.load(num_computed_ptr + row) + num_accepted + 1)
     last = tl.sum(tl.where(i == num_accepted, target, 0), axis=0)
     tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
 
 
 def accept_and_commit_ref(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, is_pq: bool, query_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    is_pq: bool,
+    query_len: int,
+    is_shared: bool = False,
 ) -> None:
     B = num_reqs
     Q = query_len
     row_B = buffers.sample_mapping[:B]
-    is_real_B1 = (row_B >= 0)[:, None]
-    target_BQ = buffers.target_tokens[: B * Q].view(B, Q)
-    draft_BK = buffers.input_ids[: B * Q].view(B, Q)[:, 1:]
-    accepted_B = torch.where(row_B >= 0, buffers.pq_accepted[:B], 0)  # stale in padding
+    is_real_B = row_B >= 0
+    i_Q = torch.arange(Q, device=row_B.device)
+    first_B1 = torch.arange(B, device=row_B.device)[:, None] * Q
+    inside_BQ = torch.ones_like(first_B1 + i_Q, dtype=torch.bool)
+    if is_shared:
+        starts = buffers.verify_start_loc[: B + 1]
+        first_B1 = starts[:-1, None]
+        inside_BQ = i_Q < starts.diff()[:, None]
+    # for a row that a slot does not have stands its first, or that of the first slot
+    is_empty_B1 = ~inside_BQ[:, :1]
+    at_BQ = torch.where(inside_BQ, first_B1 + i_Q, torch.where(is_empty_B1, 0, first_B1))
+    target_BQ = torch.where(inside_BQ, buffers.target_tokens[at_BQ], 0)
+    draft_BK = torch.where(inside_BQ, buffers.input_ids[at_BQ], 0)[:, 1:]
+    accepted_B = torch.where(is_real_B, buffers.pq_accepted[:B], 0)  # stale in padding
     if not is_pq:
         accepted_B = accept_equal(target_BQ, draft_BK, buffers.num_valid[:B])
     buffers.results[:B] = 0
     buffers.sampled_tokens[:B, :Q] = target_BQ
     buffers.num_accepted[:B] = accepted_B
     buffers.verified_tokens[:B, : Q - 1] = draft_BK
+    buffers.num_verified[:B] = (buffers.num_valid[:B] - 1).clamp(min=0)
+    K = buffers.confidences.shape[1]
+    if K > 0:
+        is_live_BK = torch.arange(K, device=row_B.device) < state.num_live_drafts[row_B, None]
+        kept_BK = torch.where(is_live_BK & is_real_B[:, None], state.draft_confidences[row_B], 0)
+        buffers.confidences[:B] = (kept_BK * CONFIDENCE_ONE).long()
+        state.num_live_drafts[row_B] = 0
     buffers.draft_tokens[:B] = 0
-    buffers.draft_input_ids[: B * Q] = torch.where(is_real_B1, target_BQ.clamp(min=0), 0).view(-1)
-    last_B1 = torch.arange(B, device=row_B.device)[:, None] * Q + accepted_B[:, None]
-    buffers.last_token_indices[:B] = torch.where(is_real_B1, last_B1, 0)[:, 0]
+    ids_BQ = torch.where(is_real_B[:, None], target_BQ.clamp(min=0), 0)
+    ids_BQ = torch.where(inside_BQ, ids_BQ, torch.where(is_empty_B1, ids_BQ[:1, :1], ids_BQ[:, :1]))
+    buffers.draft_input_ids[at_BQ.view(-1)] = ids_BQ.view(-1)
+    last_B = first_B1[:, 0] + accepted_B
+    buffers.last_token_indices[:B] = torch.where(is_real_B, last_B, 0)
     state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
     state.last_sampled_tokens[row_B] = target_BQ.gather(1, accepted_B[:, None])[:, 0].clamp(min=0)
 
@@ -165,6 +229,7 @@ def launch_commit_prompts(
         buffers.draft_tokens,
         state.num_computed_tokens,
         state.last_sampled_tokens,
+        state.num_live_drafts,
         buffers.target_tokens,
         buffers.positions,
         buffers.draft_sample_slots,
@@ -173,8 +238,9 @@ def launch_commit_prompts(
         batch_slots.first,
         rows.first,
         len(state.num_computed_tokens) - 1,
+        buffers.results.shape[1],
         N=N,
-        N_PADDED=next_power_of_2(2 * N),
+        N_PADDED=next_power_of_2(buffers.results.shape[1]),
         num_warps=1,
         **launch_options(buffers.results),
     )
@@ -182,11 +248,12 @@ def launch_commit_prompts(
 
 @jit(varying=("first_slot", "first_row"))
 def _commit_prompts_kernel(
-    results_ptr,  # [B, 2N]: sampled tokens [N], number accepted, verified drafts [N - 1]; N = K + 1
+    results_ptr,  # [B, WIDTH]: the first one is the sampled token
     draft_ids_ptr,  # [T]
     draft_tokens_ptr,  # [B, N - 1]
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
+    num_live_ptr,  # [R + 1]
     target_ptr,  # [T]
     positions_ptr,  # [T]
     sample_slots_ptr,  # [T] draft_sample_slots
@@ -195,6 +262,7 @@ def _commit_prompts_kernel(
     first_slot,
     first_row,
     R,
+    WIDTH,
     N: tl.constexpr,
     N_PADDED: tl.constexpr,
     PDL: tl.constexpr,
@@ -210,12 +278,13 @@ def _commit_prompts_kernel(
     chosen = tl.load(target_ptr + first_row + b)
     sampled = tl.where((idx >= 0) & (is_drawn == 0), known, chosen)
     i = tl.arange(0, N_PADDED)
-    tl.store(results_ptr + slot * 2 * N + i, tl.where(i == 0, sampled, 0), mask=i < 2 * N)
+    tl.store(results_ptr + slot * WIDTH + i, tl.where(i == 0, sampled, 0), mask=i < WIDTH)
     tl.store(draft_tokens_ptr + slot * (N - 1) + i, tl.zeros((N_PADDED,), tl.int64), mask=i + 1 < N)
     # a marker below 0 ends the request; until the host sees it, it must not pass for an id
     token = tl.maximum(sampled, 0)
     tl.store(last_sampled_ptr + row, token)
     tl.store(num_computed_ptr + row, tl.load(positions_ptr + last) + 1)
+    tl.store(num_live_ptr + row, tl.zeros_like(idx))
     tl.store(draft_ids_ptr + last, token, mask=is_drawn)
 
 
@@ -235,6 +304,7 @@ def commit_prompts_ref(
     token_B = sampled_B.clamp(min=0)
     state.last_sampled_tokens[row_B] = token_B
     state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1
+    state.num_live_drafts[row_B] = 0
     # padding points at row 0, which may be another slot's: it adds nothing to it
     change_B = torch.where(is_drawn_B, token_B - known_B, 0)
     buffers.draft_input_ids.index_add_(0, last_B, change_B)

@@ -1,10 +1,11 @@
 """The rows of a step, laid out in the static buffers.
 
 Verify slots come first: for each request its last sampled token and its drafts, at the positions
-after its context, gathered on the device; K + 1 rows, or 1 where no request drafts. Row i of such a
-slot has position num_computed + i. It is padding (token 0, position 0, KV slot -1) where the batch
-slot is padding, where i exceeds the request's own number of drafts, and at positions >=
-max_model_len. Parts of prompts follow: the host knows their rows, lays them out and copies them.
+after its context, gathered on the device; K + 1 rows, or 1 where no request drafts, or as many as
+share_rows gave it. Row i of such a slot has position num_computed + i. It is padding (token 0,
+position 0, KV slot -1) where the batch slot is padding, where i exceeds the request's own number of
+drafts, and at positions >= max_model_len. Parts of prompts follow: the host knows their rows, lays
+them out and copies them.
 """
 
 from collections.abc import Sequence
@@ -85,20 +86,33 @@ def fill_prompts(
 
 
 def fill_round(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    max_model_len: int,
+    query_len: int,
+    shared_rows: int = 0,
 ) -> None:
-    """Gather `query_len` rows for each batch slot from the state by buffers.idx_mapping.
+    """Gather the rows of each batch slot from the state by buffers.idx_mapping.
 
     num_reqs: batch slots, padding included
+    query_len: rows of each slot
+    shared_rows: where not 0, a slot has its share of these instead, by buffers.rows_per_slot;
+        those that are left are padding, and buffers.verify_start_loc says where slots begin
     """
     fill = pick(buffers.idx_mapping, launch_fill_round, fill_round_ref)
-    fill(buffers, state, num_reqs, max_model_len, query_len)
+    fill(buffers, state, num_reqs, max_model_len, query_len, shared_rows)
 
 
 def launch_fill_round(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    max_model_len: int,
+    query_len: int,
+    shared_rows: int = 0,
 ) -> None:
-    _fill_round_kernel[(num_reqs,)](
+    _fill_round_kernel[(num_reqs + (shared_rows > 0),)](
         buffers.input_ids,
         buffers.positions,
         buffers.slot_mapping,
@@ -106,7 +120,10 @@ def launch_fill_round(
         buffers.sample_mapping,
         buffers.sample_states,
         buffers.sample_starts,
+        buffers.verify_start_loc,
+        buffers.draft_input_ids,
         buffers.idx_mapping,
+        buffers.rows_per_slot,
         state.last_sampled_tokens,
         state.draft_tokens,
         state.num_computed_tokens,
@@ -116,15 +133,18 @@ def launch_fill_round(
         state.block_table.shape[1],
         max_model_len,
         state.draft_tokens.shape[1],
+        num_reqs,
+        shared_rows,
         Q=query_len,
         Q_PADDED=next_power_of_2(query_len),
+        SHARES=next_power_of_2(len(buffers.rows_per_slot)) if shared_rows else 0,
         S=BLOCK_SIZE,
         num_warps=1,
         **launch_options(buffers.idx_mapping),
     )
 
 
-@jit
+@jit(varying=("B", "shared_rows"))
 def _fill_round_kernel(
     input_ids_ptr,  # [T]
     positions_ptr,  # [T]
@@ -133,7 +153,10 @@ def _fill_round_kernel(
     sample_ptr,  # [B]
     states_ptr,  # [T] sample_states
     first_rows_ptr,  # [T] sample_starts
+    starts_ptr,  # [B + 1] verify_start_loc, with SHARES
+    draft_ids_ptr,  # [T]
     idx_ptr,  # [B]
+    rows_per_slot_ptr,  # [B], with SHARES
     last_sampled_ptr,  # [R + 1]
     drafts_ptr,  # [R + 1, K]
     num_computed_ptr,  # [R + 1]
@@ -143,52 +166,90 @@ def _fill_round_kernel(
     M,
     max_model_len,
     K,
+    B,
+    shared_rows,
     Q: tl.constexpr,
     Q_PADDED: tl.constexpr,
+    SHARES: tl.constexpr,
     S: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
     b = tl.program_id(0)
+    i = tl.arange(0, Q_PADDED)
+    first = b * Q
+    count = Q
+    if SHARES > 0:
+        slot = tl.arange(0, SHARES)
+        earlier = tl.load(rows_per_slot_ptr + slot, mask=slot < tl.minimum(b, B), other=0)
+        first = tl.sum(earlier, axis=0).to(tl.int32)
+        tl.store(starts_ptr + b, first.to(tl.int64))
+        if b == B:
+            for start in range(first, shared_rows, Q_PADDED):
+                is_left = start + i < shared_rows
+                zero = tl.zeros((Q_PADDED,), tl.int64)
+                tl.store(input_ids_ptr + start + i, zero, mask=is_left)
+                tl.store(positions_ptr + start + i, zero, mask=is_left)
+                tl.store(draft_ids_ptr + start + i, zero, mask=is_left)
+                tl.store(first_rows_ptr + start + i, zero, mask=is_left)
+                tl.store(slots_ptr + start + i, zero - 1, mask=is_left)
+                tl.store(states_ptr + start + i, zero - 1, mask=is_left)
+            return
+        count = tl.load(rows_per_slot_ptr + b).to(tl.int32)
     idx = tl.load(idx_ptr + b)
     row = tl.where(idx < 0, R, idx)
-    i = tl.arange(0, Q_PADDED)
     position = tl.load(num_computed_ptr + row) + i
-    last = tl.where(idx < 0, -1, tl.minimum(tl.load(num_drafts_ptr + row), Q - 1))
+    last = tl.where(idx < 0, -1, tl.minimum(tl.load(num_drafts_ptr + row), count - 1))
     is_valid = (i <= last) & (position < max_model_len)
     draft = tl.load(drafts_ptr + row * K + i - 1, mask=(i > 0) & is_valid, other=0)
     token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
     block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
-    at = b * Q + i
-    inside = i < Q
+    at = first + i
+    inside = i < count
     tl.store(input_ids_ptr + at, tl.where(is_valid, token, 0), mask=inside)
     tl.store(positions_ptr + at, tl.where(is_valid, position, 0), mask=inside)
     tl.store(slots_ptr + at, tl.where(is_valid, block * S + position % S, -1), mask=inside)
     tl.store(states_ptr + at, tl.where(is_valid, idx, -1), mask=inside)
-    tl.store(first_rows_ptr + at, tl.zeros_like(position) + b * Q, mask=inside)
+    tl.store(first_rows_ptr + at, tl.zeros_like(position) + first, mask=inside)
     tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
     tl.store(sample_ptr + b, idx)
 
 
 def fill_round_ref(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int, query_len: int
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    max_model_len: int,
+    query_len: int,
+    shared_rows: int = 0,
 ) -> None:
     B = num_reqs
-    Q = query_len
-    T = B * Q
+    T = shared_rows or B * query_len
     row_B = buffers.idx_mapping[:B]  # -1 for padding, which reads the last row: the scratch row
-    row_BQ = row_B[:, None].expand(B, Q)
-    i_BQ = torch.arange(Q, device=row_B.device).expand(B, Q)
-    position_BQ = state.num_computed_tokens[row_BQ] + i_BQ
-    is_own_BQ = (row_BQ >= 0) & (i_BQ <= state.num_draft_tokens[row_BQ])
-    is_valid_BQ = is_own_BQ & (position_BQ < max_model_len)
-    last_B1 = state.last_sampled_tokens[row_B][:, None]
-    ids_BQ = torch.cat([last_B1, state.draft_tokens[row_B]], dim=1)[:, :Q]
+    counts_B = torch.full_like(row_B, query_len)
+    if shared_rows:
+        counts_B = buffers.rows_per_slot[:B]
+    starts = torch.cat([torch.zeros_like(row_B[:1]), counts_B.cumsum(dim=0)])
+    t_T = torch.arange(T, device=row_B.device)
+    slot_T = torch.searchsorted(starts[1:], t_T, right=True)  # B: a row that is left
+    row_T = torch.cat([row_B, torch.full_like(row_B[:1], -1)])[slot_T]
+    first_T = torch.where(slot_T < B, starts[slot_T], 0)
+    i_T = t_T - first_T
+    position_T = state.num_computed_tokens[row_T] + i_T
+    is_own_T = (row_T >= 0) & (i_T <= state.num_draft_tokens[row_T])
+    is_valid_T = is_own_T & (position_T < max_model_len)
+    ids_BX = torch.cat([state.last_sampled_tokens[:, None], state.draft_tokens], dim=1)
+    ids_T = ids_BX[row_T, i_T.clamp(max=ids_BX.shape[1] - 1)]
 
-    buffers.input_ids[:T] = torch.where(is_valid_BQ, ids_BQ, 0).view(T)
-    buffers.positions[:T] = torch.where(is_valid_BQ, position_BQ, 0).view(T)
-    buffers.slot_mapping[:T] = state.slots(position_BQ, row_BQ, is_valid_BQ).view(T)
-    buffers.sample_states[:T] = torch.where(is_valid_BQ, row_BQ, -1).view(T)
-    buffers.sample_starts[:T] = torch.arange(0, T, Q, device=row_B.device).repeat_interleave(Q)
-    buffers.num_valid[:B] = is_valid_BQ.sum(dim=1)
+    buffers.input_ids[:T] = torch.where(is_valid_T, ids_T, 0)
+    buffers.positions[:T] = torch.where(is_valid_T, position_T, 0)
+    buffers.slot_mapping[:T] = state.slots(position_T, row_T, is_valid_T)
+    buffers.sample_states[:T] = torch.where(is_valid_T, row_T, -1)
+    buffers.sample_starts[:T] = first_T
+    room_B = (max_model_len - state.num_computed_tokens[row_B]).clamp(min=0)
+    own_B = torch.minimum(counts_B, state.num_draft_tokens[row_B] + 1)
+    buffers.num_valid[:B] = torch.where(row_B >= 0, torch.minimum(own_B, room_B), 0)
     buffers.sample_mapping[:B] = row_B
+    if shared_rows:
+        buffers.verify_start_loc[: B + 1] = starts
+        buffers.draft_input_ids[:T].masked_fill_(slot_T == B, 0)

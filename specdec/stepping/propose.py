@@ -4,6 +4,11 @@ Draft level j (0..K-1) has position num_computed - 1 + j: level 0 is the seed ro
 committed pair. The row that follows embeds the token at the next position; positions beyond the
 context are padding (position 0, slot -1). A draft is a guess: where its logits leave no choice it
 is the head's token 0, never a marker.
+
+Where the number of levels varies from step to step (`calibration` is given), each level goes to the
+state rows at once, with the probability that the chain holds up to it: the product over its levels
+of sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax;
+that of a draft which was drawn with noise g, the softmax of logits + temperature * g.
 """
 
 from dataclasses import dataclass
@@ -12,26 +17,40 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl, use_triton
-from specdec.kernels.best_token import best_token_ref, launch_tile_maxima, lowest_best
-from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices
+from specdec.kernels.best_token import (
+    TileMaxima,
+    confidence,
+    confidence_ref,
+    id_or_marker_ref,
+    launch_tile_maxima,
+    lowest_best,
+)
+from specdec.kernels.choose_token import NoiseKeys, launch_choices, noisy_ref
+from specdec.kernels.linear import linear_ref
 from specdec.kernels.overlap import begin
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
+
+LEAST_CONFIDENCE = 1e-6  # and 1 - this the most, where a logit is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLevel:
     """Where the tokens of one level go: draft token `level` of each batch slot, and the next row.
 
-    d2t_W: target ids of the draft's, None where they are the same.
+    level: None: after those that state.num_live_drafts counts
+    d2t_W: target ids of the draft's, None where they are the same
+    calibration: [2, K, 2] intercept and slope by level, of greedy and of sampled requests; None:
+        the number of levels is fixed, and the last one brings all K tokens to the state rows
     """
 
     buffers: StepBuffers
     state: RequestState
-    level: int
+    level: int | None
     d2t_W: Tensor | None
     max_model_len: int
+    calibration: Tensor | None = None
 
 
 def propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
@@ -43,20 +62,30 @@ def propose_sampled(
     logits_BW: Tensor, floor_B: Tensor, noise_keys: NoiseKeys, to: DraftLevel
 ) -> None:
     """The same for tokens that are chosen from logits with noise."""
+    temperature_B = noise_keys.temperatures
     if use_triton(logits_BW):
-        launch_write_level(*launch_choices(logits_BW, floor_B, noise_keys), to)
+        has_sums = to.calibration is not None
+        choices = launch_choices(logits_BW, floor_B, noise_keys, has_sums)
+        launch_write_level(choices, to, temperature_B)
     else:
-        write_level_ref(choose_token_ref(logits_BW, floor_B, noise_keys), to)
+        write_level_ref(noisy_ref(logits_BW, floor_B, noise_keys), to, temperature_B)
 
 
 def launch_propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
-    launch_write_level(*launch_tile_maxima(normed_BD, weight_WD), to)
+    if to.calibration is None:  # the call that a benchmark exchanges
+        maxima = TileMaxima(*launch_tile_maxima(normed_BD, weight_WD))
+    else:
+        maxima = launch_tile_maxima(normed_BD, weight_WD, None, has_sums=True)
+    launch_write_level(maxima, to)
 
 
-def launch_write_level(best: Tensor, ids: Tensor, to: DraftLevel) -> None:
-    """Reduce the maxima of tiles [tiles, B] to tokens, and write what follows from them."""
+def launch_write_level(
+    maxima: TileMaxima, to: DraftLevel, temperature_B: Tensor | None = None
+) -> None:
+    """Reduce the maxima of tiles to tokens, and write what follows from them."""
     buffers = to.buffers
     state = to.state
+    best, ids, sums = maxima
     tiles, B = best.shape
     K = buffers.draft_tokens.shape[1]
     _propose_kernel[(B,)](
@@ -65,8 +94,14 @@ def launch_write_level(best: Tensor, ids: Tensor, to: DraftLevel) -> None:
         buffers.draft_positions,
         buffers.draft_slots,
         state.draft_tokens,
+        state.num_live_drafts,
+        state.draft_confidences,
+        state.draft_probs,
         best,
         ids,
+        best if sums is None else sums,
+        best if temperature_B is None else temperature_B,
+        best if to.calibration is None else to.calibration,
         ids if to.d2t_W is None else to.d2t_W,
         buffers.sample_mapping,
         state.num_computed_tokens,
@@ -78,8 +113,11 @@ def launch_write_level(best: Tensor, ids: Tensor, to: DraftLevel) -> None:
         to.max_model_len,
         K=K,
         K_PADDED=next_power_of_2(K),
-        LEVEL=to.level,
+        LEVEL=-1 if to.level is None else to.level,
+        VARIES=to.calibration is not None,
+        IS_SAMPLED=temperature_B is not None,
         HAS_D2T=to.d2t_W is not None,
+        LEAST=LEAST_CONFIDENCE,
         S=BLOCK_SIZE,
         BLOCK=next_power_of_2(tiles),
         num_warps=4,
@@ -87,15 +125,21 @@ def launch_write_level(best: Tensor, ids: Tensor, to: DraftLevel) -> None:
     )
 
 
-@jit(varying=("tiles", "B"))
+@jit(varying=("temperatures_ptr", "tiles", "B"))
 def _propose_kernel(
     tokens_ptr,  # [B, K]
     last_ptr,  # [B]
     positions_ptr,  # [B]
     slots_ptr,  # [B]
     state_tokens_ptr,  # [R + 1, K]
+    num_live_ptr,  # [R + 1], with VARIES
+    confidences_ptr,  # [R + 1, K] float32, with VARIES
+    probs_ptr,  # [R + 1, K] float32, with VARIES
     best_ptr,  # [tiles, B]
     ids_ptr,  # [tiles, B]
+    sums_ptr,  # [tiles, B] float32, with VARIES
+    temperatures_ptr,  # [B] float32, with IS_SAMPLED
+    calibration_ptr,  # [2, K, 2] float32, with VARIES
     d2t_ptr,  # [W]
     sample_ptr,  # [B]
     num_computed_ptr,  # [R + 1]
@@ -108,7 +152,10 @@ def _propose_kernel(
     K: tl.constexpr,
     K_PADDED: tl.constexpr,
     LEVEL: tl.constexpr,
+    VARIES: tl.constexpr,
+    IS_SAMPLED: tl.constexpr,
     HAS_D2T: tl.constexpr,
+    LEAST: tl.constexpr,
     S: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -118,11 +165,33 @@ def _propose_kernel(
     token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
     if HAS_D2T:
         token = tl.load(d2t_ptr + token)
-    tl.store(tokens_ptr + b * K + LEVEL, token)
     idx = tl.load(sample_ptr + b)
     row = tl.where(idx < 0, R, idx)
-    if LEVEL + 1 < K:
-        position = tl.load(num_computed_ptr + row) + LEVEL
+    level = row * 0 + LEVEL
+    if LEVEL < 0:
+        level = tl.minimum(tl.load(num_live_ptr + row), K - 1)  # padding counts on
+    tl.store(tokens_ptr + b * K + level, token)
+    if VARIES:
+        scale = 1.0
+        kind = row * 0
+        if IS_SAMPLED:
+            temperature = tl.load(temperatures_ptr + b)
+            scale = tl.where(temperature > 0.0, temperature, 1.0)
+            kind = (temperature > 0.0).to(tl.int64)
+        share = confidence(best_ptr, sums_ptr, scale, b, tiles, B, BLOCK)
+        inside = tl.minimum(tl.maximum(share, LEAST), 1.0 - LEAST)
+        line_ptr = calibration_ptr + (kind * K + level) * 2
+        logit = tl.log(inside / (1.0 - inside))
+        prob = tl.sigmoid(tl.load(line_ptr) + tl.load(line_ptr + 1) * logit)
+        at = row * K + level
+        if LEVEL != 0:
+            prob = prob * tl.load(probs_ptr + at - 1, mask=level > 0, other=1.0)
+        tl.store(confidences_ptr + at, share)
+        tl.store(probs_ptr + at, prob)
+        tl.store(state_tokens_ptr + at, token)
+        tl.store(num_live_ptr + row, level + 1)
+    if VARIES or LEVEL + 1 < K:
+        position = tl.load(num_computed_ptr + row) + level
         is_valid = (idx >= 0) & (position < max_model_len)
         block = tl.load(block_table_ptr + row * M + position // S, mask=is_valid, other=0)
         tl.store(last_ptr + b, token)
@@ -135,23 +204,53 @@ def _propose_kernel(
 
 
 def propose_ref(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
-    write_level_ref(best_token_ref(normed_BD, weight_WD), to)
+    write_level_ref(linear_ref(normed_BD, weight_WD, None, torch.float32), to)
 
 
-def write_level_ref(id_B: Tensor, to: DraftLevel) -> None:
+def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | None = None) -> None:
+    """scores_BW: logits, or logits / temperature with noise."""
     buffers = to.buffers
     state = to.state
-    B = len(id_B)
+    B = len(scores_BW)
     K = buffers.draft_tokens.shape[1]
     row_B = buffers.sample_mapping[:B]
-    guess_B = id_B.clamp(min=0)
+    b_B = torch.arange(B, device=row_B.device)
+    guess_B = id_or_marker_ref(scores_BW).clamp(min=0)
     token_B = guess_B if to.d2t_W is None else to.d2t_W[guess_B]
-    buffers.draft_tokens[:B, to.level] = token_B
-    if to.level + 1 == K:
+    if to.level is None:
+        level_B = state.num_live_drafts[row_B].clamp(max=K - 1)
+    else:
+        level_B = torch.full_like(row_B, to.level)
+    buffers.draft_tokens[b_B, level_B] = token_B
+    if to.calibration is not None:
+        _keep_prob_ref(scores_BW, to, temperature_B, level_B)
+        state.draft_tokens[row_B, level_B] = token_B
+        state.num_live_drafts[row_B] = level_B + 1
+    elif to.level is not None and to.level + 1 == K:
         state.draft_tokens[row_B] = buffers.draft_tokens[:B]  # row -1, padding: the scratch row
         return
-    position_B = state.num_computed_tokens[row_B] + to.level
+    position_B = state.num_computed_tokens[row_B] + level_B
     is_valid_B = (row_B >= 0) & (position_B < to.max_model_len)
     buffers.draft_last_tokens[:B] = token_B
     buffers.draft_positions[:B] = torch.where(is_valid_B, position_B, 0)
     buffers.draft_slots[:B] = state.slots(position_B, row_B, is_valid_B)
+
+
+def _keep_prob_ref(
+    scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | None, level_B: Tensor
+) -> None:
+    assert to.calibration is not None, to
+    state = to.state
+    row_B = to.buffers.sample_mapping[: len(scores_BW)]
+    scale_B = torch.ones_like(scores_BW[:, 0])
+    kind_B = torch.zeros_like(row_B)
+    if temperature_B is not None:
+        scale_B = torch.where(temperature_B > 0, temperature_B, scale_B)
+        kind_B = (temperature_B > 0).long()
+    share_B = confidence_ref(scores_BW, scale_B)
+    inside_B = share_B.clamp(LEAST_CONFIDENCE, 1 - LEAST_CONFIDENCE)
+    intercept_B, slope_B = to.calibration[kind_B, level_B].unbind(-1)
+    prob_B = torch.sigmoid(intercept_B + slope_B * (inside_B / (1 - inside_B)).log())
+    before_B = state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
+    state.draft_confidences[row_B, level_B] = share_B
+    state.draft_probs[row_B, level_B] = torch.where(level_B > 0, before_B, 1.0) * prob_B

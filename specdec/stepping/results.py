@@ -6,10 +6,11 @@ The draft's proposals are copied too, after it, where a grammar has to follow th
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.logprobs import RecordedLogprobs, StepLogprobs
 
 NUM_SLOTS = 4  # steps whose results may be on their way at a time
@@ -21,7 +22,8 @@ class StepResult:
 
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
     num_accepted: list[int]
-    draft_tokens: list[list[int]]  # what was verified
+    draft_tokens: list[list[int]]  # what was verified: a row for each
+    confidences: np.ndarray  # [B, K] float32, of live drafts by level; [B, 0] where K is fixed
     logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
 
@@ -30,7 +32,8 @@ class StepResult:
 class PendingResult:
     """A step's results on their way; read them before NUM_SLOTS further steps are launched."""
 
-    rows_cpu: Tensor  # [B, 2K + 2]
+    rows_cpu: Tensor  # [B, X] as in the buffers
+    query_len: int  # Q = K + 1
     sent: torch.cuda.Event | None
     logprobs: StepLogprobs | None = None
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
@@ -42,11 +45,15 @@ class PendingResult:
         if self.sent is not None:
             self.sent.synchronize()
         rows = self.rows_cpu.tolist()
-        Q = self.rows_cpu.shape[1] // 2
-        tokens = [row[:Q] for row in rows]
-        accepted = [row[Q] for row in rows]
-        drafts = [row[Q + 1 :] for row in rows]
-        return StepResult(tokens, accepted, drafts, self.logprobs, self.prompt_logprobs)
+        Q = self.query_len
+        return StepResult(
+            sampled_tokens=[row[:Q] for row in rows],
+            num_accepted=[row[Q] for row in rows],
+            draft_tokens=[row[Q + 1 : Q + 1 + row[2 * Q]] for row in rows],
+            confidences=self.rows_cpu[:, 2 * Q + 1 :].numpy() / np.float32(CONFIDENCE_ONE),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
     def read_proposals(self) -> list[list[int]]:
         """By batch slot, the drafts that this step proposed. Waits for the draft's passes."""
@@ -64,13 +71,14 @@ class Results:
         self._results = results = buffers.results
         shape = (NUM_SLOTS, *results.shape)
         self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
+        self._query_len = buffers.sampled_tokens.shape[1]
         drafts = self._draft_tokens = buffers.draft_tokens
         self._proposals_cpu = torch.zeros(
             (NUM_SLOTS, *drafts.shape), dtype=drafts.dtype, pin_memory=drafts.is_cuda
         )
         self._sent = [torch.cuda.Event() if results.is_cuda else None for _ in range(NUM_SLOTS)]  # type: ignore[no-untyped-call]
         self._num_sent = 0
-        self.latest = PendingResult(self._slots_cpu[0, :0], None)
+        self.latest = PendingResult(self._slots_cpu[0, :0], self._query_len, None)
 
     def send(self, num_reqs: int, logprobs: RecordedLogprobs) -> None:
         """Start the copy; nothing waits for it. `latest` is where it arrives."""
@@ -82,7 +90,7 @@ class Results:
             None if part is None else part.to_host()
             for part in (logprobs.sampled, *logprobs.prompts)
         ]
-        self.latest = PendingResult(rows_cpu, self._sent[slot], sampled, prompts)
+        self.latest = PendingResult(rows_cpu, self._query_len, self._sent[slot], sampled, prompts)
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))
 

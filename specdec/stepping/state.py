@@ -17,7 +17,10 @@ from specdec.stepping.upload import upload, uploaded
 
 
 class RequestState:
-    """draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0."""
+    """draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
+
+    has_probs: whether rows are shared out among drafts by their probabilities
+    """
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class RequestState:
         *,
         vocab_size: int = 0,
         draft_vocab_size: int = 0,
+        has_probs: bool = False,
     ) -> None:
         R = num_rows + 1
 
@@ -39,6 +43,10 @@ class RequestState:
         self.num_computed_tokens = zeros(R)  # [R + 1] have target KV; the last sampled's position
         self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K] for the positions after it
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
+        self.num_live_drafts = zeros(R)  # [R + 1] proposed since the last commit, with has_probs
+        probs = torch.zeros(2, R, num_draft_tokens if has_probs else 0, device=device)
+        self.draft_confidences = probs[0]  # [R + 1, K] the draft's own, given those before it
+        self.draft_probs = probs[1]  # [R + 1, K] that a draft and all before it hold
         self.block_table = zeros(R, blocks_per_request)  # [R + 1, M] cache blocks by position
         self.block_table.fill_(scratch_block)
         self.min_positions = zeros(R)  # [R + 1] see kernels/best_token.py
@@ -59,6 +67,7 @@ class RequestState:
         self.num_draft_tokens[row].fill_(start.num_draft_tokens)
         self.min_positions[row].fill_(start.min_position if start.stop_ids else 0)
         self.num_computed_tokens[row].zero_()
+        self.num_live_drafts[row].zero_()
         self.sampling.assign(row, start.sampling, start.generated)
 
     def slots(self, positions: Tensor, rows: Tensor, is_valid: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ class Passes:
     target: Dispatch
     draft_prefill: Dispatch | None = None
     draft_decode: Dispatch | None = None
+    extends_only: bool = False  # draft_prefill writes KV, and proposes nothing
 
     @property
     def num_reqs(self) -> int:
@@ -34,10 +35,16 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Verify slots first, `query_len` rows for each of `state_rows`; then the slots of `parts`."""
+    """Verify slots first, rows for each of `state_rows`; then the slots of `parts`.
+
+    shared_rows: verify slots have 1 to query_len rows, by their shares of these; 0: query_len each
+    num_levels: of the draft, after the step; None: K
+    """
 
     state_rows: Sequence[int] = ()
     query_len: int = 1  # rows of a verify slot
+    shared_rows: int = 0
+    num_levels: int | None = None
     parts: Sequence[PromptPart] = ()
     max_seq_len: int  # a bound on positions + 1 over all rows
     passes: Passes
@@ -53,7 +60,7 @@ class Step:
     @property
     def num_verify_rows(self) -> int:
         """Their rows, before those of prompts."""
-        return len(self.state_rows) * self.query_len
+        return self.shared_rows or len(self.state_rows) * self.query_len
 
     @property
     def num_reqs(self) -> int:
@@ -88,5 +95,6 @@ class Step:
     @property
     def num_padded_tokens(self) -> int:
         """Rows that `fill` writes."""
-        uniform = 0 if self.parts else self.num_padded_reqs * self.query_len
+        is_ragged = self.parts or self.shared_rows
+        uniform = 0 if is_ragged else self.num_padded_reqs * self.query_len
         return max(self.num_tokens, self.passes.num_tokens, uniform)

@@ -28,10 +28,13 @@ def params(rng: random.Random) -> SamplingParams:
     )
 
 
-@pytest.mark.parametrize("acceptance, draft", [("exact", "demo"), ("block", "demo/eagle1")])
+@pytest.mark.parametrize(
+    "acceptance, draft, k",
+    [("exact", "demo", 3), ("block", "demo/eagle1", 3), ("exact", "demo", "auto")],
+)
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, enforce_eager):
-    speculation = {"model": draft, "num_speculative_tokens": 3, "acceptance": acceptance}
+def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, k, enforce_eager):
+    speculation = {"model": draft, "num_speculative_tokens": k, "acceptance": acceptance}
     rng = random.Random(3)
     llm = LLM("demo", speculation, max_num_seqs=40, enforce_eager=enforce_eager, num_kv_blocks=500)
     for count, longest in ((1, 5), (3, 1500), (40, 80), (90, 300)):

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from specdec.requests.output import Logprob, RequestOutput
@@ -109,6 +109,7 @@ class ChatForm:
             self._deltas[piece.index] = ChatDeltas(self._reading)
         deltas = self._deltas[piece.index]
         has_tokens = api_request.returns_token_ids or api_request.params.logprobs is not None
+        has_tokens = has_tokens or bool(piece.rounds)
         found = deltas.new(piece.text, piece.finish_reason is not None, has_tokens)
         ends: Json = {"finish_reason": None, "stop_reason": None}
         choices: list[Json] = [
@@ -124,7 +125,7 @@ class ChatForm:
         return {
             "logprobs": self._logprobs(api_request, piece),
             "stop_reason": piece.stop_reason,
-            **_token_ids(api_request, output, piece),
+            **_extras(api_request, output, piece),
         }
 
     def _logprobs(self, api_request: ApiRequest, piece: Piece) -> Json | None:
@@ -165,14 +166,14 @@ class CompletionForm:
         if api_request.writes_nothing:
             rows = None if piece.logprobs is None else piece.logprobs[:0]
             piece = Piece(piece.index, "", [], rows, 0, "length", None, True)
-        ids = _token_ids(api_request, output, piece)
+        extras = _extras(api_request, output, piece)
         return {
             "index": position * api_request.params.n + piece.index,
             "text": prompt + piece.text,
             "logprobs": self._logprobs(api_request, position, output, piece, has_prompt, shift),
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
-            **ids,
+            **extras,
         }
 
     def chunk_choices(
@@ -248,9 +249,13 @@ class _Columns:
         return {each.decoded_token: clamped(each.logprob) for each in ranked}
 
 
-def _token_ids(api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
-    """Where they are asked for; the prompt's in the first piece."""
-    if not api_request.returns_token_ids:
-        return {}
-    prompt = {"prompt_token_ids": output.prompt_token_ids} if piece.is_first else {}
-    return {"token_ids": piece.token_ids, **prompt}
+def _extras(api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
+    """Token ids, the prompt's in the first piece, and rounds, where they are asked for."""
+    found: Json = {}
+    if api_request.returns_token_ids:
+        found["token_ids"] = piece.token_ids
+        if piece.is_first:
+            found["prompt_token_ids"] = output.prompt_token_ids
+    if api_request.shows_drafts:
+        found["rounds"] = [asdict(each) for each in piece.rounds]
+    return found

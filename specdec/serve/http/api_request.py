@@ -32,7 +32,10 @@ STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
-    """writes_nothing: max_tokens=0, for which the engine writes one token that is dropped."""
+    """writes_nothing: max_tokens=0, for which the engine writes one token that is dropped.
+
+    shows_drafts: each choice has its rounds, with what was drafted in them.
+    """
 
     model: str
     params: SamplingParams
@@ -43,6 +46,7 @@ class ApiRequest:
     returns_token_ids: bool
     echo: bool = False
     writes_nothing: bool = False
+    shows_drafts: bool = False
 
 
 def chat_request(
@@ -86,9 +90,10 @@ def _api_request(
     writes_nothing: bool = False,
 ) -> ApiRequest:
     stream_options = _stream_options(body)
+    params = _params(body, {**defaults, **sampling})
     return ApiRequest(
         model=_model(body, options),
-        params=_params(body, {**defaults, **sampling}),
+        params=params,
         priority=_priority(body, options),
         is_stream=boolean(body, "stream"),
         includes_usage=boolean(stream_options, "include_usage"),
@@ -96,7 +101,16 @@ def _api_request(
         returns_token_ids=boolean(body, "return_token_ids"),
         echo=echo,
         writes_nothing=writes_nothing,
+        shows_drafts=_shows_drafts(body, params.n),
     )
+
+
+def _shows_drafts(body: Mapping[str, object], n: int) -> bool:
+    found = boolean(body, "show_drafts")
+    if found and n > 1:
+        message = f"show_drafts with n={n}: it shows the rounds of one sample; leave one out"
+        raise ApiError(400, message, "show_drafts")
+    return found
 
 
 def _params(body: Mapping[str, object], sampling: dict[str, object]) -> SamplingParams:

@@ -31,6 +31,7 @@ from specdec.serve.http.generating import Answer, Services
 from specdec.serve.http.measures import Measures
 from specdec.serve.http.monitor import Monitor
 from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.playground import PageFiles, playground
 from specdec.serve.http.prompts import Encoded, Prompts
 from specdec.serve.http.record import Record
 from specdec.serve.http.structured import check_grammar, grammar_field
@@ -52,7 +53,7 @@ class Application:
         self._prompts = Prompts(tokenizer, sizes.max_model_len - 1, options)
         self.measures = Measures(options.model_names[0])
         record = None if options.record is None else Record(options.record)
-        self._services = Services(llm, self.traffic, self.measures, record)
+        self._services = Services(llm, self.traffic, self.measures, record, tokenizer)
         self.defaults = recommended(llm) if options.use_generation_config else {}
         self.chats = Chats(llm, self._prompts, options, self.defaults)
         self.app = self._build()
@@ -73,7 +74,7 @@ class Application:
             )
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
-        AgentRoutes(self._services, self.chats, self._prompts).add_to(app)
+        AgentRoutes(self._services, self.chats).add_to(app)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
@@ -82,6 +83,8 @@ class Application:
         app.get("/ping")(self.health)
         app.post("/ping")(self.health)
         app.get("/version")(self.version)
+        app.get("/")(playground)
+        app.mount("/page", PageFiles())
         app.get("/metrics")(self.metrics)
         return app
 

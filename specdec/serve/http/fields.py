@@ -52,7 +52,7 @@ FIELDS: dict[str, Field] = {
     **_works(TEXT, "presence_penalty", "frequency_penalty", "repetition_penalty"),
     **_works(TEXT, "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output"),
     **_works(TEXT, "skip_special_tokens", "return_token_ids", "priority"),
-    **_works(TEXT, "speculate", "num_speculative_tokens"),
+    **_works(TEXT, "speculate", "num_speculative_tokens", "show_drafts"),
     **_works(TEXT, "response_format", "structured_outputs"),
     **_works(TEXT, "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     **_harmless("store", "metadata", "user", "service_tier"),

@@ -14,16 +14,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.playground import PAGE_PATHS
 from specdec.serve.http.traffic import Traffic
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 WILDCARDS = {"0.0.0.0", "::"}
-OPEN_PATHS = {"/health", "/ping"}  # no key needed
+OPEN_PATHS = PAGE_PATHS | {"/health", "/ping"}  # no key needed
 WATCHED_PATHS = {"/health", "/ping", "/metrics"}  # answered while the server shuts down
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
 }
 
 

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from specdec.requests.draft_spans import DraftSpans
 from specdec.requests.output import RequestOutput
+from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.answers import Form, Heading, Json, usage
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.errors import SHUTTING_DOWN, ApiError, as_json, json_response
 from specdec.serve.http.measures import Measures
-from specdec.serve.http.pieces import Pieces
+from specdec.serve.http.pieces import Piece, Pieces
 from specdec.serve.http.prompts import Encoded
 from specdec.serve.http.record import Record
 from specdec.serve.http.traffic import Traffic
@@ -42,6 +44,7 @@ class Services:
     traffic: Traffic
     measures: Measures
     record: Record | None
+    tokenizer: Tokenizer  # not the engine's
 
 
 class Generation(Response):
@@ -120,16 +123,19 @@ class Answer(Generation):
         super().__init__(services, api_request, prompts)
         self._form = form
         self._heading = Heading.of(form, api_request)
+        skips = api_request.params.skip_special_tokens
+        shown = prompts if api_request.shows_drafts else ()
+        self._drafts = [DraftSpans(services.tokenizer, skips) for _ in shown]
 
     async def _whole(self, outputs: Outputs) -> Response:
         last: dict[int, RequestOutput] = {}
         async for position, output in outputs:
             last[position] = output
-        choices = [
-            self._form.choice(self._api_request, position, last[position], piece)
-            for position in sorted(last)
-            for piece in Pieces(self._api_request.params.n, False).new(last[position])
-        ]
+        choices = []
+        for position, output in sorted(last.items()):
+            for piece in Pieces(self._api_request.params.n, False).new(output):
+                await self._add_rounds(position, output, piece)
+                choices.append(self._form.choice(self._api_request, position, output, piece))
         counts = usage(list(last.values()), self._api_request)
         fields = self._heading.fields(self._form.name)
         return json_response({**fields, "choices": choices, "usage": counts})
@@ -160,6 +166,7 @@ class Answer(Generation):
         while True:
             last[position] = output
             for piece in pieces[position].new(output):
+                await self._add_rounds(position, output, piece)
                 extra: Json = {}
                 if api_request.has_continuous_usage:
                     extra = {"usage": usage(list(last.values()), api_request)}
@@ -173,6 +180,16 @@ class Answer(Generation):
                 break
         if api_request.includes_usage:
             yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
+
+    async def _add_rounds(self, position: int, output: RequestOutput, piece: Piece) -> None:
+        """What was drafted; a request that shows it has one sample for each prompt."""
+        if self._api_request.shows_drafts:
+            new = self._drafts[position].new
+            is_over = piece.finish_reason is not None
+            # in a thread: another one may hold the tokenizer for a long prompt
+            piece.rounds = await asyncio.to_thread(
+                new, output.outputs[0], output.stats.rounds, is_over
+            )
 
 
 async def merged(

@@ -1,8 +1,9 @@
 """What a request has written since the last look, from outputs that hold the whole of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from specdec.requests.draft_spans import DraftRound
 from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -12,7 +13,8 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity
 class Piece:
     """A part of one choice. offset: characters of the choice's tokens before this part.
 
-    token_ids and logprobs are those of the part; finish_reason is None but at the end.
+    token_ids and logprobs are those of the part; finish_reason is None but at the end. rounds:
+    what was drafted, if the request asks for it; a round comes once its text is certain.
     """
 
     index: int
@@ -23,6 +25,7 @@ class Piece:
     finish_reason: str | None
     stop_reason: str | int | None
     is_first: bool
+    rounds: Sequence[DraftRound] = ()
 
 
 class Pieces:

@@ -76,10 +76,6 @@ class Prompts:
         text = body["prompt"]
         return Encoded(text, await self._encode(text, boolean(body, "add_special_tokens", True)))
 
-    async def count(self, text: str) -> int:
-        """The number of tokens of a text."""
-        return len(await asyncio.to_thread(self.tokenizer.encode_word, text))
-
     async def decode(self, token_ids: object) -> str:
         """The text of token ids, special tokens included."""
         ids = self._checked_ids(token_ids, "tokens")

@@ -37,7 +37,7 @@ def best_by_kernel(x, weight, mask=None):
 
 def chosen_by_kernel(logits, floor, noise_keys):
     out = torch.full((len(logits), 3), -999, device=logits.device)
-    launch_write(*launch_choices(logits, floor, noise_keys), out[:, 1])
+    launch_write(*launch_choices(logits, floor, noise_keys)[:2], out[:, 1])
     assert (out[:, ::2] == -999).all()
     return out[:, 1]
 

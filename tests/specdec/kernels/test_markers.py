@@ -98,7 +98,7 @@ def test_poisoned_logits_give_their_own_row_a_marker_sampled_or_greedy(device, v
     if has_floor:
         floors = [launch_support_floor(bad, limits), support_floor_ref(bad, limits)]
     ours = torch.full((6,), -999, device=device)
-    launch_write(*launch_choices(bad, floors[0], noise_keys), ours)
+    launch_write(*launch_choices(bad, floors[0], noise_keys)[:2], ours)
     theirs = choose_token_ref(bad, floors[1], noise_keys)
     sound = choose_token_ref(
         logits, support_floor_ref(logits, limits) if has_floor else floors[1], noise_keys
@@ -152,7 +152,7 @@ def test_a_draft_that_is_drawn_is_an_id_too(device):
     buffers, state = round_of(device)
     floor = torch.full((3,), -torch.inf, device=device)
     choices = launch_choices(logits, floor, noise_keys_of(3, device))
-    launch_write_level(*choices, level_of(buffers, state, 0))
+    launch_write_level(choices, level_of(buffers, state, 0))
     assert buffers.draft_tokens[1:3, 0].tolist() == [0, 0]
 
 

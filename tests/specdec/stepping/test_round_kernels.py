@@ -203,7 +203,7 @@ def test_tile_maxima_take_the_lowest_id_and_no_stop_id(device, rows, slots):
         stop_ids=stop_ids,
     )
     for chosen in (None, mask):
-        maxima, ids = launch_tile_maxima(x, weight, chosen)
+        maxima, ids, _ = launch_tile_maxima(x, weight, chosen)
         lowest = torch.where(maxima == maxima.amax(0), ids, 1 << 30).amin(0)
         assert torch.equal(lowest.long(), best_token_ref(x, weight, chosen))
     assert (best_token_ref(x, weight, mask)[:: rows // slots] != stop_ids[:slots, 0])[

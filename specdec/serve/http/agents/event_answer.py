@@ -3,7 +3,8 @@
 A script writes them, one for each answer; it is given the same events of the text in both cases.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,8 +25,6 @@ from specdec.serve.http.generating import (
 )
 from specdec.serve.http.pieces import Piece, Pieces
 from specdec.serve.http.tools.events import Event, Reasoning
-
-CountTokens = Callable[[str], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Script(Protocol):
 
 
 class EventAnswer(Generation):
-    """headers: of the answer. count_tokens: of a text."""
+    """headers: of the answer, beside its own."""
 
     def __init__(
         self,
@@ -75,12 +74,10 @@ class EventAnswer(Generation):
         turn: ChatTurn,
         script: Script,
         headers: Mapping[str, str],
-        count_tokens: CountTokens,
     ) -> None:
         super().__init__(services, turn.api_request, [turn.prompt])
         self._script = script
         self._extra_headers = headers
-        self._count_tokens = count_tokens
         self._reader = turn.reading.reader()
         self._pieces = Pieces(1, True)
         self._reasoning = ""
@@ -122,10 +119,14 @@ class EventAnswer(Generation):
         if piece.finish_reason is not None:
             has_calls = self._reader.num_calls > 0
             ending = Ending(piece.finish_reason, piece.stop_reason, has_calls)
-            # a count of the text, since the engine does not know which tokens it came from
-            num_reasoning = await self._count_tokens(self._reasoning) if self._reasoning else 0
-            written += self._script.end(ending, self._counts(output, num_reasoning))
+            counts = self._counts(output, await self._num_reasoning())
+            written += self._script.end(ending, counts)
         return written
+
+    async def _num_reasoning(self) -> int:
+        """Tokens of the text, since nothing tells which tokens of the output it came from."""
+        encode = self._services.tokenizer.encode_word
+        return len(await asyncio.to_thread(encode, self._reasoning)) if self._reasoning else 0
 
     def _counts(self, output: RequestOutput, num_reasoning: int = 0) -> Counts:
         counts = usage([output], self._api_request)

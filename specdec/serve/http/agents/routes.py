@@ -14,7 +14,6 @@ from specdec.serve.http.bodies import read_body
 from specdec.serve.http.chats import Chats
 from specdec.serve.http.errors import MESSAGES, ApiError, json_response
 from specdec.serve.http.generating import Services
-from specdec.serve.http.prompts import Prompts
 
 RESPONSES = "/v1/responses"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
@@ -26,10 +25,9 @@ NewScript = Callable[[Body, ApiRequest], Script]
 class AgentRoutes:
     """They translate a request to a chat request and write its answer in their own form."""
 
-    def __init__(self, services: Services, chats: Chats, prompts: Prompts) -> None:
+    def __init__(self, services: Services, chats: Chats) -> None:
         self._services = services
         self._chats = chats
-        self._prompts = prompts
         self._announced = Announced()
 
     def add_to(self, app: FastAPI) -> None:
@@ -71,8 +69,7 @@ class AgentRoutes:
         except ApiError as error:
             raise translation.renamed(error) from error
         script = new_script(body, turn.api_request)
-        headers = translation.headers()
-        return EventAnswer(self._services, turn, script, headers, self._prompts.count)
+        return EventAnswer(self._services, turn, script, translation.headers())
 
 
 def _responses_script(body: Body, api_request: ApiRequest) -> Script:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,6 +72,10 @@ class LiveServer:
         found = self.post("/v1/completions", {"prompt": prompt, **fields})
         assert found.status_code == 200, found.text
         return found.json()
+
+    def run(self, coroutine: Coroutine) -> object:
+        """The result of a coroutine in the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     def until_idle(self) -> int:
         """Wait until nothing runs; the free blocks."""

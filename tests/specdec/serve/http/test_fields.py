@@ -53,6 +53,7 @@ WORKING = {
     "return_token_ids": True,
     "speculate": False,
     "num_speculative_tokens": 1,
+    "show_drafts": True,
     "response_format": {"response_format": {"type": "json_object"}},
     "structured_outputs": {"structured_outputs": {"choice": ["yes", "no"]}},
     "guided_json": {"guided_json": {"type": "integer"}},

@@ -95,6 +95,7 @@ def test_the_commands_of_the_readme_work(tmp_path):
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 0
     assert server.process.stdout.read() == ""
+    assert f"playground: {server.url}/" in server.lines
 
 
 def _run(words: list[str]) -> subprocess.CompletedProcess:

@@ -1,0 +1,109 @@
+"""What was drafted and what became of it, round by round.
+
+A round is its accepted drafts, then the rejected ones, then the target's own token: recovered after
+a rejection, else bonus. Without the rejected drafts the spans are exactly the text and its tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specdec.requests.output import CompletionOutput
+from specdec.requests.stats import RoundRecord
+from specdec.requests.tokenizer import Detokenizer, Tokenizer
+
+CONTEXT = 8  # tokens before a rejected draft that its text may depend on
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """kind: accepted, rejected, recovered or bonus; target: a token for which none was drafted."""
+
+    text: str
+    kind: str
+    token_ids: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class DraftRound:
+    """num_drafted, num_accepted: None for the token that the prompt's own pass samples.
+
+    The last round may have accepted more than its spans show: they end where the text ends.
+    """
+
+    num_drafted: int | None
+    num_accepted: int | None
+    spans: list[Span]
+
+
+class DraftSpans:
+    """Follows one sample as it grows. skip_special_tokens: as in its parameters."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+        self._num_tokens = 0
+        self._num_rounds = 0
+        self._num_chars = 0  # of what was returned
+        self._held: list[tuple[int, DraftRound]] = []  # with the characters up to its end
+
+    def new(
+        self, completion: CompletionOutput, records: Sequence[RoundRecord], is_over: bool
+    ) -> list[DraftRound]:
+        """The rounds since the last call, once their text is certain; all of them if is_over.
+
+        completion, records: the whole sample so far
+        """
+        for found in self._read(completion.token_ids, records):
+            self._held.append((len(self._detokenizer.text), found))
+        num_chars = len(completion.text)
+        num_ready = sum(is_over or end <= num_chars for end, _ in self._held)
+        ready = [found for _, found in self._held[:num_ready]]
+        del self._held[:num_ready]
+        for found in ready:
+            found.spans = list(self._cut(found.spans, completion.text))
+        if is_over and self._num_chars < num_chars:  # an incomplete character
+            rest = Span(completion.text[self._num_chars :], "target")
+            ready.append(DraftRound(None, None, [rest]))
+            self._num_chars = num_chars
+        return ready
+
+    def _read(self, token_ids: list[int], records: Sequence[RoundRecord]) -> Iterator[DraftRound]:
+        if self._num_tokens == 0 and token_ids:
+            yield DraftRound(None, None, [self._push("target", token_ids[:1])])
+        for record in records[self._num_rounds :]:
+            self._num_rounds += 1
+            spans = list(self._spans(token_ids, record))
+            yield DraftRound(len(record.draft_tokens), record.num_accepted, spans)
+
+    def _spans(self, token_ids: list[int], record: RoundRecord) -> Iterator[Span]:
+        end = self._num_tokens + record.num_accepted
+        accepted = token_ids[self._num_tokens : end]
+        if accepted:
+            yield self._push("accepted", accepted)
+        if end >= len(token_ids):
+            return
+        rejected = record.draft_tokens[record.num_accepted :]
+        if rejected:
+            before = token_ids[max(end - CONTEXT, 0) : end]
+            yield Span(self._text_after(before, list(rejected)), "rejected", rejected)
+        kind = "recovered" if rejected else "bonus" if record.draft_tokens else "target"
+        yield self._push(kind, token_ids[end : end + 1])
+
+    def _push(self, kind: str, token_ids: list[int]) -> Span:
+        self._num_tokens += len(token_ids)
+        return Span("".join(map(self._detokenizer.push, token_ids)), kind, token_ids)
+
+    def _text_after(self, before: list[int], tokens: list[int]) -> str:
+        known = self._tokenizer.decode(before)
+        whole = self._tokenizer.decode([*before, *tokens])
+        return whole[len(known) :] if whole.startswith(known) else self._tokenizer.decode(tokens)
+
+    def _cut(self, spans: list[Span], text: str) -> Iterator[Span]:
+        """End where the text ends: without a stop string or token."""
+        for span in spans:
+            if span.kind == "rejected":
+                yield span
+                continue
+            piece = text[self._num_chars : self._num_chars + len(span.text)]
+            self._num_chars += len(piece)
+            yield Span(piece, span.kind, span.token_ids)

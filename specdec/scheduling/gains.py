@@ -1,0 +1,60 @@
+"""Expected accepted drafts of a round, by levels drafted and rows given to drafts.
+
+A draft's path probability is the chance that it and all before it hold. A round that gives n rows
+to the n most probable live drafts of the batch accepts, on average, the sum of their path
+probabilities. It is averaged over batches of recent rounds (an empirical sample), so no shape of
+the distribution is assumed; requests that are easy to predict and others are both in it.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Integers = NDArray[np.integer[Any]]
+
+
+class GainCurves:
+    """The mean, over groups of a sample, of the n largest path probabilities among L levels.
+
+    path_probs: [S, K] float: requests of recent rounds, oldest first. They fall along a row, so the
+        most probable drafts are a prefix of each request's chain.
+    num_requests: requests that share rows. The sample is split into groups of this many, in its
+        order; what remains of the oldest is left out, and a smaller sample is one group.
+    """
+
+    def __init__(self, path_probs: Floats, num_requests: int) -> None:
+        num_samples, num_levels = path_probs.shape
+        self.num_requests = num_requests
+        self.group_size = min(num_requests, num_samples)
+        num_groups = num_samples // self.group_size
+        recent = path_probs[num_samples - num_groups * self.group_size :]
+        groups = recent.reshape(num_groups, self.group_size, num_levels)
+        self._sizes = self.group_size * np.arange(1, num_levels + 1)
+        self._starts = np.concatenate([[0], np.cumsum(self._sizes + 1)[:-1]])
+        # one more entry, which is read with weight 0 at the end of the last curve
+        self._sums = np.zeros(int((self._sizes + 1).sum()) + 1)
+        for level, start in enumerate(self._starts, start=1):
+            live = groups[:, :, :level].reshape(num_groups, -1)
+            largest_first = np.sort(live, axis=1)[:, ::-1].mean(axis=0)
+            self._sums[start + 1 : start + 1 + len(largest_first)] = np.cumsum(largest_first)
+
+    def gain(self, num_levels: int, num_rows: float, num_requests: int) -> float:
+        """Expected accepted drafts when num_rows drafts of num_requests requests are verified."""
+        scale = self.group_size / num_requests
+        place = min(max(num_rows, 0.0) * scale, float(self._sizes[num_levels - 1]))
+        low = int(place)
+        start = int(self._starts[num_levels - 1]) + low
+        below, above = float(self._sums[start]), float(self._sums[start + 1])
+        return float((below + (place - low) * (above - below)) / scale)
+
+    def gains(self, num_rows: Integers, num_requests: int) -> Floats:
+        """[K, C]: the same for every number of levels, and num_rows [C] rows of drafts."""
+        scale = self.group_size / num_requests
+        places = np.minimum(np.maximum(num_rows, 0) * scale, self._sizes[:, None])
+        low = places.astype(np.intp)
+        share = places - low
+        low += self._starts[:, None]
+        below = self._sums[low]
+        return np.asarray((below + share * (self._sums[low + 1] - below)) / scale)

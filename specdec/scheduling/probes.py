@@ -1,0 +1,87 @@
+"""Noticing that a draft has changed: rounds with more levels than pay; a test of predictions."""
+
+from math import ceil, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PROBE_EVERY = 64  # rounds
+LEAST_PROBED = 3  # drafts of a level that a probe adds: few requests probe in several rounds
+MEMORY = 0.8  # of the running sums, from one comparison to the next
+CHANGED = 3.5  # standard deviations of the running sums, beyond
+TOLERANCE = 0.1  # of what was predicted: many requests make small errors of a fit significant
+PROBE_HELD = 2.5  # standard deviations of a probe that found more than was predicted
+
+
+class Probes:
+    """Every PROBE_EVERY rounds one level more than pays, from plain rounds two.
+
+    is_live: whether the drafts of the round to plan are a probe
+    """
+
+    def __init__(self, num_levels: int) -> None:
+        self._num_levels = num_levels
+        self._num_since = 0
+        self.is_live = False
+        self.num_probes = 0
+
+    def again(self) -> None:
+        """Probe in the next round."""
+        self._num_since = PROBE_EVERY
+
+    def levels(self, steady: int, num_drafting: int) -> int:
+        """How many the draft runs after the round to plan; steady: where no probe is due."""
+        self._num_since += 1
+        num_rounds = ceil(LEAST_PROBED / num_drafting)
+        self.is_live = self._num_since >= PROBE_EVERY and steady < self._num_levels
+        if self._num_since >= PROBE_EVERY + num_rounds - 1:
+            self._num_since = 0
+        if not self.is_live:
+            return steady
+        self.num_probes += 1
+        return min(max(steady + 1, 2), self._num_levels)
+
+    def rows(
+        self, sizes: NDArray[np.integer[Any]], chosen: int, num_requests: int, num_drafts: int
+    ) -> int:
+        """Rows of a round whose drafts are a probe: a few more than chosen, at least one draft's.
+
+        The device gives them to the most probable drafts, which is where a gain would come from.
+        """
+        of_all = sizes[: int(np.searchsorted(sizes, num_requests + num_drafts)) + 1]
+        few = of_all[of_all <= chosen + num_requests // 8 + 8]
+        has_draft = few[-1] > num_requests or len(of_all) == 1
+        return max(chosen, int(few[-1] if has_draft else of_all[1]))
+
+
+class Surprise:
+    """Compares accepted drafts with predicted ones, and forgets old comparisons slowly.
+
+    If chains hold as predicted, an accepted count is roughly geometric: variance m (1 + m) for a
+    mean of m. The prediction itself is the mean of a sample.
+    """
+
+    def __init__(self) -> None:
+        self._new = np.zeros(3)  # difference, variance and prediction since the last question
+        self._sums = np.zeros(3)
+
+    def add(self, predicted: float, accepted: int, num_drafting: int, num_entries: int) -> None:
+        """One round; num_entries: of the sample that predicted it."""
+        mean = predicted / num_drafting
+        variance = predicted * (1 + mean) * (1 + num_drafting / num_entries)
+        self._new += (accepted - predicted, variance, predicted)
+
+    def has_changed(self, is_probe: bool) -> bool:
+        """Whether the draft is not the one that was sampled. is_probe: only a better one counts."""
+        self._sums = self._sums * (MEMORY, MEMORY**2, MEMORY) + self._new
+        if is_probe:
+            difference, variance, _ = self._new
+            changed = difference > PROBE_HELD * sqrt(variance)
+        else:
+            difference, variance, predicted = self._sums
+            changed = abs(difference) > CHANGED * sqrt(variance) + TOLERANCE * predicted
+        self._new = np.zeros(3)
+        if changed:
+            self._sums = np.zeros(3)
+        return bool(changed)

@@ -1,0 +1,215 @@
+"""How many rows verify in the next round, and how many levels the draft runs after it.
+
+    planner = RowPlanner(costs, shapes, num_levels=8)
+    plan = planner.plan(num_requests, num_drafting, num_live, num_keys)   before a round is launched
+    planner.observe(outcome)                                              when its results are read
+
+A round is launched before the last one is read, so the choice rests on statistics of recent rounds.
+It changes when tokens come, never which: any choice is exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.scheduling.gains import GainCurves
+from specdec.scheduling.probes import Probes, Surprise
+from specdec.scheduling.round_history import RoundHistory, RoundOutcome
+from specdec.scheduling.round_options import RoundOptions, RowSizes, round_options
+from specdec.scheduling.step_costs import RoundCosts
+
+FIRST_LEVELS = 3  # while nothing is known
+LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
+MERGE_EVERY = 8  # rounds with drafts
+EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
+FIT_EVERY = 100  # rounds with drafts, from then on
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """num_rows: that verify, of the captured sizes. num_levels: that the draft runs after it."""
+
+    num_rows: int
+    num_levels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerStatistics:
+    """Sums over the rounds observed; num_levels and num_probes over those planned.
+
+    num_rows: last sampled tokens and drafts that were verified, without padding
+    num_wasted: verified drafts that did not hold
+    predicted_tokens, measured_tokens: of the rounds with drafts that had a prediction
+    """
+
+    num_rounds: int = 0
+    num_rows: int = 0
+    num_wasted: int = 0
+    predicted_tokens: float = 0.0
+    measured_tokens: int = 0
+    num_levels: int = 0
+    num_probes: int = 0
+
+    @property
+    def wasted_share(self) -> float:
+        """Of all rows."""
+        return self.num_wasted / self.num_rows if self.num_rows else 0.0
+
+
+class RowPlanner:
+    """Chooses rows and levels for the most tokens per second, from the gains of recent rounds.
+
+    The best fixed way to go on, (levels, rows), has a rate of tokens per millisecond. Drafts of
+    this round exist already, maybe of another number of levels. By Dinkelbach's argument the
+    largest ratio sum(tokens) / sum(time) is the one rate at which max(tokens - rate * time) is 0
+    in total, and with the rate fixed that maximum splits into one of each round: this round takes
+    the rows that bring the most tokens beyond rate * time, and the next levels are the steady ones.
+
+    costs: milliseconds; measured or injected
+    shapes: (requests, rows) that were captured. A step takes the shapes with the fewest requests
+        that hold its own, of at least as many rows.
+    num_levels: K, the most levels of the draft
+    """
+
+    def __init__(
+        self, costs: RoundCosts, shapes: Sequence[tuple[int, int]], num_levels: int
+    ) -> None:
+        if num_levels < 1:
+            raise ValueError(f"num_levels={num_levels}: a planner needs a draft of 1 level or more")
+        self._costs = costs
+        self._sizes = RowSizes(shapes)
+        self._num_levels = num_levels
+        self._history = RoundHistory(num_levels, _entries(self._sizes.most_requests))
+        self._probes = Probes(num_levels)
+        self._surprise = Surprise()
+        self._curves: GainCurves | None = None
+        self._options: dict[tuple[int, int], RoundOptions] = {}
+        self._steady_levels = min(FIRST_LEVELS, num_levels)
+        self._num_rounds = 0  # with drafts, since all was forgotten
+        self._next_fit = 1
+        self._statistics = PlannerStatistics()
+        self._num_planned_levels = 0
+
+    @property
+    def calibration(self) -> NDArray[np.floating[Any]]:
+        """[2, K, 2] float32 (intercept, slope) for greedy and sampled requests, by level."""
+        return self._history.calibration.coefficients
+
+    @property
+    def num_fits(self) -> int:
+        """Grows when the calibration changed."""
+        return self._history.calibration.num_fits
+
+    @property
+    def statistics(self) -> PlannerStatistics:
+        """Up to now."""
+        return replace(
+            self._statistics,
+            num_levels=self._num_planned_levels,
+            num_probes=self._probes.num_probes,
+        )
+
+    def plan(self, num_requests: int, num_drafting: int, num_live: int, num_keys: int) -> RoundPlan:
+        """The next round.
+
+        num_drafting: requests that may draft at all
+        num_live: levels drafted by the step before; 0: there are no drafts
+        num_keys: in the caches of the requests
+        """
+        assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
+        rows = self._sizes.of(num_requests)
+        if num_drafting == 0:
+            return RoundPlan(int(rows[0]), 0)
+        if len(self._history) < LEAST_ENTRIES:
+            self._steady_levels = min(FIRST_LEVELS, self._num_levels)
+            num_rows = _holding(rows, num_requests + num_drafting * num_live)
+            self._num_planned_levels += self._steady_levels
+            return RoundPlan(num_rows, self._steady_levels)
+        options = self._options_of(num_requests, num_drafting)
+        steady, rate = options.steady(self._costs.ms_per_key * num_keys)
+        self._steady_levels = steady
+        num_rows = options.best_rows(num_live, steady, rate) if num_live else int(rows[0])
+        if num_live and self._probes.is_live:
+            num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
+        levels = self._probes.levels(steady, num_drafting)
+        self._num_planned_levels += levels
+        return RoundPlan(num_rows, levels)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Learn from a round whose results were read. Rounds without drafts only count."""
+        num_requests = len(outcome.num_accepted)
+        num_drafting = int(np.count_nonzero(outcome.num_allowed))
+        num_verified = int(outcome.num_verified.sum())
+        num_accepted = int(outcome.num_accepted.sum())
+        assert outcome.confidences.shape == (num_requests, self._num_levels)
+        assert num_accepted <= num_verified, f"{num_accepted=} of {num_verified} drafts verified"
+        has_drafts = outcome.num_live > 0 and num_drafting > 0
+        predicted = None
+        if has_drafts and self._curves is not None:
+            predicted = self._curves.gain(outcome.num_live, num_verified, num_drafting)
+            self._surprise.add(predicted, num_accepted, num_drafting, len(self._history))
+        self._count(num_requests, num_verified, num_accepted, predicted)
+        if has_drafts:
+            self._history.add(outcome)
+            self._num_rounds += 1
+            is_early = self._num_rounds <= MERGE_EVERY and self._num_rounds.bit_count() == 1
+            is_probe = self._steady_levels == 0
+            if is_probe or is_early or self._history.num_pending >= MERGE_EVERY:
+                self._learn(num_drafting, is_probe)
+
+    def _count(
+        self, num_requests: int, num_verified: int, num_accepted: int, predicted: float | None
+    ) -> None:
+        before = self._statistics
+        has_one = predicted is not None
+        self._statistics = replace(
+            before,
+            num_rounds=before.num_rounds + 1,
+            num_rows=before.num_rows + num_requests + num_verified,
+            num_wasted=before.num_wasted + num_verified - num_accepted,
+            predicted_tokens=before.predicted_tokens + has_one * (num_requests + (predicted or 0)),
+            measured_tokens=before.measured_tokens + has_one * (num_requests + num_accepted),
+        )
+
+    def _learn(self, num_drafting: int, is_probe: bool) -> None:
+        """Take the new rounds into the estimates; forget the old ones if the draft has changed."""
+        if self._surprise.has_changed(is_probe):
+            self._history.forget()
+            self._num_rounds = self._next_fit = 1
+            if is_probe:
+                self._probes.again()
+        self._history.merge(400 + 4 * num_drafting)
+        if is_probe or self._num_rounds >= self._next_fit:
+            self._history.calibration.fit()
+            is_early = self._num_rounds < EARLY_ROUNDS
+            self._next_fit = self._num_rounds + (1 if is_early else FIT_EVERY)
+        self._estimate(num_drafting)
+
+    def _estimate(self, num_drafting: int) -> None:
+        path_probs = self._history.path_probs(_entries(num_drafting))
+        self._curves = GainCurves(path_probs, num_drafting)
+        self._options.clear()
+
+    def _options_of(self, num_requests: int, num_drafting: int) -> RoundOptions:
+        assert self._curves is not None, "entries without curves"
+        if 8 * abs(self._curves.num_requests - num_drafting) > num_drafting:
+            self._estimate(num_drafting)
+        key = num_requests, num_drafting
+        if key not in self._options:
+            self._options[key] = round_options(
+                self._costs, self._sizes, self._curves, num_requests, num_drafting
+            )
+        return self._options[key]
+
+
+def _entries(num_requests: int) -> int:
+    """Requests and rounds that the gains are estimated from."""
+    return max(256, 2 * num_requests)
+
+
+def _holding(rows: NDArray[np.integer[Any]], num_rows: int) -> int:
+    """The smallest size that holds these rows, or the largest of all."""
+    return int(rows[min(int(np.searchsorted(rows, num_rows)), len(rows) - 1)])

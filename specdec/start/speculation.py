@@ -1,0 +1,40 @@
+"""How many tokens are drafted, and whether their rows are shared out by what pays."""
+
+import logging
+from dataclasses import dataclass
+
+from specdec.config import AUTO, SpeculativeConfig
+
+logger = logging.getLogger("specdec")
+
+MOST_LEVELS = 8  # that "auto" may run
+FIXED_DRAFTS = 3  # of "auto" where nothing is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """num_tokens: K, the most drafts of a request in a round; 0: plain decoding."""
+
+    num_tokens: int
+    is_adaptive: bool = False
+
+
+def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Drafting:
+    """has_graphs: on a GPU with graphs, whose rounds cost what the start measures."""
+    if speculation is None:
+        return Drafting(0)
+    given = speculation.num_speculative_tokens
+    is_auto = given == AUTO
+    wanted = is_auto if speculation.adaptive is None else speculation.adaptive
+    obstacle = None
+    if speculation.acceptance != "exact":
+        obstacle = f"acceptance={speculation.acceptance!r} may not look at drafts that it drops"
+    elif not has_graphs:
+        obstacle = "rounds are measured with graphs on a GPU only"
+    is_adaptive = wanted and obstacle is None and given != 0
+    if wanted and obstacle is not None:
+        number = FIXED_DRAFTS if is_auto else given
+        logger.info("%s drafts for every request: %s", number, obstacle)
+    if isinstance(given, int):
+        return Drafting(given, is_adaptive)
+    return Drafting(MOST_LEVELS if is_adaptive else FIXED_DRAFTS, is_adaptive)

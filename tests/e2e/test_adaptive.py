@@ -1,0 +1,218 @@
+"""Rows are shared out and levels vary from round to round: no token depends on it."""
+
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from graphs.modes import CUDAGraphMode
+from graphs.tape.backend import TapeBackend
+from scripts.soak import at_random, rows_are_shared, soak
+from specdec import LLM, SamplingParams
+from specdec.scheduling.row_planner import RoundPlan
+from specdec.scheduling.step_costs import RoundCosts
+from specdec.sizes import BLOCK_SIZE
+from specdec.start import load
+
+NUM_TOKENS = 40
+K = 8
+CHEAP = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
+DEAR = RoundCosts(verify=((8, 1.0), (512, 60.0)), plain=((64, 0.9),), level=((64, 3.0),))
+SAMPLED = [
+    {"temperature": 0.9, "top_p": 0.9, "seed": 1},
+    {"temperature": 0.7, "seed": 2, "presence_penalty": 0.6, "bad_words": ["self"], "logprobs": 2},
+    {"temperature": 0.0, "logprobs": 2, "repetition_penalty": 1.2, "prompt_logprobs": 1},
+    {"temperature": 1.0, "min_p": 0.05, "seed": 4, "num_speculative_tokens": 2},
+    {"temperature": 0.0, "speculate": False},
+]
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """make(costs, backend=None, **options): an adaptive engine on a CPU."""
+
+    def build(costs=CHEAP, backend=None, draft="demo", k="auto", **options):
+        if backend is not None:
+            monkeypatch.setattr(load, "_backend", lambda *_: backend)
+        with rows_are_shared(costs):
+            sizes = {"max_num_seqs": 6, "max_model_len": 320, "device": "cpu"}
+            draft = {"model": draft, "num_speculative_tokens": k, "adaptive": True}
+            return LLM("demo", draft, **(sizes | options))
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return cache(lambda: LLM("demo", max_num_seqs=6, max_model_len=320, device="cpu"))
+
+
+def sampled(**more):
+    return [SamplingParams(**values, max_tokens=NUM_TOKENS, **more) for values in SAMPLED]
+
+
+def without_drafts(params):
+    return [
+        SamplingParams(
+            **{k: v for k, v in values.items() if k != "num_speculative_tokens"},
+            max_tokens=params[0].max_tokens,
+        )
+        for values in SAMPLED
+    ]
+
+
+def texts(llm, prompts, params):
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.engine.drain()
+    return [
+        (each.outputs[0].token_ids, each.outputs[0].logprobs, each.prompt_logprobs)
+        for each in outputs
+    ]
+
+
+def planned(llm, plans):
+    """Make these the plans of the next rounds, the last of them again and again."""
+    left = list(plans)
+
+    def plan(num_requests, *_):
+        rows, levels = left.pop(0) if len(left) > 1 else left[0]
+        return RoundPlan(max(num_requests, rows), levels)
+
+    llm.engine.planner.plan = plan
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("draft", ["demo/eagle3", "demo/eagle1"])
+def test_tokens_and_logprobs_are_those_of_plain_decoding(
+    make, plain, greedy, prompts, draft, is_async
+):
+    llm = make(draft=draft, async_scheduling=is_async, max_num_batched_tokens=48)
+    at_random(llm, random.Random(1))
+    params = [greedy(NUM_TOKENS)] * 6
+    assert texts(llm, prompts[:6], params) == texts(plain(), prompts[:6], params)
+    assert texts(llm, prompts[:5], sampled()) == texts(
+        plain(), prompts[:5], without_drafts(sampled())
+    )
+    stats = llm.engine.planner.statistics
+    assert 0 < stats.num_wasted < stats.num_rows
+    assert stats.measured_tokens > 1.2 * stats.num_rounds
+
+
+def test_graphs_replay_what_runs_eagerly(make, greedy, prompts):
+    """Padded sizes, shrinking batches; the same rounds, as rows do not depend on padding."""
+    found = []
+    for backend in (None, TapeBackend()):
+        llm = make(backend=backend)
+        at_random(llm, random.Random(2))
+        lengths = [3, 9, 14, 20, 26, 30]
+        outputs = llm.generate(prompts[:6], [greedy(n) for n in lengths], use_tqdm=False)
+        outputs += llm.generate(prompts[:5], sampled(), use_tqdm=False)
+        found.append([(each.outputs[0].token_ids, each.stats.rounds) for each in outputs])
+    assert found[0] == found[1]
+    counters = llm.graph_counters()
+    for name in ("target_decode", "target_plain", "draft_prefill", "draft_decode", "draft_extend"):
+        assert counters[name].replays[CUDAGraphMode.FULL] > 0, name
+    modes = {kind.mode for counts in counters.values() for kind in counts.batches}
+    assert CUDAGraphMode.NONE not in modes
+
+
+@pytest.mark.parametrize("draft", ["demo/eagle3", "demo/eagle1"])
+def test_the_drafts_cache_has_no_holes(make, greedy, prompts, draft):
+    """Plain, trimmed and full rounds in turn write what a prefill of the whole text writes."""
+    llm, scratch = (make(draft=draft, max_num_seqs=1) for _ in range(2))
+    plans = [(1, 0), (1, 3), (2, 8), (9, 0), (1, 0), (1, 0), (1, 2), (3, 1), (2, 5), (4, 0)]
+    planned(llm, plans * 6)
+    [output] = llm.generate([prompts[1]], greedy(60), use_tqdm=False)
+    tokens = prompts[1] + output.outputs[0].token_ids
+    scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
+    rows = [
+        each.engine.runner.draft_cache.transpose(3, 4).flatten(2, 3)[:, :, : len(tokens) - 1]
+        for each in (llm, scratch)
+    ]
+    assert torch.equal(*rows)
+    assert rows[0].abs().sum() > 0
+    assert 0 < output.stats.num_accepted_tokens < output.stats.num_rounds
+
+
+def test_blocks_named_in_plain_rounds_serve_later_drafts(make, greedy, prompts):
+    llm, other = make(), make(enable_prefix_caching=False)
+    planned(llm, [(1, 0)])
+    [output] = llm.generate([prompts[2]], greedy(100), use_tqdm=False)
+    assert output.stats.num_drafted_tokens == 0
+    follow_up = [*prompts[2], *output.outputs[0].token_ids, 11, 12]
+    for each in (llm, other):
+        planned(each, [(9, 8)])
+    hit, miss = (
+        each.generate([follow_up], greedy(NUM_TOKENS), use_tqdm=False)[0] for each in (llm, other)
+    )
+    num_known = len(prompts[2]) + 100 - 1
+    assert hit.stats.num_cached_tokens == num_known // BLOCK_SIZE * BLOCK_SIZE > 0
+    assert hit.stats.rounds == miss.stats.rounds
+    assert hit.stats.num_accepted_tokens > 10
+
+
+def test_a_request_has_no_more_drafts_than_it_asked_for(make, greedy, prompts):
+    llm = make(k=5)
+    planned(llm, [(24, 5)])
+    own = [0, 1, 3, 5]
+    params = [greedy(NUM_TOKENS, num_speculative_tokens=k) for k in own]
+    outputs = llm.generate(prompts[:4], params, use_tqdm=False)
+    assert [max(each.stats.num_drafted) for each in outputs] == own
+
+
+def test_rows_for_all_drafts_are_the_rounds_of_a_fixed_number(make, greedy, prompts, demo_llm):
+    llm = make(k=3)
+    planned(llm, [(24, 3)])
+    fixed = demo_llm("demo", 3)
+    ours, theirs = (
+        each.generate(prompts[:6], greedy(NUM_TOKENS), use_tqdm=False) for each in (llm, fixed)
+    )
+    assert [each.stats.rounds for each in ours] == [each.stats.rounds for each in theirs]
+
+
+def test_the_end_of_the_context_is_reached_in_trimmed_rounds(make, plain, prompts):
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    batch = [
+        (prompt * 4)[:length] for prompt, length in zip(prompts, (300, 311, 318), strict=False)
+    ]
+    llm = make()
+    at_random(llm, random.Random(5))
+    found = texts(llm, batch, params)
+    assert found == texts(plain(), batch, params)
+    assert [len(tokens) for tokens, *_ in found] == [20, 9, 2]
+
+
+@pytest.mark.parametrize("costs, drafts", [(CHEAP, True), (DEAR, False)])
+def test_drafts_are_made_where_they_pay(make, greedy, prompts, costs, drafts):
+    llm = make(costs)
+    [output, *_] = llm.generate(prompts[:6], greedy(150), use_tqdm=False)
+    late = output.stats.num_drafted[len(output.stats.num_drafted) // 2 :]
+    share = sum(count > 0 for count in late) / len(late)
+    assert share > 0.9 if drafts else share < 0.1
+
+
+def test_requests_that_do_not_speculate_extend_no_cache(make, greedy, prompts):
+    llm = make(backend=TapeBackend())
+    llm.generate(prompts[:2], greedy(NUM_TOKENS, speculate=False), use_tqdm=False)
+    counters = llm.graph_counters()
+    assert counters["target_plain"].replays.total() > 30
+    assert counters["draft_extend"].replays.total() == 0
+
+
+@pytest.mark.parametrize(
+    "backend, count",
+    [
+        ("eager", 15),
+        pytest.param("eager", 300, marks=pytest.mark.slow),
+        pytest.param("tape", 300, marks=pytest.mark.slow),
+        pytest.param("cuda", 60, marks=pytest.mark.gpu),
+    ],
+)
+def test_random_requests_give_what_each_gives_alone(monkeypatch, backend, count):
+    if backend == "tape":
+        monkeypatch.setattr(load, "_backend", lambda *_: TapeBackend())
+    device = "cuda" if backend == "cuda" else "cpu"
+    result = soak(count, 11, device, is_adaptive=True)
+    assert result["faults"] == []
+    assert result["mixed_steps"] > count / 10

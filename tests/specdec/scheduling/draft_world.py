@@ -1,0 +1,146 @@
+"""A closed loop without an engine: requests, drafts that hold by chance, a clock from a cost table.
+
+The planner sees what an engine would show it, one round late, and never the true conditionals. A
+fixed setting meets the same requests and the same chances, round by round.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec.scheduling.round_history import RoundOutcome
+from specdec.scheduling.row_planner import RoundPlan, RowPlanner
+from specdec.scheduling.step_costs import RoundCosts
+
+K = 8
+ROWS = (1, 64, 96, 128, 192, 256, 384, 512)
+MS = (4.06, 4.06, 4.4, 4.4, 5.9, 7.7, 10.2, 12.5)  # 8B on an H200
+COSTS = RoundCosts(
+    verify=tuple((rows, ms + 0.15) for rows, ms in zip(ROWS, MS, strict=True)),
+    plain=tuple(zip(ROWS[:6], MS[:6], strict=True)),
+    level=((256, 0.2),),
+)
+MULTIPLES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)
+SHAPES = [
+    (b, int(b * m))
+    for b in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    for m in MULTIPLES
+    if b * m <= 512 and b * m == int(b * m)
+]
+
+
+def logit(p):
+    return np.log(p / (1 - p))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@dataclass
+class Draft:
+    """Mean true conditionals by level, spread between requests and between drafts (logits).
+
+    error: the draft's own logit is the true one plus this
+    """
+
+    means: tuple[float, ...] = (0.62, 0.55, 0.5, 0.48, 0.46, 0.45, 0.44, 0.43)
+    between_requests: float = 0.7
+    between_drafts: float = 1.5
+    error: float = 0.0
+
+    def draw(self, rng, requests):
+        """True conditionals and confidences, [B, K]; requests: [B] how easy each is."""
+        spread = rng.normal(size=(len(requests), K)) * self.between_drafts
+        truth = logit(np.array(self.means)) * 1.5 + requests[:, None] * self.between_requests
+        truth = truth + spread
+        return sigmoid(truth), sigmoid(truth + self.error)
+
+
+GOOD = Draft()
+TIMID = Draft(error=-1.33)  # says 0.15 where 0.4 is true
+RANDOM = Draft(means=(1e-4,) * K, error=2.0)
+BOASTFUL = Draft(means=(1e-4,) * K, error=14.5)  # says about 0.65, and nothing holds
+
+
+class World:
+    """num_requests run at all times; a request lasts about 60 rounds.
+
+    fixed: drafts and rows of every request; None = as the planner says
+    allowed: the bound of every request
+    """
+
+    def __init__(self, num_requests, draft=GOOD, seed=0, fixed=None, costs=COSTS, allowed=K):
+        self.rng = np.random.default_rng(seed)
+        self.draft, self.costs, self.fixed, self.allowed = draft, costs, fixed, allowed
+        self.planner = RowPlanner(costs, SHAPES, K)
+        self.live = 0  # levels of the drafts that exist
+        self.unread = None
+        self.ms, self.tokens, self.verified, self.plans = [], [], [], []
+        self.resize(num_requests)
+
+    def resize(self, num_requests):
+        self.easy = self.rng.normal(size=num_requests)
+
+    def run(self, num_rounds):
+        for _ in range(num_rounds):
+            self.round()
+        return self
+
+    def rate(self, start):
+        """Tokens per second since round `start`."""
+        return 1000 * sum(self.tokens[start:]) / sum(self.ms[start:])
+
+    def plan(self):
+        B = len(self.easy)
+        if self.fixed is not None:
+            return RoundPlan(padded(B) * (self.fixed + 1), self.fixed)
+        return self.planner.plan(B, B if self.allowed else 0, self.live, 0)
+
+    def round(self):
+        B = len(self.easy)
+        plan = self.plan()
+        if self.unread is not None and self.fixed is None:
+            self.planner.observe(self.unread)  # read after the next round was launched
+        truth, said = self.draft.draw(self.rng, self.easy)
+        verified = self.share(said, plan.num_rows - B)
+        accepted = self.accept(truth, verified)
+        self.unread = RoundOutcome(
+            confidences=said.astype(np.float32),
+            num_live=self.live,
+            num_verified=verified,
+            num_accepted=accepted,
+            is_sampled=np.zeros(B, bool),
+            num_allowed=np.full(B, self.allowed),
+        )
+        self.verified.append(int(verified.sum()))
+        self.tokens.append(B + int(accepted.sum()))
+        self.ms.append(round_ms(self.costs, padded(B), plan.num_rows, plan.num_levels))
+        self.plans.append(plan)
+        self.live = plan.num_levels
+        ends = self.rng.random(B) < 1 / 60
+        self.easy = np.where(ends, self.rng.normal(size=B), self.easy)
+
+    def share(self, said, num_rows):
+        """[B] drafts that get rows: those with the largest calibrated path probabilities."""
+        live = min(self.live, self.allowed)
+        a, b = self.planner.calibration[0].T
+        paths = np.cumprod(sigmoid(a + b * logit(np.clip(said, 1e-4, 1 - 1e-4))), axis=1)[:, :live]
+        best = np.argsort(-paths.T.ravel(), kind="stable")[:num_rows]  # ties: the lower level
+        return np.bincount(best % len(said), minlength=len(said))
+
+    def accept(self, truth, verified):
+        holds = self.rng.random(truth.shape) < truth
+        holds &= np.arange(K) < verified[:, None]
+        return np.cumprod(holds, axis=1).sum(axis=1)
+
+
+def padded(num_requests):
+    """Requests of the captured shapes that hold these."""
+    return min(b for b, _ in SHAPES if b >= num_requests)
+
+
+def round_ms(costs, num_requests, num_rows, num_levels):
+    if num_rows == num_requests and num_levels == 0:
+        return costs.plain_ms(num_requests)
+    return costs.verify_ms(num_rows) + max(num_levels - 1, 0) * costs.level_ms(num_requests)

@@ -1,0 +1,76 @@
+"""Expected accepted drafts against rounds in which rows are shared out one by one."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from specdec.scheduling.gains import GainCurves
+
+
+def chains(rng, num_samples, num_levels):
+    """Path probabilities of requests that differ: some are easy, some are not."""
+    easy = rng.beta(2, 2, size=(num_samples, 1))
+    return np.cumprod(easy ** rng.exponential(size=(num_samples, num_levels)), axis=1)
+
+
+def shared(rng, paths, num_levels, num_rows):
+    """Drafts that hold in one round: the most probable ones verify, each request a prefix."""
+    num_requests = len(paths)
+    num_verified = np.zeros(num_requests, int)
+    for _ in range(num_rows):
+        nexts = [p[n] if n < num_levels else -1.0 for p, n in zip(paths, num_verified, strict=True)]
+        if max(nexts) < 0:
+            break
+        num_verified[int(np.argmax(nexts))] += 1
+    conditionals = paths / np.concatenate([np.ones((num_requests, 1)), paths[:, :-1]], axis=1)
+    holds = np.cumprod(rng.random(paths.shape) < conditionals, axis=1)
+    return sum(int(holds[i, :n].sum()) for i, n in enumerate(num_verified))
+
+
+@pytest.mark.parametrize("num_requests", [1, 3, 16])
+@pytest.mark.parametrize("num_levels, per_request", [(1, 0.5), (3, 1.0), (3, 2.0), (5, 5.0)])
+def test_gains_are_those_of_rounds_that_share_rows(num_requests, num_levels, per_request):
+    rng = np.random.default_rng(num_requests)
+    sample = chains(rng, 480, 5)
+    curves = GainCurves(sample, num_requests)
+    num_rows = int(per_request * num_requests)
+    drawn = []
+    for _ in range(600):
+        batch = sample[rng.integers(0, len(sample), num_requests)]
+        drawn.append(shared(rng, batch, num_levels, num_rows))
+    error = np.std(drawn) / np.sqrt(len(drawn))
+    gain = curves.gain(num_levels, num_rows, num_requests)
+    # the sample's own groups are one draw of batches; 4 standard errors of the rounds
+    assert gain == pytest.approx(np.mean(drawn), abs=4 * error + 0.04 * num_requests**0.5)
+
+
+def test_another_number_of_requests_scales_the_curve():
+    curves = GainCurves(chains(np.random.default_rng(0), 256, 4), 64)
+    for rows in (1, 30, 64, 200):
+        assert curves.gain(4, rows, 64) / 64 == pytest.approx(curves.gain(4, rows / 2, 32) / 32)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 9999), num_requests=st.integers(1, 40), num_samples=st.integers(1, 90))
+def test_all_rows_give_the_sum_and_more_rows_bring_less_each(seed, num_requests, num_samples):
+    sample = chains(np.random.default_rng(seed), num_samples, 3)
+    curves = GainCurves(sample, num_requests)
+    size = min(num_requests, num_samples)
+    used = sample[num_samples % size :]
+    rows = np.arange(3 * num_requests + 3)
+    for level, gains in enumerate(curves.gains(rows, num_requests), start=1):
+        total = used[:, :level].sum() / len(used) * num_requests
+        assert gains[0] == 0
+        assert gains[level * num_requests :] == pytest.approx(total)
+        assert (np.diff(gains) >= -1e-9).all()
+        assert (np.diff(gains, 2) <= 1e-9).all()
+        single = [curves.gain(level, n, num_requests) for n in rows]
+        assert single == pytest.approx(list(gains))
+
+
+def test_a_group_shares_among_its_own_requests_only():
+    # each alone: the first request's second draft cannot take the row of the second request
+    sample = np.array([[0.9, 0.8], [0.2, 0.1]])
+    assert GainCurves(sample, 1).gain(2, 1, 1) == pytest.approx((0.9 + 0.2) / 2)
+    assert GainCurves(sample, 2).gain(2, 2, 2) == pytest.approx(0.9 + 0.8)

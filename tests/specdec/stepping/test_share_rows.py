@@ -1,0 +1,121 @@
+"""Rows go to the most probable drafts of the whole batch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.share_rows import launch_share_rows, share_rows_ref
+from specdec.stepping.state import RequestState
+
+K = 4
+MAX_LEN = 40
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SHARES = [launch_share_rows, share_rows_ref]
+
+
+def batch(device, rows, probs, live=None, bounds=None, computed=None, num_rows=6):
+    """Buffers and state of slots whose state rows are `rows`, -1 for padding."""
+    sizes = BufferSizes(
+        max_tokens=64,
+        max_reqs=9,
+        num_speculative_tokens=K,
+        hidden_size=1,
+        aux_width=0,
+        draft_hidden_size=1,
+        keeps_probs=True,
+    )
+    buffers = StepBuffers(sizes, torch.float32, device)
+    state = RequestState(num_rows, K, 2, scratch_block=0, device=device, has_probs=True)
+    buffers.idx_mapping.fill_(-1)
+    buffers.rows_per_slot.fill_(-999)
+    buffers.idx_mapping[: len(rows)] = torch.tensor(rows, device=device)
+    state.draft_probs[:-1] = torch.tensor(probs, device=device)[:num_rows]
+    state.draft_probs[-1] = 2.0  # of padding: larger than any
+    state.num_live_drafts[:] = K
+    state.num_draft_tokens[:] = K
+    for buffer, values in (
+        (state.num_live_drafts, live),
+        (state.num_draft_tokens, bounds),
+        (state.num_computed_tokens, computed),
+    ):
+        if values is not None:
+            buffer[:num_rows] = torch.tensor(values, device=device)
+    return buffers, state
+
+
+def shares_of(share, given, num_reqs, num_rows):
+    buffers, state = given
+    share(buffers, state, num_reqs, num_rows, MAX_LEN)
+    return buffers.rows_per_slot[:num_reqs].tolist()
+
+
+def falling(values):
+    """Path probabilities of one request."""
+    return torch.tensor(values).cumprod(dim=0).tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("share", SHARES)
+def test_the_most_probable_drafts_of_the_batch_get_the_rows(device, share):
+    probs = [[0.9, 0.8, 0.1, 0.05], [0.3, 0.2, 0.1, 0.1], [0.7, 0.6, 0.5, 0.4]] * 2
+    given = batch(device, [0, -1, 1, 2], probs)
+    # three requests; then 0.9, 0.8, 0.7, 0.6
+    assert shares_of(share, given, 4, 3 + 4) == [3, 0, 1, 3]
+    assert shares_of(share, given, 4, 3 + 6) == [3, 0, 1, 5]
+    assert shares_of(share, given, 4, 3) == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("share", SHARES)
+def test_of_equals_the_lower_level_is_first_then_the_lower_slot(device, share):
+    given = batch(device, [3, 1, 2, 0], [[0.5] * K] * 6)
+    assert shares_of(share, given, 4, 4 + 6) == [3, 3, 2, 2]
+    for num_rows in range(4, 21):
+        rows = shares_of(share, given, 4, num_rows)
+        assert sum(rows) == num_rows
+        assert max(rows) - min(rows) <= 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("share", SHARES)
+def test_bounds_live_drafts_and_the_end_of_the_context_limit_a_share(device, share):
+    given = batch(
+        device,
+        [0, 1, 2, 3],
+        [[0.5] * K] * 6,
+        live=[4, 2, 4, 4, 0, 0],
+        bounds=[0, 4, 4, 3, 0, 0],
+        computed=[0, 0, MAX_LEN - 2, 5, 0, 0],
+    )
+    assert shares_of(share, given, 4, 64) == [1, 3, 2, 4]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_the_kernel_and_its_twin_share_alike(data):
+    rows = data.draw(st.permutations([0, 1, 2, 3, 4, 5, -1, -1]).map(lambda each: each[:7]))
+    ratio = st.sampled_from([0.0, 1e-30, 0.2, 0.5, 0.9999999, 1.0])
+    probs = data.draw(st.lists(st.lists(ratio, min_size=K, max_size=K), min_size=6, max_size=6))
+    given = [falling(each) for each in probs]
+    live, bounds = (
+        data.draw(st.lists(st.integers(0, K), min_size=6, max_size=6)) for _ in range(2)
+    )
+    computed = data.draw(st.lists(st.integers(0, MAX_LEN - 1), min_size=6, max_size=6))
+    num_real = sum(row >= 0 for row in rows)
+    num_rows = data.draw(st.integers(num_real, 40))
+    found = [
+        shares_of(share, batch("cpu", rows, given, live, bounds, computed), 7, num_rows)
+        for share in SHARES
+    ]
+    assert found[0] == found[1]
+    most = [
+        min(*pair, MAX_LEN - 1 - done) for *pair, done in zip(live, bounds, computed, strict=True)
+    ]
+    num_live = sum(most[row] for row in rows if row >= 0)
+    assert sum(found[0]) == min(num_rows, num_real + num_live)
+    assert all(
+        n == 0 if row < 0 else 1 <= n <= 1 + most[row]
+        for row, n in zip(rows, found[0], strict=True)
+    )

@@ -171,7 +171,12 @@ class Engine:
         num_waiting = sum(map(len, self._unfinished.values())) - num_running
         pool = self.scheduler.pool
         usage = 1 - pool.num_free / pool.num_blocks
-        return self._totals.metrics(num_running, max(num_waiting, 0), usage)
+        return self._totals.metrics(
+            num_running=num_running,
+            num_waiting=max(num_waiting, 0),
+            cache_usage=usage,
+            num_levels=self.runner.graphs.num_levels(),
+        )
 
     def drain(self) -> None:
         """Read the results of all steps in flight, so that ended requests release their blocks."""
@@ -190,7 +195,7 @@ class Engine:
             if sample.finish is None:
                 sample.end("error", f"a step was interrupted: {type(error).__name__}: {error}")
         for samples in self._unfinished.values():
-            self._totals.count(samples)
+            self._totals.ended(samples)
         self._unfinished.clear()
         self._in_flight.clear()
         self._step_masks = StepMasks()
@@ -223,6 +228,7 @@ class Engine:
         except torch.OutOfMemoryError as error:
             return self._fail(work, error)
         self._step_masks.launched(work, result)
+        self._totals.launched(work.num_verify_rows)
         self._in_flight.append(InFlight(work, result))
         return []
 
@@ -281,6 +287,7 @@ class Engine:
             num_accepted = result.num_accepted[b]
             tokens = result.sampled_tokens[b]
             request.record_round(RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted]))
+            self._totals.verified(len(drafts), num_accepted)
             self._append(request, tokens[: num_accepted + 1], result.logprobs, first)
             changed.append(request)
         return changed
@@ -314,6 +321,7 @@ class Engine:
             if part.num_logprobs is not None:
                 self._take_prompt_logprobs(request, part, result.prompt_logprobs[i])
             if part.samples:
+                self._totals.prompt_ended(request)
                 tokens = result.sampled_tokens[len(work.verifying) + i][:1]
                 self._append(request, tokens, result.logprobs, work.num_verify_rows + i)
                 changed.append(request)
@@ -331,7 +339,9 @@ class Engine:
         if num_top is not None and logprobs is not None:
             rows = (logprobs.row(first + i, tokens[i], num_top) for i in range(end))
             request.logprobs += map(self._named, rows)
+        num_before = len(request.token_ids)
         request.append(tokens[:end], time.monotonic())
+        self._totals.generated(len(request.token_ids) - num_before)
         if end == len(tokens) or request.finish is not None:
             return
         if tokens[end] == NO_TOKEN:
@@ -368,7 +378,7 @@ class Engine:
         for request in ended:
             self.scheduler.drop(request)
             if request.is_finished and request.request_id in self._unfinished:
-                self._totals.count(self._unfinished.pop(request.request_id))
+                self._totals.ended(self._unfinished.pop(request.request_id))
 
     def _check_fits(self, request: Request) -> None:
         need = self.scheduler.blocks_needed(request)

@@ -68,7 +68,11 @@ ROWS: dict[str, Row] = {
     "specdec.guided": Row((*HOST, "specdec.requests"), ("numpy",)),
     "specdec.guided.grammars": Row(("specdec.requests",), ("llguidance",)),
     "specdec.guided.step_masks": Row(
-        ("specdec.requests", "specdec.scheduling.work", "specdec.stepping"), ("numpy",)
+        (
+            *("specdec.requests", "specdec.scheduling.work", "specdec.stepping"),
+            "specdec.guided.mask_thread",
+        ),
+        ("numpy",),
     ),
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),

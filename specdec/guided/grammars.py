@@ -1,15 +1,17 @@
 """Grammars compiled by llguidance, and matchers that say which tokens may follow.
 
 A grammar comes from a request, so its size is bounded, and so is the work of compiling it and of
-every mask: the limits count operations, not seconds. The compiler recurses over the rules of a
-grammar, thousands of them in a hostile one, so it runs on a stack that holds the longest grammar.
-Nothing is fetched: a $ref to another document is an error.
+every mask: the limits count operations, which bounds most masks; mask_thread.py bounds the rest by
+time. The compiler recurses over the rules of a grammar, thousands of them in a hostile one, so it
+runs on a stack that holds the longest grammar. Nothing is fetched: a $ref to another document is an
+error.
 """
 
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -53,6 +55,7 @@ class Grammars:
         self._tokenizer = LLTokenizer(
             tokenizer.as_json(), n_vocab=vocab_size, eos_token=sorted(self._eos_token_ids)
         )
+        self._num_bytes = len(self._matcher("regex", "a").compute_bitmask())
 
     def compile(self, kind: str, text: str) -> "Matcher":
         """A matcher before the first token. ValueError has the compiler's message."""
@@ -65,17 +68,26 @@ class Grammars:
             raise ValueError(f"structured_outputs: {kind}: {error}") from error
         if matcher.is_error():
             raise ValueError(f"structured_outputs: {kind}: {matcher.get_error()}")
-        return Matcher(matcher, self._eos_token_ids)
+        return Matcher(matcher, self._eos_token_ids, Verdict(self._num_bytes))
 
     def _matcher(self, kind: str, text: str) -> LLMatcher:
         grammar = FORMATS[kind](text)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
 
 
+@dataclass(slots=True)
+class Verdict:
+    """On one grammar, whose matchers share a lock in llguidance. reason: why it was given up."""
+
+    num_bytes: int  # of a mask
+    reason: str = ""
+
+
 class Matcher:
     """A Guide: stands after the tokens that a request has generated."""
 
-    def __init__(self, start: LLMatcher, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, start: LLMatcher, eos_token_ids: frozenset[int], verdict: Verdict) -> None:
+        self._verdict = verdict
         self._start = start  # stays before the first token
         self._matcher = start.deep_copy()
         self._tokens: list[int] = []
@@ -84,14 +96,14 @@ class Matcher:
 
     def copy(self) -> "Matcher":
         """Another one at the same place."""
-        other = Matcher(self._start, self._eos_token_ids)
+        other = Matcher(self._start, self._eos_token_ids, self._verdict)
         other.advance(self._tokens)
         return other
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on by generated tokens, which its masks have allowed; EOS ends the text."""
         for token in tokens:
-            if token in self._eos_token_ids:
+            if token in self._eos_token_ids or self._verdict.reason:
                 return
             self._matcher.consume_token(token)  # if it fails, no token may follow
             self._tokens.append(token)
@@ -101,8 +113,12 @@ class Matcher:
 
         Where a limit is met no token may follow, and `error` says which.
         """
+        if self._verdict.reason:
+            return [bytes(self._verdict.num_bytes)]
         found = [self._mask()]
         for count, draft in enumerate(drafts):
+            if self._verdict.reason:  # nobody waits for the rest
+                return found
             is_last = draft in self._eos_token_ids or not _is_allowed(found[-1], draft)
             if is_last or not self._matcher.try_consume_tokens([draft]):
                 self._go_back(count)
@@ -111,6 +127,10 @@ class Matcher:
             found.append(self._mask())
         self._go_back(len(drafts))
         return found
+
+    def give_up(self, reason: str) -> None:
+        """Nor do other matchers of the grammar go on."""
+        self._verdict.reason = reason
 
     def _mask(self) -> bytes:
         mask = self._matcher.compute_bitmask()
@@ -121,6 +141,8 @@ class Matcher:
 
     def _go_back(self, num_tokens: int) -> None:
         """Undo the drafts. A matcher that has met a limit cannot go back: make it anew."""
+        if self._verdict.reason:
+            return
         if self._matcher.is_error():
             self._matcher = self._start.deep_copy()
             self._matcher.consume_tokens(self._tokens)
@@ -130,12 +152,14 @@ class Matcher:
     @property
     def is_complete(self) -> bool:
         """Whether the text so far may end here."""
+        if self._verdict.reason:
+            return False
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     @property
     def error(self) -> str:
         """The limit that its masks have met; empty if none."""
-        found = self._error or self._matcher.get_error()
+        found = self._verdict.reason or self._error or self._matcher.get_error()
         return found.removesuffix("<non-verbose/>").strip()
 
 

@@ -36,6 +36,8 @@ class Guides:
                 self._compiler = self._new_compiler()
         if found is None:  # without the lock, which may hold up an engine's steps
             found = self._compiler(*source)
+        if found.error:  # another request has shown it
+            raise ValueError(f"structured_outputs: {found.error}")
         with self._lock:
             self._compiled[source] = found
             self._compiled.move_to_end(source)

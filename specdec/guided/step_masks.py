@@ -3,7 +3,8 @@
 Row 0 of a slot that verifies comes after the request's last token, row i after its first i drafts;
 the end of a prompt has one row. The walk stops at the first draft that may not follow: the target
 cannot choose it, so no later row counts. The drafts were sent to the host at the end of the step
-before, and the masks are taken while the device runs the target's forward.
+before, and the masks are taken while the device runs the target's forward, on a thread of their own
+(mask_thread.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from specdec.guided.mask_thread import MaskThread, Walk
 from specdec.requests.guide import Guide
 from specdec.requests.request import Request
 from specdec.scheduling.work import Work
@@ -31,13 +33,13 @@ class GuidedSlot:
     num_drafts: int = 0
     drafts: tuple[PendingResult, int] | None = None
 
-    def masks(self) -> list[bytes]:
-        """By row, as many as count. Waits for the drafts."""
+    def walk(self) -> Walk:
+        """The guide and the drafts that it follows. Waits for these."""
         if self.num_drafts == 0:
-            return self.guide.masks(())
+            return self.guide, ()
         assert self.drafts is not None, "drafts that were never sent"
         pending, b = self.drafts
-        return self.guide.masks(pending.read_proposals()[b][: self.num_drafts])
+        return self.guide, pending.read_proposals()[b][: self.num_drafts]
 
 
 class StepMasks:
@@ -45,6 +47,7 @@ class StepMasks:
 
     def __init__(self) -> None:
         self._arriving: dict[Request, tuple[PendingResult, int]] = {}
+        self._thread = MaskThread()
 
     def of_step(
         self, work: Work, num_drafts: Callable[[Request], int]
@@ -63,7 +66,7 @@ class StepMasks:
             if request.guide is not None and part.samples:
                 row = len(work.verifying) * work.query_len + i
                 slots.append(GuidedSlot(request.guide, row))
-        return partial(_row_masks, slots) if slots else None
+        return partial(_row_masks, self._thread, slots) if slots else None
 
     def launched(self, work: Work, result: PendingResult) -> None:
         """A guided request verifies in each step until it ends, so only the latest step counts."""
@@ -74,8 +77,8 @@ class StepMasks:
         }
 
 
-def _row_masks(slots: Sequence[GuidedSlot]) -> RowMasks:
-    masks = [slot.masks() for slot in slots]
+def _row_masks(thread: MaskThread, slots: Sequence[GuidedSlot]) -> RowMasks:
+    masks = thread.masks([slot.walk() for slot in slots])
     rows = chain.from_iterable(
         range(slot.first_row, slot.first_row + len(found))
         for slot, found in zip(slots, masks, strict=True)

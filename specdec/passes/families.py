@@ -175,6 +175,14 @@ class GraphFamilies:
     def counters(self) -> dict[str, GraphCounters]:
         return {manager.name: manager.counters for manager in self.managers}
 
+    def num_levels(self) -> int:
+        """Levels of the draft that all steps so far have run: K where a step proposes."""
+        if self.draft is None:
+            return 0
+        decodes = (self.draft.decode, self.draft.sampled.decode)
+        num_steps = sum(manager.counters.dispatches.total() for manager in decodes)
+        return num_steps * (self.query_len - 1)
+
     def clear_all_graphs(self) -> None:
         """Drop every graph of this engine and give the memory back; from here on all is eager."""
         for manager in self.managers:

@@ -24,6 +24,9 @@ class Guide(Protocol):
         One bit for each id, the lowest bit of a byte first, in whole 32-bit words.
         """
 
+    def give_up(self, reason: str) -> None:
+        """Allow nothing from here on. Another thread may be within `masks`, which goes on there."""
+
     @property
     def is_complete(self) -> bool:
         """Whether the text so far may end here."""

@@ -179,8 +179,11 @@ class Intake:
         """Ids of each bad word at the start of a text and, if as many tokens, after a space."""
         found: list[list[int]] = []
         for word in params.bad_words or ():
-            plain = self.tokenizer.encode_word(word.lstrip())
-            spaced = self.tokenizer.encode_word(" " + word.lstrip())
+            try:
+                plain = self.tokenizer.encode_word(word.lstrip())
+                spaced = self.tokenizer.encode_word(" " + word.lstrip())
+            except ValueError as error:
+                raise ValueError(f"bad_words: {error}") from error
             found.append(plain)
             if spaced[0] != plain[0] and len(spaced) == len(plain):
                 found.append(spaced)
@@ -211,7 +214,8 @@ class Intake:
         if params.min_tokens and len({*self.eos_token_ids, *stop_token_ids}) > MAX_STOP_IDS:
             what = f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids"
             raise ValueError(f"{what}: give fewer of them")
-        named = [("", token_ids), ("", stop_token_ids), ("logit_bias: ", params.logit_bias or ())]
+        named = [("", token_ids), ("stop_token_ids: ", stop_token_ids)]
+        named += [("logit_bias: ", [*(params.logit_bias or ())])]
         named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
         for name, token in ((name, token) for name, tokens in named for token in tokens):
             if not 0 <= token < self.vocab_size:

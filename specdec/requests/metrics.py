@@ -1,7 +1,8 @@
 """What an engine has done since its start, as `LLM.get_metrics` reports it.
 
-Names are vLLM's with the prefix "specdec:" where the meaning is the same. A request counts when it
-ends, with all its samples.
+Names are vLLM's with the prefix "specdec:" where the meaning is the same; rows_verified and
+levels_drafted are ours. Tokens and rounds count in the step that brings them, a prompt when it is
+computed; reasons, preemptions and the prefix cache when a request ends, with all its samples.
 """
 
 from collections import Counter as Counts
@@ -9,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specdec.requests.request import Request
-from specdec.requests.stats import RequestStats, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,50 +42,76 @@ class Vector(Metric):
 
 
 class Totals:
-    """Sums over the requests that have ended."""
+    """Sums since the start; the cost of counting does not grow with what a request has written."""
 
     def __init__(self) -> None:
         self._counts = Counts[str]()
         self._reasons = Counts[str]()
-        self._accepted: list[int] = []  # per position
+        self._rounds = Counts[tuple[int, int]]()  # by drafted and accepted tokens
 
-    def count(self, samples: Sequence[Request]) -> None:
-        """Add a request that has ended."""
-        stats = RequestStats.of_samples([sample.stats for sample in samples])
-        self._counts.update(
-            prompt_tokens=stats.num_prompt_tokens,
-            generation_tokens=stats.num_generated_tokens,
-            prefix_cache_queries=stats.num_prompt_tokens * len(samples),
-            prefix_cache_hits=stats.num_cached_tokens,
-            num_preemptions=stats.num_preemptions,
-            spec_decode_num_drafts=sum(count > 0 for count in stats.num_drafted),
-            spec_decode_num_draft_tokens=stats.num_drafted_tokens,
-            spec_decode_num_accepted_tokens=stats.num_accepted_tokens,
-        )
-        self._reasons.update(each.finish.reason for each in samples if each.finish is not None)
-        self._add_positions(stats)
+    def launched(self, num_verify_rows: int) -> None:
+        """A step with so many rows of requests that verify."""
+        self._counts["rows_verified"] += num_verify_rows
 
-    def _add_positions(self, stats: SpeculationStats) -> None:
-        counts = stats.num_accepted_per_position
-        self._accepted += [0] * (len(counts) - len(self._accepted))
-        for i, count in enumerate(counts):
-            self._accepted[i] += count
+    def prompt_ended(self, sample: Request) -> None:
+        """The prompt of a sample is computed; all samples of a request have the same one."""
+        if sample.index == 0:
+            self._counts["prompt_tokens"] += len(sample.prompt_token_ids)
 
-    def metrics(self, num_running: int, num_waiting: int, cache_usage: float) -> list[Metric]:
-        """All of them. cache_usage: the share of the cache's blocks that requests hold."""
+    def verified(self, num_drafted: int, num_accepted: int) -> None:
+        """A round of a request."""
+        self._rounds[num_drafted, num_accepted] += 1
+
+    def generated(self, num_tokens: int) -> None:
+        """Tokens that a request keeps."""
+        self._counts["generation_tokens"] += num_tokens
+
+    def ended(self, samples: Sequence[Request]) -> None:
+        """A request has ended, with all its samples."""
+        for sample in samples:
+            stats = sample.stats
+            self._counts["prefix_cache_queries"] += stats.num_prompt_tokens
+            self._counts["prefix_cache_hits"] += stats.num_cached_tokens
+            self._counts["num_preemptions"] += stats.num_preemptions
+            if sample.finish is not None:
+                self._reasons[sample.finish.reason] += 1
+
+    def metrics(
+        self, *, num_running: int, num_waiting: int, cache_usage: float, num_levels: int
+    ) -> list[Metric]:
+        """All of them.
+
+        cache_usage: the share of the cache's blocks that requests hold. num_levels: levels of the
+        draft that ran since the start.
+        """
         gauges = {
             "num_requests_running": num_running,
             "num_requests_waiting": num_waiting,
             "kv_cache_usage_perc": cache_usage,
         }
+        rounds = self._rounds.items()
+        counts = {
+            **{name: self._counts[name] for name in COUNTERS},
+            "levels_drafted": num_levels,
+            "spec_decode_num_drafts": sum(n for (drafted, _), n in rounds if drafted),
+            "spec_decode_num_draft_tokens": sum(n * drafted for (drafted, _), n in rounds),
+            "spec_decode_num_accepted_tokens": sum(n * accepted for (_, accepted), n in rounds),
+        }
         found: list[Metric] = [_gauge(name, value) for name, value in gauges.items()]
-        found += [_counter(name, self._counts[name]) for name in COUNTERS]
+        found += [_counter(name, value) for name, value in counts.items()]
         found += [
             Counter(name="specdec:request_success", labels={"finished_reason": reason}, value=count)
             for reason, count in sorted(self._reasons.items())
         ]
         name = "specdec:spec_decode_num_accepted_tokens_per_pos"
-        return [*found, Vector(name=name, values=list(self._accepted))]
+        return [*found, Vector(name=name, values=self._accepted_per_position())]
+
+    def _accepted_per_position(self) -> list[int]:
+        most = max((drafted for drafted, _ in self._rounds), default=0)
+        return [
+            sum(count for (_, accepted), count in self._rounds.items() if accepted >= position)
+            for position in range(1, most + 1)
+        ]
 
 
 COUNTERS = (
@@ -94,9 +120,7 @@ COUNTERS = (
     "prefix_cache_queries",
     "prefix_cache_hits",
     "num_preemptions",
-    "spec_decode_num_drafts",
-    "spec_decode_num_draft_tokens",
-    "spec_decode_num_accepted_tokens",
+    "rows_verified",
 )
 
 

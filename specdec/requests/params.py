@@ -156,7 +156,8 @@ def _check_choice(params: SamplingParams) -> None:
     _check_range(params, "min_p", 0, 1)
     _check_range(params, "presence_penalty", -2, 2)
     _check_range(params, "frequency_penalty", -2, 2)
-    _check_range(params, "repetition_penalty", 0, 1e6, is_open=True)
+    # logits are divided by it: one that float32 rounds to 0 would make them infinite
+    _check_range(params, "repetition_penalty", 1e-6, 1e6)
     if not _is_count(params.top_k):
         raise ValueError(f"top_k={params.top_k!r}: give an integer from 1, or 0 or -1 for none")
     if params.seed is not None and not (_is_count(params.seed) and params.seed < 1 << 64):
@@ -232,7 +233,7 @@ def _check_range(
 ) -> None:
     value = getattr(params, name)
     if not _is_number(value) or not low <= value <= high or (is_open and value == low):
-        wanted = f"above {low} and at most {high:g}" if is_open else f"from {low} to {high:g}"
+        wanted = f"above {low:g} and at most {high:g}" if is_open else f"from {low:g} to {high:g}"
         raise ValueError(f"{name}={value!r}: give a number {wanted}")
 
 

@@ -53,7 +53,8 @@ class StructuredOutputsParams:
             return "lark", self.grammar
         if self.choice is not None:
             literals = (json.dumps(text, ensure_ascii=False) for text in self.choice)
-            return "lark", f"start: {' | '.join(literals)}"
+            # one terminal: as alternatives of a rule, 2,000 would exceed a limit of the parser
+            return "lark", f"start: CHOICE\nCHOICE: {' | '.join(literals)}"
         return "json", ANY_OBJECT if self.json is None else _schema_text(self.json)
 
 

@@ -32,7 +32,7 @@ from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
 
-LEAST_CONFIDENCE = 1e-6  # and 1 - this the most, where a logit is taken
+LEAST_CONFIDENCE = 1e-4  # and 1 - this the most, where a logit is taken, as in the calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

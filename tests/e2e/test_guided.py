@@ -10,6 +10,7 @@ import pytest
 from specdec import LLM, SamplingParams, StructuredOutputsParams
 from specdec.guided import step_masks
 from tests.e2e.guided_cases import CASES, GRAMMARS, SCHEMAS
+from tests.specdec.guided.hostile import ROWS
 
 PROMPT = "Question: give one value as JSON.\nAnswer: "
 ENOUGH = 25  # schemas of 30 whose texts must come to an end
@@ -244,6 +245,27 @@ def test_parameters_that_leave_no_token_are_named(demo_llm):
     [output] = generate(llm, [guided({"choice": ["ab"]}, allowed_token_ids=[5])])
     assert output.outputs[0].finish_reason == "error"
     assert "allowed_token_ids, structured_outputs" in output.outputs[0].stop_reason
+
+
+def test_a_mask_that_takes_too_long_ends_its_request_and_no_other(demo_llm):
+    llm = demo_llm("demo/eagle3", 4, **SIZES)
+    [a] = llm.tokenizer.encode_word("a")
+    hostile = guided({"grammar": ROWS}, max_tokens=200, logit_bias={a: 100})
+    others = [
+        guided({"json": SCHEMAS["tree"]}),
+        guided({"grammar": GRAMMARS[0]}, temperature=1.0),
+        SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
+    ]
+    expected = tokens_of(generate(llm, others))
+    found = generate(llm, [others[0], hostile, *others[1:]])
+    [sample] = found.pop(1).outputs
+    assert tokens_of(found) == expected
+    assert sample.finish_reason == "error"
+    reason = "structured_outputs: a mask of its grammar takes more than 50 ms"
+    assert sample.stop_reason == reason
+    assert set(sample.token_ids) == {a}
+    with pytest.raises(ValueError, match=reason):  # it is known now
+        generate(llm, [hostile])
 
 
 def test_a_bad_grammar_queues_nothing(demo_llm):

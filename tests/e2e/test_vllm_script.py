@@ -186,7 +186,7 @@ def value(metrics, name):
     return found.values if isinstance(found, Vector) else found.value
 
 
-def test_metrics_count_what_ended_and_a_shutdown_ends_everything():
+def test_metrics_count_what_was_done_and_a_shutdown_ends_everything():
     with LLM("demo", {"model": "demo"}, max_num_seqs=4, max_model_len=128, device="cpu") as llm:
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         outputs = llm.generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
@@ -198,7 +198,13 @@ def test_metrics_count_what_ended_and_a_shutdown_ends_everything():
         assert value(llm.get_metrics(), "num_requests_running") == 1
     assert value(metrics, "prompt_tokens") == 5
     assert value(metrics, "generation_tokens") == 24
+    assert value(metrics, "spec_decode_num_drafts") == stats.num_rounds
     assert value(metrics, "spec_decode_num_draft_tokens") == stats.num_drafted_tokens
+    assert value(metrics, "spec_decode_num_accepted_tokens") == stats.num_accepted_tokens
+    # K = 3: four rows a round; both prompts in one step, then rounds until the slower one ends
+    assert value(metrics, "rows_verified") == 4 * stats.num_rounds
+    num_rounds = max(output.stats.num_rounds for output in outputs)
+    assert value(metrics, "levels_drafted") == 3 * (1 + num_rounds)
     accepted = value(metrics, "spec_decode_num_accepted_tokens_per_pos")
     assert accepted == stats.num_accepted_per_position
     assert (
@@ -210,6 +216,21 @@ def test_metrics_count_what_ended_and_a_shutdown_ends_everything():
         llm.generate("a")
     llm.shutdown()  # has no effect twice
     assert outputs[0].outputs[0].token_ids
+
+
+def test_metrics_move_with_each_step_of_a_request():
+    with LLM("demo", {"model": "demo"}, max_num_seqs=4, max_model_len=128, device="cpu") as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        num_tokens = 0
+        for num_rounds, piece in enumerate(llm.stream([5, 6, 7], params)):
+            num_tokens += len(piece.token_ids)
+            metrics = llm.get_metrics()
+            assert value(metrics, "prompt_tokens") == 3
+            assert value(metrics, "generation_tokens") == num_tokens
+            assert value(metrics, "spec_decode_num_drafts") == num_rounds
+            assert value(metrics, "rows_verified") == 4 * num_rounds
+            assert value(metrics, "levels_drafted") == 3 * (1 + num_rounds)
+        assert (num_tokens, num_rounds > 4) == (30, True)
 
 
 def test_the_sampling_that_a_checkpoint_recommends(demo_llm, tmp_path):

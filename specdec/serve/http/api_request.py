@@ -4,27 +4,31 @@ SamplingParams checks the values of sampling; here are the names that differ, an
 request that comes over a network.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specdec.arguments import is_integer
 from specdec.requests.params import SamplingParams
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.options import (
+    MAX_ALLOWED_IDS,
     MAX_IDS,
     MAX_LOGPROBS,
     MAX_SAMPLES,
     MAX_STOP_CHARS,
     MAX_STOPS,
+    MAX_WORD_CHARS,
     ServerOptions,
 )
 from specdec.serve.http.structured import structured_outputs
+from specdec.sizes import MAX_BAD_WORDS
 
 COMPLETION_TOKENS = 16  # of a completion without max_tokens, as OpenAI's
 SAME_NAME = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "n", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos"),
     *("include_stop_str_in_output", "skip_special_tokens", "speculate", "num_speculative_tokens"),
+    *("bad_words", "allowed_token_ids"),
 )
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
@@ -35,6 +39,7 @@ class ApiRequest:
     """writes_nothing: max_tokens=0, for which the engine writes one token that is dropped.
 
     shows_drafts: each choice has its rounds, with what was drafted in them.
+    limit_field: the name of the field that sets max_tokens, None if the request has none.
     """
 
     model: str
@@ -47,23 +52,24 @@ class ApiRequest:
     echo: bool = False
     writes_nothing: bool = False
     shows_drafts: bool = False
+    limit_field: str | None = None
 
 
 def chat_request(
     body: Mapping[str, object], options: ServerOptions, defaults: Mapping[str, object]
 ) -> ApiRequest:
     """Of /v1/chat/completions, from known fields."""
-    given = {"max_tokens", "max_completion_tokens"} & set(body)
-    limits = {name: body[name] for name in given}
+    given = [name for name in ("max_completion_tokens", "max_tokens") if name in body]
     if len(given) == 2 and body["max_tokens"] != body["max_completion_tokens"]:
         raise ApiError(400, "max_completion_tokens and max_tokens differ: give one of them")
-    sampling = {"max_tokens": next(iter(limits.values()), None)}
+    limit_field = given[0] if given else None
+    sampling = {"max_tokens": body[limit_field] if limit_field else None}
     num_top = integer(body, "top_logprobs", 0, MAX_LOGPROBS)
     if boolean(body, "logprobs"):
         sampling["logprobs"] = num_top or 0
     elif num_top:
         raise ApiError(400, f"top_logprobs={num_top} without logprobs: give logprobs=true too")
-    return _api_request(body, options, defaults, sampling)
+    return _api_request(body, options, defaults, sampling, limit_field=limit_field)
 
 
 def completion_request(
@@ -77,7 +83,24 @@ def completion_request(
     sampling = {"max_tokens": 1 if writes_nothing else limit, "logprobs": num_top}
     if echo:
         sampling["prompt_logprobs"] = num_top
-    return _api_request(body, options, defaults, sampling, echo=echo, writes_nothing=writes_nothing)
+    return _api_request(
+        body,
+        options,
+        defaults,
+        sampling,
+        limit_field="max_tokens" if "max_tokens" in body else None,
+        echo=echo,
+        writes_nothing=writes_nothing,
+    )
+
+
+def check_room(api_request: ApiRequest, prompt_lengths: Iterable[int], max_model_len: int) -> None:
+    """ApiError, as vLLM's, if max_tokens reaches beyond the context; a default one is cut there."""
+    limit, name = api_request.params.max_tokens, api_request.limit_field
+    longest = max(prompt_lengths)
+    if name is not None and limit is not None and limit > max_model_len - longest:
+        room = f"after a prompt of {longest} tokens at most {max_model_len - longest} fit"
+        raise ApiError(400, f"{name}={limit}: {room} into a context of {max_model_len}")
 
 
 def _api_request(
@@ -86,6 +109,7 @@ def _api_request(
     defaults: Mapping[str, object],
     sampling: dict[str, object],
     *,
+    limit_field: str | None = None,
     echo: bool = False,
     writes_nothing: bool = False,
 ) -> ApiRequest:
@@ -102,6 +126,7 @@ def _api_request(
         echo=echo,
         writes_nothing=writes_nothing,
         shows_drafts=_shows_drafts(body, params.n),
+        limit_field=limit_field,
     )
 
 
@@ -118,8 +143,10 @@ def _params(body: Mapping[str, object], sampling: dict[str, object]) -> Sampling
     sampling["logit_bias"] = _logit_bias(body)
     sampling["structured_outputs"] = structured_outputs(body)
     integer(body, "n", 1, MAX_SAMPLES)
-    _check_stop(body.get("stop"))
+    _check_texts("stop", body.get("stop"), MAX_STOPS, MAX_STOP_CHARS)
+    _check_texts("bad_words", body.get("bad_words"), MAX_BAD_WORDS, MAX_WORD_CHARS)
     _check_length("stop_token_ids", body.get("stop_token_ids"), MAX_IDS)
+    _check_length("allowed_token_ids", body.get("allowed_token_ids"), MAX_ALLOWED_IDS)
     try:
         return SamplingParams(**sampling)  # type: ignore[arg-type]
     except ValueError as error:
@@ -137,13 +164,13 @@ def _logit_bias(body: Mapping[str, object]) -> dict[int, object] | None:
     return {int(key): value for key, value in bias.items()}
 
 
-def _check_stop(stop: object) -> None:
-    texts = [stop] if isinstance(stop, str) else stop
+def _check_texts(name: str, value: object, most: int, most_chars: int) -> None:
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
         return  # SamplingParams says what is allowed
-    _check_length("stop", texts, MAX_STOPS)
-    if any(isinstance(text, str) and len(text) > MAX_STOP_CHARS for text in texts):
-        raise ApiError(400, f"stop: at most {MAX_STOP_CHARS} characters are allowed in each")
+    _check_length(name, texts, most)
+    if any(isinstance(text, str) and len(text) > most_chars for text in texts):
+        raise ApiError(400, f"{name}: at most {most_chars} characters are allowed in each")
 
 
 def _check_length(name: str, values: object, most: int) -> None:

@@ -20,6 +20,7 @@ from specdec.serve.http.api_request import (
     ApiRequest,
     boolean,
     check_model,
+    check_room,
     completion_request,
 )
 from specdec.serve.http.bodies import read_body
@@ -90,7 +91,7 @@ class Application:
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(Monitor(self._llm, self.measures).run())
+        watching = asyncio.create_task(Monitor(self._llm).run())
         try:
             yield
         finally:
@@ -105,6 +106,7 @@ class Application:
         """POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
         turn = await self.chats.turn(body)
+        check_room(turn.api_request, [len(turn.prompt.token_ids)], self._max_model_len)
         return Answer(self._services, turn.api_request, [turn.prompt], ChatForm(turn.reading))
 
     async def completions(self, request: Request) -> Response:
@@ -115,6 +117,7 @@ class Application:
         if "prompt" not in body:
             raise ApiError(400, "prompt is missing", "prompt")
         prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
+        check_room(api_request, [len(each.token_ids) for each in prompts], self._max_model_len)
         form = await self._completion_form(api_request, prompts)
         return Answer(self._services, api_request, prompts, form)
 

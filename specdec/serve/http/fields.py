@@ -49,6 +49,7 @@ FIELDS: dict[str, Field] = {
     **_works((COMPLETION,), "echo"),
     **_works(TEXT, "max_tokens", "n", "stream", "stream_options", "seed", "stop", "logprobs"),
     **_works(TEXT, "temperature", "top_p", "top_k", "min_p", "logit_bias"),
+    **_works(TEXT, "bad_words", "allowed_token_ids"),
     **_works(TEXT, "presence_penalty", "frequency_penalty", "repetition_penalty"),
     **_works(TEXT, "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output"),
     **_works(TEXT, "skip_special_tokens", "return_token_ids", "priority"),
@@ -65,7 +66,7 @@ FIELDS: dict[str, Field] = {
     **_refused("is not supported: give n alone", best_of=(1,)),
     **_refused(NO_SUCH, use_beam_search=(False,), length_penalty=(1, 1.0), cache_salt=()),
     **_refused(NO_SUCH, truncate_prompt_tokens=(), logits_processors=(), mm_processor_kwargs=()),
-    **_refused(NO_SUCH, bad_words=([],), allowed_token_ids=(), kv_transfer_params=()),
+    **_refused(NO_SUCH, kv_transfer_params=()),
     **_refused("is not supported: use echo with logprobs", prompt_logprobs=()),
     **_refused("is not taken from a body: give the header X-Request-Id", request_id=()),
 }

@@ -1,7 +1,6 @@
 """Figures of a server for Prometheus, in vLLM's names with the prefix `specdec:`.
 
-Counts are the engine's, asked for at each scrape, and cover requests that have ended; times are
-taken from outputs as they are sent.
+Counts are the engine's, asked for at each scrape; times are taken from outputs as they are sent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,11 +43,10 @@ class Measures:
             "From a request's arrival at the engine to its last token",
             (*FIRST_TOKEN_BUCKETS, *SECONDS_BUCKETS),
         )
-        self.num_tokens = 0  # delivered so far
 
     def begin(self) -> "Timer":
         """For the outputs of one request."""
-        return Timer(self, self._first_token, self._gap, self._whole)
+        return Timer(self._first_token, self._gap, self._whole)
 
     def text(self, engine: Sequence[Metric], graphs: Mapping[str, GraphCounters]) -> bytes:
         """All figures, in Prometheus' text form."""
@@ -66,21 +64,15 @@ class Measures:
 class Timer:
     """Reads times from the outputs of one request."""
 
-    def __init__(
-        self, measures: Measures, first_token: Histogram, gap: Histogram, whole: Histogram
-    ) -> None:
-        self._measures = measures
+    def __init__(self, first_token: Histogram, gap: Histogram, whole: Histogram) -> None:
         self._first_token = first_token
         self._gap = gap
         self._whole = whole
         self._last: float | None = None
-        self._num_tokens = 0
 
     def see(self, output: RequestOutput) -> None:
-        """Count what is new in an output."""
+        """Observe what is new in an output."""
         stats = output.stats
-        self._measures.num_tokens += stats.num_generated_tokens - self._num_tokens
-        self._num_tokens = stats.num_generated_tokens
         now = stats.last_token_time
         if now is None or stats.first_token_time is None:
             return

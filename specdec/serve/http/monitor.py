@@ -1,7 +1,7 @@
 """A line in the log every ten seconds while there is something to say, and an alarm.
 
 The alarm: acceptance over the last 200 rounds or more is under a third of what the draft had over
-its first ones. Counts are of requests that have ended.
+its first ones.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from specdec.requests.metrics import Counter, Gauge, Metric
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError
-from specdec.serve.http.measures import Measures
 
 logger = logging.getLogger("specdec.serve")
 
@@ -33,6 +32,7 @@ class Counts:
     running: int
     waiting: int
     cache: float
+    tokens: int  # generated
     rounds: int
     drafted: int
     accepted: int
@@ -49,6 +49,7 @@ class Counts:
             running=int(found["num_requests_running"]),
             waiting=int(found["num_requests_waiting"]),
             cache=found["kv_cache_usage_perc"],
+            tokens=int(found["generation_tokens"]),
             rounds=int(found["spec_decode_num_drafts"]),
             drafted=int(found["spec_decode_num_draft_tokens"]),
             accepted=int(found["spec_decode_num_accepted_tokens"]),
@@ -83,12 +84,10 @@ class AcceptanceWatch:
 class Monitor:
     """Runs beside the server, until it is cancelled or the engine has failed."""
 
-    def __init__(self, llm: AsyncLLM, measures: Measures) -> None:
+    def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
-        self._measures = measures
         self._watch = AcceptanceWatch()
-        self._before = Counts(0, 0, 0.0, 0, 0, 0)
-        self._num_tokens = 0
+        self._before = Counts(0, 0, 0.0, 0, 0, 0, 0)
         self._at = time.monotonic()
 
     async def run(self) -> None:
@@ -103,10 +102,9 @@ class Monitor:
     def look(self, counts: Counts) -> None:
         """Log what has changed since the last look."""
         before = self._before
-        tokens = self._measures.num_tokens - self._num_tokens
+        tokens = counts.tokens - before.tokens
         seconds = time.monotonic() - self._at
         self._at += seconds
-        self._num_tokens += tokens
         self._before = counts
         if counts.running or counts.waiting or tokens:
             drafted = counts.drafted - before.drafted

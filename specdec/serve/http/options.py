@@ -10,7 +10,9 @@ MAX_CHOICES = 1024  # n times the number of prompts
 MAX_LOGPROBS = 20
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256  # of one stop string: the end of every text is searched for its beginnings
+MAX_WORD_CHARS = 256  # of one of bad_words
 MAX_IDS = 1024  # entries of logit_bias and stop_token_ids
+MAX_ALLOWED_IDS = 1 << 16  # entries of allowed_token_ids
 BODY_SECONDS = 60.0  # to receive a body in
 
 

@@ -9,6 +9,9 @@ CHAIN = {
 RULES = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(4000))
 TERMINALS = "start: T0\n" + "\n".join(f'T{i}: "a" T{i + 1} | "a"' for i in range(5000))
 
+# after n times "a", the row of a "b" would have 900 n items, which are compared pairwise
+ROWS = 'start: l\nl: "a" m | "b"\nm: l | ' + " | ".join(f'l "{i:04d}"' for i in range(900))
+
 # what the compiler must refuse, and a word of its message
 BAD = {
     "an unclosed group": ({"regex": "(a|b"}, "unclosed group"),
@@ -45,5 +48,6 @@ COSTLY = {
     "a chain of rules": {"grammar": RULES + '\nr4000: "b"'},
     "a chain of terminals": {"grammar": TERMINALS + '\nT5000: "b"'},
     "a schema that contains itself": {"json": {"$ref": "#"}},
+    "rows that grow": {"grammar": ROWS},
     "an ambiguous grammar": {"grammar": 'start: start start | "a" | ""'},
 }

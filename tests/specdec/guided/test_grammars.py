@@ -98,6 +98,15 @@ def test_choices_are_literal(compile_, tokenizer, text):
     assert guide.is_complete
 
 
+def test_thousands_of_choices_are_possible_and_one_may_begin_another(compile_, tokenizer):
+    choices = [f"option {i}" for i in range(4000)]
+    guide = compile_(choice=choices)
+    for part in ("option 3", "99", "9"):
+        guide.advance(tokenizer.encode_word(part))
+        assert (guide.is_complete, guide.error) == (True, "")
+    assert allowed(guide.masks(())[0]) == {EOS, OTHER_EOS}
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_grammar_is_one_error_with_the_compilers_message(compile_, name):
     values, words = BAD[name]

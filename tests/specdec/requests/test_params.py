@@ -57,6 +57,7 @@ def test_stop_is_a_string_or_several(stop, strings):
         ({"presence_penalty": 3}, "presence_penalty=3"),
         ({"frequency_penalty": -2.5}, "frequency_penalty=-2.5"),
         ({"repetition_penalty": 0}, "repetition_penalty=0"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty=1e-300: give a number from 1e-06"),
         ({"logit_bias": {1: 200.0}}, "logit_bias"),
         ({"logit_bias": {"1": 2.0}}, "logit_bias"),
         ({"bad_words": "word"}, "bad_words='word': give a list"),

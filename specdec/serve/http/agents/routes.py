@@ -23,7 +23,10 @@ NewScript = Callable[[Body, ApiRequest], Script]
 
 
 class AgentRoutes:
-    """They translate a request to a chat request and write its answer in their own form."""
+    """They translate a request to a chat request and write its answer in their own form.
+
+    An agent asks for as many tokens as its own model may write, so its limit is cut to the context.
+    """
 
     def __init__(self, services: Services, chats: Chats) -> None:
         self._services = services

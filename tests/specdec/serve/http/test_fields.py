@@ -1,5 +1,6 @@
 """Each field of the table works, changes nothing, or is a 400 that names it."""
 
+import json
 from contextlib import ExitStack
 
 import pytest
@@ -42,6 +43,8 @@ WORKING = {
     "top_k": 4,
     "min_p": 0.1,
     "logit_bias": {"5": -100},
+    "bad_words": ["self", "return x"],
+    "allowed_token_ids": [5, 6, 7],
     "presence_penalty": 1,
     "frequency_penalty": 1,
     "repetition_penalty": 1.5,
@@ -163,6 +166,86 @@ def test_special_tokens_are_shown_where_they_should_be(live):
         for each in (True, False)
     )
     assert (hidden, shown) == ("", "<|eos|><|eos|>")
+
+
+def test_only_the_allowed_tokens_are_written(live):
+    fields = {"temperature": 0, "max_tokens": 12, "return_token_ids": True}
+    plain = live.completion("def f(", **fields)["choices"][0]["token_ids"]
+    allowed = [token for token in range(100, 200) if token not in plain]
+    found = live.completion("def f(", **fields, allowed_token_ids=allowed)["choices"][0]
+    assert len(found["token_ids"]) == 12
+    assert set(found["token_ids"]) <= set(allowed)
+
+
+def test_bad_words_are_not_written(live):
+    fields = {"messages": [{"role": "user", "content": "def f("}], "temperature": 0}
+    plain, without = (
+        live.post(ROUTES[CHAT][0], {**fields, "max_tokens": 40, "bad_words": words}).json()
+        for words in ([], ["return"])
+    )
+    plain, without = (each["choices"][0]["message"]["content"] for each in (plain, without))
+    assert "return" in plain
+    assert "return" not in without
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETION, "max_tokens")],
+)
+def test_a_limit_beyond_the_context_is_refused_and_one_up_to_its_end_is_not(live, kind, name):
+    path, body = ROUTES[kind]
+    body = {**body, "temperature": 0, "ignore_eos": True}
+    length = live.post(path, {**body, name: 1}).json()["usage"]["prompt_tokens"]
+    room = 512 - length
+    found = live.post(path, {**body, name: room})
+    assert found.json()["usage"]["completion_tokens"] == room
+    for stream in (False, True):
+        found = live.post(path, {**body, name: room + 1, "stream": stream})
+        assert found.status_code == 400
+        error = found.json()["error"]
+        assert error["param"] == name
+        wanted = f"after a prompt of {length} tokens at most {room} fit into a context of 512"
+        assert error["message"] == f"{name}={room + 1}: {wanted}"
+
+
+def test_the_longest_of_several_prompts_counts_and_a_default_is_cut(live):
+    prompts = [[5] * 3, [5] * 505]
+    found = live.post(ROUTES[COMPLETION][0], {"prompt": prompts, "max_tokens": 8})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "max_tokens")
+    for limit in ({}, {"max_tokens": None}, {"max_tokens": 7}):
+        usage = live.completion(prompts[1], **limit, ignore_eos=True)["usage"]
+        assert usage["completion_tokens"] == 7
+
+
+WRONG = [
+    ("bad_words", "self"),
+    ("bad_words", [5]),
+    ("bad_words", ["self", " "]),
+    ("bad_words", {"self": 1}),
+    ("bad_words", ["caf\ud800"]),
+    ("bad_words", ["a b c d e f g h i j k l m n o p q r s t u v w x y z"]),
+    ("bad_words", ["x" * 257]),
+    ("bad_words", ["x"] * 65),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", "5"),
+    ("allowed_token_ids", ["5"]),
+    ("allowed_token_ids", [5.0]),
+    ("allowed_token_ids", [True]),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", [5, 4096]),
+    ("allowed_token_ids", [5] * 65537),
+    ("stop_token_ids", [4096]),
+]
+
+
+@pytest.mark.parametrize("kind", TEXT)
+@pytest.mark.parametrize("name, value", WRONG, ids=[f"{n}-{v}"[:40] for n, v in WRONG])
+def test_a_wrong_value_is_named(live, kind, name, value):
+    path, body = ROUTES[kind]
+    content = json.dumps({**body, "max_tokens": 2, name: value})
+    found = live.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == name
 
 
 @pytest.mark.parametrize("fields, per_round", [({"speculate": False}, 0), ({}, 3)])

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,11 +39,15 @@ def value(families, name, **labels):
 
 
 def test_figures_are_the_sums_of_the_answers(serve, prompts):
-    with serve(model_names=("first", "second")) as live:
-        answers = [
-            live.completion(prompt[:40], max_tokens=length, seed=1, ignore_eos=True, n=n)
-            for prompt, length, n in zip(prompts, (3, 9, 20, 14), (1, 2, 1, 1), strict=False)
+    jobs = list(zip(prompts, (3, 9, 20, 14, 30, 7), (1, 2, 1, 1, 3, 1), strict=False))
+    with serve(model_names=("first", "second")) as live, ThreadPoolExecutor(4) as clients:
+        running = [
+            clients.submit(
+                live.completion, ids[:40], max_tokens=length, seed=1, ignore_eos=True, n=n
+            )
+            for ids, length, n in jobs
         ]
+        answers = [each.result() for each in running]
         families = families_of(live)
     usage = [answer["usage"] for answer in answers]
     details = [each["completion_tokens_details"] for each in usage]
@@ -53,17 +59,17 @@ def test_figures_are_the_sums_of_the_answers(serve, prompts):
         "spec_decode_num_accepted_tokens_total": accepted,
         "spec_decode_num_draft_tokens_total": accepted + rejected,
         "spec_decode_num_accepted_tokens_per_pos_total": accepted,
-        "request_success_total": 5,
+        "request_success_total": 9,
         "num_requests_running": 0,
         "num_requests_waiting": 0,
         "kv_cache_usage_perc": 0,
         "compilations_after_start_total": 0,
         "num_preemptions_total": 0,
-        "time_to_first_token_seconds_count": 4,
-        "e2e_request_latency_seconds_count": 4,
+        "time_to_first_token_seconds_count": 6,
+        "e2e_request_latency_seconds_count": 6,
     }
     assert {name: value(families, name) for name in sums} == sums
-    assert value(families, "request_success_total", finished_reason="length") == 5
+    assert value(families, "request_success_total", finished_reason="length") == 9
     assert (
         0
         < value(families, "time_to_first_token_seconds_sum")
@@ -71,9 +77,15 @@ def test_figures_are_the_sums_of_the_answers(serve, prompts):
     )
     drafts = value(families, "spec_decode_num_drafts_total")
     assert value(families, "inter_token_latency_seconds_count") <= drafts
-    assert value(families, "steps_total", family="target_decode") > 0
-    rows = value(families, "step_rows_total", family="target_decode")
-    assert rows >= value(families, "spec_decode_num_draft_tokens_total")
+    # on a CPU no step runs ahead, so every row that was computed belongs to a round: K = 3 and one
+    assert value(families, "rows_verified_total") == 4 * drafts
+    assert value(families, "rows_verified_total") == drafts + accepted + rejected
+    names = ("target_decode", "target_prefill")  # steps without and with prompts
+    rows = sum(value(families, "step_rows_total", family=name) for name in names)
+    assert rows > value(families, "rows_verified_total")
+    decodes = ("draft_decode", "draft_decode_sampled")
+    proposing = sum(value(families, "steps_total", family=name) for name in decodes)
+    assert value(families, "levels_drafted_total") == 3 * proposing > 0
 
 
 def test_kinds_and_labels(live):
@@ -83,6 +95,11 @@ def test_kinds_and_labels(live):
         "prompt_tokens": "counter",
         "time_to_first_token_seconds": "histogram",
         "steps": "counter",
+        "rows_verified": "counter",
+        "levels_drafted": "counter",
+        "compilations_after_start": "counter",
+        "num_preemptions": "counter",
+        "spec_decode_num_accepted_tokens_per_pos": "counter",
     }
     assert {name: families[f"specdec:{name}"].type for name in kinds} == kinds
     ours = [family for name, family in families.items() if name.startswith("specdec:")]
@@ -91,12 +108,13 @@ def test_kinds_and_labels(live):
 
 def test_a_line_of_the_log_says_what_runs(live, caplog):
     caplog.set_level(logging.INFO, "specdec.serve")
-    monitor = Monitor(live.llm, live.server.application.measures)
-    monitor.look(Counts(running=2, waiting=1, cache=0.25, rounds=9, drafted=30, accepted=12))
+    monitor = Monitor(live.llm)
+    counts = Counts(running=2, waiting=1, cache=0.25, tokens=21, rounds=9, drafted=30, accepted=12)
+    monitor.look(counts)
     assert "2 running, 1 waiting" in caplog.text
     assert "40% accepted, cache 25%" in caplog.text
     caplog.clear()
-    monitor.look(Counts(running=0, waiting=0, cache=0.0, rounds=9, drafted=30, accepted=12))
+    monitor.look(replace(counts, running=0, waiting=0))
     assert caplog.text == ""
 
 

@@ -58,7 +58,8 @@ def commands(start: str) -> list[str]:
 
 
 def test_the_readme_is_short():
-    assert len(SECTION.strip().splitlines()) <= 30
+    # from its heading to the next one, blank lines too
+    assert len(f"## As a server{SECTION}\n".splitlines()) <= 30
 
 
 def test_the_commands_of_the_readme_work(tmp_path):

@@ -50,6 +50,8 @@ def test_any_value_of_any_field_is_answered_or_refused(thinker, path, count):
     headers = {"Content-Type": "application/json"}
     for name in names:
         for value in chance.sample(VALUES, count):
+            if (name, value) == (limit, None):
+                continue  # allowed: the answer goes to the end of the context
             body = json.dumps({**good, limit: 1, name: value})
             found = thinker.post(path, content=body, headers=headers)
             assert found.status_code == 200 or is_refusal(path, found), (body, found.text)

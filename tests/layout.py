@@ -94,6 +94,7 @@ ROWS: dict[str, Row] = {
         (*LLM, "specdec.serve"),
         ("fastapi", "starlette", "uvicorn", "prometheus_client"),
     ),
+    "specdec.serve.http.tools": Row(("specdec.arguments",)),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(

@@ -246,6 +246,16 @@ def serve(
         float, Option(min=0, help="seconds that running requests get after SIGTERM or Ctrl-C")
     ] = 30.0,
     log_format: Annotated[str, Option(help="text or json")] = "text",
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            help="how the model writes calls of tools: auto (by its chat template), hermes, "
+            "llama3_json, qwen3_xml or none"
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, Option(help="how it writes reasoning: auto (by its chat template), think or none")
+    ] = "auto",
     dtype: shared.Dtype = "auto",
     device: shared.Device = "auto",
     max_model_len: shared.MaxModelLen = None,

@@ -17,6 +17,7 @@ from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.server import Server, listen
+from specdec.serve.http.tools.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 GENERATION_CONFIGS = ("auto", "none")
 LOG_FORMATS = ("text", "json")
@@ -41,6 +42,8 @@ class ServeOptions(TextOptions):
     allow_priority: bool
     shutdown_timeout: float
     log_format: str
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 def run_serve(options: ServeOptions) -> None:
@@ -67,6 +70,8 @@ def _check(options: ServeOptions) -> None:
         raise ValueError("--api-key: give a key of ASCII characters, or leave it out")
     check_choice("--generation-config", options.generation_config, GENERATION_CONFIGS)
     check_choice("--log-format", options.log_format, LOG_FORMATS)
+    check_choice("--tool-call-parser", options.tool_call_parser, TOOL_CALL_PARSERS)
+    check_choice("--reasoning-parser", options.reasoning_parser, REASONING_PARSERS)
     ChatFormat(chat_template=options.chat_template)
 
 
@@ -91,6 +96,8 @@ def _server_options(options: ServeOptions) -> ServerOptions:
         trust_request_chat_template=options.trust_request_chat_template,
         allow_priority=options.allow_priority,
         shutdown_timeout=options.shutdown_timeout,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
     )
 
 
@@ -100,6 +107,11 @@ def _say_what_is_special(options: ServeOptions, server: Server) -> None:
     if defaults:
         shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
         print(f"sampling defaults of the checkpoint: {shown}", file=sys.stderr)
+    found = server.application.chats.format
+    if found.calls is not None:
+        print(f"calls of tools are read as {found.calls.name}", file=sys.stderr)
+    if found.thinks:
+        print("text in <think> is read as reasoning", file=sys.stderr)
     if options.record is not None:
         print(f"requests are recorded in {options.record}", file=sys.stderr)
     if options.host not in LOOPBACK and options.api_key is None:

@@ -103,7 +103,7 @@ def _checked_messages(messages: object) -> list[dict[str, object]]:
     for index, message in enumerate(messages):
         fields = message if isinstance(message, Mapping) else {}
         content = fields.get("content")
-        if content is None and fields.get("tool_calls"):
+        if content is None and any(fields.get(name) for name in ("tool_calls", *REASONING)):
             content = ""
         if not isinstance(fields.get("role"), str) or not _is_content(content):
             raise ValueError(f"messages[{index}] is {message!r}: give {WANTED}")
@@ -168,7 +168,7 @@ def _with_object(call: object) -> object:
         return call
     try:
         arguments = json.loads(arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"arguments={arguments!r} of a tool call: no JSON ({error})") from error
     return {**call, "function": {**function, "arguments": arguments}}
 

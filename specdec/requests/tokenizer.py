@@ -55,7 +55,7 @@ class Tokenizer:
 
     def write_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> str:
         """The text of a conversation. Takes no lock of the tokenizer while it renders."""
-        template = self._template(form.template_text())
+        template = self._template(form)
         variables = self.backend.special_tokens_map | form.variables(messages)
         try:
             text = self._templates.render(template, variables, form.chat_template_content_format)
@@ -63,14 +63,15 @@ class Tokenizer:
             raise ValueError(f"the chat template does not take these messages: {error}") from error
         return form.ended(text, messages)
 
-    def _template(self, chat_template: str | None) -> str:
+    def _template(self, form: ChatFormat) -> str:
         """The Jinja text: the given one (or one of several by name), else the tokenizer's own."""
+        chat_template = form.template_text()
         if chat_template is None and not self.has_chat_template:
             raise ValueError(
                 f"the tokenizer in {self.directory} has no chat template: give a chat_template, as "
                 "Jinja text, or a prompt instead of messages"
             )
-        template = self.backend.get_chat_template(chat_template)
+        template = self.backend.get_chat_template(chat_template, tools=form.tools or None)
         if not isinstance(template, str):
             raise ValueError(f"chat_template={template!r:.100}: give Jinja text")
         return template

@@ -8,8 +8,10 @@ from typing import Protocol
 
 from specdec.requests.output import Logprob, RequestOutput
 from specdec.serve.http.api_request import ApiRequest
+from specdec.serve.http.chat_messages import ChatDeltas, chat_message, finish_reason
 from specdec.serve.http.pieces import Piece, best, clamped
 from specdec.serve.http.prompts import Encoded
+from specdec.serve.http.tools.message_reader import AnswerReading
 
 Json = dict[str, object]
 
@@ -26,10 +28,10 @@ class Form(Protocol):
     ) -> Json:
         """A choice that is whole."""
 
-    def chunk_choice(
+    def chunk_choices(
         self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> Json:
-        """A part of a choice in a stream."""
+    ) -> list[Json]:
+        """Parts of a choice in a stream, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,37 +82,50 @@ def _num_written(output: RequestOutput) -> int:
 
 
 class ChatForm:
-    """/v1/chat/completions."""
+    """/v1/chat/completions. reading: of the answers' texts."""
 
     prefix = "chatcmpl"
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
+    def __init__(self, reading: AnswerReading) -> None:
+        self._reading = reading
+        self._deltas: dict[int, ChatDeltas] = {}
+
     def choice(
         self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
     ) -> Json:
         """With the message."""
-        message: Json = {"role": "assistant", "content": piece.text, "refusal": None}
-        return self._choice(api_request, output, piece, "message", message)
+        message = self._reading.message(piece.text)
+        reason = finish_reason(piece.finish_reason, bool(message.calls))
+        head: Json = {"index": piece.index, "message": chat_message(message)}
+        return {**head, **self._rest(api_request, output, piece), "finish_reason": reason}
 
-    def chunk_choice(
+    def chunk_choices(
         self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> Json:
-        """With what the message grows by; the first one says whose it is."""
-        role = {"role": "assistant"} if piece.is_first else {}
-        return self._choice(api_request, output, piece, "delta", {**role, "content": piece.text})
+    ) -> list[Json]:
+        """With what the message grows by, a kind of text each. Tokens are in the first one."""
+        if piece.index not in self._deltas:
+            self._deltas[piece.index] = ChatDeltas(self._reading)
+        deltas = self._deltas[piece.index]
+        has_tokens = api_request.returns_token_ids or api_request.params.logprobs is not None
+        has_tokens = has_tokens or bool(piece.rounds)
+        found = deltas.new(piece.text, piece.finish_reason is not None, has_tokens)
+        ends: Json = {"finish_reason": None, "stop_reason": None}
+        choices: list[Json] = [
+            {"index": piece.index, "delta": delta, "logprobs": None, **ends} for delta in found
+        ]
+        if choices:
+            choices[0] |= self._rest(api_request, output, piece) | ends
+            reason = finish_reason(piece.finish_reason, deltas.has_calls)
+            choices[-1] |= {"finish_reason": reason, "stop_reason": piece.stop_reason}
+        return choices
 
-    def _choice(
-        self, api_request: ApiRequest, output: RequestOutput, piece: Piece, name: str, message: Json
-    ) -> Json:
-        extras = _extras(api_request, output, piece)
+    def _rest(self, api_request: ApiRequest, output: RequestOutput, piece: Piece) -> Json:
         return {
-            "index": piece.index,
-            name: message,
             "logprobs": self._logprobs(api_request, piece),
-            "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
-            **extras,
+            **_extras(api_request, output, piece),
         }
 
     def _logprobs(self, api_request: ApiRequest, piece: Piece) -> Json | None:
@@ -161,11 +176,11 @@ class CompletionForm:
             **extras,
         }
 
-    def chunk_choice(
+    def chunk_choices(
         self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
-    ) -> Json:
+    ) -> list[Json]:
         """A chunk has the form of a whole answer."""
-        return self.choice(api_request, position, output, piece)
+        return [self.choice(api_request, position, output, piece)]
 
     def _logprobs(
         self,

@@ -13,17 +13,18 @@ import specdec
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.engine_thread import EngineDeadError
+from specdec.serve.http.agents.routes import AgentRoutes
 from specdec.serve.http.answers import ChatForm, CompletionForm
 from specdec.serve.http.api_request import (
     RECOMMENDED,
     ApiRequest,
     boolean,
-    chat_request,
     check_model,
     check_room,
     completion_request,
 )
 from specdec.serve.http.bodies import read_body
+from specdec.serve.http.chats import Chats
 from specdec.serve.http.errors import ApiError, json_response
 from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, known_fields
 from specdec.serve.http.gate import Gate
@@ -34,7 +35,7 @@ from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.playground import PageFiles, playground
 from specdec.serve.http.prompts import Encoded, Prompts
 from specdec.serve.http.record import Record
-from specdec.serve.http.structured import grammar_error, grammar_field
+from specdec.serve.http.structured import check_grammar, grammar_field
 from specdec.serve.http.traffic import Traffic
 
 
@@ -55,6 +56,7 @@ class Application:
         record = None if options.record is None else Record(options.record)
         self._services = Services(llm, self.traffic, self.measures, record, tokenizer)
         self.defaults = recommended(llm) if options.use_generation_config else {}
+        self.chats = Chats(llm, self._prompts, options, self.defaults)
         self.app = self._build()
 
     def _build(self) -> FastAPI:
@@ -73,6 +75,7 @@ class Application:
             )
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
+        AgentRoutes(self._services, self.chats).add_to(app)
         app.get("/v1/models")(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
@@ -102,32 +105,21 @@ class Application:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
-        api_request = chat_request(body, self._options, self.defaults)
-        await self._check_grammar(body, api_request)
-        prompt = await self._prompts.chat(body)
-        check_room(api_request, [len(prompt.token_ids)], self._max_model_len)
-        return Answer(self._services, api_request, [prompt], ChatForm())
+        turn = await self.chats.turn(body)
+        check_room(turn.api_request, [len(turn.prompt.token_ids)], self._max_model_len)
+        return Answer(self._services, turn.api_request, [turn.prompt], ChatForm(turn.reading))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self._body(request, COMPLETION)
         api_request = completion_request(body, self._options, self.defaults)
-        await self._check_grammar(body, api_request)
+        await check_grammar(self._llm, api_request.params, grammar_field(body))
         if "prompt" not in body:
             raise ApiError(400, "prompt is missing", "prompt")
         prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
         check_room(api_request, [len(each.token_ids) for each in prompts], self._max_model_len)
         form = await self._completion_form(api_request, prompts)
         return Answer(self._services, api_request, prompts, form)
-
-    async def _check_grammar(self, body: Mapping[str, object], api_request: ApiRequest) -> None:
-        """Compile it before the engine needs it, whose steps would wait; ApiError if it is bad."""
-        if api_request.params.structured_outputs is not None:
-            compile_grammar = self._llm.llm.engine.intake.guide
-            try:
-                await asyncio.to_thread(compile_grammar, api_request.params)
-            except ValueError as error:
-                raise grammar_error(error, grammar_field(body)) from error
 
     async def _completion_form(
         self, api_request: ApiRequest, prompts: list[Encoded]
@@ -212,11 +204,12 @@ def recommended(llm: AsyncLLM) -> Mapping[str, object]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    path = request.url.path
     if isinstance(error, ApiError):
-        return error.response()
+        return error.response(path)
     if isinstance(error, EngineDeadError):
-        return ApiError(503, str(error)).response()
+        return ApiError(503, str(error)).response(path)
     if isinstance(error, HTTPException):
-        what = f"{request.method} {request.url.path}"
-        return ApiError(error.status_code, f"{error.detail}: {what}").response()
-    return ApiError(500, "an error in the server; its log has the traceback").response()
+        what = f"{request.method} {path}"
+        return ApiError(error.status_code, f"{error.detail}: {what}").response(path)
+    return ApiError(500, "an error in the server; its log has the traceback").response(path)

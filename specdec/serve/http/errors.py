@@ -1,4 +1,7 @@
-"""What a request is answered when it fails: an HTTP status and OpenAI's form of an error."""
+"""What a request is answered when it fails: an HTTP status, and OpenAI's form of an error.
+
+/v1/messages and what is under it have Anthropic's.
+"""
 
 import json
 import re
@@ -16,6 +19,16 @@ TYPES = {
     500: "internal_server_error",
     503: "service_unavailable_error",
 }
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+MESSAGES = "/v1/messages"
+TOO_LONG = "context_length_exceeded"  # code of a prompt that does not fit
 SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -38,9 +51,23 @@ class ApiError(Exception):
         inner = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": inner}
 
-    def response(self) -> Response:
-        """The whole answer."""
+    def anthropic_body(self) -> dict[str, object]:
+        """Anthropic's form."""
+        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def for_anthropic(self) -> "ApiError":
+        """A prompt that does not fit is known by its first words, and has another status."""
+        if self.code != TOO_LONG:
+            return self
+        return ApiError(400, f"prompt is too long: {self.message.removeprefix('prompt: ')}")
+
+    def response(self, path: str = "") -> Response:
+        """The whole answer, in the form of the route with this path."""
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
+        if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+            error = self.for_anthropic()
+            return json_response(error.anthropic_body(), error.status, headers)
         return json_response(self.body(), self.status, headers)
 
 

@@ -11,8 +11,6 @@ from specdec.serve.http.errors import ApiError
 
 CHAT, COMPLETION, TOKENIZE, DETOKENIZE = "chat", "completion", "tokenize", "detokenize"
 TEXT = (CHAT, COMPLETION)
-NOT_YET = "is not supported yet"
-NO_TOOLS = "is not supported yet: this server calls no tools"
 NO_SUCH = "is not supported by this engine"
 
 
@@ -45,6 +43,8 @@ FIELDS: dict[str, Field] = {
     **_works((COMPLETION, TOKENIZE), "prompt"),
     **_works((TOKENIZE,), "add_special_tokens", "return_token_strs"),
     **_works((DETOKENIZE,), "tokens"),
+    **_works((CHAT, TOKENIZE), "tools"),
+    **_works((CHAT,), "tool_choice", "parallel_tool_calls", "reasoning_effort"),
     **_works((CHAT,), "max_completion_tokens", "top_logprobs", "documents"),
     **_works((COMPLETION,), "echo"),
     **_works(TEXT, "max_tokens", "n", "stream", "stream_options", "seed", "stop", "logprobs"),
@@ -56,12 +56,11 @@ FIELDS: dict[str, Field] = {
     **_works(TEXT, "speculate", "num_speculative_tokens", "show_drafts"),
     **_works(TEXT, "response_format", "structured_outputs"),
     **_works(TEXT, "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    **_harmless("store", "metadata", "user", "service_tier", "parallel_tool_calls"),
+    **_harmless("store", "metadata", "user", "service_tier"),
     **_harmless("prompt_cache_key", "prompt_cache_retention", "cache_control"),
     **_harmless("safety_identifier", "prediction"),
-    **_refused(NOT_YET, reasoning_effort=()),
-    **_refused(NO_TOOLS, tools=([],), functions=([],), function_call=("none",)),
-    **_refused(NO_TOOLS, tool_choice=("none", "auto"), web_search_options=()),
+    **_refused("is not supported: use tools", functions=([],), function_call=("none",)),
+    **_refused(NO_SUCH, web_search_options=()),
     **_refused("is not supported: text alone is written", modalities=(["text"],), audio=()),
     **_refused("is not supported: leave it out", verbosity=("medium",), suffix=("",)),
     **_refused("is not supported: give n alone", best_of=(1,)),

@@ -65,7 +65,7 @@ class Gate:
             with nullcontext() if is_watched else self._traffic.request():
                 await self._app(scope, receive, send_named)
         except ApiError as error:
-            await error.response()(scope, receive, send_named)
+            await error.response(scope["path"])(scope, receive, send_named)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         self._check_host(headers.get("host", ""))

@@ -27,6 +27,7 @@ from specdec.serve.http.record import Record
 from specdec.serve.http.traffic import Traffic
 
 logger = logging.getLogger("specdec.serve")
+Outputs = AsyncIterator[tuple[int, RequestOutput]]  # each with the position of its prompt
 STALLED = 60.0  # seconds without reading after which a client's answer ends
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,21 +47,22 @@ class Services:
     tokenizer: Tokenizer  # not the engine's
 
 
-class Answer(Response):
-    """Generates when it is called, as all responses of ASGI are."""
+class Generation(Response):
+    """Generates when it is called, as all responses of ASGI are. A subclass writes the answer."""
 
     def __init__(
-        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded], form: Form
+        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded]
     ) -> None:
         self.background = None
         self._services = services
         self._api_request = api_request
         self._prompts = prompts
-        self._form = form
-        self._heading = Heading.of(form, api_request)
-        skips = api_request.params.skip_special_tokens
-        shown = prompts if api_request.shows_drafts else ()
-        self._drafts = [DraftSpans(services.tokenizer, skips) for _ in shown]
+
+    async def _whole(self, outputs: Outputs) -> Response:
+        raise NotImplementedError
+
+    async def _stream(self, outputs: Outputs, send: Send) -> None:
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. If the client leaves, what is generated for it is aborted."""
@@ -89,70 +91,6 @@ class Answer(Response):
                     response = await self._whole(outputs)
                     await response(scope, receive, send)
 
-    async def _whole(self, outputs: AsyncIterator[tuple[int, RequestOutput]]) -> Response:
-        last: dict[int, RequestOutput] = {}
-        async for position, output in outputs:
-            last[position] = output
-        choices = []
-        for position, output in sorted(last.items()):
-            for piece in Pieces(self._api_request.params.n, False).new(output):
-                await self._add_rounds(position, output, piece)
-                choices.append(self._form.choice(self._api_request, position, output, piece))
-        counts = usage(list(last.values()), self._api_request)
-        fields = self._heading.fields(self._form.name)
-        return json_response({**fields, "choices": choices, "usage": counts})
-
-    async def _stream(self, outputs: AsyncIterator[tuple[int, RequestOutput]], send: Send) -> None:
-        """An error before the first output has a status of its own; later ones are events."""
-        first = await anext(outputs)
-        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        try:
-            async for chunk in self._chunks(first, outputs):
-                await _send_event(send, as_json(chunk))
-        except ApiError as error:
-            await _send_event(send, as_json(error.body()))
-        await _send_event(send, b"[DONE]")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _chunks(
-        self,
-        first: tuple[int, RequestOutput],
-        outputs: AsyncIterator[tuple[int, RequestOutput]],
-    ) -> AsyncGenerator[Json, None]:
-        api_request = self._api_request
-        fields = self._heading.fields(self._form.chunk_name)
-        withholds = api_request.params.logprobs is None and not api_request.returns_token_ids
-        pieces = [Pieces(api_request.params.n, withholds) for _ in self._prompts]
-        last: dict[int, RequestOutput] = {}
-        position, output = first
-        while True:
-            last[position] = output
-            for piece in pieces[position].new(output):
-                await self._add_rounds(position, output, piece)
-                choice = self._form.chunk_choice(api_request, position, output, piece)
-                extra: Json = {}
-                if api_request.has_continuous_usage:
-                    extra = {"usage": usage(list(last.values()), api_request)}
-                elif api_request.includes_usage:
-                    extra = {"usage": None}
-                yield {**fields, "choices": [choice], **extra}
-            try:
-                position, output = await anext(outputs)
-            except StopAsyncIteration:
-                break
-        if api_request.includes_usage:
-            yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
-
-    async def _add_rounds(self, position: int, output: RequestOutput, piece: Piece) -> None:
-        """What was drafted; a request that shows it has one sample for each prompt."""
-        if self._api_request.shows_drafts:
-            new = self._drafts[position].new
-            is_over = piece.finish_reason is not None
-            # in a thread: another one may hold the tokenizer for a long prompt
-            piece.rounds = await asyncio.to_thread(
-                new, output.outputs[0], output.stats.rounds, is_over
-            )
-
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Of all prompts, each with the prompt's position. ApiError where one has failed."""
         llm, api_request = self._services.llm, self._api_request
@@ -174,6 +112,84 @@ class Answer(Response):
             raise ApiError(400, str(error)) from error
         except EngineDeadError as error:
             raise ApiError(503, str(error)) from error
+
+
+class Answer(Generation):
+    """In one of OpenAI's forms with choices."""
+
+    def __init__(
+        self, services: Services, api_request: ApiRequest, prompts: Sequence[Encoded], form: Form
+    ) -> None:
+        super().__init__(services, api_request, prompts)
+        self._form = form
+        self._heading = Heading.of(form, api_request)
+        skips = api_request.params.skip_special_tokens
+        shown = prompts if api_request.shows_drafts else ()
+        self._drafts = [DraftSpans(services.tokenizer, skips) for _ in shown]
+
+    async def _whole(self, outputs: Outputs) -> Response:
+        last: dict[int, RequestOutput] = {}
+        async for position, output in outputs:
+            last[position] = output
+        choices = []
+        for position, output in sorted(last.items()):
+            for piece in Pieces(self._api_request.params.n, False).new(output):
+                await self._add_rounds(position, output, piece)
+                choices.append(self._form.choice(self._api_request, position, output, piece))
+        counts = usage(list(last.values()), self._api_request)
+        fields = self._heading.fields(self._form.name)
+        return json_response({**fields, "choices": choices, "usage": counts})
+
+    async def _stream(self, outputs: Outputs, send: Send) -> None:
+        """An error before the first output has a status of its own; later ones are events."""
+        first = await anext(outputs)
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        try:
+            async for chunk in self._chunks(first, outputs):
+                await send_event(send, as_json(chunk))
+        except ApiError as error:
+            await send_event(send, as_json(error.body()))
+        await send_event(send, b"[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _chunks(
+        self,
+        first: tuple[int, RequestOutput],
+        outputs: Outputs,
+    ) -> AsyncGenerator[Json, None]:
+        api_request = self._api_request
+        fields = self._heading.fields(self._form.chunk_name)
+        withholds = api_request.params.logprobs is None and not api_request.returns_token_ids
+        pieces = [Pieces(api_request.params.n, withholds) for _ in self._prompts]
+        last: dict[int, RequestOutput] = {}
+        position, output = first
+        while True:
+            last[position] = output
+            for piece in pieces[position].new(output):
+                await self._add_rounds(position, output, piece)
+                extra: Json = {}
+                if api_request.has_continuous_usage:
+                    extra = {"usage": usage(list(last.values()), api_request)}
+                elif api_request.includes_usage:
+                    extra = {"usage": None}
+                for choice in self._form.chunk_choices(api_request, position, output, piece):
+                    yield {**fields, "choices": [choice], **extra}
+            try:
+                position, output = await anext(outputs)
+            except StopAsyncIteration:
+                break
+        if api_request.includes_usage:
+            yield {**fields, "choices": [], "usage": usage(list(last.values()), api_request)}
+
+    async def _add_rounds(self, position: int, output: RequestOutput, piece: Piece) -> None:
+        """What was drafted; a request that shows it has one sample for each prompt."""
+        if self._api_request.shows_drafts:
+            new = self._drafts[position].new
+            is_over = piece.finish_reason is not None
+            # in a thread: another one may hold the tokenizer for a long prompt
+            piece.rounds = await asyncio.to_thread(
+                new, output.outputs[0], output.stats.rounds, is_over
+            )
 
 
 async def merged(
@@ -218,9 +234,10 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _send_event(send: Send, data: bytes) -> None:
+async def send_event(send: Send, data: bytes, name: str | None = None) -> None:
     """TimeoutError if the client does not read; the answer ends then, as if the client had left."""
-    body = b"data: " + data + b"\n\n"
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    body = head + b"data: " + data + b"\n\n"
     async with asyncio.timeout(STALLED):
         await send({"type": "http.response.body", "body": body, "more_body": True})
 

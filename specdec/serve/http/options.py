@@ -23,6 +23,8 @@ class ServerOptions:
     chat_template: Jinja text, None: the tokenizer's own. use_generation_config: sampling defaults
     of the checkpoint. max_waiting: samples beyond those that run. record: a directory for the
     token ids of finished requests. shutdown_timeout: seconds that running requests get.
+    tool_call_parser, reasoning_parser: the syntax of calls and of reasoning in answers, names of
+    tools/formats.py; auto: by the chat template.
     """
 
     host: str
@@ -38,3 +40,5 @@ class ServerOptions:
     trust_request_chat_template: bool = False
     allow_priority: bool = False
     shutdown_timeout: float = 30.0
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"

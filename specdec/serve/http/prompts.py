@@ -15,13 +15,12 @@ from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import TokensPrompt
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.http.api_request import boolean
-from specdec.serve.http.errors import ApiError
+from specdec.serve.http.errors import TOO_LONG, ApiError
 from specdec.serve.http.options import MAX_CHOICES, ServerOptions
 
 Result = TypeVar("Result")
 
 WANTED = "a string, a list of strings, a list of token ids, or a list of such lists"
-TOO_LONG = "context_length_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,9 @@ class Prompts:
         vocabulary = tokenizer.backend.get_vocab()
         self._max_chars = max_tokens * max(map(len, vocabulary))
         self._num_ids = max(vocabulary.values()) + 1
-        self._knows_developer = "developer" in str(self._template())
+        own = getattr(tokenizer.backend, "chat_template", None)
+        self.template = str(options.chat_template or own)  # all of them, if there are several
+        self._knows_developer = "developer" in self.template
 
     async def completion(self, prompt: object, n: int = 1) -> list[Encoded]:
         """The field `prompt` of a request for n samples each."""
@@ -135,6 +136,7 @@ class Prompts:
                 chat_template=template or self._options.chat_template,
                 add_generation_prompt=boolean(body, "add_generation_prompt", True),
                 continue_final_message=boolean(body, "continue_final_message"),
+                tools=body.get("tools"),  # type: ignore[arg-type]
                 documents=body.get("documents"),  # type: ignore[arg-type]
                 chat_template_kwargs=body.get("chat_template_kwargs"),  # type: ignore[arg-type]
             )
@@ -151,7 +153,3 @@ class Prompts:
             else each
             for each in messages
         ]
-
-    def _template(self) -> object:
-        own = getattr(self.tokenizer.backend, "chat_template", None)
-        return self._options.chat_template or own

@@ -106,8 +106,11 @@ def _run(words: list[str]) -> subprocess.CompletedProcess:
 
 
 def test_after_sigterm_running_answers_finish_and_new_ones_get_503():
-    server = Process("specdec serve demo --draft demo", "--max-model-len", "512")
+    formats = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
+    server = Process("specdec serve demo --draft demo", "--max-model-len", "512", *formats)
     try:
+        assert "calls of tools are read as hermes" in server.lines
+        assert "text in <think> is read as reasoning" in server.lines
         lines = [line for line in server.lines if "curl" not in line]
         assert [line for line in lines if len(line) > COLUMNS] == []
         answers, refused, health = asyncio.run(_load_and_stop(server))

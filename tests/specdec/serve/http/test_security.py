@@ -41,11 +41,36 @@ def test_with_a_key_nothing_is_told_without_it(locked, path, headers):
     assert found.json()["error"]["code"] == "invalid_api_key"
 
 
+AGENTS = ["/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
+
+
 @pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", *AGENTS]
 )
 def test_with_a_key_nothing_is_done_without_it(locked, path):
     assert locked.post(path, BODY).status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": f"Bearer {KEY}"}, {"x-api-key": KEY}])
+def test_the_key_opens_the_routes_of_agents(locked, headers):
+    body = {"input": "def", "max_output_tokens": 1}
+    assert locked.post("/v1/responses", body, headers=headers).status_code == 200
+    body = {"messages": [{"role": "user", "content": "def"}], "max_tokens": 1}
+    assert locked.post("/v1/messages", body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers, status, kind",
+    [
+        ({}, 401, "authentication_error"),
+        ({"x-api-key": KEY, "Host": "evil.example"}, 400, "invalid_request_error"),
+        ({"x-api-key": KEY, "Content-Type": "text/plain"}, 415, "invalid_request_error"),
+    ],
+)
+def test_messages_are_refused_in_their_own_form(locked, headers, status, kind):
+    found = locked.post("/v1/messages", {}, headers=headers)
+    error = found.json()
+    assert (found.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
 
 
 @pytest.mark.parametrize("path", OPEN)

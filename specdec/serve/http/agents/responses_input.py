@@ -1,0 +1,206 @@
+"""POST /v1/responses as a chat request: OpenAI's Responses without stored state.
+
+Types of items and tools are those of the openai package (types/responses). Consecutive reasoning,
+text and calls of the assistant are one message.
+"""
+
+import json
+from collections.abc import Mapping
+
+from specdec.serve.http.agents.translation import (
+    Json,
+    Knows,
+    Route,
+    Translation,
+    arguments_text,
+    content_of,
+    required_text,
+    texts_of,
+    with_one_system,
+)
+from specdec.serve.http.api_request import integer
+from specdec.serve.http.errors import ApiError
+
+NO_STATE = "answers are not stored; send the whole conversation"
+ROUTE = Route(
+    works={
+        *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text"),
+        *("max_output_tokens", "reasoning", "include", "truncation"),
+    },
+    refused={
+        "previous_response_id": NO_STATE,
+        "conversation": NO_STATE,
+        "background": "answers are not stored; leave it out",
+        "prompt": "prompts are not stored; send the text",
+        "top_logprobs": "/v1/chat/completions has it",
+    },
+    harmless={
+        *("store", "metadata", "user", "service_tier", "safety_identifier", "stream_options"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls"),
+    },
+)
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+ROLES = ("user", "assistant", "system", "developer")
+TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+
+
+def translated(body: Mapping[str, object], knows: Knows) -> Translation:
+    """ApiError names what is wrong."""
+    found = Translation(NAMES)
+    given = ROUTE.known(body, found)
+    if "input" not in given:
+        raise ApiError(400, "input is missing", "input")
+    found.body["messages"] = _messages(given)
+    limit = integer(given, "max_output_tokens", 1, 1 << 31)
+    if limit is not None:
+        found.body["max_tokens"] = limit
+    _take_tools(given, found)
+    _take_text(given.get("text", {}), found)
+    _take_reasoning(given.get("reasoning", {}), found, knows)
+    if given.get("include"):
+        found.ignore("include")
+    if given.get("truncation", "disabled") != "disabled":
+        found.ignore("truncation")
+    return found
+
+
+def _messages(given: Mapping[str, object]) -> list[Json]:
+    messages: list[Json] = []
+    if "instructions" in given:
+        texts = texts_of(given["instructions"], "instructions", TEXTS)
+        messages.append({"role": "system", "content": content_of(texts)})
+    items = given["input"]
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise ApiError(400, f"input={items!r:.200}: give text or a list of items")
+    for i, item in enumerate(items):
+        _add(messages, item, f"input[{i}]")
+    return with_one_system(messages)
+
+
+def _add(messages: list[Json], item: object, place: str) -> None:
+    if not isinstance(item, dict):
+        raise ApiError(400, f"{place}={item!r:.200}: give an item")
+    kind = item.get("type", "message")
+    match kind:
+        case "message":
+            _add_message(messages, item, place)
+        case "reasoning":
+            texts = texts_of(item.get("content") or item.get("summary"), place, TEXTS)
+            if texts:
+                _assistant(messages, "reasoning")["reasoning"] = "\n".join(texts)
+        case "function_call" | "custom_tool_call":
+            _add_call(messages, item, place)
+        case "function_call_output" | "custom_tool_call_output":
+            output = texts_of(item.get("output"), f"{place}.output", TEXTS)
+            call_id = required_text(item, "call_id", place)
+            message = {"role": "tool", "tool_call_id": call_id, "content": content_of(output)}
+            messages.append(message)
+        case _:
+            raise ApiError(400, f"{place}: type {kind!r:.100} is not supported")
+
+
+def _add_message(messages: list[Json], item: Json, place: str) -> None:
+    role = item.get("role")
+    if role not in ROLES:
+        raise ApiError(400, f"{place}.role={role!r:.100}: give {', '.join(ROLES)}")
+    content = content_of(texts_of(item.get("content"), f"{place}.content", TEXTS))
+    if role == "assistant":
+        _assistant(messages, "content")["content"] = content
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _add_call(messages: list[Json], item: Json, place: str) -> None:
+    if item.get("type") == "function_call":
+        arguments = arguments_text(required_text(item, "arguments", place))
+    else:
+        arguments = json.dumps({"input": required_text(item, "input", place)})
+    call = {
+        "id": required_text(item, "call_id", place),
+        "type": "function",
+        "function": {"name": required_text(item, "name", place), "arguments": arguments},
+    }
+    message = _assistant(messages, "tool_calls")
+    calls = message.setdefault("tool_calls", [])
+    assert isinstance(calls, list)
+    calls.append(call)
+
+
+def _assistant(messages: list[Json], adds: str) -> Json:
+    """The assistant's last message if this still belongs to it, else a new one."""
+    order = ("reasoning", "content", "tool_calls")
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    later = order[order.index(adds) + (adds == "tool_calls") :]
+    if last is None or any(last.get(name) for name in later):
+        last = {"role": "assistant", "content": None}
+        messages.append(last)
+    return last
+
+
+def _take_tools(given: Mapping[str, object], found: Translation) -> None:
+    tools = given.get("tools", [])
+    if not isinstance(tools, list):
+        raise ApiError(400, f"tools={tools!r:.200}: give a list of tools")
+    kept = []
+    for i, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str):
+            raise ApiError(400, f"tools[{i}]={tool!r:.200}: give a tool with a type")
+        if kind == "function":
+            known = ("name", "description", "parameters", "strict")
+            function = {name: tool[name] for name in known if tool.get(name) is not None}
+            kept.append({"type": "function", "function": function})
+        else:
+            found.ignore(f"tools.{kind}")
+    choice, allowed = _choice(given.get("tool_choice"))
+    if allowed is not None:
+        kept = [each for each in kept if each["function"].get("name") in allowed]  # type: ignore[attr-defined]
+    if kept:
+        found.body["tools"] = kept
+    if choice is not None:
+        found.body["tool_choice"] = choice
+    if "parallel_tool_calls" in given:
+        found.body["parallel_tool_calls"] = given["parallel_tool_calls"]
+
+
+def _choice(given: object) -> tuple[object, list[object] | None]:
+    """The choice, and the names of the tools that are allowed, if not all are."""
+    if not isinstance(given, dict):
+        return given, None
+    if given.get("type") == "function":
+        return {"type": "function", "function": {"name": given.get("name")}}, None
+    tools = given.get("tools")
+    if given.get("type") == "allowed_tools" and isinstance(tools, list):
+        names = [each.get("name") for each in tools if isinstance(each, dict)]
+        return given.get("mode", "auto"), names
+    raise ApiError(400, f"tool_choice={given!r:.200}: only functions can be called")
+
+
+def _take_text(text: object, found: Translation) -> None:
+    if not isinstance(text, dict):
+        raise ApiError(400, f'text={text!r:.200}: give {{"format": ...}}')
+    if text.get("verbosity", "medium") not in ("medium", None):
+        found.ignore("text.verbosity")
+    form = text.get("format")
+    if form is None or form == {"type": "text"}:
+        return
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        schema = {name: value for name, value in form.items() if name != "type"}
+        form = {"type": "json_schema", "json_schema": schema}
+    found.body["response_format"] = form
+
+
+def _take_reasoning(reasoning: object, found: Translation, knows: Knows) -> None:
+    if not isinstance(reasoning, dict):
+        raise ApiError(400, f'reasoning={reasoning!r:.200}: give {{"effort": ...}}')
+    found.take_effort(reasoning.get("effort"), "reasoning.effort", knows)
+    for name, value in reasoning.items():
+        if name != "effort" and value is not None:
+            found.ignore(f"reasoning.{name}")

@@ -1,0 +1,85 @@
+"""POST /v1/responses, /v1/messages and /v1/messages/count_tokens."""
+
+from collections.abc import Callable, Mapping
+
+from fastapi import FastAPI, Request, Response
+
+from specdec.serve.http.agents import messages_input, responses_input
+from specdec.serve.http.agents.event_answer import EventAnswer, Script
+from specdec.serve.http.agents.messages_events import MessagesScript
+from specdec.serve.http.agents.responses_events import ResponsesScript
+from specdec.serve.http.agents.translation import Announced, Json, Translation
+from specdec.serve.http.api_request import ApiRequest
+from specdec.serve.http.bodies import read_body
+from specdec.serve.http.chats import Chats
+from specdec.serve.http.errors import MESSAGES, ApiError, json_response
+from specdec.serve.http.generating import Services
+
+RESPONSES = "/v1/responses"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
+
+Body = Mapping[str, object]
+NewScript = Callable[[Body, ApiRequest], Script]
+
+
+class AgentRoutes:
+    """They translate a request to a chat request and write its answer in their own form.
+
+    An agent asks for as many tokens as its own model may write, so its limit is cut to the context.
+    """
+
+    def __init__(self, services: Services, chats: Chats) -> None:
+        self._services = services
+        self._chats = chats
+        self._announced = Announced()
+
+    def add_to(self, app: FastAPI) -> None:
+        """Serve them."""
+        app.post(RESPONSES)(self.responses)
+        app.post(MESSAGES)(self.messages)
+        app.post(COUNT_TOKENS)(self.count_tokens)
+
+    async def responses(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        body = await read_body(request)
+        translation = responses_input.translated(body, self._chats.knows)
+        return await self._answer(request, body, translation, _responses_script)
+
+    async def messages(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        body = await read_body(request)
+        translation = messages_input.translated(body, self._chats.knows)
+        return await self._answer(request, body, translation, _messages_script)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens: of the prompt that the same message would have."""
+        body = await read_body(request)
+        translation = messages_input.translated(body, self._chats.knows, is_count=True)
+        self._announced.see(request.url.path, translation.ignored)
+        try:
+            turn = await self._chats.turn(translation.body)
+        except ApiError as error:
+            raise translation.renamed(error) from error
+        count = {"input_tokens": len(turn.prompt.token_ids)}
+        return json_response(count, headers=translation.headers())
+
+    async def _answer(
+        self, request: Request, body: Body, translation: Translation, new_script: NewScript
+    ) -> Response:
+        self._announced.see(request.url.path, translation.ignored)
+        try:
+            turn = await self._chats.turn(translation.body)
+        except ApiError as error:
+            raise translation.renamed(error) from error
+        script = new_script(body, turn.api_request)
+        return EventAnswer(self._services, turn, script, translation.headers())
+
+
+def _responses_script(body: Body, api_request: ApiRequest) -> Script:
+    params = api_request.params
+    sampling: Json = {"temperature": params.temperature, "top_p": params.top_p}
+    return ResponsesScript(body, api_request.model, sampling)
+
+
+def _messages_script(body: Body, api_request: ApiRequest) -> Script:
+    return MessagesScript(api_request.model)

@@ -1,0 +1,181 @@
+"""A request of an agent's API in the fields of /v1/chat/completions.
+
+Agents send fields that this server has never heard of, more of them with each version. On these
+routes what is unknown, or has no effect here, is ignored; the answer and the log name it.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from specdec.serve.http.api_request import SAME_NAME
+from specdec.serve.http.errors import ApiError
+
+logger = logging.getLogger("specdec.serve")
+
+Json = dict[str, object]
+Knows = Callable[[str], bool]  # whether the chat template reads a variable
+
+IGNORED_HEADER = "X-Specdec-Ignored"
+MOST_NAMED = 32  # in a header
+MOST_LOGGED = 1000
+NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+# fields of this server that work on these routes too, under the same names
+OWN = (
+    *(name for name in SAME_NAME if name != "n"),
+    *("model", "stream", "priority", "logit_bias", "chat_template_kwargs"),
+)
+INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
+
+
+@dataclass(slots=True)
+class Translation:
+    """body: known fields of /v1/chat/completions. ignored: names of what has no effect.
+
+    names: of chat's fields on this route, for errors.
+    """
+
+    names: Mapping[str, str]
+    body: Json = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+
+    def ignore(self, name: str) -> None:
+        """Once each."""
+        shown = name if NAME.fullmatch(name) else "(a strange name)"
+        if shown not in self.ignored:
+            self.ignored.append(shown)
+
+    def take_effort(self, effort: object, name: str, knows: Knows) -> None:
+        """How much to reason, where the template can be told."""
+        if effort is None:
+            return
+        if knows("reasoning_effort") or knows("enable_thinking"):
+            self.body["reasoning_effort"] = effort
+        else:
+            self.ignore(name)
+
+    def headers(self) -> dict[str, str]:
+        """Of the answer."""
+        named = ", ".join(self.ignored[:MOST_NAMED])
+        return {IGNORED_HEADER: named} if named else {}
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """An error of a chat request, with the name that the field has on this route."""
+        name = self.names.get(error.param or "")
+        if name is None:
+            return error
+        old = str(error.param)
+        message = error.message
+        if message.startswith(old):
+            message = name + message.removeprefix(old)
+        return ApiError(error.status, message, name, error.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """works: fields that a translation reads. refused: those whose effect is missing, and why.
+    harmless: those that change nothing anywhere. A value of false or 0 asks for no effect.
+    """
+
+    works: Collection[str]
+    refused: Mapping[str, str]
+    harmless: Collection[str]
+
+    def known(self, body: Mapping[str, object], translation: Translation) -> Json:
+        """The fields that have an effect. ApiError names one that is refused."""
+        found = {}
+        for name, value in body.items():
+            if value is None or name in self.harmless:
+                continue
+            if name in self.works:
+                found[name] = value
+            elif name in self.refused:
+                if value is not False and value != 0:
+                    raise ApiError(400, f"{name} is not supported: {self.refused[name]}", name)
+            elif name in OWN:
+                translation.body[name] = value
+            else:
+                translation.ignore(name)
+        return found
+
+
+class Announced:
+    """Logs each ignored name once."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def see(self, path: str, names: Collection[str]) -> None:
+        """Of one request."""
+        new = [name for name in names if name not in self._names][:MOST_LOGGED]
+        if new and len(self._names) < MOST_LOGGED:
+            self._names.update(new)
+            logger.info("%s: ignored %s (each is named once)", path, ", ".join(new))
+
+
+def arguments_text(arguments: str) -> str:
+    """Arguments of a call as a JSON object: a model that wrote none gets them back as a text."""
+    return json.dumps(arguments_object(arguments), ensure_ascii=False)
+
+
+def arguments_object(arguments: str) -> Json:
+    """The same, not as text."""
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {INVALID: arguments}
+
+
+def texts_of(content: object, place: str, kinds: Collection[str]) -> list[str]:
+    """A content's texts: it is one, or a list of parts of these kinds. ApiError for pictures."""
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise ApiError(400, f"{place}={content!r:.200}: give text or a list of parts")
+    return [text_of(part, f"{place}[{i}]", kinds) for i, part in enumerate(content)]
+
+
+def text_of(part: object, place: str, kinds: Collection[str]) -> str:
+    """Of one part."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in kinds:
+        raise ApiError(400, f"{place}: type {kind!r:.100} given, read are {', '.join(kinds)}")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise ApiError(400, f"{place}: text={text!r:.200}: give text")
+    return text
+
+
+def content_of(texts: list[str]) -> object:
+    """Of a chat message: parts, where there are several."""
+    if len(texts) == 1:
+        return texts[0]
+    return [{"type": "text", "text": text} for text in texts] or ""
+
+
+def with_one_system(messages: list[Json]) -> list[Json]:
+    """The first messages of the system as one, since many templates take no second one."""
+    count = 0
+    while count < len(messages) and messages[count]["role"] in ("system", "developer"):
+        count += 1
+    if count < 2:
+        return messages
+    texts = [each["content"] for each in messages[:count]]
+    joined = "\n\n".join(
+        text if isinstance(text, str) else "\n".join(str(part["text"]) for part in text)  # type: ignore[attr-defined]
+        for text in texts
+    )
+    return [{"role": "system", "content": joined}, *messages[count:]]
+
+
+def required_text(item: Mapping[str, object], name: str, place: str) -> str:
+    """A field that must be a text."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise ApiError(400, f"{place}.{name}={value!r:.200}: give text")
+    return value

@@ -1,0 +1,197 @@
+"""A chat request made ready: its sampling, its prompt, its grammar, and how its answer is read.
+
+Every route of conversations translates its body to the fields of /v1/chat/completions and comes
+here.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from specdec.requests.params import SamplingParams
+from specdec.requests.structured_outputs import StructuredOutputsParams
+from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.http.api_request import ApiRequest, chat_request
+from specdec.serve.http.errors import ApiError
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.prompts import Encoded, Prompts
+from specdec.serve.http.structured import check_grammar, grammar_field
+from specdec.serve.http.tools import thinking
+from specdec.serve.http.tools.answer_grammar import answer_grammar
+from specdec.serve.http.tools.definitions import (
+    Schema,
+    ToolUse,
+    tool_use,
+    with_parameters,
+)
+from specdec.serve.http.tools.formats import AnswerFormat, answer_format
+from specdec.serve.http.tools.grammar import special_tokens
+from specdec.serve.http.tools.history import with_names
+from specdec.serve.http.tools.message_reader import AnswerReading
+
+Body = Mapping[str, object]
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """What an answer is generated from, and how its text is read."""
+
+    api_request: ApiRequest
+    prompt: Encoded
+    reading: AnswerReading
+
+
+class Chats:
+    """defaults: of sampling."""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        prompts: Prompts,
+        options: ServerOptions,
+        defaults: Mapping[str, object],
+    ) -> None:
+        self._llm = llm
+        self._prompts = prompts
+        self._options = options
+        self._defaults = defaults
+        tokens: list[str] = prompts.tokenizer.backend.all_special_tokens
+        self._special = special_tokens(tokens)
+
+    async def turn(self, body: Body) -> ChatTurn:
+        """From known fields of /v1/chat/completions; ApiError names one that is wrong."""
+        form = self._answer_format(body)
+        use = self._tool_use(body, form)
+        body = self._with_special(form, use, self.for_template(body, use))
+        api_request = chat_request(body, self._options, self._defaults)
+        prompt = await self._prompts.chat(body)
+        reading = _reading(form, use, prompt.text or "")
+        reading, params = self._guided(body, api_request.params, reading)
+        await self._check_grammar(body, params, use)
+        return ChatTurn(replace(api_request, params=params), prompt, reading)
+
+    def for_template(self, body: Body, use: ToolUse) -> dict[str, object]:
+        """The body with what its template is given: tools that may be called, names, the effort."""
+        found = {name: value for name, value in body.items() if name != "tools"}
+        found["messages"] = with_names(body.get("messages"))
+        if use.possible:
+            found["tools"] = with_parameters(body["tools"])
+        if "reasoning_effort" in body:
+            given = body.get("chat_template_kwargs", {})
+            if isinstance(given, dict):  # anything else is refused later
+                found["chat_template_kwargs"] = {**self._effort(body), **given}
+        return found
+
+    @property
+    def format(self) -> AnswerFormat:
+        """Of the server's own chat template."""
+        return self._answer_format({})
+
+    def knows(self, name: str) -> bool:
+        """Whether the server's chat template reads a variable."""
+        return name in self._template({})
+
+    def _template(self, body: Body) -> str:
+        return str(body.get("chat_template") or self._prompts.template)
+
+    def _answer_format(self, body: Body) -> AnswerFormat:
+        options = self._options
+        return answer_format(
+            self._template(body), options.tool_call_parser, options.reasoning_parser
+        )
+
+    def _effort(self, body: Body) -> dict[str, object]:
+        effort = body["reasoning_effort"]
+        if effort not in EFFORTS:
+            allowed = ", ".join(EFFORTS)
+            raise ApiError(400, f"reasoning_effort={effort!r}: allowed are {allowed}")
+        template = self._template(body)
+        if "reasoning_effort" in template:
+            return {"reasoning_effort": effort}
+        if "enable_thinking" in template:
+            return {"enable_thinking": effort != "none"}
+        reason = "the chat template reads neither reasoning_effort nor enable_thinking"
+        raise ApiError(400, f"reasoning_effort: no effect, since {reason}")
+
+    def _tool_use(self, body: Body, form: AnswerFormat) -> ToolUse:
+        try:
+            use = tool_use(body)
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+        if use.possible and not form.knows_tools:
+            raise ApiError(400, "tools: the chat template of this model knows no tools")
+        if use.possible and form.calls is None:
+            advice = "the server needs a --tool-call-parser that does"
+            raise ApiError(400, f"tools: calls of this model cannot be read; {advice}")
+        return use
+
+    def _with_special(self, form: AnswerFormat, use: ToolUse, body: dict[str, object]) -> Body:
+        """Tags that are special tokens are read from the text, so it must have them."""
+        tags = form.calls.tags if form.calls is not None and use.possible else ()
+        tags += (thinking.OPEN, thinking.CLOSE) if form.thinks else ()
+        if not self._special & set(tags):
+            return body
+        return {"skip_special_tokens": False, **body}
+
+    def _guided(
+        self, body: Body, params: SamplingParams, reading: AnswerReading
+    ) -> tuple[AnswerReading, SamplingParams]:
+        """With a grammar of the calls that must be written, or of the answer after the reasoning.
+
+        Another grammar of the request's own begins with the first token of the answer, so there
+        is no reasoning to be read.
+        """
+        use = reading.use
+        schema = _schema(params)
+        name = grammar_field(body)
+        if use.choice == "required" and name is not None:
+            raise ApiError(400, f"{name}: an answer that must be a call has no text", name)
+        is_alike = reading.calls is not None and reading.calls.looks_like_json
+        if name is not None and (schema is None or is_alike):
+            if use.possible:
+                raise ApiError(400, f"{name} and tools: give one, or tool_choice none", name)
+            return replace(reading, thinks=False), params
+        if use.choice != "required" and (schema is None or not (use.possible or reading.thinks)):
+            return reading, params
+        try:
+            grammar = answer_grammar(self._special, reading, schema)
+            guided = StructuredOutputsParams(grammar=grammar)
+            return reading, replace(params, structured_outputs=guided)
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+
+    async def _check_grammar(self, body: Body, params: SamplingParams, use: ToolUse) -> None:
+        """ApiError names the field, and the first tool whose schema alone is bad."""
+        try:
+            await check_grammar(self._llm, params, grammar_field(body) or "tools")
+        except ApiError:
+            for tool in use.possible:
+                alone = SamplingParams(structured_outputs={"json": tool.parameters})
+                place = f"tools[{use.position(tool)}]: parameters of {tool.name!r}"
+                await check_grammar(self._llm, alone, place)
+            raise
+
+
+def _reading(form: AnswerFormat, use: ToolUse, prompt: str) -> AnswerReading:
+    return AnswerReading(
+        calls=form.calls if use.possible else None,
+        use=use,
+        thinks=form.thinks and not thinking.ends_thinking(prompt),
+        is_open=thinking.opens_thinking(prompt),
+    )
+
+
+def _schema(params: SamplingParams) -> Schema | None:
+    """The JSON schema that an answer must follow, if it is one."""
+    if params.structured_outputs is None:
+        return None
+    kind, text = StructuredOutputsParams.of(params.structured_outputs).source()
+    if kind != "json":
+        return None
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):  # the compiler says why
+        return None
+    return schema if isinstance(schema, dict) else None

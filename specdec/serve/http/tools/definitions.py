@@ -1,0 +1,123 @@
+"""The tools of a request, and which of them an answer may or must call. OpenAI's fields."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specdec.arguments import check_bool
+
+NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+MAX_TOOLS = 512
+FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
+CHOICES = ("none", "auto", "required")
+WANTED = '{"type": "function", "function": {"name": ..., "parameters": a JSON schema}}'
+Schema = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """parameters: the JSON schema of an object."""
+
+    name: str
+    parameters: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """choice: none, auto or required; named: the one that must be called. most: calls, if limited.
+
+    tools: all that the request has.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: str = "none"
+    named: str | None = None
+    most: int | None = None
+
+    @property
+    def possible(self) -> tuple[Tool, ...]:
+        """The tools that an answer may call."""
+        if self.choice == "none":
+            return ()
+        return tuple(each for each in self.tools if self.named in (None, each.name))
+
+    def position(self, tool: Tool) -> int:
+        """Where the request has it."""
+        return self.tools.index(tool)
+
+
+def tool_use(body: Mapping[str, object]) -> ToolUse:
+    """From the fields tools, tool_choice and parallel_tool_calls; ValueError names one of them."""
+    tools = _tools(body.get("tools"))
+    choice, named = _choice(body.get("tool_choice"), tools)
+    is_parallel = body.get("parallel_tool_calls", True)
+    check_bool("parallel_tool_calls", is_parallel)
+    most = 1 if named is not None or not is_parallel else None
+    return ToolUse(tools, choice, named, most)
+
+
+def with_parameters(tools: object) -> object:
+    """Tools that have passed `tool_use`, as templates expect them: each with its parameters."""
+    assert isinstance(tools, list)
+    none: Schema = {"type": "object", "properties": {}}
+    return [
+        each
+        if each["function"].get("parameters") is not None
+        else {**each, "function": {**each["function"], "parameters": none}}
+        for each in tools
+    ]
+
+
+def _tools(given: object) -> tuple[Tool, ...]:
+    if not isinstance(given, list | None) or len(given or ()) > MAX_TOOLS:
+        raise ValueError(f"tools={given!r}: give a list of at most {MAX_TOOLS} tools")
+    return tuple(_tool(each, f"tools[{i}]") for i, each in enumerate(given or ()))
+
+
+def _tool(given: object, place: str) -> Tool:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise ValueError(f"{place}: type {kind!r:.100} given, only function is supported")
+    function = given.get("function") if isinstance(given, dict) else None
+    if kind is None or not isinstance(function, dict) or set(given) - {"type", "function"}:  # type: ignore[call-overload]
+        raise ValueError(f"{place} is {given!r:.200}: give {WANTED}")
+    unknown = sorted(set(function) - FUNCTION_KEYS)
+    if unknown:
+        known = ", ".join(sorted(FUNCTION_KEYS))
+        raise ValueError(f"{place}.function: unknown {unknown[0]!r:.100}; known are {known}")
+    name = function.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        wanted = "1 to 128 letters, digits, _, ., : or -"
+        raise ValueError(f"{place}.function.name={name!r:.200}: give {wanted}")
+    if not isinstance(function.get("description"), str | None):
+        raise ValueError(f"{place}.function.description of {name!r}: give text")
+    return Tool(name, _parameters(function.get("parameters"), f"{place} {name!r}"))
+
+
+def _parameters(given: object, place: str) -> Schema:
+    """A tool without parameters takes none."""
+    if given is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(given, dict) or given.get("type", "object") != "object":
+        wanted = "give the JSON schema of an object"
+        raise ValueError(f"{place}: parameters={given!r:.200}: {wanted}")
+    return {"type": "object", **given}
+
+
+def _choice(given: object, tools: Sequence[Tool]) -> tuple[str, str | None]:
+    """The choice, and the tool that it names."""
+    if given is None:
+        return ("auto" if tools else "none"), None
+    if isinstance(given, str) and given in CHOICES:
+        if given == "required" and not tools:
+            raise ValueError("tool_choice='required' without tools: give tools too")
+        return (given if tools else "none"), None
+    function = given.get("function") if isinstance(given, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(name, str):
+        wanted = f'{", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}'
+        raise ValueError(f"tool_choice={given!r:.200}: give {wanted}")
+    if name not in [tool.name for tool in tools]:
+        known = ", ".join(tool.name for tool in tools) or "none"
+        raise ValueError(f"tool_choice: no tool is named {name!r:.100}; there are {known:.300}")
+    return "required", name

@@ -1,0 +1,162 @@
+"""Text that arrives in pieces, for readers that are written as if all of it were there.
+
+A reader is a generator that yields events, and None where it needs more text. What it has read
+does not depend on where the text was cut, since it decides nothing before it has seen enough.
+"""
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from typing import TypeVar
+
+from specdec.serve.http.tools.events import Content, Event, merged
+
+Result = TypeVar("Result")
+Waiting = Generator[None, None, Result]
+Reading = Generator[Event | None, None, Result]
+
+
+class Source:
+    """text[at:] is unread. Text from `hold` on is kept, to be read again or passed on."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.is_over = False
+        self._mark: int | None = None
+
+    def add(self, text: str) -> None:
+        """More text; what was read and is not held is dropped."""
+        first = self.at if self._mark is None else self._mark
+        self.text = self.text[first:] + text
+        self.at -= first
+        self._mark = None if self._mark is None else 0
+
+    def hold(self) -> None:
+        """Keep what is read from here on."""
+        self._mark = self.at
+
+    def release(self) -> str:
+        """What has been read since `hold`."""
+        assert self._mark is not None, "nothing is held"
+        held = self.text[self._mark : self.at]
+        self._mark = None
+        return held
+
+    def go_back(self) -> None:
+        """Unread what is held."""
+        assert self._mark is not None, "nothing is held"
+        self.at = self._mark
+        self._mark = None
+
+    def take(self) -> str:
+        """All unread text that is there."""
+        taken = self.text[self.at :]
+        self.at = len(self.text)
+        return taken
+
+    def peek(self) -> Waiting[str]:
+        """The next character; none at the end."""
+        while self.at == len(self.text) and not self.is_over:
+            yield None
+        return self.text[self.at : self.at + 1]
+
+    def skip(self, others: str = "") -> Waiting[None]:
+        """Read white space, and these characters."""
+        pattern = re.compile(rf"[\s{others}]*")
+        while True:
+            found = pattern.match(self.text, self.at)
+            assert found is not None, "the pattern fits nothing too"
+            self.at = found.end()
+            if self.at < len(self.text) or self.is_over:
+                return
+            yield None
+
+    def accept(self, word: str) -> Waiting[bool]:
+        """Read this word if it is next."""
+        while not self.is_over and word.startswith(self.text[self.at : self.at + len(word)]):
+            if len(self.text) - self.at >= len(word):
+                break
+            yield None
+        is_next = self.text.startswith(word, self.at)
+        self.at += len(word) if is_next else 0
+        return is_next
+
+
+class Reader:
+    """Turns text into events. A subclass has the generator."""
+
+    def __init__(self) -> None:
+        self._source = Source()
+        self._steps = self._read(self._source)
+
+    def push(self, text: str) -> list[Event]:
+        """What more text means, as far as that is certain."""
+        self._source.add(text)
+        return list(merged(self._events()))
+
+    def finish(self) -> list[Event]:
+        """The rest, when the text is over."""
+        self._source.is_over = True
+        return list(merged(self._events()))
+
+    def _events(self) -> Iterator[Event]:
+        for event in self._steps:
+            if event is None:
+                assert not self._source.is_over, "a reader waits for more than there is"
+                return
+            yield event
+
+    def _read(self, source: Source) -> Reading[None]:
+        raise NotImplementedError
+
+
+def read_content(
+    source: Source, tags: Sequence[str], has_calls: bool = False
+) -> Reading[str | None]:
+    """Content up to a tag, which is read too; None at the end of the text.
+
+    White space before the tag belongs to the tag. Both are held. After calls white space alone is
+    no content.
+    """
+    while True:
+        cut, tag = find(source.text, source.at, tags)
+        is_end = tag is None and source.is_over
+        piece = source.text[source.at : len(source.text) if is_end else cut]
+        kept = piece if is_end else piece.rstrip()
+        source.at += len(kept)
+        has_calls = has_calls and not piece.strip()  # no text has followed them yet
+        if kept and not has_calls:
+            yield Content(kept)
+        if is_end:
+            return None
+        if tag is not None:
+            source.hold()
+            source.at = cut + len(tag)
+            return tag
+        yield None
+
+
+def read_until(source: Source, tag: str) -> Generator[str | None, None, bool]:
+    """The text before a tag in pieces, and the tag; False if the text ends before it."""
+    while True:
+        cut, found = find(source.text, source.at, (tag,))
+        cut = len(source.text) if found is None and source.is_over else cut
+        piece = source.text[source.at : cut]
+        source.at = cut + len(found or "")
+        if piece:
+            yield piece
+        if found is not None or source.is_over:
+            return found is not None
+        yield None
+
+
+def find(text: str, start: int, tags: Sequence[str]) -> tuple[int, str | None]:
+    """Where the first tag begins; without one, how far no tag can begin."""
+    places = [(place, tag) for tag in tags if (place := text.find(tag, start)) >= 0]
+    if places:
+        return min(places)
+    longest = max(map(len, tags), default=1)
+    for place in range(max(start, len(text) - longest + 1), len(text)):
+        if any(tag.startswith(text[place:]) for tag in tags):
+            return place, None
+    return len(text), None

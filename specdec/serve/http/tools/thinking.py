@@ -1,0 +1,62 @@
+"""Reasoning in <think> and </think> at the beginning of an answer."""
+
+from specdec.serve.http.tools.events import Content, Reasoning
+from specdec.serve.http.tools.source import Reader, Reading, Source, find
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+def opens_thinking(prompt: str) -> bool:
+    """Whether a chat template has written the opening tag itself."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+def ends_thinking(prompt: str) -> bool:
+    """Whether it has written that there is no reasoning."""
+    return prompt.rstrip().endswith(CLOSE)
+
+
+class ThinkingReader(Reader):
+    """is_open: the prompt has the opening tag. Without a closing tag all is reasoning.
+
+    White space around the reasoning is dropped. What follows is content, whatever tags it has.
+    """
+
+    def __init__(self, is_open: bool) -> None:
+        self._is_open = is_open
+        super().__init__()
+
+    def _read(self, source: Source) -> Reading[None]:
+        source.hold()
+        yield from source.skip()
+        has_tag = yield from source.accept(OPEN)
+        if has_tag or self._is_open:
+            source.release()
+            yield from source.skip()
+            yield from _reasoning(source)
+            yield from source.skip()
+        else:
+            source.go_back()
+        while True:
+            text = source.take()
+            if text:
+                yield Content(text)
+            if source.is_over:
+                return
+            yield None
+
+
+def _reasoning(source: Source) -> Reading[None]:
+    while True:
+        cut, tag = find(source.text, source.at, (CLOSE,))
+        is_end = tag is None and source.is_over
+        piece = source.text[source.at : len(source.text) if is_end else cut]
+        kept = piece if is_end else piece.rstrip()
+        if kept:
+            yield Reasoning(kept)
+        source.at += len(piece) if tag is not None or is_end else len(kept)
+        if tag is not None:
+            source.at += len(tag)
+        if tag is not None or is_end:
+            return
+        yield None

@@ -24,6 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels.attention_splits import (
+    add_part,
+    attend_split,
+    no_keys,
+    num_splits,
+    split_start,
+    weigh,
+)
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 from specdec.kernels.overlap import begin
 from specdec.kernels.repeated import Repeated
@@ -89,14 +97,6 @@ def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRo
     cache: [2, N + 1, G, S, C] of one layer
     """
     pick(q_THC, launch_paged_attention, paged_attention_ref)(q_THC, out_THC, cache, rows)
-
-
-def num_splits(num_keys: int) -> int:
-    """How many splits cover this many keys; the inverse of `split_start`."""
-    low = min(num_keys, 1024)
-    middle = min(max(num_keys - 1024, 0), 7168)
-    high = max(num_keys - 8192, 0)
-    return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
 
 
 def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: int) -> int:
@@ -193,14 +193,6 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     return [attention, combine]
 
 
-@jit
-def split_start(split):
-    """First key of a split; any number of splits."""
-    middle = 1024 + (split - 16) * 512
-    high = 8192 + (split - 30) * 2048
-    return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
-
-
 @jit(varying=("idx_ptr", "positions_ptr", "starts_ptr", "tiles", "query_len", "NS"))
 def _paged_attention_kernel(
     out_ptr,  # [T, H, C]
@@ -255,9 +247,7 @@ def _paged_attention_kernel(
     q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
     row = tl.load(idx_ptr + b)
     keys = (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
-    peak = tl.full((TOKENS * GROUP,), float("-inf"), tl.float32)
-    total = tl.zeros((TOKENS * GROUP,), tl.float32)
-    acc = tl.zeros((TOKENS * GROUP, C), tl.float32)
+    peak, total, acc = no_keys(TOKENS * GROUP, C)
     while split_start(split) <= last:
         part_peak, part_total, part_acc = attend_split(
             q, keys, position, last, split, scale, g, G, S
@@ -268,60 +258,11 @@ def _paged_attention_kernel(
             tl.store(stats_ptr + at * 2 + 1, part_total, mask=inside)
             tl.store(acc_ptr + at[:, None] * C + c[None, :], part_acc, mask=inside[:, None])
         else:
-            decay, weight, peak = weigh(peak, part_peak)
-            total = tl.fma(total, decay, part_total * weight)
-            decays = tl.broadcast_to(decay[:, None], acc.shape)
-            acc = tl.fma(acc, decays, part_acc * weight[:, None])
+            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
         split += sharers
     if not IS_SPLIT:
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + q_at, out, mask=inside[:, None])
-
-
-@jit
-def attend_split(q, keys, position, last, split, scale, g, G: tl.constexpr, S: tl.constexpr):
-    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C].
-
-    q: [rows, C]. keys: the caches of keys and values, and the request's blocks [M]. position:
-    [rows], -1 = no row.
-    """
-    k_ptr, v_ptr, blocks_ptr = keys
-    ROWS: tl.constexpr = q.shape[0]
-    C: tl.constexpr = q.shape[1]
-    c, s = tl.arange(0, C), tl.arange(0, S)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, C), tl.float32)
-    ones = tl.full((S, 16), 1.0, q.dtype)
-    for start in range(split_start(split), tl.minimum(split_start(split + 1), last + 1), S):
-        key = start + s
-        at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
-        k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        # on its way while the scores are made
-        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
-        decay, _, peak_now = weigh(peak, tl.max(scores, axis=1))
-        peak = peak_now
-        weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
-        # the total through the tensor cores too: they sum in the same order in every layout
-        summed = tl.dot(weights, ones, input_precision="ieee")
-        total = total * decay + tl.max(summed, axis=1)
-        acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
-    return peak, total, acc
-
-
-@jit
-def finite(peak):
-    """A peak to subtract: 0 where a row has seen no key."""
-    return tl.where(peak == float("-inf"), 0.0, peak)
-
-
-@jit
-def weigh(peak, other):
-    """Factors that bring two partial results to their common peak, and that peak."""
-    both = tl.maximum(peak, other)
-    return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both
 
 
 @jit(varying=("positions_ptr", "NS"))

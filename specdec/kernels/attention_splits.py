@@ -1,0 +1,92 @@
+"""The borders of attention's splits and tiles, and how a row's partial results grow and add up.
+
+A partial result of a query row is a peak (of its scores), a total (of 2 to the power of score -
+peak) and the values weighted by these powers; it starts as -inf, 0 and 0. `attend_tile` takes 64
+more keys into it, `add_part` adds one of later keys. Every kernel of attention is made of these
+two, on the same tiles in the same order, which is why all of them give a row the same bits.
+"""
+
+from specdec.kernels import jit, tl
+
+
+def num_splits(num_keys: int) -> int:
+    """How many splits cover this many keys; the inverse of `split_start`."""
+    low = min(num_keys, 1024)
+    middle = min(max(num_keys - 1024, 0), 7168)
+    high = max(num_keys - 8192, 0)
+    return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
+
+
+@jit
+def split_start(split):
+    """First key of a split; any number of splits."""
+    middle = 1024 + (split - 16) * 512
+    high = 8192 + (split - 30) * 2048
+    return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
+
+
+@jit
+def attend_split(q, keys, position, last, split, scale, g, G: tl.constexpr, S: tl.constexpr):
+    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C].
+
+    q: [rows, C]. keys: the caches of keys and values, and the request's blocks [M]. position:
+    [rows], -1 = no row.
+    """
+    k_ptr, v_ptr, blocks_ptr = keys
+    ROWS: tl.constexpr = q.shape[0]
+    C: tl.constexpr = q.shape[1]
+    c, s = tl.arange(0, C), tl.arange(0, S)
+    peak, total, acc = no_keys(ROWS, C)
+    for start in range(split_start(split), tl.minimum(split_start(split + 1), last + 1), S):
+        key = start + s
+        at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
+        k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
+        # on its way while the scores are made
+        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
+        is_seen = key[None, :] <= position[:, None]
+        peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+    return peak, total, acc
+
+
+@jit
+def no_keys(ROWS: tl.constexpr, C: tl.constexpr):
+    """The partial result of rows that have seen no key."""
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    return peak, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, C), tl.float32)
+
+
+@jit
+def attend_tile(q, k, v, is_seen, scale, peak, total, acc):
+    """Take a tile of keys into a partial result. q: [rows, C]. k, v: [S, C]. is_seen: [rows, S]."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(is_seen, scores, float("-inf"))
+    decay, _, peak = weigh(peak, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
+    # the total through the tensor cores too: they sum in the same order in every layout
+    ones = tl.full((k.shape[0], 16), 1.0, q.dtype)
+    summed = tl.dot(weights, ones, input_precision="ieee")
+    total = total * decay + tl.max(summed, axis=1)
+    acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
+    return peak, total, acc
+
+
+@jit
+def add_part(peak, total, acc, part_peak, part_total, part_acc):
+    """A partial result and one of later keys, of the same rows [rows, C], as one."""
+    decay, weight, peak = weigh(peak, part_peak)
+    total = tl.fma(total, decay, part_total * weight)
+    decays = tl.broadcast_to(decay[:, None], acc.shape)
+    return peak, total, tl.fma(acc, decays, part_acc * weight[:, None])
+
+
+@jit
+def finite(peak):
+    """A peak to subtract: 0 where a row has seen no key."""
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@jit
+def weigh(peak, other):
+    """Factors that bring two partial results to their common peak, and that peak."""
+    both = tl.maximum(peak, other)
+    return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both

@@ -6,7 +6,13 @@ more keys into it, `add_part` adds one of later keys. Every kernel of attention 
 two, on the same tiles in the same order, which is why all of them give a row the same bits.
 """
 
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
 from specdec.kernels import jit, tl
+from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 
 
 def num_splits(num_keys: int) -> int:
@@ -23,6 +29,14 @@ def split_start(split):
     middle = 1024 + (split - 16) * 512
     high = 8192 + (split - 30) * 2048
     return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
+
+
+@jit
+def split_of(key):
+    """The split that holds a key."""
+    middle = 16 + (key - 1024) // 512
+    high = 30 + (key - 8192) // 2048
+    return tl.where(key < 1024, key // 64, tl.where(key < 8192, middle, high))
 
 
 @jit
@@ -90,3 +104,45 @@ def weigh(peak, other):
     """Factors that bring two partial results to their common peak, and that peak."""
     both = tl.maximum(peak, other)
     return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both
+
+
+class Part(NamedTuple):
+    """The twin's partial result of tiles of 8 query rows: powers of e, no splits.
+
+    peak, total: [tiles, G, heads of a group, 8, 1]. acc: [tiles, G, heads of a group, 8, C].
+    """
+
+    peak: Tensor
+    total: Tensor
+    acc: Tensor
+
+
+def no_keys_ref(q: Tensor, num_tiles: int, G: int, group: int) -> Part:
+    """The twin of no_keys. q: [tiles x G, group x 8, C]."""
+    acc = q.new_zeros(num_tiles, G, group, ROWS, q.shape[-1])
+    total = acc.new_zeros(*acc.shape[:-1], 1)
+    return Part(torch.full_like(total, -torch.inf), total, acc)
+
+
+def attend_tile_ref(
+    q: Tensor, k: Tensor, v: Tensor, is_there: Tensor, is_seen: Tensor, part: Part
+) -> Part:
+    """The twin of attend_tile, for every query tile at once.
+
+    q:        [tiles x G, group x 8, C], scaled
+    k, v:     [tiles, G, S, C]
+    is_there: [tiles, 1, 1, 1, S] keys whose values may be read
+    is_seen:  [tiles, 1, 1, 8 or 1, S] keys that a row, or each row, attends to
+    """
+    num_tiles, G, S, C = k.shape
+    *shape, _ = part.acc.shape
+    scores = torch.bmm(q, k.reshape(-1, S, C).transpose(1, 2)).view(*shape, S)
+    scores = torch.where(is_seen, scores, -torch.inf)
+    peak = torch.maximum(part.peak, scores.amax(-1, keepdim=True))
+    subtracted = torch.where(peak == -torch.inf, 0.0, peak)
+    weights = blocked_exp(scores - subtracted)
+    decay = blocked_exp(part.peak - subtracted)
+    v = torch.where(is_there.view(num_tiles, 1, S, 1), v, 0.0)
+    product = torch.bmm(weights.view(num_tiles * G, -1, S), v.reshape(-1, S, C))
+    total = part.total * decay + tree_sum(weights)
+    return Part(peak, total, part.acc * decay + product.view(part.acc.shape))

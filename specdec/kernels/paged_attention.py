@@ -27,13 +27,24 @@ from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.attention_splits import (
     add_part,
     attend_split,
+    attend_tile_ref,
     no_keys,
+    no_keys_ref,
     num_splits,
+    split_of,
     split_start,
     weigh,
 )
-from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
+from specdec.kernels.invariant import ROWS
 from specdec.kernels.overlap import begin
+from specdec.kernels.path_tails import (
+    MIN_ROWS,
+    Paths,
+    _path_tails_kernel,
+    path_tails_ref,
+    paths_of_tiles,
+    store_part,
+)
 from specdec.kernels.repeated import Repeated
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
@@ -72,6 +83,7 @@ class QueryRows:
     query_start_loc: None where all batch slots have max_query_len rows
     max_query_len:   host-side bound on the rows of a batch slot
     max_seq_len:     host-side bound on positions + 1
+    paths:           None where each row's keys are all in its request's blocks
     """
 
     block_table: Tensor  # [R + 1, M] blocks by state row; the last row is scratch
@@ -80,6 +92,7 @@ class QueryRows:
     query_start_loc: Tensor | None = None  # [B + 1] first row of each batch slot
     max_query_len: int = 1
     max_seq_len: int
+    paths: Paths | None = None
     tiles: TilePlan | None = None  # the twin's query tiles
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
@@ -122,7 +135,8 @@ def plan_launch(rows: QueryRows, group: int, G: int) -> Launch:
     tiles = -(-rows.max_query_len // tokens)
     query_tiles = len(rows.idx_mapping) * tiles
     num_warps = 4 if is_wide else 2
-    is_split = rows.max_query_len <= MAX_SPLIT_TOKENS and query_tiles * G * num_warps < MANY_WARPS
+    is_short = rows.max_query_len <= MAX_SPLIT_TOKENS or rows.paths is not None
+    is_split = is_short and query_tiles * G * num_warps < MANY_WARPS
     splits = num_splits(rows.max_seq_len) if is_split else 1
     return Launch(tokens, tiles, query_tiles, num_warps, is_split, splits)
 
@@ -130,10 +144,11 @@ def plan_launch(rows: QueryRows, group: int, G: int) -> Launch:
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     if not rows.launches:
         rows.launches.extend(_prepare(q_THC, cache, rows))
-    attend, *combine = rows.launches
-    attend(out_THC, q_THC, *cache.unbind())
-    for each in combine:
-        each(out_THC)
+    tensors = out_THC, q_THC, *cache.unbind()
+    attend, *finish = rows.launches
+    attend(*tensors)
+    for each in finish:
+        each(*tensors if rows.paths is not None else (out_THC,))
 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
@@ -142,45 +157,42 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     _, _, G, S, _ = cache.shape
     T = rows.num_rows
     plan = plan_launch(rows, H // G, G)
-    NS = plan.num_splits
+    paths = rows.paths
+    # one program for all splits leaves two partial results to a kernel that goes on
+    NS = plan.num_splits if plan.is_split or paths is None else 2
     # weighted values of the splits, then their peaks and totals
-    size = T * H * NS * (C + 2) if plan.is_split else 1
+    size = T * H * NS * (C + 2) if plan.is_split or paths is not None else 1
     acc = rows.workspace
     if acc is None or acc.numel() < size:
         acc = torch.empty(size, dtype=torch.float32, device=q_THC.device)
     stats = acc[T * H * NS * C :]
-    sharers = min(NS, -(-PROGRAMS // (plan.query_tiles * G)))
+    is_uniform = rows.query_start_loc is None
+    starts = rows.positions if rows.query_start_loc is None else rows.query_start_loc
+    # a request's rows and blocks
+    table = acc, stats, rows.block_table, rows.idx_mapping, rows.positions, starts
+    R, M = rows.block_table.shape
+    # times log2(e): the kernels take powers of 2
+    numbers = rows.max_query_len, R - 1, M, NS, C**-0.5 * 1.4426950408889634
     options = launch_options(q_THC)
+    constants = {"H": H, "G": G, "S": S, "C": C, "PDL": options["PDL"]}
+    cut = {**constants, "IS_SPLIT": plan.is_split, "IS_UNIFORM": is_uniform}
+    heads = next_power_of_2(H // G)
     attention = Repeated(
         _paged_attention_kernel,
-        (plan.query_tiles, G, sharers),
-        then=(
-            acc,
-            stats,
-            rows.block_table,
-            rows.idx_mapping,
-            rows.positions,
-            rows.positions if rows.query_start_loc is None else rows.query_start_loc,
-            plan.tiles,
-            rows.max_query_len,
-            rows.block_table.shape[0] - 1,
-            rows.block_table.shape[1],
-            NS,
-            C**-0.5 * 1.4426950408889634,  # times log2(e): the kernel takes powers of 2
-        ),
-        constants={
-            "H": H,
-            "G": G,
-            "S": S,
-            "C": C,
-            "GROUP": next_power_of_2(H // G),
-            "TOKENS": plan.tokens,
-            "IS_SPLIT": plan.is_split,
-            "IS_UNIFORM": rows.query_start_loc is None,
-            "PDL": options["PDL"],
-        },
+        (plan.query_tiles, G, min(plan.num_splits, -(-PROGRAMS // (plan.query_tiles * G)))),
+        then=(*table, rows.positions if paths is None else paths.starts, plan.tiles, *numbers),
+        constants={**cut, "GROUP": heads, "TOKENS": plan.tokens, "HAS_PATHS": paths is not None},
         options={"num_warps": plan.num_warps, "num_stages": 2, **options},
     )
+    if paths is not None:
+        tails = Repeated(
+            _path_tails_kernel,
+            (len(rows.idx_mapping) * rows.max_query_len, G, 1),
+            then=(*table, paths.slots, paths.starts, paths.slots.shape[1], *numbers),
+            constants={**cut, "ROWS": max(heads, MIN_ROWS)},
+            options={"num_warps": 2 if heads <= MIN_ROWS else 4, **options},
+        )
+        return [attention, tails]
     if not plan.is_split:
         return [attention]
     combine = Repeated(
@@ -193,18 +205,29 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     return [attention, combine]
 
 
-@jit(varying=("idx_ptr", "positions_ptr", "starts_ptr", "tiles", "query_len", "NS"))
+@jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "path_starts_ptr",
+        "tiles",
+        "query_len",
+        "NS",
+    )
+)
 def _paged_attention_kernel(
     out_ptr,  # [T, H, C]
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
-    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT
-    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT: peak, total
+    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT or HAS_PATHS
+    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT or HAS_PATHS: peak, total
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     positions_ptr,  # [T]
     starts_ptr,  # [B + 1], without IS_UNIFORM
+    path_starts_ptr,  # [B], with HAS_PATHS
     tiles,
     query_len,
     R,
@@ -215,11 +238,12 @@ def _paged_attention_kernel(
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
-    PDL: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_PATHS: tl.constexpr,
 ):
     begin(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -240,6 +264,9 @@ def _paged_attention_kernel(
     inside = (t < end) & (i % GROUP < H // G)
     position = tl.load(positions_ptr + t, mask=inside, other=-1)
     last = tl.max(position, axis=0)
+    if HAS_PATHS:  # only whole tiles of shared keys
+        path_tile = tl.load(path_starts_ptr + b) // S * S
+        last = tl.minimum(last, path_tile - 1)
     if IS_SPLIT and split_start(split) > last:
         return
     c = tl.arange(0, C)
@@ -248,19 +275,24 @@ def _paged_attention_kernel(
     row = tl.load(idx_ptr + b)
     keys = (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
     peak, total, acc = no_keys(TOKENS * GROUP, C)
-    while split_start(split) <= last:
+    parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    end_of_walk = last + 1
+    if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile
+        end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
+    while split_start(split) < end_of_walk:
         part_peak, part_total, part_acc = attend_split(
             q, keys, position, last, split, scale, g, G, S
         )
         if IS_SPLIT:
-            at = (t * H + head).to(tl.int64) * NS + split
-            tl.store(stats_ptr + at * 2, part_peak, mask=inside)
-            tl.store(stats_ptr + at * 2 + 1, part_total, mask=inside)
-            tl.store(acc_ptr + at[:, None] * C + c[None, :], part_acc, mask=inside[:, None])
+            store_part(parts, split, part_peak, part_total, part_acc, C)
         else:
             peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
         split += sharers
-    if not IS_SPLIT:
+    if HAS_PATHS and not IS_SPLIT:
+        store_part(parts, 0, peak, total, acc, C)
+        peak, total, acc = attend_split(q, keys, position, last, split, scale, g, G, S)
+        store_part(parts, 1, peak, total, acc, C)
+    elif not IS_SPLIT:
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + q_at, out, mask=inside[:, None])
 
@@ -309,24 +341,19 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
     q = q.permute(0, 2, 3, 1, 4).reshape(NT * G, H // G * ROWS, C)
     position = F.pad(rows.positions, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)
     last = position.amax(dim=3, keepdim=True)
-    peak = q.new_full((NT, G, H // G, ROWS, 1), -torch.inf)
-    total = torch.zeros_like(peak)
-    acc = q.new_zeros(NT, G, H // G, ROWS, C)
     block_table_NM = rows.block_table[rows.idx_mapping[tiles.reqs]]
+    paths = None if rows.paths is None else paths_of_tiles(rows.paths, tiles.rows, tiles.reqs)
+    if paths is not None:  # only whole tiles of shared keys
+        last = torch.minimum(last, paths.starts.view(NT, 1, 1, 1, 1) // S * S - 1)
+    part = no_keys_ref(q, NT, G, H // G)
     for tile in range(-(-rows.max_seq_len // S)):
         key = torch.arange(tile * S, (tile + 1) * S, device=q.device)
         k, v = cache[:, block_table_NM[:, tile]].float().unbind(0)  # [NT, G, S, C] each
-        scores = torch.bmm(q, k.view(NT * G, S, C).transpose(1, 2)).view(NT, G, H // G, ROWS, S)
-        scores = torch.where(key <= position, scores, -torch.inf)
-        previous = peak
-        peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
-        weights = blocked_exp(scores - peak)
-        decay = blocked_exp(previous - peak)
-        v = torch.where((key <= last).view(NT, 1, S, 1), v, 0.0)
-        product = torch.bmm(weights.view(NT * G, H // G * ROWS, S), v.view(NT * G, S, C))
-        total = total * decay + tree_sum(weights)
-        acc = acc * decay + product.view(acc.shape)
-    finished = (acc / total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C).to(out_THC.dtype)
+        is_shared = key <= last
+        part = attend_tile_ref(q, k, v, is_shared, is_shared & (key <= position), part)
+    if paths is not None:
+        part = path_tails_ref(q, cache, block_table_NM, position, paths, part)
+    finished = (part.acc / part.total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C)
     padded = out_THC.new_zeros(tiles.num_rows + 1, H, C)
-    padded[tiles.rows] = finished
+    padded[tiles.rows] = finished.to(out_THC.dtype)
     out_THC.copy_(padded[:-1])

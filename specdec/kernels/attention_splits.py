@@ -40,26 +40,58 @@ def split_of(key):
 
 
 @jit
-def attend_split(q, keys, position, last, split, scale, g, G: tl.constexpr, S: tl.constexpr):
+def attend_split(
+    q,
+    keys,
+    position,
+    first,
+    last,
+    split,
+    scale,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    SKIP: tl.constexpr,
+):
     """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C].
 
     q: [rows, C]. keys: the caches of keys and values, and the request's blocks [M]. position:
-    [rows], -1 = no row.
+    [rows], -1 = no row; between first and last. SKIP: no masks where first sees a whole tile.
     """
-    k_ptr, v_ptr, blocks_ptr = keys
-    ROWS: tl.constexpr = q.shape[0]
-    C: tl.constexpr = q.shape[1]
-    c, s = tl.arange(0, C), tl.arange(0, S)
-    peak, total, acc = no_keys(ROWS, C)
-    for start in range(split_start(split), tl.minimum(split_start(split + 1), last + 1), S):
-        key = start + s
-        at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
-        k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        # on its way while the scores are made
-        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        is_seen = key[None, :] <= position[:, None]
+    peak, total, acc = no_keys(q.shape[0], q.shape[1])
+    s = tl.arange(0, S)
+    start = split_start(split)
+    end = tl.minimum(split_start(split + 1), last + 1)
+    if SKIP:
+        edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
+        for at in range(start, edge, S):
+            k, v = load_keys(keys, at, last, g, G, S, q.shape[1], False)
+            peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
+        start = edge
+    for at in range(start, end, S):
+        k, v = load_keys(keys, at, last, g, G, S, q.shape[1], True)
+        is_seen = (at + s)[None, :] <= position[:, None]
         peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
     return peak, total, acc
+
+
+@jit
+def load_keys(
+    keys, start, last, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, IS_MASKED: tl.constexpr
+):
+    """Keys and values [S, C] of a tile; IS_MASKED: 0 after key `last`."""
+    k_ptr, v_ptr, blocks_ptr = keys
+    c, s = tl.arange(0, C), tl.arange(0, S)
+    at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
+    if IS_MASKED:
+        is_there = (start + s <= last)[:, None]
+        # values are on their way while the scores are made
+        k = tl.load(k_ptr + at, mask=is_there, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_there, other=0.0)
+    else:
+        k = tl.load(k_ptr + at)
+        v = tl.load(v_ptr + at)
+    return k, v
 
 
 @jit
@@ -71,15 +103,19 @@ def no_keys(ROWS: tl.constexpr, C: tl.constexpr):
 
 @jit
 def attend_tile(q, k, v, is_seen, scale, peak, total, acc):
-    """Take a tile of keys into a partial result. q: [rows, C]. k, v: [S, C]. is_seen: [rows, S]."""
+    """Take a tile of keys into a partial result.
+
+    q: [rows, C]. k, v: [S, C]. is_seen: [rows, S], None = all.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(is_seen, scores, float("-inf"))
+    if is_seen is not None:
+        scores = tl.where(is_seen, scores, float("-inf"))
     decay, _, peak = weigh(peak, tl.max(scores, axis=1))
     weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
     # the total through the tensor cores too: they sum in the same order in every layout
     ones = tl.full((k.shape[0], 16), 1.0, q.dtype)
     summed = tl.dot(weights, ones, input_precision="ieee")
-    total = total * decay + tl.max(summed, axis=1)
+    total = tl.fma(total, decay, tl.max(summed, axis=1))
     acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
     return peak, total, acc
 

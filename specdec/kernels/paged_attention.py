@@ -117,28 +117,55 @@ def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: in
     return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
 
 
+class QueryTile(NamedTuple):
+    """The query rows of a program, and its warps.
+
+    more_than:   for passes whose longest batch slot has more query rows, tokens x heads of a group
+    skips_masks: tiles of keys that all rows see are not masked
+    """
+
+    more_than: int
+    rows: int
+    num_warps: int
+    skips_masks: bool = False
+
+
+# The only place that chooses tiles. Larger ones, for prompts, are compiled and compared by tests
+# and scripts/tune_attention.py, but not chosen yet.
+QUERY_TILES = (QueryTile(0, 16, 2), QueryTile(16, 32, 4))
+PROMPT_TILES = tuple(
+    QueryTile(1024, rows, num_warps, skips_masks)
+    for rows, num_warps in ((64, 4), (64, 8), (128, 8))
+    for skips_masks in (False, True)
+)
+
+
+def query_tile(query_rows: int) -> QueryTile:
+    """The last of QUERY_TILES that is meant for this many query rows of a batch slot."""
+    return [tile for tile in QUERY_TILES if tile.more_than < query_rows][-1]
+
+
 class Launch(NamedTuple):
     """How the query rows of a pass are cut: `num_splits` is 1 where one program walks them all."""
 
+    tile: QueryTile
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
     tiles: int  # of a batch slot
     query_tiles: int  # of all batch slots
-    num_warps: int
     is_split: bool
     num_splits: int
 
 
 def plan_launch(rows: QueryRows, group: int, G: int) -> Launch:
     """group: query heads of each of the G kv heads."""
-    is_wide = rows.max_query_len * group > 16
-    tokens = max((32 if is_wide else 16) // next_power_of_2(group), 1)
+    tile = query_tile(rows.max_query_len * group)
+    tokens = max(tile.rows // next_power_of_2(group), 1)
     tiles = -(-rows.max_query_len // tokens)
     query_tiles = len(rows.idx_mapping) * tiles
-    num_warps = 4 if is_wide else 2
     is_short = rows.max_query_len <= MAX_SPLIT_TOKENS or rows.paths is not None
-    is_split = is_short and query_tiles * G * num_warps < MANY_WARPS
+    is_split = is_short and query_tiles * G * tile.num_warps < MANY_WARPS
     splits = num_splits(rows.max_seq_len) if is_split else 1
-    return Launch(tokens, tiles, query_tiles, num_warps, is_split, splits)
+    return Launch(tile, tokens, tiles, query_tiles, is_split, splits)
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -173,7 +200,9 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     R, M = rows.block_table.shape
     # times log2(e): the kernels take powers of 2
     numbers = rows.max_query_len, R - 1, M, NS, C**-0.5 * 1.4426950408889634
-    options = launch_options(q_THC)
+    # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
+    # the subtraction of the peak, and other bits than the same tile with one.
+    options = {**launch_options(q_THC), "enable_fp_fusion": False}
     constants = {"H": H, "G": G, "S": S, "C": C, "PDL": options["PDL"]}
     cut = {**constants, "IS_SPLIT": plan.is_split, "IS_UNIFORM": is_uniform}
     heads = next_power_of_2(H // G)
@@ -181,8 +210,14 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
         _paged_attention_kernel,
         (plan.query_tiles, G, min(plan.num_splits, -(-PROGRAMS // (plan.query_tiles * G)))),
         then=(*table, rows.positions if paths is None else paths.starts, plan.tiles, *numbers),
-        constants={**cut, "GROUP": heads, "TOKENS": plan.tokens, "HAS_PATHS": paths is not None},
-        options={"num_warps": plan.num_warps, "num_stages": 2, **options},
+        constants={
+            **cut,
+            "GROUP": heads,
+            "TOKENS": plan.tokens,
+            "HAS_PATHS": paths is not None,
+            "SKIP": plan.tile.skips_masks,
+        },
+        options={"num_warps": plan.tile.num_warps, "num_stages": 2, **options},
     )
     if paths is not None:
         tails = Repeated(
@@ -244,6 +279,7 @@ def _paged_attention_kernel(
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
+    SKIP: tl.constexpr,
 ):
     begin(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -251,19 +287,20 @@ def _paged_attention_kernel(
     split = tl.program_id(2) if IS_SPLIT else 0
     sharers = tl.num_programs(2) if IS_SPLIT else 1
     if IS_UNIFORM:
-        first = b * query_len + tile * TOKENS
+        first_row = b * query_len + tile * TOKENS
         end = (b + 1) * query_len
     else:
-        first = tl.load(starts_ptr + b) + tile * TOKENS
+        first_row = tl.load(starts_ptr + b) + tile * TOKENS
         end = tl.load(starts_ptr + b + 1)
-    if first >= end:
+    if first_row >= end:
         return
     i = tl.arange(0, TOKENS * GROUP)
-    t = first + i // GROUP
+    t = first_row + i // GROUP
     head = g * (H // G) + i % GROUP
     inside = (t < end) & (i % GROUP < H // G)
     position = tl.load(positions_ptr + t, mask=inside, other=-1)
     last = tl.max(position, axis=0)
+    first = tl.min(tl.where(inside, position, last), axis=0)
     if HAS_PATHS:  # only whole tiles of shared keys
         path_tile = tl.load(path_starts_ptr + b) // S * S
         last = tl.minimum(last, path_tile - 1)
@@ -281,7 +318,7 @@ def _paged_attention_kernel(
         end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
     while split_start(split) < end_of_walk:
         part_peak, part_total, part_acc = attend_split(
-            q, keys, position, last, split, scale, g, G, S
+            q, keys, position, first, last, split, scale, g, G, S, SKIP
         )
         if IS_SPLIT:
             store_part(parts, split, part_peak, part_total, part_acc, C)
@@ -290,7 +327,7 @@ def _paged_attention_kernel(
         split += sharers
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
-        peak, total, acc = attend_split(q, keys, position, last, split, scale, g, G, S)
+        peak, total, acc = attend_split(q, keys, position, first, last, split, scale, g, G, S, SKIP)
         store_part(parts, 1, peak, total, acc, C)
     elif not IS_SPLIT:
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)

@@ -1,14 +1,8 @@
-"""A row that reads its last keys by slots gets the bits of plain decoding, kernel and twin alike.
-
-In the interpreter products go through numpy, whose sums depend on a row's place in the tile, so
-here they are made row by row: what is compared is then the order of all else. On a GPU the tensor
-cores stand for themselves.
-"""
+"""A row that reads its last keys by slots gets the bits of plain decoding, kernel and twin."""
 
 from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 
@@ -32,21 +26,9 @@ FP16, BF16 = torch.float16, torch.bfloat16
 ON_GPU = [*((BF16, 128, group) for group in GROUPS), (BF16, 64, 1), (BF16, 64, 7), (FP16, 64, 4)]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    torch.manual_seed(0)
-    if request.param == "cpu":
-        if torch.cuda.is_available():
-            pytest.skip("the interpreter is for machines without a GPU")
-        from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-        def create_dot(self, a, b, d, *_):
-            a, b = a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
-            summed = np.add.reduce(a[:, :, None] * b[None], axis=1)
-            return TensorHandle(summed + d.data, d.dtype.scalar)
-
-        monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
-    return request.param
+@pytest.fixture
+def device(exact_device):
+    return exact_device
 
 
 @pytest.fixture(params=["splits are shared", "one program walks all"])
@@ -87,9 +69,7 @@ def test_trees_of_several_requests_share_a_launch(device, is_ragged):
 @pytest.mark.slow
 @pytest.mark.parametrize("border", BORDERS)
 @pytest.mark.parametrize("group, C", [(1, 16), (4, 64)])
-def test_the_interpreter_gives_equal_bits_at_every_border(device, cut, border, group, C):
-    if device != "cpu":
-        pytest.skip("the test below has more")
+def test_the_interpreter_gives_equal_bits_at_every_border(exact_interpreter, cut, border, group, C):
     for base in (border - 8, border - 3, border + 8):
         case = tree_case([chain(base, 9)], H=group, G=1, C=C, dtype=FP16)
         by_slots = case.attend(launch_paged_attention, case.tree)
@@ -98,9 +78,11 @@ def test_the_interpreter_gives_equal_bits_at_every_border(device, cut, border, g
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_nodes, base", [(16, 1020), (33, 500), (64, 60)])
-def test_the_interpreter_gives_large_trees_the_bits_of_their_paths(device, cut, num_nodes, base):
+def test_the_interpreter_gives_large_trees_the_bits_of_their_paths(
+    exact_interpreter, cut, num_nodes, base
+):
     tree = random_tree(base, num_nodes, 8, seed=base)
-    case = tree_case([tree], H=4, G=1, dtype=FP16, device=device)
+    case = tree_case([tree], H=4, G=1, dtype=FP16)
     by_slots = case.attend(launch_paged_attention, case.tree)
     assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
 

@@ -85,6 +85,8 @@ ROWS: dict[str, Row] = {
         ("fastapi", "starlette", "uvicorn", "prometheus_client"),
     ),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
+    # nothing of ours: a yardstick must not be the shipped kernel
+    "specdec.bench.yardsticks": Row(third=("torch", "flash_attn_interface")),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
         (*LLM, "specdec.serve", "specdec.bench", "specdec.tune"), ("torch", "typer", "rich")
@@ -99,6 +101,7 @@ LATE_IMPORTS = {
     "specdec/__init__.py": "public names are imported when they are asked for",
     "specdec/bench/charts.py": "matplotlib is an extra",
     "specdec/bench/load_chart.py": "matplotlib is an extra",
+    "specdec/bench/yardsticks.py": "FlashAttention 3 is there or not",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
     "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",

@@ -10,9 +10,12 @@ Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short
 over the GPU, long ones leave few partial results. In a round of few requests programs share the
 splits of a query tile and a second kernel adds them up; in a prefill chunk, and where the query
 tiles alone fill the GPU, one program walks all splits and writes no partial result. Both use the
-same functions for a split and for adding one, on tiles of 16 or 32 query rows: too few for wgmma,
-whose order of summation differs. Maxima are exact and totals come from the tensor cores like the
-values, so nothing depends on how a tile lies across threads: a row gets the same bits both ways.
+same functions for a split and for adding one (attention_splits.py). Maxima are exact and totals
+come from the tensor cores like the values, so nothing depends on how a tile lies across threads: a
+row gets the same bits both ways. Query tiles have 16 or 32 rows; whether larger ones, which take
+wgmma, sum in the same order is what tests/specdec/kernels/test_query_tiles.py asks a GPU.
+
+Rows of a tree have their last keys in slots of their own: path_tails.py goes on with these.
 """
 
 from collections.abc import Sequence
@@ -225,7 +228,7 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
             (len(rows.idx_mapping) * rows.max_query_len, G, 1),
             then=(*table, paths.slots, paths.starts, paths.slots.shape[1], *numbers),
             constants={**cut, "ROWS": max(heads, MIN_ROWS)},
-            options={"num_warps": 2 if heads <= MIN_ROWS else 4, **options},
+            options={"num_warps": 4, "num_stages": 2, **options},
         )
         return [attention, tails]
     if not plan.is_split:

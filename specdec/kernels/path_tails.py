@@ -99,9 +99,9 @@ def _path_tails_kernel(
     c, s = tl.arange(0, C), tl.arange(0, S)
     q_at = (t * H + head)[:, None] * C + c[None, :]
     q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
-    start = path_start // S * S  # of the first tile that rows do not share
-    split = split_of(start)
-    last = tl.minimum(position, start - 1)  # shared key of this row
+    path_tile = path_start // S * S  # of the first tile that rows do not share
+    split = split_of(path_tile)
+    last = tl.minimum(position, path_tile - 1)  # shared key of this row
 
     # splits before the one that holds the tile: each alone, or all of them added up
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
@@ -119,7 +119,7 @@ def _path_tails_kernel(
     is_written = split_start(split) <= last
     part_peak, part_total, part_acc = load_part(parts, here, is_written, C)
 
-    while start <= position:
+    for start in range(path_tile, position + 1, S):
         if start == split_start(split + 1):
             peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
             part_peak, part_total, part_acc = no_keys(ROWS, C)
@@ -137,7 +137,6 @@ def _path_tails_kernel(
         part_peak, part_total, part_acc = attend_tile(
             q, k, v, is_seen[None, :], scale, part_peak, part_total, part_acc
         )
-        start += S
     peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + q_at, out, mask=inside[:, None])

@@ -9,7 +9,8 @@ gives other bits. To choose one, put it into QUERY_TILES of specdec/kernels/page
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from specdec.bench.report import Row, table, write_json
 from specdec.bench.timing import Clock
 from specdec.kernels import INTERPRET, paged_attention
+from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import (
     PROMPT_TILES,
     QUERY_TILES,
@@ -28,6 +30,8 @@ from specdec.kernels.paged_attention import (
     launch_paged_attention,
 )
 from specdec.sizes import BLOCK_SIZE
+
+TILES = (QUERY_TILES[-1], *PROMPT_TILES)
 
 
 def parse_args() -> argparse.Namespace:
@@ -39,12 +43,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--device", default="cuda", help="cpu: through Triton's interpreter")
+    parser.add_argument(
+        "--device", default="cuda", help="cpu: interpreted, where bits depend on the tile"
+    )
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the figures to a file too")
     args = parser.parse_args()
     if args.device == "cpu" and not INTERPRET:
         parser.error("--device cpu needs TRITON_INTERPRET=1")
+    if args.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: there is no CUDA device")
     return args
 
 
@@ -68,22 +76,35 @@ def prompt(args: argparse.Namespace, T: int) -> tuple[Tensor, Tensor, QueryRows]
 def measure(args: argparse.Namespace, T: int) -> Iterator[Row]:
     """Today's tile first, then the others, then torch's own attention of contiguous keys."""
     q, cache, rows = prompt(args, T)
-    clock = Clock(torch.device(args.device))
+    device = torch.device(args.device)
+    clock = Clock(device)
+    with compiling_ahead(device) if device.type == "cuda" else nullcontext():
+        for tile in TILES:
+            call_with(tile, q, torch.empty_like(q), cache, rows)()
     expected = None
-    for tile in (QUERY_TILES[-1], *PROMPT_TILES):
+    for tile in TILES:
         out = torch.full_like(q, torch.nan)
-        rows.launches.clear()
-        with patch.object(paged_attention, "QUERY_TILES", (QueryTile(0, *tile[1:]),)):
-            spread = clock.repeat(
-                lambda out=out: launch_paged_attention(q, out, cache, rows), args.repeats, 2
-            )
+        ms = clock.repeat(call_with(tile, q, out, cache, rows), args.repeats, 2).median
         expected = out if expected is None else expected
-        yield row_of(T, tile, spread.median) | {"has_equal_bits": torch.equal(out, expected)}
+        yield row_of(T, tile, ms) | {"has_equal_bits": torch.equal(out, expected)}
     q, k, v = (q[:, :heads].transpose(0, 1)[None] for heads in (args.heads, *[args.kv_heads] * 2))
     torchs = clock.repeat(
         lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), 5, 2
     )
     yield {"prompt_tokens": T, "tile": "torch, contiguous keys", "ms_per_layer": torchs.median}
+
+
+def call_with(
+    tile: QueryTile, q: Tensor, out: Tensor, cache: Tensor, rows: QueryRows
+) -> Callable[[], None]:
+    """Attention in this query tile."""
+    rows.launches.clear()
+
+    def call() -> None:
+        with patch.object(paged_attention, "QUERY_TILES", (QueryTile(0, *tile[1:]),)):
+            launch_paged_attention(q, out, cache, rows)
+
+    return call
 
 
 def row_of(T: int, tile: QueryTile, ms: float) -> Row:

@@ -385,12 +385,12 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
     paths = None if rows.paths is None else paths_of_tiles(rows.paths, tiles.rows, tiles.reqs)
     if paths is not None:  # only whole tiles of shared keys
         last = torch.minimum(last, paths.starts.view(NT, 1, 1, 1, 1) // S * S - 1)
+    last_shared = torch.minimum(position, last)
     part = no_keys_ref(q, NT, G, H // G)
     for tile in range(-(-rows.max_seq_len // S)):
         key = torch.arange(tile * S, (tile + 1) * S, device=q.device)
         k, v = cache[:, block_table_NM[:, tile]].float().unbind(0)  # [NT, G, S, C] each
-        is_shared = key <= last
-        part = attend_tile_ref(q, k, v, is_shared, is_shared & (key <= position), part)
+        part = attend_tile_ref(q, k, v, key <= last, key <= last_shared, part)
     if paths is not None:
         part = path_tails_ref(q, cache, block_table_NM, position, paths, part)
     finished = (part.acc / part.total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C)

@@ -6,24 +6,27 @@ chain over as many copies of the keys as no cache holds, as a round reads them: 
 over a layer's keys lie all other weights.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 import torch
 from torch import Tensor
 
-from specdec.bench.attention_jobs import Heads, Job, caches_of, contiguous, query_rows
+from specdec.bench.attention_jobs import (
+    Heads,
+    Job,
+    caches_of,
+    contiguous,
+    per_call_ms,
+    query_rows,
+)
+from specdec.bench.attention_trees import timed_trees
 from specdec.bench.bench import Bench
 from specdec.bench.report import Row
-from specdec.bench.timing import Clock
 from specdec.bench.yardsticks import Yardstick, yardsticks
 from specdec.kernels.paged_attention import paged_attention
-from specdec.kernels.path_tails import Paths
 from specdec.sizes import BLOCK_SIZE
-
-CHILDREN = 4  # of each node of the measured trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +74,14 @@ def attention(bench: Bench) -> Iterator[Row]:
         for N in sizes.nodes if context in verify else ():
             job = Job(batch=1, rows=N, context=context)
             if _is_possible(bench, heads, job):
-                ms = tree_ms(heads, job, bench.options.model_len)
-                extra = ms - verify[context]
-                yield {
-                    **_columns("tree", heads, job, ms, bench.bandwidth.reading),
-                    "against_verify": ms / verify[context],
-                    "extra_ms_per_pass": extra * num_layers,
-                }
+                for name, ms, is_equal in timed_trees(heads, job, bench.options.model_len):
+                    yield {
+                        **_columns("tree", heads, job, ms, bench.bandwidth.reading),
+                        "query_tile": name,
+                        "has_equal_bits": is_equal,
+                        "against_verify": ms / verify[context],
+                        "extra_ms_per_pass": (ms - verify[context]) * num_layers,
+                    }
 
 
 def _is_possible(bench: Bench, heads: Heads, job: Job) -> bool:
@@ -145,47 +149,3 @@ def _yardstick_ms(
     if not difference < 0.05:
         raise RuntimeError(f"differs from ours by {difference:.1%} of the largest value")
     return per_call_ms(q.device, calls)
-
-
-@torch.inference_mode()
-def tree_ms(heads: Heads, job: Job, model_len: int) -> float:
-    """Ours, of one request's tree whose nodes have CHILDREN children each."""
-    N, L = job.rows, job.context
-    num_blocks = -(-L // BLOCK_SIZE)
-    caches = caches_of(heads, num_blocks + -(-N // BLOCK_SIZE), heads.num_copies(job))
-    blocks = torch.arange(num_blocks, device=heads.device)[None]
-    slots = num_blocks * BLOCK_SIZE + torch.randperm(N, device=heads.device)
-    paths = [_path(node) for node in range(N)]
-    D1 = max(map(len, paths))
-    depths = torch.tensor([len(path) - 1 for path in paths], device=heads.device)
-    named = torch.tensor([path + [-1] * (D1 - len(path)) for path in paths], device=heads.device)
-    named = torch.where(named >= 0, slots[named], -1)
-    starts = torch.tensor([L], device=heads.device)
-    end = Job(batch=1, rows=N, context=L + N)
-    rows = query_rows(heads, end, blocks, model_len, L + depths, Paths(slots=named, starts=starts))
-    q_THC = heads.random(N, heads.H)
-    out_THC = torch.empty_like(q_THC)
-    calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
-    return per_call_ms(heads.device, calls)
-
-
-def _path(node: int) -> list[int]:
-    return [*(_path((node - 1) // CHILDREN) if node else ()), node]
-
-
-def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> float:
-    """Of one call, over all of them in turn, as a graph on a GPU."""
-
-    def chain() -> None:
-        for call in calls:
-            call()
-
-    clock = Clock(device)
-    if device.type != "cuda":
-        return clock.repeat(chain, 3, 1).median / len(calls)
-    chain()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain()
-    return median([clock.repeat(graph.replay, 5).median for _ in range(3)]) / len(calls)

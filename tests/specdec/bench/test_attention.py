@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from specdec.bench import attention as suite
-from specdec.bench import attention_jobs
+from specdec.bench import attention_jobs, attention_trees
 from specdec.bench.attention_jobs import Heads, Job
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth
@@ -18,7 +18,14 @@ from specdec.bench.pair import load_pair
 from specdec.bench.yardsticks import flash_packed, yardsticks
 from specdec.cli import main
 from specdec.kernels import paged_attention as kernel
-from specdec.kernels.paged_attention import QueryRows, paged_attention, plan_tiles
+from specdec.kernels.paged_attention import (
+    QueryRows,
+    QueryTile,
+    launch_paged_attention,
+    paged_attention,
+    plan_tiles,
+)
+from tests.specdec.kernels.row_products import multiply_row_by_row
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -113,6 +120,22 @@ def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
     row = suite.compared(Heads(bench.pair), Job(batch=1, rows=2, context=70), 1e12, 192)
     assert row["errors"] == "wrong: differs from ours by 100.0% of the largest value"
     assert (row["yardstick"], row["yardstick_ms"], row["wrong_ms"]) == (None, None, None)
+
+
+def test_trees_are_timed_in_larger_tiles_and_their_bits_compared(bench, monkeypatch):
+    multiply_row_by_row(monkeypatch)
+    monkeypatch.setattr(attention_trees, "paged_attention", launch_paged_attention)
+    heads, job = Heads(bench.pair), Job(batch=1, rows=5, context=70)
+    assert attention_trees.larger_tiles(heads, job) == []
+    tile = QueryTile(8, 64, 4)
+    monkeypatch.setattr(attention_trees, "larger_tiles", lambda heads, job: [tile])
+    rows = []
+    plan = kernel.plan_launch
+    monkeypatch.setattr(kernel, "plan_launch", lambda *of: rows.append(plan(*of)) or rows[-1])
+    shipped, larger = attention_trees.timed_trees(heads, job, 192)
+    assert (shipped[0], larger[0]) == ("as shipped", "64 rows, 4 warps")
+    assert (shipped[2], larger[2]) == (True, True)
+    assert [each.tile.rows for each in rows] == [16, 64]
 
 
 def test_what_does_not_fit_is_said_and_left_out(bench, monkeypatch):

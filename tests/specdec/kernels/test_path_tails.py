@@ -12,6 +12,7 @@ from graphs.tape.backend import TapeBackend
 from graphs.wrapper import capture_graph
 from specdec.kernels import paged_attention as attention
 from specdec.kernels.paged_attention import (
+    QueryTile,
     launch_paged_attention,
     paged_attention,
     paged_attention_ref,
@@ -33,7 +34,7 @@ def device(exact_device):
 
 @pytest.fixture(params=["splits are shared", "one program walks all"])
 def cut(request, monkeypatch):
-    """Both ways to cut the shared keys, for trees; plain rows are cut as they are."""
+    """Both ways to cut the keys, of trees and of plain rows."""
     if request.param != "splits are shared":
         monkeypatch.setattr(attention, "MANY_WARPS", 1)
 
@@ -110,6 +111,19 @@ def test_a_gpu_gives_trees_the_bits_of_their_paths(cut, dtype, C, group):
         by_slots = case.attend(launch_paged_attention, case.tree)
         plain = case.attend(launch_paged_attention, case.plain)
         assert torch.equal(by_slots, plain), (num_nodes, base)
+
+
+@pytest.mark.parametrize("tile", [QueryTile(0, 64, 4), QueryTile(0, 128, 8, skips_masks=True)])
+def test_trees_keep_their_bits_in_larger_query_tiles(device, monkeypatch, tile):
+    sizes = {"H": 4, "G": 1, "C": 16} if device == "cpu" else {"H": 32, "G": 8, "C": 128}
+    for base in (130,) if device == "cpu" else (60, 300, 1150, 8190):
+        tree = random_tree(base, 9 if device == "cpu" else 32, 8)
+        case = tree_case([tree], dtype=dtypes(device)[0], device=device, **sizes)
+        expected = case.attend(launch_paged_attention, case.tree)
+        with monkeypatch.context() as patched:
+            patched.setattr(attention, "QUERY_TILES", (tile,))
+            found = case.attend(launch_paged_attention, replace(case.tree))
+        assert torch.equal(found, expected), base
 
 
 def test_what_lies_in_other_nodes_slots_changes_nothing(device, cut):

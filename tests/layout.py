@@ -96,6 +96,8 @@ ROWS: dict[str, Row] = {
     ),
     "specdec.serve.http.tools": Row(("specdec.arguments",)),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
+    # nothing of ours: a yardstick must not be the shipped kernel
+    "specdec.bench.yardsticks": Row(third=("torch", "flash_attn_interface")),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
         (*LLM, "specdec.serve", "specdec.bench", "specdec.tune"), ("torch", "typer", "rich")
@@ -110,6 +112,7 @@ LATE_IMPORTS = {
     "specdec/__init__.py": "public names are imported when they are asked for",
     "specdec/bench/charts.py": "matplotlib is an extra",
     "specdec/bench/load_chart.py": "matplotlib is an extra",
+    "specdec/bench/yardsticks.py": "FlashAttention 3 is there or not",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
     "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",

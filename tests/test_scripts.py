@@ -11,6 +11,7 @@ import specdec.kernels.tiles
 import specdec.tune.gpu_clock
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
+from tests.specdec.kernels.row_products import multiply_row_by_row
 
 
 @pytest.fixture
@@ -112,3 +113,16 @@ def test_tune_products_stops_in_time_and_says_what_is_left(run, fake_gpu, tmp_pa
     out = str(tmp_path / "table.json")
     text = run("scripts.tune_products", "--max-seconds", "0", "--models", "qwen3-8b", "--out", out)
     assert "no time for 8: split,6144,4096,bfloat16 " in text
+
+
+def test_tune_attention_times_each_tile_and_compares_its_bits(run, tmp_path, monkeypatch):
+    multiply_row_by_row(monkeypatch)
+    file = tmp_path / "run.json"
+    tiny = shlex.split("--lengths 66 --heads 1 --kv-heads 1 --head-dim 16 --repeats 1")
+    how = ["--device", "cpu", "--dtype", "float32", "--json", str(file)]
+    with pytest.raises(SystemExit, match="0"):
+        run("scripts.tune_attention", *tiny, *how)
+
+    results = json.loads(file.read_text())["results"]
+    assert [row["has_equal_bits"] for row in results[:-1]] == [True] * 7
+    assert all(row["ms_per_layer"] > 0 for row in results)

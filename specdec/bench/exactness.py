@@ -3,7 +3,8 @@
 The others take products from cuBLAS, whose sums change with the number of rows, or let attention
 choose between splits and one program per tile by the number of programs. Each of the three places
 is exchanged alone and with the others; the fastest round is the yardstick. Everything is captured,
-in one process.
+in one process. Attention is ours in all of them, cut in two ways; the suite attention compares it
+with others.
 """
 
 import itertools

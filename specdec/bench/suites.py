@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from specdec.bench.attention import attention
 from specdec.bench.bench import Bench, refused
 from specdec.bench.capture import capture, memory, padding
 from specdec.bench.card import bytes_of
@@ -125,7 +126,20 @@ def cold(bench: Bench) -> list[Row]:
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
     suite.__name__: suite
     for suite in (
-        *(protocol, rounds, exactness, k, batch, context, products, loop, ramp, costs, zero),
+        *(
+            protocol,
+            rounds,
+            exactness,
+            attention,
+            k,
+            batch,
+            context,
+            products,
+            loop,
+            ramp,
+            costs,
+            zero,
+        ),
         *(gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold),
     )
 }

@@ -334,8 +334,9 @@ def batch(
 
 
 SUITES = (
-    "protocol, rounds, exactness, k, batch, context, products, loop, ramp, costs, zero, gaps, "
-    "requests, waiting, prefill, first_token, capture, padding, memory, cold; with commas; or all"
+    "protocol, rounds, exactness, attention, k, batch, context, products, loop, ramp, costs, zero, "
+    "gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold; with commas; "
+    "or all"
 )
 
 

@@ -13,7 +13,7 @@ OF_BATCHES = (
 READERS = {  # options that only some suites read
     "contexts": ("context", "costs"),
     "rounds_of_memory": ("memory",),
-    "max_model_len": (*OF_BATCHES, "costs", "exactness", "capture", "cold"),
+    "max_model_len": (*OF_BATCHES, "costs", "exactness", "attention", "capture", "cold"),
     "max_num_seqs": (*OF_BATCHES, "requests", "cold"),
     "gpu_memory_utilization": ("cold",),
     "adaptive": ("loop", "ramp", "requests"),

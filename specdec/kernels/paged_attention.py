@@ -10,9 +10,12 @@ Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short
 over the GPU, long ones leave few partial results. In a round of few requests programs share the
 splits of a query tile and a second kernel adds them up; in a prefill chunk, and where the query
 tiles alone fill the GPU, one program walks all splits and writes no partial result. Both use the
-same functions for a split and for adding one, on tiles of 16 or 32 query rows: too few for wgmma,
-whose order of summation differs. Maxima are exact and totals come from the tensor cores like the
-values, so nothing depends on how a tile lies across threads: a row gets the same bits both ways.
+same functions for a split and for adding one (attention_splits.py). Maxima are exact and totals
+come from the tensor cores like the values, so nothing depends on how a tile lies across threads: a
+row gets the same bits both ways. Query tiles have 16 or 32 rows; whether larger ones, which take
+wgmma, sum in the same order is what tests/specdec/kernels/test_query_tiles.py asks a GPU.
+
+Rows of a tree have their last keys in slots of their own: path_tails.py goes on with these.
 """
 
 from collections.abc import Sequence
@@ -24,8 +27,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
-from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
+from specdec.kernels.attention_splits import (
+    add_part,
+    attend_split,
+    attend_tile_ref,
+    no_keys,
+    no_keys_ref,
+    num_splits,
+    split_of,
+    split_start,
+    weigh,
+)
+from specdec.kernels.invariant import ROWS
 from specdec.kernels.overlap import begin
+from specdec.kernels.path_tails import (
+    MIN_ROWS,
+    Paths,
+    _path_tails_kernel,
+    path_tails_ref,
+    paths_of_tiles,
+    store_part,
+)
 from specdec.kernels.repeated import Repeated
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
@@ -64,6 +86,7 @@ class QueryRows:
     query_start_loc: None where all batch slots have max_query_len rows
     max_query_len:   host-side bound on the rows of a batch slot
     max_seq_len:     host-side bound on positions + 1
+    paths:           None where each row's keys are all in its request's blocks
     """
 
     block_table: Tensor  # [R + 1, M] blocks by state row; the last row is scratch
@@ -73,6 +96,7 @@ class QueryRows:
     max_query_len: int = 1
     max_seq_len: int
     tiles: TilePlan | None = None  # the twin's query tiles; None: by query_start_loc, each time
+    paths: Paths | None = None
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
     launches: list[Repeated] = field(default_factory=list, init=False, compare=False, repr=False)
@@ -91,49 +115,70 @@ def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRo
     pick(q_THC, launch_paged_attention, paged_attention_ref)(q_THC, out_THC, cache, rows)
 
 
-def num_splits(num_keys: int) -> int:
-    """How many splits cover this many keys; the inverse of `split_start`."""
-    low = min(num_keys, 1024)
-    middle = min(max(num_keys - 1024, 0), 7168)
-    high = max(num_keys - 8192, 0)
-    return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
-
-
 def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: int) -> int:
     """Elements for a round's weighted values, peak and total of each row, head and split."""
     return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
 
 
+class QueryTile(NamedTuple):
+    """The query rows of a program, and its warps.
+
+    more_than:   for passes whose longest batch slot has more query rows, tokens x heads of a group
+    skips_masks: tiles of keys that all rows see are not masked
+    """
+
+    more_than: int
+    rows: int
+    num_warps: int
+    skips_masks: bool = False
+
+
+# The only place that chooses tiles. Larger ones, for prompts, are compiled and compared by tests
+# and scripts/tune_attention.py, but not chosen yet.
+QUERY_TILES = (QueryTile(0, 16, 2), QueryTile(16, 32, 4))
+PROMPT_TILES = tuple(
+    QueryTile(1024, rows, num_warps, skips_masks)
+    for rows, num_warps in ((64, 4), (64, 8), (128, 8))
+    for skips_masks in (False, True)
+)
+
+
+def query_tile(query_rows: int) -> QueryTile:
+    """The last of QUERY_TILES that is meant for this many query rows of a batch slot."""
+    return [tile for tile in QUERY_TILES if tile.more_than < query_rows][-1]
+
+
 class Launch(NamedTuple):
     """How the query rows of a pass are cut: `num_splits` is 1 where one program walks them all."""
 
+    tile: QueryTile
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
     tiles: int  # of a batch slot
     query_tiles: int  # of all batch slots
-    num_warps: int
     is_split: bool
     num_splits: int
 
 
 def plan_launch(rows: QueryRows, group: int, G: int) -> Launch:
     """group: query heads of each of the G kv heads."""
-    is_wide = rows.max_query_len * group > 16
-    tokens = max((32 if is_wide else 16) // next_power_of_2(group), 1)
+    tile = query_tile(rows.max_query_len * group)
+    tokens = max(tile.rows // next_power_of_2(group), 1)
     tiles = -(-rows.max_query_len // tokens)
     query_tiles = len(rows.idx_mapping) * tiles
-    num_warps = 4 if is_wide else 2
-    is_split = rows.max_query_len <= MAX_SPLIT_TOKENS and query_tiles * G * num_warps < MANY_WARPS
+    is_short = rows.max_query_len <= MAX_SPLIT_TOKENS or rows.paths is not None
+    is_split = is_short and query_tiles * G * tile.num_warps < MANY_WARPS
     splits = num_splits(rows.max_seq_len) if is_split else 1
-    return Launch(tokens, tiles, query_tiles, num_warps, is_split, splits)
+    return Launch(tile, tokens, tiles, query_tiles, is_split, splits)
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     if not rows.launches:
         rows.launches.extend(_prepare(q_THC, cache, rows))
-    attend, *combine = rows.launches
-    attend(out_THC, q_THC, *cache.unbind())
-    for each in combine:
-        each(out_THC)
+    tensors = out_THC, q_THC, *cache.unbind()
+    attend, *finish = rows.launches
+    attend(*tensors)
+    for each in finish:
+        each(*tensors if rows.paths is not None else (out_THC,))
 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
@@ -142,45 +187,50 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     _, _, G, S, _ = cache.shape
     T = rows.num_rows
     plan = plan_launch(rows, H // G, G)
-    NS = plan.num_splits
+    paths = rows.paths
+    # one program for all splits leaves two partial results to a kernel that goes on
+    NS = plan.num_splits if plan.is_split or paths is None else 2
     # weighted values of the splits, then their peaks and totals
-    size = T * H * NS * (C + 2) if plan.is_split else 1
+    size = T * H * NS * (C + 2) if plan.is_split or paths is not None else 1
     acc = rows.workspace
     if acc is None or acc.numel() < size:
         acc = torch.empty(size, dtype=torch.float32, device=q_THC.device)
     stats = acc[T * H * NS * C :]
-    sharers = min(NS, -(-PROGRAMS // (plan.query_tiles * G)))
-    options = launch_options(q_THC)
+    is_uniform = rows.query_start_loc is None
+    starts = rows.positions if rows.query_start_loc is None else rows.query_start_loc
+    # a request's rows and blocks
+    table = acc, stats, rows.block_table, rows.idx_mapping, rows.positions, starts
+    R, M = rows.block_table.shape
+    # times log2(e): the kernels take powers of 2
+    numbers = rows.max_query_len, R - 1, M, NS, C**-0.5 * 1.4426950408889634
+    # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
+    # the subtraction of the peak, and other bits than the same tile with one.
+    options = {**launch_options(q_THC), "enable_fp_fusion": False}
+    constants = {"H": H, "G": G, "S": S, "C": C, "PDL": options["PDL"]}
+    cut = {**constants, "IS_SPLIT": plan.is_split, "IS_UNIFORM": is_uniform}
+    heads = next_power_of_2(H // G)
     attention = Repeated(
         _paged_attention_kernel,
-        (plan.query_tiles, G, sharers),
-        then=(
-            acc,
-            stats,
-            rows.block_table,
-            rows.idx_mapping,
-            rows.positions,
-            rows.positions if rows.query_start_loc is None else rows.query_start_loc,
-            plan.tiles,
-            rows.max_query_len,
-            rows.block_table.shape[0] - 1,
-            rows.block_table.shape[1],
-            NS,
-            C**-0.5 * 1.4426950408889634,  # times log2(e): the kernel takes powers of 2
-        ),
+        (plan.query_tiles, G, min(plan.num_splits, -(-PROGRAMS // (plan.query_tiles * G)))),
+        then=(*table, rows.positions if paths is None else paths.starts, plan.tiles, *numbers),
         constants={
-            "H": H,
-            "G": G,
-            "S": S,
-            "C": C,
-            "GROUP": next_power_of_2(H // G),
+            **cut,
+            "GROUP": heads,
             "TOKENS": plan.tokens,
-            "IS_SPLIT": plan.is_split,
-            "IS_UNIFORM": rows.query_start_loc is None,
-            "PDL": options["PDL"],
+            "HAS_PATHS": paths is not None,
+            "SKIP": plan.tile.skips_masks,
         },
-        options={"num_warps": plan.num_warps, "num_stages": 2, **options},
+        options={"num_warps": plan.tile.num_warps, "num_stages": 2, **options},
     )
+    if paths is not None:
+        tails = Repeated(
+            _path_tails_kernel,
+            (len(rows.idx_mapping) * rows.max_query_len, G, 1),
+            then=(*table, paths.slots, paths.starts, paths.slots.shape[1], *numbers),
+            constants={**cut, "ROWS": max(heads, MIN_ROWS)},
+            options={"num_warps": 4, "num_stages": 2, **options},
+        )
+        return [attention, tails]
     if not plan.is_split:
         return [attention]
     combine = Repeated(
@@ -193,26 +243,29 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     return [attention, combine]
 
 
-@jit
-def split_start(split):
-    """First key of a split; any number of splits."""
-    middle = 1024 + (split - 16) * 512
-    high = 8192 + (split - 30) * 2048
-    return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
-
-
-@jit(varying=("idx_ptr", "positions_ptr", "starts_ptr", "tiles", "query_len", "NS"))
+@jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "path_starts_ptr",
+        "tiles",
+        "query_len",
+        "NS",
+    )
+)
 def _paged_attention_kernel(
     out_ptr,  # [T, H, C]
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
-    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT
-    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT: peak, total
+    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT or HAS_PATHS
+    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT or HAS_PATHS: peak, total
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     positions_ptr,  # [T]
     starts_ptr,  # [B + 1], without IS_UNIFORM
+    path_starts_ptr,  # [B], with HAS_PATHS
     tiles,
     query_len,
     R,
@@ -223,11 +276,13 @@ def _paged_attention_kernel(
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
+    PDL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
-    PDL: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_PATHS: tl.constexpr,
+    SKIP: tl.constexpr,
 ):
     begin(PDL)
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -235,19 +290,23 @@ def _paged_attention_kernel(
     split = tl.program_id(2) if IS_SPLIT else 0
     sharers = tl.num_programs(2) if IS_SPLIT else 1
     if IS_UNIFORM:
-        first = b * query_len + tile * TOKENS
+        first_row = b * query_len + tile * TOKENS
         end = (b + 1) * query_len
     else:
-        first = tl.load(starts_ptr + b) + tile * TOKENS
+        first_row = tl.load(starts_ptr + b) + tile * TOKENS
         end = tl.load(starts_ptr + b + 1)
-    if first >= end:
+    if first_row >= end:
         return
     i = tl.arange(0, TOKENS * GROUP)
-    t = first + i // GROUP
+    t = first_row + i // GROUP
     head = g * (H // G) + i % GROUP
     inside = (t < end) & (i % GROUP < H // G)
     position = tl.load(positions_ptr + t, mask=inside, other=-1)
     last = tl.max(position, axis=0)
+    first = tl.min(tl.where(inside, position, last), axis=0)
+    if HAS_PATHS:  # only whole tiles of shared keys
+        path_tile = tl.load(path_starts_ptr + b) // S * S
+        last = tl.minimum(last, path_tile - 1)
     if IS_SPLIT and split_start(split) > last:
         return
     c = tl.arange(0, C)
@@ -255,73 +314,27 @@ def _paged_attention_kernel(
     q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
     row = tl.load(idx_ptr + b)
     keys = (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
-    peak = tl.full((TOKENS * GROUP,), float("-inf"), tl.float32)
-    total = tl.zeros((TOKENS * GROUP,), tl.float32)
-    acc = tl.zeros((TOKENS * GROUP, C), tl.float32)
-    while split_start(split) <= last:
+    peak, total, acc = no_keys(TOKENS * GROUP, C)
+    parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    end_of_walk = last + 1
+    if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile
+        end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
+    while split_start(split) < end_of_walk:
         part_peak, part_total, part_acc = attend_split(
-            q, keys, position, last, split, scale, g, G, S
+            q, keys, position, first, last, split, scale, g, G, S, SKIP
         )
         if IS_SPLIT:
-            at = (t * H + head).to(tl.int64) * NS + split
-            tl.store(stats_ptr + at * 2, part_peak, mask=inside)
-            tl.store(stats_ptr + at * 2 + 1, part_total, mask=inside)
-            tl.store(acc_ptr + at[:, None] * C + c[None, :], part_acc, mask=inside[:, None])
+            store_part(parts, split, part_peak, part_total, part_acc, C)
         else:
-            decay, weight, peak = weigh(peak, part_peak)
-            total = tl.fma(total, decay, part_total * weight)
-            decays = tl.broadcast_to(decay[:, None], acc.shape)
-            acc = tl.fma(acc, decays, part_acc * weight[:, None])
+            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
         split += sharers
-    if not IS_SPLIT:
+    if HAS_PATHS and not IS_SPLIT:
+        store_part(parts, 0, peak, total, acc, C)
+        peak, total, acc = attend_split(q, keys, position, first, last, split, scale, g, G, S, SKIP)
+        store_part(parts, 1, peak, total, acc, C)
+    elif not IS_SPLIT:
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + q_at, out, mask=inside[:, None])
-
-
-@jit
-def attend_split(q, keys, position, last, split, scale, g, G: tl.constexpr, S: tl.constexpr):
-    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C].
-
-    q: [rows, C]. keys: the caches of keys and values, and the request's blocks [M]. position:
-    [rows], -1 = no row.
-    """
-    k_ptr, v_ptr, blocks_ptr = keys
-    ROWS: tl.constexpr = q.shape[0]
-    C: tl.constexpr = q.shape[1]
-    c, s = tl.arange(0, C), tl.arange(0, S)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, C), tl.float32)
-    ones = tl.full((S, 16), 1.0, q.dtype)
-    for start in range(split_start(split), tl.minimum(split_start(split + 1), last + 1), S):
-        key = start + s
-        at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
-        k = tl.load(k_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        # on its way while the scores are made
-        v = tl.load(v_ptr + at, mask=(key <= last)[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
-        decay, _, peak_now = weigh(peak, tl.max(scores, axis=1))
-        peak = peak_now
-        weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
-        # the total through the tensor cores too: they sum in the same order in every layout
-        summed = tl.dot(weights, ones, input_precision="ieee")
-        total = total * decay + tl.max(summed, axis=1)
-        acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
-    return peak, total, acc
-
-
-@jit
-def finite(peak):
-    """A peak to subtract: 0 where a row has seen no key."""
-    return tl.where(peak == float("-inf"), 0.0, peak)
-
-
-@jit
-def weigh(peak, other):
-    """Factors that bring two partial results to their common peak, and that peak."""
-    both = tl.maximum(peak, other)
-    return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both
 
 
 @jit(varying=("positions_ptr", "NS"))
@@ -379,24 +392,19 @@ def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: Que
     q = q.permute(0, 2, 3, 1, 4).reshape(NT * G, H // G * ROWS, C)
     position = F.pad(rows.positions, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)
     last = position.amax(dim=3, keepdim=True)
-    peak = q.new_full((NT, G, H // G, ROWS, 1), -torch.inf)
-    total = torch.zeros_like(peak)
-    acc = q.new_zeros(NT, G, H // G, ROWS, C)
     block_table_NM = rows.block_table[rows.idx_mapping[tiles.reqs]]
+    paths = None if rows.paths is None else paths_of_tiles(rows.paths, tiles.rows, tiles.reqs)
+    if paths is not None:  # only whole tiles of shared keys
+        last = torch.minimum(last, paths.starts.view(NT, 1, 1, 1, 1) // S * S - 1)
+    last_shared = torch.minimum(position, last)
+    part = no_keys_ref(q, NT, G, H // G)
     for tile in range(-(-rows.max_seq_len // S)):
         key = torch.arange(tile * S, (tile + 1) * S, device=q.device)
         k, v = cache[:, block_table_NM[:, tile]].float().unbind(0)  # [NT, G, S, C] each
-        scores = torch.bmm(q, k.view(NT * G, S, C).transpose(1, 2)).view(NT, G, H // G, ROWS, S)
-        scores = torch.where(key <= position, scores, -torch.inf)
-        previous = peak
-        peak = torch.maximum(peak, scores.amax(-1, keepdim=True))
-        weights = blocked_exp(scores - peak)
-        decay = blocked_exp(previous - peak)
-        v = torch.where((key <= last).view(NT, 1, S, 1), v, 0.0)
-        product = torch.bmm(weights.view(NT * G, H // G * ROWS, S), v.view(NT * G, S, C))
-        total = total * decay + tree_sum(weights)
-        acc = acc * decay + product.view(acc.shape)
-    finished = (acc / total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C).to(out_THC.dtype)
+        part = attend_tile_ref(q, k, v, key <= last, key <= last_shared, part)
+    if paths is not None:
+        part = path_tails_ref(q, cache, block_table_NM, position, paths, part)
+    finished = (part.acc / part.total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C)
     padded = out_THC.new_zeros(tiles.num_rows + 1, H, C)
-    padded[tiles.rows] = finished
+    padded[tiles.rows] = finished.to(out_THC.dtype)
     out_THC.copy_(padded[:-1])

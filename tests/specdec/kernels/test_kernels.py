@@ -7,13 +7,13 @@ import torch
 
 from specdec.kernels import paged_attention as attention
 from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
+from specdec.kernels.attention_splits import num_splits
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.linear import Sums, launch_linear, launch_split_linear, linear_ref
 from specdec.kernels.paged_attention import (
     QueryRows,
     launch_paged_attention,
-    num_splits,
     paged_attention_ref,
     plan_tiles,
     workspace_size,

@@ -14,7 +14,9 @@ BUDGET = 8192  # max_num_batched_tokens
 
 def variant(group: int, G: int, length: int, count: int) -> Rarity:
     """What the attention of a chunk of `count` prompts of at most `length` rows is compiled for."""
-    rows = SimpleNamespace(max_query_len=length, idx_mapping=range(count), max_seq_len=100)
+    rows = SimpleNamespace(
+        max_query_len=length, idx_mapping=range(count), max_seq_len=100, paths=None
+    )
     plan = plan_launch(rows, group, G)
     constants = {"GROUP": next_power_of_2(group), "TOKENS": plan.tokens}
     constants |= {"IS_SPLIT": plan.is_split, "IS_UNIFORM": False}

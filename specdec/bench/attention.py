@@ -1,0 +1,151 @@
+"""One layer's attention: ours over the paged cache, and the fastest others over contiguous keys.
+
+Rounds, prompts and draft trees, with the same queries, keys and values for all; a yardstick whose
+result differs is no yardstick and has its error in place of a time. On a GPU each is a captured
+chain over as many copies of the keys as no cache holds, as a round reads them: between two passes
+over a layer's keys lie all other weights.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specdec.bench.attention_jobs import (
+    Heads,
+    Job,
+    caches_of,
+    contiguous,
+    per_call_ms,
+    query_rows,
+)
+from specdec.bench.attention_trees import timed_trees
+from specdec.bench.bench import Bench
+from specdec.bench.report import Row
+from specdec.bench.yardsticks import Yardstick, yardsticks
+from specdec.kernels.paged_attention import paged_attention
+from specdec.sizes import BLOCK_SIZE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """rows: of each request of a round. nodes: of a tree, behind each context but the longest."""
+
+    contexts: tuple[int, ...]
+    rows: tuple[int, ...]
+    batches: tuple[int, ...]
+    prompts: tuple[int, ...]
+    nodes: tuple[int, ...]
+
+
+ON_GPU = Sizes(
+    contexts=(300, 4096, 16384, 32768),
+    rows=(1, 4, 6),
+    batches=(1, 8, 64),
+    prompts=(2048, 8192),
+    nodes=(16, 32),
+)
+ON_CPU = Sizes(contexts=(70, 130), rows=(1, 3), batches=(1, 2), prompts=(66,), nodes=(5,))
+
+
+def attention(bench: Bench) -> Iterator[Row]:
+    """One layer's attention, ours and the fastest that can be installed, and what trees cost."""
+    bench.pair.drop()
+    heads = Heads(bench.pair)
+    sizes = ON_GPU if heads.device.type == "cuda" else ON_CPU
+    rounds = [
+        Job(batch=B, rows=Q, context=L)
+        for L in sizes.contexts
+        for B in sizes.batches
+        for Q in sizes.rows
+    ]
+    prompts = [Job(batch=1, rows=T, context=T) for T in sizes.prompts]
+    verify: dict[int, float] = {}  # ms of the most rows by context, of one request
+    for job in (*rounds, *prompts):
+        if _is_possible(bench, heads, job):
+            row = compared(heads, job, bench.bandwidth.reading, bench.options.model_len)
+            if (job.batch, job.rows) == (1, max(sizes.rows)):
+                verify[job.context] = float(str(row["ms_per_layer"]))
+            yield row
+    num_layers = bench.pair.target.config.num_layers
+    for context in sizes.contexts[:-1]:
+        for N in sizes.nodes if context in verify else ():
+            job = Job(batch=1, rows=N, context=context)
+            if _is_possible(bench, heads, job):
+                for name, ms, is_equal in timed_trees(heads, job, bench.options.model_len):
+                    yield {
+                        **_columns("tree", heads, job, ms, bench.bandwidth.reading),
+                        "query_tile": name,
+                        "has_equal_bits": is_equal,
+                        "against_verify": ms / verify[context],
+                        "extra_ms_per_pass": (ms - verify[context]) * num_layers,
+                    }
+
+
+def _is_possible(bench: Bench, heads: Heads, job: Job) -> bool:
+    what = f"attention: batch {job.batch}, {job.rows} rows, context {job.context}"
+    if not heads.fits(job):
+        bench.skipped.append(f"{what}: more keys than fit into memory")
+        return False
+    return bench.has_time(what)
+
+
+@torch.inference_mode()
+def compared(heads: Heads, job: Job, bandwidth: float, model_len: int) -> Row:
+    """Ours, and each yardstick over the same keys."""
+    B, Q, L = job.batch, job.rows, job.context
+    num_blocks = -(-L // BLOCK_SIZE)
+    caches = caches_of(heads, B * num_blocks, heads.num_copies(job))
+    order = torch.randperm(B * num_blocks, device=heads.device).view(B, num_blocks)
+    q_THC = heads.random(B * Q, heads.H)
+    out_THC = torch.empty_like(q_THC)
+    rows = query_rows(heads, job, order, model_len)
+    calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
+    ours = per_call_ms(heads.device, calls)
+    q = q_THC.view(B, Q, heads.H, heads.C).transpose(1, 2).contiguous()
+    expected = out_THC.view(B, Q, heads.H, heads.C).transpose(1, 2)  # of the last copy
+    kv = [contiguous(cache, order, L) for cache in caches]
+    del caches, calls
+    times: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    for name, yardstick in yardsticks(heads.device).items():
+        try:
+            times[name] = _yardstick_ms(yardstick, q, kv, expected)
+        except (RuntimeError, ValueError) as error:  # in the row, beside the others' times
+            errors[name] = str(error).strip().partition("\n")[0][:100]
+    best = min(times, key=times.__getitem__, default=None)
+    return {
+        **_columns("prompt" if job.is_prompt else "round", heads, job, ours, bandwidth),
+        "yardstick": best,
+        "yardstick_ms": times.get(str(best)),
+        "against_yardstick": None if best is None else ours / times[best],
+        **{f"{name}_ms": times.get(name) for name in yardsticks(heads.device)},
+        "errors": "; ".join(f"{name}: {error}" for name, error in errors.items()) or None,
+    }
+
+
+def _columns(what: str, heads: Heads, job: Job, ms: float, bandwidth: float) -> Row:
+    speed = heads.bytes_of(job) / ms * 1e3
+    return {
+        "what": what,
+        "batch": job.batch,
+        "rows": job.rows,
+        "context": job.context,
+        "ms_per_layer": ms,
+        "gb_per_s": speed / 1e9,
+        "of_bandwidth": speed / bandwidth,
+    }
+
+
+def _yardstick_ms(
+    yardstick: Yardstick, q: Tensor, kv: Sequence[tuple[Tensor, Tensor]], expected: Tensor
+) -> float:
+    """RuntimeError if it computes something else. Last rows count: see flash_packed."""
+    calls = [yardstick(q, k, v) for k, v in kv]
+    found = calls[-1]()[:, :, -1].float()
+    difference = (found - expected[:, :, -1]).abs().max() / expected[:, :, -1].abs().max()
+    if not difference < 0.05:
+        raise RuntimeError(f"differs from ours by {difference:.1%} of the largest value")
+    return per_call_ms(q.device, calls)

@@ -1,0 +1,76 @@
+"""What attention over a draft tree costs, by the size of its query tiles.
+
+A tile of 32 rows holds 8 nodes of a model with 4 query heads for each kv head, so 32 nodes read the
+shared keys in four programs. Larger tiles read them fewer times; whether they keep every bit is in
+the row too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
+
+import torch
+
+from specdec.bench.attention_jobs import Heads, Job, caches_of, per_call_ms, query_rows
+from specdec.kernels import next_power_of_2
+from specdec.kernels import paged_attention as kernel
+from specdec.kernels.paged_attention import QUERY_TILES, QueryRows, QueryTile, paged_attention
+from specdec.kernels.path_tails import Paths
+from specdec.sizes import BLOCK_SIZE
+
+CHILDREN = 4  # of each node
+LARGER_TILES = (QueryTile(32, 64, 4), QueryTile(32, 64, 8), QueryTile(64, 128, 8))
+
+
+@torch.inference_mode()
+def timed_trees(heads: Heads, job: Job, model_len: int) -> Iterator[tuple[str, float, bool]]:
+    """The name of a query tile, milliseconds a layer, and whether its bits are the first one's.
+
+    job: a tree of `rows` nodes after `context` keys, each node with CHILDREN children
+    """
+    num_blocks = -(-job.context // BLOCK_SIZE) + -(-job.rows // BLOCK_SIZE)
+    caches = caches_of(heads, num_blocks, heads.num_copies(job))
+    q_THC = heads.random(job.rows, heads.H)
+    tree = _rows_of_tree(heads, job, model_len)
+    expected = None
+    for tile in (None, *larger_tiles(heads, job)):
+        tiles = QUERY_TILES if tile is None else (*QUERY_TILES, tile)
+        out_THC = torch.empty_like(q_THC)
+        rows = replace(tree)  # without the launches of the tile before
+        with patch.object(kernel, "QUERY_TILES", tiles):
+            calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
+            ms = per_call_ms(heads.device, calls)
+        expected = out_THC if expected is None else expected
+        name = "as shipped" if tile is None else f"{tile.rows} rows, {tile.num_warps} warps"
+        yield name, ms, torch.equal(out_THC, expected)
+
+
+def larger_tiles(heads: Heads, job: Job) -> list[QueryTile]:
+    """Those that the tree fills at least halfway; on a CPU there are no tiles to choose."""
+    num_rows = job.rows * next_power_of_2(heads.H // heads.G)
+    is_gpu = heads.device.type == "cuda"
+    return [tile for tile in LARGER_TILES if is_gpu and tile.more_than < num_rows]
+
+
+def _rows_of_tree(heads: Heads, job: Job, model_len: int) -> QueryRows:
+    """The nodes lie in random slots of the blocks after those of the context."""
+    N, L = job.rows, job.context
+    num_blocks = -(-L // BLOCK_SIZE)
+    blocks = torch.arange(num_blocks, device=heads.device)[None]
+    slots = num_blocks * BLOCK_SIZE + torch.randperm(N)
+    paths = [_path(node) for node in range(N)]
+    D1 = max(map(len, paths))
+    named = torch.full((N, D1), -1)
+    for node, path in enumerate(paths):
+        named[node, : len(path)] = slots[path]
+    positions = torch.tensor([L + len(path) - 1 for path in paths], device=heads.device)
+    starts = torch.tensor([L], device=heads.device)
+    end = Job(batch=1, rows=N, context=L + D1)
+    found = Paths(slots=named.to(heads.device), starts=starts)
+    return query_rows(heads, end, blocks, model_len, positions, found)
+
+
+def _path(node: int) -> list[int]:
+    """From the root to the node."""
+    return [*(_path((node - 1) // CHILDREN) if node else ()), node]

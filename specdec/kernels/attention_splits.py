@@ -1,0 +1,184 @@
+"""The borders of attention's splits and tiles, and how a row's partial results grow and add up.
+
+A partial result of a query row is a peak (of its scores), a total (of 2 to the power of score -
+peak) and the values weighted by these powers; it starts as -inf, 0 and 0. `attend_tile` takes 64
+more keys into it, `add_part` adds one of later keys. Every kernel of attention is made of these
+two, on the same tiles in the same order, which is why all of them give a row the same bits.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, tl
+from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
+
+
+def num_splits(num_keys: int) -> int:
+    """How many splits cover this many keys; the inverse of `split_start`."""
+    low = min(num_keys, 1024)
+    middle = min(max(num_keys - 1024, 0), 7168)
+    high = max(num_keys - 8192, 0)
+    return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
+
+
+@jit
+def split_start(split):
+    """First key of a split; any number of splits."""
+    middle = 1024 + (split - 16) * 512
+    high = 8192 + (split - 30) * 2048
+    return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
+
+
+@jit
+def split_of(key):
+    """The split that holds a key."""
+    middle = 16 + (key - 1024) // 512
+    high = 30 + (key - 8192) // 2048
+    return tl.where(key < 1024, key // 64, tl.where(key < 8192, middle, high))
+
+
+@jit
+def attend_split(
+    q,
+    keys,
+    position,
+    first,
+    last,
+    split,
+    scale,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    SKIP: tl.constexpr,
+):
+    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C].
+
+    q: [rows, C]. keys: the caches of keys and values, and the request's blocks [M]. position:
+    [rows], -1 = no row; between first and last. SKIP: no masks where first sees a whole tile.
+    """
+    peak, total, acc = no_keys(q.shape[0], q.shape[1])
+    s = tl.arange(0, S)
+    start = split_start(split)
+    end = tl.minimum(split_start(split + 1), last + 1)
+    if SKIP:
+        edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
+        for at in range(start, edge, S):
+            k, v = load_keys(keys, at, last, g, G, S, q.shape[1], False)
+            peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
+        start = edge
+    for at in range(start, end, S):
+        k, v = load_keys(keys, at, last, g, G, S, q.shape[1], True)
+        is_seen = (at + s)[None, :] <= position[:, None]
+        peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+    return peak, total, acc
+
+
+@jit
+def load_keys(
+    keys, start, last, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, IS_MASKED: tl.constexpr
+):
+    """Keys and values [S, C] of a tile; IS_MASKED: 0 after key `last`."""
+    k_ptr, v_ptr, blocks_ptr = keys
+    c, s = tl.arange(0, C), tl.arange(0, S)
+    at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
+    if IS_MASKED:
+        is_there = (start + s <= last)[:, None]
+        # values are on their way while the scores are made
+        k = tl.load(k_ptr + at, mask=is_there, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_there, other=0.0)
+    else:
+        k = tl.load(k_ptr + at)
+        v = tl.load(v_ptr + at)
+    return k, v
+
+
+@jit
+def no_keys(ROWS: tl.constexpr, C: tl.constexpr):
+    """The partial result of rows that have seen no key."""
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    return peak, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, C), tl.float32)
+
+
+@jit
+def attend_tile(q, k, v, is_seen, scale, peak, total, acc):
+    """Take a tile of keys into a partial result.
+
+    q: [rows, C]. k, v: [S, C]. is_seen: [rows, S], None = all.
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if is_seen is not None:
+        scores = tl.where(is_seen, scores, float("-inf"))
+    decay, _, peak = weigh(peak, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
+    # the total through the tensor cores too: they sum in the same order in every layout
+    ones = tl.full((k.shape[0], 16), 1.0, q.dtype)
+    summed = tl.dot(weights, ones, input_precision="ieee")
+    total = tl.fma(total, decay, tl.max(summed, axis=1))
+    acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")
+    return peak, total, acc
+
+
+@jit
+def add_part(peak, total, acc, part_peak, part_total, part_acc):
+    """A partial result and one of later keys, of the same rows [rows, C], as one."""
+    decay, weight, peak = weigh(peak, part_peak)
+    total = tl.fma(total, decay, part_total * weight)
+    decays = tl.broadcast_to(decay[:, None], acc.shape)
+    return peak, total, tl.fma(acc, decays, part_acc * weight[:, None])
+
+
+@jit
+def finite(peak):
+    """A peak to subtract: 0 where a row has seen no key."""
+    return tl.where(peak == float("-inf"), 0.0, peak)
+
+
+@jit
+def weigh(peak, other):
+    """Factors that bring two partial results to their common peak, and that peak."""
+    both = tl.maximum(peak, other)
+    return tl.exp2(peak - finite(both)), tl.exp2(other - finite(both)), both
+
+
+class Part(NamedTuple):
+    """The twin's partial result of tiles of 8 query rows: powers of e, no splits.
+
+    peak, total: [tiles, G, heads of a group, 8, 1]. acc: [tiles, G, heads of a group, 8, C].
+    """
+
+    peak: Tensor
+    total: Tensor
+    acc: Tensor
+
+
+def no_keys_ref(q: Tensor, num_tiles: int, G: int, group: int) -> Part:
+    """The twin of no_keys. q: [tiles x G, group x 8, C]."""
+    acc = q.new_zeros(num_tiles, G, group, ROWS, q.shape[-1])
+    total = acc.new_zeros(*acc.shape[:-1], 1)
+    return Part(torch.full_like(total, -torch.inf), total, acc)
+
+
+def attend_tile_ref(
+    q: Tensor, k: Tensor, v: Tensor, is_there: Tensor, is_seen: Tensor, part: Part
+) -> Part:
+    """The twin of attend_tile, for every query tile at once.
+
+    q:        [tiles x G, group x 8, C], scaled
+    k, v:     [tiles, G, S, C]
+    is_there: [tiles, 1, 1, 1, S] keys whose values may be read
+    is_seen:  [tiles, 1, 1, 8 or 1, S] keys that a row, or each row, attends to
+    """
+    num_tiles, G, S, C = k.shape
+    *shape, _ = part.acc.shape
+    scores = torch.bmm(q, k.reshape(-1, S, C).transpose(1, 2)).view(*shape, S)
+    scores = torch.where(is_seen, scores, -torch.inf)
+    peak = torch.maximum(part.peak, scores.amax(-1, keepdim=True))
+    subtracted = torch.where(peak == -torch.inf, 0.0, peak)
+    weights = blocked_exp(scores - subtracted)
+    decay = blocked_exp(part.peak - subtracted)
+    v = torch.where(is_there.view(num_tiles, 1, S, 1), v, 0.0)
+    product = torch.bmm(weights.view(num_tiles * G, -1, S), v.reshape(-1, S, C))
+    total = part.total * decay + tree_sum(weights)
+    return Part(peak, total, part.acc * decay + product.view(part.acc.shape))

@@ -1,0 +1,214 @@
+"""Attention over the last keys of rows whose paths are stored one slot at a time, as a tree's are.
+
+The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
+go on in cache slots named row by row. paged_attention.py attends to the shared keys in whole tiles
+of 64 keys, many rows at once, and leaves partial results behind. Here one program a row and kv head
+goes on with the row's own tiles, one or two, and adds everything up. A key has the column of its
+position in its tile, whichever slot it lies in, so a row gets the bits of plain decoding.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.kernels import jit, tl
+from specdec.kernels.attention_splits import (
+    Part,
+    add_part,
+    attend_tile,
+    attend_tile_ref,
+    no_keys,
+    split_of,
+    split_start,
+)
+from specdec.kernels.invariant import ROWS as TILE_ROWS
+from specdec.kernels.overlap import begin
+
+MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where the last keys of each row lie: those at positions starts .. position of the row.
+
+    slots:  entry j is the cache slot of the key at position starts + j, -1 behind the row's own
+    starts: for each batch slot, at most the position of its first row
+    """
+
+    slots: Tensor  # [T, D + 1]
+    starts: Tensor  # [B]
+
+
+@jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "path_slots_ptr",
+        "path_starts_ptr",
+        "query_len",
+        "D1",
+        "NS",
+    )
+)
+def _path_tails_kernel(
+    out_ptr,  # [T, H, C]
+    q_ptr,  # [T, H, C]
+    k_ptr,  # [N + 1, G, S, C]
+    v_ptr,  # [N + 1, G, S, C]
+    acc_ptr,  # [T, H, NS, C] float32
+    stats_ptr,  # [T, H, NS, 2] float32: peak, total
+    block_table_ptr,  # [R + 1, M]
+    idx_ptr,  # [B]
+    positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    path_slots_ptr,  # [T, D1]
+    path_starts_ptr,  # [B]
+    D1,
+    query_len,
+    R,
+    M,
+    NS,
+    scale,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    PDL: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    begin(PDL)
+    b = tl.program_id(0) // query_len
+    t = tl.program_id(0)
+    if not IS_UNIFORM:
+        t = tl.load(starts_ptr + b) + tl.program_id(0) % query_len
+        if t >= tl.load(starts_ptr + b + 1):
+            return
+    g = tl.program_id(1)
+    i = tl.arange(0, ROWS)
+    head = g * (H // G) + i
+    inside = i < H // G
+    position = tl.load(positions_ptr + t)
+    path_start = tl.load(path_starts_ptr + b)
+    row = tl.load(idx_ptr + b)
+    blocks_ptr = block_table_ptr + tl.where(row < 0, R, row) * M
+    c, s = tl.arange(0, C), tl.arange(0, S)
+    q_at = (t * H + head)[:, None] * C + c[None, :]
+    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
+    path_tile = path_start // S * S  # of the first tile that rows do not share
+    split = split_of(path_tile)
+    last = tl.minimum(position, path_tile - 1)  # shared key of this row
+
+    # splits before the one that holds the tile: each alone, or all of them added up
+    parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    peak, total, acc = no_keys(ROWS, C)
+    if IS_SPLIT:
+        for before in range(split):
+            is_written = split_start(before) <= last
+            part_peak, part_total, part_acc = load_part(parts, before, is_written, C)
+            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+        here = split
+    else:
+        peak, total, acc = load_part(parts, 0, split > 0, C)
+        here = 1
+    # the shared keys of that split
+    is_written = split_start(split) <= last
+    part_peak, part_total, part_acc = load_part(parts, here, is_written, C)
+
+    for start in range(path_tile, position + 1, S):
+        if start == split_start(split + 1):
+            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+            part_peak, part_total, part_acc = no_keys(ROWS, C)
+            split += 1
+        key = start + s
+        j = key - path_start
+        is_named = (j >= 0) & (j < D1) & (key <= position)
+        slot = tl.load(path_slots_ptr + t * D1 + j, mask=is_named, other=-1).to(tl.int64)
+        block = tl.load(blocks_ptr + start // S, mask=start < path_start, other=0).to(tl.int64)
+        slot = tl.where(j < 0, block * S + s, slot)
+        is_seen = slot >= 0
+        at = ((slot // S * G + g) * S + slot % S)[:, None] * C + c[None, :]
+        k = tl.load(k_ptr + at, mask=is_seen[:, None], other=0.0)
+        v = tl.load(v_ptr + at, mask=is_seen[:, None], other=0.0)
+        part_peak, part_total, part_acc = attend_tile(
+            q, k, v, is_seen[None, :], scale, part_peak, part_total, part_acc
+        )
+    peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + q_at, out, mask=inside[:, None])
+
+
+@jit
+def load_part(parts, index, is_written, C: tl.constexpr):
+    """Of each row, the partial result of this index; of no keys where none was written."""
+    acc_ptr, stats_ptr, first, inside = parts
+    c = tl.arange(0, C)
+    at = first + index
+    wanted = inside & is_written
+    peak = tl.load(stats_ptr + at * 2, mask=wanted, other=float("-inf"))
+    total = tl.load(stats_ptr + at * 2 + 1, mask=wanted, other=0.0)
+    acc = tl.load(acc_ptr + at[:, None] * C + c[None, :], mask=wanted[:, None], other=0.0)
+    return peak, total, acc
+
+
+@jit
+def store_part(parts, index, peak, total, acc, C: tl.constexpr):
+    """Leave the partial result of each row for a later kernel."""
+    acc_ptr, stats_ptr, first, inside = parts
+    c = tl.arange(0, C)
+    at = first + index
+    tl.store(stats_ptr + at * 2, peak, mask=inside)
+    tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
+    tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside[:, None])
+
+
+def paths_of_tiles(paths: Paths, rows: Tensor, reqs: Tensor) -> Paths:
+    """For each query tile of the twin: slots [tiles, 8, D + 1], starts [tiles].
+
+    rows: [tiles x 8] row of the step, T = no row. reqs: [tiles] batch slot.
+    """
+    slots = F.pad(paths.slots, (0, 0, 0, 1), value=-1)[rows]
+    return Paths(slots=slots.view(-1, TILE_ROWS, slots.shape[1]), starts=paths.starts[reqs])
+
+
+def path_tails_ref(
+    q: Tensor, cache: Tensor, blocks: Tensor, position: Tensor, paths: Paths, part: Part
+) -> Part:
+    """Take each row's own keys into the partial results of the shared ones.
+
+    A tile is run once for each of its rows, on that row's keys; of each run only this row is kept.
+
+    q:        [tiles x G, group x 8, C], scaled
+    blocks:   [tiles, M]
+    position: [tiles, 1, 1, 8, 1]
+    paths:    of the tiles
+    """
+    NT, G, group, R, C = part.acc.shape
+    S = cache.shape[3]
+    D1 = paths.slots.shape[-1]
+    each = Part(*(_for_each_row(x) for x in part))
+    q = _for_each_row(q.view(NT, G, group * R, C)).flatten(0, 1)
+    start = paths.starts // S * S
+    for _ in range(1 + -(-(D1 - 1) // S)):  # as many as a path of D + 1 keys can touch
+        key = (start[:, None] + torch.arange(S, device=q.device))[:, None]  # [NT, 1, S]
+        j = key - paths.starts.view(-1, 1, 1)
+        named = paths.slots.gather(2, j.clamp(0, D1 - 1).expand(-1, R, -1))
+        block = blocks.gather(1, (start // S).clamp(max=blocks.shape[1] - 1)[:, None])
+        slot = torch.where(j < 0, block[:, :, None] * S + key % S, named)
+        is_seen = (slot >= 0) & (j < D1) & (key <= position.view(NT, R, 1))
+        is_seen = is_seen.view(NT * R, 1, 1, 1, S)
+        slot = slot.clamp(min=0).view(NT * R, S)
+        kv = cache[:, slot // S, :, slot % S].float()  # [NT x 8, S, 2, G, C]
+        k, v = kv.permute(2, 0, 3, 1, 4)
+        each = attend_tile_ref(q, k, v, is_seen, is_seen, each)
+        start = start + S
+    return Part(*(x.unflatten(0, (NT, R)).diagonal(0, 1, 4).movedim(-1, 3) for x in each))
+
+
+def _for_each_row(x: Tensor) -> Tensor:
+    """Every tile 8 times: [tiles, ...] to [tiles x 8, ...]."""
+    return x.repeat_interleave(TILE_ROWS, dim=0)

@@ -1,0 +1,189 @@
+"""The suite attention on a CPU; and that no yardstick is the shipped kernel."""
+
+import json
+import shlex
+import sys
+from types import FunctionType
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from specdec.bench import attention as suite
+from specdec.bench import attention_jobs, attention_trees
+from specdec.bench.attention_jobs import Heads, Job
+from specdec.bench.bench import Bench, BenchOptions
+from specdec.bench.card import Bandwidth
+from specdec.bench.pair import load_pair
+from specdec.bench.yardsticks import flash_packed, yardsticks
+from specdec.cli import main
+from specdec.kernels import paged_attention as kernel
+from specdec.kernels.paged_attention import (
+    QueryRows,
+    QueryTile,
+    launch_paged_attention,
+    paged_attention,
+    plan_tiles,
+)
+from tests.specdec.kernels.row_products import multiply_row_by_row
+
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("demo", "demo", "cpu", "auto")
+
+
+@pytest.fixture
+def bench(pair):
+    return Bench(pair, Bandwidth(reading=1e12, copying=1e12), BenchOptions(max_model_len=192))
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """Any function of specdec.kernels raises."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a kernel of ours was called")
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("specdec.kernels"):
+            for each, value in list(vars(module).items()):
+                if isinstance(value, FunctionType) and value.__module__ == name:
+                    monkeypatch.setattr(module, each, fail)
+
+
+def queries(device, Q, L, H=4, G=2, C=64):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    return (
+        torch.randn(2, heads, length, C, device=device, dtype=dtype)
+        for heads, length in ((H, Q), (G, L), (G, L))
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("Q, L", [(1, 200), (4, 300), (66, 66)])
+def test_each_yardstick_computes_the_same_without_our_kernels(device, Q, L, no_kernels):
+    torch.manual_seed(0)
+    q, k, v = queries(device, Q, L)
+    mask = torch.ones(Q, L, dtype=torch.bool, device=device).tril(L - Q)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    found = yardsticks(torch.device(device))
+    unable = {}
+    for name, yardstick in found.items():
+        try:
+            last = yardstick(q, k, v)()[:, :, -1]
+        except RuntimeError as error:  # a shape that this kernel does not take
+            unable[name] = str(error)
+        else:
+            torch.testing.assert_close(last, expected[:, :, -1], rtol=2e-2, atol=2e-2)
+    print(unable)
+    assert len(unable) <= (0 if device == "cpu" else 2), unable
+    assert set(found) >= ({"math", "flex"} if device == "cpu" else {"flash", "cudnn", "flex"})
+
+
+def test_packed_rows_are_for_rounds():
+    q, k, v = queries("cpu", 66, 66)
+    with pytest.raises(RuntimeError, match="a prompt needs a mask"):
+        flash_packed(q, k, v)
+
+
+def test_a_yardstick_that_is_our_kernel_is_caught(no_kernels):
+    """What the test above would say of one that calls paged_attention."""
+    with pytest.raises(AssertionError, match="a kernel of ours"):
+        kernel.paged_attention(*queries("cpu", 1, 64), None)
+    with pytest.raises(AssertionError, match="a kernel of ours"):
+        kernel.paged_attention_ref(*queries("cpu", 1, 64), None)
+
+
+def test_rounds_prompts_and_trees_have_rows(bench):
+    rows = list(suite.attention(bench))
+
+    assert {(row["batch"], row["rows"], row["context"]) for row in rows[:8]} == {
+        (batch, count, context) for batch in (1, 2) for count in (1, 3) for context in (70, 130)
+    }
+    assert [(row["what"], row["rows"]) for row in rows[8:]] == [("prompt", 66), ("tree", 5)]
+    for row in rows[:9]:
+        assert row["errors"] is None
+        assert row["yardstick_ms"] == min(row["math_ms"], row["flex_ms"])
+        assert row["against_yardstick"] == row["ms_per_layer"] / row["yardstick_ms"]
+        assert row["of_bandwidth"] == pytest.approx(row["gb_per_s"] / 1000)
+    verify = next(row for row in rows if (row["batch"], row["rows"], row["context"]) == (1, 3, 70))
+    assert rows[9]["against_verify"] == rows[9]["ms_per_layer"] / verify["ms_per_layer"]
+
+
+def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
+    wrong = {"wrong": lambda q, k, v: lambda: torch.zeros_like(q)}
+    monkeypatch.setattr(suite, "yardsticks", lambda device: wrong)
+    row = suite.compared(Heads(bench.pair), Job(batch=1, rows=2, context=70), 1e12, 192)
+    assert row["errors"] == "wrong: differs from ours by 100.0% of the largest value"
+    assert (row["yardstick"], row["yardstick_ms"], row["wrong_ms"]) == (None, None, None)
+
+
+def test_trees_are_timed_in_larger_tiles_and_their_bits_compared(bench, monkeypatch):
+    multiply_row_by_row(monkeypatch)
+    monkeypatch.setattr(attention_trees, "paged_attention", launch_paged_attention)
+    heads, job = Heads(bench.pair), Job(batch=1, rows=5, context=70)
+    assert attention_trees.larger_tiles(heads, job) == []
+    tile = QueryTile(8, 64, 4)
+    monkeypatch.setattr(attention_trees, "larger_tiles", lambda heads, job: [tile])
+    rows = []
+    plan = kernel.plan_launch
+    monkeypatch.setattr(kernel, "plan_launch", lambda *of: rows.append(plan(*of)) or rows[-1])
+    shipped, larger = attention_trees.timed_trees(heads, job, 192)
+    assert (shipped[0], larger[0]) == ("as shipped", "64 rows, 4 warps")
+    assert (shipped[2], larger[2]) == (True, True)
+    assert [each.tile.rows for each in rows] == [16, 64]
+
+
+def test_what_does_not_fit_is_said_and_left_out(bench, monkeypatch):
+    monkeypatch.setattr(Heads, "fits", lambda self, job: job.batch == 1 and job.rows == 1)
+    rows = list(suite.attention(bench))
+    assert [(row["batch"], row["rows"]) for row in rows] == [(1, 1)] * 2
+    assert (
+        "attention: batch 2, 3 rows, context 130: more keys than fit into memory" in bench.skipped
+    )
+
+
+def test_a_gpu_has_room_for_all_copies_twice(bench, monkeypatch):
+    heads = Heads(bench.pair)
+    job = Job(batch=64, rows=1, context=32768)
+    size = heads.bytes_of(job)
+    assert size == 2 * 64 * 32768 * heads.G * heads.C * heads.dtype.itemsize
+    heads.device = torch.device("cuda")
+    small = Job(batch=1, rows=1, context=300)
+    assert heads.num_copies(small) * heads.bytes_of(small) >= attention_jobs.CACHES
+    for free, fits in ((6 * size, True), (4 * size, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 0))
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        assert heads.fits(job) is fits
+
+
+def test_both_kernels_and_yardsticks_see_the_same_keys(bench):
+    """Paged in random order and contiguous: the reference over one equals ours over the other."""
+    heads = Heads(bench.pair)
+    [cache] = attention_jobs.caches_of(heads, 4, 1)
+    blocks = torch.tensor([[2, 0], [3, 1]])
+    k, _ = attention_jobs.contiguous(cache, blocks, 100)
+    assert torch.equal(k[1, :, 70], cache[0, 1, :, 6])
+    assert k.shape == (2, heads.G, 100, heads.C)
+    rows = attention_jobs.query_rows(heads, Job(batch=2, rows=1, context=100), blocks, 192)
+    assert isinstance(rows, QueryRows)
+    q = heads.random(2, heads.H)
+    out = torch.empty_like(q)
+    paged_attention(q, out, cache, rows)
+    assert torch.equal(rows.tiles.rows, plan_tiles([1, 1], 2, CPU).rows)
+    assert not out.isnan().any()
+
+
+def test_the_command_writes_it_beside_its_command(capsys, tmp_path):
+    file = tmp_path / "run.json"
+    given = ["bench", "--suite", "attention", "--json", str(file), "--device", "cpu"]
+    with pytest.raises(SystemExit, match="0"):
+        main(given)
+    result = json.loads(file.read_text())
+    assert result["command"] == shlex.join(["specdec", *given])
+    assert result["suites"]["attention"][-1]["what"] == "tree"
+    assert "against yardstick" in capsys.readouterr().out

@@ -1,0 +1,221 @@
+"""A row that reads its last keys by slots gets the bits of plain decoding, kernel and twin."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from graphs.cuda import CudaBackend
+from graphs.modes import BatchDescriptor
+from graphs.tape.backend import TapeBackend
+from graphs.wrapper import capture_graph
+from specdec.kernels import paged_attention as attention
+from specdec.kernels.paged_attention import (
+    QueryTile,
+    launch_paged_attention,
+    paged_attention,
+    paged_attention_ref,
+)
+from specdec.kernels.path_tails import Paths
+from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
+
+BORDERS = (63, 64, 65, 1023, 1024, 1025, 8191, 8192, 8193)
+GROUPS = (1, 2, 4, 5, 7, 8)
+FP16, BF16 = torch.float16, torch.bfloat16
+# each group compiles some nine kernels
+ON_GPU = [*((BF16, 128, group) for group in GROUPS), (BF16, 64, 1), (BF16, 64, 7), (FP16, 64, 4)]
+
+
+@pytest.fixture
+def device(exact_device):
+    return exact_device
+
+
+@pytest.fixture(params=["splits are shared", "one program walks all"])
+def cut(request, monkeypatch):
+    """Both ways to cut the keys, of trees and of plain rows."""
+    if request.param != "splits are shared":
+        monkeypatch.setattr(attention, "MANY_WARPS", 1)
+
+
+def dtypes(device):
+    return (torch.float32, FP16) if device == "cpu" else (BF16, FP16)
+
+
+def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
+    for base, dtype in zip((5, 58, 1020, 1148), dtypes(device) * 2, strict=True):
+        case = tree_case([chain(base, 8)], H=2, G=1, dtype=dtype, device=device)
+        by_slots = case.attend(launch_paged_attention, case.tree)
+        assert torch.equal(by_slots, case.attend(launch_paged_attention, case.chains()))
+        assert not by_slots.isnan().any()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_node_gets_the_bits_of_its_path_decoded_plainly(device, group):
+    tree = random_tree(60, 5, 4, seed=group)
+    case = tree_case([tree], H=group, G=1, dtype=FP16, device=device)
+    by_slots = case.attend(launch_paged_attention, case.tree)
+    assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_trees_of_several_requests_share_a_launch(device, is_ragged):
+    trees = [random_tree(base, 5 + is_ragged * i, 4, i) for i, base in enumerate((0, 63, 126))]
+    case = tree_case(trees, H=5, G=1, dtype=dtypes(device)[0], device=device, is_ragged=is_ragged)
+    by_slots = case.attend(launch_paged_attention, case.tree)
+    assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("group, C", [(1, 16), (4, 64)])
+def test_the_interpreter_gives_equal_bits_at_every_border(exact_interpreter, cut, border, group, C):
+    for base in (border - 8, border - 3, border + 8):
+        case = tree_case([chain(base, 9)], H=group, G=1, C=C, dtype=FP16)
+        by_slots = case.attend(launch_paged_attention, case.tree)
+        assert torch.equal(by_slots, case.attend(launch_paged_attention, case.chains())), base
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_nodes, base", [(16, 1020), (33, 500), (64, 60)])
+def test_the_interpreter_gives_large_trees_the_bits_of_their_paths(
+    exact_interpreter, cut, num_nodes, base
+):
+    tree = random_tree(base, num_nodes, 8, seed=base)
+    case = tree_case([tree], H=4, G=1, dtype=FP16)
+    by_slots = case.attend(launch_paged_attention, case.tree)
+    assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, C, group", ON_GPU)
+def test_a_gpu_gives_equal_bits_at_every_border(cut, dtype, C, group):
+    torch.manual_seed(0)
+    for border, D in product(BORDERS, (3, 8)):
+        trees = [chain(border + by, D + 1) for by in range(-D, D + 1)]
+        case = tree_case(trees, H=group * 2, G=2, C=C, dtype=dtype, device="cuda")
+        by_slots = case.attend(launch_paged_attention, case.tree)
+        for plain in (case.chains(), case.plain):
+            expected = case.attend(launch_paged_attention, plain)
+            assert torch.equal(by_slots, expected), (border, D)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, C, group", ON_GPU)
+def test_a_gpu_gives_trees_the_bits_of_their_paths(cut, dtype, C, group):
+    torch.manual_seed(0)
+    for num_nodes, base in product((2, 9, 16, 32, 64), (0, 60, 300, 1020, 8190)):
+        trees = [random_tree(base + i, num_nodes, 8, seed=i) for i in range(3)]
+        case = tree_case(trees, H=group * 2, G=2, C=C, dtype=dtype, device="cuda")
+        by_slots = case.attend(launch_paged_attention, case.tree)
+        plain = case.attend(launch_paged_attention, case.plain)
+        assert torch.equal(by_slots, plain), (num_nodes, base)
+
+
+@pytest.mark.parametrize("tile", [QueryTile(0, 64, 4), QueryTile(0, 128, 8, skips_masks=True)])
+def test_trees_keep_their_bits_in_larger_query_tiles(device, monkeypatch, tile):
+    sizes = {"H": 4, "G": 1, "C": 16} if device == "cpu" else {"H": 32, "G": 8, "C": 128}
+    for base in (130,) if device == "cpu" else (60, 300, 1150, 8190):
+        tree = random_tree(base, 9 if device == "cpu" else 32, 8)
+        case = tree_case([tree], dtype=dtypes(device)[0], device=device, **sizes)
+        expected = case.attend(launch_paged_attention, case.tree)
+        with monkeypatch.context() as patched:
+            patched.setattr(attention, "QUERY_TILES", (tile,))
+            found = case.attend(launch_paged_attention, replace(case.tree))
+        assert torch.equal(found, expected), base
+
+
+def test_what_lies_in_other_nodes_slots_changes_nothing(device, cut):
+    tree = random_tree(62, 7, 3, seed=3)
+    case = tree_case([tree], H=4, G=2, dtype=FP16, device=device)
+    clean = case.attend(launch_paged_attention, case.tree)
+    for node in (0, 3, 6):
+        others = [i for i in range(7) if i not in tree.path(node)]
+        slots = case.node_slots[others]
+        poisoned = case.cache.clone()
+        poisoned[:, slots // 64, :, slots % 64] = torch.nan
+        out = replace(case, cache=poisoned).attend(launch_paged_attention, case.tree)
+        assert torch.equal(out[node], clean[node])
+        assert out[others[-1]].isnan().any()  # whose own key is poisoned
+
+
+@pytest.mark.parametrize("how", [launch_paged_attention, paged_attention_ref])
+def test_padding_changes_no_row(device, cut, how):
+    """Rows at the end of a slot, a whole slot, and garbage in what padding names."""
+    case = tree_case([random_tree(70, 5, 3), Tree(base=70, parents=[-1] * 5)], device=device)
+    clean = case.attend(how, case.tree)[:3]
+    rows = replace(
+        case.tree,
+        positions=case.tree.positions.index_fill(0, torch.arange(3, 10, device=device), 0),
+        idx_mapping=torch.tensor([0, -1], device=device),
+        paths=Paths(
+            slots=case.tree.paths.slots.index_fill(0, torch.arange(3, 10, device=device), -1),
+            starts=torch.tensor([70, 0], device=device),
+        ),
+    )
+    padded = replace(case, q=case.q.index_fill(0, torch.arange(3, 10, device=device), torch.nan))
+    assert torch.equal(padded.attend(how, rows)[:3], clean)
+
+
+def test_the_kernel_is_its_twin(device):
+    for dtype in dtypes(device):
+        case = tree_case(
+            [random_tree(61, 9, 5), random_tree(120, 9, 9)], dtype=dtype, device=device
+        )
+        actual = case.attend(launch_paged_attention, case.tree)
+        tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+        expected = case.attend(paged_attention_ref, case.tree)
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("group, C", [(1, 64), (4, 16), (5, 64), (7, 128), (8, 64)])
+def test_the_twin_gives_each_node_the_bits_of_its_path(group, C):
+    torch.manual_seed(0)
+    bases = (0, 63, 300, 1020)
+    trees = [random_tree(base, 4 + 7 * i, 9, i) for i, base in enumerate(bases)]
+    for dtype in (torch.float32, BF16):
+        case = tree_case(trees, H=2 * group, G=2, C=C, dtype=dtype, is_ragged=True)
+        by_slots = case.attend(paged_attention_ref, case.tree)
+        assert torch.equal(by_slots, case.attend(paged_attention_ref, case.plain))
+        long = replace(case.tree, max_seq_len=case.tree.block_table.shape[1] * 64)
+        assert torch.equal(by_slots, case.attend(paged_attention_ref, long))
+
+
+def test_the_twin_goes_on_over_more_than_two_tiles():
+    torch.manual_seed(0)
+    case = tree_case([chain(60, 140)])
+    by_slots = case.attend(paged_attention_ref, case.tree)
+    assert torch.equal(by_slots, case.attend(paged_attention_ref, case.chains()))
+
+
+@pytest.mark.parametrize("backend", ["tape", pytest.param("cuda", marks=pytest.mark.gpu)])
+@torch.inference_mode()
+def test_a_captured_pass_follows_other_trees(backend):
+    torch.manual_seed(0)
+    device = "cpu" if backend == "tape" else "cuda"
+    first, second = (
+        tree_case([random_tree(base, 12, 6, base)] * 2, dtype=torch.float32, device=device)
+        for base in (67, 115)
+    )
+    rows = replace(first.tree, max_seq_len=192)
+    out = torch.zeros_like(first.q)
+    pool = (TapeBackend() if backend == "tape" else CudaBackend(torch.device("cuda"))).new_pool()
+    paged_attention(first.q, out, first.cache, rows)  # compiles
+    graph, _ = capture_graph(
+        pool, BatchDescriptor(24), lambda: paged_attention(first.q, out, first.cache, rows)
+    )
+    for name in ("block_table", "positions"):
+        getattr(rows, name).copy_(getattr(second.tree, name))
+    rows.paths.starts.copy_(second.tree.paths.starts)
+    rows.paths.slots[:, : second.tree.paths.slots.shape[1]].copy_(second.tree.paths.slots)
+    first.cache.copy_(second.cache)
+    first.q.copy_(second.q)
+    graph.replay()
+    assert torch.equal(out, second.attend(paged_attention, second.tree))
+
+
+def test_rows_without_paths_are_cut_as_ever():
+    case = tree_case([chain(100, 40)])
+    assert not attention.plan_launch(replace(case.tree, paths=None), 4, 8).is_split
+    assert attention.plan_launch(case.tree, 4, 8).is_split

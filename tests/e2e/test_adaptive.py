@@ -3,6 +3,7 @@
 import random
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,7 +94,10 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(
     assert texts(llm, prompts[:5], sampled()) == texts(
         plain(), prompts[:5], without_drafts(sampled())
     )
-    stats = llm.engine.planner.statistics
+    planner = llm.engine.planner
+    assert (planner.calibration != planner.calibration[:1, :1, :1]).any()
+    assert np.array_equal(llm.engine.runner.calibration.numpy(), planner.calibration)
+    stats = planner.statistics
     assert 0 < stats.num_wasted < stats.num_rows
     assert stats.measured_tokens > 1.2 * stats.num_rounds
 
@@ -167,10 +171,10 @@ def test_rows_for_all_drafts_are_the_rounds_of_a_fixed_number(make, greedy, prom
     llm = make(k=3)
     planned(llm, [(24, 3)])
     fixed = demo_llm("demo", 3)
-    ours, theirs = (
-        each.generate(prompts[:6], greedy(NUM_TOKENS), use_tqdm=False) for each in (llm, fixed)
-    )
-    assert [each.stats.rounds for each in ours] == [each.stats.rounds for each in theirs]
+    drawn = SamplingParams(temperature=0.8, seed=3, max_tokens=NUM_TOKENS)
+    for params in (greedy(NUM_TOKENS), drawn):
+        ours, theirs = (each.generate(prompts[:6], params, use_tqdm=False) for each in (llm, fixed))
+        assert [each.stats.rounds for each in ours] == [each.stats.rounds for each in theirs]
 
 
 def test_the_end_of_the_context_is_reached_in_trimmed_rounds(make, plain, prompts):

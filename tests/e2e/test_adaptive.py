@@ -102,6 +102,27 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(
     assert stats.measured_tokens > 1.2 * stats.num_rounds
 
 
+def test_guided_texts_are_those_of_plain_decoding(make, plain, greedy, prompts):
+    """Masks of rows whose places only the device knows, beside requests without any."""
+    rules = [
+        {"regex": r"(def|for) [a-z_]{3,9}\([a-z]{0,4}\):( [a-z]+)*"},
+        {"json": {"type": "object"}},
+    ]
+    params = [
+        *(
+            SamplingParams(temperature=T, seed=5, max_tokens=NUM_TOKENS, structured_outputs=rule)
+            for rule in rules
+            for T in (0.0, 0.8)
+        ),
+        greedy(NUM_TOKENS),
+        SamplingParams(temperature=0.8, seed=6, max_tokens=NUM_TOKENS),
+    ]
+    llm = make(async_scheduling=True)
+    at_random(llm, random.Random(4))
+    assert texts(llm, prompts[:6], params) == texts(plain(), prompts[:6], params)
+    assert llm.engine.planner.statistics.measured_tokens > 0
+
+
 def test_graphs_replay_what_runs_eagerly(make, greedy, prompts):
     """Padded sizes, shrinking batches; the same rounds, as rows do not depend on padding."""
     found = []

@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -129,7 +130,7 @@ def measure_needs(
         weights=weights,
         other=total - free - weights,
         step=step,
-        logits=sizes.max_num_seqs * sizes.query_len * vocab_size * torch.float32.itemsize,
+        logits=sizes.max_verify_rows * vocab_size * torch.float32.itemsize,
         pools=pools,
         block=block,
     )
@@ -149,14 +150,20 @@ def run_largest_steps(runner: Runner) -> None:
         part = PromptPart(state_row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks)
         parts.append(part)
         budget -= length
-    rows = [-1] * (sizes.max_num_seqs - len(parts))
+    bound = sizes.max_model_len
+    all_rows = [-1] * sizes.max_num_seqs
+    rows = all_rows[len(parts) :]
     for needs in (GREEDY, EVERYTHING):
-        runner.run_step(rows, parts, max_num_computed=sizes.max_model_len, flags=needs)
-        for query_len in {1, sizes.query_len}:
-            runner.run_step(
-                [-1] * sizes.max_num_seqs,
-                max_num_computed=sizes.max_model_len,
-                flags=needs,
-                query_len=query_len,
-            )
+        run = partial(runner.run_step, max_num_computed=bound, flags=needs)
+        levels = sizes.num_speculative_tokens if sizes.is_adaptive else None
+        run(rows, parts, shared_rows=_shared(sizes, len(rows)), num_levels=levels)
+        run(all_rows, query_len=1)
+        run(all_rows, shared_rows=_shared(sizes, len(all_rows)), num_levels=levels)
         runner.read(sizes.max_num_seqs)
+
+
+def _shared(sizes: EngineSizes, num_verified: int) -> int:
+    """The most rows that are shared out among that many requests; 0 where none are."""
+    if not sizes.is_adaptive:
+        return 0
+    return min(num_verified * sizes.query_len, sizes.max_verify_rows)

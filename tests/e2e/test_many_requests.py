@@ -225,8 +225,17 @@ def test_preempted_requests_write_what_they_write_alone(make, prompts, values):
 PENALIZED = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "bad_words": ["return"]}
 
 
-@pytest.mark.parametrize("acceptance", ["exact", "rejection", "block"])
-@pytest.mark.parametrize("more", [{}, PENALIZED], ids=["plain", "penalized"])
+@pytest.mark.parametrize(
+    "acceptance, more",
+    [
+        pytest.param("exact", PENALIZED, id="exact-penalized"),
+        pytest.param("rejection", {}, id="rejection"),
+        pytest.param("block", PENALIZED, id="block-penalized"),
+        pytest.param("exact", {}, id="exact", marks=pytest.mark.slow),
+        pytest.param("rejection", PENALIZED, id="rejection-penalized", marks=pytest.mark.slow),
+        pytest.param("block", {}, id="block", marks=pytest.mark.slow),
+    ],
+)
 def test_preempted_requests_draw_what_they_would_have_drawn(prompts, acceptance, more):
     """Not one token and not one round is another than with a cache that is large enough."""
     params = SamplingParams(temperature=1.0, seed=11, max_tokens=80, ignore_eos=True, **more)

@@ -8,6 +8,7 @@ import torch
 from graphs.counters import CaptureRecord, GraphCounters
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.requests.row_start import RowStart
+from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.start.memory import MemoryNeeds, plan_memory, run_largest_steps
 from specdec.start.sizing import GIB
@@ -123,3 +124,24 @@ def test_the_largest_steps_write_scratch_only(backend):
         torch.equal(getattr(runner.state, name)[:-1], value) for name, value in before.items()
     )
     assert all(cache[:, :, :-1].isnan().all() for cache in caches(runner))
+
+
+def test_the_largest_steps_of_an_adaptive_engine_fit_its_buffers():
+    """Of 100 requests with 8 drafts each 512 rows verify, beside a single row of prompts."""
+    captures, device = make_backend("eager")
+    pair = tiny("eagle3", device)
+    sizes = EngineSizes(
+        max_model_len=100,
+        max_num_seqs=100,
+        max_num_batched_tokens=1,
+        num_kv_blocks=1,
+        num_speculative_tokens=8,
+        is_adaptive=True,
+    )
+    runner = Runner(pair.target, pair.eagle, sizes, device, backend=captures)
+    rows = []
+    forward = runner.target.forward
+    runner.target.forward = lambda step: rows.append(step.num_tokens) or forward(step)
+    run_largest_steps(runner)
+    assert rows == [513, 100, 512] * 2
+    assert runner.num_levels == 2 * (8 + 0 + 8) + 2 * 0

@@ -1,10 +1,10 @@
-"""The draft's two passes: prefill with the target's features, then K - 1 levels on its own.
+"""The draft's two passes: prefill with the target's features, then further levels on its own.
 
 Where rows are shared out (`calibration` is given) the number of levels varies from step to step: a
 graph of one level is replayed for each. A step that proposes nothing extends the draft's KV alone.
 
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
-slot t. After a round it covers all K + 1 rows: those after the accepted ones are garbage that the
+slot t. After a round it covers all its rows: those after the accepted ones are garbage that the
 levels and the next round overwrite.
 """
 

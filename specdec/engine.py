@@ -274,7 +274,7 @@ class Engine:
         return changed
 
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
-        if self.planner is not None and work.num_live > 0:
+        if self.planner is not None and work.verifying:
             self._learn(self.planner, work, result)
         changed = []
         row = 0
@@ -295,18 +295,19 @@ class Engine:
     def _learn(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
         """What held, for the planner; its calibration, when it is a new one, for the device."""
         requests = work.verifying
+        if work.num_live == 0:
+            planner.observe_plain(len(requests))
+            return
+        runs = np.array([request.finish is None for request in requests])
+        num_verified = np.array([len(drafts) for drafts in result.draft_tokens[: len(requests)]])
         planner.observe(
             RoundOutcome(
                 confidences=result.confidences[: len(requests)],
                 num_live=work.num_live,
-                num_verified=np.array(
-                    [len(drafts) for drafts in result.draft_tokens[: len(requests)]]
-                ),
-                num_accepted=np.array(result.num_accepted[: len(requests)]),
+                num_verified=num_verified * runs,
+                num_accepted=np.array(result.num_accepted[: len(requests)]) * runs,
                 is_sampled=np.array([request.params.temperature > 0 for request in requests]),
-                num_allowed=np.array(
-                    [0 if each.finish else self._num_drafted(each) for each in requests]
-                ),
+                num_allowed=np.array([self._num_drafted(each) for each in requests]) * runs,
             )
         )
         if planner.num_fits != self._num_fits:

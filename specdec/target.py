@@ -19,8 +19,8 @@ from specdec.stepping.step_sizes import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    graphs: steps with prompts run in pieces around attention; rounds of K + 1 rows per request, and
-        plain rounds of one row, run as one full graph each.
+    graphs: steps with prompts run in pieces around attention; rounds, and plain rounds of one row
+        per request, run as one full graph each.
     """
 
     model: LlamaModel

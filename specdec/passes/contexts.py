@@ -77,7 +77,8 @@ class PassContexts:
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         if Q is None:
             self.buffers.fill_padding([T // B + (b < T % B) for b in range(B)])
-            most = min(self.buffers.sizes.num_speculative_tokens, T - B) + 1
+            # of one slot: with fewer requests than slots, even where T == B
+            most = min(self.buffers.sizes.num_speculative_tokens + 1, T)
             return self._context(how, T, (self._shared(B, most, T, self.max_model_len),))
         self.buffers.fill_padding([Q] * B)
         return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))

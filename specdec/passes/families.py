@@ -15,6 +15,7 @@ inside its own, so steps with a sampled request have others, `draft.sampled`, wh
 In counters and logs the dot is an underscore; cuda_graph_modes sets plain with target_decode.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -109,7 +110,7 @@ class GraphFamilies:
         prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
         of = self.draft.of(flags)
         if num_proposing == 0:
-            return Passes(target=target, draft_prefill=prefill, extends_only=True)
+            return Passes(target=target, draft_prefill=prefill)
         decode = of.decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
@@ -127,7 +128,7 @@ class GraphFamilies:
         assert draft is not None, "the number of drafts is fixed"
         how = target.dispatch(num_reqs, num_reqs, 1)
         extend = draft.dispatch(num_reqs, num_reqs, 1)
-        return Passes(target=how, draft_prefill=extend, extends_only=True)
+        return Passes(target=how, draft_prefill=extend)
 
     def dispatch_round(
         self, num_reqs: int, flags: SamplingFlags = GREEDY, query_len: int | None = None
@@ -257,18 +258,20 @@ def shared_shapes(
 ) -> tuple[tuple[int, int], ...]:
     """(requests, rows) of rounds whose rows are shared out, by rows: few, as slots without a row
     cost next to nothing, and up to the most rows that share tiles padding does not either.
+
+    requests: None: powers of two; the most requests are always among them
     """
     most = sizes.max_num_seqs
     Q = sizes.query_len
     if not sizes.is_adaptive:
         return ()
     if requests is None:
-        requests = [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+        requests = [1 << i for i in range(most.bit_length()) if 1 << i < most]
     found = set()
-    for B in requests:
+    for fewer, B in itertools.pairwise([0, *sorted({*requests, most})]):
         all_rows = min(B * Q, sizes.max_verify_rows)
         few = min(B * (FEW_DRAFTS + 1), all_rows)
-        rows = {B, few, all_rows, *(c for c in ROW_CLASSES if B < c < all_rows)}
+        rows = {B, few, all_rows, *(c for c in ROW_CLASSES if fewer < c < all_rows)}
         found |= {(B, n) for n in rows}
     return tuple(sorted(found, key=lambda shape: (shape[1], shape[0])))
 

@@ -22,7 +22,7 @@ class RowSizes:
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:
         self._shapes = sorted(set(shapes))
-        self._by_requests: dict[int, tuple[int, NDArray[np.integer[Any]]]] = {}
+        self._by_requests: dict[int, NDArray[np.integer[Any]]] = {}
 
     @property
     def most_requests(self) -> int:
@@ -31,13 +31,6 @@ class RowSizes:
 
     def of(self, num_requests: int) -> NDArray[np.integer[Any]]:
         """[C] ascending rows; at least one for each request."""
-        return self._of(num_requests)[1]
-
-    def padded(self, num_requests: int) -> int:
-        """Requests of those shapes."""
-        return self._of(num_requests)[0]
-
-    def _of(self, num_requests: int) -> tuple[int, NDArray[np.integer[Any]]]:
         if num_requests not in self._by_requests:
             fitting = [s for s in self._shapes if min(s) >= num_requests]
             if not fitting:
@@ -45,9 +38,9 @@ class RowSizes:
                     f"num_requests={num_requests}: no captured shape (requests, rows) holds them; "
                     f"the largest is {self._shapes[-1]}"
                 )
-            padded = fitting[0][0]
-            rows = np.array([rows for requests, rows in fitting if requests == padded])
-            self._by_requests[num_requests] = padded, rows
+            least = fitting[0][0]
+            rows = [rows for requests, rows in fitting if requests == least]
+            self._by_requests[num_requests] = np.array(rows)
         return self._by_requests[num_requests]
 
 
@@ -90,7 +83,7 @@ def round_options(
     costs: RoundCosts, sizes: RowSizes, curves: GainCurves, num_requests: int, num_drafting: int
 ) -> RoundOptions:
     """All that a step of these requests may be, num_drafting of which may have drafts."""
-    rows, padded = sizes.of(num_requests), sizes.padded(num_requests)
+    rows = sizes.of(num_requests)
     gains = curves.gains(rows - num_requests, num_drafting)
     levels = np.arange(1, len(gains) + 1)[:, None]
     is_held_by_smaller = rows[:-1] >= num_requests + num_drafting * levels
@@ -101,6 +94,6 @@ def round_options(
         rows,
         num_requests + gains,
         verify_ms,
-        verify_ms + (levels - 1) * costs.level_ms(padded),
-        costs.plain_ms(padded),
+        verify_ms + (levels - 1) * costs.level_ms(num_requests),
+        costs.plain_ms(num_requests),
     )

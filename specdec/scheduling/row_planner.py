@@ -30,7 +30,10 @@ FIT_EVERY = 100  # rounds with drafts, from then on
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """num_rows: that verify, of the captured sizes. num_levels: that the draft runs after it."""
+    """num_rows: that verify, of the captured sizes; in a plain round one for each request.
+
+    num_levels: that the draft runs after it
+    """
 
     num_rows: int
     num_levels: int
@@ -136,10 +139,16 @@ class RowPlanner:
             num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
         levels = self._probes.levels(steady, num_drafting)
         self._num_planned_levels += levels
+        if levels == 0 and num_rows == rows[0]:  # it is priced as a plain round, so it is one
+            num_rows = num_requests
         return RoundPlan(num_rows, levels)
 
+    def observe_plain(self, num_requests: int) -> None:
+        """Count a round in which there were no drafts."""
+        self._count(num_requests, 0, 0, None)
+
     def observe(self, outcome: RoundOutcome) -> None:
-        """Learn from a round whose results were read. Rounds without drafts only count."""
+        """Learn from a round with drafts whose results were read."""
         num_requests = len(outcome.num_accepted)
         num_drafting = int(np.count_nonzero(outcome.num_allowed))
         num_verified = int(outcome.num_verified.sum())

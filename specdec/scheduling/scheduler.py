@@ -209,13 +209,17 @@ class Scheduler:
         if num_drafting == 0 and not any(each.num_speculative_tokens for each in waiting):
             return replace(work, num_levels=0) if waiting else work
         num_keys = sum(each.num_tokens for each in verifying)
-        num_requests = max(len(verifying), 1)
-        plan = self.planner.plan(num_requests, max(num_drafting, 1), self._num_live, num_keys)
-        if num_drafting == 0 or (plan.num_levels == 0 and self._num_live == 0):
+        # where none verifies yet, for those that soon will
+        num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
+        num_drafting = num_drafting or num_requests
+        plan = self.planner.plan(num_requests, num_drafting, self._num_live, num_keys)
+        num_rows = plan.num_rows if self._num_live else len(verifying)
+        if not verifying or (plan.num_levels == 0 and num_rows <= len(verifying)):
             return replace(work, query_len=1, num_levels=plan.num_levels)
         return replace(
             work,
-            shared_rows=max(plan.num_rows, len(verifying)),
+            query_len=self.sizes.query_len,
+            shared_rows=max(num_rows, len(verifying)),
             num_live=self._num_live,
             num_levels=plan.num_levels,
         )

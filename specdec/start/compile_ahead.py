@@ -99,6 +99,8 @@ def samplings(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, 1, 1, flags)
         for query_len in query_lens:
             yield round_of(runner, 1, query_len, flags)
+        if runner.sizes.is_adaptive:
+            yield _shared_round(runner, 1, runner.sizes.query_len, flags)
     words = -(-runner.state.sampling.vocab_size // 32)
     masks = RowMasks(np.zeros(1, np.int64), np.full((1, words), -1, np.int32))
     yield replace(chunk(runner, 1, 1, SamplingFlags(guided=True)), masks=lambda: masks)
@@ -131,15 +133,20 @@ def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     """Rows that verify and ends of prompts together make any number of decided rows."""
     sizes = runner.sizes
+    if sizes.is_adaptive:  # any share of the rows and any number of prompts that end
+        most = sizes.max_model_len
+        for rows in counts_by_kind(1, sizes.max_verify_rows + sizes.max_num_seqs - 1):
+            if rows > 1:
+                parts = padding_parts(runner, [1])
+                yield runner.step_of([-1], parts, most, flags, None, rows - 1, num_levels=2)
+        return
     for rows in counts_by_kind(1, sizes.max_verify_rows):
         num_verified = min(rows // sizes.query_len, sizes.max_num_seqs - 1)
         num_ending = rows - num_verified * sizes.query_len
         if num_verified > 0 and 0 < num_ending <= sizes.max_num_seqs - num_verified:
             parts = padding_parts(runner, [1] * num_ending)
             most = sizes.max_model_len
-            Q = sizes.query_len
-            shared = (num_verified * Q, 2) if sizes.is_adaptive else (0, None)
-            yield runner.step_of([-1] * num_verified, parts, most, flags, Q, *shared)
+            yield runner.step_of([-1] * num_verified, parts, most, flags, sizes.query_len)
 
 
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:

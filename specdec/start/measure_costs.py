@@ -20,7 +20,8 @@ from specdec.stepping.step_sizes import Step
 logger = logging.getLogger("specdec")
 
 NUM_MIXED = 8  # sizes of steps with prompts
-NUM_ROUNDS = 12  # sizes of rounds whose rows are shared out
+NUM_ROUNDS = 8  # sizes of rounds whose rows are shared out
+REPEATS = 3  # of each of these
 SOME_LEVELS = 3  # of the draft, where their number varies
 LONG_CONTEXT = 4096
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
@@ -67,8 +68,8 @@ def measure_round_costs(runner: Runner) -> RoundCosts:
     """What rounds cost whose rows are shared out."""
     with compiling_is_expected():
         few, many = (
-            {step.num_verify_rows: _ms(runner, step) for step in _rounds(runner, num_levels)}
-            for num_levels in (1, SOME_LEVELS)
+            {step.num_verify_rows: _median_ms(runner, step) for step in _rounds(runner, levels)}
+            for levels in (1, SOME_LEVELS)
         )
         requests = {shape[1]: shape[0] for shape in _shapes(runner)}
         levels = {
@@ -77,7 +78,7 @@ def measure_round_costs(runner: Runner) -> RoundCosts:
         }
         assert runner.graphs.target.plain is not None, "no rounds without drafts"
         counts = _spread(runner.graphs.target.plain.sizes.requests, NUM_ROUNDS)
-        plain = tuple((n, _ms(runner, _round(runner, [-1] * n, 0))) for n in counts)
+        plain = tuple((n, _median_ms(runner, _round(runner, [-1] * n, 0))) for n in counts)
         ms_per_key = _ms_per_key(runner)
     costs = RoundCosts(
         verify=tuple(few.items()),
@@ -168,6 +169,11 @@ def _ms_per_pair(runner: Runner) -> float:
     steps = [runner.step_of((), [each], 0, GREEDY, None) for each in (part, moved)]
     first, later = (_ms(runner, step) for step in steps)
     return max(later - first, 0.0) / (rows * start)
+
+
+def _median_ms(runner: Runner, step: Step) -> float:
+    """Of a few runs: what one outlier said would hold for the life of the engine."""
+    return sorted(_ms(runner, step) for _ in range(REPEATS))[REPEATS // 2]
 
 
 def _ms(runner: Runner, step: Step) -> float:

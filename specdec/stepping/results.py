@@ -50,7 +50,7 @@ class PendingResult:
             sampled_tokens=[row[:Q] for row in rows],
             num_accepted=[row[Q] for row in rows],
             draft_tokens=[row[Q + 1 : Q + 1 + row[2 * Q]] for row in rows],
-            confidences=self.rows_cpu[:, 2 * Q + 1 :].numpy() / np.float32(CONFIDENCE_ONE),
+            confidences=self.rows_cpu[:, 2 * Q + 1 :].numpy().astype(np.float32) / CONFIDENCE_ONE,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )

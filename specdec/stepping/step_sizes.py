@@ -16,7 +16,11 @@ class Passes:
     target: Dispatch
     draft_prefill: Dispatch | None = None
     draft_decode: Dispatch | None = None
-    extends_only: bool = False  # draft_prefill writes KV, and proposes nothing
+
+    @property
+    def extends_only(self) -> bool:
+        """Whether the draft's prefill writes KV and proposes nothing."""
+        return self.draft_prefill is not None and self.draft_decode is None
 
     @property
     def num_reqs(self) -> int:
@@ -38,7 +42,7 @@ class Step:
     """Verify slots first, rows for each of `state_rows`; then the slots of `parts`.
 
     shared_rows: verify slots have 1 to query_len rows, by their shares of these; 0: query_len each
-    num_levels: of the draft, after the step; None: K
+    num_levels: of the draft, after the step; None: K, in engines where their number is fixed
     """
 
     state_rows: Sequence[int] = ()

@@ -102,7 +102,8 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(
     assert stats.measured_tokens > 1.2 * stats.num_rounds
 
 
-def test_guided_texts_are_those_of_plain_decoding(make, plain, greedy, prompts):
+@pytest.mark.parametrize("plans", [None, [(9, 2), (9, 0)] * 60])
+def test_guided_texts_are_those_of_plain_decoding(make, plain, greedy, prompts, plans):
     """Masks of rows whose places only the device knows, beside requests without any."""
     rules = [
         {"regex": r"(def|for) [a-z_]{3,9}\([a-z]{0,4}\):( [a-z]+)*"},
@@ -118,7 +119,10 @@ def test_guided_texts_are_those_of_plain_decoding(make, plain, greedy, prompts):
         SamplingParams(temperature=0.8, seed=6, max_tokens=NUM_TOKENS),
     ]
     llm = make(async_scheduling=True)
-    at_random(llm, random.Random(4))
+    if plans:  # drafts are dropped in every other round, and may not come back in the next
+        planned(llm, plans)
+    else:
+        at_random(llm, random.Random(4))
     assert texts(llm, prompts[:6], params) == texts(plain(), prompts[:6], params)
     assert llm.engine.planner.statistics.measured_tokens > 0
 
@@ -225,7 +229,8 @@ def test_requests_that_do_not_speculate_extend_no_cache(make, greedy, prompts):
     draft.prefill = lambda step: calls.append(step)
     llm.generate(prompts[:2], greedy(NUM_TOKENS, speculate=False), use_tqdm=False)
     assert [bool(step.parts) for step in calls] == [True]
-    assert llm.engine.planner.statistics.num_rounds == 0
+    stats = llm.engine.planner.statistics
+    assert (stats.num_rows, stats.num_levels) == (2 * stats.num_rounds, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import torch
 
 from graphs.context import ForwardContext, set_forward_context
 from graphs.errors import CaptureError
-from graphs.modes import CUDAGraphMode
+from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from specdec.config import GraphConfig, graph_modes
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import GraphFamilies, init_piecewise
+from specdec.runner import Runner
 from specdec.sizes import EngineSizes
 from specdec.target import Target
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
@@ -324,3 +325,22 @@ def test_stale_padding_is_caught_by_the_walk(monkeypatch, expected, backend):
 
 def rows(values):
     return torch.from_numpy(values[values >= 0])
+
+
+def test_a_slot_may_have_all_rows_that_others_leave():
+    """A graph of as many rows as slots serves fewer requests too, one of which may have drafts."""
+    pair = tiny("eagle3", torch.device("cpu"))
+    sizes = EngineSizes(
+        max_model_len=100,
+        max_num_seqs=20,
+        max_num_batched_tokens=48,
+        num_kv_blocks=1,
+        num_speculative_tokens=8,
+        is_adaptive=True,
+    )
+    runner = Runner(pair.target, pair.eagle, sizes, torch.device("cpu"))
+    for num_reqs, num_rows in runner.graphs.shapes:
+        desc = BatchDescriptor(num_rows, num_reqs)
+        [group] = runner.target.contexts.dummy_round(desc, warmup=False).attn_metadata.groups
+        assert group.max_query_len == min(9, num_rows)
+        assert group.num_rows == num_rows

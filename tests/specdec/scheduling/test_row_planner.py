@@ -86,7 +86,7 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     def tokens(levels, rows):
         return num_requests + top_sum(sample, levels, rows - num_requests, num_drafting)
 
-    rates = {(0, sizes[0]): num_requests / (dict(costs.plain)[padded] + keys_ms)}
+    rates = {(0, sizes[0]): num_requests / (dict(costs.plain)[num_requests] + keys_ms)}
     for levels in range(1, K + 1):
         for rows in sizes:
             ms = dict(costs.verify)[rows] + (levels - 1) * costs.level[0][1] + keys_ms
@@ -100,7 +100,7 @@ def test_the_choice_is_that_of_an_exhaustive_search(
 
     def worth(rows):
         is_plain = levels == 0 and rows == sizes[0]
-        ms = dict(costs.plain)[padded] if is_plain else dict(costs.verify)[rows]
+        ms = dict(costs.plain)[num_requests] if is_plain else dict(costs.verify)[rows]
         return tokens(num_live, rows) - rate * ms
 
     chosen = options.best_rows(num_live, levels, rate)

@@ -275,18 +275,17 @@ def test_two_engines_that_start_in_two_threads_do_not_forbid_each_others_capture
     captures, device = make_backend(backend)
     pair, oracle, trace = expected("eagle3", 3, device)
     second, make_prefill = [], Target.make_prefill
+    few = GraphConfig(request_sizes=(5, 32), token_sizes=(48,))
 
     def start_another(target, desc, warmup):
         monkeypatch.setattr(Target, "make_prefill", make_prefill)
-        thread = threading.Thread(
-            target=lambda: second.append(tiny_runner(pair, 3, GraphConfig(**SIZES), captures))
-        )
+        thread = threading.Thread(target=lambda: second.append(tiny_runner(pair, 3, few, captures)))
         thread.start()
         thread.join()
         return make_prefill(target, desc, warmup)
 
     monkeypatch.setattr(Target, "make_prefill", start_another)
-    first = tiny_runner(pair, 3, GraphConfig(**SIZES), captures)
+    first = tiny_runner(pair, 3, few, captures)
     assert_same(walked(first, oracle, is_poisoned=True).trace, trace)
     first.graphs.clear_all_graphs()
     assert (max(held_bytes(first)), min(held_bytes(second[0])) > 0) == (0, True)

@@ -10,7 +10,9 @@ def headline(llm: LLM) -> str:
     target = f"target {llm.target_report.format}, {dtype_name(llm)} on {hidden_states(llm).device}"
     if llm.draft_report is None:
         return f"{target}; no draft"
-    return f"{target}; draft {llm.draft_report.format}, K = {llm.sizes.num_speculative_tokens}"
+    K = llm.sizes.num_speculative_tokens
+    drafts = f"as many drafts as pay, at most {K}" if llm.sizes.is_adaptive else f"K = {K}"
+    return f"{target}; draft {llm.draft_report.format}, {drafts}"
 
 
 def hidden_states(llm: LLM) -> Tensor:

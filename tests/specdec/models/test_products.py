@@ -38,7 +38,7 @@ def asked(monkeypatch) -> set[Product]:
     listen(linear, "split_linear_ref", "split")
     listen(gate_up, "gate_up_ref", "gate")
     listen(best_token, "best_token_ref", "whole")
-    listen(propose, "best_token_ref", "whole")
+    listen(propose, "linear_ref", "whole")
     return heard
 
 

@@ -94,10 +94,12 @@ ROWS: dict[str, Row] = {
         (*LLM, "specdec.serve"),
         ("fastapi", "starlette", "uvicorn", "prometheus_client"),
     ),
+    "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "fastapi", "numpy")),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
-        (*LLM, "specdec.serve", "specdec.bench", "specdec.tune"), ("torch", "typer", "rich")
+        (*LLM, "specdec.serve", "specdec.fleet", "specdec.bench", "specdec.tune"),
+        ("torch", "typer", "rich"),
     ),
     "specdec.__main__": Row(("specdec.cli",)),
 }
@@ -110,6 +112,7 @@ LATE_IMPORTS = {
     "specdec/bench/charts.py": "matplotlib is an extra",
     "specdec/bench/load_chart.py": "matplotlib is an extra",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
+    "specdec/fleet/__init__.py": "ray is an extra: the error says how to install it",
     "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",
 }

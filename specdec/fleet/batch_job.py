@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import re
 import socket
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 import ray
 import ray.data
@@ -27,14 +29,15 @@ def connected(address: str) -> Iterator[None]:
     # an error reaches the caller as an exception
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     _check_reachable(address)
-    try:
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ValueError) as error:
-        raise ValueError(f"--ray {address}: {_first_line(error)}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # Ray prints what happens to its workers
+        try:
+            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError) as error:
+            raise ValueError(f"--ray {address}: {_reason(error)}") from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
@@ -76,7 +79,7 @@ def answer_lines(
         for row in answers.iter_rows():
             yield Answered(row["answer"].encode(), row["is_error"], row["num_tokens"])
     except RayError as error:
-        raise BatchStopped(_first_line(error)) from error
+        raise BatchStopped(_reason(error)) from error
 
 
 def _text(line: BatchLine) -> str:
@@ -87,5 +90,6 @@ def _text(line: BatchLine) -> str:
     return as_json(given).decode()
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1]
+def _reason(error: BaseException) -> str:
+    """What was said on the worker, without the traceback before it."""
+    return re.split(r"^[\w.]+: ", str(error).strip(), flags=re.MULTILINE)[-1]

@@ -62,17 +62,21 @@ def answer_lines(
 
     Ray starts a killed actor again, elsewhere if need be, and the lines of its batch with it.
     """
-    size = min(-(-len(lines) // num_engines), MOST_LINES)
+    if not lines:
+        return
+    num_batches = -(-len(lines) // min(-(-len(lines) // num_engines), MOST_LINES))
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    rows = ray.data.from_items([{"text": _text(line)} for line in lines])
+    rows = ray.data.from_items(
+        [{"text": _text(line)} for line in lines], override_num_blocks=num_batches
+    )
     answers = rows.map_batches(
         EngineStage,
         fn_constructor_args=(args.model, args.speculative_config),
         fn_constructor_kwargs={"server": args.server, **args.engine},
-        batch_size=size,
-        compute=ray.data.ActorPoolStrategy(size=num_engines),
+        # else the first engine that is ready takes all batches
+        compute=ray.data.ActorPoolStrategy(size=num_engines, max_tasks_in_flight_per_actor=1),
         num_gpus=args.num_gpus,
     )
     try:

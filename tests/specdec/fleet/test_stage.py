@@ -40,6 +40,9 @@ def comparable(line: str) -> object:
 def test_a_batch_on_a_cluster_is_that_of_one_process(cluster, tmp_path):
     source, output, here = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "here.jsonl"))
     lines, bad = lines_of(60)
+    lines[10] = json.dumps(
+        request(10, max_tokens=300, ignore_eos=True)
+    )  # the second engine ends first
     source.write_text("\n".join(lines) + "\n")
     assert batch(source, here, *ENGINE)[0] == 0
     expected = here.read_text().splitlines()
@@ -123,6 +126,9 @@ def test_what_a_stage_cannot_do_is_said(cluster, tmp_path):
     assert said.startswith(f"{tmp_path}: 1 problem, nothing loaded\n  - neither model.safetensors")
     assert said.count("\n") == 3
     assert "0 of 1 lines" in said
+    source.write_text("no JSON\n")
+    code, err = batch(source, tmp_path / "bad.jsonl", *ENGINE, "--ray", cluster)
+    assert (code, "1 of 1 lines in " in err) == (0, True)
     code, err = batch(source, output, "demo", "--ray", cluster)
     assert (code, err.count("\n")) == (2, 1)
     assert f"--ray {cluster}: no GPU there: give --device cpu" in err

@@ -95,12 +95,14 @@ ROWS: dict[str, Row] = {
         ("fastapi", "starlette", "uvicorn", "prometheus_client"),
     ),
     "specdec.serve.http.tools": Row(("specdec.arguments",)),
+    "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "fastapi", "numpy")),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     # nothing of ours: a yardstick must not be the shipped kernel
     "specdec.bench.yardsticks": Row(third=("torch", "flash_attn_interface")),
     "specdec.tune": Row(("specdec.kernels", "specdec.models", "graphs", "weights"), ("torch",)),
     "specdec.cli": Row(
-        (*LLM, "specdec.serve", "specdec.bench", "specdec.tune"), ("torch", "typer", "rich")
+        (*LLM, "specdec.serve", "specdec.fleet", "specdec.bench", "specdec.tune"),
+        ("torch", "typer", "rich"),
     ),
     "specdec.__main__": Row(("specdec.cli",)),
 }
@@ -114,6 +116,7 @@ LATE_IMPORTS = {
     "specdec/bench/load_chart.py": "matplotlib is an extra",
     "specdec/bench/yardsticks.py": "FlashAttention 3 is there or not",
     "specdec/cli/__init__.py": "a command imports its file when called: --help needs no torch",
+    "specdec/fleet/__init__.py": "ray is an extra: the error says how to install it",
     "specdec/guided/guides.py": "llguidance is an extra",
     "specdec/kernels/__init__.py": "Triton, behind one device check",
 }

@@ -1,11 +1,22 @@
 """Each example runs as its docstring says, and shows what it claims."""
 
+import asyncio
+import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from specdec import AsyncLLM
+from specdec.cli import main
+from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.server import Server, listen
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = {
@@ -19,11 +30,17 @@ EXPECTED = {
         "no text:                 True",
     ),
 }
+# of a server that runs already
+CLIENTS = {
+    "openai_client.py": ("drafts accepted: ", "pieces of the stream: ", "same text: True"),
+    "structured.py": ("Shirt(size=", "colour='"),
+}
+OTHERS = {"ray_serve.py", "curl.sh", "batch.jsonl"}
 
 
 def test_every_example_is_tried():
-    files = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert files == {command.split()[0] for command in EXPECTED}
+    files = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
+    assert files == {command.split()[0] for command in EXPECTED} | set(CLIENTS) | OTHERS
 
 
 @pytest.mark.parametrize("command", EXPECTED)
@@ -34,6 +51,79 @@ def test_an_example_shows_what_it_claims(command):
     assert done.returncode == 0, done.stderr[-2000:]
     assert [words for words in EXPECTED[command] if words not in done.stdout] == []
     assert "False" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server of the bundled pair; the examples' own docstrings start one by `specdec serve`."""
+    is_ready = threading.Event()
+    address = listen("127.0.0.1", 0)
+    with AsyncLLM("demo", {"model": "demo"}, device="cpu", max_num_seqs=4) as llm:
+        server = Server(llm, ServerOptions(host="127.0.0.1", model_names=("demo",)), is_ready.set)
+
+        async def serve() -> None:
+            asyncio.get_running_loop().call_soon(loops.append, asyncio.get_running_loop())
+            await server.serve(sockets=[address])
+
+        loops: list[asyncio.AbstractEventLoop] = []
+        thread = threading.Thread(target=asyncio.run, args=(serve(),))
+        thread.start()
+        assert is_ready.wait(60)
+        yield f"http://127.0.0.1:{address.getsockname()[1]}"
+        loops[0].call_soon_threadsafe(server.drain)
+        thread.join(60)
+        address.close()
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_an_example_of_a_client_shows_what_it_claims(name, url):
+    run = [sys.executable, f"examples/{name}", "--url", f"{url}/v1"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, env=_with_sources())
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [words for words in CLIENTS[name] if words not in done.stdout] == []
+
+
+def test_the_example_of_curl(url):
+    run = ["bash", "examples/curl.sh", url]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, env=_with_sources())
+    assert done.returncode == 0, done.stdout + done.stderr
+    completion, *stream, chat, guided = [line for line in done.stdout.splitlines() if line]
+    assert stream.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in stream]
+    assert len(chunks) > 1
+    text = json.loads(completion)["choices"][0]["text"]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    assert json.loads(chat)["choices"][0]["message"]["content"]
+    assert 0 < int(json.loads(guided)["choices"][0]["text"]) < 100
+
+
+def test_the_example_of_a_batch_file(tmp_path):
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(SystemExit) as left:
+        main(["batch", f"{ROOT}/examples/batch.jsonl", str(output), "demo", "--draft", "demo"])
+    assert left.value.code == 0
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [each["custom_id"] for each in answers] == ["greedy", "seeded", "chat", "choice"]
+    assert [each["response"]["status_code"] for each in answers] == [200] * 4
+    assert answers[3]["response"]["body"]["choices"][0]["text"] in ("True", "False")
+
+
+@pytest.mark.fleet
+def test_the_example_of_ray_serve(tmp_path):
+    if find_spec("ray") is None:
+        pytest.fail('ray is missing: pip install -c constraints.txt -e ".[test-fleet]"')
+    key = tmp_path / "key"
+    key.write_text("0" * 64)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run = [sys.executable, "examples/ray_serve.py", "--once", "--port", str(port)]
+    env = _with_sources() | {"RAY_AUTH_TOKEN_PATH": str(key)}
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, env=env, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"2 engines at http://127.0.0.1:{port}/v1" in done.stdout
+    assert "    " in done.stdout.partition("2 engines")[0]
 
 
 def _with_sources() -> dict[str, str]:

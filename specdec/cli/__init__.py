@@ -319,6 +319,14 @@ def batch(
     enforce_eager: shared.EnforceEager = False,
     cuda_graph_sizes: shared.GraphSizes = None,
     cuda_graph_token_sizes: shared.GraphTokenSizes = None,
+    ray: Annotated[
+        str | None,
+        Option(metavar="ADDRESS", help="answer on a cluster of Ray; auto: the running one"),
+    ] = None,
+    num_engines: Annotated[
+        int | None,
+        Option(min=1, help="on the cluster", show_default="one for each GPU, 1 on CPUs"),
+    ] = None,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
@@ -327,10 +335,18 @@ def batch(
     was stopped.
     """
     require_extra("batch", "server", ("fastapi", "uvicorn", "prometheus_client"))
+    if ray is not None:
+        require_extra("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
     from specdec.cli.batch import BatchOptions, run_batch
 
     wording = Wording.of(context.command.params, max_model_len is not None)
-    run_batch(shared.options_of(BatchOptions, {**context.params, "wording": wording}))
+    options = shared.options_of(BatchOptions, {**context.params, "wording": wording})
+    if ray is None:
+        run_batch(options)
+        return
+    from specdec.cli.batch_on_ray import run_batch_on_ray
+
+    run_batch_on_ray(options)
 
 
 SUITES = (

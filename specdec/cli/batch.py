@@ -1,31 +1,24 @@
-"""`specdec batch`: answer the lines of a file, many at once, in their order.
-
-The output is always a beginning of the whole one, so a run that was stopped goes on behind it.
-"""
+"""`specdec batch`: answer the lines of a file, many at once, in their order."""
 
 import asyncio
-import fcntl
-import json
 import sys
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
+from specdec.arguments import from_mapping
+from specdec.cli.batch_file import Batch, opened
 from specdec.cli.generate import TextOptions, speculation_of
 from specdec.cli.headline import headline
 from specdec.cli.serve import GENERATION_CONFIGS, check_choice
 from specdec.cli.threads import choose_threads
+from specdec.config import SpeculativeConfig
 from specdec.requests.chat_format import ChatFormat
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
-from specdec.serve.http.batch import Answered, BatchLine, BatchStopped, answer_line, read_line
+from specdec.serve.http.batch import Answered, answer_line
 from specdec.serve.http.options import ServerOptions
-from weights.bars import bar
 
 AHEAD = 4096  # answers that may wait for an earlier line, in memory
 NO_LIMIT = 1 << 30
@@ -33,7 +26,7 @@ NO_LIMIT = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions(TextOptions):
-    """The command's options; see ServerOptions."""
+    """The command's options; see ServerOptions. ray: a cluster's address."""
 
     input: Path
     output: Path
@@ -41,165 +34,83 @@ class BatchOptions(TextOptions):
     chat_template: str | None
     generation_config: str
     ignore_unknown: bool
+    ray: str | None
+    num_engines: int | None
 
 
-def run_batch(options: BatchOptions) -> None:
-    """Look at both files, load, answer what is left."""
+Answer = Callable[[BatchOptions, SpeculativeConfig | None, Batch], None]
+
+
+def run_batch(options: BatchOptions, answer: Answer | None = None) -> None:
+    """Look at both files, load, answer what is left. answer: by which engines; None: one here."""
     check_choice("--generation-config", options.generation_config, GENERATION_CONFIGS)
     ChatFormat(chat_template=options.chat_template)
+    if options.num_engines is not None and options.ray is None:
+        raise ValueError(f"--num-engines {options.num_engines} without a cluster: give --ray too")
     speculation = speculation_of(replace(options, sampling={"temperature": None}))
-    with _opened(options) as output:
-        num_lines = sum(1 for _ in read_lines(options.input))
-        num_done = _num_done(options.input, options.output, output)
-        if num_done:
-            print(f"{options.output}: {num_done} of {num_lines} lines are done", file=sys.stderr)
-        if num_done == num_lines:
-            return
-        with AsyncLLM(options.target, speculation, **options.engine) as llm:
-            print(headline(llm.llm), file=sys.stderr)
-            choose_threads(llm.llm.engine.runner)
-            batch = Batch(llm, options, output, num_lines, num_done)
-            try:
-                asyncio.run(batch.run())
-            except BatchStopped as error:
-                print(f"specdec: error: {error}", file=sys.stderr)
-                raise SystemExit(2) from None
-            finally:
-                print(batch.summary(), file=sys.stderr)
+    with opened(options.input, options.output) as output:
+        batch = Batch(options.input, options.output, output)
+        if batch.num_done:
+            done = f"{batch.num_done} of {batch.num_lines} lines are done"
+            print(f"{options.output}: {done}", file=sys.stderr)
+        if batch.num_done < batch.num_lines:
+            (answer or _answer_here)(options, speculation, batch)
 
 
-@contextmanager
-def _opened(options: BatchOptions) -> Iterator[BinaryIO]:
-    """The output, for this process alone."""
-    with options.output.open("a+b") as output:
-        if options.output.samefile(options.input):
-            raise ValueError(f"{options.output} is the input too: give another file for the output")
-        try:
-            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{options.output}: another process is writing it") from None
-        yield output
-
-
-def read_lines(file: Path) -> Iterator[BatchLine]:
-    """The lines of a batch; one whose custom_id an earlier line has is a problem."""
-    seen: dict[str, int] = {}
-    with file.open("rb") as stream:
-        for number, data in enumerate(stream, start=1):
-            if not data.strip():
-                continue
-            line = read_line(data)
-            first = seen.setdefault(line.custom_id, number) if line.custom_id else number
-            if first != number:
-                message = f"custom_id={line.custom_id!r:.100}: line {first} has it too"
-                line = BatchLine(line.custom_id, problem=message, code="duplicate_custom_id")
-            yield line
-
-
-def _num_done(source: Path, file: Path, output: BinaryIO) -> int:
-    """Lines that are answered. A last line that was not written to its end is removed."""
-    output.seek(0)
-    count = end = 0
-    lines = read_lines(source)
-    for data in output:
-        if not data.endswith(b"\n"):
-            break
-        count += 1
-        if not _answers(data, next(lines, None)):
-            message = f"{file}: line {count} answers no line {count} of {source}"
-            raise ValueError(f"{message}: give a new file for the output")
-        end += len(data)
-    output.truncate(end)
-    output.seek(end)
-    return count
-
-
-def _answers(data: bytes, line: BatchLine | None) -> bool:
-    try:
-        given = json.loads(data)
-    except ValueError:
-        return False
-    keys = {"id", "custom_id", "response", "error"}
-    is_answer = isinstance(given, dict) and set(given) == keys
-    return is_answer and line is not None and given["custom_id"] == line.custom_id
-
-
-class Batch:
-    """Answers the lines after the first `num_done` ones."""
-
-    def __init__(
-        self, llm: AsyncLLM, options: BatchOptions, output: BinaryIO, num_lines: int, num_done: int
-    ) -> None:
-        names = tuple(options.served_model_names or [options.target])
-        self._application = Application(
-            llm,
-            ServerOptions(
-                host="localhost",
-                model_names=names,
-                chat_template=options.chat_template,
-                use_generation_config=options.generation_config == "auto",
-                ignore_unknown=options.ignore_unknown,
-                max_waiting=NO_LIMIT,
-            ),
-        )
-        self._options = options
-        self._output = output
-        self._num_lines = num_lines
-        self._num_done = num_done
-        self._num_errors = self._num_tokens = 0
-        self._start = time.monotonic()
-        self._bar = bar(desc="answering", total=num_lines, initial=num_done, unit="line")
+def _answer_here(
+    options: BatchOptions, speculation: SpeculativeConfig | None, batch: Batch
+) -> None:
+    with AsyncLLM(options.target, speculation, **options.engine) as llm:
+        print(headline(llm.llm), file=sys.stderr)
+        choose_threads(llm.llm.engine.runner)
+        server = {"host": "localhost", "max_waiting": NO_LIMIT, **server_options(options)}
+        application = Application(llm, from_mapping(ServerOptions, server))
         # as many lines wait as run, so that the engine never waits for them
-        self._most_running = 2 * llm.llm.sizes.max_num_seqs
+        most_running = 2 * llm.llm.sizes.max_num_seqs
+        with batch.writing():
+            asyncio.run(_answer_all(application, batch, most_running))
 
-    async def run(self) -> None:
-        """Write the answers in the order of the lines, each as soon as it can be."""
-        app = self._application.app
-        running: set[asyncio.Task[Answered]] = set()
-        waiting: deque[asyncio.Task[Answered]] = deque()  # begun, in order, not written yet
-        lines = islice(read_lines(self._options.input), self._num_done, None)
-        async with app.router.lifespan_context(app):
-            try:
-                for line in lines:
-                    task = asyncio.create_task(answer_line(app, line))
-                    running.add(task)
-                    waiting.append(task)
-                    while len(running) >= self._most_running or len(waiting) >= AHEAD:
-                        running = await _one_ended(running)
-                        self._write_ready(waiting)
-                while waiting:
-                    await asyncio.wait([waiting[0]])
-                    self._write_ready(waiting)
-            finally:
-                self._bar.close()
-                for each in waiting:
-                    each.cancel()
-                await asyncio.gather(*waiting, return_exceptions=True)
 
-    def _write_ready(self, waiting: "deque[asyncio.Task[Answered]]") -> None:
-        while waiting and waiting[0].done():
-            self._write(waiting[0].result())
-            waiting.popleft()
+def server_options(options: BatchOptions) -> dict[str, object]:
+    """How bodies of requests are read: fields of ServerOptions."""
+    return {
+        "model_names": tuple(options.served_model_names or [options.target]),
+        "chat_template": options.chat_template,
+        "use_generation_config": options.generation_config == "auto",
+        "ignore_unknown": options.ignore_unknown,
+    }
 
-    def _write(self, answered: Answered) -> None:
-        self._output.write(answered.line + b"\n")
-        self._output.flush()
-        self._num_done += 1
-        self._num_errors += answered.is_error
-        self._num_tokens += answered.num_tokens
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        self._bar.set_postfix({"tokens/s": f"{self._num_tokens / seconds:.0f}"}, refresh=False)
-        self._bar.update()
 
-    def summary(self) -> str:
-        """What is done, and how to go on where something is left."""
-        done = f"{self._num_done} of {self._num_lines} lines in {self._options.output}"
-        errors = f", {self._num_errors} of this run's with errors" if self._num_errors else ""
-        is_whole = self._num_done == self._num_lines
-        return done + errors + ("" if is_whole else "; the same command goes on")
+async def _answer_all(application: Application, batch: Batch, most_running: int) -> None:
+    """Write the answers in the order of the lines, each as soon as it can be."""
+    app = application.app
+    running: set[asyncio.Task[Answered]] = set()
+    waiting: deque[asyncio.Task[Answered]] = deque()  # begun, in order, not written yet
+    async with app.router.lifespan_context(app):
+        try:
+            for line in batch.lines():
+                task = asyncio.create_task(answer_line(app, line))
+                running.add(task)
+                waiting.append(task)
+                while len(running) >= most_running or len(waiting) >= AHEAD:
+                    running = await _one_ended(running)
+                    _write_ready(batch, waiting)
+            while waiting:
+                await asyncio.wait([waiting[0]])
+                _write_ready(batch, waiting)
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def _one_ended(running: "set[asyncio.Task[Answered]]") -> "set[asyncio.Task[Answered]]":
     """Wait for one; those that still run."""
     _, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     return rest
+
+
+def _write_ready(batch: Batch, waiting: "deque[asyncio.Task[Answered]]") -> None:
+    while waiting and waiting[0].done():
+        batch.write(waiting[0].result())
+        waiting.popleft()

@@ -85,15 +85,9 @@ def _problem(given: Mapping[str, object]) -> str | None:
 
 async def answer_line(app: ASGIApp, line: BatchLine) -> Answered:
     """Ask the application. BatchStopped if its engine takes no more requests."""
-    found: dict[str, object] = {
-        "id": f"batch_req_{uuid.uuid4().hex}",
-        "custom_id": line.custom_id,
-        "response": None,
-        "error": None,
-    }
     if line.problem is not None:
-        found["error"] = {"code": line.code, "message": line.problem}
-        return Answered(as_json(found), True, 0)
+        return answer_problem(line)
+    found = _answer(line)
     status, request_id, body = await _post(app, line.url, line.body)
     if status == UNAVAILABLE:
         raise BatchStopped(_message(body))
@@ -101,6 +95,18 @@ async def answer_line(app: ASGIApp, line: BatchLine) -> Answered:
     usage = body.get("usage")
     num_tokens = usage["completion_tokens"] if isinstance(usage, dict) else 0
     return Answered(as_json(found), status != 200, num_tokens)
+
+
+def answer_problem(line: BatchLine) -> Answered:
+    """The answer to a line that cannot be asked."""
+    error = {"code": line.code, "message": line.problem}
+    return Answered(as_json({**_answer(line), "error": error}), True, 0)
+
+
+def _answer(line: BatchLine) -> dict[str, object]:
+    """Neither a response nor an error yet."""
+    name = f"batch_req_{uuid.uuid4().hex}"
+    return {"id": name, "custom_id": line.custom_id, "response": None, "error": None}
 
 
 def _message(body: Mapping[str, object]) -> str:

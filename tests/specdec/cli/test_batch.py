@@ -184,6 +184,7 @@ def test_mistakes_are_one_line(run, tmp_path):
         ((source, tmp_path / "none" / "out"), "No such file"),
         ((source, output, "--generation-config", "x"), "--generation-config x: allowed are"),
         ((source, output, "-k", "3"), "without a draft"),
+        ((source, output, "--num-engines", "2"), "--num-engines 2 without a cluster: give --ray"),
     ):
         files, more = map(str, args[:2]), args[2:]
         code, out, err = run("batch", *files, "demo", *more)
@@ -211,7 +212,7 @@ def spy_on_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_an_engine_that_fails_ends_the_run_and_no_line_is_lost(run, tmp_path, monkeypatch):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [json.dumps(request(number)) for number in range(1, 9)]
+    lines = [json.dumps(request(number, max_tokens=48)) for number in range(1, 9)]
     source.write_text("\n".join(lines))
     steps = []
 
@@ -231,3 +232,18 @@ def test_an_engine_that_fails_ends_the_run_and_no_line_is_lost(run, tmp_path, mo
     code, _, err = run("batch", str(source), str(output), *ENGINE)
     assert (code, most) == (0, [8])  # all at once
     check(output, lines, {})
+
+
+def test_without_ray_the_error_says_how_to_install_it(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "specdec.fleet", raising=False)
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(request(1)) + "\n")
+    code, out, err = run("batch", str(source), str(output), *ENGINE, "--ray", "local")
+    assert (code, out, err.count("\n"), output.exists()) == (2, "", 1, False)
+    install = 'pip install -c constraints.txt -e ".[ray]"'
+    assert "batch --ray needs ray" in err
+    assert err.endswith(install + "\n")
+    with pytest.raises(ModuleNotFoundError) as refused:
+        import specdec.fleet  # noqa: F401
+    assert str(refused.value) == f"specdec.fleet needs ray: {install}"

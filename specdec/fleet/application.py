@@ -1,0 +1,87 @@
+"""The server's application as a deployment of Ray Serve: one engine a replica.
+
+    serve.run(build_app({"model": "demo", "speculative_config": {"model": "demo"}}))
+
+Plain Serve, since the request types of Ray Serve LLM, and with them its router by prefix, need
+another engine's package.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import cast
+
+from fastapi import FastAPI
+from ray import serve
+
+from specdec.arguments import refuse_unknown
+from specdec.config import EngineConfig
+from specdec.fleet.engine_args import EngineArgs
+from specdec.options import EngineOptions
+
+NAMES = {"model", "speculative_config", "server", "deployment"}
+DEPLOYMENT = set(inspect.signature(serve.deployment).parameters) - {"_func_or_class"}
+
+
+@serve.ingress()
+class EngineReplica:
+    """An engine, and the routes of `specdec serve` over it."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        self._llm, application = args.start()
+        self._app = application.app
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._app
+
+    def check_health(self) -> None:
+        """Ray replaces a replica whose engine has failed."""
+        if not self._llm.is_running:
+            raise RuntimeError("the engine has failed or was shut down")
+
+
+def build_app(args: dict[str, object]) -> serve.Application:
+    """An application for `serve.run`, `serve run` and Serve's configuration files.
+
+    args: the arguments of AsyncLLM (model, speculative_config, max_num_seqs, ...), and
+    server: fields of ServerOptions. max_waiting counts in each replica.
+    deployment: arguments of serve.deployment. By default a replica has a GPU unless device is
+    "cpu", and holds twice as many requests as its engine runs together; others wait in Ray.
+    There is one replica; autoscaling_config={"max_replicas": N} adds others when more requests
+    are there than engines run together.
+    ValueError for what cannot be.
+    """
+    refuse_unknown("build_app", args, NAMES | set(EngineConfig.__dataclass_fields__))
+    if not isinstance(args.get("model"), str):
+        raise ValueError(f"model={args.get('model')!r}: give a directory, a hub id, or demo")
+    engine = {name: args[name] for name in args if name not in NAMES}
+    engine_args = EngineArgs(
+        model=str(args["model"]),
+        speculative_config=_mapping(args, "speculative_config") or None,
+        engine=cast(EngineOptions, engine),
+        server=_mapping(args, "server"),
+    )
+    options = _deployment(engine_args, _mapping(args, "deployment"))
+    return serve.deployment(EngineReplica, **options).bind(engine_args)
+
+
+def _mapping(args: Mapping[str, object], name: str) -> dict[str, object]:
+    value = args.get(name)
+    if not isinstance(value, Mapping | None):
+        raise ValueError(f"{name}={value!r}: give a dict")
+    return dict(value or {})
+
+
+def _deployment(args: EngineArgs, given: dict[str, object]) -> dict[str, object]:
+    """The arguments of serve.deployment."""
+    refuse_unknown("deployment", given, DEPLOYMENT)
+    actor = {"num_gpus": args.num_gpus, **_mapping(given, "ray_actor_options")}
+    options: dict[str, object] = {
+        "name": "specdec",
+        "max_ongoing_requests": 2 * args.max_num_seqs,
+        **given,
+        "ray_actor_options": actor,
+    }
+    if "num_replicas" not in given:
+        scaling = _mapping(given, "autoscaling_config")
+        options["autoscaling_config"] = {"target_ongoing_requests": args.max_num_seqs, **scaling}
+    return options

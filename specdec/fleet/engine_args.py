@@ -1,0 +1,61 @@
+"""What an engine of a fleet is built from: checked where it is given, then sent to workers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from specdec.arguments import refuse_unknown
+from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.options import EngineOptions
+from specdec.requests.chat_format import ChatFormat
+from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.http.app import Application
+from specdec.serve.http.options import ServerOptions
+
+# Ray decides how long a replica may finish its requests
+SERVER_OPTIONS = {field.name for field in fields(ServerOptions)} - {"shutdown_timeout"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """model, speculative_config, engine: arguments of AsyncLLM. server: fields of ServerOptions.
+
+    ValueError for what cannot be; whether the files are there is seen where the engine starts.
+    """
+
+    model: str
+    speculative_config: SpeculativeConfig | Mapping[str, object] | None
+    engine: EngineOptions
+    server: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        refuse_unknown("the engine", self.engine, EngineConfig.__dataclass_fields__)
+        EngineConfig(**self.engine)
+        SpeculativeConfig.of(self.speculative_config)
+        refuse_unknown("server", self.server, SERVER_OPTIONS)
+        key = self.server.get("api_key")
+        if key is not None and not (isinstance(key, str) and key and key.isascii()):
+            raise ValueError("server: api_key: give a key of ASCII characters, or None")
+        ChatFormat(chat_template=self.server.get("chat_template"))  # type: ignore[arg-type]
+
+    @property
+    def num_gpus(self) -> int:
+        """That an engine takes. device "auto" means a GPU here: the nodes of a cluster differ."""
+        return 0 if str(self.engine.get("device", "auto")) == "cpu" else 1
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Samples that an engine runs together."""
+        return EngineConfig(**self.engine).max_num_seqs
+
+    def start(self) -> tuple[AsyncLLM, Application]:
+        """Load an engine, with the server's application over it."""
+        options: dict[str, object] = {
+            "host": "localhost",
+            "model_names": (self.model,),
+            **self.server,
+        }
+        if options.get("record") is not None:
+            options["record"] = Path(str(options["record"]))
+        llm = AsyncLLM(self.model, self.speculative_config, **self.engine)
+        return llm, Application(llm, ServerOptions(**options))  # type: ignore[arg-type]

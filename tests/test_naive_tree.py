@@ -94,11 +94,10 @@ def total_accepted_at(runs, shape):
     [("eagle3", Shape(8, 6, 4)), ("eagle3", Shape(3, 1, 8)), ("eagle1", Shape(16, 4, 2))],
 )
 def test_the_text_is_that_of_plain_decoding(target, decode, draft, shape, sampling):
-    run = decode(draft, 15, shape, 20, sampling)
-    assert run.tokens == plain(target, RECORDED["prompts"][15], 20, sampling)
+    run = decode(draft, 6, shape, 20, sampling)
+    assert run.tokens == plain(target, RECORDED["prompts"][6], 20, sampling)
     assert sum(run.num_accepted) > 4
-    if sampling == GREEDY:
-        assert run.tokens == RECORDED["greedy_float32"][15][:20]
+    assert (run.tokens == RECORDED["greedy_float32"][6][:20]) == (sampling == GREEDY)
 
 
 def plain(target, prompt, num_tokens, sampling):
@@ -161,7 +160,7 @@ def from_scratch(target, pair, tokens, num_steps, teacher=(), scores=naive_eagle
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("shape", [Shape(8, 4, 4), Shape(24, 3, 3), Shape(5, 1, 3)])
 def test_every_round_follows_the_rule(decode, shape, sampling):
-    for each in decode("eagle3", 19, shape, 12, sampling).rounds:
+    for each in decode("eagle3", 6, shape, 12, sampling).rounds:
         assert_levels(each.tree, shape)
         assert_kept(each.tree, shape)
         assert_walk(each)

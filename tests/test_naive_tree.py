@@ -67,6 +67,20 @@ def test_the_demo_pair_reaches_its_figures(decode, draft, shape, num_rounds, acc
     assert total_accepted_at(runs, shape) == accepted_at
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature, of_tree, of_chain", [(0.7, 2.83, 2.60), (1.0, 2.55, 2.24)])
+def test_sampled_trees_accept_more_than_chains_of_as_many_rows(
+    decode, temperature, of_tree, of_chain
+):
+    def acceptance_length(shape):
+        runs = [decode("eagle3", i, shape, 160, Sampling(temperature, seed=i)) for i in range(48)]
+        return 1 + sum(sum(run.num_accepted) for run in runs) / sum(len(run.rounds) for run in runs)
+
+    tree, chain = acceptance_length(Shape(8, 8, 4)), acceptance_length(Shape(8, 7, 1))
+    assert (tree, chain) == pytest.approx((of_tree, of_chain), abs=0.1)  # other seeds: about 0.05
+    assert tree > 1.06 * chain
+
+
 @pytest.mark.parametrize(
     "draft, shape, sampling, num_rounds, accepted_at",
     [

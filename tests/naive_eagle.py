@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from tests.reference import (
+    Cache,
     Reference,
     Weights,
     attention,
@@ -69,12 +70,17 @@ def draft_logits(
 
 
 def forward(
-    cfg: Any, weights: Weights, tokens: Sequence[int], rows_TX: Tensor
+    cfg: Any,
+    weights: Weights,
+    tokens: Sequence[int],
+    rows_TX: Tensor,
+    cache: Cache | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits [T, W] and the hidden states [T, D] to recycle.
 
     tokens:  x_1 .. x_T, one later than the hidden state of its row
     rows_TX: features for entry "fc", whose norms and fc see all rows; else fused features ("qkv")
+    cache:   keys and values of earlier rows, which these rows follow and extend
     """
 
     def norm(name: str, x: Tensor, is_there: bool = True) -> Tensor:
@@ -93,7 +99,7 @@ def forward(
     for i in range(cfg.num_layers):
         name = f"layers.{i}"
         x = norm(f"{name}.input_layernorm", stream_TD) if i > 0 else x
-        stream_TD = stream_TD + attention(cfg.layer, weights, f"{name}.self_attn", x)
+        stream_TD = stream_TD + attention(cfg.layer, weights, f"{name}.self_attn", x, cache)
         x = norm(f"{name}.post_attention_layernorm", stream_TD)
         stream_TD = stream_TD + mlp(cfg.layer, weights, f"{name}.mlp", x)
     normed_TD = norm("norm", stream_TD, cfg.has_final_norm)

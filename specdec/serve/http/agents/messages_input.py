@@ -7,6 +7,7 @@ messages of the user and are messages of their own here, before the user's text.
 import json
 from collections.abc import Mapping
 
+from specdec.serve.http.agents.deferred_tools import result_texts, shown_tools
 from specdec.serve.http.agents.translation import (
     Json,
     Knows,
@@ -96,7 +97,7 @@ def _user(content: object, place: str, role: str) -> list[Json]:
     for i, block in enumerate(content):
         here = f"{place}.content[{i}]"
         if isinstance(block, dict) and block.get("type") == "tool_result" and role == "user":
-            result = texts_of(block.get("content"), f"{here}.content", TEXT)
+            result = result_texts(block.get("content"), f"{here}.content")
             call_id = required_text(block, "tool_use_id", here)
             message = {"role": "tool", "tool_call_id": call_id, "content": content_of(result)}
             results.append(message)
@@ -153,11 +154,13 @@ def _take_tools(given: Mapping[str, object], found: Translation) -> None:
     tools = given.get("tools", [])
     if not isinstance(tools, list):
         raise ApiError(400, f"tools={tools!r:.200}: give a list of tools")
-    kept = []
     for i, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, dict) else 0
         if not isinstance(kind, str | None):
             raise ApiError(400, f"tools[{i}]={tool!r:.200}: give a tool")
+    kept = []
+    for tool in shown_tools(tools, given["messages"]):
+        kind = tool.get("type")
         if kind in ("custom", None):
             named = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
             text = {"description": tool["description"]} if tool.get("description") else {}

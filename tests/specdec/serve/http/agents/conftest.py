@@ -13,3 +13,11 @@ def thinker(serve):
     sizes = {"max_model_len": 2048}
     with serve(chat_template=THINKING, model_names=NAMES, sizes=sizes) as found:
         yield found
+
+
+@pytest.fixture(scope="package")
+def namer(serve):
+    """Its template gives tools by their names alone: agents' own schemas exceed its context."""
+    template = THINKING.replace("tool | tojson", "tool.function.name")
+    with serve(chat_template=template, model_names=NAMES, sizes={"max_model_len": 2048}) as found:
+        yield found

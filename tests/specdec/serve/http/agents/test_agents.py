@@ -1,8 +1,11 @@
 """Requests of two coding agents are answered: OpenAI's Codex CLI and Anthropic's Claude Code.
 
-The fixtures were not captured from these programs. They are built after the request formats that
-are published for them (the sources of Codex, wire formats of Claude Code that users have written
-down): their fields, headers, tools and items, with texts of our own in place of the prompts.
+The fixtures are recorded requests (Codex CLI 0.169.0 and Claude Code 2.1.330, each run without a
+terminal): method, path, headers, fields, types and order are as the agent sent them, without the
+headers of the connection. Texts are shortened and replaced by our own, ids by neutral ones. Each is
+the agent's second request, after a call of a tool. In `claude_code`, for a model unknown to the
+agent, a system message follows the user's; in `claude_code_tool_search` the call was of the agent's
+search for deferred tools.
 """
 
 import json
@@ -14,18 +17,20 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 FIXTURES = Path(__file__).parent / "fixtures"
+OF_RESPONSES = ("max_output_tokens", ResponseStreamEvent, Response)
+OF_MESSAGES = ("max_tokens", RawMessageStreamEvent, Message)
 AGENTS = {
-    "codex": ("/v1/responses", "max_output_tokens", ResponseStreamEvent, Response),
-    "claude_code": ("/v1/messages?beta=true", "max_tokens", RawMessageStreamEvent, Message),
+    "codex": OF_RESPONSES,
+    "claude_code": OF_MESSAGES,
+    "claude_code_tool_search": OF_MESSAGES,
 }
 IGNORED = {
     "codex": {
-        *("client_metadata", "include", "reasoning.summary", "text.verbosity"),
-        *("tools.custom", "tools.web_search"),
+        *("client_metadata", "include", "reasoning.summary"),
+        *("tools.namespace", "tools.web_search"),
     },
-    "claude_code": {
-        *("context_management", "tools.web_search_20250305", "x-anthropic-billing-header"),
-    },
+    "claude_code": {"context_management", "x-anthropic-billing-header"},
+    "claude_code_tool_search": {"context_management", "x-anthropic-billing-header"},
 }
 
 
@@ -35,11 +40,11 @@ def fixture(name):
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_request_of_an_agent_is_answered(thinker, name, is_stream):
-    path, limit, event_type, whole_type = AGENTS[name]
+def test_a_request_of_an_agent_is_answered(namer, name, is_stream):
+    limit, event_type, whole_type = AGENTS[name]
     given = fixture(name)
     body = {**given["body"], limit: 8, "stream": is_stream}
-    found = thinker.post(path, body, headers=given["headers"])
+    found = namer.post(given["path"], body, headers=given["headers"])
     assert found.status_code == 200, found.text
     assert set(found.headers["x-specdec-ignored"].split(", ")) == IGNORED[name]
     if not is_stream:
@@ -55,20 +60,20 @@ def test_a_request_of_an_agent_is_answered(thinker, name, is_stream):
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_sees_its_own_limit_cut_to_the_context(thinker, name):
-    path, limit, _, _ = AGENTS[name]
+def test_an_agent_sees_its_own_limit_cut_to_the_context(namer, name):
+    limit, _, _ = AGENTS[name]
     given = fixture(name)
     body = {**given["body"], limit: 32000, "stop": ["e"], "stop_sequences": ["e"], "stream": False}
-    found = thinker.post(path, body, headers=given["headers"])
+    found = namer.post(given["path"], body, headers=given["headers"])
     assert found.status_code == 200, found.text
 
 
-def test_tokens_of_an_agent_are_counted(thinker):
+def test_tokens_of_an_agent_are_counted(namer):
     given = fixture("claude_code")
     names = ("model", "messages", "system", "tools", "thinking")
     body = {name: given["body"][name] for name in names}
     path = "/v1/messages/count_tokens?beta=true"
-    found = thinker.post(path, body, headers=given["headers"])
+    found = namer.post(path, body, headers=given["headers"])
     assert found.json()["input_tokens"] > 100
 
 

@@ -352,6 +352,30 @@ def test_thinking_and_effort_are_ignored_where_the_template_knows_neither():
     assert off["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+REFERENCE = {"type": "tool_reference", "tool_name": "fetch"}
+FOUND = {"type": "tool_result", "tool_use_id": "c1", "content": [REFERENCE]}
+TOOLS = [
+    {"name": "now", "input_schema": {}},
+    {"name": "fetch", "input_schema": {}, "defer_loading": True},
+    {"name": "write", "input_schema": {}, "defer_loading": True},
+]
+
+
+def test_a_deferred_tool_is_given_once_a_result_refers_to_it():
+    before = messages(messages=[{"role": "user", "content": "hi"}], tools=TOOLS).body
+    after = messages(**blocks(FOUND), tools=TOOLS).body
+    names = [[tool["function"]["name"] for tool in body["tools"]] for body in (before, after)]
+    assert names == [["now"], ["now", "fetch"]]
+    assert after["messages"] == [{"role": "tool", "tool_call_id": "c1", "content": "fetch"}]
+
+
+def test_deferred_tools_are_given_where_the_server_was_to_search_them():
+    search = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+    found = messages(messages=[{"role": "user", "content": "hi"}], tools=[search, *TOOLS])
+    assert len(found.body["tools"]) == 3
+    assert found.ignored == [f"tools.{search['type']}"]
+
+
 def blocks(*content, role="user"):
     return {"messages": [{"role": role, "content": list(content)}]}
 
@@ -370,6 +394,7 @@ WRONG_MESSAGES = [
         r"content\[0\].content\[0\]: type 'image'",
     ),
     (blocks({"type": "tool_result"}), "messages", "tool_use_id=None"),
+    (blocks({**FOUND, "content": [{**REFERENCE, "tool_name": 5}]}), "messages", "tool_name=5"),
     (blocks({"type": "tool_use", "id": "c", "name": "n"}, role="assistant"), "messages", "input=N"),
     (blocks({"type": "thinking"}, role="assistant"), "messages", "thinking=None"),
     ({"max_tokens": None}, "max_tokens", "max_tokens is missing"),
@@ -377,6 +402,8 @@ WRONG_MESSAGES = [
     ({"system": [{"type": "image"}]}, "system", r"system\[0\]: type 'image'"),
     ({"stop_sequences": "END"}, "stop_sequences", "a list of texts"),
     ({"tools": [5]}, "tools", r"tools\[0\]=5"),
+    ({"tools": [{"name": "now", "defer_loading": 1}]}, "tools", "defer_loading=1: give true or"),
+    ({"tools": [{"name": [], "defer_loading": True}]}, "tools", r"tools\[0\].name=\[\]"),
     ({"tool_choice": "auto"}, "tool_choice", "give"),
     ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice", "true or"),
     ({"thinking": {"type": "much"}}, "thinking", "enabled, adaptive, disabled"),

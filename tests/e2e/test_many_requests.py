@@ -586,7 +586,7 @@ def tape_unless_eager(config, device, has_draft):
 @pytest.mark.parametrize(
     "backend, count, seed",
     [
-        ("eager", 20, 2),
+        ("eager", 30, 2),
         ("tape", 15, 14),
         pytest.param("eager", 300, 0, marks=pytest.mark.slow),
         pytest.param("tape", 300, 0, marks=pytest.mark.slow),

@@ -68,8 +68,8 @@ class CudaGraphManager:
     ) -> None:
         if mode.mixed_mode() is CUDAGraphMode.FULL:
             raise ValueError(
-                f"{name}: mode={mode.name} asks for full graphs of ragged batches, which are not "
-                "built: give FULL_DECODE_ONLY or FULL_AND_PIECEWISE"
+                f"{name}: mode={mode.name} asks for full graphs of ragged batches of any kind: "
+                "give FULL_DECODE_ONLY or FULL_AND_PIECEWISE, and the kinds in sizes.shapes"
             )
         self.name = name
         self.sizes = sizes

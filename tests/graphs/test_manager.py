@@ -56,7 +56,7 @@ class Family:
 
     def make_forward(self, desc, warmup):
         self.prepared.append((desc, warmup))
-        mode = NONE if warmup else FULL if desc.query_len else PIECEWISE
+        mode = NONE if warmup else FULL if desc.num_reqs else PIECEWISE
         return lambda: self.forward(mode, desc)
 
     def forward(self, mode, desc):
@@ -125,6 +125,22 @@ def test_replay_equals_eager_over_shrinking_and_growing_batches(family, use_brea
             assert chosen.mode is (FULL if query_len else PIECEWISE)
             torch.testing.assert_close(rows, expected)
     assert toy.manager.counters.replays == {FULL: 6, PIECEWISE: 6}
+
+
+def test_ragged_batches_replay_whole_if_they_are_of_the_kind(toy, backend, device):
+    sizes = CaptureSizes(requests=(4,), tokens=(16,), shapes=((2, 3), (4, 6), (4, 10)))
+    family = Family(toy, backend, device, BOTH, sizes)
+    family.capture()
+    of = BatchDescriptor
+    for num_reqs, num_tokens, desc in ((4, 9, of(10, 4)), (3, 3, of(6, 4)), (1, 3, of(3, 2))):
+        chosen, rows, expected = family.step(num_reqs, num_tokens, takes_shapes=True)
+        assert (chosen.mode, chosen.descriptor) == (FULL, desc)
+        torch.testing.assert_close(rows, expected)
+    chosen, rows, expected = family.step(3, 3)
+    assert chosen.mode is PIECEWISE
+    torch.testing.assert_close(rows, expected)
+    assert family.manager.counters.replays == {FULL: 3, PIECEWISE: 1}
+    assert not family.manager.needs_capture()
 
 
 def test_the_first_forward_of_a_size_is_eager_and_the_second_is_captured(family):

@@ -135,7 +135,8 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     sizes = runner.sizes
     if sizes.is_adaptive:  # any share of the rows and any number of prompts that end
         most = sizes.max_model_len
-        for rows in counts_by_kind(1, sizes.max_verify_rows + sizes.max_num_seqs - 1):
+        decided = min(sizes.max_verify_rows + sizes.max_num_seqs - 1, sizes.max_num_rows)
+        for rows in counts_by_kind(1, decided):
             if rows > 1:
                 parts = padding_parts(runner, [1])
                 yield runner.step_of([-1], parts, most, flags, None, rows - 1, num_levels=2)

@@ -166,3 +166,18 @@ def test_each_kind_of_decided_rows_is_compiled_ahead(max_num_seqs, K):
     # of requests that verify and prompts that end, together at most max_num_seqs
     pairs = ((v, e) for v in range(max_num_seqs) for e in range(1, max_num_seqs - v + 1))
     assert found >= {kind(v * (K + 1) + e) for v, e in pairs}
+
+
+def test_steps_compiled_ahead_fit_into_the_buffers_of_an_engine_with_tiny_chunks():
+    sizes = EngineSizes(
+        max_model_len=64,
+        max_num_batched_tokens=1,
+        max_num_seqs=6,
+        num_kv_blocks=1,
+        num_speculative_tokens=1,
+        is_adaptive=True,
+    )
+    runner = SimpleNamespace(
+        sizes=sizes, step_of=lambda rows, parts, *given, **_: given[3] + len(parts)
+    )
+    assert max(mixed_steps(runner, GREEDY)) <= sizes.max_num_rows == 13

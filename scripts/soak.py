@@ -55,7 +55,7 @@ def rows_are_shared(costs: RoundCosts = ROUND_COSTS) -> Iterator[None]:
     """In the body an engine on a CPU, too, shares rows out, by costs that nobody measured."""
     kept = load.drafting_of, load.measure_round_costs
     load.drafting_of = lambda speculation, _: drafting_of(speculation, has_graphs=True)
-    load.measure_round_costs = lambda _: costs
+    load.measure_round_costs = lambda *_: costs
     try:
         yield
     finally:

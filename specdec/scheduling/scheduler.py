@@ -212,7 +212,10 @@ class Scheduler:
         # where none verifies yet, for those that soon will
         num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
         num_drafting = num_drafting or num_requests
-        plan = self.planner.plan(num_requests, num_drafting, self._num_live, num_keys)
+        num_prompt_rows = self._waiting_rows(verifying, waiting) if verifying and waiting else 0
+        plan = self.planner.plan(
+            num_requests, num_drafting, self._num_live, num_keys, num_prompt_rows
+        )
         num_rows = plan.num_rows if self._num_live else len(verifying)
         if not verifying or (plan.num_levels == 0 and num_rows <= len(verifying)):
             return replace(work, query_len=1, num_levels=plan.num_levels)
@@ -224,12 +227,16 @@ class Scheduler:
             num_levels=plan.num_levels,
         )
 
+    def _waiting_rows(self, verifying: list[Request], waiting: list[Request]) -> int:
+        """Rows of prompts that would ride if each request verified one row."""
+        one_row_each = Work(verifying=verifying, query_len=1, prompts=[], parts=[])
+        return min(sum(map(_num_left, waiting)), self._prompt_rows(one_row_each, waiting[0]))
+
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
         rows_left = self._prompt_rows(work, waiting[0])
         for request in waiting:
-            num_left = len(request.context) - bool(request.token_ids) - request.num_prefilled
-            length = min(num_left, rows_left)
+            length = min(_num_left(request), rows_left)
             if length == 0:
                 break
             rows_left -= length
@@ -331,6 +338,11 @@ class Scheduler:
             before = request.keys[i - 1] if i else NO_PREFIX
             tokens = request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1)
             request.keys.append(block_key(before, tokens))
+
+
+def _num_left(request: Request) -> int:
+    """Tokens of a prompt, or of a resumed request, that are not computed yet."""
+    return len(request.context) - bool(request.token_ids) - request.num_prefilled
 
 
 def _part(request: Request, length: int) -> PromptPart:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FEW_ROWS = 256  # up to here steps that share tiles take the same time
+FEW_ROWS = 512  # up to here steps that share tiles take the same time
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 
@@ -45,23 +45,29 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """Milliseconds of steps without prompts in an engine with a draft.
+    """Milliseconds of steps in an engine whose number of drafts varies.
 
     verify: by rows with padding: a round that drafts one level (target, choice, commit, draft
         prefill and first proposal)
     plain: by requests with padding: a round of one row each, and the extension of the draft's KV
     level: by requests with padding: each further level of the draft
+    mixed: by all rows with padding: a step with prompts that drafts one level; empty: as `verify`
     ms_per_key: for each key in the caches of the requests that verify, in plain rounds too
     """
 
     verify: Measured
     plain: Measured
     level: Measured
+    mixed: Measured = ()
     ms_per_key: float = 0.0
 
     def verify_ms(self, num_rows: int) -> float:
         """A round that drafts one level, behind short contexts."""
         return _at(self.verify, num_rows)
+
+    def mixed_ms(self, num_rows: int) -> float:
+        """A step with prompts that drafts one level, behind short contexts; rows of all."""
+        return _at(self.mixed or self.verify, num_rows)
 
     def plain_ms(self, num_requests: int) -> float:
         """A round of one row a request without drafts, behind short contexts."""

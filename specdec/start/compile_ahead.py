@@ -188,9 +188,11 @@ def prompts(
     lengths: Sequence[int],
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
+    num_levels: int | None = None,
 ) -> Step:
-    """A step of prompts without state rows."""
-    return runner.step_of((), padding_parts(runner, lengths, num_logprobs), 0, flags, None)
+    """A step of prompts without state rows. num_levels: of drafts after it, None: K."""
+    parts = padding_parts(runner, lengths, num_logprobs)
+    return runner.step_of((), parts, 0, flags, None, 0, num_levels)
 
 
 def padding_parts(

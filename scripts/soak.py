@@ -196,10 +196,19 @@ def faults_of(
     if ours.stats.num_preemptions == 0 and not is_adaptive:
         pairs["drafts"] = ours.stats.rounds, drafting.stats.rounds
     for name, (found, expected) in pairs.items():
-        if found != (expected if whole else expected[: len(found)]):
-            yield f"{name} differ"
+        expected = expected if whole else expected[: len(found)]
+        if found != expected:
+            yield f"{name} differ: {_first_difference(found, expected)}"
     if whole and (ours.text(), ours.finish) != (plain.text(), plain.finish):
         yield "text or end differ"
+
+
+def _first_difference(found: Sequence[object], expected: Sequence[object]) -> str:
+    both = zip(found, expected, strict=False)
+    ends = f"{len(found)} and {len(expected)} of them"
+    return next(
+        (f"{i}: {one} and {other}" for i, (one, other) in enumerate(both) if one != other), ends
+    )
 
 
 def count_faults(plan: Plan, sample: Request) -> Iterator[str]:

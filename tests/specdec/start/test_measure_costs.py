@@ -61,7 +61,6 @@ def test_an_adaptive_engine_measures_its_rounds(caplog):
     }
     assert all(0.05 < ms < 1000 for _, ms in (*costs.verify, *costs.plain))
     assert all(0 <= ms < 10 for _, ms in costs.level)
-    assert costs.plain[0][1] < costs.verify[0][1]
 
 
 @pytest.mark.gpu

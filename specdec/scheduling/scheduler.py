@@ -22,6 +22,8 @@ from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
+ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
+
 
 class Scheduler:
     """use_prefix_cache: start prompts from published blocks, and publish blocks that are whole.
@@ -44,6 +46,7 @@ class Scheduler:
         self.budget = budget
         self.planner = planner
         self._num_live = 0  # levels of the drafts that the latest step leaves
+        self._arriving = 0.0  # rows of prompts for each step, a running average
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -73,6 +76,7 @@ class Scheduler:
         """Decide on the next step and count it as launched."""
         self._grown = []
         admitted = self._admit()
+        self._arriving += ARRIVALS_MEMORY * (sum(map(_num_left, admitted)) - self._arriving)
         ranked = self._ranked()
         work = self._work(ranked)
         # a step may have preempted some of them
@@ -254,7 +258,8 @@ class Scheduler:
         if self.budget is None or not work.verifying:
             return most
         num_keys = sum(request.num_tokens for request in work.verifying)
-        return min(self.budget.rows(work.num_verify_rows, num_keys, first.num_prefilled), most)
+        verified, start = work.num_verify_rows, first.num_prefilled
+        return min(self.budget.rows(verified, num_keys, start, self._arriving), most)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
         """All that run, with blocks for the step.

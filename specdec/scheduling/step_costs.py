@@ -80,22 +80,27 @@ class RoundCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBudget:
-    """slowdown: how many times as long as without prompts a step may take."""
+    """slowdown: how many times as long as without prompts a step may take, unless more arrive."""
 
     costs: StepCosts
     slowdown: float
 
-    def rows(self, num_verify_rows: int, num_keys: int, start: int) -> int:
+    def rows(
+        self, num_verify_rows: int, num_keys: int, start: int, num_arriving: float = 0.0
+    ) -> int:
         """The most rows of prompts that may ride with rows that verify.
 
         num_keys: in the caches of the requests that verify. start: of the first prompt's next part.
+        num_arriving: rows of prompts that arrive, on average, with each step. With fewer, ever more
+        requests would wait.
         """
         limit = self.slowdown * self.costs.round_ms(num_verify_rows, num_keys)
         best = 0
         for size in self.costs.sizes_above(num_verify_rows):
             rows = size - num_verify_rows
             pairs = rows * start + rows * rows // 2
-            if self.costs.mixed_ms(size, num_keys, pairs) > limit:
+            is_slow = self.costs.mixed_ms(size, num_keys, pairs) > limit
+            if is_slow and max(best, LEAST_PROMPT_ROWS) >= num_arriving:
                 break
             best = rows
         return max(best, LEAST_PROMPT_ROWS)

@@ -132,7 +132,7 @@ class Alone:
     """Every request by itself, op by op: without a draft, and with one."""
 
     def __init__(self, device: str) -> None:
-        draft = {"model": "demo", "num_speculative_tokens": MAX_K}
+        draft = {"model": "demo", "num_speculative_tokens": MAX_K, "adaptive": False}
         sizes = {"max_num_seqs": 1, "max_model_len": MAX_MODEL_LEN, "enforce_eager": True}
         self._plain, self._drafting = (
             LLM("demo", each, device=device, enable_prefix_caching=False, **sizes)

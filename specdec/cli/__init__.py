@@ -74,6 +74,7 @@ def generate(
     ] = None,
     draft: shared.Draft = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    fixed_drafts: shared.FixedDrafts = False,
     max_tokens: shared.MaxTokens = 256,
     temperature: shared.Temperature = 0.0,
     top_p: shared.TopP = None,
@@ -120,6 +121,7 @@ def chat(
     target: shared.Target,
     draft: shared.Draft = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    fixed_drafts: shared.FixedDrafts = False,
     system: Annotated[
         str | None, Option(help="the conversation's first message, with the role system")
     ] = None,
@@ -212,6 +214,7 @@ def serve(
     target: shared.Target,
     draft: shared.Draft = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    fixed_drafts: shared.FixedDrafts = False,
     acceptance: shared.Acceptance = "exact",
     host: Annotated[str, Option(help="the address to listen at; 0.0.0.0: all")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0: a free one")] = 8000,
@@ -302,6 +305,7 @@ def batch(
     target: shared.Target,
     draft: shared.Draft = None,
     num_speculative_tokens: shared.NumSpeculativeTokens = None,
+    fixed_drafts: shared.FixedDrafts = False,
     acceptance: shared.Acceptance = "exact",
     served_model_names: shared.ServedModelNames = None,
     chat_template: shared.ChatTemplate = None,

@@ -18,7 +18,7 @@ from specdec.cli.headline import headline
 from specdec.cli.options import STANDARD_INPUT, read_input
 from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
-from specdec.config import SpeculativeConfig
+from specdec.config import AUTO, SpeculativeConfig
 from specdec.llm import LLM
 from specdec.options import EngineOptions
 from specdec.requests.deltas import Deltas
@@ -37,6 +37,7 @@ class TextOptions:
     target: str
     draft: str | None
     num_speculative_tokens: int | str | None
+    fixed_drafts: bool
     acceptance: str
     sampling: Mapping[str, object]
     engine: EngineOptions
@@ -117,12 +118,17 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     rule = f"--acceptance {options.acceptance}"
     if options.draft is None and K is not None and K != 0:
         raise ValueError(f"--num-speculative-tokens {K} without a draft: give --draft too")
+    if options.draft is None and options.fixed_drafts:
+        raise ValueError("--fixed-drafts without a draft: give --draft too")
     if options.draft is None and options.acceptance != "exact":
         raise ValueError(f"{rule} without a draft: give --draft too")
     if options.draft is None:
         return None
     speculation = SpeculativeConfig(
-        options.draft, 3 if K is None else K, acceptance=options.acceptance
+        options.draft,
+        AUTO if K is None else K,
+        acceptance=options.acceptance,
+        adaptive=not options.fixed_drafts,
     )
     if options.acceptance != "exact" and options.sampling["temperature"] == 0:
         raise ValueError(

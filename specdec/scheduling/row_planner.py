@@ -67,6 +67,11 @@ class PlannerStatistics:
     num_probes: int = 0
 
     @property
+    def round_tokens(self) -> dict[str, int]:
+        """Of the rounds with drafts that had a prediction."""
+        return {"predicted": round(self.predicted_tokens), "measured": self.measured_tokens}
+
+    @property
     def wasted_share(self) -> float:
         """Of all rows."""
         return self.num_wasted / self.num_rows if self.num_rows else 0.0

@@ -67,7 +67,7 @@ def test_an_adaptive_engine_measures_its_rounds(caplog):
 @pytest.mark.parametrize("k", [0, 3])
 def test_costs_are_of_the_steps_that_are_captured(k, caplog):
     caplog.set_level(logging.INFO, "specdec")
-    speculation = {"model": "demo", "num_speculative_tokens": k} if k else None
+    speculation = {"model": "demo", "num_speculative_tokens": k, "adaptive": False} if k else None
     llm = LLM("demo", speculation, max_num_seqs=16, num_kv_blocks=200)
     costs = llm.engine.scheduler.budget.costs
     rounds, mixed = ([rows for rows, _ in each] for each in (costs.rounds, costs.mixed))

@@ -1,8 +1,9 @@
 """What an engine has done since its start, as `LLM.get_metrics` reports it.
 
 Names are vLLM's with the prefix "specdec:" where the meaning is the same; rows_verified,
-levels_drafted and round_tokens_* are ours. Tokens and rounds count in the step that brings them, a prompt when it is
-computed; reasons, preemptions and the prefix cache when a request ends, with all its samples.
+levels_drafted and round_tokens_* are ours. Tokens and rounds count in the step that brings them, a
+prompt when it is computed; reasons, preemptions and the prefix cache when a request ends, with all
+its samples.
 """
 
 from collections import Counter as Counts

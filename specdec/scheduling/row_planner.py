@@ -10,7 +10,7 @@ It changes when tokens come, never which: any choice is exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,11 @@ class PlannerStatistics:
     measured_tokens: int = 0
     num_levels: int = 0
     num_probes: int = 0
+
+    def since(self, earlier: "PlannerStatistics") -> "PlannerStatistics":
+        """What has come to the sums."""
+        names = [field.name for field in fields(self)]
+        return PlannerStatistics(**{n: getattr(self, n) - getattr(earlier, n) for n in names})
 
     @property
     def round_tokens(self) -> dict[str, int]:

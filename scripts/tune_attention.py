@@ -24,14 +24,13 @@ from specdec.kernels import INTERPRET, paged_attention
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import (
     PROMPT_TILES,
-    QUERY_TILES,
+    Heads,
     QueryRows,
     QueryTile,
     launch_paged_attention,
+    query_tile,
 )
 from specdec.sizes import BLOCK_SIZE
-
-TILES = (QUERY_TILES[-1], *PROMPT_TILES)
 
 
 def parse_args() -> argparse.Namespace:
@@ -76,13 +75,16 @@ def prompt(args: argparse.Namespace, T: int) -> tuple[Tensor, Tensor, QueryRows]
 def measure(args: argparse.Namespace, T: int) -> Iterator[Row]:
     """Today's tile first, then the others, then torch's own attention of contiguous keys."""
     q, cache, rows = prompt(args, T)
+    group = args.heads // args.kv_heads
+    heads = Heads(group, args.kv_heads, args.head_dim, q.element_size())
+    tiles = (query_tile(T * group, heads), *PROMPT_TILES)
     device = torch.device(args.device)
     clock = Clock(device)
     with compiling_ahead(device) if device.type == "cuda" else nullcontext():
-        for tile in TILES:
+        for tile in tiles:
             call_with(tile, q, torch.empty_like(q), cache, rows)()
     expected = None
-    for tile in TILES:
+    for tile in tiles:
         out = torch.full_like(q, torch.nan)
         ms = clock.repeat(call_with(tile, q, out, cache, rows), args.repeats, 2).median
         expected = out if expected is None else expected
@@ -101,7 +103,7 @@ def call_with(
     rows.launches.clear()
 
     def call() -> None:
-        with patch.object(paged_attention, "QUERY_TILES", (QueryTile(0, *tile[1:]),)):
+        with patch.object(paged_attention, "QUERY_TILES", (tile._replace(more_than=0),)):
             launch_paged_attention(q, out, cache, rows)
 
     return call

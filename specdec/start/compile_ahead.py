@@ -16,7 +16,7 @@ import torch
 
 from specdec.kernels import KERNEL_NAMES
 from specdec.kernels.compilations import compiling_ahead
-from specdec.kernels.paged_attention import MAX_SPLIT_TOKENS
+from specdec.kernels.paged_attention import plan_launch
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
@@ -34,8 +34,7 @@ FLAGS = (
     SamplingFlags(logprobs=1),
     EVERYTHING,
 )
-# of the longest prompt in a chunk; what they leave out is in kernels/rarities.py
-ATTENTION_ROWS = (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1)
+ATTENTION_ROWS = range(1, 34)  # of the longest prompt in a chunk; more are cut like the last
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
@@ -76,12 +75,24 @@ def forwards(runner: Runner) -> Iterator[Step]:
     most = min(sizes.max_num_rows, sizes.max_num_seqs * longest)
     for rows in counts_by_kind(1, most):
         yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
-    for count in (1, sizes.max_num_seqs):
-        for length in ATTENTION_ROWS:
-            yield chunk(runner, length, count)
-        for query_len in uniform_rounds(runner):
-            yield round_of(runner, count, query_len)
+    for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
+        yield chunk(runner, length, count)
+    for query_len, count in attention_cuts(runner, uniform_rounds(runner), sizes.max_num_rows):
+        yield round_of(runner, count, query_len)
     yield from shared_rounds(runner)
+
+
+def attention_cuts(
+    runner: Runner, query_lens: Iterable[int], max_rows: int
+) -> Iterable[tuple[int, int]]:
+    """Of each kind of launch: rows of each request, and a number of requests."""
+    found: dict[object, tuple[int, int]] = {}
+    for query_len in query_lens:
+        most = min(runner.sizes.max_num_seqs, max(max_rows // query_len, 1))
+        for count in range(1, most + 1):
+            kind = tuple(plan_launch(count, query_len, heads).kind for heads in runner.heads)
+            found.setdefault(kind, (query_len, count))
+    return found.values()
 
 
 def samplings(runner: Runner) -> Iterator[Step]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import specdec
+from specdec.kernels.paged_attention import Heads
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.families import shared_shapes
 from specdec.requests.sampling_flags import GREEDY
@@ -58,6 +59,7 @@ def chunks():
         runner = SimpleNamespace(
             sizes=sizes,
             graphs=SimpleNamespace(shapes=()),
+            heads=(Heads(4, 8, 128, 2),),
             step_of=lambda rows, parts, *_: found.append(parts) if parts else None,
         )
         list(forwards(runner))

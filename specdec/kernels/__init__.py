@@ -23,6 +23,7 @@ __all__ = [
     "TensorDescriptor",
     "active_mode",
     "barrier",
+    "constexpr_function",
     "gl",
     "gluon_jit",
     "hopper",
@@ -47,6 +48,7 @@ if HAS_TRITON:
     from triton.experimental.gluon.language.nvidia import hopper
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
+    from triton.runtime.jit import constexpr_function
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name in Triton 3.6
@@ -71,6 +73,10 @@ else:
     AsyncCompileMode, active_mode = None, None
     tl = gl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
     hopper, barrier = None, None
+
+    def constexpr_function(function):
+        """What kernels call as they are compiled."""
+        return function
 
 
 KERNEL_NAMES: set[str] = set()  # of every `jit` function, as its file is imported

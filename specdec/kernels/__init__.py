@@ -31,6 +31,7 @@ __all__ = [
     "jit",
     "launch_options",
     "next_power_of_2",
+    "num_multiprocessors",
     "pick",
     "tl",
     "triton",
@@ -132,6 +133,12 @@ def is_hopper(device: torch.device) -> bool:
 @cache
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a GPU: as many large programs run at a time."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def next_power_of_2(n: int) -> int:

@@ -10,7 +10,8 @@ same borders added in the same order by the same functions. So are its bits, if 
 sums do not depend on the instruction, which tests/specdec/kernels/test_prompt_attention.py asks.
 """
 
-from functools import cache
+from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -24,11 +25,14 @@ from specdec.kernels import (
     gluon_jit,
     hopper,
     next_power_of_2,
+    num_multiprocessors,
     tl,
 )
 from specdec.kernels.attention_splits import add_part, finite, split_of, split_start, weigh
+from specdec.kernels.repeated import Repeated
 
 ROWS = 128  # of a query tile, half for each group of warps
+MAX_GROUP = 16  # query heads of a kv head: a query tile has 8 tokens or more
 
 
 class Form(NamedTuple):
@@ -43,62 +47,99 @@ class Form(NamedTuple):
     takes_turns: bool = False  # groups of warps begin products in turn
 
 
-def launch_prompt_attention(
-    q_THC: Tensor,
-    out_THC: Tensor,
-    cache: Tensor,
-    block_table: Tensor,
-    idx_mapping: Tensor,
-    positions: Tensor,
-    query_start_loc: Tensor | None,
-    max_query_len: int,
-    **form: bool,
-) -> None:
-    """Overwrite the rows of out_THC that belong to a batch slot."""
-    T = len(positions)
-    _, H, C = q_THC.shape
-    N, G, S, _ = cache.shape[1:]
-    heads = next_power_of_2(H // G)
-    tokens = ROWS // heads
-    tiles = -(-max_query_len // tokens)
-    num_items = tiles * len(idx_mapping) * G
-    R, M = block_table.shape
-    q = q_THC[:T].view(T, G, H // G, C)
-    k, v = (_describe(each.view(N * G * S, C), [S, C]) for each in cache.unbind())
-    _prompt_attention_kernel[(min(num_items, _num_multiprocessors(q.device)),)](
-        out_THC,
-        _describe(q, [tokens, 1, heads, C]),
-        k,
-        v,
-        block_table,
-        idx_mapping,
-        positions,
-        positions if query_start_loc is None else query_start_loc,
-        num_items,
-        len(idx_mapping),
-        max_query_len,
-        R - 1,
-        M,
-        C**-0.5 * 1.4426950408889634,
-        FORM=Form(H, G, query_start_loc is None, **form),
-        num_warps=4,
-        launch_pdl=True,
-        enable_fp_fusion=False,
+def is_fit(group: int, block_size: int, head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether the kernel is made for these sizes. group: query heads of a kv head."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return is_half and block_size == 64 and head_dim in (64, 128) and group <= MAX_GROUP
+
+
+class PromptAttention:
+    """The kernel of each layer of a pass. What its layers share is prepared once.
+
+    cache:           [2, N + 1, G, S, C] of a layer, bfloat16 or float16
+    query_start_loc: [B + 1], None where all batch slots have max_query_len rows
+    """
+
+    def __init__(
+        self,
+        q_THC: Tensor,
+        cache: Tensor,
+        block_table: Tensor,
+        idx_mapping: Tensor,
+        positions: Tensor,
+        query_start_loc: Tensor | None,
+        max_query_len: int,
+    ) -> None:
+        _, H, C = q_THC.shape
+        _, N, G, S, _ = cache.shape
+        group = next_power_of_2(H // G)
+        tokens = ROWS // group
+        num_items = -(-max_query_len // tokens) * len(idx_mapping) * G
+        R, M = block_table.shape
+        self._dtype = q_THC.dtype
+        self._queries = (len(positions), G, H // G, C), (tokens, 1, group, C)
+        self._keys = (N * G * S, C), (S, C)
+        self._kernel = Repeated(
+            _prompt_attention_kernel,
+            (min(num_items, num_multiprocessors(q_THC.device)), 1, 1),
+            then=(
+                block_table,
+                idx_mapping,
+                positions,
+                positions if query_start_loc is None else query_start_loc,
+                num_items,
+                len(idx_mapping),
+                max_query_len,
+                R - 1,
+                M,
+                C**-0.5 * 1.4426950408889634,
+            ),
+            constants={"FORM": Form(H, G, query_start_loc is None)},
+            options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
+        )
+
+    def __call__(self, out_THC: Tensor, q_THC: Tensor, k: Tensor, v: Tensor) -> None:
+        """Overwrite the rows of out_THC that belong to a batch slot. k, v: [N + 1, G, S, C]."""
+        dtype = self._dtype
+        queries = _descriptor(q_THC.data_ptr(), dtype, *self._queries)
+        keys, values = (_descriptor(each.data_ptr(), dtype, *self._keys) for each in (k, v))
+        self._kernel(out_THC, queries, keys, values)
+
+
+class _Memory(NamedTuple):
+    """Where a descriptor's numbers are. It keeps no tensor alive."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """As a tensor's."""
+        return self.address
+
+
+# each layer's keys and values, and what a few passes have as queries
+@lru_cache(maxsize=4096)
+def _descriptor(
+    address: int, dtype: torch.dtype, shape: tuple[int, ...], block: tuple[int, ...]
+) -> GluonDescriptor:
+    """Of contiguous numbers of 16 bits, for the copy engine."""
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(shape))
+    return GluonDescriptor(_Memory(address, dtype), list(shape), strides, list(block), layout)
+
+
+@gluon_jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "num_items",
+        "num_slots",
+        "query_len",
+        "R",
+        "M",
     )
-
-
-@cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _describe(tensor: Tensor, block: list[int]) -> GluonDescriptor:
-    bits = 8 * tensor.element_size()
-    layout = gl.NVMMASharedLayout(128, bits, len(block))
-    return GluonDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)
-
-
-@gluon_jit(varying=("num_items", "num_slots", "query_len", "R", "M"))
+)
 def _prompt_attention_kernel(
     out_ptr,  # [T, H, C]
     q_desc,  # [T, G, H / G, C] in blocks [TOKENS, 1, GROUP, C]
@@ -176,31 +217,49 @@ def _ones(dtype: gl.constexpr, ONES: gl.constexpr, S: gl.constexpr):
 
 
 @gluon_jit
-def _num_rounds(rows):
-    return gl.cdiv(rows[3], gl.num_programs(0))
+def num_own(place, programs, num_items):
+    """How many items a program has; place: its number."""
+    rounds = num_items // programs
+    return rounds + (own_item(rounds, place, programs) < num_items)
+
+
+@gluon_jit
+def own_item(i, place, programs):
+    """Which item is a program's i-th: every other round goes back, so that all have as much."""
+    return i * programs + place + i % 2 * (programs - 1 - 2 * place)
+
+
+@gluon_jit
+def place_of_item(item, num_items, num_slots, G):
+    """An item's query tile, batch slot and kv head. The tiles with most keys come first.
+
+    For no item from num_items on: a division of negative numbers rounds towards 0.
+    """
+    of_tile = num_slots * G
+    return (num_items - 1 - item) // of_tile, item % of_tile // G, item % G
+
+
+@gluon_jit
+def _num_own(rows):
+    return num_own(gl.program_id(0), gl.num_programs(0), rows[3])
 
 
 @gluon_jit
 def _item(i, rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
     """A program's i-th item: batch slot, kv head, first row, and the end of the slot's rows.
 
-    Those with most keys come first, and every other round goes back, so that each program has about
-    as much. Some items are after the end of their slot, or of all items, which is then 0.
+    Items of slots that are shorter than the longest may begin at or after that end.
     """
     _idx_ptr, _positions_ptr, starts_ptr, num_items, num_slots, query_len = rows
-    place = gl.program_id(0)
-    item = i * gl.num_programs(0) + gl.where(i % 2 == 0, place, gl.num_programs(0) - 1 - place)
-    of_tile = num_slots * FORM.kv_heads
-    tile = (num_items - 1 - item) // of_tile
-    b = item % of_tile // FORM.kv_heads
-    g = item % FORM.kv_heads
+    item = own_item(i, gl.program_id(0), gl.num_programs(0))
+    tile, b, g = place_of_item(item, num_items, num_slots, FORM.kv_heads)
     if FORM.is_uniform:
         first_row = b * query_len
         end = first_row + query_len
     else:
         first_row = gl.load(starts_ptr + b).to(gl.int32)
         end = gl.load(starts_ptr + b + 1).to(gl.int32)
-    return b, g, first_row + tile * TOKENS, gl.where(item < num_items, end, 0)
+    return b, g, first_row + tile * TOKENS, end
 
 
 @gluon_jit
@@ -225,7 +284,7 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
     TOKENS: gl.constexpr = q_ring.shape[1]
     step = 0
     num_done = 0
-    for i in range(_num_rounds(rows)):
+    for i in range(_num_own(rows)):
         b, g, first_row, end = _item(i, rows, TOKENS, FORM)
         if first_row < end:
             slot = gl.load(rows[0] + b).to(gl.int32)
@@ -300,7 +359,7 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
     GROUP: gl.constexpr = q_ring.shape[3]
     step = 0
     num_done = 0
-    for i in range(_num_rounds(rows)):
+    for i in range(_num_own(rows)):
         _b, g, first_row, end = _item(i, rows, TOKENS, FORM)
         if first_row < end:
             first, last = _bounds(rows, first_row, end, TOKENS)

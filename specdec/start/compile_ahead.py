@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specdec.kernels import KERNEL_NAMES
+from specdec.kernels import KERNEL_NAMES, paged_attention
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import MAX_SPLIT_TOKENS
 from specdec.kernels.tile_shapes import ROW_CLASSES
@@ -81,7 +81,15 @@ def forwards(runner: Runner) -> Iterator[Step]:
             yield chunk(runner, length, count)
         for query_len in uniform_rounds(runner):
             yield round_of(runner, count, query_len)
+    yield from long_prompts(runner)
     yield from shared_rounds(runner)
+
+
+def long_prompts(runner: Runner) -> Iterator[Step]:
+    """A chunk for the kernel of prompts, whatever the query heads of a kv head."""
+    more_than = paged_attention.PROMPT_MORE_THAN
+    if more_than is not None:
+        yield chunk(runner, more_than + 1, 1)
 
 
 def samplings(runner: Runner) -> Iterator[Step]:

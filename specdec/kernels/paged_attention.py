@@ -20,7 +20,7 @@ asks a GPU.
 Rows of a tree have their last keys in slots of their own: path_tails.py goes on with these.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.attention_parts import PARTS_AT_ONCE, _combine_kernel, store_part
 from specdec.kernels.attention_splits import (
     add_part,
@@ -50,6 +50,7 @@ from specdec.kernels.path_tails import (
     path_tails_ref,
     paths_of_tiles,
 )
+from specdec.kernels.prompt_attention import PromptAttention, is_fit
 from specdec.kernels.repeated import Repeated
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
@@ -104,7 +105,9 @@ class QueryRows:
     paths: Paths | None = None
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
-    launches: list[Repeated] = field(default_factory=list, init=False, compare=False, repr=False)
+    launches: list[Callable[..., None]] = field(
+        default_factory=list, init=False, compare=False, repr=False
+    )
 
     @property
     def num_rows(self) -> int:
@@ -153,6 +156,8 @@ PROMPT_TILES = tuple(
     for rows, num_warps in ((64, 4), (64, 8), (128, 8))
     for skips_masks in (False, True)
 )
+# Batch slots with more query rows are prompt_attention.py's, where that can run. None: none are.
+PROMPT_MORE_THAN: int | None = None
 
 
 class Heads(NamedTuple):
@@ -214,12 +219,32 @@ def most_slots(tiles: int, G: int) -> int:
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     if not rows.launches:
-        rows.launches.extend(_prepare(q_THC, cache, rows))
+        rows.launches.extend(_launches(q_THC, cache, rows))
     tensors = out_THC, q_THC, *cache.unbind()
     attend, *finish = rows.launches
     attend(*tensors)
     for each in finish:
         each(*tensors if rows.paths is not None else (out_THC,))
+
+
+def takes_prompt_kernel(
+    rows: QueryRows, group: int, S: int, C: int, dtype: torch.dtype, has_wgmma: bool
+) -> bool:
+    """Whether prompt_attention.py serves a pass. Its bits are the same, so its size may decide."""
+    if PROMPT_MORE_THAN is None or rows.max_query_len <= MAX_SPLIT_TOKENS:
+        return False
+    is_large = rows.max_query_len * group > PROMPT_MORE_THAN
+    return is_large and has_wgmma and rows.paths is None and is_fit(group, S, C, dtype)
+
+
+def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
+    """The kernels of each layer of a pass, whichever serves it."""
+    _, _, G, S, C = cache.shape
+    group = q_THC.shape[1] // G
+    if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
+        return [*_prepare(q_THC, cache, rows)]
+    table = rows.block_table, rows.idx_mapping, rows.positions, rows.query_start_loc
+    return [PromptAttention(q_THC, cache, *table, rows.max_query_len)]
 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:

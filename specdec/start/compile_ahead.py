@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specdec.kernels import KERNEL_NAMES
+from specdec.kernels import KERNEL_NAMES, paged_attention
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import plan_launch
 from specdec.kernels.tile_shapes import ROW_CLASSES
@@ -79,6 +79,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield chunk(runner, length, count)
     for query_len, count in attention_cuts(runner, uniform_rounds(runner), sizes.max_num_rows):
         yield round_of(runner, count, query_len)
+    yield from long_prompts(runner)
     yield from shared_rounds(runner)
 
 
@@ -93,6 +94,13 @@ def attention_cuts(
             kind = tuple(plan_launch(count, query_len, heads).kind for heads in runner.heads)
             found.setdefault(kind, (query_len, count))
     return found.values()
+
+
+def long_prompts(runner: Runner) -> Iterator[Step]:
+    """A chunk for the kernel of prompts, whatever the query heads of a kv head."""
+    more_than = paged_attention.PROMPT_MORE_THAN
+    if more_than is not None:
+        yield chunk(runner, more_than + 1, 1)
 
 
 def samplings(runner: Runner) -> Iterator[Step]:

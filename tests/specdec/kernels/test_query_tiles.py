@@ -56,6 +56,7 @@ GPU_CASES = [
 
 def attend(monkeypatch, tile: QueryTile, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
     monkeypatch.setattr(attention, "QUERY_TILES", (tile,))
+    monkeypatch.setattr(attention, "PROMPT_MORE_THAN", None)
     rows.launches.clear()
     out = torch.full_like(q, torch.nan)
     launch_paged_attention(q, out, cache, rows)

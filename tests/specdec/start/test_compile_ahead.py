@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import specdec
+from specdec.kernels import paged_attention
 from specdec.kernels.paged_attention import Heads
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.families import shared_shapes
@@ -79,6 +80,16 @@ def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, m
     most = min(budget + max_num_seqs * (K + 1), max_num_seqs * (max_model_len - 1))
     every = {kind(rows) for rows in range(1, most + 1)}
     assert {kind(sum(part.length for part in parts)) for parts in found} == every
+
+
+@pytest.mark.parametrize("max_model_len, longest", [(4096, 1025), (512, 511)])
+def test_the_kernel_of_prompts_is_compiled_ahead(chunks, monkeypatch, max_model_len, longest):
+    """With as many query rows as it needs at one query head, or as many as a step may have."""
+    without = chunks(max_model_len, 8192, 1, 0)
+    monkeypatch.setattr(paged_attention, "PROMPT_MORE_THAN", 1024)
+    found = chunks(max_model_len, 8192, 1, 0)
+    assert len(found) == len(without) + 1
+    assert [part.length for part in found[-1]] == [longest]
 
 
 def test_each_kind_of_prompt_rows_with_logprobs_is_compiled_ahead():

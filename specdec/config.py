@@ -27,6 +27,8 @@ GPU_MEMORY_UTILIZATION = 0.9
 MAX_PROMPT_SLOWDOWN = 1.8
 MOST_SLOWDOWN = 1000
 MOST_DRAFTS = 32
+MOST_NODES = 63  # of a tree, which with its root fill a tile of rows
+MOST_CHILDREN = 16
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 SWITCHES = (
     "enforce_eager",
@@ -75,6 +77,10 @@ class SpeculativeConfig:
     many as pay, up to num_speculative_tokens, and verify the most probable drafts of all requests;
     None: with "auto" only. Both need graphs on a GPU and acceptance "exact"; elsewhere "auto" is 3
     for each, and the log says why. Tokens depend on none of it.
+    top_k: above 1 a tree is drafted, of num_speculative_tokens levels: the top_k best nodes of a
+    level get top_k children each, and the num_draft_tokens most probable nodes of all levels are
+    verified. Such trees need acceptance "exact" and a fixed number of levels. With 1, a chain,
+    num_draft_tokens is num_speculative_tokens, which is its default for a tree too.
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
     greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and
@@ -91,6 +97,8 @@ class SpeculativeConfig:
     revision: str | None = None
     draft_tensor_parallel_size: int = 1
     adaptive: bool | None = None
+    top_k: int = 1
+    num_draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -111,7 +119,38 @@ class SpeculativeConfig:
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_layers(self.aux_layers)
         check_name("revision", self.revision)
+        check_int("top_k", self.top_k, 1, MOST_CHILDREN)
+        if self.num_draft_tokens is not None:
+            check_int("num_draft_tokens", self.num_draft_tokens, 0, MOST_NODES)
+        if self.top_k > 1:
+            self._check_tree()
+        else:
+            self._check_chain()
         _check_fixed(self)
+
+    def _check_chain(self) -> None:
+        count = self.num_draft_tokens
+        if count is not None and count != self.num_speculative_tokens:
+            given = f"num_draft_tokens={count} with top_k=1"
+            levels = f"num_speculative_tokens={self.num_speculative_tokens}"
+            raise ValueError(f"{given}: a chain has {levels} drafts: leave it out, or raise top_k")
+
+    def _check_tree(self) -> None:
+        k, levels = self.top_k, self.num_speculative_tokens
+        if self.acceptance != "exact":
+            given = f"top_k={k} with acceptance={self.acceptance!r}"
+            raise ValueError(f"{given}: trees are verified by 'exact' only: leave one of them out")
+        if self.adaptive or not isinstance(levels, int):
+            given = f"top_k={k} with num_speculative_tokens={levels!r}, adaptive={self.adaptive}"
+            fixed = f"give an integer from 1 to {MOST_DRAFTS}, and adaptive=False"
+            raise ValueError(f"{given}: the levels of a tree are fixed: {fixed}")
+        if levels == 0:
+            raise ValueError(f"num_speculative_tokens=0 with top_k={k}: a tree has a level or more")
+        most = min(k + k * k * (levels - 1), MOST_NODES)
+        count = levels if self.num_draft_tokens is None else self.num_draft_tokens
+        if not levels <= count <= most:
+            tree = f"a tree of num_speculative_tokens={levels} levels and top_k={k}"
+            raise ValueError(f"num_draft_tokens={count}: {tree} verifies {levels} to {most} nodes")
 
     @staticmethod
     def of(value: "SpeculativeConfig | Mapping[str, object] | None") -> "SpeculativeConfig | None":

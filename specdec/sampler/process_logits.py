@@ -20,7 +20,8 @@ def process_logits(
     logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
     """Apply what the step needs to its logits, in place."""
-    pick(logits_TV, launch_process_logits, process)(logits_TV, rows, state, flags)
+    launch = launch_process_logits if rows.path_TD is None else process
+    pick(logits_TV, launch, process)(logits_TV, rows, state, flags)
 
 
 def launch_process_logits(

@@ -100,9 +100,6 @@ class Intake:
         """Compile the grammar, if there is one. Any thread may call it; what it made is kept."""
         if params.structured_outputs is None:
             return None
-        if self.sizes.tree is not None:
-            given = f"structured_outputs with top_k={self.sizes.tree.top_k}"
-            raise ValueError(f"{given}: grammars do not follow draft trees yet: give top_k=1")
         assert self.guides is not None, "no compiler of grammars"
         return self.guides.compile(StructuredOutputsParams.of(params.structured_outputs))
 

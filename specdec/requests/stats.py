@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from specdec.requests.draft_tree import depths
+
 FIGURES = (
     "acceptance",
     "num_rounds",
@@ -49,12 +51,7 @@ class RoundRecord:
     @property
     def num_levels(self) -> int:
         """Drafts on the longest path: all of a chain."""
-        if not self.parents:
-            return len(self.draft_tokens)
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent] + 1)
-        return max(depths)
+        return max(depths(self.parents)) if self.parents else len(self.draft_tokens)
 
 
 @dataclass(slots=True)

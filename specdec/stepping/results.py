@@ -5,6 +5,7 @@ The draft's proposals are copied too, after it, where a grammar has to follow th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +61,8 @@ class PendingResult:
     sent: torch.cuda.Event | None
     logprobs: StepLogprobs | None = None
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
-    proposals_cpu: Tensor | None = None  # [B, K] drafts for the next round, if they were sent
+    # drafts for the next round, if they were sent: [1, B, K], of trees and their parents [2, B, X]
+    proposals_cpu: Tensor | None = None
     proposed: torch.cuda.Event | None = None
 
     def read(self) -> StepResult:
@@ -82,13 +84,19 @@ class PendingResult:
             prompt_logprobs=self.prompt_logprobs,
         )
 
-    def read_proposals(self) -> list[list[int]]:
-        """By batch slot, the drafts that this step proposed. Waits for the draft's passes."""
+    def read_proposals(self) -> "Proposals":
+        """The drafts that this step proposed. Waits for the draft's passes."""
         assert self.proposals_cpu is not None, "no proposals were sent"
         if self.proposed is not None:
             self.proposed.synchronize()
-        proposals: list[list[int]] = self.proposals_cpu.tolist()
-        return proposals
+        return Proposals(*self.proposals_cpu.tolist())
+
+
+class Proposals(NamedTuple):
+    """By batch slot. parents: of the nodes of trees, see requests/draft_tree.py; None: chains."""
+
+    tokens: list[list[int]]
+    parents: list[list[int]] | None = None
 
 
 class Results:
@@ -103,10 +111,11 @@ class Results:
             num_drafts=buffers.verified_tokens.shape[1],
             is_tree=buffers.tree is not None,
         )
-        drafts = self._draft_tokens = buffers.draft_tokens
-        self._proposals_cpu = torch.zeros(
-            (NUM_SLOTS, *drafts.shape), dtype=drafts.dtype, pin_memory=drafts.is_cuda
-        )
+        self._proposed = [buffers.draft_tokens]
+        if buffers.tree is not None:
+            self._proposed.append(buffers.tree.proposed_parents)
+        shape = (NUM_SLOTS, len(self._proposed), *buffers.draft_tokens.shape)
+        self._proposals_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
         self._sent = [torch.cuda.Event() if results.is_cuda else None for _ in range(NUM_SLOTS)]  # type: ignore[no-untyped-call]
         self._num_sent = 0
         self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
@@ -128,8 +137,9 @@ class Results:
     def send_proposals(self, num_reqs: int) -> None:
         """Start the copy of the latest step's proposals, for a host that has to know them."""
         slot = (self._num_sent - 1) % NUM_SLOTS
-        proposals_cpu = self._proposals_cpu[slot, :num_reqs]
-        proposals_cpu.copy_(self._draft_tokens[:num_reqs], non_blocking=True)
+        proposals_cpu = self._proposals_cpu[slot, :, :num_reqs]
+        for place_cpu, proposed in zip(proposals_cpu, self._proposed, strict=True):
+            place_cpu.copy_(proposed[:num_reqs], non_blocking=True)
         self.latest.proposals_cpu = proposals_cpu
         if self._results.is_cuda:
             self.latest.proposed = torch.cuda.Event()  # type: ignore[no-untyped-call]

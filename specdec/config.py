@@ -148,9 +148,9 @@ class SpeculativeConfig:
             raise ValueError(f"num_speculative_tokens=0 with top_k={k}: a tree has a level or more")
         most = min(k + k * k * (levels - 1), MOST_NODES)
         count = levels if self.num_draft_tokens is None else self.num_draft_tokens
-        if not levels <= count <= most:
-            tree = f"a tree of num_speculative_tokens={levels} levels and top_k={k}"
-            raise ValueError(f"num_draft_tokens={count}: {tree} verifies {levels} to {most} nodes")
+        if not 1 <= count <= most:
+            tree = f"of a tree of num_speculative_tokens={levels} levels with top_k={k}"
+            raise ValueError(f"num_draft_tokens={count}: {tree} 1 to {most} nodes can be verified")
 
     @staticmethod
     def of(value: "SpeculativeConfig | Mapping[str, object] | None") -> "SpeculativeConfig | None":

@@ -22,14 +22,13 @@ from graphs.context import ForwardContext, set_forward_context
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.add import add
-from specdec.kernels.choose_token import noise_ref
+from specdec.kernels.best_children import Perturbation
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.linear import linear
-from specdec.kernels.support_floor.floor import Limits, support_floor
+from specdec.kernels.support_floor.floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import Captures, DraftGraphs, init_piecewise
-from specdec.proposal.tree import perturbed
 from specdec.sampler.row_parameters import Places, row_parameters
 from specdec.sampler.sampler import scaled_in_support
 from specdec.stepping.buffers import StepBuffers
@@ -61,6 +60,10 @@ class Draft:
 
     def __post_init__(self) -> None:
         self.source_TE = self.buffers.features
+        tree = self.buffers.tree
+        self.num_levels = (
+            self.buffers.draft_tokens.shape[1] if tree is None else tree.shape.num_levels
+        )
         self._forward = into_buffers(self.model)
         init_piecewise(self.graphs.prefill, self._forward)
 
@@ -90,7 +93,7 @@ class Draft:
             for _ in range(times):
                 self.graphs.of(step.flags).decode.run_fullgraph(how.descriptor)
         else:
-            max_seq_len = step.max_seq_len + self.buffers.sizes.num_speculative_tokens
+            max_seq_len = step.max_seq_len + self.num_levels
             context = self.contexts.draft_rows(step.num_reqs, max_seq_len, how)
             for _ in range(times):
                 self._decode(context, step.flags.noise)
@@ -167,7 +170,7 @@ class Draft:
     def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers
         if buffers.tree is not None:
-            self._decode_tree(context, buffers.tree.shape.num_levels, is_sampled)
+            self._decode_tree(context, is_sampled)
             return
         B = context.num_tokens
         recycled_BD = buffers.draft_hidden[:B]
@@ -211,11 +214,11 @@ class Draft:
             state.draft_scores[row_B, level] = scores_BW
         propose_sampled(logits_BW, floor_B, keys._replace(token_ids=self.d2t), to)
 
-    def _decode_tree(self, context: ForwardContext, num_levels: int, is_sampled: bool) -> None:
+    def _decode_tree(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers
         X = context.num_tokens
         with set_forward_context(context):
-            for level in range(1, num_levels):
+            for level in range(1, self.num_levels):
                 last_X = buffers.draft_last_tokens[:X]
                 hidden_XD = buffers.draft_hidden[:X]
                 self._grow(*self.model.next_level(last_X, hidden_XD), level, is_sampled)
@@ -228,21 +231,18 @@ class Draft:
             d2t_W=self.d2t,
             max_model_len=self.contexts.max_model_len,
         )
-        scores_XW = linear(normed_XD, self.model.lm_head.weight, out_dtype=torch.float32)
-        if is_sampled:
-            scores_XW = self._perturbed(scores_XW, to)
-        grow_tree(scores_XW, hidden_XD, to)
+        logits_XW = linear(normed_XD, self.model.lm_head.weight, out_dtype=torch.float32)
+        perturbation = self._perturbation(logits_XW, to) if is_sampled else None
+        grow_tree(logits_XW, hidden_XD, to, perturbation)
 
-    def _perturbed(self, logits_XW: Tensor, to: TreeLevel) -> Tensor:
-        """Logits + temperature * noise, -inf below a row's floor; a request's rows share noise."""
+    def _perturbation(self, logits_XW: Tensor, to: TreeLevel) -> Perturbation:
         P = to.rows_per_req
-        row_B = self.buffers.sample_mapping[: len(logits_XW) // P]
+        row_B1 = self.buffers.sample_mapping[: len(logits_XW) // P, None]
+        row_X = row_B1.expand(-1, P).reshape(-1)
         offset = 1 + to.level  # of the children, after a request's computed tokens
-        limits, keys = row_parameters(self.state, row_B, None, offset, TARGET, has_epoch=False)
-        limits_X = Limits(*(each.repeat_interleave(P) for each in limits))
-        floor_X = support_floor(logits_XW, limits_X)
-        noise_BW = noise_ref(keys._replace(token_ids=self.d2t), logits_XW.shape[1])
-        return perturbed(logits_XW, floor_X, limits_X.temperatures, noise_BW)
+        limits, keys = row_parameters(self.state, row_X, None, offset, TARGET, has_epoch=False)
+        floor_X = support_floor(logits_XW, limits)
+        return Perturbation(floor_X, keys._replace(token_ids=self.d2t))
 
     def _inputs(self, T: int) -> dict[str, Tensor]:
         buffers = self.buffers

@@ -286,7 +286,7 @@ def _buffer_sizes(
     return BufferSizes(
         max_tokens=sizes.max_num_rows,
         max_reqs=sizes.max_num_seqs,
-        num_speculative_tokens=sizes.num_speculative_tokens,
+        num_speculative_tokens=sizes.path_len - 1,
         hidden_size=target.config.layer.hidden_size,
         aux_width=taps * target.config.layer.hidden_size,
         draft_hidden_size=eagle.config.layer.hidden_size if eagle is not None else 0,

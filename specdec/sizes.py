@@ -13,9 +13,14 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 class TreeShape:
     """A draft tree: its first level has top_k nodes, each further one top_k children of as many."""
 
-    num_levels: int  # D: the longest path from the root, which is no node of these
+    num_levels: int  # D, those that are drafted
     top_k: int  # k
     num_nodes: int  # N - 1: those that are verified
+
+    @property
+    def max_depth(self) -> int:
+        """Nodes on the longest path that can be verified: all its nodes are."""
+        return min(self.num_levels, self.num_nodes)
 
     @property
     def num_candidates(self) -> int:
@@ -36,8 +41,7 @@ class EngineSizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_kv_blocks: int
-    # K, the most tokens that a round can accept; 0 with or without a draft is plain decoding
-    num_speculative_tokens: int
+    num_speculative_tokens: int  # K, or levels of a tree; 0 is plain decoding, with a draft or not
     is_adaptive: bool = False  # rows of a round are shared out, and levels chosen, by what pays
     tree: TreeShape | None = None  # None: chains
 
@@ -53,8 +57,8 @@ class EngineSizes:
 
     @property
     def path_len(self) -> int:
-        """Rows per request on the longest path through a round, K + 1: of a chain all of them."""
-        return self.num_speculative_tokens + 1
+        """Rows per request on the longest path through a round: of a chain all of them, K + 1."""
+        return (self.num_speculative_tokens if self.tree is None else self.tree.max_depth) + 1
 
     @property
     def num_tree_blocks(self) -> int:

@@ -153,7 +153,7 @@ class Acts:
         assert how is not None, step
         num_prompt_rows = step.num_tokens - step.num_verify_rows
         num_rows = max(V * step.kept_len + num_prompt_rows, how.descriptor.num_tokens)
-        gather_paths(self.buffers, self.state, V, num_prompt_rows, num_rows)
+        gather_paths(self.buffers, V, num_prompt_rows, num_rows)
 
     def prefill_draft(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""

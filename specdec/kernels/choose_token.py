@@ -41,11 +41,18 @@ class NoiseKeys(NamedTuple):
 
     def rows(self, first: int, end: int) -> "NoiseKeys":
         """Those of some rows."""
+        return self._rows(slice(first, end))
+
+    def every(self, step: int) -> "NoiseKeys":
+        """Those of the first of every `step` rows."""
+        return self._rows(slice(None, None, step))
+
+    def _rows(self, which: slice) -> "NoiseKeys":
         return self._replace(
-            temperatures=self.temperatures[first:end],
-            seeds=self.seeds[first:end],
-            positions=self.positions[first:end],
-            epochs=self.epochs[first:end],
+            temperatures=self.temperatures[which],
+            seeds=self.seeds[which],
+            positions=self.positions[which],
+            epochs=self.epochs[which],
         )
 
 

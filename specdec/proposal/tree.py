@@ -6,7 +6,8 @@ so the ancestors of every kept node are kept too. Row 0 of a request is the root
 token; rows 1, 2, ... are the kept nodes, the best first: a parent's row comes before its children.
 
 Tensor operations of fixed shapes that never look at the host, so that graphs can capture them.
-Letters: X rows, W draft vocabulary, M candidates of all levels, N verified rows, D levels.
+Letters: X rows, W draft vocabulary, M candidates of all levels, N verified rows, D nodes of the
+longest path among these.
 """
 
 from typing import NamedTuple
@@ -90,22 +91,22 @@ def _depths(place_BX: Tensor, top_k: int) -> Tensor:
     return torch.where(place_BX < top_k, 1, later_BX)
 
 
-def paths(parents_BN: Tensor, depths_BN: Tensor, num_levels: int) -> Tensor:
+def paths(parents_BN: Tensor, depths_BN: Tensor, max_depth: int) -> Tensor:
     """Rows of each row's path [B, N, D + 1]: entry j is its ancestor at depth j, -1 behind it.
 
     parents_BN: the root's is itself
     """
     B, N = parents_BN.shape
     row_BN = torch.arange(N, device=parents_BN.device).expand(B, N)
-    path_BND = torch.full_like(parents_BN, -1)[..., None].repeat(1, 1, num_levels + 1)
-    for _ in range(num_levels + 1):
+    path_BND = torch.full_like(parents_BN, -1)[..., None].repeat(1, 1, max_depth + 1)
+    for _ in range(max_depth + 1):
         path_BND.scatter_(2, depths_BN.gather(1, row_BN)[..., None], row_BN[..., None])
         row_BN = parents_BN.gather(1, row_BN)
     return path_BND
 
 
 def walk(
-    target_BN: Tensor, tokens_BN: Tensor, parents_BN: Tensor, is_node_BN: Tensor, num_levels: int
+    target_BN: Tensor, tokens_BN: Tensor, parents_BN: Tensor, is_node_BN: Tensor, max_depth: int
 ) -> Tensor:
     """Rows [B, D + 1] from the root to where no child equals the target's choice; -1 behind.
 
@@ -115,7 +116,7 @@ def walk(
     """
     row_B = torch.zeros_like(target_BN[:, 0])
     path = [row_B]
-    for _ in range(num_levels):
+    for _ in range(max_depth):
         choice_B1 = target_BN.gather(1, row_B.clamp(min=0)[:, None])
         follows_BN = is_node_BN & (parents_BN == row_B[:, None]) & (tokens_BN == choice_B1)
         child_B = follows_BN.long().argmax(dim=1)  # 0, the root, where there is none

@@ -181,8 +181,8 @@ def _forbid_kernel(
         stop_ids = tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS))
         _forbid(row_ptr, stop_ids, tl.full((STOP_IDS,), 1, tl.int1))
     if HAS_WORDS:
-        # the words that lack only their last token after row t, whose own token goes to the history;
-        # of a tree only the root's does
+        # the words that lack only their last token after row t, whose own goes to the history; of a
+        # tree only the root's does
         start = tl.load(starts_ptr + t)
         is_kept = row < R
         if HAS_PATHS:

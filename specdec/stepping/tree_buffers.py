@@ -12,7 +12,7 @@ from specdec.sizes import BLOCK_SIZE, TreeShape
 
 
 class TreeBuffers:
-    """Letters: B batch slots, N rows of each, D levels, k rows of a level, M candidates.
+    """Letters: B batch slots, N rows of each, D nodes of a path, k rows of a level, M candidates.
 
     first_block: the first one behind the pool, in the caches of both models
     """
@@ -21,7 +21,7 @@ class TreeBuffers:
         self, shape: TreeShape, max_reqs: int, first_block: int, device: torch.device
     ) -> None:
         B = max_reqs
-        D = shape.num_levels
+        D = shape.max_depth
         k = shape.top_k
         M = shape.num_candidates
         T = B * (shape.num_nodes + 1)
@@ -37,13 +37,19 @@ class TreeBuffers:
         self.path_slots = integers(T, D + 1)  # [T, D + 1] the cache slot of each of these
         self.path_starts = integers(B)  # [B] position of the root
         self.walked = integers(B, D + 1)  # [B, D + 1] accepted rows within the slot, -1 behind
+        self.path_sources = integers(B, D + 1)  # [B, D + 1] their rows of the step, 0 behind
+        self.moved_from = integers(B, D)  # [B, D] cache slots of accepted nodes, -1 = none
+        self.moved_to = integers(B, D)  # [B, D] where they go
 
         # what the draft grows
         self.tokens = integers(B, M)  # [B, M] of all candidates
         self.scores = torch.zeros(B, M, device=device)  # [B, M] of their paths
         self.places = integers(B, M)  # [B, M] of their parents among them; see proposal/tree.py
         self.row_places = integers(B, k)  # [B, k] of the level's rows among the candidates
-        self.draft_path_slots = integers(B * k, D)  # [B x k, D] of the rows' ancestors and own
+        self.parent_rows = integers(B * k)  # [B x k] among the rows of the level before
+        self.rows = integers(B, M)  # [B, M] of all candidates, 0 = not kept; for the kernel
+        # [B x k, levels] of the rows' ancestors, and their own
+        self.draft_path_slots = integers(B * k, shape.num_levels)
         self.draft_starts = integers(B)  # [B] position of the first level's rows
         self.proposed_parents = integers(B, shape.num_nodes)  # [B, N - 1] beside draft_tokens
 

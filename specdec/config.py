@@ -140,12 +140,12 @@ class SpeculativeConfig:
         if self.acceptance != "exact":
             given = f"top_k={k} with acceptance={self.acceptance!r}"
             raise ValueError(f"{given}: trees are verified by 'exact' only: leave one of them out")
-        if self.adaptive or not isinstance(levels, int):
-            given = f"top_k={k} with num_speculative_tokens={levels!r}, adaptive={self.adaptive}"
-            fixed = f"give an integer from 1 to {MOST_DRAFTS}, and adaptive=False"
-            raise ValueError(f"{given}: the levels of a tree are fixed: {fixed}")
-        if levels == 0:
-            raise ValueError(f"num_speculative_tokens=0 with top_k={k}: a tree has a level or more")
+        if self.adaptive:
+            given = f"top_k={k} with adaptive=True"
+            raise ValueError(f"{given}: the levels of a tree are fixed: leave one of them out")
+        if not isinstance(levels, int) or levels == 0:
+            given = f"num_speculative_tokens={levels!r} with top_k={k}"
+            raise ValueError(f"{given}: a tree has fixed levels: give 1 to {MOST_DRAFTS} of them")
         most = min(k + k * k * (levels - 1), MOST_NODES)
         count = levels if self.num_draft_tokens is None else self.num_draft_tokens
         if not 1 <= count <= most:

@@ -53,6 +53,11 @@ class RoundRecord:
         """Drafts on the longest path: all of a chain."""
         return max(depths(self.parents)) if self.parents else len(self.draft_tokens)
 
+    def child(self, row: int, token: int) -> int:
+        """The row of a tree under another one that has this token, which must be there."""
+        rows = enumerate(zip(self.parents, self.draft_tokens, strict=True), start=1)
+        return next(i for i, node in rows if node == (row, token))
+
 
 @dataclass(slots=True)
 class SpeculationStats:

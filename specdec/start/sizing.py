@@ -73,5 +73,6 @@ def _check_window(role: str, window: int | None, max_model_len: int) -> None:
 def _check_children(drafting: Drafting, eagle: EagleConfig) -> None:
     """A node has top_k children with different tokens."""
     if drafting.tree is not None and drafting.tree.top_k > eagle.draft_vocab_size:
+        tree = f"a draft tree with {drafting.tree.top_k} children of each node"
         known = f"the draft knows {eagle.draft_vocab_size} tokens"
-        raise ValueError(f"top_k={drafting.tree.top_k}: {known}: give at most as many")
+        raise ValueError(f"{tree}, but {known}: give at most as many children")

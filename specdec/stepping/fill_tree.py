@@ -135,13 +135,11 @@ def _fill_tree_kernel(
     # a slot without a request reads one key, whatever it holds: with none it would not be a number
     path_root = tl.where(has_root, root_slot, first_slot)
     here = at * D1
-    for level in range(D1):
-        tl.store(
-            path_rows_ptr + here + level, tl.zeros_like(depth) - 1, mask=inside & (level > depth)
-        )
-        tl.store(
-            path_slots_ptr + here + level, tl.zeros_like(depth) - 1, mask=inside & (level > depth)
-        )
+    nothing = tl.zeros_like(depth) - 1
+    for j in range(D1):
+        is_behind = inside & (j > depth)
+        tl.store(path_rows_ptr + here + j, nothing, mask=is_behind)
+        tl.store(path_slots_ptr + here + j, nothing, mask=is_behind)
     current = i.to(tl.int64)
     for _ in range(D1):
         is_above = inside & (current > 0) & is_real

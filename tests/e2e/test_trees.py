@@ -316,6 +316,66 @@ def test_what_trees_wrote_is_a_prefix(tree_llm, greedy, prompts):
     assert hit.stats.num_cached_tokens == 192
 
 
+@pytest.mark.parametrize("lengths", [(60, 62, 63, 64), (123, 127, 128, 129)])
+def test_paths_cross_the_borders_of_tiles(tree_llm, prompts, greedy, lengths):
+    tokens = [token for prompt in prompts[3:] for token in prompt]
+    batch = [tokens[:length] for length in lengths]
+    plain = LLM("demo", max_num_seqs=4, max_model_len=256, device="cpu")
+    expected = plain.generate(batch, greedy(9), use_tqdm=False)
+    found = tree_llm("eagle1", Shape(16, 4, 4)).generate(batch, greedy(9), use_tqdm=False)
+    assert tokens_of(found) == tokens_of(expected)
+    assert max(max(output.stats.num_accepted) for output in found) > 1
+
+
+def test_preemption_changes_no_token(prompts, references, greedy):
+    sizes = {"max_num_seqs": 3, "max_model_len": 192, "device": "cpu", "num_kv_blocks": 4}
+    llm = LLM("demo", tree_of("eagle1", Shape(12, 4, 4)), **sizes)
+    outputs = llm.generate([prompts[1], prompts[3]], greedy(130), use_tqdm=False)
+    assert tokens_of(outputs) == [references[i][:130] for i in (1, 3)]
+    assert sum(output.stats.num_preemptions for output in outputs) > 0
+
+
+def test_bfloat16_equals_its_own_plain_decoding(greedy, prompts):
+    sizes = {"max_num_seqs": 2, "max_model_len": 128, "device": "cpu", "dtype": "bfloat16"}
+    llms = LLM("demo", **sizes), LLM("demo", tree_of("eagle1", Shape(12, 4, 4)), **sizes)
+    plain, tree = (llm.generate(prompts[1:3], greedy(24), use_tqdm=False) for llm in llms)
+    assert tokens_of(tree) == tokens_of(plain)
+    assert llms[1].run_stats(tree).mean_acceptance_length > 2
+
+
+def test_the_order_of_nodes_changes_nothing(greedy, prompts, references):
+    llm = LLM(
+        "demo", tree_of("eagle1", Shape(12, 4, 4)), max_num_seqs=1, max_model_len=192, device="cpu"
+    )
+    [expected] = llm.generate([prompts[1]], greedy(40), use_tqdm=False)
+    draft, state = llm.engine.runner.draft, llm.engine.runner.state
+    real = draft.decode
+
+    def decode(step):
+        real(step)
+        for row in range(len(state.draft_tokens)):
+            shuffle(state, row)
+
+    llm.engine.runner.acts.draft.decode = decode
+    [found] = llm.generate([prompts[1]], greedy(40), use_tqdm=False)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids == references[1][:40]
+    assert found.stats.num_accepted == expected.stats.num_accepted
+    drafted = [[each.draft_tokens for each in x.stats.rounds] for x in (found, expected)]
+    assert drafted[0] != drafted[1]
+
+
+def shuffle(state, row):
+    """Bring the nodes of a tree into another order, in which parents still come first."""
+    depths = state.draft_depths[row]
+    order = torch.randperm(len(depths), generator=torch.Generator().manual_seed(row))
+    order = order[depths[order].argsort(stable=True)]
+    row_of = torch.zeros(len(order) + 1, dtype=torch.int64)
+    row_of[order + 1] = torch.arange(1, len(order) + 1)
+    state.draft_tokens[row] = state.draft_tokens[row][order]
+    state.draft_parents[row] = row_of[state.draft_parents[row][order]]
+    state.draft_depths[row] = depths[order]
+
+
 class ScriptedTrees:
     """For a request at position n, trees that hold script[n + 1 ...] plus `shift` on a path."""
 

@@ -124,6 +124,17 @@ def test_fill_tree(device, shape):
     assert torch.equal(own_slots[is_real], ours[0].slot_mapping[: NUM_REQS * N][is_real])
 
 
+def assert_history(buffers, state, has_words):
+    """Accepted tokens and no others, where they are in the text."""
+    expected = torch.zeros_like(state.sampling.history)
+    for b, row in enumerate(buffers.idx_mapping[:NUM_REQS].tolist()):
+        count = int(buffers.num_accepted[b])
+        end = int(state.num_computed_tokens[row])
+        if row >= 0 and has_words:
+            expected[row, end - count : end] = buffers.sampled_tokens[b, :count]
+    assert torch.equal(state.sampling.history[:-1], expected[:-1])
+
+
 @pytest.mark.parametrize("has_words", [False, True])
 def test_walk_trees(device, shape, has_words):
     N = shape.num_nodes + 1
@@ -139,6 +150,7 @@ def test_walk_trees(device, shape, has_words):
         launch_walk_trees(*ours, NUM_REQS, has_words)
         walk_trees_ref(*theirs, NUM_REQS, has_words)
         assert_same(ours, theirs)
+        assert_history(*ours, has_words)
         accepted |= set(ours[0].num_accepted[:NUM_REQS].tolist())
     assert len(accepted) > 1
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from scripts.soak import soak
 from specdec import LLM, SamplingParams
 from tests.naive_eagle import borrow, read_draft
 from tests.naive_tree import GREEDY, Sampling, Shape, TreeDecoding
@@ -333,6 +334,15 @@ def test_preemption_changes_no_token(prompts, references, greedy):
     outputs = llm.generate([prompts[1], prompts[3]], greedy(130), use_tqdm=False)
     assert tokens_of(outputs) == [references[i][:130] for i in (1, 3)]
     assert sum(output.stats.num_preemptions for output in outputs) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_in_random_engines_are_as_alone(seed):
+    result = soak(60, seed, has_trees=True)
+    assert result["faults"] == []
+    assert result["preemptions"] > 0
+    assert result["mixed_steps"] > 10
 
 
 def test_bfloat16_equals_its_own_plain_decoding(greedy, prompts):

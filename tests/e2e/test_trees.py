@@ -5,6 +5,9 @@ import torch
 
 from scripts.soak import soak
 from specdec import LLM, SamplingParams
+from specdec.kernels import move_slots
+from specdec.sampler import process_logits
+from specdec.stepping import commit_tree, fill_tree, grow_tree
 from tests.naive_eagle import borrow, read_draft
 from tests.naive_tree import GREEDY, Sampling, Shape, TreeDecoding
 from tests.reference import Reference
@@ -336,10 +339,15 @@ def test_preemption_changes_no_token(prompts, references, greedy):
     assert sum(output.stats.num_preemptions for output in outputs) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_random_requests_in_random_engines_are_as_alone(seed):
-    result = soak(60, seed, has_trees=True)
+@pytest.mark.parametrize(
+    "seed, device",
+    [
+        *(pytest.param(seed, "cpu", marks=pytest.mark.slow) for seed in range(3)),
+        pytest.param(0, "cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_random_requests_in_random_engines_are_as_alone(seed, device):
+    result = soak(60, seed, device, has_trees=True)
     assert result["faults"] == []
     assert result["preemptions"] > 0
     assert result["mixed_steps"] > 10
@@ -384,6 +392,24 @@ def shuffle(state, row):
     state.draft_tokens[row] = state.draft_tokens[row][order]
     state.draft_parents[row] = row_of[state.draft_parents[row][order]]
     state.draft_depths[row] = depths[order]
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts):
+    """In Triton's interpreter: all that trees have of their own."""
+
+    def run():
+        sizes = {"max_num_seqs": 3, "max_model_len": 256, "max_num_batched_tokens": 40}
+        llm = LLM("demo", tree_of("eagle3", Shape(9, 4, 3)), device="cpu", **sizes)
+        base = {"max_tokens": 14, "ignore_eos": True}
+        params = [SamplingParams(**base | {"seed": i} | KINDS[i]) for i in (2, 0, 3, 8, 10)]
+        outputs = llm.generate(prompts[1:6], params, use_tqdm=False)
+        return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
+
+    expected = run()
+    for module in (fill_tree, commit_tree, grow_tree, move_slots, process_logits):
+        monkeypatch.setattr(module, "pick", lambda tensor, launch, twin: launch)
+    assert run() == expected
 
 
 class ScriptedTrees:

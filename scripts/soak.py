@@ -10,6 +10,7 @@ faults, if there are any.
     python -m scripts.soak --num-requests 40 --seed 7
     python -m scripts.soak --device cuda                # graphs, and the checkpoint's own dtype
     python -m scripts.soak --adaptive                   # rows shared out, drafts vary (not checked)
+    python -m scripts.soak --trees                      # trees of any shape (drafts unchecked)
 """
 
 import argparse
@@ -20,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
@@ -80,7 +81,10 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """An engine. slowdown: of the prompt budget; None: the engine's own budget, if it has one."""
+    """An engine. slowdown: of the prompt budget; None: the engine's own budget, if it has one.
+
+    tree: top_k and num_draft_tokens; None: chains
+    """
 
     num_speculative_tokens: int
     max_num_batched_tokens: int
@@ -88,10 +92,13 @@ class Setting:
     async_scheduling: bool
     slowdown: float | None
     is_adaptive: bool
+    tree: tuple[int, int] | None = None
 
     @staticmethod
-    def drawn(chance: random.Random, is_adaptive: bool = False) -> "Setting":
-        return Setting(
+    def drawn(
+        chance: random.Random, is_adaptive: bool = False, has_tree: bool = False
+    ) -> "Setting":
+        setting = Setting(
             is_adaptive=is_adaptive,
             num_speculative_tokens=chance.randint(1, MAX_K),
             max_num_batched_tokens=chance.choice([1, 7, 40, 64, 96, MAX_MODEL_LEN]),
@@ -99,10 +106,17 @@ class Setting:
             async_scheduling=chance.random() < 0.5,
             slowdown=chance.choice([None, 1.0, 2.0]),
         )
+        if not has_tree:
+            return setting
+        k, levels = chance.randint(2, MAX_K), setting.num_speculative_tokens
+        most = min(k + k * k * (levels - 1), 20)
+        return replace(setting, tree=(k, chance.randint(1, most)))
 
     def build(self, **options: object) -> LLM:
         K = self.num_speculative_tokens
         draft = {"model": "demo", "num_speculative_tokens": K, "adaptive": self.is_adaptive}
+        if self.tree is not None:
+            draft |= zip(("top_k", "num_draft_tokens"), self.tree, strict=True)
         llm = LLM(
             "demo",
             draft,
@@ -184,7 +198,7 @@ def count_steps(engine: Engine, counts: Counter[str]) -> None:
 
 
 def faults_of(
-    ours: Request, plain: Request, drafting: Request, is_adaptive: bool = False
+    ours: Request, plain: Request, drafting: Request, has_other_drafts: bool = False
 ) -> Iterator[str]:
     """What differs between a sample and the same one alone."""
     whole = ours.finish is not None and ours.finish.reason != "abort"
@@ -193,7 +207,7 @@ def faults_of(
         "logprobs": (ours.logprobs, plain.logprobs),
         "prompt logprobs": (ours.prompt_logprobs, plain.prompt_logprobs),
     }
-    if ours.stats.num_preemptions == 0 and not is_adaptive:
+    if ours.stats.num_preemptions == 0 and not has_other_drafts:
         pairs["drafts"] = ours.stats.rounds, drafting.stats.rounds
     for name, (found, expected) in pairs.items():
         expected = expected if whole else expected[: len(found)]
@@ -228,11 +242,17 @@ def faults_after(engine: Engine) -> Iterator[str]:
 
 
 def soak(
-    count: int, seed: int, device: str = "cpu", is_adaptive: bool = False, **options: object
+    count: int,
+    seed: int,
+    device: str = "cpu",
+    is_adaptive: bool = False,
+    has_trees: bool = False,
+    **options: object,
 ) -> dict[str, object]:
     """Run, check, and count what happened.
 
-    is_adaptive: rows and levels vary, half of the time by chance. options: of the engines
+    is_adaptive: rows and levels vary, half of the time by chance. has_trees: of fixed levels, any
+    width and number of nodes. options: of the engines
     """
     began = time.monotonic()
     alone = Alone(device)
@@ -240,7 +260,7 @@ def soak(
     faults = []
     for first in tqdm(range(0, count, PER_ENGINE), desc="engines", disable=None):
         chance = random.Random(seed * 1_000_003 + first)
-        setting = Setting.drawn(chance, is_adaptive)
+        setting = Setting.drawn(chance, is_adaptive, has_trees)
         plans = plan_requests(min(PER_ENGINE, count - first), chance, setting.limits(chance))
         with rows_are_shared() if is_adaptive and device == "cpu" else nullcontext():
             llm = setting.build(device=device, **options)
@@ -261,8 +281,8 @@ def faults_of_engine(
     for plan, request in zip(plans, requests, strict=True):
         for samples in zip(request.samples, *alone.run(plan), strict=True):
             count_outcome(samples[0], counts)
-            is_adaptive = engine.planner is not None
-            for fault in (*faults_of(*samples, is_adaptive), *count_faults(plan, samples[0])):
+            is_other = engine.planner is not None or llm.sizes.tree is not None
+            for fault in (*faults_of(*samples, is_other), *count_faults(plan, samples[0])):
                 yield f"request {request.request_id}: {fault}"
 
 
@@ -286,8 +306,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--adaptive", action="store_true", help="share rows out, levels vary")
+    parser.add_argument("--trees", action="store_true", help="draft trees of any shape")
     args = parser.parse_args()
-    result = soak(args.num_requests, args.seed, device=args.device, is_adaptive=args.adaptive)
+    if args.adaptive and args.trees:
+        parser.error(
+            "--adaptive with --trees: the levels of a tree are fixed: leave one of them out"
+        )
+    result = soak(args.num_requests, args.seed, args.device, args.adaptive, args.trees)
     print("\n".join(result["faults"]) or "no faults")
     print(json.dumps(result))
     sys.exit(1 if result["faults"] else 0)

@@ -27,6 +27,8 @@ GPU_MEMORY_UTILIZATION = 0.9
 MAX_PROMPT_SLOWDOWN = 1.8
 MOST_SLOWDOWN = 1000
 MOST_DRAFTS = 32
+MOST_NODES = 63  # of a tree, which with its root fill a tile of rows
+MOST_CHILDREN = 16
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 SWITCHES = (
     "enforce_eager",
@@ -72,9 +74,13 @@ class SpeculativeConfig:
     """An EAGLE draft and how many tokens it proposes per round.
 
     num_speculative_tokens: the most for each request; "auto": 8. adaptive: draft as many as pay,
-    and verify the most probable drafts of all requests; False: num_speculative_tokens for each. To
-    be adaptive needs graphs on a GPU and acceptance "exact"; elsewhere the number is fixed, "auto"
-    is 3, and the log says why. Tokens depend on none of it.
+    and verify the most probable drafts of all requests; False: num_speculative_tokens for each;
+    None: True, but for a tree. To be adaptive needs graphs on a GPU and acceptance "exact";
+    elsewhere the number is fixed, "auto" is 3, and the log says why. Tokens depend on none of it.
+    top_k: above 1 a tree is drafted, of num_speculative_tokens levels: the top_k best nodes of a
+    level get top_k children each, and the num_draft_tokens most probable nodes of all levels are
+    verified. Such trees need acceptance "exact" and a fixed number of levels. With 1, a chain,
+    num_draft_tokens is num_speculative_tokens, which is its default for a tree too.
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
     greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and
@@ -90,7 +96,9 @@ class SpeculativeConfig:
     aux_layers: Sequence[int] | None = None
     revision: str | None = None
     draft_tensor_parallel_size: int = 1
-    adaptive: bool = True
+    adaptive: bool | None = None
+    top_k: int = 1
+    num_draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -106,12 +114,43 @@ class SpeculativeConfig:
                 )
         else:
             check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
-        check_choice("adaptive", self.adaptive, (False, True))
+        check_choice("adaptive", self.adaptive, (None, False, True))
         check_choice("method", self.method, METHODS)
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_layers(self.aux_layers)
         check_name("revision", self.revision)
+        check_int("top_k", self.top_k, 1, MOST_CHILDREN)
+        if self.num_draft_tokens is not None:
+            check_int("num_draft_tokens", self.num_draft_tokens, 0, MOST_NODES)
+        if self.top_k > 1:
+            self._check_tree()
+        else:
+            self._check_chain()
         _check_fixed(self)
+
+    def _check_chain(self) -> None:
+        count = self.num_draft_tokens
+        if count is not None and count != self.num_speculative_tokens:
+            given = f"num_draft_tokens={count} with top_k=1"
+            levels = f"num_speculative_tokens={self.num_speculative_tokens}"
+            raise ValueError(f"{given}: a chain has {levels} drafts: leave it out, or raise top_k")
+
+    def _check_tree(self) -> None:
+        k, levels = self.top_k, self.num_speculative_tokens
+        if self.acceptance != "exact":
+            given = f"top_k={k} with acceptance={self.acceptance!r}"
+            raise ValueError(f"{given}: trees are verified by 'exact' only: leave one of them out")
+        if self.adaptive:
+            given = f"top_k={k} with adaptive=True"
+            raise ValueError(f"{given}: the levels of a tree are fixed: leave one of them out")
+        if not isinstance(levels, int) or levels == 0:
+            given = f"num_speculative_tokens={levels!r} with top_k={k}"
+            raise ValueError(f"{given}: a tree has fixed levels: give 1 to {MOST_DRAFTS} of them")
+        most = min(k + k * k * (levels - 1), MOST_NODES)
+        count = levels if self.num_draft_tokens is None else self.num_draft_tokens
+        if not 1 <= count <= most:
+            tree = f"of a tree of num_speculative_tokens={levels} levels with top_k={k}"
+            raise ValueError(f"num_draft_tokens={count}: {tree} 1 to {most} nodes can be verified")
 
     @staticmethod
     def of(value: "SpeculativeConfig | Mapping[str, object] | None") -> "SpeculativeConfig | None":

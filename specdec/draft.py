@@ -3,9 +3,12 @@
 Where rows are shared out (`calibration` is given) the number of levels varies from step to step: a
 graph of one level is replayed for each. A step that proposes nothing extends the draft's KV alone.
 
+Of a tree each level has k rows per request, whose nodes see the committed context and their own
+ancestors (stepping/grow_tree.py); after the last level the best nodes of all are kept.
+
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
-slot t. After a round it covers all its rows: those after the accepted ones are garbage that the
-levels and the next round overwrite.
+slot t. After a round it covers all its rows, of trees the accepted path: those after the accepted
+ones are garbage that the levels and the next round overwrite, of trees padding.
 """
 
 from collections.abc import Callable
@@ -19,6 +22,7 @@ from graphs.context import ForwardContext, set_forward_context
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.add import add
+from specdec.kernels.best_children import Perturbation
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.linear import linear
 from specdec.kernels.support_floor.floor import support_floor
@@ -28,6 +32,7 @@ from specdec.passes.families import Captures, DraftGraphs, init_piecewise
 from specdec.sampler.row_parameters import Places, row_parameters
 from specdec.sampler.sampler import scaled_in_support
 from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.grow_tree import TreeLevel, grow_tree
 from specdec.stepping.propose import DraftLevel, propose, propose_sampled
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
@@ -54,9 +59,11 @@ class Draft:
     calibration: Tensor | None = None
 
     def __post_init__(self) -> None:
-        has_taps = len(self.model.config.aux_boundaries) > 0
-        buffers = self.buffers
-        self.source_TE = buffers.aux_hidden_states if has_taps else buffers.hidden_states
+        self.source_TE = self.buffers.features
+        tree = self.buffers.tree
+        self.num_levels = (
+            self.buffers.draft_tokens.shape[1] if tree is None else tree.shape.num_levels
+        )
         self._forward = into_buffers(self.model)
         init_piecewise(self.graphs.prefill, self._forward)
 
@@ -86,7 +93,7 @@ class Draft:
             for _ in range(times):
                 self.graphs.of(step.flags).decode.run_fullgraph(how.descriptor)
         else:
-            max_seq_len = step.max_seq_len + self.buffers.draft_tokens.shape[1]
+            max_seq_len = step.max_seq_len + self.num_levels
             context = self.contexts.draft_rows(step.num_reqs, max_seq_len, how)
             for _ in range(times):
                 self._decode(context, step.flags.noise)
@@ -153,11 +160,18 @@ class Draft:
     def _propose_first(self, num_reqs: int, is_sampled: bool) -> None:
         buffers = self.buffers
         seed_BD = buffers.draft_streams[buffers.last_token_indices[:num_reqs]]
-        normed_BD, buffers.draft_hidden[:num_reqs] = self.model.head_input(seed_BD)
+        normed_BD, recycled_BD = self.model.head_input(seed_BD)
+        if buffers.tree is not None:
+            self._grow(normed_BD, recycled_BD, 0, is_sampled)
+            return
+        buffers.draft_hidden[:num_reqs] = recycled_BD
         self._propose(normed_BD, 0, is_sampled)
 
     def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers
+        if buffers.tree is not None:
+            self._decode_tree(context, is_sampled)
+            return
         B = context.num_tokens
         recycled_BD = buffers.draft_hidden[:B]
         varies = self.calibration is not None
@@ -199,6 +213,36 @@ class Draft:
             scores_BW = scaled_in_support(logits_BW, limits.temperatures, floor_B)
             state.draft_scores[row_B, level] = scores_BW
         propose_sampled(logits_BW, floor_B, keys._replace(token_ids=self.d2t), to)
+
+    def _decode_tree(self, context: ForwardContext, is_sampled: bool) -> None:
+        buffers = self.buffers
+        X = context.num_tokens
+        with set_forward_context(context):
+            for level in range(1, self.num_levels):
+                last_X = buffers.draft_last_tokens[:X]
+                hidden_XD = buffers.draft_hidden[:X]
+                self._grow(*self.model.next_level(last_X, hidden_XD), level, is_sampled)
+
+    def _grow(self, normed_XD: Tensor, hidden_XD: Tensor, level: int, is_sampled: bool) -> None:
+        to = TreeLevel(
+            buffers=self.buffers,
+            state=self.state,
+            level=level,
+            d2t_W=self.d2t,
+            max_model_len=self.contexts.max_model_len,
+        )
+        logits_XW = linear(normed_XD, self.model.lm_head.weight, out_dtype=torch.float32)
+        perturbation = self._perturbation(logits_XW, to) if is_sampled else None
+        grow_tree(logits_XW, hidden_XD, to, perturbation)
+
+    def _perturbation(self, logits_XW: Tensor, to: TreeLevel) -> Perturbation:
+        P = to.rows_per_req
+        row_B1 = self.buffers.sample_mapping[: len(logits_XW) // P, None]
+        row_X = row_B1.expand(-1, P).reshape(-1)
+        offset = 1 + to.level  # of the children, after a request's computed tokens
+        limits, keys = row_parameters(self.state, row_X, None, offset, TARGET, has_epoch=False)
+        floor_X = support_floor(logits_XW, limits)
+        return Perturbation(floor_X, keys._replace(token_ids=self.d2t))
 
     def _inputs(self, T: int) -> dict[str, Tensor]:
         buffers = self.buffers

@@ -282,13 +282,15 @@ class Engine:
         for b, request in enumerate(work.verifying):
             drafts = result.draft_tokens[b]
             first = row
-            row += 1 + len(drafts) if work.shared_rows else work.query_len
+            row += 1 + len(drafts) if work.shared_rows else work.kept_len
             if request.finish is not None:
                 continue
             num_accepted = result.num_accepted[b]
             tokens = result.sampled_tokens[b]
-            request.record_round(RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted]))
-            self._totals.verified(len(drafts), num_accepted)
+            parents = tuple(result.draft_parents[b])
+            record = RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted], parents)
+            request.record_round(record)
+            self._totals.verified(record)
             self._append(request, tokens[: num_accepted + 1], result.logprobs, first)
             changed.append(request)
         return changed
@@ -325,7 +327,8 @@ class Engine:
             if part.samples:
                 self._totals.prompt_ended(request)
                 tokens = result.sampled_tokens[len(work.verifying) + i][:1]
-                self._append(request, tokens, result.logprobs, work.num_verify_rows + i)
+                num_kept = work.shared_rows or len(work.verifying) * work.kept_len
+                self._append(request, tokens, result.logprobs, num_kept + i)
                 changed.append(request)
         return changed
 

@@ -66,8 +66,8 @@ class Runner:
         self._workspace = _workspace(self.heads, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
         model = build_target(target, taps, sizes.max_model_len, device)
-        self.target_cache = self._new_cache(target)
-        contexts = self._contexts(self.target_cache)
+        self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
+        contexts = self._contexts(self.target_cache, verifies_trees=sizes.tree is not None)
         self.target = Target(model, contexts, self.buffers, self.graphs.target)
         self.draft = None if eagle is None else self._new_draft(eagle, model)
         d2t = None if eagle is None else eagle.tensors.get("d2t")
@@ -105,9 +105,9 @@ class Runner:
 
         max_num_computed: a bound on the rows' computed tokens. flags: of the requests in the rows
         and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
-        (and by default) K + 1. shared_rows: of all of them, shared out, where not 0. num_levels:
-        that the draft then runs, None: K. masks: computes those of guided rows, while the forward
-        runs.
+        (and by default) one for each draft and one more. shared_rows: of all of them, shared out,
+        where not 0. num_levels: that the draft then runs, None: K. masks: computes those of guided
+        rows, while the forward runs.
         """
         step = self.step_of(
             rows, parts, max_num_computed, flags, query_len, shared_rows, num_levels
@@ -134,13 +134,16 @@ class Runner:
         """The step of `run_step`, with the graphs that it takes."""
         Q = query_len or self.sizes.query_len
         num_verify_rows = shared_rows or len(rows) * Q
+        is_tree = self.sizes.tree is not None and Q > 1 and len(rows) > 0
+        path_len = self.sizes.path_len if is_tree else None
         bounds = [part.start + part.length for part in parts]
         if rows:
-            bounds.append(min(max_num_computed + Q, self.sizes.max_model_len))
+            bounds.append(min(max_num_computed + (path_len or Q), self.sizes.max_model_len))
         return Step(
             state_rows=rows,
             query_len=Q,
             shared_rows=shared_rows,
+            path_len=path_len,
             num_levels=num_levels,
             parts=parts,
             max_seq_len=max(bounds),
@@ -165,7 +168,12 @@ class Runner:
             if num_levels == 0:
                 num_proposing = 0
             num_reqs = num_verified + len(parts)
-            return self.graphs.dispatch_ragged(num_reqs, num_tokens, num_proposing, flags)
+            num_dropped = 0
+            if self.sizes.tree is not None and query_len > 1:
+                num_dropped = num_verified * (query_len - self.sizes.path_len)
+            return self.graphs.dispatch_ragged(
+                num_reqs, num_tokens, num_proposing, flags, num_dropped
+            )
         if num_levels is None:
             return self.graphs.dispatch_round(num_verified, flags, query_len)
         if num_levels == 0 and num_rows == num_verified:
@@ -210,18 +218,19 @@ class Runner:
         )
         return RequestState(
             sizes.num_state_rows,
-            sizes.num_speculative_tokens,
+            sizes.num_draft_tokens,
             sizes.blocks_per_request,
             scratch_block=sizes.num_kv_blocks,
             device=self.device,
             vocab_size=target.config.vocab_size,
             draft_vocab_size=draft_vocab_size,
             has_probs=sizes.is_adaptive,
+            is_tree=sizes.tree is not None,
         )
 
-    def _new_cache(self, model: LoadedTarget | LoadedEagle) -> Tensor:
+    def _new_cache(self, model: LoadedTarget | LoadedEagle, num_tree_blocks: int) -> Tensor:
         config = model.config
-        blocks = self.sizes.num_kv_blocks
+        blocks = self.sizes.num_kv_blocks + num_tree_blocks
         return allocate_kv_cache(config.layer, config.num_layers, blocks, self._dtype, self.device)
 
     def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Draft:
@@ -229,7 +238,7 @@ class Runner:
         if self.sizes.is_adaptive:
             K = self.sizes.num_speculative_tokens
             self.calibration = torch.tensor([0.0, 1.0], device=self.device).repeat(2, K, 1)
-        self.draft_cache = self._new_cache(eagle)
+        self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
         return Draft(
             build_draft(eagle, target, self.sizes.max_model_len, self.device),
             eagle.tensors.get("d2t"),
@@ -244,9 +253,14 @@ class Runner:
     def _captures(self) -> Captures:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]
 
-    def _contexts(self, kv_cache: Tensor) -> PassContexts:
+    def _contexts(self, kv_cache: Tensor, verifies_trees: bool = False) -> PassContexts:
         return PassContexts(
-            kv_cache, self.buffers, self.state, self.sizes.max_model_len, self._workspace
+            kv_cache,
+            self.buffers,
+            self.state,
+            self.sizes.max_model_len,
+            self._workspace,
+            verifies_trees,
         )
 
 
@@ -293,9 +307,11 @@ def _buffer_sizes(
     return BufferSizes(
         max_tokens=sizes.max_num_rows,
         max_reqs=sizes.max_num_seqs,
-        num_speculative_tokens=sizes.num_speculative_tokens,
+        num_speculative_tokens=sizes.path_len - 1,
         hidden_size=target.config.layer.hidden_size,
         aux_width=taps * target.config.layer.hidden_size,
         draft_hidden_size=eagle.config.layer.hidden_size if eagle is not None else 0,
         keeps_probs=sizes.is_adaptive,
+        tree=sizes.tree,
+        num_kv_blocks=sizes.num_kv_blocks,
     )

@@ -10,6 +10,30 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreeShape:
+    """A draft tree: its first level has top_k nodes, each further one top_k children of as many."""
+
+    num_levels: int  # D, those that are drafted
+    top_k: int  # k
+    num_nodes: int  # N - 1: those that are verified
+
+    @property
+    def max_depth(self) -> int:
+        """Nodes on the longest path that can be verified: all its nodes are."""
+        return min(self.num_levels, self.num_nodes)
+
+    @property
+    def num_candidates(self) -> int:
+        """Nodes of all levels, of which the best are verified."""
+        return self.top_k + self.top_k**2 * (self.num_levels - 1)
+
+    @property
+    def num_draft_rows(self) -> int:
+        """Of all levels but the first, whose logits come from a request's last committed pair."""
+        return self.top_k * (self.num_levels - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
     """All in tokens, requests or blocks."""
 
@@ -17,13 +41,36 @@ class EngineSizes:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_kv_blocks: int
-    num_speculative_tokens: int  # K; 0 with or without a draft is plain decoding
+    num_speculative_tokens: int  # K, or levels of a tree; 0 is plain decoding, with a draft or not
     is_adaptive: bool = False  # rows of a round are shared out, and levels chosen, by what pays
+    tree: TreeShape | None = None  # None: chains
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts that a request verifies in a round: K of a chain, all nodes of a tree."""
+        return self.num_speculative_tokens if self.tree is None else self.tree.num_nodes
 
     @property
     def query_len(self) -> int:
-        """Rows per request of a round, Q = K + 1."""
-        return self.num_speculative_tokens + 1
+        """Rows per request of a round, Q: the last sampled token and its drafts."""
+        return self.num_draft_tokens + 1
+
+    @property
+    def path_len(self) -> int:
+        """Rows per request on the longest path through a round: of a chain all of them, K + 1."""
+        return (self.num_speculative_tokens if self.tree is None else self.tree.max_depth) + 1
+
+    @property
+    def num_tree_blocks(self) -> int:
+        """Blocks behind the pool for the nodes that a target verifies, those of all requests."""
+        nodes = 0 if self.tree is None else self.tree.num_nodes
+        return -(-self.max_num_seqs * nodes // BLOCK_SIZE)
+
+    @property
+    def num_draft_tree_blocks(self) -> int:
+        """The same for the levels of the draft."""
+        rows = 0 if self.tree is None else self.tree.num_draft_rows
+        return -(-self.max_num_seqs * rows // BLOCK_SIZE)
 
     @property
     def num_state_rows(self) -> int:

@@ -17,6 +17,8 @@ One forward takes the rows of all:
                    pq_accepted                           last_token_indices, buffers.draft_tokens
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
+    gather         features and rows of accepted paths   the same buffers, as rows of chains; only
+                                                         where trees were verified
     prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, first proposals
                    last_token_indices
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
@@ -43,7 +45,9 @@ from specdec.draft import Draft
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.commit import accept_and_commit, commit_prompts
+from specdec.stepping.commit_tree import commit_trees, gather_paths
 from specdec.stepping.fill import Extent, fill_prompts, fill_round
+from specdec.stepping.fill_tree import fill_tree
 from specdec.stepping.logprobs import RecordedLogprobs
 from specdec.stepping.results import Results
 from specdec.stepping.share_rows import share_rows
@@ -79,8 +83,10 @@ class Acts:
         self.choose(step)
         self.commit(step)
         self.send(step, self.record(step))
+        if step.path_len is not None:
+            self.gather(step)
         if step.runs_draft:
-            self.prefill_draft(step)
+            self.prefill_draft(step.of_paths)
         if step.proposes:
             self.decode_draft(step)
             if step.flags.guided:
@@ -103,6 +109,9 @@ class Acts:
 
     def _fill_verified(self, step: Step, V: int) -> None:
         buffers, state, R = self.buffers, self.state, step.shared_rows
+        if step.path_len is not None:
+            fill_tree(buffers, state, V, self.max_model_len)
+            return
         if R > 0:
             share_rows(buffers, state, V, R, self.max_model_len)
         fill_round(buffers, state, V, self.max_model_len, step.query_len, R)
@@ -119,7 +128,10 @@ class Acts:
         """Accept drafts by equality, where p/q has not; start the prompts that end."""
         B = step.num_padded_reqs
         V = step.num_verified if step.parts else B
-        if V > 0:
+        if step.path_len is not None:
+            cache = self.target.contexts.kv_cache
+            commit_trees(self.buffers, self.state, V, cache, step.flags.bad_words)
+        elif V > 0:
             is_shared = step.shared_rows > 0
             accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len, is_shared)
         if step.parts:
@@ -133,6 +145,15 @@ class Acts:
     def send(self, step: Step, logprobs: RecordedLogprobs) -> None:
         """Start the copy of the results to the host; nothing here waits for it."""
         self.results.send(step.num_reqs, logprobs)
+
+    def gather(self, step: Step) -> None:
+        """Cut trees down to their accepted paths: the rows of the step are then those of chains."""
+        V = step.num_verified if step.parts else step.num_padded_reqs
+        how = step.passes.draft_prefill
+        assert how is not None, step
+        num_prompt_rows = step.num_tokens - step.num_verify_rows
+        num_rows = max(V * step.kept_len + num_prompt_rows, how.descriptor.num_tokens)
+        gather_paths(self.buffers, V, num_prompt_rows, num_rows)
 
     def prefill_draft(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""

@@ -24,7 +24,10 @@ class Row:
 
 
 HOST = ("specdec.arguments", "specdec.sizes")
-STEPPING = (*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs")
+STEPPING = (
+    *(*HOST, "specdec.requests", "specdec.scheduling.work", "specdec.kernels", "graphs"),
+    "specdec.proposal",
+)
 MODEL = ("specdec.sizes", "specdec.kernels", "graphs", "weights")
 STEP = (*STEPPING, "specdec.models", "specdec.stepping", "specdec.sampler", "specdec.passes")
 STORY = (
@@ -77,6 +80,7 @@ ROWS: dict[str, Row] = {
     "specdec.kernels": Row(third=("torch", "triton")),
     "specdec.kernels.compilations": Row(("specdec.kernels", "weights.bars"), ("torch", "triton")),
     "specdec.models": Row(MODEL, ("torch",)),
+    "specdec.proposal": Row(("specdec.sizes", "specdec.kernels"), ("torch",)),
     "specdec.stepping": Row(STEPPING, ("torch", "numpy")),
     "specdec.sampler": Row((*STEPPING, "specdec.stepping", "specdec.models"), ("torch",)),
     "specdec.passes": Row(

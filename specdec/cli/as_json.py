@@ -5,6 +5,7 @@ from dataclasses import asdict
 from specdec.cli.headline import dtype_name, hidden_states
 from specdec.llm import LLM
 from specdec.requests.output import CompletionOutput, RequestOutput
+from specdec.requests.stats import RoundRecord
 
 
 def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, object]:
@@ -15,6 +16,8 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
         "target": str(llm.target_report.directory),
         "draft": None if llm.draft_report is None else str(llm.draft_report.directory),
         "num_speculative_tokens": llm.sizes.num_speculative_tokens,
+        "draft_top_k": 1 if llm.sizes.tree is None else llm.sizes.tree.top_k,
+        "num_draft_tokens": llm.sizes.num_draft_tokens,
         "acceptance": llm.engine.runner.acceptance,
         "seed": output.seed,
         "dtype": dtype_name(llm),
@@ -24,8 +27,14 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
     if len(output.outputs) > 1:
         result["samples"] = [_sample_as_json(sample) for sample in output.outputs]
     if has_rounds:
-        result["rounds"] = [asdict(record) for record in output.stats.rounds]
+        result["rounds"] = [_round_as_json(record) for record in output.stats.rounds]
     return result
+
+
+def _round_as_json(record: RoundRecord) -> dict[str, object]:
+    """Only trees have parents."""
+    found = asdict(record)
+    return found if found.pop("parents") == () else {**found, "parents": record.parents}
 
 
 def _sample_as_json(completion: CompletionOutput) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class TextOptions:
     draft: str | None
     num_speculative_tokens: int | str | None
     fixed_drafts: bool
+    draft_top_k: int | None
+    num_draft_tokens: int | None
     acceptance: str
     sampling: Mapping[str, object]
     engine: EngineOptions
@@ -120,16 +123,16 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
         raise ValueError(f"--num-speculative-tokens {K} without a draft: give --draft too")
     if options.draft is None and options.fixed_drafts:
         raise ValueError("--fixed-drafts without a draft: give --draft too")
+    for name in ("draft_top_k", "num_draft_tokens"):
+        value = getattr(options, name)
+        if options.draft is None and value is not None:
+            option = f"--{name.replace('_', '-')} {value}"
+            raise ValueError(f"{option} without a draft: give --draft too")
     if options.draft is None and options.acceptance != "exact":
         raise ValueError(f"{rule} without a draft: give --draft too")
     if options.draft is None:
         return None
-    speculation = SpeculativeConfig(
-        options.draft,
-        AUTO if K is None else K,
-        acceptance=options.acceptance,
-        adaptive=not options.fixed_drafts,
-    )
+    speculation = _speculation(options, options.draft)
     if options.acceptance != "exact" and options.sampling["temperature"] == 0:
         raise ValueError(
             f"{rule} with --temperature 0, where drafts are accepted if they are the best tokens: "
@@ -141,6 +144,21 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
             "leave --acceptance out"
         )
     return speculation
+
+
+def _speculation(options: TextOptions, draft: str) -> SpeculativeConfig:
+    K = options.num_speculative_tokens
+    try:
+        return SpeculativeConfig(
+            draft,
+            AUTO if K is None else K,
+            acceptance=options.acceptance,
+            adaptive=False if options.fixed_drafts else None,
+            top_k=1 if options.draft_top_k is None else options.draft_top_k,
+            num_draft_tokens=options.num_draft_tokens,
+        )
+    except ValueError as error:  # --top-k is another thing
+        raise ValueError(re.sub(r"\btop_k\b", "draft_top_k", str(error))) from error
 
 
 def note_seed(seed: object, temperature: float) -> None:

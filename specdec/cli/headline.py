@@ -12,6 +12,9 @@ def headline(llm: LLM) -> str:
         return f"{target}; no draft"
     K = llm.sizes.num_speculative_tokens
     drafts = f"as many drafts as pay, at most {K}" if llm.sizes.is_adaptive else f"K = {K}"
+    tree = llm.sizes.tree
+    if tree is not None:
+        drafts = f"trees of {tree.num_nodes} nodes, top_k = {tree.top_k}, {K} levels"
     return f"{target}; draft {llm.draft_report.format}, {drafts}"
 
 

@@ -97,6 +97,17 @@ FixedDrafts = Annotated[
     bool,
     Option("--fixed-drafts", help="that many drafts in every round, not as many as pay"),
 ]
+DraftTopK = Annotated[
+    int | None,
+    Option(
+        show_default="1",
+        help="above 1: draft a tree of -k levels, in which as many nodes get as many children",
+    ),
+]
+NumDraftTokens = Annotated[
+    int | None,
+    Option(help="nodes of the tree to verify in a round", show_default="-k"),
+]
 MaxTokens = Annotated[int, Option(help="most tokens to generate")]
 Temperature = Annotated[float, Option(help="0 is greedy")]
 TopP = Annotated[

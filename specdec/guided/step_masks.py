@@ -2,19 +2,20 @@
 
 Row 0 of a slot that verifies comes after the request's last token, row i after its first i drafts;
 the end of a prompt has one row. The walk stops at the first draft that may not follow: the target
-cannot choose it, so no later row counts. The drafts were sent to the host at the end of the step
-before, and the masks are taken while the device runs the target's forward, on a thread of their own
-(mask_thread.py).
+cannot choose it, so no later row counts. A tree has a walk for each of its leaves. The drafts were
+sent to the host at the end of the step before, and the masks are taken while the device runs the
+target's forward, on a thread of their own (mask_thread.py).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec.guided.mask_thread import MaskThread, Walk
+from specdec.requests.draft_tree import leaf_paths
 from specdec.requests.guide import Guide
 from specdec.requests.request import Request
 from specdec.scheduling.work import Work
@@ -24,8 +25,9 @@ from specdec.stepping.row_masks import RowMasks
 
 @dataclass(frozen=True, slots=True)
 class GuidedSlot:
-    """first_row: of its decided rows, if each slot had query_len of them. drafts: where they
-    arrive, as a row of a step's proposals.
+    """first_row: of its decided rows, if each slot had query_len of them. num_drafts: that it
+    verifies, of a tree one after another. drafts: where they arrive, as a row of a step's
+    proposals.
     """
 
     guide: Guide
@@ -33,13 +35,31 @@ class GuidedSlot:
     num_drafts: int = 0
     drafts: tuple[PendingResult, int] | None = None
 
-    def walk(self) -> Walk:
-        """The guide and the drafts that it follows. Waits for these."""
+    def paths(self) -> list["GuidedPath"]:
+        """From the slot's first row to each of its last. Waits for the drafts."""
         if self.num_drafts == 0:
-            return self.guide, ()
+            return [GuidedPath((self.guide, ()), [self.first_row])]
         assert self.drafts is not None, "drafts that were never sent"
         pending, b = self.drafts
-        return self.guide, pending.read_proposals()[b][: self.num_drafts]
+        proposals = pending.read_proposals()
+        tokens, n = proposals.tokens[b], self.num_drafts
+        if proposals.parents is None:
+            rows = range(self.first_row, self.first_row + n + 1)
+            return [GuidedPath((self.guide, tokens[:n]), rows)]
+        return [
+            GuidedPath(
+                (self.guide, [tokens[row - 1] for row in path[1:]]),
+                [self.first_row + row for row in path],
+            )
+            for path in leaf_paths(proposals.parents[b], n)
+        ]
+
+
+class GuidedPath(NamedTuple):
+    """A walk, and the decided rows that its masks are for."""
+
+    walk: Walk
+    rows: Sequence[int]
 
 
 class StepMasks:
@@ -78,11 +98,11 @@ class StepMasks:
 
 
 def _row_masks(thread: MaskThread, slots: Sequence[GuidedSlot]) -> RowMasks:
-    masks = thread.masks([slot.walk() for slot in slots])
-    rows = chain.from_iterable(
-        range(slot.first_row, slot.first_row + len(found))
-        for slot, found in zip(slots, masks, strict=True)
-    )
-    flat = list(chain.from_iterable(masks))
-    bits = np.frombuffer(bytearray().join(flat), np.int32).reshape(len(flat), -1)
-    return RowMasks(np.fromiter(rows, np.int64), bits)
+    paths = [path for slot in slots for path in slot.paths()]
+    masks: dict[int, bytes] = {}
+    for path, found in zip(paths, thread.masks([path.walk for path in paths]), strict=True):
+        for row, mask in zip(path.rows, found, strict=False):  # the walk may end early
+            # rows of a tree that paths share get the same mask, until its guide is given up
+            masks[row] = mask if masks.get(row, mask) == mask else bytes(len(mask))
+    bits = np.frombuffer(bytearray().join(masks.values()), np.int32).reshape(len(masks), -1)
+    return RowMasks(np.fromiter(masks, np.int64), bits)

@@ -41,11 +41,18 @@ class NoiseKeys(NamedTuple):
 
     def rows(self, first: int, end: int) -> "NoiseKeys":
         """Those of some rows."""
+        return self._rows(slice(first, end))
+
+    def every(self, step: int) -> "NoiseKeys":
+        """Those of the first of every `step` rows."""
+        return self._rows(slice(None, None, step))
+
+    def _rows(self, which: slice) -> "NoiseKeys":
         return self._replace(
-            temperatures=self.temperatures[first:end],
-            seeds=self.seeds[first:end],
-            positions=self.positions[first:end],
-            epochs=self.epochs[first:end],
+            temperatures=self.temperatures[which],
+            seeds=self.seeds[which],
+            positions=self.positions[which],
+            epochs=self.epochs[which],
         )
 
 
@@ -196,15 +203,19 @@ def choose_token_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) 
 
 def noisy_ref(logits_TV: Tensor, floor_T: Tensor, noise_keys: NoiseKeys) -> Tensor:
     """The scores [T, V], -inf below the floor."""
+    noise_TV = noise_ref(noise_keys, logits_TV.shape[1])
     is_greedy_T1 = (noise_keys.temperatures == 0)[:, None]
     divisor_T1 = torch.where(is_greedy_T1, 1, noise_keys.temperatures[:, None])
     scaled_TV = logits_TV / divisor_T1
-    where = (noise_keys.seeds, noise_keys.positions)
-    which = (noise_keys.stream, noise_keys.epochs)
-    if noise_keys.token_ids is None:
-        noise_TV = gumbel_of_all_ref(*where, logits_TV.shape[1], *which)
-    else:
-        noise_TV = gumbel_ref(*where, noise_keys.token_ids[None], *which)
     is_out_TV = (scaled_TV < floor_T[:, None]) & ~is_greedy_T1
     noisy_TV = scaled_TV + noise_TV.masked_fill(is_greedy_T1, 0)
     return torch.where(is_out_TV, -torch.inf, noisy_TV)
+
+
+def noise_ref(noise_keys: NoiseKeys, num_columns: int) -> Tensor:
+    """The noise [T, V] of the columns' tokens, of greedy rows too."""
+    where = (noise_keys.seeds, noise_keys.positions)
+    which = (noise_keys.stream, noise_keys.epochs)
+    if noise_keys.token_ids is None:
+        return gumbel_of_all_ref(*where, num_columns, *which)
+    return gumbel_ref(*where, noise_keys.token_ids[None], *which)

@@ -45,7 +45,10 @@ def build_draft(
 def allocate_kv_cache(
     layer: LayerConfig, num_layers: int, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """[L, 2, N + 1, G, S, C]: keys and values of every layer; block N is scratch, for padding."""
+    """[L, 2, N + 1, G, S, C]: keys and values of every layer; block N is scratch, for padding.
+
+    num_blocks: N, those behind the pool for nodes of trees included
+    """
     shape = (num_layers, 2, num_blocks + 1, layer.num_kv_heads, BLOCK_SIZE, layer.head_dim)
     return torch.zeros(shape, dtype=dtype, device=device)
 

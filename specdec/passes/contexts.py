@@ -15,6 +15,7 @@ from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.invariant import ROWS
 from specdec.kernels.paged_attention import QueryRows, TilePlan, plan_tiles
+from specdec.kernels.path_tails import Paths
 from specdec.models.attention import AttentionMetadata
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.fill import Extent
@@ -26,7 +27,10 @@ _CPU = torch.device("cpu")
 
 
 class PassContexts:
-    """The `dummy_` ones fill the buffers with padding, to warm up and capture."""
+    """The `dummy_` ones fill the buffers with padding, to warm up and capture.
+
+    verifies_trees: rounds of more than one row per request are trees, whose rows have paths
+    """
 
     def __init__(
         self,
@@ -35,10 +39,12 @@ class PassContexts:
         state: RequestState,
         max_model_len: int,
         workspace: Tensor | None = None,
+        verifies_trees: bool = False,
     ) -> None:
         self.buffers = buffers
         self.max_model_len = max_model_len
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
+        self._verifies_trees = verifies_trees
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
         # the kernels need no tiles
@@ -84,21 +90,28 @@ class PassContexts:
         return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))
 
     def draft_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
-        """One row of the draft's own per request."""
+        """The rows of a level of the draft's own: one per request, of trees k."""
         B = num_reqs
         buffers = self.buffers
-        positions = buffers.draft_positions[:B]
+        L = buffers.sizes.rows_per_level
+        T = B * L
+        tree = buffers.tree
+        positions = buffers.draft_positions[:T]
+        paths = None
+        if tree is not None:
+            paths = Paths(slots=tree.draft_path_slots[:T], starts=tree.draft_starts[:B])
         group = self._query_rows(
             idx_mapping=buffers.sample_mapping[:B],
             positions=positions,
-            max_query_len=1,
+            max_query_len=L,
             max_seq_len=min(max_seq_len, self.max_model_len),
-            tiles=None if self._plans is None else self._plans.uniform(B, 1, B),
+            tiles=None if self._plans is None else self._plans.uniform(B, L, T),
+            paths=paths,
         )
-        return self._forward_context(how, positions, buffers.draft_slots[:B], (group,))
+        return self._forward_context(how, positions, buffers.draft_slots[:T], (group,))
 
     def dummy_draft_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
-        """One row of the draft's own per request, for a full graph."""
+        """The rows of a level of the draft's own, for a full graph."""
         self.buffers.fill_padding([1] * desc.num_tokens)
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how)
@@ -122,6 +135,10 @@ class PassContexts:
 
     def _uniform(self, num_reqs: int, query_len: int, num_rows: int, max_seq_len: int) -> QueryRows:
         """The same number of rows for each."""
+        tree = self.buffers.tree
+        paths = None
+        if tree is not None and self._verifies_trees and query_len > 1:
+            paths = Paths(slots=tree.path_slots[:num_rows], starts=tree.path_starts[:num_reqs])
         return self._query_rows(
             idx_mapping=self.buffers.idx_mapping[:num_reqs],
             positions=self.buffers.positions[:num_rows],
@@ -130,6 +147,7 @@ class PassContexts:
             tiles=None
             if self._plans is None
             else self._plans.uniform(num_reqs, query_len, num_rows),
+            paths=paths,
         )
 
     def _ragged(
@@ -158,7 +176,7 @@ class PassContexts:
         self, how: Dispatch, positions: Tensor, slot_mapping: Tensor, groups: tuple[QueryRows, ...]
     ) -> ForwardContext:
         metadata = AttentionMetadata(
-            kv_cache=self._kv_cache, slot_mapping=slot_mapping, positions=positions, groups=groups
+            kv_cache=self.kv_cache, slot_mapping=slot_mapping, positions=positions, groups=groups
         )
         return ForwardContext(
             attn_metadata=metadata,

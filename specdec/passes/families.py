@@ -1,10 +1,10 @@
 """The graph families of an engine: one CudaGraphManager per kind of forward, with its own pool.
 
     target.prefill  PIECEWISE  steps with prompts
-    target.decode   FULL       rounds: K + 1 rows per request
+    target.decode   FULL       rounds: K + 1 rows per request, of trees the root and all nodes
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
     draft.prefill   both       with prompts in pieces, after a round whole or in pieces
-    draft.decode    FULL       K - 1 rows per request, one after another
+    draft.decode    FULL       K - 1 rows per request, one after another; of trees k at a time
     draft.extend    FULL       the draft's KV after a plain round, where a later one may draft
 
 Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.prefill have graphs by
@@ -86,6 +86,7 @@ class GraphFamilies:
         self._backend = backend
         self._sizes = sizes
         self.query_len = Q = sizes.query_len
+        self.path_len = sizes.path_len  # rows of a request in the draft's prefill after a round
         self.managers: list[CudaGraphManager] = []  # in the order of capture
         # of rounds whose rows are shared out: (requests, rows), by rows
         self.shapes = shared_shapes(sizes, config.request_sizes)
@@ -98,16 +99,22 @@ class GraphFamilies:
         self.draft = self._draft() if has_draft else None
 
     def dispatch_ragged(
-        self, num_reqs: int, num_tokens: int, num_proposing: int, flags: SamplingFlags = GREEDY
+        self,
+        num_reqs: int,
+        num_tokens: int,
+        num_proposing: int,
+        flags: SamplingFlags = GREEDY,
+        num_dropped: int = 0,
     ) -> Passes:
         """The graphs of a step with prompts.
 
         num_proposing: requests for which the draft proposes: all that run, or begin to
+        num_dropped: rows beside the paths of trees, which the draft's prefill does not see
         """
         target = self.target.prefill.dispatch(num_reqs, num_tokens, None)
         if self.draft is None:
             return Passes(target=target)
-        prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
+        prefill = self.draft.prefill.dispatch(num_reqs, num_tokens - num_dropped, None)
         of = self.draft.of(flags)
         if num_proposing == 0:
             return Passes(target=target, draft_prefill=prefill)
@@ -133,14 +140,15 @@ class GraphFamilies:
     def dispatch_round(
         self, num_reqs: int, flags: SamplingFlags = GREEDY, query_len: int | None = None
     ) -> Passes:
-        """The graphs of a round; query_len 1 where no request drafts, else None or K + 1."""
+        """The graphs of a round; query_len 1 where no request drafts, else None or all rows."""
         manager = self.target.of_round(query_len)
         Q = 1 if manager is self.target.plain else self.query_len
         num_tokens = num_reqs * Q
         target = manager.dispatch(num_reqs, num_tokens, Q)
         if self.draft is None or manager is self.target.plain:
             return Passes(target=target)
-        return self._drafting(target, num_reqs, num_tokens, Q, flags)
+        P = self.path_len
+        return self._drafting(target, num_reqs, num_reqs * P, P, flags)
 
     def _drafting(
         self,
@@ -203,7 +211,7 @@ class GraphFamilies:
 
     def _draft(self) -> DraftGraphs:
         most = self._sizes.max_num_rows
-        Q = self.query_len
+        Q = self.path_len
         prefill = self._family("draft_prefill", Q, most)
         sampled_prefill = self._sampled(prefill, Q)
         decode = self._family("draft_decode", 1, most)

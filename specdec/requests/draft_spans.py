@@ -1,12 +1,14 @@
 """What was drafted and what became of it, round by round.
 
 A round is its accepted drafts, then the rejected ones, then the target's own token: recovered after
-a rejection, else bonus. Without the rejected drafts the spans are exactly the text and its tokens.
+a rejection, else bonus. Of a tree, what was beside an accepted token comes before it, a span for
+each leaf. Without the rejected drafts the spans are exactly the text and its tokens.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from specdec.requests.draft_tree import leaf_paths
 from specdec.requests.output import CompletionOutput
 from specdec.requests.stats import RoundRecord
 from specdec.requests.tokenizer import Detokenizer, Tokenizer
@@ -72,7 +74,8 @@ class DraftSpans:
             yield DraftRound(None, None, [self._push("target", token_ids[:1])])
         for record in records[self._num_rounds :]:
             self._num_rounds += 1
-            spans = list(self._spans(token_ids, record))
+            of_record = self._tree_spans if record.parents else self._spans
+            spans = list(of_record(token_ids, record))
             yield DraftRound(len(record.draft_tokens), record.num_accepted, spans)
 
     def _spans(self, token_ids: list[int], record: RoundRecord) -> Iterator[Span]:
@@ -88,6 +91,26 @@ class DraftSpans:
             yield Span(self._text_after(before, list(rejected)), "rejected", rejected)
         kind = "recovered" if rejected else "bonus" if record.draft_tokens else "target"
         yield self._push(kind, token_ids[end : end + 1])
+
+    def _tree_spans(self, token_ids: list[int], record: RoundRecord) -> Iterator[Span]:
+        end = self._num_tokens + record.num_accepted
+        row = 0
+        accepted: list[int] = []  # since something was beside
+        for i in range(self._num_tokens, min(end + 1, len(token_ids))):
+            before = token_ids[max(i - CONTEXT, 0) : i]
+            beside = list(_branches(record, row, token_ids[i]))
+            if beside and accepted:
+                yield self._push("accepted", accepted)
+                accepted = []
+            for tokens in beside:
+                yield Span(self._text_after(before, tokens), "rejected", tokens)
+            if i < end:
+                accepted.append(token_ids[i])
+                row = record.child(row, token_ids[i])
+        if accepted:
+            yield self._push("accepted", accepted)
+        if end < len(token_ids):
+            yield self._push("recovered" if beside else "bonus", token_ids[end : end + 1])
 
     def _push(self, kind: str, token_ids: list[int]) -> Span:
         self._num_tokens += len(token_ids)
@@ -107,3 +130,12 @@ class DraftSpans:
             piece = text[self._num_chars : self._num_chars + len(span.text)]
             self._num_chars += len(piece)
             yield Span(piece, span.kind, span.token_ids)
+
+
+def _branches(record: RoundRecord, row: int, token: int) -> Iterator[list[int]]:
+    """The tokens to each leaf under a row of a tree, but for those under its child `token`."""
+    for path in leaf_paths(record.parents, len(record.parents)):
+        if row in path[:-1]:
+            tokens = [record.draft_tokens[each - 1] for each in path[path.index(row) + 1 :]]
+            if tokens[0] != token:
+                yield tokens

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specdec.requests.request import Request
+from specdec.requests.stats import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class Totals:
     def __init__(self) -> None:
         self._counts = Counts[str]()
         self._reasons = Counts[str]()
-        self._rounds = Counts[tuple[int, int]]()  # by drafted and accepted tokens
+        # by drafted tokens, those on the longest path, and accepted ones
+        self._rounds = Counts[tuple[int, int, int]]()
 
     def launched(self, num_verify_rows: int) -> None:
         """A step with so many rows of requests that verify."""
@@ -59,9 +61,9 @@ class Totals:
         if sample.index == 0:
             self._counts["prompt_tokens"] += len(sample.prompt_token_ids)
 
-    def verified(self, num_drafted: int, num_accepted: int) -> None:
+    def verified(self, record: RoundRecord) -> None:
         """A round of a request."""
-        self._rounds[num_drafted, num_accepted] += 1
+        self._rounds[len(record.draft_tokens), record.num_levels, record.num_accepted] += 1
 
     def generated(self, num_tokens: int) -> None:
         """Tokens that a request keeps."""
@@ -101,9 +103,9 @@ class Totals:
             **{name: self._counts[name] for name in COUNTERS},
             "levels_drafted": num_levels,
             **{f"round_tokens_{name}": count for name, count in round_tokens.items()},
-            "spec_decode_num_drafts": sum(n for (drafted, _), n in rounds if drafted),
-            "spec_decode_num_draft_tokens": sum(n * drafted for (drafted, _), n in rounds),
-            "spec_decode_num_accepted_tokens": sum(n * accepted for (_, accepted), n in rounds),
+            "spec_decode_num_drafts": sum(n for (drafted, _, _), n in rounds if drafted),
+            "spec_decode_num_draft_tokens": sum(n * drafted for (drafted, _, _), n in rounds),
+            "spec_decode_num_accepted_tokens": sum(n * accepted for (*_, accepted), n in rounds),
         }
         found: list[Metric] = [_gauge(name, value) for name, value in gauges.items()]
         found += [_counter(name, value) for name, value in counts.items()]
@@ -115,9 +117,9 @@ class Totals:
         return [*found, Vector(name=name, values=self._accepted_per_position())]
 
     def _accepted_per_position(self) -> list[int]:
-        most = max((drafted for drafted, _ in self._rounds), default=0)
+        most = max((levels for _, levels, _ in self._rounds), default=0)
         return [
-            sum(count for (_, accepted), count in self._rounds.items() if accepted >= position)
+            sum(count for (*_, accepted), count in self._rounds.items() if accepted >= position)
             for position in range(1, most + 1)
         ]
 

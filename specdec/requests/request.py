@@ -126,7 +126,7 @@ class Request:
 
     def record_round(self, record: RoundRecord) -> None:
         """Count a round of this request."""
-        self.stats.record(len(record.draft_tokens), record.num_accepted)
+        self.stats.record(len(record.draft_tokens), record.num_accepted, record.num_levels)
         self.stats.rounds.append(record)
 
     def output(self) -> RequestOutput:

@@ -1,13 +1,16 @@
 """Counts of speculation, in the field's definitions, for a request or for a run.
 
 D rounds, T drafted and A accepted tokens (bonus and recovered tokens are not counted). A round
-drafts the request's own K; the token that prefill samples is in no round. A rate over 0 is None.
+drafts the request's own K, or the nodes of a tree, whose levels are the positions; the token that
+prefill samples is in no round. A rate over 0 is None.
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+
+from specdec.requests.draft_tree import depths
 
 FIGURES = (
     "acceptance",
@@ -35,11 +38,25 @@ REQUEST_FIGURES = (
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round of one request: its drafts, how many were accepted, and the target's next token."""
+    """One round of one request: its drafts, how many were accepted, and the target's next token.
+
+    parents: of the nodes of a tree, 0 for the root and i for the i-th of them; none of a chain
+    """
 
     draft_tokens: tuple[int, ...]
     num_accepted: int
     sampled_token: int
+    parents: tuple[int, ...] = ()
+
+    @property
+    def num_levels(self) -> int:
+        """Drafts on the longest path: all of a chain."""
+        return max(depths(self.parents)) if self.parents else len(self.draft_tokens)
+
+    def child(self, row: int, token: int) -> int:
+        """The row of a tree under another one that has this token, which must be there."""
+        rows = enumerate(zip(self.parents, self.draft_tokens, strict=True), start=1)
+        return next(i for i, node in rows if node == (row, token))
 
 
 @dataclass(slots=True)
@@ -49,20 +66,28 @@ class SpeculationStats:
     num_drafted: list[int] = field(default_factory=list, repr=False)  # per round
     # per round, before the last one is trimmed
     num_accepted: list[int] = field(default_factory=list, repr=False)
+    # per round, drafts on the longest path; by default as many as drafted
+    num_levels: list[int] = field(default_factory=list, repr=False)
     acceptance: str = "exact"  # the rule that accepted them; "mixed" if merged over several rules
 
     def __post_init__(self) -> None:
         counts = len(self.num_drafted), len(self.num_accepted)
         if counts[0] != counts[1]:
             raise ValueError(f"{counts[0]} rounds drafted, {counts[1]} accepted: give both")
-        for num_drafted, num_accepted in zip(self.num_drafted, self.num_accepted, strict=True):
+        self.num_levels = self.num_levels or list(self.num_drafted)
+        for num_drafted, num_accepted in zip(self.num_levels, self.num_accepted, strict=True):
             _check_round(num_drafted, num_accepted)
 
-    def record(self, num_drafted: int, num_accepted: int) -> None:
-        """Count one round. ValueError if more was accepted than drafted."""
-        _check_round(num_drafted, num_accepted)
+    def record(self, num_drafted: int, num_accepted: int, num_levels: int | None = None) -> None:
+        """Count one round. num_levels: of a tree; None: a chain's, all that were drafted.
+
+        ValueError if more was accepted than could be.
+        """
+        num_levels = num_drafted if num_levels is None else num_levels
+        _check_round(num_levels, num_accepted)
         self.num_drafted.append(num_drafted)
         self.num_accepted.append(num_accepted)
+        self.num_levels.append(num_levels)
 
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
@@ -72,6 +97,7 @@ class SpeculationStats:
         for part in parts:
             total.num_drafted += part.num_drafted
             total.num_accepted += part.num_accepted
+            total.num_levels += part.num_levels
             rules.add(part.acceptance)
         if rules:
             total.acceptance = rules.pop() if len(rules) == 1 else "mixed"
@@ -103,7 +129,7 @@ class SpeculationStats:
     @property
     def num_accepted_per_position(self) -> list[int]:
         """Rounds that accepted at least i tokens, for i = 1..K."""
-        K = max(self.num_drafted, default=0)
+        K = max(self.num_levels, default=0)
         return [sum(count >= i for count in self.num_accepted) for i in range(1, K + 1)]
 
     @property
@@ -150,6 +176,7 @@ class RequestStats(SpeculationStats):
             parts[0],
             num_drafted=together.num_drafted,
             num_accepted=together.num_accepted,
+            num_levels=together.num_levels,
             acceptance=together.acceptance,
             rounds=[record for part in parts for record in part.rounds],
             num_generated_tokens=sum(part.num_generated_tokens for part in parts),

@@ -2,7 +2,8 @@
 
 The rules, their order and their rounding are those of processors.py, whose `process` is the twin.
 What is forbidden becomes -inf, which no penalty changes, so ids are forbidden last, and their
-kernel runs alone where no other rule is asked for. The drafts before a row count as generated.
+kernel runs alone where no other rule is asked for. The drafts before a row count as generated, of a
+tree those on the row's path.
 """
 
 from torch import Tensor
@@ -29,6 +30,7 @@ def launch_process_logits(
     if flags.bias or flags.penalties:
         _launch_weights(logits_TV, rows, state, flags)
     sampling = state.sampling
+    path_TD = rows.token_T[:, None] if rows.path_TD is None else rows.path_TD
     _forbid_kernel[(len(logits_TV),)](
         logits_TV,
         sampling.history,
@@ -41,10 +43,13 @@ def launch_process_logits(
         sampling.bad_words,
         sampling.bad_lengths,
         sampling.integers,
+        path_TD,
+        path_TD.shape[1],
         sampling.integers.stride(0),
         logits_TV.stride(0),
         len(sampling.floats) - 1,
         sampling.history.shape[1],
+        HAS_PATHS=rows.path_TD is not None,
         STOP_IDS=state.stop_ids.shape[1],
         HAS_WORDS=flags.bad_words,
         WORDS=sampling.bad_words.shape[1],
@@ -58,6 +63,7 @@ def _launch_weights(
     logits_TV: Tensor, rows: DecidedRows, state: RequestState, flags: SamplingFlags
 ) -> None:
     sampling = state.sampling
+    path_TD = rows.token_T[:, None] if rows.path_TD is None else rows.path_TD
     T, V = logits_TV.shape
     _weights_kernel[(-(-V // BLOCK), T)](
         logits_TV,
@@ -68,10 +74,13 @@ def _launch_weights(
         sampling.bias,
         sampling.in_prompt,
         sampling.output_counts,
+        path_TD,
+        path_TD.shape[1],
         sampling.floats.stride(0),
         logits_TV.stride(0),
         len(sampling.floats) - 1,
         V,
+        HAS_PATHS=rows.path_TD is not None,
         HAS_BIAS=flags.bias,
         HAS_PENALTIES=flags.penalties,
         BLOCK=BLOCK,
@@ -91,10 +100,13 @@ def _weights_kernel(
     bias_ptr,  # [R + 1, V] float32
     in_prompt_ptr,  # [R + 1, V] bool
     counts_ptr,  # [R + 1, V] int32
+    paths_ptr,  # [T, D1] rows by depth, -1 behind, with HAS_PATHS
+    D1,
     stride_floats,
     stride_logits,
     R,
     V,
+    HAS_PATHS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -117,8 +129,14 @@ def _weights_kernel(
         repetition = tl.load(floats_ptr + row * stride_floats + 5)
         if (presence != 0.0) | (frequency != 0.0) | (repetition != 1.0):
             count = tl.load(counts_ptr + at, mask=inside, other=0)
-            for draft in range(tl.load(starts_ptr + t) + 1, t + 1):
-                count += (column == tl.load(tokens_ptr + draft)).to(tl.int32)
+            if HAS_PATHS:
+                for depth in range(1, D1):  # not the root
+                    node = tl.load(paths_ptr + t * D1 + depth)
+                    token = tl.load(tokens_ptr + node, mask=node >= 0, other=-1)
+                    count += (column == token).to(tl.int32)
+            else:
+                for draft in range(tl.load(starts_ptr + t) + 1, t + 1):
+                    count += (column == tl.load(tokens_ptr + draft)).to(tl.int32)
             in_prompt = tl.load(in_prompt_ptr + at, mask=inside, other=0).to(tl.int32) != 0
             is_known = in_prompt | (count > 0)
             weaker = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
@@ -141,10 +159,13 @@ def _forbid_kernel(
     words_ptr,  # [R + 1, WORDS, LENGTH] each ends in the last column
     lengths_ptr,  # [R + 1, WORDS]
     integers_ptr,  # [R + 1, 4] the last one: tokens of the prompt
+    paths_ptr,  # [T, D1] rows by depth, -1 behind, with HAS_PATHS
+    D1,
     stride_integers,
     stride_logits,
     R,
     N,
+    HAS_PATHS: tl.constexpr,
     STOP_IDS: tl.constexpr,
     HAS_WORDS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -160,18 +181,25 @@ def _forbid_kernel(
         stop_ids = tl.load(stop_ids_ptr + row * STOP_IDS + tl.arange(0, STOP_IDS))
         _forbid(row_ptr, stop_ids, tl.full((STOP_IDS,), 1, tl.int1))
     if HAS_WORDS:
-        # the words that lack only their last token after row t, whose own token goes to the history
-        if row < R:
+        # the words that lack only their last token after row t, whose own goes to the history; of a
+        # tree only the root's does
+        start = tl.load(starts_ptr + t)
+        is_kept = row < R
+        if HAS_PATHS:
+            is_kept = is_kept & (start == t)
+        if is_kept:
             tl.store(history_ptr + row * N + position, tl.load(tokens_ptr + t))
         j = tl.arange(0, LENGTH)
         # the tokens before the drawn one, which is in the last column
         place = position - (LENGTH - 2) + j
-        start = tl.load(starts_ptr + t)
         first = tl.load(positions_ptr + start)
         num_prompt_tokens = tl.load(integers_ptr + row * stride_integers + 3)
         is_generated = (place >= num_prompt_tokens) & (j < LENGTH - 1)
         is_own = is_generated & (place >= first)
-        own = tl.load(tokens_ptr + start + (place - first), mask=is_own, other=-1)
+        own_row = start + (place - first)
+        if HAS_PATHS:
+            own_row = tl.load(paths_ptr + t * D1 + (place - first), mask=is_own, other=-1)
+        own = tl.load(tokens_ptr + own_row, mask=is_own & (own_row >= 0), other=-1)
         is_earlier = is_generated & (place < first)
         earlier = tl.load(history_ptr + row * N + place, mask=is_earlier, other=-1)
         before = tl.where(is_own, own, earlier)

@@ -1,8 +1,9 @@
 """What changes the logits before a token is chosen, in place and in fixed shapes.
 
 In this order: bias and allowed ids, bad words, min_tokens, penalties. Every row sees its own
-history, with the drafts before it: the rows of a batch slot follow one another. Padding has state
-row -1, whose parameters change nothing. Letters: T rows, V vocabulary, P bad words of L tokens.
+history, with the drafts before it: the rows of a batch slot follow one another, or those on a row's
+path through a tree. Padding has state row -1, whose parameters change nothing. Letters: T rows, V
+vocabulary, P bad words of L tokens.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ class DecidedRows:
     token_T: Tensor  # of the rows themselves
     position_T: Tensor  # of the rows; the drawn token comes one later
     start_T: Tensor  # the row at which its slot begins
-    longest: int  # rows of the longest slot
+    longest: int  # rows of the longest slot, or path
+    # [T, >= 1] of trees: by depth the decided row on each row's path, -1 behind it; None: chains
+    path_TD: Tensor | None = None
 
 
 def process(
@@ -45,17 +48,40 @@ def mask_bad_words(logits_TV: Tensor, rows: DecidedRows, state: RequestState) ->
     sampling = state.sampling
     row_T = rows.state_T
     L = MAX_BAD_WORD_LENGTH
-    # padding writes the scratch row, which is never read
-    sampling.history[row_T, rows.position_T] = rows.token_T
+    write_history(rows, state)
     position_TL = rows.position_T[:, None] - torch.arange(L - 2, -1, -1, device=row_T.device)
     is_generated_TL = position_TL >= sampling.num_prompt_tokens[row_T][:, None]
     history_TL = sampling.history[row_T[:, None], position_TL.clamp(min=0)]
+    if rows.path_TD is not None:
+        history_TL = _on_paths(history_TL, position_TL, rows, rows.path_TD)
     before_TL = torch.where(is_generated_TL, history_TL, -1)
     word_TPL = sampling.bad_words[row_T]
     length_TP = sampling.bad_lengths[row_T]
     is_unused_TPL = torch.arange(L - 1, device=row_T.device) < L - length_TP[..., None]
     is_match_TPL = (word_TPL[..., :-1] == before_TL[:, None]) | is_unused_TPL
     _forbid(logits_TV, word_TPL[..., -1], is_match_TPL.all(dim=-1) & (length_TP > 0))
+
+
+def write_history(rows: DecidedRows, state: RequestState) -> None:
+    """The rows' own tokens; of trees those of the roots, since siblings share a position.
+
+    Padding writes the scratch row, which is never read.
+    """
+    row_T = rows.state_T
+    if rows.path_TD is not None:
+        t_T = torch.arange(len(row_T), device=row_T.device)
+        row_T = torch.where(rows.start_T == t_T, row_T, -1)
+    state.sampling.history[row_T, rows.position_T] = rows.token_T
+
+
+def _on_paths(
+    history_TL: Tensor, position_TL: Tensor, rows: DecidedRows, path_TD: Tensor
+) -> Tensor:
+    """The history, and from the root on the tokens of each row's path."""
+    depth_TL = position_TL - rows.position_T[rows.start_T][:, None]
+    node_TL = path_TD.gather(1, depth_TL.clamp(0, path_TD.shape[1] - 1))
+    own_TL = rows.token_T[node_TL.clamp(min=0)]
+    return torch.where(depth_TL >= 0, own_TL, history_TL)
 
 
 def mask_stops(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
@@ -86,6 +112,11 @@ def penalize(logits_TV: Tensor, rows: DecidedRows, state: RequestState) -> None:
 def counts_at_rows(rows: DecidedRows, state: RequestState) -> Tensor:
     """[T, V] generated tokens before each row's own draw, with the drafts before it."""
     count_TV = state.sampling.output_counts[rows.state_T]
+    if rows.path_TD is not None:
+        for node_T in rows.path_TD.t()[1:]:  # not the root
+            is_node_T1 = (node_T >= 0)[:, None].to(count_TV.dtype)
+            count_TV.scatter_add_(1, rows.token_T[node_T.clamp(min=0)][:, None], is_node_T1)
+        return count_TV
     t_T = torch.arange(len(count_TV), device=count_TV.device)
     for back in range(rows.longest - 1):
         draft_T = t_T - back  # a draft of the row's own slot, itself included

@@ -93,7 +93,8 @@ class Sampler:
         raw_TV, self._raw_TV = self._raw_TV, None
         sampled = None
         if raw_TV is not None:
-            sampled = logprobs_of(raw_TV, self._decided_tokens(step), step.flags.logprobs)
+            kept_TV = raw_TV if step.path_len is None else raw_TV[self._kept_rows(step)]
+            sampled = logprobs_of(kept_TV, self._decided_tokens(step), step.flags.logprobs)
         asked = any(part.num_logprobs is not None for part in step.parts)
         return RecordedLogprobs(sampled, self._prompt_logprobs(step) if asked else ())
 
@@ -116,9 +117,30 @@ class Sampler:
             token_T=token_T,
             position_T=position_T,
             start_T=buffers.sample_starts[:S],
-            longest=step.query_len if R > 0 else 1,
+            longest=step.kept_len if R > 0 else 1,
+            path_TD=None if step.path_len is None else self._paths(R, S),
         )
         return rows, hidden_TD
+
+    def _paths(self, num_verify_rows: int, num_decided: int) -> Tensor:
+        """By decided row: of trees, then of prompts, each of which is a root."""
+        R = num_verify_rows
+        tree = self.buffers.tree
+        assert tree is not None, "buffers of an engine that drafts chains"
+        path_TD = tree.path_rows.new_full((num_decided, tree.path_rows.shape[1]), -1)
+        path_TD[:R] = tree.path_rows[:R]
+        path_TD[R:, 0] = torch.arange(R, num_decided, device=path_TD.device)
+        return path_TD
+
+    def _kept_rows(self, step: Step) -> Tensor:
+        """The decided rows of accepted paths, kept_len for each slot, then those of prompts."""
+        tree = self.buffers.tree
+        assert tree is not None, "buffers of an engine that drafts chains"
+        R = step.num_verify_rows
+        path_BQ = tree.walked[: step.num_verified]
+        first_B1 = torch.arange(0, R, step.query_len, device=path_BQ.device)[:, None]
+        of_prompts = torch.arange(R, step.num_decided, device=path_BQ.device)
+        return torch.cat([(first_B1 + path_BQ.clamp(min=0)).flatten(), of_prompts])
 
     def _choose_best(self, hidden_TD: Tensor, rows: DecidedRows, out_T: Tensor) -> None:
         """The greedy case: no logits are written out."""
@@ -145,14 +167,14 @@ class Sampler:
         if step.shared_rows:  # p/q, which keeps other tokens than were chosen, has no such steps
             verified_T = self.buffers.target_tokens[: step.shared_rows]
         else:
-            verified_T = tokens[:V, : step.query_len].flatten()
+            verified_T = tokens[:V, : step.kept_len].flatten()
         return torch.cat([verified_T, tokens[V : step.num_reqs, 0]])
 
     def _count(self, step: Step) -> None:
         buffers = self.buffers
         V = step.num_verified
         B = step.num_reqs
-        for here, width in ((slice(0, V), step.query_len), (slice(V, B), 1)):
+        for here, width in ((slice(0, V), step.kept_len), (slice(V, B), 1)):
             if here.start < here.stop:
                 tokens_BQ = buffers.sampled_tokens[here, :width]
                 accepted_B = buffers.num_accepted[here]

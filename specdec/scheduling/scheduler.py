@@ -207,6 +207,7 @@ class Scheduler:
             query_len=self.sizes.query_len if num_drafting else 1,
             prompts=[],
             parts=[],
+            path_len=self.sizes.path_len if num_drafting and self.sizes.tree else None,
         )
         if self.planner is None:
             return work

@@ -33,7 +33,8 @@ class PromptPart:
 class Work:
     """A step's batch slots: requests that verify, then parts of prompts, those that end first.
 
-    query_len: rows of each that verifies, 1 where none of them drafts, else K + 1
+    query_len: rows of each that verifies, 1 where none of them drafts, else all drafts and one
+    path_len: of a tree's rows, those that its tokens come from; None: a chain's, which is all
     shared_rows: where not 0, each has 1 to query_len rows instead, its share of these
     num_live: levels of the drafts that the step before has left
     num_levels: that the draft runs after this step; None: all K, or none where no request drafts
@@ -46,6 +47,7 @@ class Work:
     shared_rows: int = 0
     num_live: int = 0
     num_levels: int | None = None
+    path_len: int | None = None
 
     @property
     def requests(self) -> list[Request]:
@@ -61,6 +63,11 @@ class Work:
     def num_verify_rows(self) -> int:
         """Rows before those of prompts."""
         return self.shared_rows or len(self.verifying) * self.query_len
+
+    @property
+    def kept_len(self) -> int:
+        """Of the rows of each that verifies, those that tokens come from."""
+        return self.query_len if self.path_len is None else self.path_len
 
     def token_bounds(self, b: int) -> tuple[int, int]:
         """The fewest and the most tokens that the step can bring to request b."""

@@ -110,7 +110,7 @@ def samplings(runner: Runner) -> Iterator[Step]:
         for count in request_counts(runner, 1):
             yield chunk(runner, 1, count, flags)
         for query_len in query_lens:
-            for count in request_counts(runner, query_len):
+            for count in round_counts(runner, query_len):
                 yield round_of(runner, count, query_len, flags)
         yield from mixed_steps(runner, flags)
         yield from shared_rounds(runner, flags)
@@ -167,6 +167,13 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
             parts = padding_parts(runner, [1] * num_ending)
             most = sizes.max_model_len
             yield runner.step_of([-1] * num_verified, parts, most, flags, sizes.query_len)
+
+
+def round_counts(runner: Runner, query_len: int) -> Iterable[int]:
+    """Those of `request_counts`, of trees also for the rows of the draft's levels."""
+    tree = runner.sizes.tree
+    levels = request_counts(runner, tree.top_k) if tree is not None and query_len > 1 else ()
+    return dict.fromkeys([*request_counts(runner, query_len), *levels])
 
 
 def request_counts(runner: Runner, query_len: int) -> Iterable[int]:

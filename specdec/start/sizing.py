@@ -17,6 +17,7 @@ def largest_sizes(
     _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and drafting.num_tokens > 0:
         _check_window("draft", eagle.sliding_window, max_model_len)
+        _check_children(drafting, eagle)
     blocks = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
     return EngineSizes(
         max_model_len=max_model_len,
@@ -25,6 +26,7 @@ def largest_sizes(
         num_kv_blocks=blocks * cache_factor(config),
         num_speculative_tokens=drafting.num_tokens,
         is_adaptive=drafting.is_adaptive,
+        tree=drafting.tree,
     )
 
 
@@ -66,3 +68,11 @@ def _check_window(role: str, window: int | None, max_model_len: int) -> None:
             f"the {role} attends over a sliding window of {window} tokens, which is not supported "
             f"beyond it: give max_model_len={window} or less (max_model_len={max_model_len})"
         )
+
+
+def _check_children(drafting: Drafting, eagle: EagleConfig) -> None:
+    """A node has top_k children with different tokens."""
+    if drafting.tree is not None and drafting.tree.top_k > eagle.draft_vocab_size:
+        tree = f"a draft tree with {drafting.tree.top_k} children of each node"
+        known = f"the draft knows {eagle.draft_vocab_size} tokens"
+        raise ValueError(f"{tree}, but {known}: give at most as many children")

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from specdec.config import AUTO, SpeculativeConfig
+from specdec.sizes import TreeShape
 
 logger = logging.getLogger("specdec")
 
@@ -13,10 +14,14 @@ FIXED_DRAFTS = 3  # of "auto" where nothing is measured
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """num_tokens: K, the most drafts of a request in a round; 0: plain decoding."""
+    """num_tokens: K, the most drafts that a round can accept; 0: plain decoding.
+
+    tree: the shape of each request's drafts; None: a chain
+    """
 
     num_tokens: int
     is_adaptive: bool = False
+    tree: TreeShape | None = None
 
     @property
     def name(self) -> int | str:
@@ -29,8 +34,11 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
     if speculation is None:
         return Drafting(0)
     given = speculation.num_speculative_tokens
+    if speculation.top_k > 1:
+        assert isinstance(given, int), given
+        return Drafting(given, tree=_tree(speculation, given))
     is_auto = given == AUTO
-    wanted = speculation.adaptive and given != 0
+    wanted = speculation.adaptive is not False and given != 0
     obstacle = None
     if speculation.acceptance != "exact":
         obstacle = f"acceptance={speculation.acceptance!r} may not look at drafts that it drops"
@@ -43,3 +51,9 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
     if isinstance(given, int):
         return Drafting(given, is_adaptive)
     return Drafting(MOST_LEVELS if is_adaptive else FIXED_DRAFTS, is_adaptive)
+
+
+def _tree(speculation: SpeculativeConfig, num_levels: int) -> TreeShape:
+    count = speculation.num_draft_tokens
+    num_nodes = num_levels if count is None else count
+    return TreeShape(num_levels=num_levels, top_k=speculation.top_k, num_nodes=num_nodes)

@@ -1,7 +1,7 @@
 """Static buffers of the current step, allocated once: filled from the state, used by the graphs.
 
-Letters: T rows of the largest step, B batch slots, Q = K + 1, D hidden size, E width of the aux
-hidden states.
+Letters: T rows of the largest step, B batch slots, Q = K + 1, X drafts that a request verifies (a
+chain's K, or all nodes of a tree), D hidden size, E width of the aux hidden states.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.sizes import TreeShape
+from specdec.stepping.tree_buffers import TreeBuffers
 from specdec.stepping.upload import upload
 
 CONFIDENCE_ONE = 1 << 24  # of a probability as an integer
@@ -27,6 +29,18 @@ class BufferSizes:
     aux_width: int  # 0: no taps
     draft_hidden_size: int  # 0: no draft
     keeps_probs: bool = False  # rows are shared out among drafts by their probabilities
+    tree: TreeShape | None = None  # of what is drafted; None: chains
+    num_kv_blocks: int = 0  # with trees: blocks before those of their nodes
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """That a request verifies."""
+        return self.num_speculative_tokens if self.tree is None else self.tree.num_nodes
+
+    @property
+    def rows_per_level(self) -> int:
+        """Of a request, in the draft's own levels."""
+        return 1 if self.tree is None else self.tree.top_k
 
 
 class StepBuffers:
@@ -34,6 +48,8 @@ class StepBuffers:
         T = sizes.max_tokens
         B = sizes.max_reqs
         K = sizes.num_speculative_tokens
+        X = sizes.num_draft_tokens
+        L = B * sizes.rows_per_level
         self.sizes = sizes
 
         def integers(*shape: int) -> Tensor:
@@ -63,23 +79,36 @@ class StepBuffers:
         self.target_tokens = integers(T)  # [T] the choices, one per decided row
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
-        self.results = integers(B, 2 * K + 3 + (K if sizes.keeps_probs else 0))  # [B, X]
+        extra = X if sizes.tree is not None else K if sizes.keeps_probs else 0
+        self.results = integers(B, K + X + 3 + extra)  # [B, ...]
         self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] valid up to num_accepted
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K
-        self.verified_tokens = self.results[:, K + 2 : 2 * K + 2]  # [B, K] drafts of a round
-        self.num_verified = self.results[:, 2 * K + 2]  # [B] those that had a row, 0..K
+        self.verified_tokens = self.results[:, K + 2 : K + X + 2]  # [B, X] drafts of a round
+        self.num_verified = self.results[:, K + X + 2]  # [B] those that had a row, 0..X
         # [B, K] or [B, 0], of all live drafts, verified or not, times CONFIDENCE_ONE
-        self.confidences = self.results[:, 2 * K + 3 :]
+        self.confidences = self.results[:, K + X + 3 :][:, : K if sizes.keeps_probs else 0]
+        # [B, X] or [B, 0], the row of each node's parent within the slot, -1 = had no row
+        self.verified_parents = self.results[:, K + X + 3 :][:, : 0 if sizes.tree is None else X]
 
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
         self.draft_streams = floats(T, sizes.draft_hidden_size)  # [T, D] of the draft prefill
-        self.draft_hidden = floats(B, sizes.draft_hidden_size)  # [B, D] recycled
-        self.draft_last_tokens = integers(B)  # [B] what the next draft row embeds
-        self.draft_positions = integers(B)  # [B] of the next draft row, 0 = padding
-        self.draft_slots = integers(B)  # [B] its cache slot, -1 = padding
-        self.draft_tokens = integers(B, K)  # [B, K] proposed in this step; 0 = padding
+        # of the next level's rows: [B], of trees [B x k]
+        self.draft_hidden = floats(L, sizes.draft_hidden_size)  # [B, D] recycled
+        self.draft_last_tokens = integers(L)  # [B] what the next draft row embeds
+        self.draft_positions = integers(L)  # [B] of the next draft row, 0 = padding
+        self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
+        self.draft_tokens = integers(B, X)  # [B, X] proposed in this step; 0 = padding
+        self.tree: TreeBuffers | None = None
+        if sizes.tree is not None:
+            self.tree = TreeBuffers(sizes.tree, B, sizes.num_kv_blocks, device)
+
+    @property
+    def features(self) -> Tensor:
+        """[T, E or D] what the draft reads of the target: its taps, or where there are none."""
+        has_taps = self.sizes.aux_width > 0
+        return self.aux_hidden_states if has_taps else self.hidden_states
 
     def fill_padding(self, query_lens: Sequence[int]) -> None:
         """Make every row padding, in batch slots of these lengths, to capture graphs."""
@@ -90,6 +119,8 @@ class StepBuffers:
         mappings = (self.idx_mapping, self.sample_mapping, self.slot_mapping, self.sample_states)
         for buffer in (*mappings, self.draft_slots, self.draft_sample_slots):
             buffer.fill_(-1)
+        if self.tree is not None:
+            self.tree.fill_padding()
         for starts in (self.prompt_start_loc, self.verify_start_loc):
             upload(starts, np.cumsum([0, *query_lens]))
 
@@ -102,4 +133,5 @@ class StepBuffers:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every buffer by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        named = {**vars(self), **({} if self.tree is None else self.tree.tensors())}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}

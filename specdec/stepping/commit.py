@@ -222,7 +222,6 @@ def commit_prompts(
 def launch_commit_prompts(
     buffers: StepBuffers, state: RequestState, batch_slots: Extent, rows: Extent
 ) -> None:
-    N = buffers.sampled_tokens.shape[1]
     _commit_prompts_kernel[(batch_slots.end - batch_slots.first,)](
         buffers.results,
         buffers.draft_input_ids,
@@ -239,7 +238,7 @@ def launch_commit_prompts(
         rows.first,
         len(state.num_computed_tokens) - 1,
         buffers.results.shape[1],
-        N=N,
+        K=buffers.draft_tokens.shape[1],
         N_PADDED=next_power_of_2(buffers.results.shape[1]),
         num_warps=1,
         **launch_options(buffers.results),
@@ -250,7 +249,7 @@ def launch_commit_prompts(
 def _commit_prompts_kernel(
     results_ptr,  # [B, WIDTH]: the first one is the sampled token
     draft_ids_ptr,  # [T]
-    draft_tokens_ptr,  # [B, N - 1]
+    draft_tokens_ptr,  # [B, K]
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1]
@@ -263,7 +262,7 @@ def _commit_prompts_kernel(
     first_row,
     R,
     WIDTH,
-    N: tl.constexpr,
+    K: tl.constexpr,
     N_PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -279,7 +278,7 @@ def _commit_prompts_kernel(
     sampled = tl.where((idx >= 0) & (is_drawn == 0), known, chosen)
     i = tl.arange(0, N_PADDED)
     tl.store(results_ptr + slot * WIDTH + i, tl.where(i == 0, sampled, 0), mask=i < WIDTH)
-    tl.store(draft_tokens_ptr + slot * (N - 1) + i, tl.zeros((N_PADDED,), tl.int64), mask=i + 1 < N)
+    tl.store(draft_tokens_ptr + slot * K + i, tl.zeros((N_PADDED,), tl.int64), mask=i < K)
     # a marker below 0 ends the request; until the host sees it, it must not pass for an id
     token = tl.maximum(sampled, 0)
     tl.store(last_sampled_ptr + row, token)

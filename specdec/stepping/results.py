@@ -5,6 +5,7 @@ The draft's proposals are copied too, after it, where a grammar has to follow th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +24,32 @@ class StepResult:
     sampled_tokens: list[list[int]]  # K + 1 each; num_accepted + 1 of them count
     num_accepted: list[int]
     draft_tokens: list[list[int]]  # what was verified: a row for each
+    # of trees: the parent of each of these, 0 for the root and i for the i-th of them; of chains []
+    draft_parents: list[list[int]]
     confidences: np.ndarray  # [B, K] float32, of live drafts by level; [B, 0] where K is fixed
     logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultColumns:
+    """How a row of the buffers' results is read; see StepBuffers."""
+
+    path_len: int  # K + 1
+    num_drafts: int  # X
+    is_tree: bool
+
+    def drafts(self, row: list[int]) -> tuple[list[int], list[int]]:
+        """Those that had a row, and of trees their parents: nodes that had none are left out."""
+        first = self.path_len + 1
+        end = first + self.num_drafts
+        drafts, count = row[first:end], row[end]
+        if not self.is_tree:
+            return drafts[:count], []
+        parents = row[end + 1 : end + 1 + self.num_drafts]
+        kept = [i for i, parent in enumerate(parents) if parent >= 0]
+        number = {0: 0} | {i + 1: n for n, i in enumerate(kept, start=1)}
+        return [drafts[i] for i in kept], [number[parents[i]] for i in kept]
 
 
 @dataclass(slots=True)
@@ -33,11 +57,12 @@ class PendingResult:
     """A step's results on their way; read them before NUM_SLOTS further steps are launched."""
 
     rows_cpu: Tensor  # [B, X] as in the buffers
-    query_len: int  # Q = K + 1
+    columns: ResultColumns
     sent: torch.cuda.Event | None
     logprobs: StepLogprobs | None = None
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
-    proposals_cpu: Tensor | None = None  # [B, K] drafts for the next round, if they were sent
+    # drafts for the next round, if they were sent: [1, B, K], of trees and their parents [2, B, X]
+    proposals_cpu: Tensor | None = None
     proposed: torch.cuda.Event | None = None
 
     def read(self) -> StepResult:
@@ -45,23 +70,33 @@ class PendingResult:
         if self.sent is not None:
             self.sent.synchronize()
         rows = self.rows_cpu.tolist()
-        Q = self.query_len
+        Q = self.columns.path_len
+        drafts = [self.columns.drafts(row) for row in rows]
+        # of trees there are none
+        first = Q + 2 + (2 if self.columns.is_tree else 1) * self.columns.num_drafts
         return StepResult(
             sampled_tokens=[row[:Q] for row in rows],
             num_accepted=[row[Q] for row in rows],
-            draft_tokens=[row[Q + 1 : Q + 1 + row[2 * Q]] for row in rows],
-            confidences=self.rows_cpu[:, 2 * Q + 1 :].numpy().astype(np.float32) / CONFIDENCE_ONE,
+            draft_tokens=[tokens for tokens, _ in drafts],
+            draft_parents=[parents for _, parents in drafts],
+            confidences=self.rows_cpu[:, first:].numpy().astype(np.float32) / CONFIDENCE_ONE,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
 
-    def read_proposals(self) -> list[list[int]]:
-        """By batch slot, the drafts that this step proposed. Waits for the draft's passes."""
+    def read_proposals(self) -> "Proposals":
+        """The drafts that this step proposed. Waits for the draft's passes."""
         assert self.proposals_cpu is not None, "no proposals were sent"
         if self.proposed is not None:
             self.proposed.synchronize()
-        proposals: list[list[int]] = self.proposals_cpu.tolist()
-        return proposals
+        return Proposals(*self.proposals_cpu.tolist())
+
+
+class Proposals(NamedTuple):
+    """By batch slot. parents: of the nodes of trees, see requests/draft_tree.py; None: chains."""
+
+    tokens: list[list[int]]
+    parents: list[list[int]] | None = None
 
 
 class Results:
@@ -71,14 +106,19 @@ class Results:
         self._results = results = buffers.results
         shape = (NUM_SLOTS, *results.shape)
         self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
-        self._query_len = buffers.sampled_tokens.shape[1]
-        drafts = self._draft_tokens = buffers.draft_tokens
-        self._proposals_cpu = torch.zeros(
-            (NUM_SLOTS, *drafts.shape), dtype=drafts.dtype, pin_memory=drafts.is_cuda
+        self._columns = ResultColumns(
+            path_len=buffers.sampled_tokens.shape[1],
+            num_drafts=buffers.verified_tokens.shape[1],
+            is_tree=buffers.tree is not None,
         )
+        self._proposed = [buffers.draft_tokens]
+        if buffers.tree is not None:
+            self._proposed.append(buffers.tree.proposed_parents)
+        shape = (NUM_SLOTS, len(self._proposed), *buffers.draft_tokens.shape)
+        self._proposals_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
         self._sent = [torch.cuda.Event() if results.is_cuda else None for _ in range(NUM_SLOTS)]  # type: ignore[no-untyped-call]
         self._num_sent = 0
-        self.latest = PendingResult(self._slots_cpu[0, :0], self._query_len, None)
+        self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
 
     def send(self, num_reqs: int, logprobs: RecordedLogprobs) -> None:
         """Start the copy; nothing waits for it. `latest` is where it arrives."""
@@ -90,15 +130,16 @@ class Results:
             None if part is None else part.to_host()
             for part in (logprobs.sampled, *logprobs.prompts)
         ]
-        self.latest = PendingResult(rows_cpu, self._query_len, self._sent[slot], sampled, prompts)
+        self.latest = PendingResult(rows_cpu, self._columns, self._sent[slot], sampled, prompts)
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))
 
     def send_proposals(self, num_reqs: int) -> None:
         """Start the copy of the latest step's proposals, for a host that has to know them."""
         slot = (self._num_sent - 1) % NUM_SLOTS
-        proposals_cpu = self._proposals_cpu[slot, :num_reqs]
-        proposals_cpu.copy_(self._draft_tokens[:num_reqs], non_blocking=True)
+        proposals_cpu = self._proposals_cpu[slot, :, :num_reqs]
+        for place_cpu, proposed in zip(proposals_cpu, self._proposed, strict=True):
+            place_cpu.copy_(proposed[:num_reqs], non_blocking=True)
         self.latest.proposals_cpu = proposals_cpu
         if self._results.is_cuda:
             self.latest.proposed = torch.cuda.Event()  # type: ignore[no-untyped-call]

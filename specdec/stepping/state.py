@@ -17,9 +17,11 @@ from specdec.stepping.upload import upload, uploaded
 
 
 class RequestState:
-    """draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
+    """num_draft_tokens: that a request verifies, K of a chain or all nodes of a tree.
 
-    has_probs: whether rows are shared out among drafts by their probabilities
+    draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
+    has_probs: whether rows are shared out among drafts by their probabilities. is_tree: whether
+    drafts are nodes of a tree
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class RequestState:
         vocab_size: int = 0,
         draft_vocab_size: int = 0,
         has_probs: bool = False,
+        is_tree: bool = False,
     ) -> None:
         R = num_rows + 1
 
@@ -42,6 +45,9 @@ class RequestState:
         self.last_sampled_tokens = zeros(R)  # [R + 1] not yet computed: first row of the next step
         self.num_computed_tokens = zeros(R)  # [R + 1] have target KV; the last sampled's position
         self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K] for the positions after it
+        num_nodes = num_draft_tokens if is_tree else 0
+        self.draft_parents = zeros(R, num_nodes)  # [R + 1, K or 0] row of the parent, 0 = the root
+        self.draft_depths = zeros(R, num_nodes)  # [R + 1, K or 0] 1 for a child of the root
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
         self.num_live_drafts = zeros(R)  # [R + 1] proposed since the last commit, with has_probs
         probs = torch.zeros(2, R, num_draft_tokens if has_probs else 0, device=device)

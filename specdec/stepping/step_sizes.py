@@ -1,7 +1,7 @@
 """A step as the host knows it: its work and sizes. Accepted counts stay on the device."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphs.dispatch import Dispatch
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
@@ -42,12 +42,14 @@ class Step:
     """Verify slots first, rows for each of `state_rows`; then the slots of `parts`.
 
     shared_rows: verify slots have 1 to query_len rows, by their shares of these; 0: query_len each
+    path_len: verify slots hold trees, of whose rows the draft sees as many; None: chains
     num_levels: of the draft, after the step; None: K, in engines where their number is fixed
     """
 
     state_rows: Sequence[int] = ()
     query_len: int = 1  # rows of a verify slot
     shared_rows: int = 0
+    path_len: int | None = None
     num_levels: int | None = None
     parts: Sequence[PromptPart] = ()
     max_seq_len: int  # a bound on positions + 1 over all rows
@@ -80,6 +82,16 @@ class Step:
     def num_decided(self) -> int:
         """Rows after which a token is chosen: all that verify, and the last one of each part."""
         return self.num_verify_rows + len(self.parts)
+
+    @property
+    def kept_len(self) -> int:
+        """Rows of a verify slot that its tokens and logprobs come from, the accepted first."""
+        return self.query_len if self.path_len is None else self.path_len
+
+    @property
+    def of_paths(self) -> "Step":
+        """The step as the draft's prefill sees it: trees are cut down to paths, as chains are."""
+        return replace(self, query_len=self.kept_len, path_len=None)
 
     @property
     def runs_draft(self) -> bool:

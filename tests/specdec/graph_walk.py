@@ -15,7 +15,7 @@ from specdec.config import GraphConfig
 from specdec.requests.row_start import RowStart
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes
+from specdec.sizes import EngineSizes, TreeShape
 from tests.specdec.tiny_pair import changed, lively, random_draft
 from tests.weights.tiny import eagle1_config, eagle3_config, tiny_target
 from weights import LoadedEagle, LoadedTarget
@@ -23,7 +23,10 @@ from weights.shapes import target_shapes
 
 NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
-POISONED_STATE = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens")
+POISONED_STATE = (
+    *("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens"),
+    *("draft_parents", "draft_depths"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def tiny_runner(
     config: GraphConfig | None = None,
     backend: GraphBackend | None = None,
     acceptance: str = "exact",
+    tree: TreeShape | None = None,
 ) -> Runner:
     """A captured runner of 36 rows and chunks of 48 tokens, whose caches start as NaN."""
     sizes = EngineSizes(
@@ -82,6 +86,7 @@ def tiny_runner(
         max_num_batched_tokens=48,
         num_kv_blocks=2 * NUM_ROWS,
         num_speculative_tokens=k,
+        tree=tree,
     )
     runner = Runner(
         pair.target,
@@ -144,6 +149,11 @@ class Walk:
             state.draft_tokens[row, : len(held)] = torch.tensor(
                 held, device=state.draft_tokens.device
             )
+            if state.draft_parents.shape[1]:  # all other nodes are beside the first of these
+                state.draft_parents[row] = 0
+                state.draft_depths[row] = 1
+                last = len(held) - 1
+                state.draft_parents[row, last], state.draft_depths[row, last] = last, last + 1
         with self._poison(rows):
             self.runner.run_step(rows, max_num_computed=90)
         result = self.runner.read(len(rows))
@@ -203,6 +213,7 @@ def poison(runner: Runner) -> None:
     for cache in caches(runner):
         # on CUDA nobody writes the scratch block, so it stays what it was
         cache[:, :, -1] = 0.0 if cache.is_cuda else torch.nan
+        cache[:, :, 2 * NUM_ROWS : -1] = torch.nan  # nodes of trees, until a step writes them
     for forward in (runner.target, runner.draft):
         plans = None if forward is None else forward.contexts._plans
         if plans is not None:

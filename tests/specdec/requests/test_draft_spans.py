@@ -50,6 +50,28 @@ def test_drafts_after_the_last_token_are_not_shown():
     assert {kind for _, kind in shown(rounds)} == {"target", "accepted"}
 
 
+def test_what_was_beside_a_path_comes_before_the_token_that_was_taken():
+    # b and c follow the root, d and e follow b, f follows d
+    tree = RoundRecord((1, 2, 3, 4, 5), 2, 6, (0, 0, 1, 1, 3))
+    [_, found] = DraftSpans(Letters()).new(CompletionOutput(0, "abdg", [0, 1, 3, 6]), [tree], True)
+    assert shown([found]) == [
+        *(("c", "rejected"), ("b", "accepted"), ("e", "rejected"), ("d", "accepted")),
+        *(("f", "rejected"), ("g", "recovered")),
+    ]
+    assert (found.num_drafted, found.num_accepted) == (5, 2)
+
+
+def test_a_whole_path_ends_in_a_bonus_and_a_tree_beside_it_is_shown_by_leaves():
+    tree = RoundRecord((1, 2, 3, 4, 5), 1, 6, (0, 0, 2, 2, 4))
+    spans = DraftSpans(Letters())
+    [_, found] = spans.new(CompletionOutput(0, "abg", [0, 1, 6]), [tree], True)
+    assert shown([found]) == [
+        *(("cd", "rejected"), ("cef", "rejected"), ("b", "accepted"), ("g", "bonus"))
+    ]
+    [last] = spans.new(CompletionOutput(0, "abgb", [0, 1, 6, 1]), [tree, tree], True)
+    assert [kind for _, kind in shown([last])] == ["rejected", "rejected", "accepted"]
+
+
 def test_an_incomplete_character_at_the_end_is_part_of_the_text():
     text = "a\N{REPLACEMENT CHARACTER}"
     rounds = DraftSpans(Letters()).new(CompletionOutput(0, text, [0]), [], True)

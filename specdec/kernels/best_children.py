@@ -1,0 +1,128 @@
+"""The k best draft tokens after each row, by logits + temperature * noise, tile by tile of columns.
+
+A tile leaves its k best scores and their ids, the best first and the lowest id of equals, and the
+greatest score with the sum of exp(score - greatest), from which a later kernel has the log softmax.
+Tokens below a row's floor have the score -inf, and so has NaN. The noise g is that of gumbel.py at
+the position of the drawn token, within 1e-4, by the hardware's logarithm: a draft is a guess.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, tl
+from specdec.kernels.choose_token import NoiseKeys, _draws
+from specdec.kernels.gumbel import gumbel_estimate
+from specdec.kernels.overlap import begin
+
+FEW_ROWS = 16  # up to these, small tiles fill the GPU
+
+
+class Perturbation(NamedTuple):
+    """What rows are drawn with. floor_X: least logit / temperature, of rows that are not greedy."""
+
+    floor_X: Tensor
+    noise_keys: NoiseKeys
+
+
+class TileChildren(NamedTuple):
+    """Of X rows and tiles of columns."""
+
+    scores: Tensor  # [X, tiles, k] float32
+    ids: Tensor  # [X, tiles, k] int32
+    peaks: Tensor  # [X, tiles] float32
+    sums: Tensor  # [X, tiles] float32
+
+
+def launch_best_children(
+    logits_XW: Tensor, top_k: int, perturbation: Perturbation | None
+) -> TileChildren:
+    """perturbation: None where all rows are greedy."""
+    X, W = logits_XW.shape
+    block = 1024 if X <= FEW_ROWS else 2048
+    tiles = -(-W // block)
+    found = TileChildren(
+        scores=logits_XW.new_empty(X, tiles, top_k),
+        ids=torch.empty(X, tiles, top_k, dtype=torch.int32, device=logits_XW.device),
+        peaks=logits_XW.new_empty(X, tiles),
+        sums=logits_XW.new_empty(X, tiles),
+    )
+    ids = found.ids
+    noise = (found.peaks, found.peaks, ids, ids, ids, ids)
+    if perturbation is not None:
+        keys = perturbation.noise_keys
+        token_ids = ids if keys.token_ids is None else keys.token_ids
+        where = (keys.seeds, keys.positions, keys.epochs, token_ids)
+        noise = (perturbation.floor_X, keys.temperatures, *where)
+    _best_children_kernel[(tiles, X)](
+        *found,
+        logits_XW,
+        *noise,
+        logits_XW.stride(0),
+        W,
+        K=top_k,
+        HAS_NOISE=perturbation is not None,
+        STREAM=0 if perturbation is None else perturbation.noise_keys.stream,
+        HAS_IDS=perturbation is not None and perturbation.noise_keys.token_ids is not None,
+        BLOCK=block,
+        IS_GPU=logits_XW.is_cuda,
+        num_warps=4,
+        **launch_options(logits_XW),
+    )
+    return found
+
+
+@jit(varying=("floor_ptr", "temperature_ptr", "seeds_ptr", "positions_ptr", "epochs_ptr"))
+def _best_children_kernel(
+    scores_ptr,  # [X, tiles, K] float32
+    ids_ptr,  # [X, tiles, K] int32
+    peaks_ptr,  # [X, tiles] float32
+    sums_ptr,  # [X, tiles] float32
+    logits_ptr,  # [X, W] float32
+    floor_ptr,  # [X] float32, with HAS_NOISE as all of the next five
+    temperature_ptr,  # [X] float32
+    seeds_ptr,  # [X, 2]
+    positions_ptr,  # [X]
+    epochs_ptr,  # [X]
+    token_ids_ptr,  # [W], with HAS_IDS
+    stride_logits,
+    W,
+    K: tl.constexpr,
+    HAS_NOISE: tl.constexpr,
+    STREAM: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_GPU: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    tile = tl.program_id(0)
+    x = tl.program_id(1)
+    column = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = column < W
+    row_ptr = logits_ptr + x.to(tl.int64) * stride_logits
+    score = tl.load(row_ptr + column, mask=inside, other=float("-inf"))
+    if HAS_NOISE:
+        temperature = tl.load(temperature_ptr + x)
+        if temperature > 0.0:
+            scaled = tl.div_rn(score, tl.zeros((BLOCK,), tl.float32) + temperature)
+            is_out = scaled < tl.load(floor_ptr + x)
+            keys = (seeds_ptr, positions_ptr, epochs_ptr, token_ids_ptr)
+            r = _draws(keys, tile, x, column, inside, STREAM, HAS_IDS)
+            score = score + temperature * gumbel_estimate(r, IS_GPU)
+            score = tl.where(is_out, float("-inf"), score)
+    score = tl.where(score == score, score, float("-inf"))
+    at = x * tl.num_programs(0) + tile
+    peak = tl.max(score, axis=0)
+    is_some = peak > float("-inf")
+    powers = tl.exp(score - tl.where(is_some, peak, 0.0))
+    tl.store(peaks_ptr + at, peak)
+    tl.store(sums_ptr + at, tl.sum(powers, axis=0))
+    is_left = inside
+    for j in range(K):
+        best = tl.max(tl.where(is_left, score, float("-inf")), axis=0)
+        id = tl.min(tl.where(is_left & (score == best), column, 1 << 30), axis=0)
+        tl.store(scores_ptr + at * K + j, best)
+        tl.store(ids_ptr + at * K + j, id)
+        is_left = is_left & (column != id)

@@ -1,0 +1,1 @@
+"""The shape of what is drafted: rows, parents, positions, and the walk of acceptance."""

@@ -1,0 +1,277 @@
+"""What a step decided about draft trees, written to the results, the state rows and the cache.
+
+The walk goes from the root to the child that equals the target's choice, as long as there is one;
+the choice where it ends is the round's last token. The path's keys and values move from the nodes'
+cache slots to the places of their positions in the request's blocks. Then the rows of the step are
+those of a chain, the accepted path and padding after it: what the draft's prefill reads.
+`commit_trees` lays them out, `gather_paths` brings the features and the rows of prompts.
+`num_reqs` counts padding, which writes the scratch row.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels.move_slots import move_slots
+from specdec.kernels.overlap import begin
+from specdec.proposal.tree import walk
+from specdec.sizes import BLOCK_SIZE
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.state import RequestState
+from specdec.stepping.tree_buffers import TreeBuffers
+
+
+def commit_trees(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, kv_cache: Tensor, has_words: bool
+) -> None:
+    """Commit a round of `num_reqs` batch slots, padding included.
+
+    kv_cache:  [L, 2, N + 1, G, S, C] of the target
+    has_words: a request has bad words, and its history is kept
+    """
+    walk_trees = pick(buffers.results, launch_walk_trees, walk_trees_ref)
+    walk_trees(buffers, state, num_reqs, has_words)
+    tree = tree_of(buffers)
+    X = num_reqs * tree.shape.max_depth
+    move_slots(kv_cache, tree.moved_from.view(-1)[:X], tree.moved_to.view(-1)[:X])
+
+
+def gather_paths(buffers: StepBuffers, num_reqs: int, num_prompt_rows: int, num_rows: int) -> None:
+    """Bring what the draft reads to the rows of paths, as many for each of `num_reqs` slots.
+
+    Then come the rows of prompts, as many as num_prompt_rows, and padding, up to num_rows.
+    """
+    tree = tree_of(buffers)
+    N = tree.shape.num_nodes + 1
+    Q = tree.shape.max_depth + 1
+    at_T = tree.path_sources.view(-1)[: num_reqs * Q]
+    if num_rows > len(at_T):
+        t_T = torch.arange(len(at_T), num_rows, device=at_T.device)
+        is_prompt_T = t_T < len(at_T) + num_prompt_rows
+        prompt_T = torch.where(is_prompt_T, t_T + num_reqs * (N - Q), 0)
+        _shift_prompts(buffers, prompt_T, is_prompt_T, len(at_T))
+        at_T = torch.cat([at_T, prompt_T])
+        last = buffers.last_token_indices[num_reqs:]
+        last.copy_(torch.where(last >= num_reqs * N, last - num_reqs * (N - Q), last))
+    buffers.features[:num_rows] = buffers.features[at_T]
+
+
+def tree_of(buffers: StepBuffers) -> TreeBuffers:
+    """Of an engine that drafts trees."""
+    assert buffers.tree is not None, "buffers of an engine that drafts chains"
+    return buffers.tree
+
+
+def _shift_prompts(buffers: StepBuffers, at_T: Tensor, is_prompt_T: Tensor, first: int) -> None:
+    """Write the rows from `first` on: those of prompts from where they are, then padding."""
+    here = slice(first, first + len(at_T))
+    padding = ((buffers.positions, 0), (buffers.slot_mapping, -1), (buffers.draft_input_ids, 0))
+    for buffer, value in padding:
+        buffer[here] = torch.where(is_prompt_T, buffer[at_T], value)
+
+
+def launch_walk_trees(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, has_words: bool
+) -> None:
+    tree = tree_of(buffers)
+    N = tree.shape.num_nodes + 1
+    _walk_trees_kernel[(num_reqs,)](
+        buffers.results,
+        buffers.positions,
+        buffers.slot_mapping,
+        buffers.draft_input_ids,
+        buffers.last_token_indices,
+        buffers.draft_tokens,
+        tree.walked,
+        tree.path_sources,
+        tree.moved_from,
+        tree.moved_to,
+        state.num_computed_tokens,
+        state.last_sampled_tokens,
+        state.sampling.history,
+        buffers.target_tokens,
+        buffers.input_ids,
+        buffers.sample_states,
+        tree.parents,
+        buffers.sample_mapping,
+        state.block_table,
+        len(state.num_computed_tokens) - 1,
+        state.block_table.shape[1],
+        buffers.results.shape[1],
+        state.sampling.history.shape[1],
+        tree.first_slot,
+        N=N,
+        N_PADDED=next_power_of_2(N),
+        D1=tree.shape.max_depth + 1,
+        S=BLOCK_SIZE,
+        HAS_WORDS=has_words,
+        num_warps=1,
+        **launch_options(buffers.results),
+    )
+
+
+@jit
+def _walk_trees_kernel(
+    # [B, WIDTH]: sampled tokens [D1], number accepted, verified nodes [N - 1], their number, the
+    # rows of their parents [N - 1]
+    results_ptr,
+    positions_ptr,  # [T] from here on of paths, D1 rows for each slot
+    slots_ptr,  # [T]
+    draft_ids_ptr,  # [T]
+    last_rows_ptr,  # [B] last_token_indices
+    draft_tokens_ptr,  # [B, N - 1]
+    walked_ptr,  # [B, D1]
+    sources_ptr,  # [B, D1] path_sources
+    from_ptr,  # [B, D1 - 1] moved_from
+    to_ptr,  # [B, D1 - 1] moved_to
+    num_computed_ptr,  # [R + 1]
+    last_sampled_ptr,  # [R + 1]
+    history_ptr,  # [R + 1, P], with HAS_WORDS
+    target_ptr,  # [T]
+    input_ids_ptr,  # [T]
+    states_ptr,  # [T] sample_states
+    parents_ptr,  # [T]
+    sample_ptr,  # [B]
+    block_table_ptr,  # [R + 1, M]
+    R,
+    M,
+    WIDTH,
+    P,
+    first_slot,
+    N: tl.constexpr,
+    N_PADDED: tl.constexpr,
+    D1: tl.constexpr,
+    S: tl.constexpr,
+    HAS_WORDS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    b = tl.program_id(0)
+    idx = tl.load(sample_ptr + b)
+    is_real = idx >= 0
+    row = tl.where(is_real, idx, R)
+    i = tl.arange(0, N_PADDED)
+    inside = i < N
+    is_row = inside & (i > 0)
+    first = b * N
+    target = tl.load(target_ptr + first + i, mask=inside, other=0)
+    token = tl.load(input_ids_ptr + first + i, mask=inside, other=0)
+    parent = tl.load(parents_ptr + first + i, mask=inside, other=-1)
+    is_node = is_row & (tl.load(states_ptr + first + i, mask=inside, other=-1) >= 0)
+    num_computed = tl.load(num_computed_ptr + row)
+    out = results_ptr + b * WIDTH
+    current = idx * 0
+    last = idx * 0
+    num_accepted = idx * 0
+    for depth in range(D1):
+        is_here = current >= 0
+        choice = tl.sum(tl.where(i == current, target, 0), axis=0)
+        at = b * D1 + depth
+        tl.store(walked_ptr + at, current)
+        tl.store(out + depth, tl.where(is_here, choice, 0))
+        is_kept = is_here & is_real
+        position = num_computed + depth
+        block = tl.load(block_table_ptr + row * M + position // S, mask=is_kept, other=0)
+        slot = tl.where(is_kept, block * S + position % S, -1)
+        tl.store(positions_ptr + at, tl.where(is_kept, position, 0))
+        tl.store(slots_ptr + at, slot)
+        tl.store(draft_ids_ptr + at, tl.where(is_kept, tl.maximum(choice, 0), 0))
+        tl.store(sources_ptr + at, tl.where(is_kept, first + current, 0))
+        if depth > 0:
+            move = b * (D1 - 1) + depth - 1
+            node_slot = first_slot + b * (N - 1) + current - 1
+            tl.store(from_ptr + move, tl.where(is_kept, node_slot, -1))
+            tl.store(to_ptr + move, slot)
+            if HAS_WORDS:
+                tl.store(history_ptr + row * P + position, last, mask=is_kept)
+        last = tl.where(is_here, choice, last)
+        follows = is_node & (parent == current) & (token == choice) & is_here
+        child = tl.min(tl.where(follows, i, N_PADDED), axis=0).to(tl.int64)
+        current = tl.where(child < N_PADDED, child, -1)
+        num_accepted += ((current >= 0) & (depth + 1 < D1)).to(tl.int64)
+    tl.store(out + D1, num_accepted)
+    tl.store(out + D1 + i, token, mask=is_row)
+    tl.store(out + D1 + N, tl.sum(is_node.to(tl.int64), axis=0))
+    tl.store(out + D1 + N + i, tl.where(is_node, parent, -1), mask=is_row)
+    tl.store(draft_tokens_ptr + b * (N - 1) + i - 1, tl.zeros_like(token), mask=is_row)
+    tl.store(last_rows_ptr + b, tl.where(is_real, b * D1 + num_accepted, 0))
+    tl.store(num_computed_ptr + row, num_computed + num_accepted + 1)
+    tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
+
+
+def walk_trees_ref(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, has_words: bool
+) -> None:
+    tree = tree_of(buffers)
+    B = num_reqs
+    target_BN = _by_slot(buffers.target_tokens, B, tree)
+    tokens_BN = _by_slot(buffers.input_ids, B, tree)
+    parents_BN = _by_slot(tree.parents, B, tree)
+    is_node_BN = _by_slot(buffers.sample_states, B, tree) >= 0
+    is_node_BN[:, 0] = False
+    path_BQ = walk(target_BN, tokens_BN, parents_BN, is_node_BN, tree.shape.max_depth)
+    is_path_BQ = path_BQ >= 0
+    chosen_BQ = torch.where(is_path_BQ, target_BN.gather(1, path_BQ.clamp(min=0)), 0)
+    accepted_B = is_path_BQ.sum(dim=1) - 1
+    tree.walked[:B] = path_BQ
+    buffers.sampled_tokens[:B] = chosen_BQ
+    buffers.num_accepted[:B] = accepted_B
+    buffers.verified_tokens[:B] = tokens_BN[:, 1:]
+    buffers.num_verified[:B] = is_node_BN.sum(dim=1)
+    buffers.verified_parents[:B] = torch.where(is_node_BN, parents_BN, -1)[:, 1:]
+    buffers.draft_tokens[:B] = 0
+    _lay_out_paths(buffers, state, path_BQ, chosen_BQ, accepted_B)
+    row_B = buffers.sample_mapping[:B]
+    if has_words:
+        _keep_history(buffers, state, chosen_BQ, accepted_B)
+    state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
+    last_B1 = chosen_BQ.gather(1, accepted_B[:, None])
+    state.last_sampled_tokens[row_B] = last_B1[:, 0].clamp(min=0)
+
+
+def _by_slot(rows_T: Tensor, num_reqs: int, tree: TreeBuffers) -> Tensor:
+    """[B, N] of the rows of trees."""
+    N = tree.shape.num_nodes + 1
+    return rows_T[: num_reqs * N].view(num_reqs, N)
+
+
+def _lay_out_paths(
+    buffers: StepBuffers,
+    state: RequestState,
+    path_BQ: Tensor,
+    chosen_BQ: Tensor,
+    accepted_B: Tensor,
+) -> None:
+    """The rows of paths for the draft, where they come from, and which cache slots move."""
+    tree = tree_of(buffers)
+    B, Q = path_BQ.shape
+    row_B1 = buffers.sample_mapping[:B, None]
+    is_kept_BQ = (path_BQ >= 0) & (row_B1 >= 0)
+    depth_Q = torch.arange(Q, device=path_BQ.device)
+    position_BQ = state.num_computed_tokens[row_B1] + depth_Q
+    slot_BQ = state.slots(position_BQ, row_B1, is_kept_BQ)
+    slot_B1 = torch.arange(B, device=path_BQ.device)[:, None]
+    first_B1 = slot_B1 * (tree.shape.num_nodes + 1)
+    from_BQ = tree.first_slot + slot_B1 * tree.shape.num_nodes + path_BQ - 1
+    buffers.positions[: B * Q] = torch.where(is_kept_BQ, position_BQ, 0).view(-1)
+    buffers.slot_mapping[: B * Q] = slot_BQ.view(-1)
+    ids_BQ = torch.where(is_kept_BQ, chosen_BQ.clamp(min=0), 0)
+    buffers.draft_input_ids[: B * Q] = ids_BQ.view(-1)
+    tree.path_sources[:B] = torch.where(is_kept_BQ, first_B1 + path_BQ, 0)
+    tree.moved_from[:B] = torch.where(is_kept_BQ, from_BQ, -1)[:, 1:]
+    tree.moved_to[:B] = slot_BQ[:, 1:]
+    last_B = slot_B1[:, 0] * Q + accepted_B
+    buffers.last_token_indices[:B] = torch.where(row_B1[:, 0] >= 0, last_B, 0)
+
+
+def _keep_history(
+    buffers: StepBuffers, state: RequestState, chosen_BQ: Tensor, accepted_B: Tensor
+) -> None:
+    """The accepted tokens by position; the last token of the round is the next one's root."""
+    row_B1 = buffers.sample_mapping[: len(chosen_BQ), None]
+    i_Q = torch.arange(chosen_BQ.shape[1], device=chosen_BQ.device)
+    is_kept_BQ = i_Q < accepted_B[:, None]
+    position_BQ = state.num_computed_tokens[row_B1] + 1 + i_Q
+    row_BQ = torch.where(is_kept_BQ, row_B1, -1)  # the rest goes to the scratch row
+    history = state.sampling.history
+    history[row_BQ, torch.where(is_kept_BQ, position_BQ, 0)] = chosen_BQ

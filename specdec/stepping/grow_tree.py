@@ -1,0 +1,410 @@
+"""One level of a draft tree per request, and after the last one the nodes that are kept.
+
+Level j (0..D-1) has children of the root, or of the rows of the level before; their rows have
+position num_computed + j, for nodes whose own position is one more. The first level comes from the
+seed row of the draft's prefill, and all its nodes get rows; of every further level the best k do.
+Rows beyond the context are padding (position 0, cache slot -1).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels.best_children import Perturbation, TileChildren, launch_best_children
+from specdec.kernels.choose_token import noise_ref
+from specdec.kernels.overlap import begin
+from specdec.proposal.tree import ROOT, best, kept_nodes, log_shares, perturbed
+from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.state import RequestState
+from specdec.stepping.tree_buffers import TreeBuffers
+
+KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and against how many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeLevel:
+    """Where the nodes of one level go. d2t_W: target ids of the draft's, None: the same."""
+
+    buffers: StepBuffers
+    state: RequestState
+    level: int
+    d2t_W: Tensor | None
+    max_model_len: int
+
+    @property
+    def tree(self) -> TreeBuffers:
+        assert self.buffers.tree is not None, "buffers of an engine that drafts chains"
+        return self.buffers.tree
+
+    @property
+    def rows_per_req(self) -> int:
+        """Of those that get children."""
+        return self.tree.shape.top_k if self.level > 0 else 1
+
+    @property
+    def is_last(self) -> bool:
+        return self.level + 1 == self.tree.shape.num_levels
+
+    @property
+    def first_place(self) -> int:
+        """Of the level's nodes among all candidates."""
+        k = self.tree.shape.top_k
+        return k + k * k * (self.level - 1) if self.level > 0 else 0
+
+
+def grow_tree(
+    logits_XW: Tensor, hidden_XD: Tensor, to: TreeLevel, perturbation: Perturbation | None = None
+) -> None:
+    """Add the level's nodes; lay out the rows of the next level, or keep the best of all nodes.
+
+    logits_XW:    float32, of the rows that get children
+    hidden_XD:    what their children's rows recycle
+    perturbation: None where all requests are greedy; the rows of a request have the same noise
+    """
+    num_reqs = len(logits_XW) // to.rows_per_req
+    add_children = pick(logits_XW, launch_add_children, add_children_ref)
+    add_children(logits_XW, num_reqs, to, perturbation)
+    if to.is_last:
+        pick(logits_XW, launch_keep_nodes, keep_nodes_ref)(num_reqs, to)
+    else:
+        X = num_reqs * to.tree.shape.top_k
+        torch.index_select(hidden_XD, 0, to.tree.parent_rows[:X], out=to.buffers.draft_hidden[:X])
+
+
+def launch_add_children(
+    logits_XW: Tensor, num_reqs: int, to: TreeLevel, perturbation: Perturbation | None
+) -> None:
+    """Of each tile of columns, then of all; and the rows of the next level."""
+    found = launch_best_children(logits_XW, to.tree.shape.top_k, perturbation)
+    launch_write_level(found, num_reqs, to)
+
+
+def launch_write_level(found: TileChildren, num_reqs: int, to: TreeLevel) -> None:
+    buffers = to.buffers
+    tree = to.tree
+    state = to.state
+    tiles = found.peaks.shape[1]
+    k = tree.shape.top_k
+    P = to.rows_per_req
+    _write_level_kernel[(num_reqs,)](
+        tree.tokens,
+        tree.scores,
+        tree.places,
+        tree.row_places,
+        tree.parent_rows,
+        tree.draft_path_slots,
+        tree.draft_starts,
+        buffers.draft_last_tokens,
+        buffers.draft_positions,
+        buffers.draft_slots,
+        *found,
+        found.ids if to.d2t_W is None else to.d2t_W,
+        buffers.sample_mapping,
+        state.num_computed_tokens,
+        tiles,
+        tree.shape.num_candidates,
+        len(state.num_computed_tokens) - 1,
+        to.max_model_len,
+        tree.first_slot,
+        to.first_place,
+        to.level,
+        K=k,
+        K_PADDED=next_power_of_2(k),
+        P=P,
+        P_PADDED=next_power_of_2(P),
+        D=tree.shape.num_levels,
+        D_PADDED=next_power_of_2(tree.shape.num_levels),
+        IS_FIRST=to.level == 0,
+        IS_LAST=to.is_last,
+        HAS_D2T=to.d2t_W is not None,
+        TILES=next_power_of_2(tiles),
+        CHILDREN=next_power_of_2(tiles * k),
+        num_warps=4,
+        **launch_options(found.scores),
+    )
+
+
+@jit(varying=("tiles", "first_place", "level"))
+def _write_level_kernel(
+    tokens_ptr,  # [B, M]
+    scores_ptr,  # [B, M] float32
+    places_ptr,  # [B, M]
+    row_places_ptr,  # [B, K]
+    parent_rows_ptr,  # [B x K]
+    path_slots_ptr,  # [B x K, D]
+    starts_ptr,  # [B]
+    last_ptr,  # [B x K] draft_last_tokens
+    positions_ptr,  # [B x K]
+    slots_ptr,  # [B x K]
+    tile_scores_ptr,  # [B x P, tiles, K] float32
+    tile_ids_ptr,  # [B x P, tiles, K] int32
+    peaks_ptr,  # [B x P, tiles] float32
+    sums_ptr,  # [B x P, tiles] float32
+    d2t_ptr,  # [W]
+    sample_ptr,  # [B]
+    num_computed_ptr,  # [R + 1]
+    tiles,
+    M,
+    R,
+    max_model_len,
+    first_slot,
+    first_place,
+    level,
+    K: tl.constexpr,
+    K_PADDED: tl.constexpr,
+    P: tl.constexpr,
+    P_PADDED: tl.constexpr,
+    D: tl.constexpr,
+    D_PADDED: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    IS_LAST: tl.constexpr,
+    HAS_D2T: tl.constexpr,
+    TILES: tl.constexpr,
+    CHILDREN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    b = tl.program_id(0)
+    p = tl.arange(0, P_PADDED)
+    is_parent = p < P
+    of_row = b * P + p
+    tile = tl.arange(0, TILES)
+    is_tile = is_parent[:, None] & (tile < tiles)[None, :]
+    tile_at = of_row[:, None] * tiles + tile[None, :]
+    peaks = tl.load(peaks_ptr + tile_at, mask=is_tile, other=float("-inf"))
+    sums = tl.load(sums_ptr + tile_at, mask=is_tile, other=0.0)
+    peak = tl.max(peaks, axis=1)
+    subtracted = tl.where(peak > float("-inf"), peak, 0.0)
+    total = tl.sum(sums * tl.exp(peaks - subtracted[:, None]), axis=1)
+    path = tl.zeros((P_PADDED,), tl.float32)
+    parent_place = tl.zeros((P_PADDED,), tl.int64) - 1
+    if not IS_FIRST:
+        parent_place = tl.load(row_places_ptr + b * K + p, mask=is_parent, other=0)
+        path = tl.load(scores_ptr + b * M + parent_place, mask=is_parent, other=0.0)
+    log_total = tl.log(tl.maximum(total, 1.0))  # as it is where a token has a probability
+
+    child = tl.arange(0, CHILDREN)
+    is_left = is_parent[:, None] & (child < tiles * K)[None, :]
+    child_at = of_row[:, None] * tiles * K + child[None, :]
+    score = tl.load(tile_scores_ptr + child_at, mask=is_left, other=float("-inf"))
+    id = tl.load(tile_ids_ptr + child_at, mask=is_left, other=1 << 30)
+    j = tl.arange(0, K_PADDED)
+    level_scores = tl.full((P_PADDED, K_PADDED), float("-inf"), tl.float32)
+    level_tokens = tl.zeros((P_PADDED, K_PADDED), tl.int64)
+    for i in range(K):
+        top = tl.max(tl.where(is_left, score, float("-inf")), axis=1)
+        top_id = tl.min(tl.where(is_left & (score == top[:, None]), id, 1 << 30), axis=1)
+        is_left = is_left & (id != top_id[:, None])
+        token = top_id.to(tl.int64)
+        if HAS_D2T:
+            token = tl.load(d2t_ptr + token, mask=is_parent, other=0)
+        value = path + ((top - subtracted) - log_total)
+        # a child without a probability is the last to be taken
+        value = tl.where(value == value, value, float("-inf"))
+        at = b * M + first_place + p * K + i
+        tl.store(tokens_ptr + at, token, mask=is_parent)
+        tl.store(scores_ptr + at, value, mask=is_parent)
+        tl.store(places_ptr + at, parent_place, mask=is_parent)
+        level_scores = tl.where((j == i)[None, :], value[:, None], level_scores)
+        level_tokens = tl.where((j == i)[None, :], token[:, None], level_tokens)
+    if IS_LAST:
+        return
+
+    # the best K of the level, by how many are better
+    L: tl.constexpr = P_PADDED * K_PADDED
+    flat = tl.arange(0, L)
+    is_node = (flat // K_PADDED < P) & (flat % K_PADDED < K)
+    scores = tl.reshape(level_scores, (L,))
+    tokens = tl.reshape(level_tokens, (L,))
+    rank = tl.zeros((L,), tl.int32)
+    for q in range(P):
+        others = tl.max(tl.where((p == q)[:, None], level_scores, float("-inf")), axis=0)
+        is_better = others[None, :] > scores[:, None]
+        is_earlier = (q * K_PADDED + j)[None, :] < flat[:, None]
+        is_before = is_better | ((others[None, :] == scores[:, None]) & is_earlier)
+        rank += tl.sum((is_before & (j < K)[None, :]).to(tl.int32), axis=1)
+    is_next = is_node & (rank < K)
+    idx = tl.load(sample_ptr + b)
+    position = tl.load(num_computed_ptr + tl.where(idx < 0, R, idx)) + level
+    is_valid = (idx >= 0) & (position < max_model_len)
+    to = b * K + rank
+    parent = flat // K_PADDED
+    slot = first_slot + b * (K * (D - 1)) + level * K + rank
+    tl.store(
+        row_places_ptr + to, (first_place + parent * K + flat % K_PADDED).to(tl.int64), mask=is_next
+    )
+    tl.store(parent_rows_ptr + to, (b * P + parent).to(tl.int64), mask=is_next)
+    tl.store(last_ptr + to, tokens, mask=is_next)
+    zero = tl.zeros((L,), tl.int64)
+    tl.store(positions_ptr + to, zero + tl.where(is_valid, position, 0), mask=is_next)
+    tl.store(slots_ptr + to, tl.where(is_valid, slot, -1).to(tl.int64), mask=is_next)
+    depth = tl.arange(0, D_PADDED)
+    above = zero[:, None] + tl.zeros((1, D_PADDED), tl.int64) - 1
+    if IS_FIRST:
+        # padding reads one key, whatever it holds: with none it would not be a number
+        slot = tl.where(is_valid, slot, first_slot)
+        tl.store(starts_ptr + b, tl.where(is_valid, position, 0))
+    else:
+        above_at = (b * K + parent)[:, None] * D + depth[None, :]
+        is_above = is_next[:, None] & (depth < level)[None, :]
+        above = tl.load(path_slots_ptr + above_at, mask=is_above, other=-1)
+        tl.debug_barrier()  # rows may take the place of their parents
+    slots = tl.where((depth == level)[None, :], slot[:, None], above)
+    slot_at = to[:, None] * D + depth[None, :]
+    tl.store(path_slots_ptr + slot_at, slots, mask=is_next[:, None] & (depth < D)[None, :])
+
+
+def launch_keep_nodes(num_reqs: int, to: TreeLevel) -> None:
+    tree = to.tree
+    state = to.state
+    N = tree.shape.num_nodes + 1
+    _keep_nodes_kernel[(num_reqs,)](
+        to.buffers.draft_tokens,
+        tree.proposed_parents,
+        state.draft_tokens,
+        state.draft_parents,
+        state.draft_depths,
+        tree.rows,
+        tree.tokens,
+        tree.scores,
+        tree.places,
+        to.buffers.sample_mapping,
+        len(state.num_computed_tokens) - 1,
+        tree.shape.num_candidates,
+        N=N,
+        K=tree.shape.top_k,
+        BLOCK=KEEP_BLOCK,
+        STEP=KEEP_STEP,
+        num_warps=4,
+        **launch_options(tree.scores),
+    )
+
+
+@jit
+def _keep_nodes_kernel(
+    tokens_out_ptr,  # [B, N - 1]
+    parents_out_ptr,  # [B, N - 1]
+    state_tokens_ptr,  # [R + 1, N - 1]
+    state_parents_ptr,  # [R + 1, N - 1]
+    state_depths_ptr,  # [R + 1, N - 1]
+    rows_ptr,  # [B, M] row of each candidate, 0 = it is not kept
+    tokens_ptr,  # [B, M]
+    scores_ptr,  # [B, M] float32
+    places_ptr,  # [B, M] of parents, -1 = the root
+    sample_ptr,  # [B]
+    R,
+    M,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    b = tl.program_id(0)
+    first = b * M
+    for start in range(0, M, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        score = tl.load(scores_ptr + first + i, mask=i < M, other=float("-inf"))
+        rank = tl.zeros((BLOCK,), tl.int32)
+        for begin_of_others in range(0, M, STEP):
+            o = begin_of_others + tl.arange(0, STEP)
+            other = tl.load(scores_ptr + first + o, mask=o < M, other=float("-inf"))
+            is_better = other[None, :] > score[:, None]
+            is_equal = other[None, :] == score[:, None]
+            is_before = is_better | (is_equal & (o[None, :] < i[:, None]))
+            rank += tl.sum((is_before & (o < M)[None, :]).to(tl.int32), axis=1)
+        row = tl.where(rank < N - 1, rank + 1, 0).to(tl.int64)
+        tl.store(rows_ptr + first + i, row, mask=i < M)
+    tl.debug_barrier()  # rows are read by others than those that wrote them
+    idx = tl.load(sample_ptr + b)
+    state = tl.where(idx < 0, R, idx) * (N - 1)
+    for start in range(0, M, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        row = tl.load(rows_ptr + first + i, mask=i < M, other=0)
+        is_kept = row > 0
+        token = tl.load(tokens_ptr + first + i, mask=is_kept, other=0)
+        place = tl.load(places_ptr + first + i, mask=is_kept, other=-1)
+        parent = tl.load(rows_ptr + first + place, mask=is_kept & (place >= 0), other=0)
+        depth = tl.where(i < K, 1, (i - K) // (K * K) + 2).to(tl.int64)
+        tl.store(tokens_out_ptr + b * (N - 1) + row - 1, token, mask=is_kept)
+        tl.store(parents_out_ptr + b * (N - 1) + row - 1, parent, mask=is_kept)
+        tl.store(state_tokens_ptr + state + row - 1, token, mask=is_kept)
+        tl.store(state_parents_ptr + state + row - 1, parent, mask=is_kept)
+        tl.store(state_depths_ptr + state + row - 1, depth, mask=is_kept)
+
+
+def add_children_ref(
+    logits_XW: Tensor, num_reqs: int, to: TreeLevel, perturbation: Perturbation | None
+) -> None:
+    tree = to.tree
+    B = num_reqs
+    k = tree.shape.top_k
+    scores_XW = logits_XW
+    if perturbation is not None:
+        keys = perturbation.noise_keys.every(to.rows_per_req)
+        noise_BW = noise_ref(keys, logits_XW.shape[1])
+        temperature_X = perturbation.noise_keys.temperatures
+        scores_XW = perturbed(logits_XW, perturbation.floor_X, temperature_X, noise_BW)
+    share_XW = log_shares(scores_XW)
+    id_Xk = best(share_XW, k)
+    path_X1 = torch.zeros_like(share_XW[:, :1])
+    parent_X1 = torch.full_like(id_Xk[:, :1], ROOT)
+    if to.level > 0:
+        parent_X1 = tree.row_places[:B].reshape(-1, 1)
+        path_X1 = tree.scores[:B].gather(1, tree.row_places[:B]).view(-1, 1)
+    score_Xk = path_X1 + share_XW.gather(1, id_Xk)
+    token_Xk = id_Xk if to.d2t_W is None else to.d2t_W[id_Xk]
+    here = slice(to.first_place, to.first_place + to.rows_per_req * k)
+    # a child without a probability is the last to be taken
+    tree.scores[:B, here] = torch.where(score_Xk.isnan(), -torch.inf, score_Xk).view(B, -1)
+    tree.tokens[:B, here] = token_Xk.view(B, -1)
+    tree.places[:B, here] = parent_X1.expand_as(id_Xk).reshape(B, -1)
+    if not to.is_last:
+        _next_rows_ref(num_reqs, to)
+
+
+def _next_rows_ref(num_reqs: int, to: TreeLevel) -> None:
+    """The best nodes of the level get a row each."""
+    tree = to.tree
+    buffers = to.buffers
+    B = num_reqs
+    k = tree.shape.top_k
+    of_level_BM = tree.scores[:B, to.first_place :][:, : to.rows_per_req * k]
+    chosen_Bk = best(of_level_BM, k)
+    place_Bk = chosen_Bk + to.first_place
+    slot_B1 = torch.arange(B, device=place_Bk.device)[:, None]
+    parent_X = (slot_B1 * to.rows_per_req + chosen_Bk // k).view(-1)
+    tree.row_places[:B] = place_Bk
+    tree.parent_rows[: B * k] = parent_X
+    buffers.draft_last_tokens[: B * k] = tree.tokens[:B].gather(1, place_Bk).view(-1)
+    row_B1 = buffers.sample_mapping[:B, None]
+    position_Bk = (to.state.num_computed_tokens[row_B1] + to.level).expand_as(place_Bk)
+    is_valid_Bk = (row_B1 >= 0) & (position_Bk < to.max_model_len)
+    level_slot_Bk = tree.level_slots(B, to.level)
+    buffers.draft_positions[: B * k] = torch.where(is_valid_Bk, position_Bk, 0).view(-1)
+    buffers.draft_slots[: B * k] = torch.where(is_valid_Bk, level_slot_Bk, -1).view(-1)
+    if to.level == 0:
+        # padding reads one key, whatever it holds: with none it would not be a number
+        tree.draft_path_slots[: B * k] = -1
+        level_slot_Bk = torch.where(is_valid_Bk, level_slot_Bk, tree.first_slot)
+        tree.draft_starts[:B] = torch.where(is_valid_Bk, position_Bk, 0)[:, 0]
+    else:
+        tree.draft_path_slots[: B * k] = tree.draft_path_slots[parent_X]
+    tree.draft_path_slots[: B * k, to.level] = level_slot_Bk.view(-1)
+
+
+def keep_nodes_ref(num_reqs: int, to: TreeLevel) -> None:
+    tree = to.tree
+    state = to.state
+    B = num_reqs
+    row_B = to.buffers.sample_mapping[:B]
+    kept = kept_nodes(tree.tokens[:B], tree.scores[:B], tree.places[:B], tree.shape)
+    to.buffers.draft_tokens[:B] = kept.tokens_BX
+    tree.proposed_parents[:B] = kept.parents_BX
+    # row -1, padding: the scratch row
+    state.draft_tokens[row_B] = kept.tokens_BX
+    state.draft_parents[row_B] = kept.parents_BX
+    state.draft_depths[row_B] = kept.depths_BX

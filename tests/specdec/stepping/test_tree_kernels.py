@@ -1,0 +1,233 @@
+"""kernel == twin for draft trees: integers to the bit, scores but for the last digits."""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from specdec.kernels.best_children import Perturbation
+from specdec.kernels.choose_token import NoiseKeys
+from specdec.kernels.gumbel import TARGET
+from specdec.kernels.move_slots import launch_move_slots, move_slots_ref
+from specdec.requests.row_start import RowStart
+from specdec.sizes import TreeShape
+from specdec.stepping.buffers import BufferSizes, StepBuffers
+from specdec.stepping.commit_tree import launch_walk_trees, walk_trees_ref
+from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
+from specdec.stepping.grow_tree import (
+    TreeLevel,
+    add_children_ref,
+    keep_nodes_ref,
+    launch_add_children,
+    launch_keep_nodes,
+)
+from specdec.stepping.state import RequestState
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+MAX_LEN = 150
+NUM_REQS = 5
+SHAPES = [
+    TreeShape(num_levels=3, top_k=3, num_nodes=7),
+    TreeShape(num_levels=2, top_k=4, num_nodes=16),
+    TreeShape(num_levels=4, top_k=2, num_nodes=3),
+    TreeShape(num_levels=1, top_k=5, num_nodes=2),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    torch.manual_seed(0)
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def shape(request):
+    return request.param
+
+
+def make(device, shape):
+    """5 batch slots, the fourth of which is padding; poison where nothing is written."""
+    sizes = BufferSizes(
+        max_tokens=128,
+        max_reqs=6,
+        num_speculative_tokens=shape.max_depth,
+        hidden_size=8,
+        aux_width=0,
+        draft_hidden_size=8,
+        tree=shape,
+        num_kv_blocks=40,
+    )
+    buffers = StepBuffers(sizes, torch.float32, device)
+    state = RequestState(6, shape.num_nodes, 3, 99, device, is_tree=True, vocab_size=5)
+    for tensor in buffers.tensors().values():
+        tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
+    lengths = (5, 63, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
+    for row, length in enumerate(lengths):
+        own = 1 if row == 2 else shape.num_levels
+        state.assign(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own))
+        state.num_computed_tokens[row] = length
+        tokens, parents, depths = random_tree(shape, row)
+        state.draft_tokens[row] = torch.tensor(tokens)
+        state.draft_parents[row] = torch.tensor(parents)
+        state.draft_depths[row] = torch.tensor(depths)
+    for nodes in (state.draft_tokens, state.draft_parents, state.draft_depths):
+        nodes[-1] = 10**6  # what padding has left
+    state.num_computed_tokens[-1] = 10**6
+    state.last_sampled_tokens.copy_(torch.arange(7) + 100)
+    buffers.idx_mapping[:NUM_REQS] = torch.tensor([4, 0, 2, -1, 3], device=device)
+    return buffers, state
+
+
+def random_tree(shape, seed):
+    """Tokens that siblings do not share, parents and depths."""
+    rng = random.Random(seed)
+    parents, depths = [], [0]
+    for _ in range(shape.num_nodes):
+        parent = rng.choice([i for i, depth in enumerate(depths) if depth < shape.max_depth])
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    tokens = [parents[:i].count(parent) for i, parent in enumerate(parents)]
+    return tokens, parents, depths[1:]
+
+
+def assert_same(ours, theirs):
+    """Buffers and state rows are equal, scores nearly; the scratch row does not count."""
+    for (name, a), b in zip(ours[0].tensors().items(), theirs[0].tensors().values(), strict=True):
+        if name != "tree_rows":
+            assert torch.allclose(a.nan_to_num(9e9), b.nan_to_num(9e9), 0, 1e-5), name
+    names = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens")
+    for name in (*names, "draft_parents", "draft_depths"):
+        assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
+    histories = [each[1].sampling.history[:-1] for each in (ours, theirs)]
+    assert torch.equal(*histories)
+
+
+def test_fill_tree(device, shape):
+    ours = make(device, shape)
+    theirs = copy.deepcopy(ours)
+    launch_fill_tree(*ours, NUM_REQS, MAX_LEN)
+    fill_tree_ref(*theirs, NUM_REQS, MAX_LEN)
+    assert_same(ours, theirs)
+    N = shape.num_nodes + 1
+    assert ours[0].num_valid[:NUM_REQS].tolist()[3] == 0
+    assert ours[0].num_valid[0] == 1  # at the end of the context there is room for the root alone
+    assert ours[0].num_valid[1] == N
+    rows = ours[0].tree.path_rows[: NUM_REQS * N]
+    slots = ours[0].tree.path_slots[: NUM_REQS * N]
+    is_real = ours[0].slot_mapping[: NUM_REQS * N] >= 0
+    own = rows.gather(1, (rows >= 0).sum(dim=1, keepdim=True) - 1)[:, 0]
+    own_slots = slots.gather(1, (rows >= 0).sum(dim=1, keepdim=True) - 1)[:, 0]
+    assert own[is_real].tolist() == is_real.nonzero()[:, 0].tolist()
+    assert torch.equal(own_slots[is_real], ours[0].slot_mapping[: NUM_REQS * N][is_real])
+
+
+def assert_history(buffers, state, has_words):
+    """Accepted tokens and no others, where they are in the text."""
+    expected = torch.zeros_like(state.sampling.history)
+    for b, row in enumerate(buffers.idx_mapping[:NUM_REQS].tolist()):
+        count = int(buffers.num_accepted[b])
+        end = int(state.num_computed_tokens[row])
+        if row >= 0 and has_words:
+            expected[row, end - count : end] = buffers.sampled_tokens[b, :count]
+    assert torch.equal(state.sampling.history[:-1], expected[:-1])
+
+
+@pytest.mark.parametrize("has_words", [False, True])
+def test_walk_trees(device, shape, has_words):
+    N = shape.num_nodes + 1
+    accepted = set()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ours = make(device, shape)
+        fill_tree_ref(*ours, NUM_REQS, MAX_LEN)
+        targets = torch.randint(0, 2, (NUM_REQS * N,))
+        targets[torch.rand(len(targets)) < 0.1] = -2  # a marker
+        ours[0].target_tokens[: NUM_REQS * N] = targets
+        theirs = copy.deepcopy(ours)
+        launch_walk_trees(*ours, NUM_REQS, has_words)
+        walk_trees_ref(*theirs, NUM_REQS, has_words)
+        assert_same(ours, theirs)
+        assert_history(*ours, has_words)
+        accepted |= set(ours[0].num_accepted[:NUM_REQS].tolist())
+    assert len(accepted) > 1
+
+
+GROWN = [
+    (SHAPES[0], 70, True, True),
+    (SHAPES[1], 33, False, False),
+    (SHAPES[2], 33, False, True),
+    (SHAPES[3], 70, True, False),
+]
+
+
+@pytest.mark.parametrize(
+    "shape, width, has_d2t, is_sampled",
+    [
+        *GROWN,
+        *(
+            pytest.param(shape, 2100, has_d2t, not has_d2t, marks=pytest.mark.slow)
+            for shape in SHAPES
+            for has_d2t in (True, False)
+        ),
+    ],
+    ids=str,
+)
+def test_grow_tree(device, shape, width, has_d2t, is_sampled):
+    ours = make(device, shape)
+    ours[0].sample_mapping[:NUM_REQS] = ours[0].idx_mapping[:NUM_REQS]
+    theirs = copy.deepcopy(ours)
+    d2t = torch.randperm(2 * width, device=device)[:width] if has_d2t else None
+    for level in range(shape.num_levels):
+        both = [
+            TreeLevel(buffers=b, state=s, level=level, d2t_W=d2t, max_model_len=MAX_LEN)
+            for b, s in (ours, theirs)
+        ]
+        P = both[0].rows_per_req
+        logits = 3 * torch.randn(NUM_REQS * P, width, device=device)
+        logits[0] = -torch.inf  # no choice
+        logits[P, :-2] = -torch.inf  # fewer than top_k
+        logits[2 * P] = logits[2 * P].round()  # ties
+        perturbation = drawn(logits, P, level, d2t) if is_sampled else None
+        launch_add_children(logits, NUM_REQS, both[0], perturbation)
+        add_children_ref(logits, NUM_REQS, both[1], perturbation)
+        assert_same(ours, theirs)
+        # equal to the bit, so that no tie is broken otherwise
+        ours[0].tree.scores.copy_(theirs[0].tree.scores)
+    launch_keep_nodes(NUM_REQS, both[0])
+    keep_nodes_ref(NUM_REQS, both[1])
+    assert_same(ours, theirs)
+    assert (ours[1].draft_depths[:5].amax(dim=1) <= shape.max_depth).all()
+
+
+def drawn(logits, rows_per_req, level, d2t):
+    """Of greedy and sampled requests, with and without a floor."""
+    device = logits.device
+    temperature = torch.tensor([0.7, 0.0, 1.0, 0.0, 1.3], device=device)
+    floor = torch.tensor([-torch.inf, 1e9, 1.0, 0.0, -2.0], device=device)
+    X = len(logits)
+    keys = NoiseKeys(
+        temperatures=temperature.repeat_interleave(rows_per_req),
+        seeds=torch.arange(NUM_REQS, device=device).repeat_interleave(rows_per_req)[:, None]
+        * torch.tensor([[3, 5]], device=device),
+        positions=torch.full((X,), 9 + level, device=device),
+        epochs=torch.zeros(X, dtype=torch.int64, device=device),
+        stream=TARGET,
+        token_ids=d2t,
+    )
+    return Perturbation(floor.repeat_interleave(rows_per_req), keys)
+
+
+@pytest.mark.parametrize("G, C", [(2, 16), (3, 64)])
+def test_move_slots(device, G, C):
+    ours = torch.randn(3, 2, 7, G, 64, C, device=device)
+    theirs, before = ours.clone(), ours.clone()
+    source = torch.tensor([5 * 64 + 3, -1, 5 * 64, 4 * 64 + 63, 300], device=device)
+    target = torch.tensor([0, 17, 64 + 63, 2 * 64 + 1, -1], device=device)
+    launch_move_slots(ours, source, target)
+    move_slots_ref(theirs, source, target)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours[:, :, 1, :, 63], before[:, :, 5, :, 0])
+    assert (ours != before).any(dim=(0, 1, 3, 5)).sum() == 3

@@ -1,0 +1,93 @@
+"""Options of draft trees: bounds and what does not go together, by name; the shape they ask for."""
+
+import pytest
+
+from specdec import SpeculativeConfig
+from specdec.config import EngineConfig
+from specdec.sizes import EngineSizes, TreeShape
+from specdec.start.sizing import largest_sizes
+from specdec.start.speculation import Drafting, drafting_of
+from tests.weights.tiny import eagle3_config, tiny_target
+
+
+def config(**values):
+    return SpeculativeConfig("demo", **values)
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"top_k": 0}, "top_k=0: give an integer from 1 to 16"),
+        ({"top_k": 17}, "top_k=17"),
+        ({"top_k": True}, "top_k=True"),
+        ({"top_k": 2, "num_draft_tokens": 64}, "num_draft_tokens=64: give an integer from 0 to 63"),
+        ({"top_k": 2, "num_draft_tokens": 0}, "num_draft_tokens=0: of a tree .* 1 to 10 nodes"),
+        (
+            {"top_k": 3, "num_speculative_tokens": 2, "num_draft_tokens": 13},
+            "num_draft_tokens=13: of a tree of num_speculative_tokens=2 levels with top_k=3 1 to",
+        ),
+        (
+            {"top_k": 2, "num_speculative_tokens": "auto"},
+            "num_speculative_tokens='auto' with top_k",
+        ),
+        ({"top_k": 2, "num_speculative_tokens": 0}, "num_speculative_tokens=0 with top_k=2"),
+        ({"top_k": 2, "adaptive": True}, "top_k=2 with adaptive=True: .* leave one of them out"),
+        ({"top_k": 2, "acceptance": "rejection"}, "top_k=2 with acceptance='rejection'"),
+        ({"top_k": 2, "acceptance": "block"}, "top_k=2 with acceptance='block'"),
+        (
+            {"num_speculative_tokens": 5, "num_draft_tokens": 7},
+            "num_draft_tokens=7 with top_k=1: a chain has num_speculative_tokens=5 drafts",
+        ),
+        (
+            {"num_speculative_tokens": "auto", "num_draft_tokens": 7},
+            "num_draft_tokens=7 with top_k=1",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(values, words):
+    with pytest.raises(ValueError, match=words):
+        config(**values)
+
+
+def test_one_child_a_node_is_the_chain():
+    chain = drafting_of(config(num_speculative_tokens=5, top_k=1, num_draft_tokens=5), True)
+    assert chain == drafting_of(config(num_speculative_tokens=5), True) == Drafting(5)
+
+
+def test_a_tree_has_as_many_nodes_as_levels_unless_told_otherwise():
+    plain = drafting_of(config(num_speculative_tokens=5, top_k=4), has_graphs=True)
+    assert plain.tree == TreeShape(num_levels=5, top_k=4, num_nodes=5)
+    wide = drafting_of(config(num_speculative_tokens=5, top_k=4, num_draft_tokens=15), True)
+    assert wide.tree == TreeShape(num_levels=5, top_k=4, num_nodes=15)
+    assert (wide.num_tokens, wide.is_adaptive) == (5, False)
+
+
+def test_sizes_count_nodes_paths_and_scratch_blocks():
+    def sizes(tree, levels):
+        return EngineSizes(
+            max_model_len=64,
+            max_num_seqs=10,
+            max_num_batched_tokens=8,
+            num_kv_blocks=4,
+            num_speculative_tokens=levels,
+            tree=tree,
+        )
+
+    tree = TreeShape(num_levels=6, top_k=4, num_nodes=15)
+    assert (tree.num_candidates, tree.num_draft_rows) == (4 + 5 * 16, 20)
+    found = sizes(tree, 6)
+    assert (found.query_len, found.path_len, found.max_verify_rows) == (16, 7, 160)
+    assert (found.num_tree_blocks, found.num_draft_tree_blocks) == (3, 4)
+    small = TreeShape(num_levels=6, top_k=4, num_nodes=3)
+    assert (sizes(small, 6).query_len, sizes(small, 6).path_len) == (4, 4)
+    chain = sizes(None, 6)
+    assert (chain.query_len, chain.path_len, chain.num_tree_blocks) == (7, 7, 0)
+
+
+def test_a_draft_must_know_as_many_tokens_as_a_node_has_children():
+    target = tiny_target()
+    eagle = eagle3_config(target, draft_vocab_size=5)
+    options = EngineConfig(max_model_len=32)
+    largest_sizes(options, drafting_of(config(top_k=5), True), target.config, eagle)
+    with pytest.raises(ValueError, match="6 children of each node, but the draft knows 5 tokens"):
+        largest_sizes(options, drafting_of(config(top_k=6), True), target.config, eagle)

@@ -138,8 +138,8 @@ def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Ste
     shapes = runner.graphs.shapes
     fewest = {rows: count for count, rows in reversed(shapes)}  # ascending by both
     chosen = [*fewest.items(), *((rows, count) for count, rows in shapes if count == most)]
-    for rows, count in chosen:
-        yield _shared_round(runner, count, rows, flags)
+    for rows, count in chosen:  # a shape may have more slots than rows
+        yield _shared_round(runner, min(count, rows), rows, flags)
     if shapes:
         yield runner.step_of([-1], (), runner.sizes.max_model_len, flags, 1, num_levels=0)
 

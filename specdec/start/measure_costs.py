@@ -116,7 +116,7 @@ def _rounds(runner: Runner) -> Iterator[Step]:
     if runner.sizes.is_adaptive:  # the most requests for each number of rows
         requests = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
         for rows in _of_classes(sorted(requests)):
-            yield _round(runner, [-1] * requests[rows], 1, rows)
+            yield _round(runner, [-1] * min(requests[rows], rows), 1, rows)
         return
     Q = runner.sizes.query_len
     for rows in _of_classes([n * Q for n in runner.graphs.target.decode.sizes.requests]):

@@ -19,11 +19,14 @@ def test_a_few_sizes_stand_for_many():
     assert _spread([8, 16], 6) == [8, 16]
 
 
-def test_costs_of_steps_are_told_apart_by_rows_and_levels(monkeypatch):
+@pytest.mark.parametrize("count, most_rows", [(20, 180), (256, 512)])
+def test_costs_of_steps_are_told_apart_by_rows_and_levels(monkeypatch, count, most_rows):
     """A step of N rows takes N ms, a level 0.5 ms more by request, a plain one 0.25 ms less."""
     with rows_are_shared():
         draft = {"model": "demo", "num_speculative_tokens": "auto"}
-        runner = LLM("demo", draft, max_num_seqs=20, max_model_len=64, device="cpu").engine.runner
+        runner = LLM(
+            "demo", draft, max_num_seqs=count, max_model_len=64, device="cpu"
+        ).engine.runner
 
     def ms(_, step):
         if step.num_levels == 0:
@@ -35,18 +38,18 @@ def test_costs_of_steps_are_told_apart_by_rows_and_levels(monkeypatch):
     monkeypatch.setattr(measure_costs, "_ms_per_pair", lambda _: 0.0)
     steps = measure_costs.measure_costs(runner)
     costs = measure_costs.measure_round_costs(runner, steps)
-    rows = [count for count, _ in costs.verify]
-    classes = [row_class(count) for count in rows]
+    rows = [n for n, _ in costs.verify]
+    classes = [row_class(n) for n in rows]
     assert classes == sorted(set(classes))
-    captured = {count for _, count in runner.graphs.shapes}
+    captured = {n for _, n in runner.graphs.shapes}
     assert set(rows) <= captured
-    assert {row_class(count) for count in captured} == set(classes)
-    assert rows[-1] == 180
-    assert all(ms == count for count, ms in (*costs.verify, *costs.mixed))
+    assert {row_class(n) for n in captured} == set(classes)
+    assert rows[-1] == most_rows
+    assert all(ms == n for n, ms in (*costs.verify, *costs.mixed))
     assert (costs.verify, costs.mixed) == (steps.rounds, steps.mixed)
-    assert all(ms == 0.5 * count for count, ms in costs.level)
-    assert all(ms == count - 0.25 for count, ms in costs.plain)
-    assert costs.plain[-1][0] == costs.level[-1][0] == 20
+    assert all(ms == 0.5 * n for n, ms in costs.level)
+    assert all(ms == n - 0.25 for n, ms in costs.plain)
+    assert costs.plain[-1][0] == costs.level[-1][0] == count
     assert costs.ms_per_key == 0.5
 
 

@@ -152,6 +152,8 @@ def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -
 def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     """Rows that verify and ends of prompts together make any number of decided rows."""
     sizes = runner.sizes
+    if sizes.max_num_seqs == 1:  # which verifies or begins
+        return
     if sizes.is_adaptive:  # any share of the rows and any number of prompts that end
         most = sizes.max_model_len
         decided = min(sizes.max_verify_rows + sizes.max_num_seqs - 1, sizes.max_num_rows)

@@ -201,11 +201,15 @@ def test_steps_compiled_ahead_fit_into_the_buffers_of_an_engine_with_tiny_chunks
     assert max(mixed_steps(runner, GREEDY)) <= sizes.max_num_rows == 13
 
 
-def test_an_engine_of_many_requests_makes_every_step_that_is_compiled_ahead():
+@pytest.mark.parametrize("count, found", [(1, {1}), (256, {1, 192, 256})])
+def test_an_adaptive_engine_can_make_every_step_that_is_compiled_ahead(count, found):
     with rows_are_shared():
         draft = {"model": "demo", "num_speculative_tokens": "auto"}
-        llm = LLM("demo", draft, max_num_seqs=256, max_model_len=64, device="cpu")
+        llm = LLM("demo", draft, max_num_seqs=count, max_model_len=64, device="cpu")
     runner = llm.engine.runner
-    assert any(requests > rows for requests, rows in runner.graphs.shapes)
+    shapes = runner.graphs.shapes
+    assert any(requests > rows for requests, rows in shapes) == (count == 256)
     steps = [*forwards(runner), *samplings(runner)]
-    assert {step.num_reqs for step in steps} >= {1, 192, 256}
+    assert {step.num_reqs for step in steps} >= found
+    assert max(step.num_reqs for step in steps) == count
+    assert max(step.num_tokens for step in steps) <= runner.sizes.max_num_rows

@@ -4,7 +4,7 @@ Where the query tiles of a launch fill the GPU, a program walks all keys of its 
 if the position of its last row is `alone_keys` or more, whatever the others have. Programs leave
 long slots out; a kernel after them shares their splits, and one after that adds them up. Both look
 at the last positions of all slots and end at once where none is long. Partial results have room for
-the rows of the first `most` long slots: the programs of later ones walk alone after all.
+the rows of `most` long slots; where more are long, they fill the GPU, and all of them walk alone.
 
 slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the longest)
 """
@@ -17,14 +17,13 @@ from specdec.kernels.query_tiles import load_queries, rows_of_slot, tile_of
 
 
 @jit
-def is_shared(b, slots, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
-    """Whether slot b, whose rows end before row_end, is among the first long ones."""
+def is_shared(slots, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
+    """Whether slot b, whose rows end before row_end, is long, and so few are that they share."""
     positions_ptr, _, _, _ = slots
     found = tl.load(positions_ptr + row_end - 1) >= alone_keys
     if found:  # else the others need not be looked at
-        last = last_positions(slots, IS_UNIFORM, SLOTS)
-        is_before = (tl.arange(0, SLOTS) < b) & (last >= alone_keys)
-        found = tl.sum(is_before.to(tl.int32), axis=0) < most
+        is_long = last_positions(slots, IS_UNIFORM, SLOTS) >= alone_keys
+        found = tl.sum(is_long.to(tl.int32), axis=0) <= most
     return found
 
 
@@ -38,11 +37,11 @@ def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
 
 
 @jit
-def first_long(last, alone_keys, most):
-    """Which slots are the first long ones, and the place of each among them. [SLOTS]"""
+def shared_slots(last, alone_keys, most):
+    """Which slots are long and share, and the place of each among them. [SLOTS]"""
     is_long = (last >= alone_keys).to(tl.int32)
-    place = tl.cumsum(is_long, axis=0) - 1
-    return (is_long > 0) & (place < most), place
+    is_few = tl.sum(is_long, axis=0) <= most
+    return (is_long > 0) & is_few, tl.cumsum(is_long, axis=0) - 1
 
 
 @jit(
@@ -94,15 +93,15 @@ def _share_long_kernel(
     if tl.max(last_of_slots, axis=0) < alone_keys:
         return
     memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
-    is_first, place = first_long(last_of_slots, alone_keys, most)
-    splits = tl.where(is_first, split_of(last_of_slots) + 1, 0).to(tl.int32)
+    is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
+    splits = tl.where(is_shared_slot, split_of(last_of_slots) + 1, 0).to(tl.int32)
     ends = tl.cumsum(splits * (tiles * G), axis=0)
     # each takes its items of all splits, query tiles and kv heads
     for item in range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
         is_before = ends <= item
         b = tl.sum(is_before.to(tl.int32), axis=0)
         at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
-        rank = tl.max(tl.where(is_before & is_first, place + 1, 0), axis=0)
+        rank = tl.max(tl.where(is_before & is_shared_slot, place + 1, 0), axis=0)
         split = at // (tiles * G)
         tile = at // G % tiles
         g = at % G
@@ -146,12 +145,12 @@ def _combine_long_kernel(
     last_of_slots = last_positions((positions_ptr, starts_ptr, B, query_len), IS_UNIFORM, SLOTS)
     if tl.max(last_of_slots, axis=0) < alone_keys:
         return
-    is_first, place = first_long(last_of_slots, alone_keys, most)
-    num_items = tl.sum(is_first.to(tl.int32), axis=0) * query_len * G
+    is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
+    num_items = tl.sum(is_shared_slot.to(tl.int32), axis=0) * query_len * G
     # each takes its items of all rows and kv heads
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         part_row = item // G
-        is_here = is_first & (place == part_row // query_len)
+        is_here = is_shared_slot & (place == part_row // query_len)
         b = tl.max(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
         start, end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
         t = (start + part_row % query_len).to(tl.int64)

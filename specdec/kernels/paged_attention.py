@@ -59,7 +59,7 @@ PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
 # A slot with more is long: where the query tiles fill the GPU, other programs share its splits.
 # None: no slot is long, and no kernel looks for one.
 ALONE_KEYS: int | None = 4096
-HELPERS = 528  # programs that share the splits of long slots
+HELPERS = 264  # programs that share the splits of long slots: two a multiprocessor
 COMBINERS = 264  # programs that add up what they leave
 MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 # measured on an H200
@@ -533,7 +533,7 @@ def _paged_attention_kernel(
     if row_start + tile * TOKENS >= row_end:
         return
     if IS_HELPED:  # noqa: SIM102  # what is compiled
-        if is_shared(b, slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS):
+        if is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS):
             return
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS

@@ -41,7 +41,12 @@ def steady(
     room = (num_rounds + WARMUP + 1) * engine.runner.sizes.query_len
     values = {"temperature": 0.0, **sampling, "max_tokens": room, "ignore_eos": True}
     params = from_mapping(SamplingParams, values)
-    requests = start(engine, [(prompt, params) for prompt in prompts])
+    scheduler = engine.scheduler
+    budget, scheduler.budget = scheduler.budget, None  # or the first would end before the last runs
+    try:
+        requests = start(engine, [(prompt, params) for prompt in prompts])
+    finally:
+        scheduler.budget = budget
     engine.drain()
     for request in requests:
         engine.runner.grow(engine.scheduler.reserve(request))

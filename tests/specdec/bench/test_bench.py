@@ -30,6 +30,7 @@ from specdec.bench.serving import first_difference
 from specdec.bench.timing import Spread, wrapped
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
+from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.step import PHASES
 from specdec.stepping import propose
 
@@ -565,3 +566,17 @@ def test_an_engine_is_not_compared_with_itself(pair):
     with pytest.raises(RuntimeError, match="tokens drafted"):
         list(zeros.compared(ways, bench, 1))
     pair.drop(spec)
+
+
+def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
+    """With 64 rows for each step the first request would end long before the last prompt."""
+    spec = EngineSpec(num_speculative_tokens=2, max_num_seqs=6, max_model_len=512)
+    engine = pair.engine(spec)
+    slow = StepCosts(rounds=((64, 1.0),), mixed=((64, 9.0), (128, 18.0)))
+    engine.scheduler.budget = PromptBudget(costs=slow, slowdown=1.0)
+    engine.scheduler.sizes = replace(engine.scheduler.sizes, max_num_batched_tokens=400)
+    prompts = [list(range(3 + i, 403 + i)) for i in range(6)]
+    with steady(engine, prompts, 2) as rounds:
+        rounds.run()
+        assert len(engine.scheduler.running) == 6
+    assert engine.scheduler.budget is not None

@@ -26,7 +26,7 @@ def main() -> None:
     print(f"{'draft':<16}{'K':>3}{'tokens per round':>18}{'accepted of drafted':>21}")
     for draft in args.draft or ["demo/eagle3", "demo/eagle1"]:
         for K in (1, 3, 5):
-            llm = LLM(args.target, {"model": draft, "num_speculative_tokens": K})
+            llm = LLM(args.target, {"model": draft, "num_speculative_tokens": K, "adaptive": False})
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)
             stats = LLM.run_stats(outputs)
             texts.add(tuple(output.outputs[0].text for output in outputs))

@@ -57,7 +57,11 @@ def mean_length(
 ) -> float:
     """Over all rounds of all prompts; request i has seed i."""
     is_argmax = rule == "argmax draft"
-    speculation = {"model": given.draft, "num_speculative_tokens": given.num_speculative_tokens}
+    speculation = {
+        "model": given.draft,
+        "num_speculative_tokens": given.num_speculative_tokens,
+        "adaptive": False,
+    }
     speculation["acceptance"] = "exact" if is_argmax else rule
     llm = LLM("demo", speculation, device="cpu", max_num_seqs=24, max_model_len=512)
     if is_argmax:

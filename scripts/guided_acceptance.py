@@ -95,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
     K = given.num_speculative_tokens
     names = given.schemas
-    speculation = {"model": given.draft, "num_speculative_tokens": K}
+    speculation = {"model": given.draft, "num_speculative_tokens": K, "adaptive": False}
     llm = LLM("demo", speculation, device="cpu", max_num_seqs=24, max_model_len=512)
     texts = {name: forced_positions(llm, *written(llm, name, given.max_tokens)) for name in names}
     positions = list(chain.from_iterable(texts.values()))

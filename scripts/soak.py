@@ -56,7 +56,7 @@ def rows_are_shared(costs: RoundCosts = ROUND_COSTS) -> Iterator[None]:
     """In the body an engine on a CPU, too, shares rows out, by costs that nobody measured."""
     kept = load.drafting_of, load.measure_round_costs
     load.drafting_of = lambda speculation, _: drafting_of(speculation, has_graphs=True)
-    load.measure_round_costs = lambda _: costs
+    load.measure_round_costs = lambda *_: costs
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ class Alone:
     """Every request by itself, op by op: without a draft, and with one."""
 
     def __init__(self, device: str) -> None:
-        draft = {"model": "demo", "num_speculative_tokens": MAX_K}
+        draft = {"model": "demo", "num_speculative_tokens": MAX_K, "adaptive": False}
         sizes = {"max_num_seqs": 1, "max_model_len": MAX_MODEL_LEN, "enforce_eager": True}
         self._plain, self._drafting = (
             LLM("demo", each, device=device, enable_prefix_caching=False, **sizes)
@@ -210,10 +210,19 @@ def faults_of(
     if ours.stats.num_preemptions == 0 and not has_other_drafts:
         pairs["drafts"] = ours.stats.rounds, drafting.stats.rounds
     for name, (found, expected) in pairs.items():
-        if found != (expected if whole else expected[: len(found)]):
-            yield f"{name} differ"
+        expected = expected if whole else expected[: len(found)]
+        if found != expected:
+            yield f"{name} differ: {_first_difference(found, expected)}"
     if whole and (ours.text(), ours.finish) != (plain.text(), plain.finish):
         yield "text or end differ"
+
+
+def _first_difference(found: Sequence[object], expected: Sequence[object]) -> str:
+    both = zip(found, expected, strict=False)
+    ends = f"{len(found)} and {len(expected)} of them"
+    return next(
+        (f"{i}: {one} and {other}" for i, (one, other) in enumerate(both) if one != other), ends
+    )
 
 
 def count_faults(plan: Plan, sample: Request) -> Iterator[str]:

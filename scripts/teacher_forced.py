@@ -63,7 +63,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def emitted(given: argparse.Namespace, prompts: Sequence[list[int]], dtype: str) -> list[list[int]]:
     """What the engine generates after each prompt."""
-    speculation = {"model": given.draft, "num_speculative_tokens": given.num_speculative_tokens}
+    speculation = {
+        "model": given.draft,
+        "num_speculative_tokens": given.num_speculative_tokens,
+        "adaptive": False,
+    }
     sizes = {"max_num_seqs": 24, "max_model_len": 512}
     llm = LLM(given.target, speculation, device=given.device, dtype=dtype, **sizes)
     params = SamplingParams(temperature=0.0, max_tokens=given.max_tokens, ignore_eos=True)

@@ -1,10 +1,11 @@
-"""Which query tiles serve prompts fastest, and does each give the bits of today's?
+"""Which query tiles or kernel serve prompts fastest, and does each give the bits of today's?
 
     python -m scripts.tune_attention --json FILE                # under a minute on one GPU
     python -m scripts.tune_attention --lengths 4096 --heads 28 --kv-heads 4
 
 One prompt in one chunk, one layer. Prints a table and a last line of JSON; exit code 1 if a tile
-gives other bits. To choose one, put it into QUERY_TILES of specdec/kernels/paged_attention.py.
+gives other bits. To choose one, put it into QUERY_TILES of specdec/kernels/paged_attention.py;
+PROMPT_MORE_THAN there says from how many rows on prompt_attention.py serves.
 """
 
 import argparse
@@ -20,18 +21,21 @@ from torch import Tensor
 
 from specdec.bench.report import Row, table, write_json
 from specdec.bench.timing import Clock
-from specdec.kernels import INTERPRET, paged_attention
+from specdec.kernels import INTERPRET, is_hopper, paged_attention
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import (
     PROMPT_TILES,
     QUERY_TILES,
+    Heads,
     QueryRows,
     QueryTile,
     launch_paged_attention,
+    query_tile,
 )
+from specdec.kernels.prompt_attention import is_fit
 from specdec.sizes import BLOCK_SIZE
 
-TILES = (QUERY_TILES[-1], *PROMPT_TILES)
+PROMPT_KERNEL = None  # as a tile: prompt_attention.py
 
 
 def parse_args() -> argparse.Namespace:
@@ -76,13 +80,18 @@ def prompt(args: argparse.Namespace, T: int) -> tuple[Tensor, Tensor, QueryRows]
 def measure(args: argparse.Namespace, T: int) -> Iterator[Row]:
     """Today's tile first, then the others, then torch's own attention of contiguous keys."""
     q, cache, rows = prompt(args, T)
+    group = args.heads // args.kv_heads
+    heads = Heads(group, args.kv_heads, args.head_dim, q.element_size())
+    tiles = [query_tile(T * group, heads), *PROMPT_TILES]
+    if is_hopper(torch.device(args.device)) and is_fit(group, BLOCK_SIZE, args.head_dim, q.dtype):
+        tiles.append(PROMPT_KERNEL)
     device = torch.device(args.device)
     clock = Clock(device)
     with compiling_ahead(device) if device.type == "cuda" else nullcontext():
-        for tile in TILES:
+        for tile in tiles:
             call_with(tile, q, torch.empty_like(q), cache, rows)()
     expected = None
-    for tile in TILES:
+    for tile in tiles:
         out = torch.full_like(q, torch.nan)
         ms = clock.repeat(call_with(tile, q, out, cache, rows), args.repeats, 2).median
         expected = out if expected is None else expected
@@ -95,19 +104,23 @@ def measure(args: argparse.Namespace, T: int) -> Iterator[Row]:
 
 
 def call_with(
-    tile: QueryTile, q: Tensor, out: Tensor, cache: Tensor, rows: QueryRows
+    tile: QueryTile | None, q: Tensor, out: Tensor, cache: Tensor, rows: QueryRows
 ) -> Callable[[], None]:
     """Attention in this query tile."""
     rows.launches.clear()
+    more_than = 0 if tile is PROMPT_KERNEL else None
+    tiles = QUERY_TILES if tile is PROMPT_KERNEL else (tile._replace(more_than=0),)
 
     def call() -> None:
-        with patch.object(paged_attention, "QUERY_TILES", (QueryTile(0, *tile[1:]),)):
+        with patch.multiple(paged_attention, QUERY_TILES=tiles, PROMPT_MORE_THAN=more_than):
             launch_paged_attention(q, out, cache, rows)
 
     return call
 
 
-def row_of(T: int, tile: QueryTile, ms: float) -> Row:
+def row_of(T: int, tile: QueryTile | None, ms: float) -> Row:
+    if tile is PROMPT_KERNEL:
+        return {"prompt_tokens": T, "tile": "prompt_attention.py", "ms_per_layer": ms}
     masks = "no masks inside" if tile.skips_masks else "masks"
     name = f"{tile.rows} rows, {tile.num_warps} warps, {masks}"
     return {"prompt_tokens": T, "tile": name, "ms_per_layer": ms}

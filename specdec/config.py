@@ -73,13 +73,13 @@ GRAPH_MODES = {
 class SpeculativeConfig:
     """An EAGLE draft and how many tokens it proposes per round.
 
-    num_speculative_tokens: for each request; "auto": up to 8, as many as pay. adaptive: draft as
-    many as pay, up to num_speculative_tokens, and verify the most probable drafts of all requests;
-    None: with "auto" only. Both need graphs on a GPU and acceptance "exact"; elsewhere "auto" is 3
-    for each, and the log says why. Tokens depend on none of it.
+    num_speculative_tokens: the most for each request; "auto": 8. adaptive: draft as many as pay,
+    and verify the most probable drafts of all requests; False: num_speculative_tokens for each. To
+    be adaptive needs graphs on a GPU and acceptance "exact"; elsewhere the number is fixed, "auto"
+    is 3, and the log says why. Tokens depend on none of it.
     top_k: above 1 a tree is drafted, of num_speculative_tokens levels: the top_k best nodes of a
     level get top_k children each, and the num_draft_tokens most probable nodes of all levels are
-    verified. Such trees need acceptance "exact" and a fixed number of levels. With 1, a chain,
+    verified. It needs acceptance "exact", adaptive=False and a number of levels. With 1, a chain,
     num_draft_tokens is num_speculative_tokens, which is its default for a tree too.
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
@@ -90,13 +90,13 @@ class SpeculativeConfig:
     """
 
     model: str | Path
-    num_speculative_tokens: int | str = 3
+    num_speculative_tokens: int | str = AUTO
     method: str = "auto"
     acceptance: str = "exact"
     aux_layers: Sequence[int] | None = None
     revision: str | None = None
     draft_tensor_parallel_size: int = 1
-    adaptive: bool | None = None
+    adaptive: bool = True
     top_k: int = 1
     num_draft_tokens: int | None = None
 
@@ -114,7 +114,7 @@ class SpeculativeConfig:
                 )
         else:
             check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
-        check_choice("adaptive", self.adaptive, (None, False, True))
+        check_choice("adaptive", self.adaptive, (False, True))
         check_choice("method", self.method, METHODS)
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_layers(self.aux_layers)
@@ -142,7 +142,7 @@ class SpeculativeConfig:
             raise ValueError(f"{given}: trees are verified by 'exact' only: leave one of them out")
         if self.adaptive:
             given = f"top_k={k} with adaptive=True"
-            raise ValueError(f"{given}: the levels of a tree are fixed: leave one of them out")
+            raise ValueError(f"{given}: the levels of a tree are fixed: give adaptive=False")
         if not isinstance(levels, int) or levels == 0:
             given = f"num_speculative_tokens={levels!r} with top_k={k}"
             raise ValueError(f"{given}: a tree has fixed levels: give 1 to {MOST_DRAFTS} of them")
@@ -203,8 +203,8 @@ class EngineConfig:
 
     max_num_batched_tokens: of prompts in a step. max_prompt_slowdown: on a GPU, where the start
     measures what steps cost, prompts that ride in a step make it take at most this many times as
-    long as a step in which requests draft, which is how long running requests may wait; the first
-    prompt advances by 64 tokens in any case. A CPU has no such limit.
+    long as a step in which requests draft, which is how long running requests may wait; 64 tokens
+    of the first prompt ride in any case, and as many as arrive on average. A CPU has no such limit.
     gpu_memory_utilization: the share of a GPU's memory to use in all, 0.9 by default; num_kv_blocks
     overrides it, and is the only one of the two on a CPU. enforce_eager: capture no graphs.
     cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes: row counts to

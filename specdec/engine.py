@@ -176,6 +176,7 @@ class Engine:
             num_waiting=max(num_waiting, 0),
             cache_usage=usage,
             num_levels=self.runner.num_levels,
+            round_tokens={} if self.planner is None else self.planner.statistics.round_tokens,
         )
 
     def drain(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
-from specdec.kernels.paged_attention import workspace_size
+from specdec.kernels.paged_attention import Heads, most_slots, plan_launch, workspace_size
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
@@ -62,7 +62,8 @@ class Runner:
         self.graphs = GraphFamilies(graph_config or GraphConfig(), backend, sizes, has_draft)
         self.num_levels = 0  # of the draft, in all steps that were run
         self.calibration: Tensor | None = None  # see stepping/propose.py
-        self._workspace = _workspace(target, eagle, sizes, device)
+        self.heads = _heads(target, eagle, self._dtype)
+        self._workspace = _workspace(self.heads, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
@@ -263,20 +264,41 @@ class Runner:
         )
 
 
-def _workspace(
-    target: LoadedTarget, eagle: LoadedEagle | None, sizes: EngineSizes, device: torch.device
-) -> Tensor | None:
+def _heads(
+    target: LoadedTarget, eagle: LoadedEagle | None, dtype: torch.dtype
+) -> tuple[Heads, ...]:
+    """Of the target's attention, and the draft's."""
+    layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
+    return tuple(
+        Heads(
+            layer.num_heads // layer.num_kv_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            dtype.itemsize,
+        )
+        for layer in layers
+    )
+
+
+def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.device) -> Tensor | None:
     """Where attention keeps partial results, outside all graph pools: no two passes overlap."""
     if device.type != "cuda":
         return None
-    of_level = 1 if sizes.tree is None else sizes.tree.top_k
-    num_rows = max(sizes.max_verify_rows, sizes.max_num_seqs * of_level)
-    layers = [target.config.layer] + ([eagle.config.layer] if eagle is not None else [])
     wanted = [
-        workspace_size(num_rows, layer.num_heads, layer.head_dim, sizes.max_model_len)
-        for layer in layers
+        workspace_size(
+            _rows_in_parts(each, sizes), each.group * each.G, each.C, sizes.max_model_len
+        )
+        for each in heads
     ]
     return torch.empty(max(wanted), dtype=torch.float32, device=device)
+
+
+def _rows_in_parts(heads: Heads, sizes: EngineSizes) -> int:
+    """The most rows of a round that have partial results."""
+    widest = max(sizes.query_len, 1 if sizes.tree is None else sizes.tree.top_k)
+    plans = {Q: plan_launch(1, Q, heads) for Q in range(1, widest + 1)}
+    most = max(most_slots(plan.tiles, heads.G) * Q for Q, plan in plans.items())
+    return max(min(most, sizes.max_verify_rows), 1)
 
 
 def _buffer_sizes(

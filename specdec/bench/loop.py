@@ -24,6 +24,7 @@ from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
+from specdec.scheduling.row_planner import PlannerStatistics
 from specdec.start.speculation import Drafting
 
 GENERATIONS = 8  # of the window
@@ -57,6 +58,7 @@ def loop(bench: Bench) -> Iterator[Row]:
                 continue
             engine = bench.pair.engine(spec)
             for run in range(1, bench.options.repeats + 1):
+                before = planner_statistics(engine)
                 window = run_loop(engine, jobs(bench, batch, temperature), batch)
                 found = _compared(window.requests, temperature, plain) or _figures(window, batch)
                 yield (
@@ -67,7 +69,7 @@ def loop(bench: Bench) -> Iterator[Row]:
                         "run": run,
                     }
                     | found
-                    | planned(engine)
+                    | planned(engine, before)
                 )
         bench.pair.drop()
 
@@ -81,13 +83,14 @@ def ramp(bench: Bench) -> Iterator[Row]:
             engine = bench.pair.engine(_spec(bench, drafting))
             row: Row = {"num_speculative_tokens": K, "batch": max(bench.options.batches)}
             speeds = []
+            before = planner_statistics(engine)
             for _ in range(RAMPS):
                 speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), max(bench.options.batches))
                 speeds.append(speed)
                 row |= _compared(requests, 0.0, plain) or {}
             spread = Spread.of(speeds)
             figures = {"tokens_per_second": spread.median, "low": spread.low, "high": spread.high}
-            yield row if "refused" in row else row | figures | planned(engine)
+            yield row if "refused" in row else row | figures | planned(engine, before)
             bench.pair.drop()
 
 
@@ -215,11 +218,17 @@ def _compared(requests: Sequence[Request], temperature: float, plain: Outputs) -
     return None
 
 
-def planned(engine: Engine) -> Row:
-    """What an adaptive engine has chosen since its start, and how well it foresaw the outcome."""
-    if engine.planner is None:
+def planner_statistics(engine: Engine) -> PlannerStatistics | None:
+    """None where the number of drafts is fixed."""
+    return None if engine.planner is None else engine.planner.statistics
+
+
+def planned(engine: Engine, before: PlannerStatistics | None) -> Row:
+    """What an adaptive engine has chosen since `before`, and how well it foresaw the outcome."""
+    now = planner_statistics(engine)
+    if now is None or before is None:
         return {}
-    stats = engine.planner.statistics
+    stats = now.since(before)
     rounds = max(stats.num_rounds, 1)
     tokens = max(stats.predicted_tokens, 1.0)
     return {

@@ -19,7 +19,7 @@ from specdec.cli.headline import headline
 from specdec.cli.options import STANDARD_INPUT, read_input
 from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
-from specdec.config import SpeculativeConfig
+from specdec.config import AUTO, SpeculativeConfig
 from specdec.llm import LLM
 from specdec.options import EngineOptions
 from specdec.requests.deltas import Deltas
@@ -38,6 +38,7 @@ class TextOptions:
     target: str
     draft: str | None
     num_speculative_tokens: int | str | None
+    fixed_drafts: bool
     draft_top_k: int | None
     num_draft_tokens: int | None
     acceptance: str
@@ -120,6 +121,8 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     rule = f"--acceptance {options.acceptance}"
     if options.draft is None and K is not None and K != 0:
         raise ValueError(f"--num-speculative-tokens {K} without a draft: give --draft too")
+    if options.draft is None and options.fixed_drafts:
+        raise ValueError("--fixed-drafts without a draft: give --draft too")
     for name in ("draft_top_k", "num_draft_tokens"):
         value = getattr(options, name)
         if options.draft is None and value is not None:
@@ -148,13 +151,16 @@ def _speculation(options: TextOptions, draft: str) -> SpeculativeConfig:
     try:
         return SpeculativeConfig(
             draft,
-            3 if K is None else K,
+            AUTO if K is None else K,
             acceptance=options.acceptance,
+            adaptive=not options.fixed_drafts,
             top_k=1 if options.draft_top_k is None else options.draft_top_k,
             num_draft_tokens=options.num_draft_tokens,
         )
-    except ValueError as error:  # --top-k is another thing
-        raise ValueError(re.sub(r"\btop_k\b", "draft_top_k", str(error))) from error
+    except ValueError as error:
+        text = re.sub(r"\btop_k\b", "draft_top_k", str(error))  # --top-k is another thing
+        text = text.replace(" with adaptive=True", "")
+        raise ValueError(text.replace("adaptive=False", "--fixed-drafts")) from error
 
 
 def note_seed(seed: object, temperature: float) -> None:

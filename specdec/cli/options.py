@@ -89,9 +89,13 @@ NumSpeculativeTokens = Annotated[
         "-k",
         metavar="INTEGER|auto",
         callback=num_drafts,
-        show_default="3",
-        help="drafts per round, at most 32; auto: as many as pay",
+        show_default="auto",
+        help="most drafts per round, at most 32; auto: 8, or 3 on a CPU",
     ),
+]
+FixedDrafts = Annotated[
+    bool,
+    Option("--fixed-drafts", help="that many drafts in every round, not as many as pay"),
 ]
 DraftTopK = Annotated[
     int | None,

@@ -53,7 +53,7 @@ def run_verify(options: VerifyOptions) -> None:
             f"--num-speculative-tokens {options.num_speculative_tokens}: a draft that proposes "
             "nothing cannot be checked; give at least 1"
         )
-    speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens)
+    speculation = SpeculativeConfig(options.draft, options.num_speculative_tokens, adaptive=False)
     engine: EngineOptions = {"seed": options.seed, **options.engine}
     if "gpu_memory_utilization" not in engine:  # which sets the size of the cache too
         engine["num_kv_blocks"] = NUM_KV_BLOCKS

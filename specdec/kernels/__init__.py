@@ -23,6 +23,7 @@ __all__ = [
     "TensorDescriptor",
     "active_mode",
     "barrier",
+    "constexpr_function",
     "gl",
     "gluon_jit",
     "hopper",
@@ -30,6 +31,7 @@ __all__ = [
     "jit",
     "launch_options",
     "next_power_of_2",
+    "num_multiprocessors",
     "pick",
     "tl",
     "triton",
@@ -47,6 +49,7 @@ if HAS_TRITON:
     from triton.experimental.gluon.language.nvidia import hopper
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
+    from triton.runtime.jit import constexpr_function
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name in Triton 3.6
@@ -71,6 +74,10 @@ else:
     AsyncCompileMode, active_mode = None, None
     tl = gl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
     hopper, barrier = None, None
+
+    def constexpr_function(function):
+        """What kernels call as they are compiled."""
+        return function
 
 
 KERNEL_NAMES: set[str] = set()  # of every `jit` function, as its file is imported
@@ -126,6 +133,12 @@ def is_hopper(device: torch.device) -> bool:
 @cache
 def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Of a GPU: as many large programs run at a time."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def next_power_of_2(n: int) -> int:

@@ -20,22 +20,22 @@ def num_splits(num_keys: int) -> int:
     low = min(num_keys, 1024)
     middle = min(max(num_keys - 1024, 0), 7168)
     high = max(num_keys - 8192, 0)
-    return -(-low // 64) + -(-middle // 512) + -(-high // 2048)
+    return -(-low // 64) + -(-middle // 256) + -(-high // 512)
 
 
 @jit
 def split_start(split):
     """First key of a split; any number of splits."""
-    middle = 1024 + (split - 16) * 512
-    high = 8192 + (split - 30) * 2048
-    return tl.where(split < 16, split * 64, tl.where(split < 30, middle, high))
+    middle = 1024 + (split - 16) * 256
+    high = 8192 + (split - 44) * 512
+    return tl.where(split < 16, split * 64, tl.where(split < 44, middle, high))
 
 
 @jit
 def split_of(key):
     """The split that holds a key."""
-    middle = 16 + (key - 1024) // 512
-    high = 30 + (key - 8192) // 2048
+    middle = 16 + (key - 1024) // 256
+    high = 44 + (key - 8192) // 512
     return tl.where(key < 1024, key // 64, tl.where(key < 8192, middle, high))
 
 

@@ -6,19 +6,21 @@ depend on the other rows of the step, so neither does the row's result: a tile b
 position multiplies by 1 and adds 0. Values of keys beyond a tile's last row are read as 0, because
 0 x NaN is NaN and unwritten slots may hold anything.
 
-Splits are 64 keys up to position 1,024, then 512 up to 8,192, then 2,048: short contexts spread
-over the GPU, long ones leave few partial results. In a round of few requests programs share the
-splits of a query tile and a second kernel adds them up; in a prefill chunk, and where the query
-tiles alone fill the GPU, one program walks all splits and writes no partial result. Both use the
-same functions for a split and for adding one (attention_splits.py). Maxima are exact and totals
-come from the tensor cores like the values, so nothing depends on how a tile lies across threads: a
-row gets the same bits both ways. Query tiles have 16 or 32 rows; whether larger ones, which take
-wgmma, sum in the same order is what tests/specdec/kernels/test_query_tiles.py asks a GPU.
+Splits are 64 keys up to position 1,024, then 256 up to 8,192, then 512: short contexts spread over
+the GPU, long ones leave few partial results. In a round of few requests programs share the splits
+of a query tile and a second kernel adds them up (attention_parts.py); in a prefill chunk, and where
+the query tiles alone fill the GPU, one program walks all splits and writes no partial result. There
+a round has helpers beside: programs that share the splits of slots with far more keys than the
+others (long_slots.py). All use the same functions for a split and for adding one
+(attention_splits.py). Maxima are exact and totals come from the tensor cores like the values, so
+nothing depends on how a tile lies across threads: a row gets the same bits every way. That holds
+for query tiles of 64 rows and more too, which take wgmma: tests/specdec/kernels/test_query_tiles.py
+asks a GPU.
 
 Rows of a tree have their last keys in slots of their own: path_tails.py goes on with these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels.attention_parts import PARTS_AT_ONCE, _combine_kernel, store_part
 from specdec.kernels.attention_splits import (
     add_part,
     attend_split,
@@ -36,9 +39,9 @@ from specdec.kernels.attention_splits import (
     num_splits,
     split_of,
     split_start,
-    weigh,
 )
 from specdec.kernels.invariant import ROWS
+from specdec.kernels.long_slots import long_slots, place_of, rows_of_slot
 from specdec.kernels.overlap import begin
 from specdec.kernels.path_tails import (
     MIN_ROWS,
@@ -46,15 +49,18 @@ from specdec.kernels.path_tails import (
     _path_tails_kernel,
     path_tails_ref,
     paths_of_tiles,
-    store_part,
 )
+from specdec.kernels.prompt_attention import PromptAttention, is_fit
 from specdec.kernels.repeated import Repeated
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
-# this many warps fill a GPU without sharing; measured on an H200 over 16 to 128 requests, 1 to 6
-# rows, 300 and 2,048 keys
-MANY_WARPS = 1024
+# measured on an H200
+FULL = 256  # programs, query tiles x kv heads, that fill a GPU without sharing splits
+CROWD = 512  # programs from which on each has fewer warps: QueryTile.crowd_warps
+ALONE_KEYS = 2048  # of a slot that is never long, whatever the others are
+HELPERS = 528  # programs that share the splits of long slots
+MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,9 @@ class QueryRows:
     paths: Paths | None = None
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
-    launches: list[Repeated] = field(default_factory=list, init=False, compare=False, repr=False)
+    launches: list[Callable[..., None]] = field(
+        default_factory=list, init=False, compare=False, repr=False
+    )
 
     @property
     def num_rows(self) -> int:
@@ -116,64 +124,102 @@ def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRo
 
 
 def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: int) -> int:
-    """Elements for a round's weighted values, peak and total of each row, head and split."""
+    """Elements for the partial results of so many rows: values, peak and total of each split."""
     return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
 
 
 class QueryTile(NamedTuple):
     """The query rows of a program, and its warps.
 
-    more_than:   for passes whose longest batch slot has more query rows, tokens x heads of a group
-    skips_masks: tiles of keys that all rows see are not masked
+    more_than:    for passes whose longest batch slot has more query rows, tokens x heads of a group
+    skips_masks:  tiles of keys that all rows see are not masked
+    crowd_warps:  in launches of CROWD programs or more; 0 = num_warps
+    max_head_dim: only for types of 16 bits, and up to this head_dim; 0 = all
     """
 
     more_than: int
     rows: int
     num_warps: int
     skips_masks: bool = False
+    crowd_warps: int = 0
+    max_head_dim: int = 0
 
 
-# The only place that chooses tiles. Larger ones, for prompts, are compiled and compared by tests
-# and scripts/tune_attention.py, but not chosen yet.
-QUERY_TILES = (QueryTile(0, 16, 2), QueryTile(16, 32, 4))
+# The only place that chooses tiles. Tests and scripts/tune_attention.py compare them with others.
+QUERY_TILES = (
+    QueryTile(0, 16, 4, crowd_warps=2),
+    QueryTile(16, 32, 4),
+    QueryTile(32, 64, 4, skips_masks=True, max_head_dim=128),
+)
 PROMPT_TILES = tuple(
     QueryTile(1024, rows, num_warps, skips_masks)
     for rows, num_warps in ((64, 4), (64, 8), (128, 8))
     for skips_masks in (False, True)
 )
+# Batch slots with more query rows are prompt_attention.py's, where that can run. None: none are.
+PROMPT_MORE_THAN: int | None = None
 
 
-def query_tile(query_rows: int) -> QueryTile:
+class Heads(NamedTuple):
+    """group: query heads of each of the G kv heads."""
+
+    group: int
+    G: int
+    C: int
+    itemsize: int  # bytes of an element of queries and keys
+
+
+def query_tile(query_rows: int, heads: Heads) -> QueryTile:
     """The last of QUERY_TILES that is meant for this many query rows of a batch slot."""
-    return [tile for tile in QUERY_TILES if tile.more_than < query_rows][-1]
+    return [tile for tile in QUERY_TILES if _is_meant(tile, query_rows, heads)][-1]
+
+
+def _is_meant(tile: QueryTile, query_rows: int, heads: Heads) -> bool:
+    fits = tile.max_head_dim == 0 or (heads.itemsize == 2 and tile.max_head_dim >= heads.C)
+    return fits and tile.more_than < query_rows
 
 
 class Launch(NamedTuple):
-    """How the query rows of a pass are cut: `num_splits` is 1 where one program walks them all."""
+    """How the query rows of a pass are cut."""
 
     tile: QueryTile
+    num_warps: int
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
     tiles: int  # of a batch slot
     query_tiles: int  # of all batch slots
-    is_split: bool
-    num_splits: int
+    is_split: bool  # programs share the splits of each query tile; else one walks them all
+    num_long: int  # batch slots whose splits helpers may share, at most
+    slots: int  # batch slots that a helper looks at, at powers of 2
+
+    @property
+    def kind(self) -> tuple[QueryTile, int, bool, int]:
+        """Launches of one kind, for the same heads, take the same kernels."""
+        return self.tile, self.num_warps, self.is_split, self.slots
 
 
-def plan_launch(rows: QueryRows, group: int, G: int) -> Launch:
-    """group: query heads of each of the G kv heads."""
-    tile = query_tile(rows.max_query_len * group)
-    tokens = max(tile.rows // next_power_of_2(group), 1)
-    tiles = -(-rows.max_query_len // tokens)
-    query_tiles = len(rows.idx_mapping) * tiles
-    is_short = rows.max_query_len <= MAX_SPLIT_TOKENS or rows.paths is not None
-    is_split = is_short and query_tiles * G * tile.num_warps < MANY_WARPS
-    splits = num_splits(rows.max_seq_len) if is_split else 1
-    return Launch(tile, tokens, tiles, query_tiles, is_split, splits)
+def plan_launch(B: int, max_query_len: int, heads: Heads, has_paths: bool = False) -> Launch:
+    """Of B batch slots."""
+    tile = query_tile(max_query_len * heads.group, heads)
+    tokens = max(tile.rows // next_power_of_2(heads.group), 1)
+    tiles = -(-max_query_len // tokens)
+    programs = B * tiles * heads.G
+    is_round = max_query_len <= MAX_SPLIT_TOKENS
+    is_split = (is_round or has_paths) and programs < FULL
+    num_warps = tile.crowd_warps if tile.crowd_warps and programs >= CROWD else tile.num_warps
+    is_helped = is_round and not has_paths and not is_split
+    num_long = most_slots(tiles, heads.G) if is_helped else 0
+    slots = max(next_power_of_2(B), MIN_SLOTS) if num_long > 0 else 1
+    return Launch(tile, num_warps, tokens, tiles, B * tiles, is_split, num_long, slots)
+
+
+def most_slots(tiles: int, G: int) -> int:
+    """Batch slots of so many query tiles whose splits are shared: they do not fill the GPU."""
+    return (FULL - 1) // (tiles * G)
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
     if not rows.launches:
-        rows.launches.extend(_prepare(q_THC, cache, rows))
+        rows.launches.extend(_launches(q_THC, cache, rows))
     tensors = out_THC, q_THC, *cache.unbind()
     attend, *finish = rows.launches
     attend(*tensors)
@@ -181,66 +227,197 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
         each(*tensors if rows.paths is not None else (out_THC,))
 
 
+def takes_prompt_kernel(
+    rows: QueryRows, group: int, S: int, C: int, dtype: torch.dtype, has_wgmma: bool
+) -> bool:
+    """Whether prompt_attention.py serves a pass. Its bits are the same, so its size may decide."""
+    if PROMPT_MORE_THAN is None or rows.max_query_len <= MAX_SPLIT_TOKENS:
+        return False
+    is_large = rows.max_query_len * group > PROMPT_MORE_THAN
+    return is_large and has_wgmma and rows.paths is None and is_fit(group, S, C, dtype)
+
+
+def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
+    """The kernels of each layer of a pass, whichever serves it."""
+    _, _, G, S, C = cache.shape
+    group = q_THC.shape[1] // G
+    if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
+        return [*_prepare(q_THC, cache, rows)]
+    table = rows.block_table, rows.idx_mapping, rows.positions, rows.query_start_loc
+    return [PromptAttention(q_THC, cache, *table, rows.max_query_len)]
+
+
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     """The kernels of each layer of a pass."""
     _, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
-    T = rows.num_rows
-    plan = plan_launch(rows, H // G, G)
-    paths = rows.paths
-    # one program for all splits leaves two partial results to a kernel that goes on
-    NS = plan.num_splits if plan.is_split or paths is None else 2
-    # weighted values of the splits, then their peaks and totals
-    size = T * H * NS * (C + 2) if plan.is_split or paths is not None else 1
-    acc = rows.workspace
-    if acc is None or acc.numel() < size:
-        acc = torch.empty(size, dtype=torch.float32, device=q_THC.device)
-    stats = acc[T * H * NS * C :]
-    is_uniform = rows.query_start_loc is None
-    starts = rows.positions if rows.query_start_loc is None else rows.query_start_loc
-    # a request's rows and blocks
-    table = acc, stats, rows.block_table, rows.idx_mapping, rows.positions, starts
-    R, M = rows.block_table.shape
-    # times log2(e): the kernels take powers of 2
-    numbers = rows.max_query_len, R - 1, M, NS, C**-0.5 * 1.4426950408889634
+    B = len(rows.idx_mapping)
+    heads = Heads(H // G, G, C, q_THC.element_size())
+    plan = plan_launch(B, rows.max_query_len, heads, rows.paths is not None)
+    parts = _room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
     # the subtraction of the peak, and other bits than the same tile with one.
     options = {**launch_options(q_THC), "enable_fp_fusion": False}
     constants = {"H": H, "G": G, "S": S, "C": C, "PDL": options["PDL"]}
-    cut = {**constants, "IS_SPLIT": plan.is_split, "IS_UNIFORM": is_uniform}
-    heads = next_power_of_2(H // G)
-    attention = Repeated(
+    launches = [_attention_launch(rows, plan, parts, heads, constants, options)]
+    if rows.paths is not None:
+        launches.append(_tails_launch(rows, plan, parts, heads, constants, options))
+    elif plan.is_split or plan.num_long > 0:
+        launches.append(_combine_launch(rows, plan, parts, heads, constants, options))
+    return launches
+
+
+class Parts(NamedTuple):
+    """Room for partial results: of every row of a pass, or of the rows of its long slots."""
+
+    acc: Tensor  # [rows, H, num_splits, C] float32, and all else
+    stats: Tensor  # [rows, H, num_splits, 2] float32
+    num_splits: int
+    num_long: int  # batch slots whose rows have room
+
+
+def _room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.device) -> Parts:
+    """In the workspace; where rows need more than it has, in memory of its own."""
+    splits = num_splits(rows.max_seq_len)
+    num_rows = rows.num_rows
+    num_long = plan.num_long
+    if num_long > 0:
+        if rows.workspace is not None:  # as many as it holds
+            size = workspace_size(rows.max_query_len, H, C, rows.max_seq_len)
+            num_long = min(num_long, rows.workspace.numel() // size)
+        num_rows = num_long * rows.max_query_len
+    elif not plan.is_split:  # one program for all splits leaves two to a kernel that goes on
+        splits = 2 if rows.paths is not None else 0
+    size = max(num_rows * H * splits * (C + 2), 1)
+    acc = rows.workspace
+    if acc is None or acc.numel() < size:
+        acc = torch.empty(size, dtype=torch.float32, device=device)
+    return Parts(acc, acc[num_rows * H * splits * C :], splits, num_long)
+
+
+def _attention_launch(
+    rows: QueryRows,
+    plan: Launch,
+    parts: Parts,
+    heads: Heads,
+    constants: Mapping[str, object],
+    options: Mapping[str, object],
+) -> Repeated:
+    helpers = -(-HELPERS // heads.G) if plan.num_long > 0 else 0
+    sharers = -(-PROGRAMS // (plan.query_tiles * heads.G))
+    return Repeated(
         _paged_attention_kernel,
-        (plan.query_tiles, G, min(plan.num_splits, -(-PROGRAMS // (plan.query_tiles * G)))),
-        then=(*table, rows.positions if paths is None else paths.starts, plan.tiles, *numbers),
+        (
+            plan.query_tiles + helpers,
+            heads.G,
+            min(parts.num_splits, sharers) if plan.is_split else 1,
+        ),
+        then=(
+            *_requests(rows, parts),
+            rows.positions if rows.paths is None else rows.paths.starts,
+            plan.tiles,
+            *_numbers(rows, parts, heads),
+            *_limits(rows, parts),
+        ),
         constants={
-            **cut,
-            "GROUP": heads,
+            **constants,
+            "IS_SPLIT": plan.is_split,
+            "IS_UNIFORM": rows.query_start_loc is None,
+            "HELPS": plan.num_long > 0,
+            "SLOTS": plan.slots,
+            "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
-            "HAS_PATHS": paths is not None,
+            "HAS_PATHS": rows.paths is not None,
             "SKIP": plan.tile.skips_masks,
         },
-        options={"num_warps": plan.tile.num_warps, "num_stages": 2, **options},
+        options={"num_warps": plan.num_warps, "num_stages": 2, **options},
     )
-    if paths is not None:
-        tails = Repeated(
-            _path_tails_kernel,
-            (len(rows.idx_mapping) * rows.max_query_len, G, 1),
-            then=(*table, paths.slots, paths.starts, paths.slots.shape[1], *numbers),
-            constants={**cut, "ROWS": max(heads, MIN_ROWS)},
-            options={"num_warps": 4, "num_stages": 2, **options},
-        )
-        return [attention, tails]
-    if not plan.is_split:
-        return [attention]
-    combine = Repeated(
+
+
+def _tails_launch(
+    rows: QueryRows,
+    plan: Launch,
+    parts: Parts,
+    heads: Heads,
+    constants: Mapping[str, object],
+    options: Mapping[str, object],
+) -> Repeated:
+    paths = rows.paths
+    assert paths is not None
+    return Repeated(
+        _path_tails_kernel,
+        (len(rows.idx_mapping) * rows.max_query_len, heads.G, 1),
+        then=(
+            *_requests(rows, parts),
+            paths.slots,
+            paths.starts,
+            paths.slots.shape[1],
+            *_numbers(rows, parts, heads),
+        ),
+        constants={
+            **constants,
+            "IS_SPLIT": plan.is_split,
+            "IS_UNIFORM": rows.query_start_loc is None,
+            "ROWS": max(next_power_of_2(heads.group), MIN_ROWS),
+            "AT_ONCE": PARTS_AT_ONCE,
+        },
+        options={"num_warps": 4, "num_stages": 2, **options},
+    )
+
+
+def _combine_launch(
+    rows: QueryRows,
+    plan: Launch,
+    parts: Parts,
+    heads: Heads,
+    constants: Mapping[str, object],
+    options: Mapping[str, object],
+) -> Repeated:
+    """Of every row and head; where slots may be long, of every row and kv head: most are not."""
+    helps = plan.num_long > 0
+    H = heads.group * heads.G
+    num_heads = next_power_of_2(heads.group) if helps else 1
+    num_rows = len(rows.idx_mapping) * rows.max_query_len if helps else rows.num_rows
+    return Repeated(
         _combine_kernel,
-        (T, H, 1),
-        then=(acc, stats, rows.positions, NS),
-        constants={"H": H, "C": C, "PDL": options["PDL"]},
-        options={"num_warps": 1, **options},
+        (num_rows, -(-H // num_heads), 1),
+        then=(
+            parts.acc,
+            parts.stats,
+            rows.positions,
+            rows.positions if rows.query_start_loc is None else rows.query_start_loc,
+            rows.max_query_len,
+            plan.tiles,
+            parts.num_splits,
+            *_limits(rows, parts),
+        ),
+        constants={
+            **constants,
+            "IS_UNIFORM": rows.query_start_loc is None or not helps,
+            "HELPS": helps,
+            "SLOTS": plan.slots,
+            "HEADS": num_heads,
+            "AT_ONCE": PARTS_AT_ONCE,
+        },
+        options={"num_warps": min(num_heads, 4), **options},
     )
-    return [attention, combine]
+
+
+def _requests(rows: QueryRows, parts: Parts) -> tuple[Tensor, ...]:
+    """Their partial results, blocks, places and rows."""
+    starts = rows.positions if rows.query_start_loc is None else rows.query_start_loc
+    return parts.acc, parts.stats, rows.block_table, rows.idx_mapping, rows.positions, starts
+
+
+def _numbers(rows: QueryRows, parts: Parts, heads: Heads) -> tuple[int | float, ...]:
+    R, M = rows.block_table.shape
+    # times log2(e): the kernels take powers of 2
+    return rows.max_query_len, R - 1, M, parts.num_splits, heads.C**-0.5 * 1.4426950408889634
+
+
+def _limits(rows: QueryRows, parts: Parts) -> tuple[int, ...]:
+    """What tells long slots: see long_slots.py."""
+    return len(rows.idx_mapping), ALONE_KEYS, FULL, parts.num_long
 
 
 @jit(
@@ -252,6 +429,10 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
         "tiles",
         "query_len",
         "NS",
+        "B",
+        "alone_keys",
+        "full",
+        "most",
     )
 )
 def _paged_attention_kernel(
@@ -259,8 +440,8 @@ def _paged_attention_kernel(
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
-    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT or HAS_PATHS
-    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT or HAS_PATHS: peak, total
+    acc_ptr,  # [rows, H, NS, C] float32, with IS_SPLIT, HAS_PATHS or HELPS: see Parts
+    stats_ptr,  # [rows, H, NS, 2] float32: peak, total
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     positions_ptr,  # [T]
@@ -272,6 +453,10 @@ def _paged_attention_kernel(
     M,
     NS,
     scale,
+    B,
+    alone_keys,
+    full,
+    most,
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -279,41 +464,56 @@ def _paged_attention_kernel(
     PDL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
+    HELPS: tl.constexpr,
+    SLOTS: tl.constexpr,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
     SKIP: tl.constexpr,
 ):
     begin(PDL)
+    slots = positions_ptr, starts_ptr, B, query_len
+    limits = alone_keys, tiles * G, full, most
+    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
+    if HELPS:  # noqa: SIM102  # what is compiled
+        if tl.program_id(0) >= B * tiles:
+            help_long_slots(
+                slots,
+                limits,
+                memory,
+                (acc_ptr, stats_ptr, NS),
+                scale,
+                tiles,
+                H,
+                G,
+                S,
+                C,
+                IS_UNIFORM,
+                SLOTS,
+                GROUP,
+                TOKENS,
+                SKIP,
+            )
+            return
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g = tl.program_id(1)
     split = tl.program_id(2) if IS_SPLIT else 0
     sharers = tl.num_programs(2) if IS_SPLIT else 1
-    if IS_UNIFORM:
-        first_row = b * query_len + tile * TOKENS
-        end = (b + 1) * query_len
-    else:
-        first_row = tl.load(starts_ptr + b) + tile * TOKENS
-        end = tl.load(starts_ptr + b + 1)
-    if first_row >= end:
+    row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+    if row_start + tile * TOKENS >= row_end:
         return
-    i = tl.arange(0, TOKENS * GROUP)
-    t = first_row + i // GROUP
-    head = g * (H // G) + i % GROUP
-    inside = (t < end) & (i % GROUP < H // G)
-    position = tl.load(positions_ptr + t, mask=inside, other=-1)
-    last = tl.max(position, axis=0)
-    first = tl.min(tl.where(inside, position, last), axis=0)
+    if HELPS:  # noqa: SIM102  # what is compiled
+        if place_of(b, slots, limits, IS_UNIFORM, SLOTS) >= 0:
+            return
+    t, head, inside, position, first, last = tile_of(
+        row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+    )
     if HAS_PATHS:  # only whole tiles of shared keys
         path_tile = tl.load(path_starts_ptr + b) // S * S
         last = tl.minimum(last, path_tile - 1)
     if IS_SPLIT and split_start(split) > last:
         return
-    c = tl.arange(0, C)
-    q_at = (t * H + head)[:, None] * C + c[None, :]
-    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
-    row = tl.load(idx_ptr + b)
-    keys = (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
+    q, keys = load_queries(b, t, head, inside, memory, H, C)
     peak, total, acc = no_keys(TOKENS * GROUP, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
     end_of_walk = last + 1
@@ -333,40 +533,92 @@ def _paged_attention_kernel(
         peak, total, acc = attend_split(q, keys, position, first, last, split, scale, g, G, S, SKIP)
         store_part(parts, 1, peak, total, acc, C)
     elif not IS_SPLIT:
+        out_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + q_at, out, mask=inside[:, None])
+        tl.store(out_ptr + out_at, out, mask=inside[:, None])
 
 
-@jit(varying=("positions_ptr", "NS"))
-def _combine_kernel(
-    out_ptr,  # [T, H, C]
-    acc_ptr,  # [T, H, NS, C] float32
-    stats_ptr,  # [T, H, NS, 2] float32
-    positions_ptr,  # [T]
-    NS,
+@jit
+def help_long_slots(
+    slots,
+    limits,
+    memory,
+    parts,
+    scale,
+    tiles,
     H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
     C: tl.constexpr,
-    PDL: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SKIP: tl.constexpr,
 ):
-    begin(PDL)
-    t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    c = tl.arange(0, C)
-    position = tl.load(positions_ptr + t)
-    at = (t * H + head) * NS
-    peak = tl.full((1,), float("-inf"), tl.float32)
-    total = tl.zeros((1,), tl.float32)
-    acc = tl.zeros((C,), tl.float32)
-    split = 0
-    while split_start(split) <= position:
-        part_peak = tl.load(stats_ptr + (at + split) * 2)
-        part_total = tl.load(stats_ptr + (at + split) * 2 + 1)
-        decay, weight, peak = weigh(peak, part_peak)
-        total = tl.fma(total, decay, part_total * weight)
-        part_acc = tl.load(acc_ptr + (at + split) * C + c)
-        acc = tl.fma(acc, tl.broadcast_to(decay, acc.shape), part_acc * weight)
-        split += 1
-    tl.store(out_ptr + (t * H + head) * C + c, (acc / total).to(out_ptr.dtype.element_ty))
+    """What a helper does: its items of all long slots' query tiles, kv heads and splits."""
+    positions_ptr, starts_ptr, B, query_len = slots
+    acc_ptr, stats_ptr, NS = parts
+    keys, place = long_slots(slots, limits, IS_UNIFORM, SLOTS)
+    items = tl.where(keys > 0, split_of(keys - 1) + 1, 0).to(tl.int32) * (tiles * G)
+    ends = tl.cumsum(items, axis=0)
+    helpers = tl.num_programs(0) - B * tiles
+    helper = (tl.program_id(0) - B * tiles) * G + tl.program_id(1)
+    for item in range(helper, tl.max(ends, axis=0), helpers * G):
+        is_before = ends <= item
+        b = tl.sum(is_before.to(tl.int32), axis=0)
+        at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
+        rank = tl.max(tl.where(is_before & (items > 0), place + 1, 0), axis=0)
+        split = at // (tiles * G)
+        tile = at // G % tiles
+        g = at % G
+        row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+        t, head, inside, position, first, last = tile_of(
+            row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+        )
+        if split_start(split) <= last:
+            q, blocks = load_queries(b, t, head, inside, memory, H, C)
+            peak, total, acc = attend_split(
+                q, blocks, position, first, last, split, scale, g, G, S, SKIP
+            )
+            part_row = rank * query_len + t - row_start
+            part_at = (part_row.to(tl.int64) * H + head) * NS
+            store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
+
+
+@jit
+def tile_of(
+    first_row,
+    row_end,
+    g,
+    positions_ptr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Of a query tile's rows: row of the pass, head, whether it is one, position, or -1 [rows].
+
+    And the smallest and the largest position; the largest is -1 without rows.
+    """
+    i = tl.arange(0, TOKENS * GROUP)
+    t = first_row + i // GROUP
+    head = g * (H // G) + i % GROUP
+    inside = (t < row_end) & (i % GROUP < H // G)
+    position = tl.load(positions_ptr + t, mask=inside, other=-1)
+    last = tl.max(position, axis=0)
+    first = tl.min(tl.where(inside, position, last), axis=0)
+    return t, head, inside, position, first, last
+
+
+@jit
+def load_queries(b, t, head, inside, memory, H: tl.constexpr, C: tl.constexpr):
+    """Queries [rows, C] of a slot's query tile; the caches and the blocks of its request."""
+    q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M = memory
+    q_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
+    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
+    row = tl.load(idx_ptr + b)
+    return q, (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
 
 
 def _tiles_of(rows: QueryRows) -> TilePlan:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels import jit, tl
+from specdec.kernels.attention_parts import add_parts, load_part
 from specdec.kernels.attention_splits import (
     Part,
     add_part,
@@ -80,6 +81,7 @@ def _path_tails_kernel(
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
     ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
     begin(PDL)
     b = tl.program_id(0) // query_len
@@ -107,10 +109,8 @@ def _path_tails_kernel(
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
     peak, total, acc = no_keys(ROWS, C)
     if IS_SPLIT:
-        for before in range(split):
-            is_written = split_start(before) <= last
-            part_peak, part_total, part_acc = load_part(parts, before, is_written, C)
-            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+        written = tl.minimum(split, split_of(last) + 1)
+        peak, total, acc = add_parts(parts, 0, written, peak, total, acc, AT_ONCE)
         here = split
     else:
         peak, total, acc = load_part(parts, 0, split > 0, C)
@@ -140,30 +140,6 @@ def _path_tails_kernel(
     peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + q_at, out, mask=inside[:, None])
-
-
-@jit
-def load_part(parts, index, is_written, C: tl.constexpr):
-    """Of each row, the partial result of this index; of no keys where none was written."""
-    acc_ptr, stats_ptr, first, inside = parts
-    c = tl.arange(0, C)
-    at = first + index
-    wanted = inside & is_written
-    peak = tl.load(stats_ptr + at * 2, mask=wanted, other=float("-inf"))
-    total = tl.load(stats_ptr + at * 2 + 1, mask=wanted, other=0.0)
-    acc = tl.load(acc_ptr + at[:, None] * C + c[None, :], mask=wanted[:, None], other=0.0)
-    return peak, total, acc
-
-
-@jit
-def store_part(parts, index, peak, total, acc, C: tl.constexpr):
-    """Leave the partial result of each row for a later kernel."""
-    acc_ptr, stats_ptr, first, inside = parts
-    c = tl.arange(0, C)
-    at = first + index
-    tl.store(stats_ptr + at * 2, peak, mask=inside)
-    tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
-    tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside[:, None])
 
 
 def paths_of_tiles(paths: Paths, rows: Tensor, reqs: Tensor) -> Paths:

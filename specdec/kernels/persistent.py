@@ -20,7 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.kernels import GluonDescriptor, barrier, gl, gluon_jit, hopper, tl
+from specdec.kernels import (
+    GluonDescriptor,
+    barrier,
+    gl,
+    gluon_jit,
+    hopper,
+    num_multiprocessors,
+    tl,
+)
 from specdec.kernels.tile_order import place_of, split_blocks
 from specdec.kernels.tile_shapes import RELAY, row_pieces
 from specdec.kernels.tiles import Tiles, rows_to_read
@@ -63,7 +71,7 @@ def launch_persistent(
     is_relay = tiles.cuts == RELAY
     cuts = 1 if is_relay else tiles.cuts
     m_tiles = -(-T // tiles.block_m)
-    at_once = _num_multiprocessors(x_TK.device)
+    at_once = num_multiprocessors(x_TK.device)
     if is_relay:
         at_once -= at_once % m_tiles
     programs = min(S * -(-N // BLOCK_N) * m_tiles, at_once)
@@ -95,11 +103,6 @@ def launch_persistent(
 
 
 @cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
 def _relay_room(device: torch.device) -> tuple[Tensor, Tensor]:
     """Sums that each group of warps leaves to the next program, and flags that are 1 meanwhile.
 
@@ -107,7 +110,7 @@ def _relay_room(device: torch.device) -> tuple[Tensor, Tensor]:
     first launch, which comes before any capture: graphs hold their addresses.
     """
     assert not torch.cuda.is_current_stream_capturing(), "a relay's first launch is in a capture"
-    groups = 2 * _num_multiprocessors(device)
+    groups = 2 * num_multiprocessors(device)
     room = torch.empty(groups, LEFT_SUMS, dtype=torch.float32, device=device)
     return room, torch.zeros(groups, dtype=torch.int32, device=device)
 

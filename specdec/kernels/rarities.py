@@ -2,7 +2,7 @@
 
 A step that does waits for the compiler once on each machine. Such a compilation is counted apart
 and logged at level "info"; any other kernel that is compiled while requests wait is a fault of
-start/compile_ahead.py.
+start/compile_ahead.py. Today every kernel is compiled ahead.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,7 @@ class Rarity:
     constants: Mapping[str, object]
 
 
-# A narrow query tile in a chunk without splits: 32 requests or more, the longest with 4 or 5 rows
-# at 3 query heads for each kv head, or with 3 rows at 5, where fewer rows would still be split.
-_CHUNK = {"IS_SPLIT": False, "IS_UNIFORM": False}
-RARITIES = (
-    Rarity(kernel="_paged_attention_kernel", constants={"GROUP": 4, "TOKENS": 4, **_CHUNK}),
-    Rarity(kernel="_paged_attention_kernel", constants={"GROUP": 8, "TOKENS": 2, **_CHUNK}),
-)
+RARITIES: tuple[Rarity, ...] = ()
 
 
 def is_rare(kernel: str, constants: Mapping[str, object]) -> bool:

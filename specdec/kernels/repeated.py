@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.kernels import INTERPRET, active_mode
+from specdec.kernels import INTERPRET, GluonDescriptor, active_mode
 
 
 class Repeated:
     """kernel[grid] over the tensors of a call, then `then`, then `constants`, as its parameters.
 
-    The tensors of every call have the dtypes and the alignment of the first call's.
+    The tensors of every call have the dtypes and the alignment of the first call's. Descriptors may
+    stand for tensors, of blocks of the same shapes in every call.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Repeated:
         self._options = options
         self._found: Callable[..., object] | None = None
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Tensor | GluonDescriptor) -> None:
         """Launch it."""
         if INTERPRET or active_mode.get() is not None:  # where launches are something else
             options = {**self._constants, **self._options}
@@ -42,12 +43,16 @@ class Repeated:
             return
         if self._found is None:
             self._found = self._find(tensors)
-        self._found(*(each.data_ptr() for each in tensors), *self._then, *self._constants.values())
+        self._found(*map(_argument, tensors), *self._then, *self._constants.values())
 
-    def _find(self, tensors: Sequence[Tensor]) -> Callable[..., object]:
+    def _find(self, tensors: Sequence[Tensor | GluonDescriptor]) -> Callable[..., object]:
         options = {**self._constants, **self._options}
         kernel = self._kernel.run(*tensors, *self._then, **options, grid=self._grid, warmup=True)
         if hasattr(kernel, "result"):  # being compiled
             kernel = kernel.result()
         found: Callable[..., object] = kernel[self._grid]
         return found
+
+
+def _argument(tensor: Tensor | GluonDescriptor) -> object:
+    return tensor.data_ptr() if isinstance(tensor, Tensor) else tensor

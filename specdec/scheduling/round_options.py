@@ -1,17 +1,24 @@
-"""What a round may be: rows of the captured shapes and levels, with expected tokens and time.
+"""What a step may be: rows that verify and levels, with expected tokens and time.
 
 One object serves all rounds of as many requests until the gains are estimated anew.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.scheduling.gains import Floats, GainCurves
 from specdec.scheduling.step_costs import RoundCosts
+
+
+class Requests(NamedTuple):
+    """That verify. num_drafting: of these, those that may have drafts."""
+
+    num_requests: int
+    num_drafting: int
 
 
 class RowSizes:
@@ -45,55 +52,114 @@ class RowSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOptions:
-    """Expected tokens and milliseconds; C captured row counts.
+class StepOptions:
+    """Expected tokens and milliseconds of steps of one kind; C row counts.
 
-    rows: [C] ascending
-    tokens: [K, C] of a round whose drafts have 1 to K levels; -inf where a smaller size has a row
+    rows: [C] ascending: that verify, of all requests
+    tokens: [K, C] of a step whose drafts have 1 to K levels; -inf where a smaller size has a row
         for every draft
-    verify_ms: [C] a round that drafts one level
-    round_ms: [K, C] a round that drafts 1 to K levels
-    plain_ms: a round of one row each, no levels
+    ms: [C] a step that drafts one level
+    level_ms: one more level
+    plain_ms: a step of one row each, no levels
     """
 
     num_requests: int
     rows: NDArray[np.integer[Any]]
     tokens: Floats
-    verify_ms: Floats
-    round_ms: Floats
+    ms: Floats
+    level_ms: float
     plain_ms: float
-
-    def steady(self, keys_ms: float) -> tuple[int, float]:
-        """(levels, tokens per millisecond) of the best of all rounds that repeat for ever."""
-        rates = self.tokens / (self.round_ms + keys_ms)
-        best = int(rates.argmax())
-        plain = self.num_requests / (self.plain_ms + keys_ms)
-        rate = float(rates.flat[best])
-        return (best // len(self.rows) + 1, rate) if rate > plain else (0, plain)
 
     def best_rows(self, num_live: int, next_levels: int, rate: float) -> int:
         """Rows that bring the most beyond what their time is worth at `rate`."""
-        values = self.tokens[num_live - 1] - rate * self.verify_ms
-        if next_levels == 0:  # then a round of one row each is a plain one
-            values[0] += rate * (self.verify_ms[0] - self.plain_ms)
+        values = self.tokens[num_live - 1] - rate * self.ms
+        if next_levels == 0:  # then a step of one row each is a plain one
+            values[0] += rate * (self.ms[0] - self.plain_ms)
         return int(self.rows[values.argmax()])
+
+    def best_at(self, rate: float) -> tuple[Floats, Floats]:
+        """Tokens and milliseconds [K + 1] of the rows that bring the most at `rate`, by levels."""
+        levels = np.arange(len(self.tokens))
+        best = (self.tokens - rate * self.ms).argmax(axis=1)
+        tokens = np.append(self.num_requests, self.tokens[levels, best])
+        return tokens, np.append(self.plain_ms, self.ms[best] + levels * self.level_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOptions:
+    """What steps of these requests may be, without prompts and with as many as ride on average.
+
+    prompt_share: of the steps that have prompts; where it is 0, `mixed` is not looked at
+    """
+
+    rounds: StepOptions
+    mixed: StepOptions
+    prompt_share: float = 0.0
+
+    def steady(self, keys_ms: float) -> tuple[int, float]:
+        """(levels, tokens per millisecond) of the best of all ways to go on for ever.
+
+        Each kind of step has rows of its own. Dinkelbach's method: at the best rate the most that
+        tokens - rate * milliseconds can be is 0, and every other rate is raised by the choice that
+        is best at it.
+        """
+        rate = 0.0
+        while True:
+            tokens, ms = self._at(rate)
+            levels = int((tokens - rate * (ms + keys_ms)).argmax())
+            raised = float(tokens[levels] / (ms[levels] + keys_ms))
+            if raised <= rate * (1 + 1e-9):
+                return levels, max(rate, raised)
+            rate = raised
+
+    def _at(self, rate: float) -> tuple[Floats, Floats]:
+        tokens, ms = self.rounds.best_at(rate)
+        if self.prompt_share == 0:
+            return tokens, ms
+        mixed_tokens, mixed_ms = self.mixed.best_at(rate)
+        share = self.prompt_share
+        return tokens + share * (mixed_tokens - tokens), ms + share * (mixed_ms - ms)
 
 
 def round_options(
-    costs: RoundCosts, sizes: RowSizes, curves: GainCurves, num_requests: int, num_drafting: int
-) -> RoundOptions:
-    """All that a step of these requests may be, num_drafting of which may have drafts."""
-    rows = sizes.of(num_requests)
-    gains = curves.gains(rows - num_requests, num_drafting)
+    costs: RoundCosts, rows: NDArray[np.integer[Any]], curves: GainCurves, requests: Requests
+) -> StepOptions:
+    """Steps without prompts. rows: [C] of the captured shapes."""
+    ms = np.array([costs.verify_ms(each) for each in rows])
+    plain_ms = costs.plain_ms(requests.num_requests)
+    return _options(costs, rows, curves, requests, ms, plain_ms)
+
+
+def mixed_options(
+    costs: RoundCosts,
+    most_rows: int,
+    curves: GainCurves,
+    requests: Requests,
+    num_prompt_rows: int,
+) -> StepOptions:
+    """Steps in which so many rows of prompts ride: rows that verify fill up a measured size.
+
+    most_rows: that may verify
+    """
+    n = requests.num_requests
+    sizes = np.array([rows for rows, _ in costs.mixed or costs.verify]) - num_prompt_rows
+    rows = np.unique(np.append(sizes[(sizes > n) & (sizes < most_rows)], (n, most_rows)))
+    ms = np.array([costs.mixed_ms(each + num_prompt_rows) for each in rows])
+    plain_ms = max(float(ms[0]) - costs.level_ms(n), 0.0)
+    return _options(costs, rows, curves, requests, ms, plain_ms)
+
+
+def _options(
+    costs: RoundCosts,
+    rows: NDArray[np.integer[Any]],
+    curves: GainCurves,
+    requests: Requests,
+    ms: Floats,
+    plain_ms: float,
+) -> StepOptions:
+    n, num_drafting = requests
+    gains = curves.gains(rows - n, num_drafting)
     levels = np.arange(1, len(gains) + 1)[:, None]
-    is_held_by_smaller = rows[:-1] >= num_requests + num_drafting * levels
+    is_held_by_smaller = rows[:-1] >= n + num_drafting * levels
     gains[:, 1:][is_held_by_smaller] = -np.inf
-    verify_ms = np.array([costs.verify_ms(each) for each in rows])
-    return RoundOptions(
-        num_requests,
-        rows,
-        num_requests + gains,
-        verify_ms,
-        verify_ms + (levels - 1) * costs.level_ms(num_requests),
-        costs.plain_ms(num_requests),
-    )
+    return StepOptions(n, rows, n + gains, ms, costs.level_ms(n), plain_ms)

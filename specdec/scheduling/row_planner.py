@@ -1,15 +1,16 @@
 """How many rows verify in the next round, and how many levels the draft runs after it.
 
     planner = RowPlanner(costs, shapes, num_levels=8)
-    plan = planner.plan(num_requests, num_drafting, num_live, num_keys)   before a round is launched
-    planner.observe(outcome)                                              when its results are read
+    plan = planner.plan(num_requests, num_drafting, num_live, num_keys, num_prompt_rows)
+    ...                                                         the round is launched with this plan
+    planner.observe(outcome)                                    its results were read
 
 A round is launched before the last one is read, so the choice rests on statistics of recent rounds.
 It changes when tokens come, never which: any choice is exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,14 @@ from numpy.typing import NDArray
 from specdec.scheduling.gains import GainCurves
 from specdec.scheduling.probes import Probes, Surprise
 from specdec.scheduling.round_history import RoundHistory, RoundOutcome
-from specdec.scheduling.round_options import RoundOptions, RowSizes, round_options
+from specdec.scheduling.round_options import (
+    Requests,
+    RoundOptions,
+    RowSizes,
+    StepOptions,
+    mixed_options,
+    round_options,
+)
 from specdec.scheduling.step_costs import RoundCosts
 
 FIRST_LEVELS = 3  # while nothing is known
@@ -26,11 +34,13 @@ LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
 MERGE_EVERY = 8  # rounds with drafts
 EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
 FIT_EVERY = 100  # rounds with drafts, from then on
+PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
 
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """num_rows: that verify, of the captured sizes; in a plain round one for each request.
+    """num_rows: that verify: of the captured sizes, or, where prompts ride, any number; in a plain
+    round one for each request.
 
     num_levels: that the draft runs after it
     """
@@ -56,6 +66,16 @@ class PlannerStatistics:
     num_levels: int = 0
     num_probes: int = 0
 
+    def since(self, earlier: "PlannerStatistics") -> "PlannerStatistics":
+        """What has come to the sums."""
+        names = [field.name for field in fields(self)]
+        return PlannerStatistics(**{n: getattr(self, n) - getattr(earlier, n) for n in names})
+
+    @property
+    def round_tokens(self) -> dict[str, int]:
+        """Of the rounds with drafts that had a prediction."""
+        return {"predicted": round(self.predicted_tokens), "measured": self.measured_tokens}
+
     @property
     def wasted_share(self) -> float:
         """Of all rows."""
@@ -70,6 +90,8 @@ class RowPlanner:
     largest ratio sum(tokens) / sum(time) is the one rate at which max(tokens - rate * time) is 0
     in total, and with the rate fixed that maximum splits into one of each round: this round takes
     the rows that bring the most tokens beyond rate * time, and the next levels are the steady ones.
+    Prompts that ride in a step take rows of its tiles, so steps with them are choices of their own,
+    and the best way to go on is that of the recent share of such steps.
 
     costs: milliseconds; measured or injected
     shapes: (requests, rows) that were captured. A step takes the shapes with the fewest requests
@@ -89,7 +111,8 @@ class RowPlanner:
         self._probes = Probes(num_levels)
         self._surprise = Surprise()
         self._curves: GainCurves | None = None
-        self._options: dict[tuple[int, int], RoundOptions] = {}
+        self._options: dict[tuple[int, ...], RoundOptions] = {}
+        self._prompts = PromptLoad()
         self._steady_levels = min(FIRST_LEVELS, num_levels)
         self._num_rounds = 0  # with drafts, since all was forgotten
         self._next_fit = 1
@@ -115,14 +138,23 @@ class RowPlanner:
             num_probes=self._probes.num_probes,
         )
 
-    def plan(self, num_requests: int, num_drafting: int, num_live: int, num_keys: int) -> RoundPlan:
+    def plan(
+        self,
+        num_requests: int,
+        num_drafting: int,
+        num_live: int,
+        num_keys: int,
+        num_prompt_rows: int = 0,
+    ) -> RoundPlan:
         """The next round.
 
         num_drafting: requests that may draft at all
         num_live: levels drafted by the step before; 0: there are no drafts
         num_keys: in the caches of the requests
+        num_prompt_rows: that will ride
         """
         assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
+        self._prompts.add(num_prompt_rows)
         rows = self._sizes.of(num_requests)
         if num_drafting == 0:
             return RoundPlan(int(rows[0]), 0)
@@ -131,10 +163,15 @@ class RowPlanner:
             num_rows = _holding(rows, num_requests + num_drafting * num_live)
             self._num_planned_levels += self._steady_levels
             return RoundPlan(num_rows, self._steady_levels)
-        options = self._options_of(num_requests, num_drafting)
+        requests = Requests(num_requests, num_drafting)
+        options = self._options_of(requests)
         steady, rate = options.steady(self._costs.ms_per_key * num_keys)
         self._steady_levels = steady
-        num_rows = options.best_rows(num_live, steady, rate) if num_live else int(rows[0])
+        step = options.rounds
+        if num_prompt_rows:
+            step = self._mixed(requests, num_prompt_rows)
+            rows = step.rows
+        num_rows = step.best_rows(num_live, steady, rate) if num_live else int(rows[0])
         if num_live and self._probes.is_live:
             num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
         levels = self._probes.levels(steady, num_drafting)
@@ -202,16 +239,44 @@ class RowPlanner:
         self._curves = GainCurves(path_probs, num_drafting)
         self._options.clear()
 
-    def _options_of(self, num_requests: int, num_drafting: int) -> RoundOptions:
+    def _options_of(self, requests: Requests) -> RoundOptions:
         assert self._curves is not None, "entries without curves"
+        num_drafting = requests.num_drafting
         if 8 * abs(self._curves.num_requests - num_drafting) > num_drafting:
             self._estimate(num_drafting)
-        key = num_requests, num_drafting
+        eighths, prompt_rows = self._prompts.rounded
+        key = *requests, eighths, prompt_rows
         if key not in self._options:
-            self._options[key] = round_options(
-                self._costs, self._sizes, self._curves, num_requests, num_drafting
-            )
+            rows = self._sizes.of(requests.num_requests)
+            rounds = round_options(self._costs, rows, self._curves, requests)
+            mixed = self._mixed(requests, prompt_rows)
+            self._options[key] = RoundOptions(rounds, mixed, eighths / 8)
         return self._options[key]
+
+    def _mixed(self, requests: Requests, num_prompt_rows: int) -> StepOptions:
+        assert self._curves is not None, "entries without curves"
+        most = int(self._sizes.of(requests.num_requests)[-1])
+        return mixed_options(self._costs, most, self._curves, requests, num_prompt_rows)
+
+
+class PromptLoad:
+    """Running averages: the share of steps in which prompts ride, and how many rows of them."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+        self._rows = 0.0
+
+    def add(self, num_rows: int) -> None:
+        """A step."""
+        self._share += PROMPT_MEMORY * ((num_rows > 0) - self._share)
+        if num_rows:
+            weight = PROMPT_MEMORY if self._rows else 1.0
+            self._rows += weight * (num_rows - self._rows)
+
+    @property
+    def rounded(self) -> tuple[int, int]:
+        """Eighths of the steps, and rows to the next multiple of 32."""
+        return round(8 * self._share), 32 * -(-round(self._rows) // 32)
 
 
 def _entries(num_requests: int) -> int:

@@ -22,6 +22,8 @@ from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
+ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
+
 
 class Scheduler:
     """use_prefix_cache: start prompts from published blocks, and publish blocks that are whole.
@@ -44,6 +46,7 @@ class Scheduler:
         self.budget = budget
         self.planner = planner
         self._num_live = 0  # levels of the drafts that the latest step leaves
+        self._arriving = 0.0  # rows of prompts for each step, a running average
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -73,6 +76,7 @@ class Scheduler:
         """Decide on the next step and count it as launched."""
         self._grown = []
         admitted = self._admit()
+        self._arriving += ARRIVALS_MEMORY * (sum(map(_num_left, admitted)) - self._arriving)
         ranked = self._ranked()
         work = self._work(ranked)
         # a step may have preempted some of them
@@ -213,7 +217,10 @@ class Scheduler:
         # where none verifies yet, for those that soon will
         num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
         num_drafting = num_drafting or num_requests
-        plan = self.planner.plan(num_requests, num_drafting, self._num_live, num_keys)
+        num_prompt_rows = self._waiting_rows(verifying, waiting) if verifying and waiting else 0
+        plan = self.planner.plan(
+            num_requests, num_drafting, self._num_live, num_keys, num_prompt_rows
+        )
         num_rows = plan.num_rows if self._num_live else len(verifying)
         if not verifying or (plan.num_levels == 0 and num_rows <= len(verifying)):
             return replace(work, query_len=1, num_levels=plan.num_levels)
@@ -225,12 +232,16 @@ class Scheduler:
             num_levels=plan.num_levels,
         )
 
+    def _waiting_rows(self, verifying: list[Request], waiting: list[Request]) -> int:
+        """Rows of prompts that would ride if each request verified one row."""
+        one_row_each = Work(verifying=verifying, query_len=1, prompts=[], parts=[])
+        return min(sum(map(_num_left, waiting)), self._prompt_rows(one_row_each, waiting[0]))
+
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
         rows_left = self._prompt_rows(work, waiting[0])
         for request in waiting:
-            num_left = len(request.context) - bool(request.token_ids) - request.num_prefilled
-            length = min(num_left, rows_left)
+            length = min(_num_left(request), rows_left)
             if length == 0:
                 break
             rows_left -= length
@@ -248,7 +259,8 @@ class Scheduler:
         if self.budget is None or not work.verifying:
             return most
         num_keys = sum(request.num_tokens for request in work.verifying)
-        return min(self.budget.rows(work.num_verify_rows, num_keys, first.num_prefilled), most)
+        verified, start = work.num_verify_rows, first.num_prefilled
+        return min(self.budget.rows(verified, num_keys, start, self._arriving), most)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
         """All that run, with blocks for the step.
@@ -332,6 +344,11 @@ class Scheduler:
             before = request.keys[i - 1] if i else NO_PREFIX
             tokens = request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE + 1)
             request.keys.append(block_key(before, tokens))
+
+
+def _num_left(request: Request) -> int:
+    """Tokens of a prompt, or of a resumed request, that are not computed yet."""
+    return len(request.context) - bool(request.token_ids) - request.num_prefilled
 
 
 def _part(request: Request, length: int) -> PromptPart:

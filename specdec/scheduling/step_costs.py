@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FEW_ROWS = 256  # up to here steps that share tiles take the same time
+FEW_ROWS = 512  # up to here steps that share tiles take the same time
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 
@@ -45,23 +45,29 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """Milliseconds of steps without prompts in an engine with a draft.
+    """Milliseconds of steps in an engine whose number of drafts varies.
 
     verify: by rows with padding: a round that drafts one level (target, choice, commit, draft
         prefill and first proposal)
     plain: by requests with padding: a round of one row each, and the extension of the draft's KV
     level: by requests with padding: each further level of the draft
+    mixed: by all rows with padding: a step with prompts that drafts one level; empty: as `verify`
     ms_per_key: for each key in the caches of the requests that verify, in plain rounds too
     """
 
     verify: Measured
     plain: Measured
     level: Measured
+    mixed: Measured = ()
     ms_per_key: float = 0.0
 
     def verify_ms(self, num_rows: int) -> float:
         """A round that drafts one level, behind short contexts."""
         return _at(self.verify, num_rows)
+
+    def mixed_ms(self, num_rows: int) -> float:
+        """A step with prompts that drafts one level, behind short contexts; rows of all."""
+        return _at(self.mixed or self.verify, num_rows)
 
     def plain_ms(self, num_requests: int) -> float:
         """A round of one row a request without drafts, behind short contexts."""
@@ -74,22 +80,27 @@ class RoundCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBudget:
-    """slowdown: how many times as long as without prompts a step may take."""
+    """slowdown: how many times as long as without prompts a step may take, unless more arrive."""
 
     costs: StepCosts
     slowdown: float
 
-    def rows(self, num_verify_rows: int, num_keys: int, start: int) -> int:
+    def rows(
+        self, num_verify_rows: int, num_keys: int, start: int, num_arriving: float = 0.0
+    ) -> int:
         """The most rows of prompts that may ride with rows that verify.
 
         num_keys: in the caches of the requests that verify. start: of the first prompt's next part.
+        num_arriving: rows of prompts that arrive, on average, with each step. With fewer, ever more
+        requests would wait.
         """
         limit = self.slowdown * self.costs.round_ms(num_verify_rows, num_keys)
         best = 0
         for size in self.costs.sizes_above(num_verify_rows):
             rows = size - num_verify_rows
             pairs = rows * start + rows * rows // 2
-            if self.costs.mixed_ms(size, num_keys, pairs) > limit:
+            is_slow = self.costs.mixed_ms(size, num_keys, pairs) > limit
+            if is_slow and max(best, LEAST_PROMPT_ROWS) >= num_arriving:
                 break
             best = rows
         return max(best, LEAST_PROMPT_ROWS)

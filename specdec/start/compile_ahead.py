@@ -14,13 +14,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specdec.kernels import KERNEL_NAMES
+from specdec.kernels import KERNEL_NAMES, paged_attention
 from specdec.kernels.compilations import compiling_ahead
-from specdec.kernels.paged_attention import MAX_SPLIT_TOKENS
+from specdec.kernels.paged_attention import plan_launch
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
+from specdec.sizes import TreeShape
 from specdec.step import Acts
 from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.step_sizes import Step
@@ -34,8 +35,7 @@ FLAGS = (
     SamplingFlags(logprobs=1),
     EVERYTHING,
 )
-# of the longest prompt in a chunk; what they leave out is in kernels/rarities.py
-ATTENTION_ROWS = (1, MAX_SPLIT_TOKENS, MAX_SPLIT_TOKENS + 1)
+ATTENTION_ROWS = range(1, 34)  # of the longest prompt in a chunk; more are cut like the last
 LOGPROB_ROWS = (1, 2, 16, 17, 32, 33, 48, 65, 112)  # of prompts, up to logprobs.ROWS_AT_ONCE
 
 
@@ -76,12 +76,47 @@ def forwards(runner: Runner) -> Iterator[Step]:
     most = min(sizes.max_num_rows, sizes.max_num_seqs * longest)
     for rows in counts_by_kind(1, most):
         yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
-    for count in (1, sizes.max_num_seqs):
-        for length in ATTENTION_ROWS:
-            yield chunk(runner, length, count)
-        for query_len in uniform_rounds(runner):
-            yield round_of(runner, count, query_len)
+    for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
+        yield chunk(runner, length, count)
+    rounds = uniform_rounds(runner)
+    for query_len, count in attention_cuts(runner, rounds, sizes.max_num_rows, sizes.tree):
+        yield round_of(runner, count, query_len)
+    yield from long_prompts(runner)
     yield from shared_rounds(runner)
+
+
+def attention_cuts(
+    runner: Runner, query_lens: Iterable[int], max_rows: int, tree: TreeShape | None = None
+) -> Iterable[tuple[int, int]]:
+    """Of each kind of launch: rows of each request, and a number of requests.
+
+    tree: what rows after the first are nodes of; None: they are chains, or prompts
+    """
+    found: dict[object, tuple[int, int]] = {}
+    for query_len in query_lens:
+        most = min(runner.sizes.max_num_seqs, max(max_rows // query_len, 1))
+        for count in range(1, most + 1):
+            kind = tuple(_attention_kinds(runner, count, query_len, tree))
+            found.setdefault(kind, (query_len, count))
+    return found.values()
+
+
+def _attention_kinds(
+    runner: Runner, count: int, query_len: int, tree: TreeShape | None
+) -> Iterator[object]:
+    passes = [(query_len, False)]
+    if tree is not None and query_len > 1:  # nodes, the draft's levels, accepted paths
+        passes = [(query_len, True), (tree.top_k, True), (tree.max_depth + 1, False)]
+    for heads in runner.heads:
+        for rows, has_paths in passes:
+            yield plan_launch(count, rows, heads, has_paths).kind
+
+
+def long_prompts(runner: Runner) -> Iterator[Step]:
+    """A chunk for the kernel of prompts, whatever the query heads of a kv head."""
+    more_than = paged_attention.PROMPT_MORE_THAN
+    if more_than is not None:
+        yield chunk(runner, more_than + 1, 1)
 
 
 def samplings(runner: Runner) -> Iterator[Step]:
@@ -135,7 +170,8 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
     sizes = runner.sizes
     if sizes.is_adaptive:  # any share of the rows and any number of prompts that end
         most = sizes.max_model_len
-        for rows in counts_by_kind(1, sizes.max_verify_rows + sizes.max_num_seqs - 1):
+        decided = min(sizes.max_verify_rows + sizes.max_num_seqs - 1, sizes.max_num_rows)
+        for rows in counts_by_kind(1, decided):
             if rows > 1:
                 parts = padding_parts(runner, [1])
                 yield runner.step_of([-1], parts, most, flags, None, rows - 1, num_levels=2)
@@ -194,9 +230,11 @@ def prompts(
     lengths: Sequence[int],
     flags: SamplingFlags = GREEDY,
     num_logprobs: int | None = None,
+    num_levels: int | None = None,
 ) -> Step:
-    """A step of prompts without state rows."""
-    return runner.step_of((), padding_parts(runner, lengths, num_logprobs), 0, flags, None)
+    """A step of prompts without state rows. num_levels: of drafts after it, None: K."""
+    parts = padding_parts(runner, lengths, num_logprobs)
+    return runner.step_of((), parts, 0, flags, None, 0, num_levels)
 
 
 def padding_parts(

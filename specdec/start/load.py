@@ -134,16 +134,17 @@ def assemble(
         tokenizer, runner.sizes, target.vocab_size, eos_token_ids, seed, rule, guides=guides
     )
     is_gpu = runner.device.type == "cuda"
+    costs = measure_costs(runner) if is_gpu else None
     planner = None
     if runner.sizes.is_adaptive:
         shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
-        planner = RowPlanner(measure_round_costs(runner), shapes, num_levels)
+        planner = RowPlanner(measure_round_costs(runner, costs), shapes, num_levels)
     return Engine(
         runner,
         intake,
         use_prefix_cache=use_prefix_cache,
         num_steps_ahead=int(is_gpu if is_async is None else is_async),
-        budget=PromptBudget(costs=measure_costs(runner), slowdown=slowdown) if is_gpu else None,
+        budget=None if costs is None else PromptBudget(costs=costs, slowdown=slowdown),
         planner=planner,
     )
 

@@ -1,5 +1,6 @@
 """What steps cost on this GPU, by a few runs of each at the start."""
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,9 @@ from specdec.stepping.step_sizes import Step
 
 logger = logging.getLogger("specdec")
 
-NUM_MIXED = 8  # sizes of steps with prompts
-NUM_ROUNDS = 8  # sizes of rounds whose rows are shared out
-REPEATS = 3  # of each of these
-SOME_LEVELS = 3  # of the draft, where their number varies
+REPEATS = 3  # of each size; the one between the fastest and the slowest counts
+NUM_LEVELS = 4  # numbers of requests for which a level of the draft is timed
+SOME_LEVELS = 3
 LONG_CONTEXT = 4096
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
 # as it takes to launch op by op. Larger steps hide their launches.
@@ -43,77 +43,84 @@ def largest_captured(runner: Runner) -> int:
 
 
 def measure_costs(runner: Runner) -> StepCosts:
-    """The costs of an engine's steps. Nothing is being served yet: the state rows are written."""
+    """The costs of an engine's steps. Nothing is being served yet: the state rows are written.
+
+    Where the number of levels varies, of steps that draft one.
+    """
     began = time.perf_counter()
-    rounds = list(_rounds(runner))
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
     with compiling_is_expected():
+        rounds = {step.num_verify_rows: _ms(runner, step) for step in _rounds(runner)}
+        counts = _of_classes(tokens) or [LEAST_PROMPT_ROWS]
+        prompts = {step.num_tokens: step for step in (_prompt(runner, n) for n in counts)}
+        mixed = {rows: _ms(runner, step) for rows, step in prompts.items()}
         costs = StepCosts(
-            rounds=tuple((step.num_verify_rows, _ms(runner, step)) for step in rounds),
-            mixed=_mixed(runner, _spread(tokens, NUM_MIXED) or [LEAST_PROMPT_ROWS]),
+            rounds=tuple(rounds.items()),
+            mixed=tuple(mixed.items()),
+            ms_per_key=_ms_per_key(runner),
+            ms_per_pair=_ms_per_pair(runner),
         )
-        costs = replace(costs, ms_per_key=_ms_per_key(runner), ms_per_pair=_ms_per_pair(runner))
     for counters in runner.graphs.counters().values():
         counters.forget_batches()
     seconds = time.perf_counter() - began
-    line = ", ".join(f"{rows}: {ms:.1f}" for rows, ms in costs.mixed)
     if runner.graphs.target.prefill.counters.captures:
         largest = runner.graphs.target.prefill.sizes.tokens[-1]
         logger.info("steps with prompts run in graphs up to %d rows", largest)
-    logger.info("steps with prompts, ms by rows: %s (measured in %.2f s)", line, seconds)
+    logger.info("rounds, ms by rows: %s", _listed(costs.rounds))
+    logger.info("steps with prompts: %s (measured in %.2f s)", _listed(costs.mixed), seconds)
     return costs
 
 
-def measure_round_costs(runner: Runner) -> RoundCosts:
-    """What rounds cost whose rows are shared out."""
+def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
+    """What it costs to draft more or fewer levels. steps: as measured above."""
+    assert steps is not None, "costs are measured on a GPU"
+    began = time.perf_counter()
     with compiling_is_expected():
-        few, many = (
-            {step.num_verify_rows: _median_ms(runner, step) for step in _rounds(runner, levels)}
-            for levels in (1, SOME_LEVELS)
-        )
-        requests = {shape[1]: shape[0] for shape in _shapes(runner)}
-        levels = {
-            requests[rows]: max(many[rows] - ms, 0.0) / (SOME_LEVELS - 1)
-            for rows, ms in few.items()
-        }
         assert runner.graphs.target.plain is not None, "no rounds without drafts"
-        counts = _spread(runner.graphs.target.plain.sizes.requests, NUM_ROUNDS)
-        plain = tuple((n, _median_ms(runner, _round(runner, [-1] * n, 0))) for n in counts)
-        ms_per_key = _ms_per_key(runner)
+        counts = _of_classes(runner.graphs.target.plain.sizes.requests)
+        plain = tuple((n, _ms(runner, _round(runner, [-1] * n, 0))) for n in counts)
+        levels = tuple((n, _level_ms(runner, n)) for n in _spread(counts, NUM_LEVELS))
     costs = RoundCosts(
-        verify=tuple(few.items()),
+        verify=steps.rounds,
+        mixed=steps.mixed,
         plain=plain,
-        level=tuple(sorted(levels.items())),
-        ms_per_key=ms_per_key,
+        level=levels,
+        ms_per_key=steps.ms_per_key,
     )
-    line = ", ".join(f"{rows}: {ms:.2f}" for rows, ms in costs.verify)
-    logger.info("rounds, ms by rows that verify: %s; plain ones: %s", line, costs.plain)
+    seconds = time.perf_counter() - began
+    lists = _listed(plain), _listed(levels)
+    logger.info("plain rounds: %s; a level of drafts: %s (in %.2f s)", *lists, seconds)
     return costs
 
 
-def _rounds(runner: Runner, num_levels: int | None = None) -> Iterator[Step]:
-    """Rounds of padding, by rows: those of the sizes that are captured."""
-    if runner.sizes.is_adaptive:
-        for num_requests, rows in _shapes(runner):
-            levels = SOME_LEVELS if num_levels is None else num_levels
-            yield _round(runner, [-1] * num_requests, levels, rows)
+def _listed(measured: Measured) -> str:
+    return ", ".join(f"{rows}: {ms:.2f}" for rows, ms in measured)
+
+
+def _of_classes(counts: Sequence[int]) -> list[int]:
+    """Of each class of rows, which share tiles, the largest of these counts, ascending."""
+    return list({row_class(n): n for n in counts}.values())
+
+
+def _level_ms(runner: Runner, num_reqs: int) -> float:
+    rows = min(rows for requests, rows in runner.graphs.shapes if requests >= num_reqs)
+    one, some = (
+        _ms(runner, _round(runner, [-1] * num_reqs, levels, max(rows, num_reqs)))
+        for levels in (1, SOME_LEVELS)
+    )
+    return max(some - one, 0.0) / (SOME_LEVELS - 1)
+
+
+def _rounds(runner: Runner) -> Iterator[Step]:
+    """Rounds of padding, by rows: of each class of rows the most that are captured."""
+    if runner.sizes.is_adaptive:  # the most requests for each number of rows
+        requests = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
+        for rows in _of_classes(sorted(requests)):
+            yield _round(runner, [-1] * requests[rows], 1, rows)
         return
     Q = runner.sizes.query_len
-    sizes = runner.graphs.target.decode.sizes.requests
-    # the most requests of each class of rows, which share tiles
-    for count in {row_class(n * Q): n for n in sizes}.values():
-        yield _round(runner, [-1] * count)
-
-
-def _shapes(runner: Runner) -> list[tuple[int, int]]:
-    """Some of those captured, (requests, rows): the most requests for each number of rows."""
-    shapes = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
-    return [(shapes[rows], rows) for rows in _spread(sorted(shapes), NUM_ROUNDS)]
-
-
-def _mixed(runner: Runner, counts: Sequence[int]) -> Measured:
-    steps = {step.num_tokens: step for step in (_prompt(runner, n) for n in counts)}
-    return tuple((rows, _ms(runner, step)) for rows, step in steps.items())
+    for rows in _of_classes([n * Q for n in runner.graphs.target.decode.sizes.requests]):
+        yield _round(runner, [-1] * (rows // Q))
 
 
 def _round(
@@ -134,7 +141,8 @@ def _prompt(runner: Runner, rows: int) -> Step:
     sizes = runner.sizes
     longest = sizes.max_model_len - 1
     rows = min(rows, sizes.max_num_rows, sizes.max_num_seqs * longest)
-    return prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
+    lengths = [min(longest, rows - at) for at in range(0, rows, longest)]
+    return prompts(runner, lengths, num_levels=1 if sizes.is_adaptive else None)
 
 
 def _ms_per_key(runner: Runner) -> float:
@@ -171,18 +179,22 @@ def _ms_per_pair(runner: Runner) -> float:
     return max(later - first, 0.0) / (rows * start)
 
 
-def _median_ms(runner: Runner, step: Step) -> float:
-    """Of a few runs: what one outlier said would hold for the life of the engine."""
-    return sorted(_ms(runner, step) for _ in range(REPEATS))[REPEATS // 2]
-
-
 def _ms(runner: Runner, step: Step) -> float:
-    return _timed(runner, step)[0]
+    """Of a few runs in a row: what one outlier said would hold for the life of the engine."""
+    marks = [_mark() for _ in range(REPEATS + 1)]
+    with torch.inference_mode():
+        marks[0].record()
+        for mark in marks[1:]:
+            runner.acts.run(step)
+            mark.record()
+    marks[-1].synchronize()
+    times = (float(one.elapsed_time(other)) for one, other in itertools.pairwise(marks))
+    return sorted(times)[REPEATS // 2]
 
 
 def _timed(runner: Runner, step: Step) -> tuple[float, float]:
     """Milliseconds on the device, and until all is launched, of a step right behind another."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    marks = [_mark() for _ in range(2)]
     with torch.inference_mode():
         runner.acts.run(step)
         marks[0].record()
@@ -192,6 +204,10 @@ def _timed(runner: Runner, step: Step) -> tuple[float, float]:
         marks[1].record()
     marks[1].synchronize()
     return marks[0].elapsed_time(marks[1]), launch_ms
+
+
+def _mark() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _spread(sizes: Sequence[int], count: int) -> list[int]:

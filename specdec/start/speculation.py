@@ -38,13 +38,13 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
         assert isinstance(given, int), given
         return Drafting(given, tree=_tree(speculation, given))
     is_auto = given == AUTO
-    wanted = is_auto if speculation.adaptive is None else speculation.adaptive
+    wanted = speculation.adaptive and given != 0
     obstacle = None
     if speculation.acceptance != "exact":
         obstacle = f"acceptance={speculation.acceptance!r} may not look at drafts that it drops"
     elif not has_graphs:
         obstacle = "rounds are measured with graphs on a GPU only"
-    is_adaptive = wanted and obstacle is None and given != 0
+    is_adaptive = wanted and obstacle is None
     if wanted and obstacle is not None:
         number = FIXED_DRAFTS if is_auto else given
         logger.info("%s drafts for every request: %s", number, obstacle)

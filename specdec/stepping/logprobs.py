@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.kernels.log_sum_exp import log_sum_exp
+
 ROWS_AT_ONCE = 128  # of a prompt, whose logits need not all exist at the same time
 
 
@@ -45,7 +47,7 @@ def _copy(part: Tensor) -> Tensor:
 
 def logprobs_of(logits_XV: Tensor, token_X: Tensor, num_top: int) -> StepLogprobs:
     """token_X: the chosen ones; -1 counts as 0."""
-    total_X1 = logits_XV.logsumexp(dim=-1, keepdim=True)
+    total_X1 = log_sum_exp(logits_XV)[:, None]
     chosen_X1 = logits_XV.gather(1, token_X.clamp(min=0)[:, None])
     top_XN, top_ids_XN = logits_XV.topk(min(num_top, logits_XV.shape[1]), dim=-1)
     return StepLogprobs(

@@ -118,7 +118,8 @@ def share_rows_ref(
     prob_KB = torch.where(is_live_KB, state.draft_probs[row_B].t(), -1.0)
     # levels, then slots, in order: a stable sort keeps it among equals
     order_X = prob_KB.flatten().sort(descending=True, stable=True).indices
-    rank_KB = torch.empty_like(order_X).scatter_(0, order_X, torch.arange(K * B)).view(K, B)
+    rank_X = torch.arange(K * B, device=row_B.device)
+    rank_KB = torch.empty_like(order_X).scatter_(0, order_X, rank_X).view(K, B)
     num_left = num_rows - (row_B >= 0).sum()
     count_B = (is_live_KB & (rank_KB < num_left)).sum(dim=0)
     buffers.rows_per_slot[:B] = torch.where(row_B >= 0, 1 + count_B, 0)

@@ -11,6 +11,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from scripts.soak import at_random, rows_are_shared, soak
 from specdec import LLM, SamplingParams
+from specdec.requests.metrics import Counter
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE
@@ -100,6 +101,9 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(
     stats = planner.statistics
     assert 0 < stats.num_wasted < stats.num_rows
     assert stats.measured_tokens > 1.2 * stats.num_rounds
+    counted = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
+    assert counted["specdec:round_tokens_measured"] == stats.measured_tokens
+    assert counted["specdec:round_tokens_predicted"] == pytest.approx(stats.predicted_tokens, abs=1)
 
 
 @pytest.mark.parametrize("plans", [None, [(9, 2), (9, 0)] * 60])

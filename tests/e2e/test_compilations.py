@@ -35,6 +35,7 @@ def params(rng: random.Random) -> SamplingParams:
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, k, enforce_eager):
     speculation = {"model": draft, "num_speculative_tokens": k, "acceptance": acceptance}
+    speculation["adaptive"] = k == "auto"
     rng = random.Random(3)
     llm = LLM("demo", speculation, max_num_seqs=40, enforce_eager=enforce_eager, num_kv_blocks=500)
     for count, longest in ((1, 5), (3, 1500), (40, 80), (90, 300)):

@@ -21,7 +21,7 @@ def make():
     """make(**options): a new engine with the EAGLE-3 draft."""
 
     def build(k=K, **options):
-        draft = {"model": "demo", "num_speculative_tokens": k}
+        draft = {"model": "demo", "num_speculative_tokens": k, "adaptive": False}
         return LLM(
             "demo", draft, **{"max_num_seqs": 4, "max_model_len": 320, "device": "cpu", **options}
         )

@@ -24,6 +24,7 @@ def tree_of(draft, shape):
         "num_speculative_tokens": shape.num_levels,
         "top_k": shape.top_k,
         "num_draft_tokens": shape.num_rows - 1,
+        "adaptive": False,
     }
 
 
@@ -454,7 +455,7 @@ def test_perfect_trees_are_accepted_whole_and_garbage_is_not(
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_sampled_trees_accept_more_than_chains_of_as_many_rows(prompts, temperature):
     def acceptance_length(**shape):
-        draft = {"model": "demo/eagle3", **shape}
+        draft = {"model": "demo/eagle3", "adaptive": False, **shape}
         llm = LLM("demo", draft, max_num_seqs=24, max_model_len=512, device="cpu")
         params = [
             SamplingParams(temperature=temperature, seed=seed, max_tokens=160, ignore_eos=True)

@@ -94,7 +94,8 @@ def test_a_revision_of_a_local_directory_has_no_effect_and_says_so(caplog):
 
 
 def test_a_draft_may_name_its_parallel_size_as_in_vllm():
-    assert SpeculativeConfig("demo", draft_tensor_parallel_size=1).num_speculative_tokens == 3
+    config = SpeculativeConfig("demo", draft_tensor_parallel_size=1)
+    assert config.num_speculative_tokens == "auto"
     with pytest.raises(ValueError, match="draft_tensor_parallel_size=2: only 1"):
         SpeculativeConfig("demo", draft_tensor_parallel_size=2)
     with pytest.raises(ValueError, match="SpeculativeConfig does not take modle"):

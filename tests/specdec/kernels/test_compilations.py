@@ -10,14 +10,14 @@ import torch
 from triton import JITFunction
 from triton.runtime._async_compile import active_mode
 
-from specdec.kernels import compilations, paged_attention
+from specdec.kernels import compilations, paged_attention, rarities
 from specdec.kernels.compilations import (
     _watch,
     by_launcher,
     compiling_ahead,
     compiling_is_expected,
 )
-from specdec.kernels.rarities import RARITIES
+from specdec.kernels.rarities import Rarity
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,15 @@ def hook(monkeypatch):
     return compilations.triton.knobs.runtime.jit_post_compile_hook
 
 
+@pytest.fixture
+def rarity(monkeypatch):
+    """The only one on the list."""
+    constants = {"GROUP": 4, "TOKENS": 4, "IS_SPLIT": False}
+    rarity = Rarity(kernel="_paged_attention_kernel", constants=constants)
+    monkeypatch.setattr(rarities, "RARITIES", (rarity,))
+    return rarity
+
+
 def compiled(name: str, **constants: object) -> dict[str, object]:
     """What Triton says of a kernel; its first argument is no constant."""
     function = SimpleNamespace(arg_names=["out_ptr", *constants])
@@ -85,8 +94,7 @@ def test_only_compilations_outside_a_start_are_counted_and_logged(hook, caplog):
     assert compilations.compilations().unexpected == {"_add_kernel": 1}
 
 
-def test_rare_kernels_are_counted_apart_and_give_no_warning(hook, caplog):
-    rarity = RARITIES[0]
+def test_rare_kernels_are_counted_apart_and_give_no_warning(hook, caplog, rarity):
     hook(**compiled(rarity.kernel, **rarity.constants, G=8))
     assert (hook.rare, hook.unexpected) == ({rarity.kernel: 1}, {})
     assert caplog.messages == []  # without level "info"
@@ -100,8 +108,7 @@ def test_a_second_start_keeps_the_counts(hook):
     assert compilations.compilations() is hook
 
 
-def test_the_hook_understands_what_triton_calls_it_with(hook):
-    rarity = RARITIES[0]
+def test_the_hook_understands_what_triton_calls_it_with(hook, rarity):
     function = JITFunction(paged_attention._paged_attention_kernel.fn)
     index = {name: i for i, name in enumerate(function.arg_names)}
     options = dict.fromkeys(("num_ctas", "num_stages", "enable_fp_fusion", "extern_libs"))

@@ -231,8 +231,8 @@ def test_enough_requests_share_no_splits_and_keep_their_bits(device, query_len, 
     dtype = torch.float16 if device == "cpu" else BF16
     q, cache, rows = attention_case((300, 64, 1100), (query_len,) * 3, 8, 2, 32, device, dtype)
     outs, spaces = [], []
-    for many_warps in (1 << 30, 1):
-        monkeypatch.setattr(attention, "MANY_WARPS", many_warps)
+    for full in (1 << 30, 1):
+        monkeypatch.setattr(attention, "FULL", full)
         space = torch.full((workspace_size(len(q), 8, 32, 1100),), torch.nan, device=device)
         outs.append(torch.full_like(q, torch.nan))
         launch_paged_attention(q, outs[-1], cache, replace(rows, workspace=space))
@@ -244,7 +244,18 @@ def test_enough_requests_share_no_splits_and_keep_their_bits(device, query_len, 
 
 
 @pytest.mark.parametrize(
-    "keys, count", [(1, 1), (64, 1), (65, 2), (1024, 16), (1025, 17), (8192, 30), (8193, 31)]
+    "keys, count",
+    [
+        (1, 1),
+        (64, 1),
+        (65, 2),
+        (1024, 16),
+        (1025, 17),
+        (1281, 18),
+        (8192, 44),
+        (8193, 45),
+        (8705, 46),
+    ],
 )
 def test_splits_cover_the_context(keys, count):
     assert num_splits(keys) == count

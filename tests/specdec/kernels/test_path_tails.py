@@ -20,7 +20,7 @@ from specdec.kernels.paged_attention import (
 from specdec.kernels.path_tails import Paths
 from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 
-BORDERS = (63, 64, 65, 1023, 1024, 1025, 8191, 8192, 8193)
+BORDERS = (63, 64, 65, 1023, 1024, 1025, 1280, 8191, 8192, 8193, 8704)
 GROUPS = (1, 2, 4, 5, 7, 8)
 FP16, BF16 = torch.float16, torch.bfloat16
 # each group compiles some nine kernels
@@ -36,7 +36,7 @@ def device(exact_device):
 def cut(request, monkeypatch):
     """Both ways to cut the keys, of trees and of plain rows."""
     if request.param != "splits are shared":
-        monkeypatch.setattr(attention, "MANY_WARPS", 1)
+        monkeypatch.setattr(attention, "FULL", 1)
 
 
 def dtypes(device):
@@ -216,6 +216,6 @@ def test_a_captured_pass_follows_other_trees(backend):
 
 
 def test_rows_without_paths_are_cut_as_ever():
-    case = tree_case([chain(100, 40)])
-    assert not attention.plan_launch(replace(case.tree, paths=None), 4, 8).is_split
-    assert attention.plan_launch(case.tree, 4, 8).is_split
+    heads = attention.Heads(4, 8, 128, 2)
+    assert not attention.plan_launch(1, 40, heads).is_split
+    assert attention.plan_launch(1, 40, heads, has_paths=True).is_split

@@ -12,13 +12,15 @@ from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.paged_attention import (
     PROMPT_TILES,
     QUERY_TILES,
+    Heads,
     QueryRows,
     QueryTile,
     launch_paged_attention,
+    plan_launch,
     query_tile,
 )
+from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
 
-S = 64
 SMALL = QueryTile(0, 16, 2)
 TILES = [
     QueryTile(0, rows, num_warps, skips_masks)
@@ -34,7 +36,6 @@ TILES = [
     )
     for skips_masks in (False, True)
 ]
-FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 # lengths of the requests and how many of their last rows ask: a chunk, and rounds at all borders
 CHUNK = (1100, 64, 2210, 8260), (1100, 64, 129, 70)
 ROUND = (1, 63, 64, 65, 130, 1023, 1024, 1025, 1600, 8191, 8192, 8193, 10300), (1,) * 13
@@ -53,47 +54,9 @@ GPU_CASES = [
 ]
 
 
-def values(kind: str, *shape: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Of q, k or v."""
-    x = torch.randn(*shape, device=device)
-    tiny = 2e-7 if dtype == FP16 else 1e-39  # subnormal in the cache's type
-    scales = {"large": 30.0, "small": 1e-3, "subnormal": tiny}
-    if kind == "positive":
-        x = x.abs()
-    if kind == "cancelling":
-        x = x + 100.0 * torch.randint(0, 2, shape, device=device).mul(2).sub(1)
-    return (x * scales.get(kind, 1.0)).to(dtype)
-
-
-def case(kind, extents, *, group, G, C, dtype, device) -> tuple[Tensor, Tensor, QueryRows]:
-    """Requests of these lengths, asked by their last rows; unwritten slots are NaN."""
-    lengths, query_lens = extents
-    M = -(-max(lengths) // S)
-    num_blocks = len(lengths) * M
-    how = {"dtype": dtype, "device": device}
-    cache = torch.full((2, num_blocks + 1, G, S, C), torch.nan, **how)
-    table = torch.randperm(num_blocks, device=device).view(-1, M)
-    for row, length in zip(table, lengths, strict=True):
-        kv = values(kind, 2, M * S, G, C, **how).unflatten(1, (M, S)).transpose(2, 3)
-        cache[:, row] = kv
-        cache[:, row[-(-length // S) :]] = torch.nan
-        cache[:, row[(length - 1) // S], :, (length - 1) % S + 1 :] = torch.nan
-    ends = zip(lengths, query_lens, strict=True)
-    positions = [position for end, count in ends for position in range(end - count, end)]
-    starts = [sum(query_lens[:b]) for b in range(len(lengths) + 1)]
-    rows = QueryRows(
-        block_table=torch.cat([table, torch.full((1, M), num_blocks, device=device)]),
-        idx_mapping=torch.arange(len(lengths), device=device),
-        positions=torch.tensor(positions, device=device),
-        query_start_loc=None if len({*query_lens}) == 1 else torch.tensor(starts, device=device),
-        max_query_len=max(query_lens),
-        max_seq_len=max(lengths),
-    )
-    return values(kind, len(positions), G * group, C, **how), cache, rows
-
-
 def attend(monkeypatch, tile: QueryTile, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
     monkeypatch.setattr(attention, "QUERY_TILES", (tile,))
+    monkeypatch.setattr(attention, "PROMPT_MORE_THAN", None)
     rows.launches.clear()
     out = torch.full_like(q, torch.nan)
     launch_paged_attention(q, out, cache, rows)
@@ -160,12 +123,22 @@ def difference(found: Tensor, expected: Tensor) -> str:
     return f"{int(rows.sum())} of {len(rows)} rows, at most {most:.3g}"
 
 
-def test_tiles_are_those_of_old_and_a_prompt_tile_can_be_added(monkeypatch):
-    assert [query_tile(rows)[1:3] for rows in (1, 16, 17, 100_000)] == [
-        (16, 2),
-        (16, 2),
-        (32, 4),
-        (32, 4),
-    ]
+def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
+    heads = Heads(4, 8, 128, 2)
+
+    def rows_of_tiles(heads: Heads) -> list[int]:
+        return [query_tile(rows, heads).rows for rows in (1, 16, 17, 32, 33, 100_000)]
+
+    assert rows_of_tiles(heads) == [16, 16, 32, 32, 64, 64]
+    assert rows_of_tiles(heads._replace(C=256)) == [16, 16, 32, 32, 32, 32]
+    assert rows_of_tiles(heads._replace(itemsize=4)) == [16, 16, 32, 32, 32, 32]
     monkeypatch.setattr(attention, "QUERY_TILES", (*QUERY_TILES, PROMPT_TILES[-1]))
-    assert [query_tile(rows).rows for rows in (16, 1024, 1025)] == [16, 32, 128]
+    assert [query_tile(rows, heads).rows for rows in (16, 1024, 1025)] == [16, 64, 128]
+
+
+def test_programs_decide_who_shares_splits_and_how_many_warps_each_has():
+    plans = [plan_launch(B, 4, Heads(4, 8, 128, 2)) for B in (1, 31, 32, 63, 64)]
+    assert [plan.is_split for plan in plans] == [True, True, False, False, False]
+    assert [plan.num_warps for plan in plans] == [4, 4, 4, 4, 2]
+    assert [plan.num_long for plan in plans] == [0, 0, 31, 31, 31]
+    assert plan_launch(64, 17, Heads(4, 8, 128, 2)).num_long == 0  # prompts

@@ -10,8 +10,14 @@ from hypothesis import given, settings
 
 from specdec.scheduling.gains import GainCurves
 from specdec.scheduling.round_history import RoundOutcome
-from specdec.scheduling.round_options import RowSizes, round_options
-from specdec.scheduling.row_planner import RoundPlan, RowPlanner
+from specdec.scheduling.round_options import (
+    Requests,
+    RoundOptions,
+    RowSizes,
+    mixed_options,
+    round_options,
+)
+from specdec.scheduling.row_planner import PromptLoad, RoundPlan, RowPlanner
 from specdec.scheduling.step_costs import RoundCosts
 from tests.specdec.scheduling.draft_world import COSTS, SHAPES, World
 
@@ -48,6 +54,11 @@ def rising_costs(draw):
     )
 
 
+def rounds_of(costs, shapes, curves, num_requests, num_drafting):
+    rows = RowSizes(shapes).of(num_requests)
+    return round_options(costs, rows, curves, Requests(num_requests, num_drafting))
+
+
 def top_sum(sample, num_levels, num_rows, num_requests):
     """The n largest of each group of num_requests, averaged; rows between two of them by share."""
     size = min(num_requests, len(sample))
@@ -78,7 +89,8 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     sample = np.cumprod(rng.random((rng.integers(8, 40), K)) ** rng.exponential(), axis=1)
     num_drafting = max(1, int(share * num_requests))
     curves = GainCurves(sample, num_drafting)
-    options = round_options(costs, RowSizes(GRID), curves, num_requests, num_drafting)
+    rounds = rounds_of(costs, GRID, curves, num_requests, num_drafting)
+    options = RoundOptions(rounds, rounds)
     keys_ms = costs.ms_per_key * num_keys
     padded = min(b for b, _ in GRID if b >= num_requests)
     sizes = sorted(rows for b, rows in GRID if b == padded)
@@ -103,10 +115,82 @@ def test_the_choice_is_that_of_an_exhaustive_search(
         ms = dict(costs.plain)[num_requests] if is_plain else dict(costs.verify)[rows]
         return tokens(num_live, rows) - rate * ms
 
-    chosen = options.best_rows(num_live, levels, rate)
+    chosen = rounds.best_rows(num_live, levels, rate)
     assert chosen in sizes
     assert worth(chosen) == pytest.approx(max(map(worth, sizes)))
     assert all(rows >= chosen or rows < num_requests + num_drafting * num_live for rows in sizes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    costs=rising_costs(),
+    seed=st.integers(0, 10**6),
+    num_requests=st.integers(1, 16),
+    num_prompt_rows=st.integers(1, 60),
+    eighths=st.integers(1, 8),
+)
+def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
+    costs, seed, num_requests, num_prompt_rows, eighths
+):
+    rng = np.random.default_rng(seed)
+    sample = np.cumprod(rng.random((30, K)) ** rng.exponential(), axis=1)
+    curves = GainCurves(sample, num_requests)
+    requests = Requests(num_requests, num_requests)
+    rounds = rounds_of(costs, GRID, curves, *requests)
+    most = int(rounds.rows[-1])
+    mixed = mixed_options(costs, most, curves, requests, num_prompt_rows)
+    share = eighths / 8
+    sizes = dict(costs.verify)
+    fill = {rows - num_prompt_rows for rows in sizes}
+    rows_of_mixed = {rows for rows in fill if num_requests < rows < most} | {num_requests, most}
+    assert set(mixed.rows) == rows_of_mixed
+
+    def tokens(levels, rows):
+        return num_requests + top_sum(sample, levels, rows - num_requests, num_requests)
+
+    def mixed_ms(rows):
+        return costs.mixed_ms(rows + num_prompt_rows)
+
+    def rate(levels, rows, mixed_rows):
+        level_ms = (levels - 1) * costs.level[0][1]
+        ms = (1 - share) * sizes[rows] + share * mixed_ms(mixed_rows) + level_ms
+        both = tokens(levels, rows), tokens(levels, mixed_rows)
+        return ((1 - share) * both[0] + share * both[1]) / ms
+
+    plain_mixed_ms = max(mixed_ms(num_requests) - costs.level[0][1], 0.0)
+    plain_ms = (1 - share) * dict(costs.plain)[num_requests] + share * plain_mixed_ms
+    every = [
+        rate(levels, rows, mixed_rows)
+        for levels in range(1, K + 1)
+        for rows in rounds.rows.tolist()
+        for mixed_rows in rows_of_mixed
+    ]
+    levels, found = RoundOptions(rounds, mixed, share).steady(0.0)
+    assert found == pytest.approx(max(*every, num_requests / plain_ms))
+    assert (levels == 0) == (num_requests / plain_ms >= max(every))
+
+
+def test_rows_that_verify_make_room_for_prompts_in_the_tiles_of_a_step():
+    planner = RowPlanner(COSTS, SHAPES, 8)
+    for _ in range(40):
+        planner.plan(64, 64, 3, 0)
+        planner.observe(outcome(64, num_live=3, num_accepted=1, num_levels=8))
+    alone = planner.plan(64, 64, 3, 0).num_rows
+    assert alone in dict(COSTS.verify)
+    beside = planner.plan(64, 64, 3, 0, 50).num_rows
+    assert beside + 50 in dict(COSTS.verify)
+    assert beside != alone
+
+
+def test_the_load_of_prompts_is_a_running_average():
+    load = PromptLoad()
+    assert load.rounded == (0, 0)
+    for i in range(400):
+        load.add(100 if i % 2 else 0)
+    assert load.rounded == (4, 128)
+    for _ in range(400):
+        load.add(0)
+    assert load.rounded == (0, 128)
 
 
 def test_rows_of_drafts_that_exist_are_worth_the_best_rate_not_their_own():
@@ -114,7 +198,7 @@ def test_rows_of_drafts_that_exist_are_worth_the_best_rate_not_their_own():
     # 0.25. At 1.2 tokens a millisecond 0.3 ms are worth the first rows and not the second ones.
     costs = RoundCosts(verify=((4, 3.0), (8, 4.2), (12, 5.4)), plain=((4, 9.0),), level=((4, 0.1),))
     curves = GainCurves(np.full((20, 2), [0.5, 0.25]), 4)
-    options = round_options(costs, RowSizes([(4, 4), (4, 8), (4, 12)]), curves, 4, 4)
+    options = rounds_of(costs, [(4, 4), (4, 8), (4, 12)], curves, 4, 4)
     assert options.best_rows(2, 1, 1.2) == 8  # by its own rate: 4 rows, 4 / 3.0 tokens a ms
     assert options.best_rows(2, 1, 0.5) == 12
     assert options.best_rows(2, 1, 2.0) == 4
@@ -123,7 +207,7 @@ def test_rows_of_drafts_that_exist_are_worth_the_best_rate_not_their_own():
 def test_no_rows_beyond_those_of_all_drafts_even_if_they_are_measured_as_faster():
     costs = RoundCosts(verify=((8, 5.0), (16, 1.0)), plain=((4, 9.0),), level=((4, 0.1),))
     curves = GainCurves(np.full((20, 2), 0.9), 4)
-    options = round_options(costs, RowSizes([(4, 4), (4, 8), (4, 16)]), curves, 4, 4)
+    options = rounds_of(costs, [(4, 4), (4, 8), (4, 16)], curves, 4, 4)
     assert options.best_rows(1, 1, 0.5) == 8
 
 

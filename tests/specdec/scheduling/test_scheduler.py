@@ -195,6 +195,19 @@ def test_the_last_sample_is_preempted_before_another_request():
     assert (first.stats.num_preemptions, made.pool.num_free) == (0, 8)
 
 
+def test_where_more_arrives_than_the_budget_allows_no_queue_builds_up():
+    slow = StepCosts(rounds=((8, 1.0),), mixed=((64, 1.4), (128, 3.0), (256, 6.0)))
+    budget = PromptBudget(costs=slow, slowdown=1.5)
+    made = scheduler(num_blocks=4000, max_num_seqs=8, budget=4096, prompt_budget=budget)
+    waiting = []
+    for number in range(400):
+        while len(made.waiting) + len(made.prefilling) + len(made.running) < 8:
+            added(made, request(number, 200, max_tokens=6))
+        step(made)
+        waiting.append(len(made.prefilling))
+    assert sum(waiting[-100:]) / 100 < 3  # of 8; with 64 rows for each step, 7
+
+
 def test_prompts_ride_in_every_step_in_order():
     made = scheduler(max_num_seqs=4)
     added(made, request(1, 4), request(2, 23), request(3, 3))

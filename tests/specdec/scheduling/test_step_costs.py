@@ -48,3 +48,11 @@ def test_no_more_and_no_fewer_rows_ride_than_the_slowdown_allows(
 def test_a_long_wait_lets_more_ride():
     rows = [PromptBudget(costs=COSTS, slowdown=each).rows(128, 0, 0) for each in (1.0, 1.9, 3.4)]
     assert rows == [LEAST_PROMPT_ROWS, 384, 896]
+
+
+def test_as_many_ride_as_arrive_on_average_whatever_the_wait():
+    budget = PromptBudget(costs=COSTS, slowdown=1.5)
+    assert [budget.rows(256, 0, 0, each) for each in (0, 64, 65, 256, 257)] == [
+        *(LEAST_PROMPT_ROWS, LEAST_PROMPT_ROWS),
+        *(256, 256, 768),
+    ]

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import specdec
+from specdec.kernels import paged_attention
+from specdec.kernels.paged_attention import Heads
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.families import shared_shapes
 from specdec.requests.sampling_flags import GREEDY
@@ -58,6 +60,7 @@ def chunks():
         runner = SimpleNamespace(
             sizes=sizes,
             graphs=SimpleNamespace(shapes=()),
+            heads=(Heads(4, 8, 128, 2),),
             step_of=lambda rows, parts, *_: found.append(parts) if parts else None,
         )
         list(forwards(runner))
@@ -77,6 +80,16 @@ def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, m
     most = min(budget + max_num_seqs * (K + 1), max_num_seqs * (max_model_len - 1))
     every = {kind(rows) for rows in range(1, most + 1)}
     assert {kind(sum(part.length for part in parts)) for parts in found} == every
+
+
+@pytest.mark.parametrize("max_model_len, longest", [(4096, 1025), (512, 511)])
+def test_the_kernel_of_prompts_is_compiled_ahead(chunks, monkeypatch, max_model_len, longest):
+    """With as many query rows as it needs at one query head, or as many as a step may have."""
+    without = chunks(max_model_len, 8192, 1, 0)
+    monkeypatch.setattr(paged_attention, "PROMPT_MORE_THAN", 1024)
+    found = chunks(max_model_len, 8192, 1, 0)
+    assert len(found) == len(without) + 1
+    assert [part.length for part in found[-1]] == [longest]
 
 
 def test_each_kind_of_prompt_rows_with_logprobs_is_compiled_ahead():
@@ -166,3 +179,18 @@ def test_each_kind_of_decided_rows_is_compiled_ahead(max_num_seqs, K):
     # of requests that verify and prompts that end, together at most max_num_seqs
     pairs = ((v, e) for v in range(max_num_seqs) for e in range(1, max_num_seqs - v + 1))
     assert found >= {kind(v * (K + 1) + e) for v, e in pairs}
+
+
+def test_steps_compiled_ahead_fit_into_the_buffers_of_an_engine_with_tiny_chunks():
+    sizes = EngineSizes(
+        max_model_len=64,
+        max_num_batched_tokens=1,
+        max_num_seqs=6,
+        num_kv_blocks=1,
+        num_speculative_tokens=1,
+        is_adaptive=True,
+    )
+    runner = SimpleNamespace(
+        sizes=sizes, step_of=lambda rows, parts, *given, **_: given[3] + len(parts)
+    )
+    assert max(mixed_steps(runner, GREEDY)) <= sizes.max_num_rows == 13

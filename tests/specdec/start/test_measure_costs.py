@@ -8,6 +8,7 @@ import pytest
 
 from scripts.soak import rows_are_shared
 from specdec import LLM
+from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS
 from specdec.start import measure_costs
 from specdec.start.measure_costs import _spread
@@ -18,8 +19,8 @@ def test_a_few_sizes_stand_for_many():
     assert _spread([8, 16], 6) == [8, 16]
 
 
-def test_costs_of_rounds_are_told_apart_by_rows_and_levels(monkeypatch):
-    """A round of N rows takes N ms, a level 0.5 ms more by request, a plain one 0.25 ms less."""
+def test_costs_of_steps_are_told_apart_by_rows_and_levels(monkeypatch):
+    """A step of N rows takes N ms, a level 0.5 ms more by request, a plain one 0.25 ms less."""
     with rows_are_shared():
         draft = {"model": "demo", "num_speculative_tokens": "auto"}
         runner = LLM("demo", draft, max_num_seqs=20, max_model_len=64, device="cpu").engine.runner
@@ -27,19 +28,25 @@ def test_costs_of_rounds_are_told_apart_by_rows_and_levels(monkeypatch):
     def ms(_, step):
         if step.num_levels == 0:
             return step.num_reqs - 0.25
-        return step.num_verify_rows + 0.5 * step.num_reqs * (step.num_levels - 1)
+        return step.num_tokens + 0.5 * step.num_reqs * (step.num_levels - 1)
 
     monkeypatch.setattr(measure_costs, "_ms", ms)
     monkeypatch.setattr(measure_costs, "_ms_per_key", lambda _: 0.5)
-    costs = measure_costs.measure_round_costs(runner)
+    monkeypatch.setattr(measure_costs, "_ms_per_pair", lambda _: 0.0)
+    steps = measure_costs.measure_costs(runner)
+    costs = measure_costs.measure_round_costs(runner, steps)
     rows = [count for count, _ in costs.verify]
-    assert rows == sorted(rows)
-    assert (rows[0], rows[-1]) == (1, 180)
-    assert len(rows) <= measure_costs.NUM_ROUNDS
-    assert all(ms == count for count, ms in costs.verify)
+    classes = [row_class(count) for count in rows]
+    assert classes == sorted(set(classes))
+    captured = {count for _, count in runner.graphs.shapes}
+    assert set(rows) <= captured
+    assert {row_class(count) for count in captured} == set(classes)
+    assert rows[-1] == 180
+    assert all(ms == count for count, ms in (*costs.verify, *costs.mixed))
+    assert (costs.verify, costs.mixed) == (steps.rounds, steps.mixed)
     assert all(ms == 0.5 * count for count, ms in costs.level)
     assert all(ms == count - 0.25 for count, ms in costs.plain)
-    assert (costs.plain[0][0], costs.plain[-1][0]) == (1, 20)
+    assert costs.plain[-1][0] == costs.level[-1][0] == 20
     assert costs.ms_per_key == 0.5
 
 
@@ -48,20 +55,19 @@ def test_an_adaptive_engine_measures_its_rounds(caplog):
     caplog.set_level(logging.INFO, "specdec")
     llm = LLM("demo", {"model": "demo", "num_speculative_tokens": "auto"}, max_num_seqs=64)
     costs = llm.engine.planner._costs
-    assert "rounds, ms by rows that verify" in caplog.text
+    assert "a level of drafts" in caplog.text
     assert {rows for rows, _ in costs.verify} <= {
         rows for _, rows in llm.engine.runner.graphs.shapes
     }
     assert all(0.05 < ms < 1000 for _, ms in (*costs.verify, *costs.plain))
     assert all(0 <= ms < 10 for _, ms in costs.level)
-    assert costs.plain[0][1] < costs.verify[0][1]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("k", [0, 3])
 def test_costs_are_of_the_steps_that_are_captured(k, caplog):
     caplog.set_level(logging.INFO, "specdec")
-    speculation = {"model": "demo", "num_speculative_tokens": k} if k else None
+    speculation = {"model": "demo", "num_speculative_tokens": k, "adaptive": False} if k else None
     llm = LLM("demo", speculation, max_num_seqs=16, num_kv_blocks=200)
     costs = llm.engine.scheduler.budget.costs
     rounds, mixed = ([rows for rows, _ in each] for each in (costs.rounds, costs.mixed))

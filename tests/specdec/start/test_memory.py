@@ -1,12 +1,14 @@
 """A GPU's memory adds up to the budget, and what does not fit is refused with what to lower."""
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from graphs.counters import CaptureRecord, GraphCounters
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from specdec.bench.pair import load_pair
 from specdec.requests.row_start import RowStart
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes
@@ -145,3 +147,25 @@ def test_the_largest_steps_of_an_adaptive_engine_fit_its_buffers():
     run_largest_steps(runner)
     assert rows == [513, 100, 512] * 2
     assert runner.num_levels == 2 * (8 + 0 + 8) + 2 * 0
+
+
+@pytest.mark.gpu
+def test_a_shortened_model_has_the_peak_of_the_whole_one():
+    pair = load_pair("demo", "demo", "cuda", "auto")
+    sizes = EngineSizes(
+        max_model_len=2048,
+        max_num_seqs=16,
+        max_num_batched_tokens=4096,
+        num_kv_blocks=1,
+        num_speculative_tokens=3,
+    )
+    runner = Runner(pair.target, pair.eagle, sizes, torch.device("cuda"))
+    peaks = []
+    for model in (runner.target.model.shortened(), nullcontext()):
+        with model:
+            run_largest_steps(runner)  # which compiles kernels, too
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            run_largest_steps(runner)
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] == peaks[1] > 0

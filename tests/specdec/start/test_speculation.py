@@ -14,13 +14,13 @@ def drafting(has_graphs=True, **values):
 
 def test_auto_shares_rows_out_where_costs_are_measured():
     assert drafting(num_speculative_tokens="auto") == Drafting(8, is_adaptive=True)
-    assert drafting(num_speculative_tokens=5, adaptive=True) == Drafting(5, is_adaptive=True)
+    assert drafting() == drafting(num_speculative_tokens="auto")
+    assert drafting(num_speculative_tokens=5) == Drafting(5, is_adaptive=True)
     assert drafting_of(None, has_graphs=True) == Drafting(0)
 
 
 def test_a_number_of_drafts_is_that_number_for_every_request():
-    assert drafting() == Drafting(3)
-    assert drafting(num_speculative_tokens=5) == Drafting(5)
+    assert drafting(num_speculative_tokens=5, adaptive=False) == Drafting(5)
     assert drafting(num_speculative_tokens="auto", adaptive=False) == Drafting(3)
     assert drafting(num_speculative_tokens=0, adaptive=True) == Drafting(0)
 
@@ -35,7 +35,7 @@ def test_a_number_of_drafts_is_that_number_for_every_request():
             "acceptance='block' may not",
         ),
         (
-            {"num_speculative_tokens": 6, "adaptive": True, "acceptance": "rejection"},
+            {"num_speculative_tokens": 6, "acceptance": "rejection"},
             6,
             "rejection",
         ),
@@ -50,5 +50,5 @@ def test_where_they_cannot_vary_the_log_says_why(caplog, values, number, reason)
 
 def test_a_fixed_number_needs_no_words(caplog):
     with caplog.at_level(logging.INFO, "specdec"):
-        drafting(has_graphs=False, num_speculative_tokens=5)
+        drafting(has_graphs=False, num_speculative_tokens=5, adaptive=False)
     assert caplog.text == ""

@@ -1,0 +1,129 @@
+"""A long request among short ones is shared by helpers, and its rows keep their bits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.kernels import paged_attention as attention
+from specdec.kernels.attention_splits import num_splits
+from specdec.kernels.paged_attention import (
+    Heads,
+    QueryRows,
+    launch_paged_attention,
+    plan_launch,
+    workspace_size,
+)
+from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
+
+SPLITS_SHARED, ONE_WALKS_ALL = 1 << 30, 1  # programs that fill the GPU
+UNIFORM = (129, 10, 300, 128, 5, 64, 1), (1,) * 7
+RAGGED = (130, 10, 300, 128, 5, 64), (2, 3, 6, 2, 1, 3)
+
+
+@pytest.fixture(autouse=True)
+def few_helpers(monkeypatch):
+    """Each has several items, and splits of 64 keys are enough to be long."""
+    monkeypatch.setattr(attention, "ALONE_KEYS", 128)
+    monkeypatch.setattr(attention, "HELPERS", 3)
+
+
+def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
+    monkeypatch.setattr(attention, "FULL", full)
+    rows.launches.clear()
+    out = torch.full_like(q, torch.nan)
+    launch_paged_attention(q, out, cache, rows)
+    return out
+
+
+def just_full(rows: QueryRows, group: int, G: int) -> int:
+    """As many programs as the launch has: no splits are shared but those of long slots."""
+    plan = plan_launch(len(rows.idx_mapping), rows.max_query_len, Heads(group, G, 16, 2))
+    return plan.query_tiles * G
+
+
+def with_room(rows: QueryRows, num_slots: int, H: int, C: int) -> QueryRows:
+    """A workspace that holds the rows of so many long slots, all NaN."""
+    size = workspace_size(num_slots * rows.max_query_len, H, C, rows.max_seq_len)
+    space = torch.full((size,), torch.nan, device=rows.positions.device)
+    return replace(rows, workspace=space)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16])
+@pytest.mark.parametrize("extents", [UNIFORM, RAGGED])
+def test_a_row_has_the_same_bits_alone_shared_and_helped(exact_device, monkeypatch, dtype, extents):
+    sizes = {"group": 3, "G": 1, "C": 16, "dtype": dtype, "device": exact_device}
+    q, cache, rows = case("normal", extents, **sizes)
+    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+    assert not expected.isnan().any()
+    assert torch.equal(attend(monkeypatch, ONE_WALKS_ALL, q, cache, rows), expected)
+    rows = with_room(rows, 2, H=3, C=16)
+    assert torch.equal(attend(monkeypatch, just_full(rows, 3, 1), q, cache, rows), expected)
+    assert not rows.workspace[-2:].isnan().any()  # of the last long slot's last split
+
+
+def test_helpers_take_what_the_workspace_has_room_for(exact_device, monkeypatch):
+    sizes = {"group": 1, "G": 2, "C": 16, "dtype": FP16, "device": exact_device}
+    q, cache, rows = case("normal", UNIFORM, **sizes)
+    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+    one, none = (with_room(rows, count, H=2, C=16) for count in (1, 0))
+    for each in (one, none):
+        assert torch.equal(attend(monkeypatch, just_full(each, 1, 2), q, cache, each), expected)
+    acc = one.workspace[: 2 * num_splits(300) * 16].view(2, -1, 16)
+    assert acc[:, :3].isfinite().all()  # the first long slot has 129 keys
+    assert acc[:, 3:].isnan().all()
+
+
+@pytest.mark.parametrize("lengths", [(300,), (300, 300, 300)])
+def test_a_batch_of_even_lengths_has_no_long_slot(exact_device, monkeypatch, lengths):
+    extents = lengths, (1,) * len(lengths)
+    sizes = {"group": 1, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
+    q, cache, rows = case("normal", extents, **sizes)
+    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+    rows = with_room(rows, 1, H=1, C=16)
+    assert torch.equal(attend(monkeypatch, len(lengths), q, cache, rows), expected)
+    assert rows.workspace.isnan().all()
+
+
+def test_padding_slots_are_not_long_and_change_nothing(exact_device, monkeypatch):
+    extents = (1, 300, 1, 64, 1), (1,) * 5
+    sizes = {"group": 2, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
+    q, cache, rows = case("normal", extents, **sizes)
+    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+    padding = torch.tensor([0, 2, 4], device=exact_device)
+    idx = rows.idx_mapping.index_fill(0, padding, -1)
+    found = attend(monkeypatch, 5, q, cache, replace(rows, idx_mapping=idx))
+    assert torch.equal(found[1::2], expected[1::2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [FP32, FP16])
+@pytest.mark.parametrize("alone_keys", [1024, 2048])
+def test_the_interpreter_gives_equal_bits_around_every_border(
+    exact_interpreter, monkeypatch, dtype, alone_keys
+):
+    monkeypatch.setattr(attention, "ALONE_KEYS", alone_keys)
+    for lengths in ((2047, 5, 2048, 1, 2049, 6), (8191, 9, 8193, 10, 1281, 11), (8705, 9, 7)):
+        extents = lengths, (4, 4, 3, 1, 4, 2)[: len(lengths)]
+        sizes = {"group": 2, "G": 1, "C": 16, "dtype": dtype, "device": "cpu"}
+        q, cache, rows = case("normal", extents, **sizes)
+        expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+        for full in (ONE_WALKS_ALL, just_full(rows, 2, 1), 2 * just_full(rows, 2, 1)):
+            assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected), lengths
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("query_lens", [(1,) * 34, (4,) * 34, (6, 1, *(5,) * 32)])
+@pytest.mark.parametrize("helpers", [1, 528])
+def test_a_gpu_gives_equal_bits_around_every_border(monkeypatch, query_lens, helpers):
+    torch.manual_seed(0)
+    monkeypatch.setattr(attention, "ALONE_KEYS", 2048)
+    monkeypatch.setattr(attention, "HELPERS", helpers)
+    lengths = (32768, 2047, 8193, 2049, 2048, 1025, 8192, 1281, 9000, *range(300, 325))
+    sizes = {"group": 4, "G": 8, "C": 128, "dtype": BF16, "device": "cuda"}
+    q, cache, rows = case("normal", (lengths, query_lens), **sizes)
+    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+    assert expected.isfinite().all()
+    for full in (ONE_WALKS_ALL, 256):
+        assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected), full

@@ -1,0 +1,222 @@
+"""Attention of prompts on Hopper: the bits of the other kernel, every item once, code that runs."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise, product
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.kernels import paged_attention as attention
+from specdec.kernels import prompt_attention
+from specdec.kernels.paged_attention import QueryRows, launch_paged_attention, takes_prompt_kernel
+from tests.specdec.kernels.test_query_tiles import BF16, FP16, FP32, difference
+from tests.specdec.kernels.test_query_tiles import case as rows_of_requests
+
+# lengths of the requests and how many of their last rows ask
+ONE = (63, 64, 65, 127, 128, 300, 1023, 1024, 1025, 4096, 8191, 8193)
+RAGGED = (1, 65, 1100, 64, 2210, 8260, 130, 1025, 8192), (1, 1, 1100, 64, 129, 70, 6, 2, 1)
+EXTENTS = [
+    *(((length,), (length,)) for length in ONE),
+    *(((start + rows,), (rows,)) for start in (64, 1000, 8191) for rows in (65, 300, 1025)),
+    ((200, 3000, 8300), (128, 128, 128)),  # as many rows each: no query_start_loc
+    RAGGED,
+]
+SHAPES = [
+    *((BF16, 128, group) for group in (1, 2, 4, 5, 7, 8)),
+    *((BF16, 64, group) for group in (1, 4, 7)),
+    *((FP16, 128, group) for group in (4, 5)),
+    (FP16, 64, 8),
+]
+
+
+@pytest.fixture
+def schedule(monkeypatch):
+    """The functions that say which program has which item, as Python's and not Triton's."""
+    for name in ("num_own", "own_item", "place_of_item"):
+        kernel = getattr(prompt_attention, name)
+        monkeypatch.setattr(prompt_attention, name, getattr(kernel, "fn", kernel))
+    return prompt_attention
+
+
+def items_of(schedule, programs: int, num_items: int) -> list[list[int]]:
+    """By program."""
+    return [
+        [
+            schedule.own_item(i, place, programs)
+            for i in range(schedule.num_own(place, programs, num_items))
+        ]
+        for place in range(programs)
+    ]
+
+
+@pytest.mark.parametrize(
+    "tiles, slots, G", [(1, 1, 1), (16, 1, 8), (64, 1, 8), (256, 1, 8), (33, 5, 3), (3, 9, 2)]
+)
+def test_every_item_is_computed_once(schedule, tiles, slots, G):
+    """2,048 and 8,192 tokens are 64 and 256 tiles: items do not divide by the multiprocessors."""
+    num_items = tiles * slots * G
+    programs = min(num_items, 132)
+    items = [item for own in items_of(schedule, programs, num_items) for item in own]
+    assert sorted(items) == [*range(num_items)]
+    places = [schedule.place_of_item(item, num_items, slots, G) for item in items]
+    assert {*places} == {*product(range(tiles), range(slots), range(G))}
+
+
+def test_heavy_items_come_first_and_programs_have_as_much(schedule):
+    tiles, G = 256, 8
+    programs = 132
+    weights = [
+        [schedule.place_of_item(item, tiles * G, 1, G)[0] // 2 + 1 for item in own]
+        for own in items_of(schedule, programs, tiles * G)
+    ]
+    assert all(a >= b for own in weights for a, b in pairwise(own))
+    totals = [sum(own) for own in weights]
+    assert max(totals) <= 1.03 * sum(totals) / programs
+
+
+@pytest.fixture
+def prompts_on(monkeypatch):
+    """prompts_on(more_than): prompts are the prompt kernel's from more query rows on."""
+    return lambda more_than: monkeypatch.setattr(attention, "PROMPT_MORE_THAN", more_than)
+
+
+def chunk(max_query_len: int) -> QueryRows:
+    nothing = torch.zeros(1, dtype=torch.int64)
+    return QueryRows(
+        block_table=nothing,
+        idx_mapping=nothing,
+        positions=nothing,
+        max_query_len=max_query_len,
+        max_seq_len=max_query_len,
+    )
+
+
+def test_no_pass_takes_the_prompt_kernel_unless_it_is_on():
+    assert not takes_prompt_kernel(chunk(8192), 4, 64, 128, BF16, True)
+
+
+def test_large_passes_take_the_prompt_kernel_where_it_fits(prompts_on):
+    prompts_on(1024)
+    chosen = [takes_prompt_kernel(chunk(n), 4, 64, 128, BF16, True) for n in (16, 256, 257, 8192)]
+    assert chosen == [False, False, True, True]
+    assert not takes_prompt_kernel(chunk(8192), 4, 64, 128, BF16, False)  # no wgmma
+    wrong = [(17, 64, 128, BF16), (4, 32, 128, BF16), (4, 64, 256, BF16), (4, 64, 128, FP32)]
+    assert not any(takes_prompt_kernel(chunk(8192), *sizes, True) for sizes in wrong)
+    assert takes_prompt_kernel(chunk(8192), 16, 64, 64, FP16, True)
+
+
+def test_rounds_and_trees_never_take_the_prompt_kernel(prompts_on):
+    prompts_on(0)
+    assert not takes_prompt_kernel(chunk(16), 8, 64, 128, BF16, True)
+    tree = replace(
+        chunk(60), paths=attention.Paths(slots=torch.zeros(60, 1), starts=torch.zeros(1))
+    )
+    assert not takes_prompt_kernel(tree, 8, 64, 128, BF16, True)
+
+
+def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeypatch):
+    prompts_on(1024)
+    q, cache = torch.zeros(300, 8, 64, dtype=BF16), torch.zeros(2, 3, 2, 64, 64, dtype=BF16)
+    prepared, launched = [], []
+
+    def recorder(*of):
+        prepared.append(of)
+        return lambda *tensors: launched.append(tensors)
+
+    monkeypatch.setattr(attention, "is_hopper", lambda device: True)
+    monkeypatch.setattr(attention, "PromptAttention", recorder)
+    rows, out = chunk(300), torch.zeros_like(q)
+    layers = cache, cache.clone()
+    for layer in layers:
+        launch_paged_attention(q, out, layer, rows)
+    assert len(prepared) == 1
+    assert prepared[0][-1] == 300
+    assert [of[0] is out and of[1] is q for of in launched] == [True, True]
+    assert [of[2].data_ptr() for of in launched] == [layer.data_ptr() for layer in layers]
+
+
+@pytest.mark.parametrize(
+    "heads, G, C, dtype",
+    [
+        (32, 8, 128, "bf16"),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.slow)
+            for sizes in [(8, 8, 128, "bf16"), (28, 4, 128, "fp16"), (64, 8, 64, "bf16")]
+        ),
+    ],
+)
+def test_it_compiles_without_a_gpu(heads, G, C, dtype):
+    """In a process without the interpreter, for which kernels are something else."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.specdec.kernels.compile_prompt_attention"]
+    done = subprocess.run(
+        [*command, *map(str, (heads, G, C, dtype))], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    shared, num_wgmma = map(int, done.stdout.split())
+    assert shared <= 227 * 1024
+    assert num_wgmma > 0
+
+
+def with_padding(q: Tensor, rows: QueryRows) -> tuple[Tensor, QueryRows]:
+    """A batch slot without a request, and rows of none; without query_start_loc nothing."""
+    starts = rows.query_start_loc
+    if starts is None:
+        return q, rows
+    padded = replace(
+        rows,
+        positions=torch.cat([rows.positions, rows.positions.new_zeros(9)]),
+        idx_mapping=torch.cat([rows.idx_mapping, rows.idx_mapping.new_full((1,), -1)]),
+        query_start_loc=torch.cat([starts, starts[-1:] + 3]),
+    )
+    return torch.cat([q, q.new_zeros(9, *q.shape[1:])]), padded
+
+
+def attend(more_than, prompts_on, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
+    prompts_on(more_than)
+    rows.launches.clear()
+    out = torch.full_like(q, torch.nan)
+    launch_paged_attention(q, out, cache, rows)
+    is_prompt_kernel = isinstance(rows.launches[0], prompt_attention.PromptAttention)
+    assert is_prompt_kernel == (more_than is not None)
+    return out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, C, group", SHAPES)
+def test_a_gpu_gives_the_bits_of_the_other_kernel(prompts_on, dtype, C, group):
+    torch.manual_seed(0)
+    different = []
+    sizes = {"group": group, "G": 2, "C": C, "dtype": dtype, "device": "cuda"}
+    for kind, extents in product(("normal", "large", "cancelling"), EXTENTS):
+        q, cache, rows = rows_of_requests(kind, extents, **sizes)
+        num_rows = len(q)
+        q, rows = with_padding(q, rows)
+        expected = attend(None, prompts_on, q, cache, rows)[:num_rows]
+        found = attend(0, prompts_on, q, cache, rows)
+        assert expected.isfinite().all(), (kind, extents)
+        assert found[num_rows + 3 :].isnan().all(), (kind, extents)  # rows of no batch slot
+        if not torch.equal(found[:num_rows], expected):
+            different.append((kind, extents, difference(found[:num_rows], expected)))
+    assert not different, "\n".join(map(str, different))
+
+
+@pytest.mark.gpu
+def test_each_layer_reads_its_own_cache_and_writes_its_own_rows(prompts_on):
+    """Descriptors are found again by address: two layers, and queries that begin inside others."""
+    torch.manual_seed(0)
+    sizes = {"group": 4, "G": 2, "C": 128, "dtype": BF16, "device": "cuda"}
+    q, cache, rows = rows_of_requests("normal", RAGGED, **sizes)
+    more = torch.cat([q[:8].neg(), q])
+    for layer in (cache, cache.flip(0).contiguous(), cache):
+        expected = attend(None, prompts_on, q, layer, rows)
+        prompts_on(0)
+        rows.launches.clear()
+        for queries in (q, more[8:], q):
+            found = torch.full_like(q, torch.nan)
+            launch_paged_attention(queries, found, layer, rows)
+            assert torch.equal(found, expected)

@@ -1,7 +1,10 @@
 """kernel == twin for draft trees: integers to the bit, scores but for the last digits."""
 
 import copy
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -231,3 +234,13 @@ def test_move_slots(device, G, C):
     assert torch.equal(ours, theirs)
     assert torch.equal(ours[:, :, 1, :, 63], before[:, :, 5, :, 0])
     assert (ours != before).any(dim=(0, 1, 3, 5)).sum() == 3
+
+
+@pytest.mark.slow
+def test_they_compile_without_a_gpu():
+    """In a process without the interpreter, for which kernels are something else."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.specdec.stepping.compile_trees"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.split())) == 8

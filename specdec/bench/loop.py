@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specdec.bench.bench import Bench
-from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.pair import EngineSpec, turned
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, first_difference
 from specdec.bench.timing import Spread, percentile
@@ -112,14 +112,13 @@ def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
     most = bench.options.max_tokens
     i = 0
     while True:
-        turned = [*prompts[i % len(prompts) :], *prompts[: i % len(prompts)]]
         params = SamplingParams(
             temperature=temperature,
             seed=i,
             max_tokens=-(-most * (i + 1) // batch) if i < batch else most,
             ignore_eos=True,
         )
-        yield joined(turned, chance.randint(*PROMPT_LENGTHS)), params
+        yield turned(prompts, i, chance.randint(*PROMPT_LENGTHS)), params
         i += 1
 
 

@@ -150,6 +150,12 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     return assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)
 
 
+def turned(prompts: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
+    """One prompt of `length` tokens that begins with another one of the prompts."""
+    first %= len(prompts)
+    return joined([*prompts[first:], *prompts[:first]], length)
+
+
 def joined(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
     """One prompt of exactly `length` tokens: the prompts one after another, repeated."""
     tokens = [token for prompt in prompts for token in prompt]

@@ -4,6 +4,7 @@ torch's attention (scaled_dot_product_attention, by FlashAttention or cuDNN) rea
 ours the paged cache. Each is timed alone; the fastest chunk is computed from these times.
 """
 
+import time
 from collections.abc import Iterator
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 from specdec.bench.bench import Bench
 from specdec.bench.exactness import exchanged
-from specdec.bench.pair import EngineSpec, Pair, joined
+from specdec.bench.pair import EngineSpec, Pair, joined, turned
 from specdec.bench.report import Row
 from specdec.bench.serving import generate, greedy
 from specdec.bench.timing import Clock, Spread
@@ -20,7 +21,8 @@ from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
 
 LENGTHS = (512, 2048, 8192)
-FIRST_TOKEN_LENGTHS = (64, 128, 256, 512, 1024, 2048)
+FIRST_TOKEN_LENGTHS = (64, 128, 256, 512, 1024, 2048, 8192, 16384)
+MANY_PROMPTS = 32, 4096  # at once, of so many tokens
 NUM_FIRST_TOKENS = 12  # requests of each length, of which the first two do not count
 
 
@@ -30,6 +32,9 @@ def prefill(bench: Bench) -> Iterator[Row]:
     for length in LENGTHS if bench.pair.device.type == "cuda" else ():
         if length < limit and bench.has_time(f"prefill: {length} tokens"):
             yield prefill_row(bench.pair, max(bench.ks), length)
+    count, length = MANY_PROMPTS
+    if bench.pair.device.type == "cuda" and length < limit and bench.has_time("prefill: many"):
+        yield many_prompts(bench.pair, max(bench.ks), count, length)
 
 
 def first_token(bench: Bench) -> Iterator[Row]:
@@ -37,18 +42,19 @@ def first_token(bench: Bench) -> Iterator[Row]:
     K = max(bench.ks)
     limit = bench.pair.target.config.max_position_embeddings
     lengths = [length for length in FIRST_TOKEN_LENGTHS if length < limit]
-    for how, is_eager in (("graphs", False), ("op by op", True)) if lengths else ():
-        if not bench.has_time(f"first_token: {how}"):
+    few = [length for length in lengths if length <= 2048]
+    for how, is_eager, these in (("graphs", False, lengths), ("op by op", True, few)):
+        if not these or not bench.has_time(f"first_token: {how}"):
             continue
         spec = EngineSpec(
             num_speculative_tokens=K,
             max_num_seqs=1,
-            max_model_len=lengths[-1] + 1,
+            max_model_len=these[-1] + 1,
             has_prefill_graphs=True,
             enforce_eager=is_eager,
         )
         engine = bench.pair.engine(spec)
-        for length in lengths:
+        for length in these:
             jobs = greedy([joined(bench.pair.prompts, length)], 1)
             runs = [generate(engine, jobs) for _ in range(NUM_FIRST_TOKENS)]
             seconds = [each.stats.time_to_first_token or 0.0 for [each] in runs[2:]]
@@ -57,6 +63,25 @@ def first_token(bench: Bench) -> Iterator[Row]:
             figures = {"ms": spread.median, "low": spread.low, "high": spread.high}
             yield {"prompt_tokens": length, "asked": how, "runs_as": mode} | figures
         bench.pair.drop(spec)
+
+
+def many_prompts(pair: Pair, K: int, count: int, length: int) -> Row:
+    """Seconds until so many prompts, which arrive together, have a token each."""
+    spec = EngineSpec(
+        num_speculative_tokens=K,
+        max_num_seqs=count,
+        max_model_len=length + K + 1,
+        has_prefill_graphs=True,
+    )
+    engine = pair.engine(spec)
+    seconds = []
+    for run in range(3):
+        prompts = [turned(pair.prompts, run * count + i, length) for i in range(count)]
+        began = time.monotonic()
+        generate(engine, greedy(prompts, 1))
+        seconds.append(time.monotonic() - began)
+    pair.drop(spec)
+    return {"prompts": count, "prompt_tokens": length, "seconds": Spread.of(seconds).median}
 
 
 def prefill_row(pair: Pair, K: int, length: int) -> Row:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from specdec.bench.bench import Bench
 from specdec.bench.loop import Loop, jobs
-from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.pair import EngineSpec, joined, turned
 from specdec.bench.profile import profile_serving
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, generate, greedy
@@ -91,8 +91,7 @@ def draw_jobs(prompts: Sequence[Sequence[int]], count: int) -> list[Job]:
 
     jobs: list[Job] = []
     for i in range(count):
-        turned = [*prompts[i % len(prompts) :], *prompts[: i % len(prompts)]]
-        prompt = joined(turned, draw(160, 1.0, 8, LONGEST_PROMPT))
+        prompt = turned(prompts, i, draw(160, 1.0, 8, LONGEST_PROMPT))
         jobs += greedy([prompt], draw(128, 0.9, 4, LONGEST_ANSWER))
     return jobs
 

@@ -10,7 +10,7 @@ from specdec.bench.cold import cold_rows
 from specdec.bench.costs import costs
 from specdec.bench.exactness import exactness
 from specdec.bench.loop import loop, ramp
-from specdec.bench.pair import EngineSpec, joined
+from specdec.bench.pair import EngineSpec, turned
 from specdec.bench.prefill import first_token, prefill
 from specdec.bench.products import products
 from specdec.bench.report import Row
@@ -20,7 +20,10 @@ from specdec.bench.serving import first_difference, serve
 from specdec.bench.timing import Spread
 from specdec.bench.trees import trees
 from specdec.bench.zero import zero
+from specdec.engine import Engine
 from specdec.step import PHASES
+
+MOST_CONTEXT = 131072  # tokens of all requests of the suite context
 
 
 def protocol(bench: Bench) -> Iterator[Row]:
@@ -75,33 +78,42 @@ def _columns(spread: Spread) -> Row:
 
 
 def context(bench: Bench) -> Iterator[Row]:
-    """Rounds after long prompts at batch 1, the pair's prompts joined; outputs are compared too."""
+    """Rounds after long prompts, the pair's prompts joined; outputs are compared too."""
     options = bench.options
-    pair = bench.pair
     room = max(tokens_needed(options.num_rounds, max(bench.ks)), options.max_tokens)
-    longest = pair.target.config.max_position_embeddings - room
-    lengths = [length for length in options.contexts if length <= longest]
-    plain: dict[int, list[list[int]]] = {}
-    for K in bench.ks if lengths else ():
-        if not bench.has_time(f"context: K = {K}"):
+    longest = bench.pair.target.config.max_position_embeddings - room
+    plain: dict[tuple[int, int], list[list[int]]] = {}
+    for K, batch in [(K, batch) for K in bench.ks for batch in options.batches]:
+        lengths = [n for n in options.contexts if n <= longest and n * batch <= MOST_CONTEXT]
+        if not lengths or not bench.has_time(f"context: K = {K}, batch {batch}"):
             continue
-        floor = bytes_of(pair).floor_ms(K, bench.bandwidth.reading)
         spec = EngineSpec(
-            num_speculative_tokens=K, max_num_seqs=1, max_model_len=lengths[-1] + room
+            num_speculative_tokens=K, max_num_seqs=batch, max_model_len=lengths[-1] + room
         )
-        engine = pair.engine(spec)
+        engine = bench.pair.engine(spec)
         for length in lengths:
-            prompts = [joined(pair.prompts, length)]
-            row = Row(context=length)
-            outputs = serve(engine, prompts, 1, min(options.max_tokens, 64)).token_ids
-            difference = first_difference(outputs, plain.setdefault(length, outputs))
-            if difference is not None:
-                yield row | refused(K, 1, difference)
-                continue
-            row["num_speculative_tokens"] = K
-            spread = time_rounds(engine, prompts, options.num_rounds)
-            yield row | _columns(spread) | {"floor_ms_of_weights": floor}
-        pair.drop(spec)
+            prompts = [turned(bench.pair.prompts, i, length) for i in range(batch)]
+            outputs = serve(engine, prompts, batch, min(options.max_tokens, 64)).token_ids
+            known = plain.setdefault((batch, length), outputs)
+            yield Row(context=length) | _context_row(bench, engine, K, prompts, outputs, known)
+        bench.pair.drop(spec)
+
+
+def _context_row(
+    bench: Bench,
+    engine: Engine,
+    K: int,
+    prompts: list[list[int]],
+    outputs: list[list[int]],
+    plain: list[list[int]],
+) -> Row:
+    difference = first_difference(outputs, plain)
+    if difference is not None:
+        return refused(K, len(prompts), difference)
+    spread = time_rounds(engine, prompts, bench.options.num_rounds)
+    row: Row = {"num_speculative_tokens": K, "batch": len(prompts)}
+    floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
+    return row | _columns(spread) | {"floor_ms_of_weights": floor}
 
 
 def cold(bench: Bench) -> list[Row]:

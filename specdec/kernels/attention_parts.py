@@ -7,72 +7,41 @@ the bits are those of a program that adds each as soon as it has it.
 
 from specdec.kernels import jit, tl
 from specdec.kernels.attention_splits import add_part, no_keys, split_of
-from specdec.kernels.long_slots import place_of, rows_of_slot
 from specdec.kernels.overlap import begin
 
 PARTS_AT_ONCE = 8  # partial results on their way at a time
 
 
-@jit(
-    varying=(
-        "positions_ptr",
-        "starts_ptr",
-        "query_len",
-        "tiles",
-        "NS",
-        "B",
-        "alone_keys",
-        "full",
-        "most",
-    )
-)
+@jit(varying=("positions_ptr", "NS"))
 def _combine_kernel(
     out_ptr,  # [T, H, C]
-    acc_ptr,  # [rows, H, NS, C] float32; HELPS: of the rows of long slots, else of all
-    stats_ptr,  # [rows, H, NS, 2] float32
+    acc_ptr,  # [T, H, NS, C] float32
+    stats_ptr,  # [T, H, NS, 2] float32
     positions_ptr,  # [T]
-    starts_ptr,  # [B + 1], with HELPS and without IS_UNIFORM
-    query_len,
-    tiles,
     NS,
-    B,
-    alone_keys,
-    full,
-    most,
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
-    IS_UNIFORM: tl.constexpr,
-    HELPS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    HEADS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     begin(PDL)
-    t = tl.program_id(0)
-    part_row = t
-    if HELPS:
-        b = t // query_len
-        i = t % query_len
-        start, end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-        if start + i >= end:
-            return
-        slots = positions_ptr, starts_ptr, B, query_len
-        place = place_of(b, slots, (alone_keys, tiles * G, full, most), IS_UNIFORM, SLOTS)
-        if place < 0:
-            return
-        t = start + i
-        part_row = place * query_len + i
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    c = tl.arange(0, C)
-    inside = head < H
-    parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + head) * NS, inside
-    peak, total, acc = no_keys(HEADS, C)
-    end_of_parts = split_of(tl.load(positions_ptr + t)) + 1
-    peak, total, acc = add_parts(parts, 0, end_of_parts, peak, total, acc, AT_ONCE)
-    out_at = (t.to(tl.int64) * H + head)[:, None] * C + c[None, :]
+    t = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) + tl.arange(0, 1)
+    parts = acc_ptr, stats_ptr, (t * H + head) * NS, head < H
+    combine_row(out_ptr, t, head, tl.load(positions_ptr + t), parts, H, C, AT_ONCE)
+
+
+@jit
+def combine_row(
+    out_ptr, t, head, position, parts, H: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Finish these heads of a row: add up its partial results. t: int64. head: several."""
+    _, _, _, inside = parts
+    peak, total, acc = no_keys(head.shape[0], C)
+    peak, total, acc = add_parts(parts, 0, split_of(position) + 1, peak, total, acc, AT_ONCE)
+    out_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_at, out, mask=inside[:, None])
 

@@ -1,52 +1,164 @@
-"""Batch slots with so many more keys than the others that one program must not walk them alone.
+"""Batch slots of so many keys that one program must not walk them alone.
 
 Where the query tiles of a launch fill the GPU, a program walks all keys of its tile. A slot is long
-if it has more than `alone_keys`, and more than its share of all keys, were they spread over the
-`full` programs that fill a GPU: even batches have no long slot, however many keys they have. Fewer
-than full / programs slots can be long, so their partial results need little room.
+if the position of its last row is `alone_keys` or more, whatever the others have. Programs leave
+long slots out; a kernel after them shares their splits, and one after that adds them up. Both look
+at the last positions of all slots and end at once where none is long. Partial results have room for
+the rows of the first `most` long slots: the programs of later ones walk alone after all.
 
-slots:  positions [T], first rows [B + 1], B, rows of each slot (ragged: of the longest)
-limits: alone_keys, query tiles x kv heads of a slot, full, the most slots that there is room for
+slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the longest)
 """
 
 from specdec.kernels import jit, tl
+from specdec.kernels.attention_parts import combine_row, store_part
+from specdec.kernels.attention_splits import attend_split, split_of, split_start
+from specdec.kernels.overlap import begin
+from specdec.kernels.query_tiles import load_queries, rows_of_slot, tile_of
 
 
 @jit
-def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
-    """The first row of a batch slot, and the row after its last; b: one or several below B."""
-    if IS_UNIFORM:
-        start = b * query_len
-        end = start + query_len
-    else:
-        start = tl.load(starts_ptr + b)
-        end = tl.load(starts_ptr + b + 1)
-    return start, end
+def is_shared(b, slots, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
+    """Whether slot b, whose rows end before row_end, is among the first long ones."""
+    positions_ptr, _, _, _ = slots
+    found = tl.load(positions_ptr + row_end - 1) >= alone_keys
+    if found:  # else the others need not be looked at
+        last = last_positions(slots, IS_UNIFORM, SLOTS)
+        is_before = (tl.arange(0, SLOTS) < b) & (last >= alone_keys)
+        found = tl.sum(is_before.to(tl.int32), axis=0) < most
+    return found
 
 
 @jit
-def long_slots(slots, limits, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
-    """The keys of each long slot, 0 for others, and its place among the long ones. [SLOTS]"""
+def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
+    """The position of each slot's last row; -1 where it has no rows. [SLOTS]"""
     positions_ptr, starts_ptr, B, query_len = slots
-    alone_keys, programs, full, most = limits
     b = tl.arange(0, SLOTS)
     start, end = rows_of_slot(tl.minimum(b, B - 1), starts_ptr, query_len, IS_UNIFORM)
-    has_rows = (b < B) & (start < end)
-    keys = tl.load(positions_ptr + end - 1, mask=has_rows, other=-1) + 1
-    share = tl.sum(keys, axis=0) * programs // full
-    is_long = keys > tl.maximum(share, alone_keys)
-    place = tl.cumsum(is_long.to(tl.int32), axis=0) - 1
-    return tl.where(is_long & (place < most), keys, 0), place
+    return tl.load(positions_ptr + end - 1, mask=(b < B) & (start < end), other=-1)
 
 
 @jit
-def place_of(b, slots, limits, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
-    """The place of slot b, which has rows, among the long ones; -1 where it is not long."""
-    positions_ptr, starts_ptr, _, query_len = slots
-    _, end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    found = -1
-    if tl.load(positions_ptr + end - 1) >= limits[0]:  # else the others need not be looked at
-        keys, place = long_slots(slots, limits, IS_UNIFORM, SLOTS)
-        is_here = (tl.arange(0, SLOTS) == b) & (keys > 0)
-        found = tl.max(tl.where(is_here, place, -1), axis=0)
-    return found
+def first_long(last, alone_keys, most):
+    """Which slots are the first long ones, and the place of each among them. [SLOTS]"""
+    is_long = (last >= alone_keys).to(tl.int32)
+    place = tl.cumsum(is_long, axis=0) - 1
+    return (is_long > 0) & (place < most), place
+
+
+@jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "tiles",
+        "query_len",
+        "NS",
+        "B",
+        "alone_keys",
+        "most",
+    )
+)
+def _share_long_kernel(
+    q_ptr,  # [T, H, C]
+    k_ptr,  # [N + 1, G, S, C]
+    v_ptr,  # [N + 1, G, S, C]
+    acc_ptr,  # [most x query_len, H, NS, C] float32
+    stats_ptr,  # [most x query_len, H, NS, 2] float32: peak, total
+    block_table_ptr,  # [R + 1, M]
+    idx_ptr,  # [B]
+    positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    tiles,
+    query_len,
+    R,
+    M,
+    NS,
+    scale,
+    B,
+    alone_keys,
+    most,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    PDL: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SKIP: tl.constexpr,
+):
+    begin(PDL)
+    slots = positions_ptr, starts_ptr, B, query_len
+    last_of_slots = last_positions(slots, IS_UNIFORM, SLOTS)
+    if tl.max(last_of_slots, axis=0) < alone_keys:
+        return
+    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
+    is_first, place = first_long(last_of_slots, alone_keys, most)
+    splits = tl.where(is_first, split_of(last_of_slots) + 1, 0).to(tl.int32)
+    ends = tl.cumsum(splits * (tiles * G), axis=0)
+    # each takes its items of all splits, query tiles and kv heads
+    for item in range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
+        is_before = ends <= item
+        b = tl.sum(is_before.to(tl.int32), axis=0)
+        at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
+        rank = tl.max(tl.where(is_before & is_first, place + 1, 0), axis=0)
+        split = at // (tiles * G)
+        tile = at // G % tiles
+        g = at % G
+        row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+        t, head, inside, position, first, last = tile_of(
+            row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+        )
+        if split_start(split) <= last:
+            q, keys = load_queries(b, t, head, inside, memory, H, C)
+            peak, total, acc = attend_split(
+                q, keys, position, first, last, split, scale, g, G, S, SKIP
+            )
+            part_row = rank * query_len + t - row_start
+            part_at = (part_row.to(tl.int64) * H + head) * NS
+            store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
+
+
+@jit(varying=("positions_ptr", "starts_ptr", "query_len", "NS", "B", "alone_keys", "most"))
+def _combine_long_kernel(
+    out_ptr,  # [T, H, C]
+    acc_ptr,  # [most x query_len, H, NS, C] float32
+    stats_ptr,  # [most x query_len, H, NS, 2] float32
+    positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    query_len,
+    NS,
+    B,
+    alone_keys,
+    most,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    PDL: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    begin(PDL)
+    last_of_slots = last_positions((positions_ptr, starts_ptr, B, query_len), IS_UNIFORM, SLOTS)
+    if tl.max(last_of_slots, axis=0) < alone_keys:
+        return
+    is_first, place = first_long(last_of_slots, alone_keys, most)
+    num_items = tl.sum(is_first.to(tl.int32), axis=0) * query_len * G
+    # each takes its items of all rows and kv heads
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        part_row = item // G
+        is_here = is_first & (place == part_row // query_len)
+        b = tl.max(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
+        start, end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+        t = (start + part_row % query_len).to(tl.int64)
+        if t < end:
+            i = tl.arange(0, HEADS)
+            head = item % G * (H // G) + i
+            at = (part_row.to(tl.int64) * H + head) * NS
+            parts = acc_ptr, stats_ptr, at, i < H // G
+            position = tl.load(positions_ptr + t)
+            combine_row(out_ptr, t, head, position, parts, H, C, AT_ONCE)

@@ -10,12 +10,12 @@ Splits are 64 keys up to position 1,024, then 256 up to 8,192, then 512: short c
 the GPU, long ones leave few partial results. In a round of few requests programs share the splits
 of a query tile and a second kernel adds them up (attention_parts.py); in a prefill chunk, and where
 the query tiles alone fill the GPU, one program walks all splits and writes no partial result. There
-a round has helpers beside: programs that share the splits of slots with far more keys than the
-others (long_slots.py). All use the same functions for a split and for adding one
-(attention_splits.py). Maxima are exact and totals come from the tensor cores like the values, so
-nothing depends on how a tile lies across threads: a row gets the same bits every way. That holds
-for query tiles of 64 rows and more too, which take wgmma: tests/specdec/kernels/test_query_tiles.py
-asks a GPU.
+a round leaves the slots of more than ALONE_KEYS keys to two kernels after it, which share their
+splits and add them up; without such slots both end at once (long_slots.py). All use the same
+functions for a split and for adding one (attention_splits.py). Maxima are exact and totals come
+from the tensor cores like the values, so nothing depends on how a tile lies across threads: a row
+gets the same bits every way. That holds for query tiles of 64 rows and more too, which take wgmma:
+tests/specdec/kernels/test_query_tiles.py asks a GPU.
 
 Rows of a tree have their last keys in slots of their own: path_tails.py goes on with these.
 """
@@ -41,7 +41,7 @@ from specdec.kernels.attention_splits import (
     split_start,
 )
 from specdec.kernels.invariant import ROWS
-from specdec.kernels.long_slots import long_slots, place_of, rows_of_slot
+from specdec.kernels.long_slots import _combine_long_kernel, _share_long_kernel, is_shared
 from specdec.kernels.overlap import begin
 from specdec.kernels.path_tails import (
     MIN_ROWS,
@@ -51,16 +51,20 @@ from specdec.kernels.path_tails import (
     paths_of_tiles,
 )
 from specdec.kernels.prompt_attention import PromptAttention, is_fit
+from specdec.kernels.query_tiles import load_queries, rows_of_slot, tile_of
 from specdec.kernels.repeated import Repeated
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
+# A slot with more is long: where the query tiles fill the GPU, other programs share its splits.
+# None: no slot is long, and no kernel looks for one.
+ALONE_KEYS: int | None = 4096
+HELPERS = 528  # programs that share the splits of long slots
+COMBINERS = 264  # programs that add up what they leave
+MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 # measured on an H200
 FULL = 256  # programs, query tiles x kv heads, that fill a GPU without sharing splits
 CROWD = 512  # programs from which on each has fewer warps: QueryTile.crowd_warps
-ALONE_KEYS = 2048  # of a slot that is never long, whatever the others are
-HELPERS = 528  # programs that share the splits of long slots
-MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +160,9 @@ PROMPT_TILES = tuple(
     for rows, num_warps in ((64, 4), (64, 8), (128, 8))
     for skips_masks in (False, True)
 )
-# Batch slots with more query rows are prompt_attention.py's, where that can run. None: none are.
-PROMPT_MORE_THAN: int | None = None
+# Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
+# H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
+PROMPT_MORE_THAN: int | None = 512
 
 
 class Heads(NamedTuple):
@@ -188,8 +193,8 @@ class Launch(NamedTuple):
     tiles: int  # of a batch slot
     query_tiles: int  # of all batch slots
     is_split: bool  # programs share the splits of each query tile; else one walks them all
-    num_long: int  # batch slots whose splits helpers may share, at most
-    slots: int  # batch slots that a helper looks at, at powers of 2
+    is_helped: bool  # other programs share the splits of long slots
+    slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
 
     @property
     def kind(self) -> tuple[QueryTile, int, bool, int]:
@@ -206,14 +211,14 @@ def plan_launch(B: int, max_query_len: int, heads: Heads, has_paths: bool = Fals
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     is_split = (is_round or has_paths) and programs < FULL
     num_warps = tile.crowd_warps if tile.crowd_warps and programs >= CROWD else tile.num_warps
-    is_helped = is_round and not has_paths and not is_split
-    num_long = most_slots(tiles, heads.G) if is_helped else 0
-    slots = max(next_power_of_2(B), MIN_SLOTS) if num_long > 0 else 1
-    return Launch(tile, num_warps, tokens, tiles, B * tiles, is_split, num_long, slots)
+    may_be_long = ALONE_KEYS is not None and most_slots(tiles, heads.G) > 0
+    is_helped = may_be_long and is_round and not has_paths and not is_split
+    slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
+    return Launch(tile, num_warps, tokens, tiles, B * tiles, is_split, is_helped, slots)
 
 
 def most_slots(tiles: int, G: int) -> int:
-    """Batch slots of so many query tiles whose splits are shared: they do not fill the GPU."""
+    """The most batch slots, of so many query tiles each, whose programs do not fill the GPU."""
     return (FULL - 1) // (tiles * G)
 
 
@@ -221,10 +226,8 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     if not rows.launches:
         rows.launches.extend(_launches(q_THC, cache, rows))
     tensors = out_THC, q_THC, *cache.unbind()
-    attend, *finish = rows.launches
-    attend(*tensors)
-    for each in finish:
-        each(*tensors if rows.paths is not None else (out_THC,))
+    for each in rows.launches:
+        each(*tensors)
 
 
 def takes_prompt_kernel(
@@ -242,12 +245,12 @@ def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..
     _, _, G, S, C = cache.shape
     group = q_THC.shape[1] // G
     if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
-        return [*_prepare(q_THC, cache, rows)]
+        return _prepare(q_THC, cache, rows)
     table = rows.block_table, rows.idx_mapping, rows.positions, rows.query_start_loc
     return [PromptAttention(q_THC, cache, *table, rows.max_query_len)]
 
 
-def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
+def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
     """The kernels of each layer of a pass."""
     _, H, C = q_THC.shape
     _, _, G, S, _ = cache.shape
@@ -259,32 +262,34 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Repeated]:
     # the subtraction of the peak, and other bits than the same tile with one.
     options = {**launch_options(q_THC), "enable_fp_fusion": False}
     constants = {"H": H, "G": G, "S": S, "C": C, "PDL": options["PDL"]}
-    launches = [_attention_launch(rows, plan, parts, heads, constants, options)]
+    given = rows, plan, parts, heads, constants, options
+    attend = _attention_launch(*given)
     if rows.paths is not None:
-        launches.append(_tails_launch(rows, plan, parts, heads, constants, options))
-    elif plan.is_split or plan.num_long > 0:
-        launches.append(_combine_launch(rows, plan, parts, heads, constants, options))
-    return launches
+        return [attend, _tails_launch(*given)]
+    if plan.is_split:
+        combine = _combine_launch(*given)
+        return [attend, lambda out, *_: combine(out)]
+    if not plan.is_helped:
+        return [attend]
+    share, combine = _share_long_launch(*given), _combine_long_launch(*given)
+    return [attend, lambda _, *tensors: share(*tensors), lambda out, *_: combine(out)]
 
 
 class Parts(NamedTuple):
-    """Room for partial results: of every row of a pass, or of the rows of its long slots."""
+    """Room for partial results: of every row of a pass, or of the rows of its first long slots."""
 
     acc: Tensor  # [rows, H, num_splits, C] float32, and all else
     stats: Tensor  # [rows, H, num_splits, 2] float32
     num_splits: int
-    num_long: int  # batch slots whose rows have room
+    num_long: int  # long slots whose rows have room
 
 
 def _room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.device) -> Parts:
     """In the workspace; where rows need more than it has, in memory of its own."""
     splits = num_splits(rows.max_seq_len)
-    num_rows = rows.num_rows
-    num_long = plan.num_long
-    if num_long > 0:
-        if rows.workspace is not None:  # as many as it holds
-            size = workspace_size(rows.max_query_len, H, C, rows.max_seq_len)
-            num_long = min(num_long, rows.workspace.numel() // size)
+    num_rows, num_long = rows.num_rows, 0
+    if plan.is_helped:
+        num_long = _long_slots_with_room(rows, H, C)
         num_rows = num_long * rows.max_query_len
     elif not plan.is_split:  # one program for all splits leaves two to a kernel that goes on
         splits = 2 if rows.paths is not None else 0
@@ -295,6 +300,15 @@ def _room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch
     return Parts(acc, acc[num_rows * H * splits * C :], splits, num_long)
 
 
+def _long_slots_with_room(rows: QueryRows, H: int, C: int) -> int:
+    """As many as the workspace holds; without one, all."""
+    B = len(rows.idx_mapping)
+    if rows.workspace is None:
+        return B
+    size = workspace_size(rows.max_query_len, H, C, rows.max_seq_len)
+    return min(B, rows.workspace.numel() // size)
+
+
 def _attention_launch(
     rows: QueryRows,
     plan: Launch,
@@ -303,12 +317,11 @@ def _attention_launch(
     constants: Mapping[str, object],
     options: Mapping[str, object],
 ) -> Repeated:
-    helpers = -(-HELPERS // heads.G) if plan.num_long > 0 else 0
     sharers = -(-PROGRAMS // (plan.query_tiles * heads.G))
     return Repeated(
         _paged_attention_kernel,
         (
-            plan.query_tiles + helpers,
+            plan.query_tiles,
             heads.G,
             min(parts.num_splits, sharers) if plan.is_split else 1,
         ),
@@ -323,7 +336,7 @@ def _attention_launch(
             **constants,
             "IS_SPLIT": plan.is_split,
             "IS_UNIFORM": rows.query_start_loc is None,
-            "HELPS": plan.num_long > 0,
+            "IS_HELPED": plan.is_helped,
             "SLOTS": plan.slots,
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
@@ -373,28 +386,69 @@ def _combine_launch(
     constants: Mapping[str, object],
     options: Mapping[str, object],
 ) -> Repeated:
-    """Of every row and head; where slots may be long, of every row and kv head: most are not."""
-    helps = plan.num_long > 0
-    H = heads.group * heads.G
-    num_heads = next_power_of_2(heads.group) if helps else 1
-    num_rows = len(rows.idx_mapping) * rows.max_query_len if helps else rows.num_rows
     return Repeated(
         _combine_kernel,
-        (num_rows, -(-H // num_heads), 1),
+        (rows.num_rows, heads.group * heads.G, 1),
+        then=(parts.acc, parts.stats, rows.positions, parts.num_splits),
+        constants={**constants, "AT_ONCE": PARTS_AT_ONCE},
+        options={"num_warps": 1, **options},
+    )
+
+
+def _share_long_launch(
+    rows: QueryRows,
+    plan: Launch,
+    parts: Parts,
+    heads: Heads,
+    constants: Mapping[str, object],
+    options: Mapping[str, object],
+) -> Repeated:
+    return Repeated(
+        _share_long_kernel,
+        (HELPERS, 1, 1),
         then=(
-            parts.acc,
-            parts.stats,
-            rows.positions,
-            rows.positions if rows.query_start_loc is None else rows.query_start_loc,
-            rows.max_query_len,
+            *_requests(rows, parts),
             plan.tiles,
+            *_numbers(rows, parts, heads),
+            *_limits(rows, parts),
+        ),
+        constants={
+            **constants,
+            "IS_UNIFORM": rows.query_start_loc is None,
+            "SLOTS": plan.slots,
+            "GROUP": next_power_of_2(heads.group),
+            "TOKENS": plan.tokens,
+            "SKIP": plan.tile.skips_masks,
+        },
+        options={"num_warps": 4, "num_stages": 2, **options},
+    )
+
+
+def _combine_long_launch(
+    rows: QueryRows,
+    plan: Launch,
+    parts: Parts,
+    heads: Heads,
+    constants: Mapping[str, object],
+    options: Mapping[str, object],
+) -> Repeated:
+    num_heads = next_power_of_2(heads.group)
+    acc, stats, _, _, positions, starts = _requests(rows, parts)
+    return Repeated(
+        _combine_long_kernel,
+        (COMBINERS, 1, 1),
+        then=(
+            acc,
+            stats,
+            positions,
+            starts,
+            rows.max_query_len,
             parts.num_splits,
             *_limits(rows, parts),
         ),
         constants={
             **constants,
-            "IS_UNIFORM": rows.query_start_loc is None or not helps,
-            "HELPS": helps,
+            "IS_UNIFORM": rows.query_start_loc is None,
             "SLOTS": plan.slots,
             "HEADS": num_heads,
             "AT_ONCE": PARTS_AT_ONCE,
@@ -416,8 +470,8 @@ def _numbers(rows: QueryRows, parts: Parts, heads: Heads) -> tuple[int | float, 
 
 
 def _limits(rows: QueryRows, parts: Parts) -> tuple[int, ...]:
-    """What tells long slots: see long_slots.py."""
-    return len(rows.idx_mapping), ALONE_KEYS, FULL, parts.num_long
+    """What tells long slots: see long_slots.py. Without helpers no kernel looks at it."""
+    return len(rows.idx_mapping), ALONE_KEYS or 0, parts.num_long
 
 
 @jit(
@@ -431,7 +485,6 @@ def _limits(rows: QueryRows, parts: Parts) -> tuple[int, ...]:
         "NS",
         "B",
         "alone_keys",
-        "full",
         "most",
     )
 )
@@ -440,8 +493,8 @@ def _paged_attention_kernel(
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
-    acc_ptr,  # [rows, H, NS, C] float32, with IS_SPLIT, HAS_PATHS or HELPS: see Parts
-    stats_ptr,  # [rows, H, NS, 2] float32: peak, total
+    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT or HAS_PATHS
+    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT or HAS_PATHS: peak, total
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     positions_ptr,  # [T]
@@ -455,7 +508,6 @@ def _paged_attention_kernel(
     scale,
     B,
     alone_keys,
-    full,
     most,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -464,7 +516,7 @@ def _paged_attention_kernel(
     PDL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
-    HELPS: tl.constexpr,
+    IS_HELPED: tl.constexpr,
     SLOTS: tl.constexpr,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -472,38 +524,16 @@ def _paged_attention_kernel(
     SKIP: tl.constexpr,
 ):
     begin(PDL)
-    slots = positions_ptr, starts_ptr, B, query_len
-    limits = alone_keys, tiles * G, full, most
-    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
-    if HELPS:  # noqa: SIM102  # what is compiled
-        if tl.program_id(0) >= B * tiles:
-            help_long_slots(
-                slots,
-                limits,
-                memory,
-                (acc_ptr, stats_ptr, NS),
-                scale,
-                tiles,
-                H,
-                G,
-                S,
-                C,
-                IS_UNIFORM,
-                SLOTS,
-                GROUP,
-                TOKENS,
-                SKIP,
-            )
-            return
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g = tl.program_id(1)
     split = tl.program_id(2) if IS_SPLIT else 0
     sharers = tl.num_programs(2) if IS_SPLIT else 1
+    slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
     if row_start + tile * TOKENS >= row_end:
         return
-    if HELPS:  # noqa: SIM102  # what is compiled
-        if place_of(b, slots, limits, IS_UNIFORM, SLOTS) >= 0:
+    if IS_HELPED:  # noqa: SIM102  # what is compiled
+        if is_shared(b, slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS):
             return
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
@@ -513,6 +543,7 @@ def _paged_attention_kernel(
         last = tl.minimum(last, path_tile - 1)
     if IS_SPLIT and split_start(split) > last:
         return
+    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
     q, keys = load_queries(b, t, head, inside, memory, H, C)
     peak, total, acc = no_keys(TOKENS * GROUP, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
@@ -536,89 +567,6 @@ def _paged_attention_kernel(
         out_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_at, out, mask=inside[:, None])
-
-
-@jit
-def help_long_slots(
-    slots,
-    limits,
-    memory,
-    parts,
-    scale,
-    tiles,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    IS_UNIFORM: tl.constexpr,
-    SLOTS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
-    SKIP: tl.constexpr,
-):
-    """What a helper does: its items of all long slots' query tiles, kv heads and splits."""
-    positions_ptr, starts_ptr, B, query_len = slots
-    acc_ptr, stats_ptr, NS = parts
-    keys, place = long_slots(slots, limits, IS_UNIFORM, SLOTS)
-    items = tl.where(keys > 0, split_of(keys - 1) + 1, 0).to(tl.int32) * (tiles * G)
-    ends = tl.cumsum(items, axis=0)
-    helpers = tl.num_programs(0) - B * tiles
-    helper = (tl.program_id(0) - B * tiles) * G + tl.program_id(1)
-    for item in range(helper, tl.max(ends, axis=0), helpers * G):
-        is_before = ends <= item
-        b = tl.sum(is_before.to(tl.int32), axis=0)
-        at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
-        rank = tl.max(tl.where(is_before & (items > 0), place + 1, 0), axis=0)
-        split = at // (tiles * G)
-        tile = at // G % tiles
-        g = at % G
-        row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-        t, head, inside, position, first, last = tile_of(
-            row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
-        )
-        if split_start(split) <= last:
-            q, blocks = load_queries(b, t, head, inside, memory, H, C)
-            peak, total, acc = attend_split(
-                q, blocks, position, first, last, split, scale, g, G, S, SKIP
-            )
-            part_row = rank * query_len + t - row_start
-            part_at = (part_row.to(tl.int64) * H + head) * NS
-            store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
-
-
-@jit
-def tile_of(
-    first_row,
-    row_end,
-    g,
-    positions_ptr,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Of a query tile's rows: row of the pass, head, whether it is one, position, or -1 [rows].
-
-    And the smallest and the largest position; the largest is -1 without rows.
-    """
-    i = tl.arange(0, TOKENS * GROUP)
-    t = first_row + i // GROUP
-    head = g * (H // G) + i % GROUP
-    inside = (t < row_end) & (i % GROUP < H // G)
-    position = tl.load(positions_ptr + t, mask=inside, other=-1)
-    last = tl.max(position, axis=0)
-    first = tl.min(tl.where(inside, position, last), axis=0)
-    return t, head, inside, position, first, last
-
-
-@jit
-def load_queries(b, t, head, inside, memory, H: tl.constexpr, C: tl.constexpr):
-    """Queries [rows, C] of a slot's query tile; the caches and the blocks of its request."""
-    q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M = memory
-    q_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
-    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
-    row = tl.load(idx_ptr + b)
-    return q, (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
 
 
 def _tiles_of(rows: QueryRows) -> TilePlan:

@@ -44,7 +44,6 @@ class Form(NamedTuple):
     num_stages: int = 4  # tiles of keys, and of values, in shared memory
     num_queries: int = 2  # query tiles: the next one arrives early
     ones: int = 8  # columns of the product that adds up powers
-    takes_turns: bool = False  # groups of warps begin products in turn
 
 
 def is_fit(group: int, block_size: int, head_dim: int, dtype: torch.dtype) -> bool:
@@ -328,15 +327,14 @@ def _release(ring, bars, step):
 
 
 @gluon_jit
-def _await_turn(turns, step, FORM: gl.constexpr, HALF: gl.constexpr):
-    if FORM.takes_turns:
-        hopper.mbarrier.wait(turns.index(HALF), (step + 1 - HALF) & 1)
+def _await_turn(turns, step, HALF: gl.constexpr):
+    """The two groups of warps begin products in turn, so that one takes powers meanwhile."""
+    hopper.mbarrier.wait(turns.index(HALF), (step + 1 - HALF) & 1)
 
 
 @gluon_jit
-def _pass_turn(turns, FORM: gl.constexpr, HALF: gl.constexpr):
-    if FORM.takes_turns:
-        hopper.mbarrier.arrive(turns.index(1 - HALF))
+def _pass_turn(turns, HALF: gl.constexpr):
+    hopper.mbarrier.arrive(turns.index(1 - HALF))
 
 
 @gluon_jit
@@ -369,7 +367,7 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
             row = gl.arange(0, q.shape[0], gl.SliceLayout(1, SCORES)) + HALF * q.shape[0]
             t = first_row + row // GROUP
             position = gl.load(rows[1] + t, mask=t < end, other=-1).to(gl.int32)
-            out, step = _attended(q, rings, bars, position, first, last, scale, step, FORM, HALF)
+            out, step = _attended(q, rings, bars, position, first, last, scale, step, HALF)
             barrier()  # all warps have multiplied by q
             q.store(out.to(q.dtype))
             barrier()
@@ -387,9 +385,7 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
 
 
 @gluon_jit
-def _attended(
-    q, rings, bars, position, first, last, scale, step, FORM: gl.constexpr, HALF: gl.constexpr
-):
+def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.constexpr):
     """The attention [rows, C] of query rows, float32; the next step."""
     _q_ring, k_ring, v_ring, ones = rings
     S: gl.constexpr = k_ring.shape[1]
@@ -409,22 +405,18 @@ def _attended(
     is_later = False
     state = (peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later)
     for j in range(1, whole):
-        state = _next_tile(
-            q, rings, bars, position, j, num_tiles, scale, step, state, FORM, HALF, False
-        )
+        state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, False)
         step += 1
     for j in range(gl.maximum(whole, 1), num_tiles):
-        state = _next_tile(
-            q, rings, bars, position, j, num_tiles, scale, step, state, FORM, HALF, True
-        )
+        state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, True)
         step += 1
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later = state
     v = _await(v_ring, bars[2], step, True)
     if (last + 1) % S > 0:
         _clear_tail(v, (last + 1) % S)
-    _await_turn(bars[3], step, FORM, HALF)
+    _await_turn(bars[3], step, HALF)
     part_acc, summed = _begin_values(weights, v, ones, part_acc, is_later)
-    _pass_turn(bars[3], FORM, HALF)
+    _pass_turn(bars[3], HALF)
     part_acc, summed = hopper.warpgroup_mma_wait(0, [part_acc, summed])
     _release(v_ring, bars[2], step)
     part_total = _total(part_total, decay, summed)
@@ -443,7 +435,6 @@ def _next_tile(
     scale,
     step,
     state,
-    FORM: gl.constexpr,
     HALF: gl.constexpr,
     IS_MASKED: gl.constexpr,
 ):
@@ -451,11 +442,11 @@ def _next_tile(
     _q_ring, k_ring, v_ring, ones = rings
     S: gl.constexpr = k_ring.shape[1]
     peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later = state
-    _await_turn(bars[3], step, FORM, HALF)
+    _await_turn(bars[3], step, HALF)
     scores = _begin_scores(q, k_ring, step + 1)
     v = _await(v_ring, bars[2], step, True)
     part_acc, summed = _begin_values(weights, v, ones, part_acc, is_later)
-    _pass_turn(bars[3], FORM, HALF)
+    _pass_turn(bars[3], HALF)
     scores = hopper.warpgroup_mma_wait(2, [scores])
     _release(k_ring, bars[1], step + 1)
     is_later = split_start(split_of(j * S)) < j * S

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 PROBE_EVERY = 64  # rounds
 LEAST_PROBED = 3  # drafts of a level that a probe adds: few requests probe in several rounds
 MEMORY = 0.8  # of the running sums, from one comparison to the next
-CHANGED = 3.5  # standard deviations of the running sums, beyond
-TOLERANCE = 0.1  # of what was predicted: many requests make small errors of a fit significant
+CHANGED = 4.5  # standard deviations of the running sums, beyond
+TOLERANCE = 0.2  # of what was predicted: texts differ, so that rounds are no independent draws
 PROBE_HELD = 2.5  # standard deviations of a probe that found more than was predicted
 
 

@@ -19,7 +19,7 @@ from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
 
 SPLITS_SHARED, ONE_WALKS_ALL = 1 << 30, 1  # programs that fill the GPU
 UNIFORM = (129, 10, 300, 128, 5, 64, 1), (1,) * 7
-RAGGED = (130, 10, 300, 128, 5, 64), (2, 3, 6, 2, 1, 3)
+RAGGED = (130, 10, 300, 128, 5, 64), (2, 3, 6, 2, 0, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,7 @@ def few_helpers(monkeypatch):
     """Each has several items, and splits of 64 keys are enough to be long."""
     monkeypatch.setattr(attention, "ALONE_KEYS", 128)
     monkeypatch.setattr(attention, "HELPERS", 3)
+    monkeypatch.setattr(attention, "COMBINERS", 2)
 
 
 def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
@@ -44,10 +45,14 @@ def just_full(rows: QueryRows, group: int, G: int) -> int:
 
 
 def with_room(rows: QueryRows, num_slots: int, H: int, C: int) -> QueryRows:
-    """A workspace that holds the rows of so many long slots, all NaN."""
-    size = workspace_size(num_slots * rows.max_query_len, H, C, rows.max_seq_len)
-    space = torch.full((size,), torch.nan, device=rows.positions.device)
+    """A workspace that holds the rows of so many long slots and almost another's, all NaN."""
+    size = slot_size(rows, H, C)
+    space = torch.full(((num_slots + 1) * size - 1,), torch.nan, device=rows.positions.device)
     return replace(rows, workspace=space)
+
+
+def slot_size(rows: QueryRows, H: int, C: int) -> int:
+    return workspace_size(rows.max_query_len, H, C, rows.max_seq_len)
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16])
@@ -57,33 +62,49 @@ def test_a_row_has_the_same_bits_alone_shared_and_helped(exact_device, monkeypat
     q, cache, rows = case("normal", extents, **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
     assert not expected.isnan().any()
-    assert torch.equal(attend(monkeypatch, ONE_WALKS_ALL, q, cache, rows), expected)
     rows = with_room(rows, 2, H=3, C=16)
-    assert torch.equal(attend(monkeypatch, just_full(rows, 3, 1), q, cache, rows), expected)
-    assert not rows.workspace[-2:].isnan().any()  # of the last long slot's last split
+    full = just_full(rows, 3, 1)
+    assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected)
+    assert len(rows.launches) == 3
+    end = 2 * slot_size(rows, H=3, C=16)
+    assert not rows.workspace[end - 2 : end].isnan().any()  # of the last long slot's last split
+    assert rows.workspace[end:].isnan().all()
+    monkeypatch.setattr(attention, "ALONE_KEYS", None)
+    assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected)
+    assert len(rows.launches) == 1
 
 
-def test_helpers_take_what_the_workspace_has_room_for(exact_device, monkeypatch):
+@pytest.mark.parametrize("room, left_out", [(0, ()), (1, (0,)), (None, (0, 2, 3))])
+def test_the_first_long_slots_are_shared_as_many_as_the_workspace_has_room_for(
+    exact_device, monkeypatch, room, left_out
+):
+    extents = (129, 10, 200, 130), (1,) * 4
     sizes = {"group": 1, "G": 2, "C": 16, "dtype": FP16, "device": exact_device}
-    q, cache, rows = case("normal", UNIFORM, **sizes)
-    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
-    one, none = (with_room(rows, count, H=2, C=16) for count in (1, 0))
-    for each in (one, none):
-        assert torch.equal(attend(monkeypatch, just_full(each, 1, 2), q, cache, each), expected)
-    acc = one.workspace[: 2 * num_splits(300) * 16].view(2, -1, 16)
-    assert acc[:, :3].isfinite().all()  # the first long slot has 129 keys
-    assert acc[:, 3:].isnan().all()
-
-
-@pytest.mark.parametrize("lengths", [(300,), (300, 300, 300)])
-def test_a_batch_of_even_lengths_has_no_long_slot(exact_device, monkeypatch, lengths):
-    extents = lengths, (1,) * len(lengths)
-    sizes = {"group": 1, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
     q, cache, rows = case("normal", extents, **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
-    rows = with_room(rows, 1, H=1, C=16)
-    assert torch.equal(attend(monkeypatch, len(lengths), q, cache, rows), expected)
+    rows = rows if room is None else with_room(rows, room, H=2, C=16)
+    assert torch.equal(attend(monkeypatch, 8, q, cache, rows), expected)
+    alone = torch.full_like(q, torch.nan)
+    rows.launches[0](alone, q, *cache.unbind())
+    assert alone.isnan().all((1, 2)).tolist() == [b in left_out for b in range(4)]
+    if room == 1:  # three splits of each head
+        acc = rows.workspace[: 2 * num_splits(200) * 16].view(2, -1, 16)
+        assert acc[:, :3].isfinite().all()
+        assert acc[:, 3:].isnan().all()
+        assert rows.workspace[slot_size(rows, H=2, C=16) :].isnan().all()
+
+
+def test_helpers_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
+    sizes = {"group": 1, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
+    q, cache, rows = case("normal", ((128, 128, 100), (2, 2, 2)), **sizes)
+    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+    rows = with_room(rows, 3, H=1, C=16)
+    assert torch.equal(attend(monkeypatch, 3, q, cache, rows), expected)
     assert rows.workspace.isnan().all()
+    out = torch.full_like(q, torch.nan)
+    for each in rows.launches[1:]:
+        each(out, q, *cache.unbind())
+    assert out.isnan().all()
 
 
 def test_padding_slots_are_not_long_and_change_nothing(exact_device, monkeypatch):
@@ -116,14 +137,19 @@ def test_the_interpreter_gives_equal_bits_around_every_border(
 @pytest.mark.gpu
 @pytest.mark.parametrize("query_lens", [(1,) * 34, (4,) * 34, (6, 1, *(5,) * 32)])
 @pytest.mark.parametrize("helpers", [1, 528])
-def test_a_gpu_gives_equal_bits_around_every_border(monkeypatch, query_lens, helpers):
+@pytest.mark.parametrize("alone_keys, room", [(2048, 3), (4096, 34), (None, 0)])
+def test_a_gpu_gives_equal_bits_around_every_border(
+    monkeypatch, query_lens, helpers, alone_keys, room
+):
     torch.manual_seed(0)
-    monkeypatch.setattr(attention, "ALONE_KEYS", 2048)
+    monkeypatch.setattr(attention, "ALONE_KEYS", alone_keys)
     monkeypatch.setattr(attention, "HELPERS", helpers)
+    monkeypatch.setattr(attention, "COMBINERS", helpers)
     lengths = (32768, 2047, 8193, 2049, 2048, 1025, 8192, 1281, 9000, *range(300, 325))
     sizes = {"group": 4, "G": 8, "C": 128, "dtype": BF16, "device": "cuda"}
     q, cache, rows = case("normal", (lengths, query_lens), **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
     assert expected.isfinite().all()
+    rows = with_room(rows, room, H=32, C=128)
     for full in (ONE_WALKS_ALL, 256):
         assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected), full

@@ -95,7 +95,8 @@ def chunk(max_query_len: int) -> QueryRows:
     )
 
 
-def test_no_pass_takes_the_prompt_kernel_unless_it_is_on():
+def test_no_pass_takes_the_prompt_kernel_unless_it_is_on(prompts_on):
+    prompts_on(None)
     assert not takes_prompt_kernel(chunk(8192), 4, 64, 128, BF16, True)
 
 

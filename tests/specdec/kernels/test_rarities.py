@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from specdec.kernels import paged_attention
 from specdec.kernels.paged_attention import Heads, plan_launch
 from specdec.kernels.rarities import RARITIES
 from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts
 
+ALONE_KEYS = 4096
 BUDGET = 8192  # max_num_batched_tokens
 
 
@@ -16,8 +18,9 @@ def counts(most: int) -> set[int]:
     return {*(1 << i for i in range(10) if 1 << i < most), most}
 
 
-@pytest.mark.parametrize("group", range(1, 17))
-def test_attention_is_compiled_ahead_for_every_chunk(group):
+@pytest.mark.parametrize("group, alone_keys", [*((n, ALONE_KEYS) for n in range(1, 17)), (4, None)])
+def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_keys):
+    monkeypatch.setattr(paged_attention, "ALONE_KEYS", alone_keys)
     missing = set()
     for G in (1, 2, 4, 8, 16, 32):
         if G * group > 128:  # query heads, more than any target has

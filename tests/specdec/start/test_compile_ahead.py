@@ -85,6 +85,7 @@ def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, m
 @pytest.mark.parametrize("max_model_len, longest", [(4096, 1025), (512, 511)])
 def test_the_kernel_of_prompts_is_compiled_ahead(chunks, monkeypatch, max_model_len, longest):
     """With as many query rows as it needs at one query head, or as many as a step may have."""
+    monkeypatch.setattr(paged_attention, "PROMPT_MORE_THAN", None)
     without = chunks(max_model_len, 8192, 1, 0)
     monkeypatch.setattr(paged_attention, "PROMPT_MORE_THAN", 1024)
     found = chunks(max_model_len, 8192, 1, 0)

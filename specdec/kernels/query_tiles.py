@@ -1,0 +1,50 @@
+"""The query rows of a program of attention: tokens of one batch slot x query heads of a kv head."""
+
+from specdec.kernels import jit, tl
+
+
+@jit
+def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
+    """The first row of a batch slot, and the row after its last; b: one or several below B."""
+    if IS_UNIFORM:
+        start = b * query_len
+        end = start + query_len
+    else:
+        start = tl.load(starts_ptr + b)
+        end = tl.load(starts_ptr + b + 1)
+    return start, end
+
+
+@jit
+def tile_of(
+    first_row,
+    row_end,
+    g,
+    positions_ptr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Of a query tile's rows: row of the pass, head, whether it is one, position, or -1 [rows].
+
+    And the smallest and the largest position; the largest is -1 without rows.
+    """
+    i = tl.arange(0, TOKENS * GROUP)
+    t = first_row + i // GROUP
+    head = g * (H // G) + i % GROUP
+    inside = (t < row_end) & (i % GROUP < H // G)
+    position = tl.load(positions_ptr + t, mask=inside, other=-1)
+    last = tl.max(position, axis=0)
+    first = tl.min(tl.where(inside, position, last), axis=0)
+    return t, head, inside, position, first, last
+
+
+@jit
+def load_queries(b, t, head, inside, memory, H: tl.constexpr, C: tl.constexpr):
+    """Queries [rows, C] of a slot's query tile; the caches and the blocks of its request."""
+    q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M = memory
+    q_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
+    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
+    row = tl.load(idx_ptr + b)
+    return q, (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)

@@ -12,7 +12,7 @@ from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backen
 
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
 BATCHES = [32, 9, 1]
-SIZES = {"request_sizes": (1, 16, 32), "token_sizes": (24, 48)}
+SIZES = {"request_sizes": (2, 32), "token_sizes": (48,)}
 SHAPES = [
     ("eagle3", TreeShape(num_levels=3, top_k=4, num_nodes=7)),
     ("eagle1", TreeShape(num_levels=4, top_k=3, num_nodes=2)),

@@ -106,7 +106,7 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.trees.SHAPES", (shape,))
     monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
     monkeypatch.setattr("specdec.bench.trees.serve", serve_wrong_drawn_trees)
-    bench.options = replace(bench.options, batches=(2,))
+    bench.options = replace(bench.options, batches=(2,), max_tokens=5)
     rows = list(suites.trees(bench))
     kinds = [(row["num_speculative_tokens"], row["rows"], row["top_k"]) for row in rows]
     assert kinds == [(0, 1, 1)] * 2 + [(2, 3, 1)] * 2 + [(3, 6, 3)] * 2

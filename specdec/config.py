@@ -142,7 +142,7 @@ class SpeculativeConfig:
             raise ValueError(f"{given}: trees are verified by 'exact' only: leave one of them out")
         if self.adaptive:
             given = f"top_k={k} with adaptive=True"
-            raise ValueError(f"{given}: the levels of a tree are fixed: leave one of them out")
+            raise ValueError(f"{given}: the levels of a tree are fixed: give adaptive=False")
         if not isinstance(levels, int) or levels == 0:
             given = f"num_speculative_tokens={levels!r} with top_k={k}"
             raise ValueError(f"{given}: a tree has fixed levels: give 1 to {MOST_DRAFTS} of them")

@@ -295,7 +295,8 @@ def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.devic
 
 def _rows_in_parts(heads: Heads, sizes: EngineSizes) -> int:
     """The most rows of a round whose programs share splits; long slots share the same room."""
-    plans = {Q: plan_launch(1, Q, heads) for Q in range(1, sizes.query_len + 1)}
+    widest = max(sizes.query_len, 1 if sizes.tree is None else sizes.tree.top_k)
+    plans = {Q: plan_launch(1, Q, heads) for Q in range(1, widest + 1)}
     most = max(most_slots(plan.tiles, heads.G) * Q for Q, plan in plans.items())
     return max(min(most, sizes.max_verify_rows), 1)
 

@@ -13,7 +13,7 @@ from specdec.config import EngineConfig, GraphConfig, graph_modes
 from specdec.engine import Engine
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
-from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.sizes import BLOCK_SIZE, EngineSizes, TreeShape
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_memory
 from specdec.start.load import assemble
@@ -29,7 +29,8 @@ NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONL
 class EngineSpec:
     """What an engine is built for. K = 0 is plain decoding.
 
-    is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs.
+    is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs. tree: of K
+    levels; None: chains.
     max_tokens: the longest request, prompt and answer; None: max_model_len. request_sizes: of full
     graphs; None: the default ones. has_prefill_graphs: off, since few suites time prompts and
     capturing takes time.
@@ -44,6 +45,7 @@ class EngineSpec:
     compile_piecewise: bool = False
     enforce_eager: bool = False
     is_adaptive: bool = False
+    tree: TreeShape | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +125,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         num_kv_blocks=B * blocks_per_request,
         num_speculative_tokens=K,
         is_adaptive=spec.is_adaptive,
+        tree=spec.tree,
     )
     graphs = GraphConfig(
         modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),

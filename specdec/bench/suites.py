@@ -18,6 +18,7 @@ from specdec.bench.requests import gaps, requests, waiting
 from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import first_difference, serve
 from specdec.bench.timing import Spread
+from specdec.bench.trees import trees
 from specdec.bench.zero import zero
 from specdec.engine import Engine
 from specdec.step import PHASES
@@ -151,6 +152,7 @@ SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
             ramp,
             costs,
             zero,
+            trees,
         ),
         *(gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold),
     )

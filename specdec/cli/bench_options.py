@@ -9,6 +9,7 @@ from specdec.bench.suites import SUITES
 
 OF_BATCHES = (
     *("protocol", "rounds", "k", "batch", "loop", "ramp", "zero", "gaps", "padding", "memory"),
+    "trees",
 )
 READERS = {  # options that only some suites read
     "contexts": ("context", "costs"),

@@ -101,8 +101,8 @@ def _row_masks(thread: MaskThread, slots: Sequence[GuidedSlot]) -> RowMasks:
     paths = [path for slot in slots for path in slot.paths()]
     masks: dict[int, bytes] = {}
     for path, found in zip(paths, thread.masks([path.walk for path in paths]), strict=True):
-        for row, mask in zip(path.rows, found, strict=False):  # the walk may end early
-            # rows of a tree that paths share get the same mask, until its guide is given up
-            masks[row] = mask if masks.get(row, mask) == mask else bytes(len(mask))
+        # A walk may end early. Rows that paths of a tree share get the same mask from each; once a
+        # guide is given up, the first row's allows nothing.
+        masks |= zip(path.rows, found, strict=False)
     bits = np.frombuffer(bytearray().join(masks.values()), np.int32).reshape(len(masks), -1)
     return RowMasks(np.fromiter(masks, np.int64), bits)

@@ -21,6 +21,7 @@ from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
+from specdec.sizes import TreeShape
 from specdec.step import Acts
 from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.step_sizes import Step
@@ -77,23 +78,38 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
     for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
         yield chunk(runner, length, count)
-    for query_len, count in attention_cuts(runner, uniform_rounds(runner), sizes.max_num_rows):
+    rounds = uniform_rounds(runner)
+    for query_len, count in attention_cuts(runner, rounds, sizes.max_num_rows, sizes.tree):
         yield round_of(runner, count, query_len)
     yield from long_prompts(runner)
     yield from shared_rounds(runner)
 
 
 def attention_cuts(
-    runner: Runner, query_lens: Iterable[int], max_rows: int
+    runner: Runner, query_lens: Iterable[int], max_rows: int, tree: TreeShape | None = None
 ) -> Iterable[tuple[int, int]]:
-    """Of each kind of launch: rows of each request, and a number of requests."""
+    """Of each kind of launch: rows of each request, and a number of requests.
+
+    tree: what rows after the first are nodes of; None: they are chains, or prompts
+    """
     found: dict[object, tuple[int, int]] = {}
     for query_len in query_lens:
         most = min(runner.sizes.max_num_seqs, max(max_rows // query_len, 1))
         for count in range(1, most + 1):
-            kind = tuple(plan_launch(count, query_len, heads).kind for heads in runner.heads)
+            kind = tuple(_attention_kinds(runner, count, query_len, tree))
             found.setdefault(kind, (query_len, count))
     return found.values()
+
+
+def _attention_kinds(
+    runner: Runner, count: int, query_len: int, tree: TreeShape | None
+) -> Iterator[object]:
+    passes = [(query_len, False)]
+    if tree is not None and query_len > 1:  # nodes, the draft's levels, accepted paths
+        passes = [(query_len, True), (tree.top_k, True), (tree.max_depth + 1, False)]
+    for heads in runner.heads:
+        for rows, has_paths in passes:
+            yield plan_launch(count, rows, heads, has_paths).kind
 
 
 def long_prompts(runner: Runner) -> Iterator[Step]:

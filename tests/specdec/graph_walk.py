@@ -142,7 +142,7 @@ class Walk:
 
     def round(self, rows: Sequence[int]) -> None:
         """A round of these rows; a third of them verifies drafts of which two hold."""
-        K = self.runner.sizes.num_speculative_tokens
+        K = self.runner.sizes.path_len - 1
         for row in rows[:: 3 if K else 1000]:
             state = self.runner.state
             held = held_tokens(self.runner, row)[:K]

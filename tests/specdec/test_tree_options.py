@@ -11,7 +11,7 @@ from tests.weights.tiny import eagle3_config, tiny_target
 
 
 def config(**values):
-    return SpeculativeConfig("demo", **values)
+    return SpeculativeConfig("demo", **{"num_speculative_tokens": 3, "adaptive": False} | values)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def config(**values):
             "num_speculative_tokens='auto' with top_k",
         ),
         ({"top_k": 2, "num_speculative_tokens": 0}, "num_speculative_tokens=0 with top_k=2"),
-        ({"top_k": 2, "adaptive": True}, "top_k=2 with adaptive=True: .* leave one of them out"),
+        ({"top_k": 2, "adaptive": True}, "top_k=2 with adaptive=True: .* give adaptive=False"),
         ({"top_k": 2, "acceptance": "rejection"}, "top_k=2 with acceptance='rejection'"),
         ({"top_k": 2, "acceptance": "block"}, "top_k=2 with acceptance='block'"),
         (

@@ -31,6 +31,7 @@ from specdec.bench.timing import Spread, wrapped
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
+from specdec.sizes import TreeShape
 from specdec.step import PHASES
 from specdec.stepping import propose
 
@@ -93,6 +94,27 @@ def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
     results = json.loads(out.splitlines()[-1])["results"]
     [row] = [row for row in results if row["num_speculative_tokens"] == 2]
     assert "tokens_per_second" not in row
+
+
+def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
+    def serve_wrong_drawn_trees(engine, *args):
+        served = serving.serve(engine, *args)
+        if engine.runner.sizes.tree is not None and args[-1].temperature > 0:
+            served.token_ids[-1][3] += 1
+        return served
+
+    shape = TreeShape(num_levels=3, top_k=3, num_nodes=5)
+    monkeypatch.setattr("specdec.bench.trees.SHAPES", (shape,))
+    monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr("specdec.bench.trees.serve", serve_wrong_drawn_trees)
+    bench.options = replace(bench.options, batches=(2,), max_tokens=5)
+    rows = list(suites.trees(bench))
+    kinds = [(row["num_speculative_tokens"], row["rows"], row["top_k"]) for row in rows]
+    assert kinds == [(0, 1, 1)] * 2 + [(2, 3, 1)] * 2 + [(3, 6, 3)] * 2
+    assert [row["temperature"] for row in rows] == [0.0, 1.0] * 3
+    assert ["refused" in row for row in rows] == [False] * 5 + [True]
+    assert all(row["tokens_per_second"] > 0 for row in rows[:5])
+    assert rows[4]["mean_acceptance_length"] > 1.5
 
 
 def test_help_names_all_suites_in_their_order():

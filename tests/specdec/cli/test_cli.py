@@ -91,7 +91,7 @@ def test_json_with_show_drafts_holds_every_round(run):
 
 
 def test_a_tree_is_drafted_named_and_shown(run):
-    tree = ("--draft-top-k", "3", "--num-draft-tokens", "7")
+    tree = ("-k", "3", "--draft-top-k", "3", "--num-draft-tokens", "7")
     _, chain, _ = run(*DRAFTED, "--max-tokens", "16")
     _, out, err = run(*DRAFTED, *tree, "--max-tokens", "16", "--json", "--show-drafts")
     result = json.loads(out)
@@ -99,9 +99,13 @@ def test_a_tree_is_drafted_named_and_shown(run):
     assert (result["draft_top_k"], result["num_draft_tokens"]) == (3, 7)
     assert "trees of 7 nodes, top_k = 3" in err
     assert all(len(each["parents"]) == len(each["draft_tokens"]) for each in result["rounds"])
-    code, _, err = run(*DRAFTED, "--num-draft-tokens", "1")
-    assert "--num-draft-tokens 1 with --draft-top-k 1: a chain has" in err
-    assert code == 2
+    for options, words in (
+        (("--num-draft-tokens", "1"), "--num-draft-tokens 1 with --draft-top-k 1: a chain has"),
+        (("--draft-top-k", "3"), "'auto' with --draft-top-k 3: a tree has fixed levels: give 1 to"),
+    ):
+        code, _, err = run(*DRAFTED, *options)
+        assert words in err
+        assert code == 2
 
 
 def test_show_drafts_marks_them_where_there_are_no_colors(run, expected):

@@ -1,7 +1,10 @@
 """kernel == twin for draft trees: integers to the bit, scores but for the last digits."""
 
 import copy
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -135,11 +138,10 @@ def assert_history(buffers, state, has_words):
     assert torch.equal(state.sampling.history[:-1], expected[:-1])
 
 
-@pytest.mark.parametrize("has_words", [False, True])
-def test_walk_trees(device, shape, has_words):
+def test_walk_trees(device, shape):
     N = shape.num_nodes + 1
     accepted = set()
-    for seed in range(3):
+    for seed, has_words in ((1, False), (2, True)):
         torch.manual_seed(seed)
         ours = make(device, shape)
         fill_tree_ref(*ours, NUM_REQS, MAX_LEN)
@@ -158,7 +160,6 @@ def test_walk_trees(device, shape, has_words):
 GROWN = [
     (SHAPES[0], 70, True, True),
     (SHAPES[1], 33, False, False),
-    (SHAPES[2], 33, False, True),
     (SHAPES[3], 70, True, False),
 ]
 
@@ -167,6 +168,7 @@ GROWN = [
     "shape, width, has_d2t, is_sampled",
     [
         *GROWN,
+        pytest.param(SHAPES[2], 33, False, True, marks=pytest.mark.slow),
         *(
             pytest.param(shape, 2100, has_d2t, not has_d2t, marks=pytest.mark.slow)
             for shape in SHAPES
@@ -231,3 +233,13 @@ def test_move_slots(device, G, C):
     assert torch.equal(ours, theirs)
     assert torch.equal(ours[:, :, 1, :, 63], before[:, :, 5, :, 0])
     assert (ours != before).any(dim=(0, 1, 3, 5)).sum() == 3
+
+
+@pytest.mark.slow
+def test_they_compile_without_a_gpu():
+    """In a process without the interpreter, for which kernels are something else."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.specdec.stepping.compile_trees"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.split())) == 8

@@ -230,7 +230,7 @@ PENALIZED = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "bad_words": [
     [
         pytest.param("exact", PENALIZED, id="exact-penalized"),
         pytest.param("rejection", {}, id="rejection"),
-        pytest.param("block", PENALIZED, id="block-penalized"),
+        pytest.param("block", PENALIZED, id="block-penalized", marks=pytest.mark.slow),
         pytest.param("exact", {}, id="exact", marks=pytest.mark.slow),
         pytest.param("rejection", PENALIZED, id="rejection-penalized", marks=pytest.mark.slow),
         pytest.param("block", {}, id="block", marks=pytest.mark.slow),

@@ -12,7 +12,9 @@ TEMPLATE = "{% for m in messages %}# {{ m.content }}\n{% endfor %}"
 NUM_THREADS = 8
 
 
-@pytest.fixture(params=[False, True], ids=["one step", "ahead"])
+@pytest.fixture(
+    params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["one step", "ahead"]
+)
 def llm(request):
     return LLM("demo", DRAFT, **OPTIONS, async_scheduling=request.param)
 

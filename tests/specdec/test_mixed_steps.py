@@ -268,7 +268,7 @@ def test_a_mixed_step_equals_the_two_that_it_replaces(make, backend, name, draft
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["drawn", "everything"])
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_a_mixed_step_draws_what_the_two_draw_that_it_replaces(make, backend, name, rule):
     mixed = make(backend, "eagle3", 3, rule)
     walk(mixed, make("eager", "eagle3", 3, rule, mixed.device), 3, name, 4)

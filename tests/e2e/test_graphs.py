@@ -24,7 +24,7 @@ BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 SETTINGS = [
     ("eagle3", 0),
     ("eagle3", 3),
-    ("eagle3", 5),
+    pytest.param("eagle3", 5, marks=pytest.mark.slow),
     pytest.param("eagle3", 7, marks=pytest.mark.slow),
     ("eagle1", 3),
 ]

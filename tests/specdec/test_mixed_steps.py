@@ -253,7 +253,13 @@ def walk(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FLAGS)
 @pytest.mark.parametrize(
-    "draft, k, query_len", [("eagle3", 3, 4), ("eagle3", 3, 1), ("eagle1", 1, 2), (None, 0, 1)]
+    "draft, k, query_len",
+    [
+        ("eagle3", 3, 4),
+        ("eagle3", 3, 1),
+        pytest.param("eagle1", 1, 2, marks=pytest.mark.slow),
+        (None, 0, 1),
+    ],
 )
 def test_a_mixed_step_equals_the_two_that_it_replaces(make, backend, name, draft, k, query_len):
     mixed = make(backend, draft, k, "exact")

@@ -229,7 +229,7 @@ PENALIZED = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "bad_words": [
     "acceptance, more",
     [
         pytest.param("exact", PENALIZED, id="exact-penalized"),
-        pytest.param("rejection", {}, id="rejection"),
+        pytest.param("rejection", {}, id="rejection", marks=pytest.mark.slow),
         pytest.param("block", PENALIZED, id="block-penalized", marks=pytest.mark.slow),
         pytest.param("exact", {}, id="exact", marks=pytest.mark.slow),
         pytest.param("rejection", PENALIZED, id="rejection-penalized", marks=pytest.mark.slow),
@@ -587,7 +587,7 @@ def tape_unless_eager(config, device, has_draft):
     "backend, count, seed",
     [
         ("eager", 30, 2),
-        ("tape", 15, 14),
+        pytest.param("tape", 15, 14, marks=pytest.mark.slow),
         pytest.param("eager", 300, 0, marks=pytest.mark.slow),
         pytest.param("tape", 300, 0, marks=pytest.mark.slow),
         pytest.param("cuda", 300, 0, marks=pytest.mark.gpu),

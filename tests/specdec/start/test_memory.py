@@ -150,7 +150,7 @@ def test_the_largest_steps_of_an_adaptive_engine_fit_its_buffers():
 
 
 @pytest.mark.gpu
-def test_a_shortened_model_has_the_peak_of_the_whole_one():
+def test_a_shortened_model_has_nearly_the_peak_of_the_whole_one():
     pair = load_pair("demo", "demo", "cuda", "auto")
     sizes = EngineSizes(
         max_model_len=2048,
@@ -168,5 +168,5 @@ def test_a_shortened_model_has_the_peak_of_the_whole_one():
             before = torch.cuda.memory_allocated()
             run_largest_steps(runner)
             peaks.append(torch.cuda.max_memory_allocated() - before)
-    # a layer's last tensors may live a moment longer than the next one's first
+    # 1.9 % less on an H200; which tensors make the difference is not known
     assert 0.97 * peaks[1] < peaks[0] <= peaks[1]

@@ -31,19 +31,26 @@ def capture_sizes(
     """The default sizes up to both limits, or the given ones, checked.
 
     requests: 1 to 8, then steps of 8 up to max_num_reqs
-    tokens:   powers of two from 16 and, from 64, 1.5 times them, up to max_num_tokens; few serve up
-              to 64 rows, where a pass takes as long as reading the weights
+    tokens:   powers of two from 16 up to max_num_tokens and, from 64, 1.5 times them, from 128 1.25
+              times, from 512 1.75 times; few serve up to 64 rows, where a pass takes as long as
+              reading the weights, and many where each row costs
     """
     if requests is None:
         requests = [*range(1, min(8, max_num_reqs) + 1), *range(16, max_num_reqs, 8), max_num_reqs]
     if tokens is None:
         powers = [1 << i for i in range(4, max_num_tokens.bit_length())]
-        steps = [n for p in powers for n in ((p, p * 3 // 2) if p >= 64 else (p,))]
+        steps = [p * quarters // 4 for p in powers for quarters in _quarters(p)]
         tokens = [n for n in steps if n < max_num_tokens] + [max_num_tokens]
     return CaptureSizes(
         requests=_checked("cuda graph sizes", requests, max_num_reqs, "requests"),
         tokens=_checked("cuda graph token sizes", tokens, max_num_tokens, "tokens"),
     )
+
+
+def _quarters(power: int) -> tuple[int, ...]:
+    if power < 128:
+        return (4, 6) if power >= 64 else (4,)
+    return (4, 5, 6, 7) if power >= 512 else (4, 5, 6)
 
 
 def padding_map(sizes: Sequence[int]) -> list[int]:

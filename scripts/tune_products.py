@@ -5,7 +5,7 @@
     python -m scripts.tune_products --shapes split:5120x4096,whole:152064x2560
     python -m scripts.tune_products --random 5 --json FILE       # the rule beside tuned, no table
 
-The search and what it costs: specdec/tune/. Products in the table are left alone without --again.
+The search and what it costs: specdec/tune/. Without --again only what the table lacks is measured.
 Every number of rows takes the same splits, which are chosen here and only here.
 """
 
@@ -61,9 +61,10 @@ def main() -> None:
         gpu=gpu_name(device),
         file=None if args.random else args.out,
         splits_of=splits_to_try,
+        again=args.again,
         max_seconds=args.max_seconds,
     )
-    wanted = products if args.again else tuning.missing(products)
+    wanted = tuning.missing(products)
     print(f"{tuning.gpu}: {len(wanted)} of {len(products)} products\n{HEAD}")
     found = []
     for measured in tuning.run(wanted):

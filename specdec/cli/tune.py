@@ -33,10 +33,11 @@ def run_tune(target: str, draft: str | None, dtype: str, again: bool, in_json: b
         gpu=gpu,
         file=user_file(),
         splits_of=lambda product: (choose_splits(product, gpu),),
+        again=again,
     )
-    wanted = products
+    wanted = tuning.missing(products)
     if not again:
-        wanted = [p for p in tuning.missing(products) if source_of(p, gpu) != "shipped"]
+        wanted = [p for p in wanted if source_of(p, gpu) != "shipped"]
     found = list(_measured(tuning, wanted, in_json))
     if in_json:
         rows = [as_json(each) for each in found]

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
-from specdec.kernels.linear import describe, describe_rows, linear_ref, split_sum
+from specdec.kernels.linear import (
+    describe,
+    describe_rows,
+    linear_ref,
+    split_sum,
+    split_sum_and_tail,
+)
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.kernels.tile_order import num_tiles, place_of
+from specdec.kernels.tile_shapes import row_pieces
 from specdec.kernels.tiles import tiles_for
 
 NO_TOKEN, NOT_FINITE = -1, -2
@@ -80,6 +87,7 @@ def launch_tile_maxima(
     T, D = x_TD.shape
     V = len(weight_VD)
     tiles = tiles_for("whole", x_TD, weight_VD)
+    block_m, tail = row_pieces(tiles.block_m)
     n_tiles = -(-V // tiles.block_n)
     best = torch.empty(n_tiles, T, dtype=torch.float32, device=x_TD.device)
     ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
@@ -88,7 +96,8 @@ def launch_tile_maxima(
         best,
         ids,
         sums,
-        describe_rows(x_TD, tiles.block_m, tiles.block_k),
+        describe_rows(x_TD, block_m, tiles.block_k),
+        describe_rows(x_TD, tail or block_m, tiles.block_k),
         describe(weight_VD, tiles.block_n, tiles.block_k),
         *((ids,) * 4 if mask is None else mask),
         0 if mask is None else len(mask.min_positions) - 1,
@@ -98,6 +107,7 @@ def launch_tile_maxima(
         HAS_MASK=mask is not None,
         HAS_SUMS=has_sums,
         STOP_IDS=0 if mask is None else mask.stop_ids.shape[1],
+        TAIL=tail,
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
@@ -111,6 +121,7 @@ def _tile_maxima_kernel(
     ids_ptr,  # [tiles, T] int32
     sums_ptr,  # [tiles, T] float32, with HAS_SUMS
     x_desc,  # [T, D] in tiles [BLOCK_M, BLOCK_K]
+    tail_desc,  # [T, D] in tiles [TAIL, BLOCK_K]
     w_desc,  # [V, D] in tiles [BLOCK_N, BLOCK_K]
     positions_ptr,  # [T]
     states_ptr,  # [T]
@@ -123,17 +134,45 @@ def _tile_maxima_kernel(
     HAS_MASK: tl.constexpr,
     HAS_SUMS: tl.constexpr,
     STOP_IDS: tl.constexpr,
+    TAIL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
-    tile, m_tile = place_of(tl.program_id(0), tl.cdiv(V, BLOCK_N), tl.cdiv(T, BLOCK_M))
-    m0 = m_tile * BLOCK_M
+    tile, m_tile = place_of(tl.program_id(0), tl.cdiv(V, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
+    m0 = m_tile * (BLOCK_M + TAIL)
     wait_for_inputs(PDL)
-    logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
-    let_the_next_start(PDL)
-    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = m0 + tl.arange(0, BLOCK_M)
+    outs = (best_ptr, ids_ptr, sums_ptr)
+    mask = (positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R)
+    if TAIL > 0:
+        descs = (x_desc, tail_desc, w_desc)
+        logits, rest = split_sum_and_tail(descs, tile * BLOCK_N, m0, 0, D, 1)
+        let_the_next_start(PDL)
+        _reduce(outs, rest, tile, m0 + BLOCK_M, T, V, mask, HAS_MASK, HAS_SUMS, STOP_IDS)
+    else:
+        logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
+        let_the_next_start(PDL)
+    _reduce(outs, logits, tile, m0, T, V, mask, HAS_MASK, HAS_SUMS, STOP_IDS)
+
+
+@jit
+def _reduce(
+    outs,
+    logits,
+    tile,
+    m0,
+    T,
+    V,
+    mask,
+    HAS_MASK: tl.constexpr,
+    HAS_SUMS: tl.constexpr,
+    STOP_IDS: tl.constexpr,
+):
+    """A tile of logits to the maximum, its id and the sum of each row. outs, mask: pointers."""
+    best_ptr, ids_ptr, sums_ptr = outs
+    positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R = mask
+    n = tile * logits.shape[0] + tl.arange(0, logits.shape[0])
+    m = m0 + tl.arange(0, logits.shape[1])
     logits = tl.where((n < V)[:, None], logits, float("-inf"))
     if HAS_MASK:
         idx = tl.load(states_ptr + m, mask=m < T, other=-1)

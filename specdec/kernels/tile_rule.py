@@ -35,6 +35,8 @@ MEDIUM = (
     Shape(64, 128, 64, 3, 4),
     Shape(64, 128, 64, 5, 4),
     Shape(64, 128, 128, 4, 4),
+    Shape(64, 160, 64, 3, 4),
+    Shape(64, 160, 64, 6, 4),
     Shape(64, 192, 64, 6, 4),
     Shape(64, 256, 64, 4, 8),
     Shape(64, 256, 64, 5, 4),
@@ -45,9 +47,13 @@ MEDIUM = (
     Shape(128, 128, 64, 3, 4),
     Shape(128, 128, 64, 4, 8),
     Shape(128, 128, 64, 6, 4),
+    Shape(128, 160, 64, 4, 4),
+    Shape(128, 160, 64, 4, 8),
+    Shape(128, 192, 64, 4, 8),
     Shape(128, 256, 64, 4, 8),
     Shape(256, 64, 64, 4, 4),
     Shape(256, 128, 64, 4, 8),
+    Shape(256, 160, 64, 4, 8),
 )
 MANY = (
     Shape(64, 256, 64, 4, 8),
@@ -64,6 +70,7 @@ PERSISTENT = (  # on Hopper GPUs, for split and gate: block_m, num_stages and cu
     *((64, stages, 1) for stages in (5, 8)),
     *((96, stages, 1) for stages in (4, 6)),
     *((128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4, RELAY)),
+    *((160, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
     *((192, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
     *((256, 4, cuts) for cuts in (1, 2, RELAY)),
 )
@@ -121,7 +128,7 @@ def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
     return [
         s
         for s in deepest.values()
-        if (rows % s.block_m == 0 or s.block_m == 128 or is_many)
+        if (rows % s.block_m == 0 or s.block_m == 128 or (is_many and s.block_m % 5 != 0))
         and (s.cuts == 1 or _cuts_any(product, rows, splits, s))
     ]
 

@@ -9,15 +9,15 @@ from typing import Literal, NamedTuple, get_args
 Kind = Literal["split", "whole", "gate"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TABLE_DTYPES = ("bfloat16", "float16")  # tables know these; float32 has one set of tiles
-ROW_CLASSES = (16, 32, 64, 128, 192, 256, 384, 512, 1024, 4096)
+ROW_CLASSES = (16, 32, 64, 128, 160, 192, 256, 320, 384, 512, 1024, 4096)
 MANY_ROWS = ROW_CLASSES[-1]
 PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
-PERSISTENT_ROWS = 192  # persistent.py serves classes from here on
+PERSISTENT_ROWS = 160  # persistent.py serves classes from here on
 SPLITS = (1, 2, 4)
 SHARED_MEMORY = 227 * 1024  # of one multiprocessor
 
 BLOCK_N = (64, 128, 256)
-BLOCK_M = (16, 32, 48, 64, 96, 128, 192, 256)
+BLOCK_M = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in tile_order.py
 NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
 NUM_WARPS = (4, 8)
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
     """The tiles for one class of row counts, in the order of a table's lists."""
 
     block_n: int
-    block_m: int  # a power of two, or one and a half times that
+    block_m: int  # a power of two, or with a second one behind it: see row_pieces
     block_k: int
     num_stages: int
     num_warps: int
@@ -62,7 +62,7 @@ def rows_of_tiles(M: int) -> int:
 
 
 def row_pieces(block_m: int) -> tuple[int, int]:
-    """A tile's rows in powers of two, as the kernels take them: 192 are 128 + 64, 128 are 128."""
+    """A tile's rows in powers of two, as the kernels take them: 160 are 128 + 32, 128 are 128."""
     whole = 1 << (block_m.bit_length() - 1)
     return whole, block_m - whole
 
@@ -92,9 +92,8 @@ def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
         problem = _persistent_problem(product, rows, shape)
         if problem is not None:
             return problem
-    elif row_pieces(shape.block_m)[1] and (product.kind == "whole" or rows > PARALLEL_ROWS):
-        where = f"{product.kind} and {rows} rows"
-        return f"block_m {shape.block_m}, a power of two is needed for {where}"
+    elif row_pieces(shape.block_m)[1] and rows > PARALLEL_ROWS:
+        return f"block_m {shape.block_m}, a power of two is needed for {rows} rows"
     size = bytes_of(product.kind, shape)
     if size > SHARED_MEMORY:
         return f"{size:,} bytes of shared memory, of {SHARED_MEMORY:,}"

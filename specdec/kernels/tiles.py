@@ -33,7 +33,7 @@ class Tiles:
     """How one product is cut: its Shape and its splits."""
 
     block_n: int
-    block_m: int  # a power of two, or one and a half times that
+    block_m: int  # as in Shape
     block_k: int
     splits: int  # parts of K that are summed apart and added in order
     num_stages: int

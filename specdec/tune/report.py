@@ -42,11 +42,11 @@ def rule_over_tuned(found: Sequence[Measured]) -> dict[str, float | None]:
     None where the rule's tiles did not run.
     """
     by_class = {
-        rows: [each.rows[rows].rule_us / each.rows[rows].us for each in found]
+        rows: [m.rows[rows].rule_us / m.rows[rows].us for m in found if rows in m.rows]
         for rows in ROW_CLASSES
     }
     every = [ratio for ratios in by_class.values() for ratio in ratios]
-    means = {str(rows): _mean(ratios) for rows, ratios in by_class.items()}
+    means = {str(rows): _mean(ratios) for rows, ratios in by_class.items() if ratios}
     return means | {"overall": _mean(every), "worst": _finite(max(every))}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from specdec.kernels.tables import Entry, read_table, write_table
+from specdec.kernels.tables import NONE, Entry, read_table, write_table
 from specdec.kernels.tile_rule import candidates, rule_shape, rule_splits
 from specdec.kernels.tile_shapes import ROW_CLASSES, SPLITS, Product, Shape
 from specdec.kernels.tiles import Tiles, cut
@@ -30,6 +30,13 @@ class Job(NamedTuple):
     product: Product
     rows: int  # a row class
     tiles: Tiles | None
+
+
+class Wanted(NamedTuple):
+    """Of one product: numbers of splits to choose from, and row classes."""
+
+    splits: Sequence[int]
+    rows: Sequence[int]
 
 
 class Clock(Protocol):
@@ -69,19 +76,23 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """splits_of: what to try for a product. file: the table that grows; None: none is written."""
+    """splits_of: what to try for a product. file: the table that grows; None: none is written.
+
+    again: measure what the table has too; else a product's missing row classes, with its splits
+    """
 
     clock: Clock
     gpu: str
     file: Path | None
     splits_of: Callable[[Product], Sequence[int]]
+    again: bool = False
     max_seconds: float = float("inf")  # begins no further product after that
     now: Callable[[], float] = field(default=time.monotonic)
 
     def missing(self, products: Sequence[Product]) -> list[Product]:
         """Those whose entry lacks a row class, or was measured with other splits."""
-        entries = {} if self.file is None else read_table(self.file).get(self.gpu, {})
-        return [p for p in products if not self._is_complete(entries.get(p), p)]
+        wanted = self._wanted(products)
+        return [product for product in products if wanted[product].rows]
 
     def run(self, products: Sequence[Product]) -> Iterator[Measured]:
         """Measure one after another, each written before the next one begins.
@@ -91,27 +102,38 @@ class Tuning:
         if self.file is not None and products:
             _refuse_read_only(self.file.parent)
         start = self.now()
+        wanted = self._wanted(products)
         self.clock.prepare(
-            job for p in products for job in jobs_of(p, self.splits_of(p), self.clock.has_wgmma)
+            job for p in products for job in jobs_of(p, wanted[p], self.clock.has_wgmma)
         )
         for product in products:
             if self.now() - start >= self.max_seconds:
                 return
-            measured = measure(product, self.splits_of(product), self.clock)
+            measured = measure(product, wanted[product], self.clock)
             self._write(measured)
             yield measured
 
-    def _is_complete(self, entry: Entry | None, product: Product) -> bool:
-        if entry is None or entry.splits not in self.splits_of(product):
-            return False
-        return set(entry.rows) == set(ROW_CLASSES)
+    def _wanted(self, products: Sequence[Product]) -> dict[Product, Wanted]:
+        known = {} if self.file is None or self.again else read_table(self.file).get(self.gpu, {})
+        return {product: self._wanted_of(product, known.get(product)) for product in products}
+
+    def _wanted_of(self, product: Product, entry: Entry | None) -> Wanted:
+        counts = self.splits_of(product)
+        if entry is None or entry.splits not in counts:
+            return Wanted(counts, ROW_CLASSES)
+        return Wanted((entry.splits,), [rows for rows in ROW_CLASSES if rows not in entry.rows])
 
     def _write(self, measured: Measured) -> None:
+        """Row classes that were measured before with the same splits stay."""
         if self.file is None:
             return
         with _locked(self.file):
             table = read_table(self.file)
-            table.setdefault(self.gpu, {})[measured.product] = measured.entry
+            of_gpu = table.setdefault(self.gpu, {})
+            known = of_gpu.get(measured.product, NONE)
+            rows = dict(known.rows) if known.splits == measured.splits else {}
+            rows |= measured.entry.rows
+            of_gpu[measured.product] = Entry(measured.splits, rows)
             write_table(self.file, table)
 
 
@@ -121,24 +143,26 @@ def splits_to_try(product: Product) -> tuple[int, ...]:
     return tuple(n for n in SPLITS if n == 1 or (can_split and 512 * n <= product.K))
 
 
-def jobs_of(product: Product, counts: Sequence[int], has_wgmma: bool) -> Iterator[Job]:
+def jobs_of(product: Product, wanted: Wanted, has_wgmma: bool) -> Iterator[Job]:
     """All that `measure` may ask of its clock, but cuBLAS."""
+    counts = wanted.splits
     for count in dict.fromkeys((*counts, _rule_count(product, counts))):
-        for rows in ROW_CLASSES:
+        for rows in wanted.rows:
             for shape in candidates(product, rows, count, has_wgmma):
                 yield Job(product, rows, cut(shape, rows, count))
 
 
-def measure(product: Product, counts: Sequence[int], clock: Clock) -> Measured:
-    """counts: numbers of splits to choose from."""
+def measure(product: Product, wanted: Wanted, clock: Clock) -> Measured:
+    """Where there is a choice of splits, all row classes are wanted."""
     search = _Search(product, clock, {})
+    counts = wanted.splits
     if len(counts) > 1:
         for rows in SPLIT_CLASSES:
             for count in counts:
                 search.best(rows, count)
     splits = min(counts, key=lambda count: search.cost(count, counts))
     found = {
-        rows: search.result(rows, splits, _rule_count(product, counts)) for rows in ROW_CLASSES
+        rows: search.result(rows, splits, _rule_count(product, counts)) for rows in wanted.rows
     }
     return Measured(product=product, splits=splits, rows=found, times=search.times)
 

@@ -9,8 +9,9 @@ def test_default_request_sizes_are_each_count_to_eight_then_steps_of_eight():
     assert capture_sizes(3, 1).requests == (1, 2, 3)
 
 
-def test_default_token_sizes_are_powers_of_two_from_16_and_beyond_64_half_as_much_again():
-    assert capture_sizes(1, 256).tokens == (16, 32, 64, 96, 128, 192, 256)
+def test_default_token_sizes_are_powers_of_two_from_16_and_more_where_rows_cost():
+    assert capture_sizes(1, 256).tokens == (16, 32, 64, 96, 128, 160, 192, 256)
+    assert capture_sizes(1, 1100).tokens[-7:] == (384, 512, 640, 768, 896, 1024, 1100)
     assert capture_sizes(1, 50).tokens == (16, 32, 50)
     assert capture_sizes(1, 7).tokens == (7,)
 

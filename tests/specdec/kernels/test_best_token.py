@@ -5,9 +5,17 @@ import copy
 import pytest
 import torch
 
-from specdec.kernels.best_token import StopMask, best_token_ref, launch_best_token
+from specdec.kernels import best_token as best_token_file
+from specdec.kernels.best_token import (
+    StopMask,
+    best_token_ref,
+    launch_best_token,
+    launch_tile_maxima,
+)
 from specdec.kernels.choose_token import NoiseKeys, choose_token_ref, launch_choices, launch_write
 from specdec.kernels.gumbel import DRAFT
+from specdec.kernels.tile_shapes import Shape
+from specdec.kernels.tiles import cut
 from specdec.requests.row_start import RowStart
 from specdec.sizes import MAX_STOP_IDS
 from specdec.stepping import propose as propose_file
@@ -51,6 +59,25 @@ def noise_keys_of(num_rows, device, **changes):
         "stream": DRAFT,
     }
     return NoiseKeys(**values | changes)
+
+
+@pytest.mark.parametrize("rows", [1, 33, 48, 70, 97])
+def test_every_row_of_a_tile_with_a_tail_gets_its_id_and_its_share(device, rows, monkeypatch):
+    tiles = cut(Shape(64, 48, 64, 2, 4), 64, 1)
+    monkeypatch.setattr(best_token_file, "tiles_for", lambda *_: tiles)
+    x, weight = torch.randn(rows, D, device=device), torch.randn(V, D, device=device)
+    mask = StopMask(
+        positions=torch.arange(rows, device=device),
+        states=torch.zeros(rows, dtype=torch.int64, device=device),
+        min_positions=torch.full((2,), 40, device=device),
+        stop_ids=torch.tensor([[3, 70], [0, 0]], device=device),
+    )
+    assert torch.equal(best_by_kernel(x, weight, mask), best_token_ref(x, weight, mask))
+    maxima = launch_tile_maxima(x, weight, None, has_sums=True)
+    scores = x @ weight.T
+    top = scores.max(dim=1).values
+    sums = (maxima.sums * (maxima.best - top).exp()).sum(dim=0)
+    torch.testing.assert_close(sums, (scores - top[:, None]).exp().sum(dim=1), rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("num_ids", [1, 63, 65, V])

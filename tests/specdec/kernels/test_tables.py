@@ -100,7 +100,6 @@ def test_every_shipped_product_has_every_row_class():
         (KEY, {"rows": {"16": [256, 256, 128, 4, 8]}}, "524,288 bytes of shared memory"),
         (KEY, {"rows": {"256": [128, 64, 64, 4, 4, 4]}}, "cuts 4 leaves 16 rows of block_m 64"),
         (KEY, {"rows": {"4096": [64, 96, 64, 3, 4]}}, "a power of two is needed"),
-        ("whole,64,64,bfloat16", {"rows": {"192": [64, 96, 64, 3, 4]}}, "power of two"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_file_and_what_to_do(tmp_path, key, entry, words):

@@ -35,7 +35,7 @@ def test_candidates_are_few_and_fit_into_a_multiprocessor(kind, splits, rows, ha
 def test_persistent_tiles_are_for_many_rows_of_a_hopper_gpu(kind, rows):
     product = Product(kind, 4096, 4096)
     found = [s for s in candidates(product, rows, 1, has_wgmma=True) if s.cuts]
-    assert (found != []) == (kind != "whole" and rows >= 192)
+    assert (found != []) == (kind != "whole" and rows >= 160)
     assert not any(s.cuts for s in candidates(product, rows, 1))
     ragged = Product(kind, 4104, 4096)
     assert not any(s.cuts for s in candidates(ragged, rows, 1, has_wgmma=True))

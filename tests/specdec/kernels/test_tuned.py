@@ -15,7 +15,7 @@ from specdec.kernels.tiles import cut
 
 ENTRIES = json.loads((files("specdec.kernels") / "tuned.json").read_text())
 SHAPES = sorted({tuple(key.split(",")[:3]) for table in ENTRIES.values() for key in table})
-ROW_COUNTS = (1, 6, 17, 64, 65, 128, 192, 200, 256, 384, 512, 1000, 8192)
+ROW_COUNTS = (1, 6, 17, 64, 65, 128, 150, 192, 200, 256, 300, 384, 512, 1000, 8192)
 PRODUCTS = {
     "split": lambda x, weight: launch_split_linear(x, weight, None).finish(torch.float32),
     "whole": lambda x, weight: launch_linear(x, weight, None, torch.float32),
@@ -74,7 +74,8 @@ def test_tiles_of_one_and_a_half_powers_of_two_cover_every_row(kind, rows, monke
 
 
 @pytest.mark.parametrize(
-    "block_m, pieces", [(16, (16, 0)), (96, (64, 32)), (128, (128, 0)), (192, (128, 64))]
+    "block_m, pieces",
+    [(16, (16, 0)), (96, (64, 32)), (128, (128, 0)), (160, (128, 32)), (192, (128, 64))],
 )
 def test_rows_of_a_tile_are_powers_of_two(block_m, pieces):
     assert row_pieces(block_m) == pieces

@@ -210,7 +210,7 @@ def test_in_a_loop_of_16_every_step_that_fits_replays_a_graph(
         return real(rows, parts, **options)
 
     monkeypatch.setattr(runner, "run_step", run_step)
-    coming = [(prompts[i % 10], greedy(6 + i % 9)) for i in range(40)]
+    coming = [(prompts[i % 10], greedy(6 + i % 9)) for i in range(28)]
     added = engine.add_requests(coming[:16])
     while engine.has_unfinished:
         engine.step()

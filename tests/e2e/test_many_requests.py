@@ -238,7 +238,7 @@ PENALIZED = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "bad_words": [
 )
 def test_preempted_requests_draw_what_they_would_have_drawn(prompts, acceptance, more):
     """Not one token and not one round is another than with a cache that is large enough."""
-    params = SamplingParams(temperature=1.0, seed=11, max_tokens=80, ignore_eos=True, **more)
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True, **more)
     speculation = {"model": "demo", "num_speculative_tokens": K, "acceptance": acceptance}
     short, large = (
         LLM(
@@ -251,10 +251,10 @@ def test_preempted_requests_draw_what_they_would_have_drawn(prompts, acceptance,
         )
         for num_blocks in (5, 40)
     )
-    outputs = short.generate(prompts[:10], params, use_tqdm=False)
-    assert sum(output.stats.num_preemptions for output in outputs) >= 3
+    outputs = short.generate(prompts[:6], params, use_tqdm=False)
+    assert sum(output.stats.num_preemptions for output in outputs) >= 2
     assert [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs] == run(
-        large, prompts[:10], params
+        large, prompts[:6], params
     )
 
 
@@ -586,7 +586,8 @@ def tape_unless_eager(config, device, has_draft):
 @pytest.mark.parametrize(
     "backend, count, seed",
     [
-        ("eager", 30, 2),
+        ("eager", 14, 2),
+        pytest.param("eager", 30, 2, marks=pytest.mark.slow),
         pytest.param("tape", 15, 14, marks=pytest.mark.slow),
         pytest.param("eager", 300, 0, marks=pytest.mark.slow),
         pytest.param("tape", 300, 0, marks=pytest.mark.slow),

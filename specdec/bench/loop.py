@@ -2,9 +2,10 @@
 
 The requests of the first generation stop at staggered lengths, so that ends never come in waves.
 The window begins when as many have ended, and holds whole generations: as many prompts as
-completions. Prompts are 25 to 160 tokens of the pair's, answers --max-tokens. Request i is the same
-in every loop, so that outputs are compared with those of plain decoding. The engine has the graphs
-that users get, and room for the largest load.
+completions; of few requests at a time it has more of them, since texts differ. Prompts are 25 to
+160 tokens of the pair's, answers --max-tokens. Request i is the same in every loop, so that outputs
+are compared with those of plain decoding. The engine has the graphs that users get, and room for
+the largest load.
 
 A ramp is a load that doubles from one request to the largest batch and halves again; at each stage
 as many requests end as run. It is judged as a whole.
@@ -27,7 +28,8 @@ from specdec.requests.stats import SpeculationStats
 from specdec.scheduling.row_planner import PlannerStatistics
 from specdec.start.speculation import Drafting
 
-GENERATIONS = 8  # of the window
+GENERATIONS = 8  # of the window, at least
+LEAST_REQUESTS = 48  # of the window: the bundled pair's texts, once
 PROMPT_LENGTHS = (25, 160)
 TEMPERATURES = (0.0, 0.8)
 RAMPS = 3  # runs of a ramp
@@ -130,7 +132,7 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     num_before = len(running.requests)
     num_tokens = running.num_tokens
     began = time.monotonic()
-    running.run(batch, GENERATIONS * batch)
+    running.run(batch, num_measured(batch))
     seconds = time.monotonic() - began
     num_tokens = running.num_tokens - num_tokens
     running.end()
@@ -144,6 +146,11 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
         first_tokens=[latency for latency in latencies if latency is not None],
         stats=SpeculationStats.merged(done),
     )
+
+
+def num_measured(batch: int) -> int:
+    """Requests of a window."""
+    return max(GENERATIONS, -(-LEAST_REQUESTS // batch)) * batch
 
 
 def run_ramp(engine: Engine, jobs: Iterator[Job], largest: int) -> tuple[float, list[Request]]:

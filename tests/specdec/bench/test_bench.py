@@ -476,6 +476,7 @@ def run(args):
 
 def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatch):
     monkeypatch.setattr(loops, "GENERATIONS", 2)
+    monkeypatch.setattr(loops, "LEAST_REQUESTS", 2)
     monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
     options = BenchOptions(ks=(2,), batches=(1, 3), max_tokens=6, max_model_len=64)
     bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
@@ -492,6 +493,7 @@ def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatc
 
 def test_a_loop_starts_staggered_and_its_window_holds_whole_generations(pair, monkeypatch):
     monkeypatch.setattr(loops, "GENERATIONS", 3)
+    monkeypatch.setattr(loops, "LEAST_REQUESTS", 0)
     options = BenchOptions(ks=(), batches=(4,), max_tokens=8, max_model_len=512)
     bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
     spec = EngineSpec(num_speculative_tokens=0, max_num_seqs=4, max_model_len=512)
@@ -503,6 +505,10 @@ def test_a_loop_starts_staggered_and_its_window_holds_whole_generations(pair, mo
     assert reasons.count("abort") == 4
     assert len(window.requests) == 4 * (3 + 2)
     assert len(window.first_tokens) > 4 * (3 - 1)  # the latest ones may wait for theirs
+
+
+def test_a_window_of_few_requests_at_a_time_holds_more_generations():
+    assert [loops.num_measured(batch) for batch in (1, 5, 6, 8)] == [48, 50, 48, 64]
 
 
 def test_a_loop_whose_output_differs_has_no_figures():

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, tl, use_triton
 from specdec.kernels.linear import describe, describe_rows, linear_ref, split_sum
+from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.kernels.tile_order import num_tiles, place_of
 from specdec.kernels.tiles import tiles_for
@@ -101,6 +102,7 @@ def launch_tile_maxima(
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
+        **need(),
     )
     return TileMaxima(best, ids, sums if has_sums else None)
 
@@ -124,12 +126,16 @@ def _tile_maxima_kernel(
     HAS_SUMS: tl.constexpr,
     STOP_IDS: tl.constexpr,
     PDL: tl.constexpr,
+    needed_ptr=None,  # [1]; see needed.py
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     tile, m_tile = place_of(tl.program_id(0), tl.cdiv(V, BLOCK_N), tl.cdiv(T, BLOCK_M))
     m0 = m_tile * BLOCK_M
     wait_for_inputs(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     logits = split_sum(x_desc, w_desc, tile * BLOCK_N, m0, 0, D, 1)
     let_the_next_start(PDL)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -134,11 +134,13 @@ def assemble(
         tokenizer, runner.sizes, target.vocab_size, eos_token_ids, seed, rule, guides=guides
     )
     is_gpu = runner.device.type == "cuda"
-    costs = measure_costs(runner) if is_gpu else None
-    planner = None
-    if runner.sizes.is_adaptive:
-        shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
-        planner = RowPlanner(measure_round_costs(runner, costs), shapes, num_levels)
+    costs = planner = None
+    with runner.never_stopping():
+        if is_gpu:
+            costs = measure_costs(runner)
+        if runner.sizes.is_adaptive:
+            shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
+            planner = RowPlanner(measure_round_costs(runner, costs), shapes, num_levels)
     return Engine(
         runner,
         intake,
@@ -228,6 +230,7 @@ def _runner(
         graph_config=config.graphs,
         backend=backend,
         acceptance=acceptance,
+        confidence_threshold=drafting.confidence_threshold,
     )
     block = _bytes_per_block(target, eagle if K > 0 else None)
     if config.max_model_len is None:

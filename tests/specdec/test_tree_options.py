@@ -1,5 +1,7 @@
 """Options of draft trees: bounds and what does not go together, by name; the shape they ask for."""
 
+import math
+
 import pytest
 
 from specdec import SpeculativeConfig
@@ -17,6 +19,18 @@ def config(**values):
 @pytest.mark.parametrize(
     "values, words",
     [
+        ({"draft_confidence_threshold": 1}, "draft_confidence_threshold=1: give a probability"),
+        (
+            {"draft_confidence_threshold": -0.1},
+            "=-0.1: give a .* from 0 to below 1, or",
+        ),
+        ({"draft_confidence_threshold": math.nan}, "draft_confidence_threshold=nan"),
+        ({"draft_confidence_threshold": True}, "draft_confidence_threshold=True"),
+        ({"draft_confidence_threshold": "0.1"}, "draft_confidence_threshold='0.1'"),
+        (
+            {"draft_confidence_threshold": 0.1, "acceptance": "block"},
+            "draft_confidence_threshold=0.1 with acceptance='block': drafts stop with 'exact' only",
+        ),
         ({"top_k": 0}, "top_k=0: give an integer from 1 to 16"),
         ({"top_k": 17}, "top_k=17"),
         ({"top_k": True}, "top_k=True"),
@@ -47,6 +61,14 @@ def config(**values):
 def test_what_cannot_be_is_refused_by_name(values, words):
     with pytest.raises(ValueError, match=words):
         config(**values)
+
+
+@pytest.mark.parametrize("top_k", [1, 4])
+@pytest.mark.parametrize("given, threshold", [(None, 0.0), (0, 0.0), (0.2, 0.2)])
+def test_drafts_stop_only_where_a_threshold_is_given(top_k, given, threshold):
+    for adaptive in (False, None):
+        values = {"top_k": top_k, "draft_confidence_threshold": given, "adaptive": adaptive}
+        assert drafting_of(config(**values), True).confidence_threshold == threshold
 
 
 def test_one_child_a_node_is_the_chain():

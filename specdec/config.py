@@ -25,6 +25,7 @@ METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
 MAX_PROMPT_SLOWDOWN = 1.8
+MAX_NUM_SEQS = 64
 MOST_SLOWDOWN = 1000
 MOST_DRAFTS = 32
 MOST_NODES = 63  # of a tree, which with its root fill a tile of rows
@@ -79,8 +80,9 @@ class SpeculativeConfig:
     elsewhere the number is fixed, "auto" is 3, and the log says why. Tokens depend on none of it.
     top_k: above 1 a tree is drafted, of num_speculative_tokens levels: the top_k best nodes of a
     level get top_k children each, and the num_draft_tokens most probable nodes of all levels are
-    verified. Such trees need acceptance "exact" and a fixed number of levels. With 1, a chain,
-    num_draft_tokens is num_speculative_tokens, which is its default for a tree too.
+    verified. Such trees need acceptance "exact", a fixed number of levels and a max_num_seqs of at
+    most 32, which is then its default. With 1, a chain, num_draft_tokens is num_speculative_tokens,
+    which is its default for a tree too.
     draft_confidence_threshold: from 0 to below 1: draft another level only while the most probable
     path of the last one has at least this probability, by the draft; None, 0: draft all levels.
     Needs acceptance "exact".
@@ -241,7 +243,7 @@ class EngineConfig:
     dtype: str = "auto"
     device: object = "auto"  # a string or a torch.device
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int = MAX_NUM_SEQS
     max_num_batched_tokens: int = 8192
     max_prompt_slowdown: float = MAX_PROMPT_SLOWDOWN
     gpu_memory_utilization: float | None = None

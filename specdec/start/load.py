@@ -222,6 +222,8 @@ def _runner(
     K = drafting.num_tokens
     acceptance = "exact" if speculation is None else speculation.acceptance
     most = largest_sizes(config, drafting, target.config, None if eagle is None else eagle.config)
+    if most.max_num_seqs < config.max_num_seqs:
+        logger.info("max_num_seqs=%d, the most with draft trees", most.max_num_seqs)
     build = partial(
         Runner,
         target,

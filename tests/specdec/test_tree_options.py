@@ -106,6 +106,20 @@ def test_sizes_count_nodes_paths_and_scratch_blocks():
     assert (chain.query_len, chain.path_len, chain.num_tree_blocks) == (7, 7, 0)
 
 
+def test_trees_run_for_at_most_32_requests_at_a_time():
+    target = tiny_target().config
+
+    def most(top_k, **given):
+        drafting = drafting_of(config(top_k=top_k), has_graphs=True)
+        return largest_sizes(EngineConfig(max_model_len=32, **given), drafting, target, None)
+
+    assert [most(4, **given).max_num_seqs for given in ({}, {"max_num_seqs": 7})] == [32, 7]
+    assert most(4).num_kv_blocks * 2 == most(1).num_kv_blocks
+    assert most(1, max_num_seqs=33).max_num_seqs == 33
+    with pytest.raises(ValueError, match=r"max_num_seqs=33 with top_k=4: .* at most 32 requests"):
+        most(4, max_num_seqs=33)
+
+
 def test_a_draft_must_know_as_many_tokens_as_a_node_has_children():
     target = tiny_target()
     eagle = eagle3_config(target, draft_vocab_size=5)

@@ -83,7 +83,7 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
 class Setting:
     """An engine. slowdown: of the prompt budget; None: the engine's own budget, if it has one.
 
-    tree: top_k and num_draft_tokens; None: chains
+    tree: top_k and num_draft_tokens; None: chains. threshold: at which drafts stop; None: never
     """
 
     num_speculative_tokens: int
@@ -93,6 +93,7 @@ class Setting:
     slowdown: float | None
     is_adaptive: bool
     tree: tuple[int, int] | None = None
+    threshold: float | None = None
 
     @staticmethod
     def drawn(
@@ -106,6 +107,8 @@ class Setting:
             async_scheduling=chance.random() < 0.5,
             slowdown=chance.choice([None, 1.0, 2.0]),
         )
+        if is_adaptive or has_tree:  # other drafts are not compared with those of requests alone
+            setting = replace(setting, threshold=chance.choice([None, 0.05, 0.3]))
         if not has_tree:
             return setting
         k, levels = chance.randint(2, MAX_K), setting.num_speculative_tokens
@@ -115,6 +118,7 @@ class Setting:
     def build(self, **options: object) -> LLM:
         K = self.num_speculative_tokens
         draft = {"model": "demo", "num_speculative_tokens": K, "adaptive": self.is_adaptive}
+        draft["draft_confidence_threshold"] = self.threshold
         if self.tree is not None:
             draft |= zip(("top_k", "num_draft_tokens"), self.tree, strict=True)
         llm = LLM(

@@ -25,6 +25,7 @@ METHODS = ("auto", "eagle", "eagle3")
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
 MAX_PROMPT_SLOWDOWN = 1.8
+MAX_NUM_SEQS = 64
 MOST_SLOWDOWN = 1000
 MOST_DRAFTS = 32
 MOST_NODES = 63  # of a tree, which with its root fill a tile of rows
@@ -79,8 +80,12 @@ class SpeculativeConfig:
     elsewhere the number is fixed, "auto" is 3, and the log says why. Tokens depend on none of it.
     top_k: above 1 a tree is drafted, of num_speculative_tokens levels: the top_k best nodes of a
     level get top_k children each, and the num_draft_tokens most probable nodes of all levels are
-    verified. Such trees need acceptance "exact" and a fixed number of levels. With 1, a chain,
-    num_draft_tokens is num_speculative_tokens, which is its default for a tree too.
+    verified. Such trees need acceptance "exact", a fixed number of levels and a max_num_seqs of at
+    most 32, which is then its default. With 1, a chain, num_draft_tokens is num_speculative_tokens,
+    which is its default for a tree too.
+    draft_confidence_threshold: from 0 to below 1: draft another level only while the most probable
+    path of the last one has at least this probability, by the draft; None, 0: draft all levels.
+    Needs acceptance "exact".
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
     greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and
@@ -99,6 +104,7 @@ class SpeculativeConfig:
     adaptive: bool | None = None
     top_k: int = 1
     num_draft_tokens: int | None = None
+    draft_confidence_threshold: float | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -122,11 +128,24 @@ class SpeculativeConfig:
         check_int("top_k", self.top_k, 1, MOST_CHILDREN)
         if self.num_draft_tokens is not None:
             check_int("num_draft_tokens", self.num_draft_tokens, 0, MOST_NODES)
+        self._check_threshold()
         if self.top_k > 1:
             self._check_tree()
         else:
             self._check_chain()
         _check_fixed(self)
+
+    def _check_threshold(self) -> None:
+        threshold = self.draft_confidence_threshold
+        if threshold is None:
+            return
+        given = f"draft_confidence_threshold={threshold!r}"
+        is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+        if not is_number or not 0 <= threshold < 1:
+            raise ValueError(f"{given}: give a probability from 0 to below 1, or None")
+        if threshold > 0 and self.acceptance != "exact":
+            rule = f"acceptance={self.acceptance!r}"
+            raise ValueError(f"{given} with {rule}: drafts stop with 'exact' only: leave one out")
 
     def _check_chain(self) -> None:
         count = self.num_draft_tokens
@@ -224,7 +243,7 @@ class EngineConfig:
     dtype: str = "auto"
     device: object = "auto"  # a string or a torch.device
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int = MAX_NUM_SEQS
     max_num_batched_tokens: int = 8192
     max_prompt_slowdown: float = MAX_PROMPT_SLOWDOWN
     gpu_memory_utilization: float | None = None

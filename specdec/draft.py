@@ -1,7 +1,10 @@
 """The draft's two passes: prefill with the target's features, then further levels on its own.
 
-Where rows are shared out (`calibration` is given) the number of levels varies from step to step: a
+Where rows are shared out (`varies`) the number of levels varies from step to step: a
 graph of one level is replayed for each. A step that proposes nothing extends the draft's KV alone.
+
+With a `threshold` a draft may stop before its last level (stepping/stop_drafting.py): the levels
+are launched all the same, and read no weights once all slots have stopped.
 
 Of a tree each level has k rows per request, whose nodes see the committed context and their own
 ancestors (stepping/grow_tree.py); after the last level the best nodes of all are kept.
@@ -25,6 +28,7 @@ from specdec.kernels.add import add
 from specdec.kernels.best_children import Perturbation
 from specdec.kernels.gumbel import DRAFT, TARGET
 from specdec.kernels.linear import linear
+from specdec.kernels.needed import needed_while
 from specdec.kernels.support_floor.floor import support_floor
 from specdec.models.eagle import EagleModel
 from specdec.passes.contexts import PassContexts
@@ -46,7 +50,8 @@ class Draft:
     graphs: families for steps whose requests are all greedy, and for steps with a sampled request.
         Those draw their drafts with noise: for "exact" acceptance the target's noise, so that they
         agree; else the draft's own, and the state keeps the scores.
-    calibration: see stepping/propose.py
+    calibration, threshold: see stepping/propose.py
+    varies: the number of levels, from step to step
     """
 
     model: EagleModel
@@ -57,6 +62,8 @@ class Draft:
     graphs: DraftGraphs
     rule: str
     calibration: Tensor | None = None
+    threshold: Tensor | None = None
+    varies: bool = False
 
     def __post_init__(self) -> None:
         self.source_TE = self.buffers.features
@@ -161,6 +168,8 @@ class Draft:
         buffers = self.buffers
         seed_BD = buffers.draft_streams[buffers.last_token_indices[:num_reqs]]
         normed_BD, recycled_BD = self.model.head_input(seed_BD)
+        if self.threshold is not None:
+            buffers.num_going.zero_()
         if buffers.tree is not None:
             self._grow(normed_BD, recycled_BD, 0, is_sampled)
             return
@@ -168,20 +177,21 @@ class Draft:
         self._propose(normed_BD, 0, is_sampled)
 
     def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
+        decode = self._decode_chain if self.buffers.tree is None else self._decode_tree
+        with needed_while(None if self.threshold is None else self.buffers.num_going):
+            decode(context, is_sampled)
+
+    def _decode_chain(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers
-        if buffers.tree is not None:
-            self._decode_tree(context, is_sampled)
-            return
         B = context.num_tokens
         recycled_BD = buffers.draft_hidden[:B]
-        varies = self.calibration is not None
-        levels = (None,) if varies else range(1, buffers.draft_tokens.shape[1])
+        levels = (None,) if self.varies else range(1, buffers.draft_tokens.shape[1])
         with set_forward_context(context):
             for level in levels:
                 last_B = buffers.draft_last_tokens[:B]
                 normed_BD, recycled_BD = self.model.next_level(last_B, recycled_BD)
                 self._propose(normed_BD, level, is_sampled)
-        if varies:  # the next level is another replay
+        if self.varies:  # the next level is another replay
             buffers.draft_hidden[:B] = recycled_BD
 
     def _propose(self, normed_BD: Tensor, level: int | None, is_sampled: bool) -> None:
@@ -195,6 +205,7 @@ class Draft:
             d2t_W=self.d2t,
             max_model_len=self.contexts.max_model_len,
             calibration=self.calibration,
+            threshold=self.threshold,
         )
         if not is_sampled:
             propose(normed_BD, weight_WD, to)
@@ -230,6 +241,7 @@ class Draft:
             level=level,
             d2t_W=self.d2t,
             max_model_len=self.contexts.max_model_len,
+            threshold=self.threshold,
         )
         logits_XW = linear(normed_XD, self.model.lm_head.weight, out_dtype=torch.float32)
         perturbation = self._perturbation(logits_XW, to) if is_sampled else None

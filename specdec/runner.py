@@ -1,6 +1,7 @@
 """Models, caches and buffers of one engine, and the steps over them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -37,6 +38,7 @@ class Runner:
     backend: captures the graphs of `graph_config` when `capture` is called; None: all is eager.
     acceptance: the rule of steps that need logits: those with a request that is not plainly greedy,
         whose greedy requests then go through it too, with all probability on one token.
+    confidence_threshold: above 0 the draft stops where its best path is less probable.
     """
 
     def __init__(
@@ -49,11 +51,17 @@ class Runner:
         graph_config: GraphConfig | None = None,
         backend: GraphBackend | None = None,
         acceptance: str = "exact",
+        confidence_threshold: float = 0.0,
     ) -> None:
         self.sizes = sizes
         self.device = device
         self.acceptance = acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
+        self.confidence_threshold = confidence_threshold
+        # on the device: see stepping/stop_drafting.py
+        self.threshold: Tensor | None = None
+        if confidence_threshold > 0 and eagle is not None:
+            self.threshold = torch.tensor([confidence_threshold], device=device)
         self._dtype = target.tensors["embed_tokens.weight"].dtype
         self.state = self._new_state(target, eagle)
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), self._dtype, device)
@@ -185,6 +193,17 @@ class Runner:
         assert self.calibration is not None, "the number of drafts is fixed"
         upload(self.calibration, values)
 
+    @contextmanager
+    def never_stopping(self) -> Iterator[None]:
+        """In the body drafts run all their levels, those of padding too: what levels cost."""
+        if self.threshold is not None:
+            self.threshold.fill_(-1.0)
+        try:
+            yield
+        finally:
+            if self.threshold is not None:
+                self.threshold.fill_(self.confidence_threshold)
+
     def take_device(self) -> None:
         """Make this engine's GPU the one to which the calling thread launches kernels."""
         if self.device.type == "cuda" and self.device.index is not None:
@@ -224,7 +243,8 @@ class Runner:
             device=self.device,
             vocab_size=target.config.vocab_size,
             draft_vocab_size=draft_vocab_size,
-            has_probs=sizes.is_adaptive,
+            has_probs=self._has_probs,
+            may_stop=self.threshold is not None,
             is_tree=sizes.tree is not None,
         )
 
@@ -235,7 +255,7 @@ class Runner:
 
     def _new_draft(self, eagle: LoadedEagle, target: LlamaModel) -> Draft:
         assert self.graphs.draft is not None, "families without the draft's"
-        if self.sizes.is_adaptive:
+        if self._has_probs:
             K = self.sizes.num_speculative_tokens
             self.calibration = torch.tensor([0.0, 1.0], device=self.device).repeat(2, K, 1)
         self.draft_cache = self._new_cache(eagle, self.sizes.num_draft_tree_blocks)
@@ -248,7 +268,15 @@ class Runner:
             self.graphs.draft,
             self.acceptance,
             self.calibration,
+            self.threshold,
+            varies=self.sizes.is_adaptive,
         )
+
+    @property
+    def _has_probs(self) -> bool:
+        """Whether a chain's drafts have probabilities."""
+        stops = self.threshold is not None and self.sizes.tree is None
+        return self.sizes.is_adaptive or stops
 
     def _captures(self) -> Captures:
         return [*self.target.captures(), *(self.draft.captures() if self.draft is not None else ())]

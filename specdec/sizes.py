@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
+MAX_TREE_REQUESTS = 32  # with more at a time, chains accept as much from as many rows
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 MAX_BAD_WORDS = 64  # token sequences, per request
 MAX_BAD_WORD_LENGTH = 16  # tokens

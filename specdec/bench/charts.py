@@ -1,9 +1,10 @@
-"""Six charts of a run's figures as PNG files, each if its suite was run.
+"""Charts of a run's figures as PNG files, each if its suite was run.
 
 matplotlib, which ships no types, comes with the extra `bench`.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -
         "loop-per-user.png": (_loop_per_user, suites.get("loop", [])),
         "k.png": (_round_over_k, suites.get("k", [])),
         "products.png": (_bandwidth_over_rows, suites.get("products", [])),
+        **_trees_by_batch(suites.get("trees", [])),
     }
     directory.mkdir(parents=True, exist_ok=True)
     written = []
@@ -123,6 +125,42 @@ def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
         axes.plot(M, cublas, ":", color=color, marker=".")
     axes.set(xlabel="rows M", ylabel="% of the reading speed", title="Products; dotted: cuBLAS")
     _powers_of_two(axes, [row["M"] for row in rows])
+
+
+def _trees_by_batch(rows: Rows) -> dict[str, tuple[Callable[[Any, Rows], None], Rows]]:
+    """A chart for each number of requests at a time."""
+    return {
+        f"trees-batch-{batch}.png": (_trees, [row for row in rows if row["batch"] == batch])
+        for batch in sorted({row["batch"] for row in rows})
+    }
+
+
+def _trees(axes: Any, rows: Rows) -> None:
+    """Tokens per second over the rows of a round, by children of a node; dotted: drafts stop."""
+    rows = [row for row in rows if row["num_speculative_tokens"] > 0]
+    temperatures = sorted({row["temperature"] for row in rows})
+    for T, top_k, stops in itertools.product(
+        temperatures, sorted({row["top_k"] for row in rows}), (False, True)
+    ):
+        best: dict[int, float] = {}
+        for row in rows:
+            is_here = (row["temperature"], row["top_k"]) == (T, top_k)
+            if is_here and (row["threshold"] is not None) == stops:
+                speed = row["tokens_per_second"]
+                best[row["rows"]] = max(best.get(row["rows"], 0.0), speed)
+        if best:
+            kind = "chain" if top_k == 1 else f"k = {top_k}"
+            axes.plot(
+                sorted(best),
+                [best[N] for N in sorted(best)],
+                ":" if stops else "-",
+                color=f"C{temperatures.index(T)}",
+                marker="s" if top_k == 1 else "o",
+                markerfacecolor="white" if stops else None,
+                label=None if stops else f"{kind}, T = {T:g}",
+            )
+    title = f"Draft trees and chains, batch {rows[0]['batch']}; dotted: drafts stop"
+    axes.set(xlabel="rows N of a request", ylabel="tokens per second", title=title)
 
 
 def _powers_of_two(axes: Any, values: Sequence[int]) -> None:

@@ -30,7 +30,7 @@ class EngineSpec:
     """What an engine is built for. K = 0 is plain decoding.
 
     is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs. tree: of K
-    levels; None: chains.
+    levels; None: chains. confidence_threshold: of the draft, 0: it never stops.
     max_tokens: the longest request, prompt and answer; None: max_model_len. request_sizes: of full
     graphs; None: the default ones. has_prefill_graphs: off, since few suites time prompts and
     capturing takes time.
@@ -46,6 +46,7 @@ class EngineSpec:
     enforce_eager: bool = False
     is_adaptive: bool = False
     tree: TreeShape | None = None
+    confidence_threshold: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +138,14 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
     if spec.is_adaptive and not is_captured:
         raise ValueError("--adaptive: costs are measured with graphs, on a GPU only")
     backend = CudaBackend(pair.device) if is_captured else None
-    build = partial(Runner, pair.target, pair.eagle, device=pair.device, graph_config=graphs)
+    build = partial(
+        Runner,
+        pair.target,
+        pair.eagle,
+        device=pair.device,
+        graph_config=graphs,
+        confidence_threshold=spec.confidence_threshold,
+    )
     if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
         trial = build(replace(sizes, num_kv_blocks=1))
         compile_ahead(trial)

@@ -1,6 +1,8 @@
-"""Draft trees beside chains and plain decoding: tokens per second, greedy and sampled.
+"""Draft trees beside chains and plain decoding, with drafts that stop and without.
 
-K is a tree's number of levels, and its rows are those that a request verifies in a round.
+K is a tree's number of levels, and its rows are those that a request verifies in a round. Engines
+whose drafts stop are measured at thresholds that stop never (below 0: what the decisions cost), now
+and then, and after one level almost always (what levels cost that were stopped).
 """
 
 from collections.abc import Iterator
@@ -10,61 +12,110 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec
 from specdec.bench.report import Row
 from specdec.bench.serving import GREEDY, Served, first_difference, serve
+from specdec.engine import Engine
+from specdec.requests.params import SamplingParams
+from specdec.requests.stats import SpeculationStats
 from specdec.sizes import TreeShape
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SHAPES = tuple(
     TreeShape(num_levels=levels, top_k=top_k, num_nodes=rows - 1)
-    for rows, levels, top_k in ((8, 6, 4), (16, 6, 4), (16, 8, 4), (24, 8, 8), (32, 8, 8))
+    for rows, levels, top_k in ((8, 6, 4), (16, 6, 4))
 )
+NEVER = -1.0
+THRESHOLDS = {0.0: (NEVER, 0.1, 0.2, 0.3, 0.999)}  # by temperature
+THRESHOLD = 0.2  # at other temperatures
 
 
 def trees(bench: Bench) -> Iterator[Row]:
-    """Each K as a chain, then the trees, at every batch and temperature."""
-    chains = [(K, None) for K in bench.ks]
-    has_draft = bench.pair.eagle is not None
+    """Plain decoding, each K as a chain, then the trees, at every batch and temperature."""
+    if bench.pair.eagle is None:
+        return
     plain: dict[tuple[int, float], Served] = {}
-    for K, tree in [*chains, *((shape.num_levels, shape) for shape in SHAPES if has_draft)]:
-        spec = _spec(bench, K, tree)
-        for batch in bench.options.batches:
-            for temperature in TEMPERATURES:
-                if bench.has_time(f"trees: {spec.tree or f'K = {K}'}, batch {batch}"):
-                    run = _run(bench, spec, batch, temperature)
-                    expected = plain.setdefault((batch, temperature), run)
-                    yield _row(spec, temperature, run, expected)
-        bench.pair.drop(spec)
+    shapes: list[tuple[int, TreeShape | None]] = [(K, None) for K in bench.ks if K > 0]
+    for K, tree in [*shapes, *((shape.num_levels, shape) for shape in SHAPES)]:
+        for stops in (False, True):
+            spec = _spec(bench, K, tree, stops)
+            for batch in bench.options.batches:
+                for temperature in TEMPERATURES:
+                    yield from _rows(bench, spec, batch, temperature, plain)
+            bench.pair.drop(spec)
 
 
-def _spec(bench: Bench, K: int, tree: TreeShape | None) -> EngineSpec:
+def _rows(
+    bench: Bench,
+    spec: EngineSpec,
+    batch: int,
+    temperature: float,
+    plain: dict[tuple[int, float], Served],
+) -> Iterator[Row]:
+    """Of an engine at one load, and of plain decoding where that was not measured yet."""
+    name = spec.tree or f"K = {spec.num_speculative_tokens}"
+    thresholds: tuple[float | None, ...] = (None,)
+    if spec.confidence_threshold > 0:
+        thresholds = THRESHOLDS.get(temperature, (THRESHOLD,))
+    for threshold in thresholds:
+        if bench.has_time(f"trees: {name}, batch {batch}, temperature {temperature}"):
+            params = replace(GREEDY, temperature=temperature, seed=0)
+            key = batch, temperature
+            if key not in plain:
+                plain[key] = _run(bench, spec, batch, replace(params, speculate=False))
+                yield _row(None, temperature, None, plain[key], plain[key])
+            run = _run(bench, spec, batch, params, threshold)
+            yield _row(spec, temperature, threshold, run, plain[key])
+
+
+def _spec(bench: Bench, K: int, tree: TreeShape | None, stops: bool) -> EngineSpec:
+    batches = bench.options.batches
     return EngineSpec(
         num_speculative_tokens=K,
         tree=tree,
-        max_num_seqs=bench.options.max_num_seqs or max(bench.options.batches),
+        confidence_threshold=THRESHOLD if stops else 0.0,
+        max_num_seqs=bench.options.max_num_seqs or max(batches),
+        request_sizes=tuple(sorted(set(batches))),
         max_tokens=max(map(len, bench.pair.prompts)) + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
     )
 
 
-def _run(bench: Bench, spec: EngineSpec, batch: int, temperature: float) -> Served:
+def _run(
+    bench: Bench,
+    spec: EngineSpec,
+    batch: int,
+    params: SamplingParams,
+    threshold: float | None = None,
+) -> Served:
     """The fastest of some runs; the seed is the same in all."""
     engine = bench.pair.engine(spec)
+    _set_threshold(engine, threshold)
     prompts = bench.prompts(batch)
     max_tokens = bench.options.max_tokens
-    params = replace(GREEDY, temperature=temperature, seed=0)
     serve(engine, prompts[:batch], batch, min(max_tokens, 16), params)  # warm-up
     runs = (serve(engine, prompts, batch, max_tokens, params) for _ in range(bench.options.repeats))
     return max(runs, key=lambda run: run.tokens_per_second)
 
 
-def _row(spec: EngineSpec, temperature: float, run: Served, plain: Served) -> Row:
-    """No figures for a wrong engine. plain: without drafts."""
-    tree = spec.tree
+def _set_threshold(engine: Engine, threshold: float | None) -> None:
+    """From the next step on. None: as the engine was built."""
+    on_device = engine.runner.threshold
+    if threshold is not None:
+        assert on_device is not None, "an engine whose drafts never stop"
+        on_device.fill_(threshold)
+
+
+def _row(
+    spec: EngineSpec | None, temperature: float, threshold: float | None, run: Served, plain: Served
+) -> Row:
+    """No figures for a wrong engine. spec: None: plain decoding."""
+    tree = None if spec is None else spec.tree
+    K = 0 if spec is None else spec.num_speculative_tokens
     row: Row = {
         "temperature": temperature,
         "batch": run.batch,
-        "num_speculative_tokens": spec.num_speculative_tokens,
-        "rows": spec.num_speculative_tokens + 1 if tree is None else tree.num_nodes + 1,
+        "num_speculative_tokens": K,
+        "rows": K + 1 if tree is None else tree.num_nodes + 1,
         "top_k": 1 if tree is None else tree.top_k,
+        "threshold": threshold,
     }
     difference = first_difference(run.token_ids, plain.token_ids)
     if difference is not None:
@@ -74,4 +125,12 @@ def _row(spec: EngineSpec, temperature: float, run: Served, plain: Served) -> Ro
         "against_plain": run.tokens_per_second / plain.tokens_per_second,
         "round_ms": run.round_ms,
         "mean_acceptance_length": run.stats.mean_acceptance_length,
+        **_per_round(run.stats),
     }
+
+
+def _per_round(stats: SpeculationStats) -> Row:
+    """Drafts that were verified, and the deepest level of these, on average."""
+    rounds = max(stats.num_rounds, 1)
+    names = {"verified": stats.num_drafted, "levels": stats.num_levels}
+    return {name: sum(counts) / rounds for name, counts in names.items()}

@@ -77,6 +77,7 @@ def generate(
     fixed_drafts: shared.FixedDrafts = False,
     draft_top_k: shared.DraftTopK = None,
     num_draft_tokens: shared.NumDraftTokens = None,
+    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
     max_tokens: shared.MaxTokens = 256,
     temperature: shared.Temperature = 0.0,
     top_p: shared.TopP = None,
@@ -126,6 +127,7 @@ def chat(
     fixed_drafts: shared.FixedDrafts = False,
     draft_top_k: shared.DraftTopK = None,
     num_draft_tokens: shared.NumDraftTokens = None,
+    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
     system: Annotated[
         str | None, Option(help="the conversation's first message, with the role system")
     ] = None,
@@ -221,6 +223,7 @@ def serve(
     fixed_drafts: shared.FixedDrafts = False,
     draft_top_k: shared.DraftTopK = None,
     num_draft_tokens: shared.NumDraftTokens = None,
+    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
     acceptance: shared.Acceptance = "exact",
     host: Annotated[str, Option(help="the address to listen at; 0.0.0.0: all")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0: a free one")] = 8000,
@@ -314,6 +317,7 @@ def batch(
     fixed_drafts: shared.FixedDrafts = False,
     draft_top_k: shared.DraftTopK = None,
     num_draft_tokens: shared.NumDraftTokens = None,
+    draft_confidence_threshold: shared.DraftConfidenceThreshold = None,
     acceptance: shared.Acceptance = "exact",
     served_model_names: shared.ServedModelNames = None,
     chat_template: shared.ChatTemplate = None,

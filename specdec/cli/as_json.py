@@ -18,6 +18,7 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
         "num_speculative_tokens": llm.sizes.num_speculative_tokens,
         "draft_top_k": 1 if llm.sizes.tree is None else llm.sizes.tree.top_k,
         "num_draft_tokens": llm.sizes.num_draft_tokens,
+        "draft_confidence_threshold": llm.engine.runner.confidence_threshold,
         "acceptance": llm.engine.runner.acceptance,
         "seed": output.seed,
         "dtype": dtype_name(llm),

@@ -41,6 +41,7 @@ class TextOptions:
     fixed_drafts: bool
     draft_top_k: int | None
     num_draft_tokens: int | None
+    draft_confidence_threshold: float | None
     acceptance: str
     sampling: Mapping[str, object]
     engine: EngineOptions
@@ -123,7 +124,7 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
         raise ValueError(f"--num-speculative-tokens {K} without a draft: give --draft too")
     if options.draft is None and options.fixed_drafts:
         raise ValueError("--fixed-drafts without a draft: give --draft too")
-    for name in ("draft_top_k", "num_draft_tokens"):
+    for name in ("draft_top_k", "num_draft_tokens", "draft_confidence_threshold"):
         value = getattr(options, name)
         if options.draft is None and value is not None:
             option = f"--{name.replace('_', '-')} {value}"
@@ -156,6 +157,7 @@ def _speculation(options: TextOptions, draft: str) -> SpeculativeConfig:
             adaptive=False if options.fixed_drafts else None,
             top_k=1 if options.draft_top_k is None else options.draft_top_k,
             num_draft_tokens=options.num_draft_tokens,
+            draft_confidence_threshold=options.draft_confidence_threshold,
         )
     except ValueError as error:  # --top-k is another thing
         raise ValueError(re.sub(r"\btop_k\b", "draft_top_k", str(error))) from error

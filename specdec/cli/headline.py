@@ -15,6 +15,9 @@ def headline(llm: LLM) -> str:
     tree = llm.sizes.tree
     if tree is not None:
         drafts = f"trees of {tree.num_nodes} nodes, top_k = {tree.top_k}, {K} levels"
+    threshold = llm.engine.runner.confidence_threshold
+    if threshold > 0:
+        drafts += f", none below {threshold:g}"
     return f"{target}; draft {llm.draft_report.format}, {drafts}"
 
 

@@ -108,6 +108,14 @@ NumDraftTokens = Annotated[
     int | None,
     Option(help="nodes of the tree to verify in a round", show_default="-k"),
 ]
+DraftConfidenceThreshold = Annotated[
+    float | None,
+    Option(
+        metavar="PROBABILITY",
+        show_default="0",
+        help="draft on only while the draft's best path is at least this probable; 0: always",
+    ),
+]
 MaxTokens = Annotated[int, Option(help="most tokens to generate")]
 Temperature = Annotated[float, Option(help="0 is greedy")]
 TopP = Annotated[

@@ -19,6 +19,7 @@ def _combine_kernel(
     stats_ptr,  # [T, H, NS, 2] float32
     positions_ptr,  # [T]
     NS,
+    needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -27,6 +28,9 @@ def _combine_kernel(
     AT_ONCE: tl.constexpr,
 ):
     begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) + tl.arange(0, 1)
     parts = acc_ptr, stats_ptr, (t * H + head) * NS, head < H

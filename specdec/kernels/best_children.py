@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, tl
 from specdec.kernels.choose_token import NoiseKeys, _draws
 from specdec.kernels.gumbel import gumbel_estimate
+from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
 
 FEW_ROWS = 16  # up to these, small tiles fill the GPU
@@ -69,6 +70,7 @@ def launch_best_children(
         IS_GPU=logits_XW.is_cuda,
         num_warps=4,
         **launch_options(logits_XW),
+        **need(),
     )
     return found
 
@@ -95,8 +97,12 @@ def _best_children_kernel(
     BLOCK: tl.constexpr,
     IS_GPU: tl.constexpr,
     PDL: tl.constexpr,
+    needed_ptr=None,  # [1]; see needed.py
 ):
     begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     tile = tl.program_id(0)
     x = tl.program_id(1)
     column = tile * BLOCK + tl.arange(0, BLOCK)

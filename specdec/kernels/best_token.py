@@ -23,6 +23,7 @@ from specdec.kernels.linear import (
     split_sum,
     split_sum_and_tail,
 )
+from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.kernels.tile_order import num_tiles, place_of
 from specdec.kernels.tile_shapes import row_pieces
@@ -111,6 +112,7 @@ def launch_tile_maxima(
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
+        **need(),
     )
     return TileMaxima(best, ids, sums if has_sums else None)
 
@@ -136,12 +138,16 @@ def _tile_maxima_kernel(
     STOP_IDS: tl.constexpr,
     TAIL: tl.constexpr,
     PDL: tl.constexpr,
+    needed_ptr=None,  # [1]; see needed.py
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
     tile, m_tile = place_of(tl.program_id(0), tl.cdiv(V, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
     m0 = m_tile * (BLOCK_M + TAIL)
     wait_for_inputs(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     outs = (best_ptr, ids_ptr, sums_ptr)
     mask = (positions_ptr, states_ptr, min_positions_ptr, stop_ids_ptr, R)
     if TAIL > 0:

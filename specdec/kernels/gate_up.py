@@ -9,6 +9,7 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.linear import describe, describe_rows, linear_ref
+from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent import launch_persistent
@@ -47,6 +48,7 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TD),
+        **need(),
     )
     return out_TN
 
@@ -65,6 +67,7 @@ def _gate_up_kernel(
     HAS_BIAS: tl.constexpr,
     TAIL: tl.constexpr,
     PDL: tl.constexpr,
+    needed_ptr=None,  # [1]; see needed.py
 ):
     BLOCK_N: tl.constexpr = gate_desc.block_shape[0]
     BLOCK_K: tl.constexpr = gate_desc.block_shape[1]
@@ -75,6 +78,9 @@ def _gate_up_kernel(
     gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     wait_for_inputs(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     if TAIL > 0:
         gate_rest = tl.zeros((BLOCK_N, TAIL), tl.float32)
         up_rest = tl.zeros((BLOCK_N, TAIL), tl.float32)

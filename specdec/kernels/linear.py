@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use_triton
 from specdec.kernels.invariant import blocked_product
+from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent import launch_persistent
@@ -117,6 +118,7 @@ def _launch(
         num_stages=tiles.num_stages,
         num_warps=tiles.num_warps,
         **launch_options(x_TK),
+        **need(),
     )
 
 
@@ -153,6 +155,7 @@ def _linear_kernel(
     SPLITS: tl.constexpr,
     IS_SERIAL: tl.constexpr,
     PDL: tl.constexpr,
+    needed_ptr=None,  # [1]; see needed.py
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
@@ -162,6 +165,9 @@ def _linear_kernel(
     split = tl.program_id(1)
     out_ptr += split.to(tl.int64) * T * N
     wait_for_inputs(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     if TAIL > 0:
         descs = (x_desc, tail_desc, w_desc)
         total, rest = split_sum_and_tail(descs, n0, m0, split, K, SPLITS)

@@ -76,6 +76,7 @@ def _share_long_kernel(
     B,
     alone_keys,
     most,
+    needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -88,6 +89,9 @@ def _share_long_kernel(
     SKIP: tl.constexpr,
 ):
     begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     slots = positions_ptr, starts_ptr, B, query_len
     last_of_slots = last_positions(slots, IS_UNIFORM, SLOTS)
     if tl.max(last_of_slots, axis=0) < alone_keys:
@@ -131,6 +135,7 @@ def _combine_long_kernel(
     B,
     alone_keys,
     most,
+    needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -142,6 +147,9 @@ def _combine_long_kernel(
     AT_ONCE: tl.constexpr,
 ):
     begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     last_of_slots = last_positions((positions_ptr, starts_ptr, B, query_len), IS_UNIFORM, SLOTS)
     if tl.max(last_of_slots, axis=0) < alone_keys:
         return

@@ -42,6 +42,7 @@ from specdec.kernels.attention_splits import (
 )
 from specdec.kernels.invariant import ROWS
 from specdec.kernels.long_slots import _combine_long_kernel, _share_long_kernel, is_shared
+from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
 from specdec.kernels.path_tails import (
     MIN_ROWS,
@@ -331,6 +332,7 @@ def _attention_launch(
             plan.tiles,
             *_numbers(rows, parts, heads),
             *_limits(rows, parts),
+            *need().values(),
         ),
         constants={
             **constants,
@@ -366,6 +368,7 @@ def _tails_launch(
             paths.starts,
             paths.slots.shape[1],
             *_numbers(rows, parts, heads),
+            *need().values(),
         ),
         constants={
             **constants,
@@ -389,7 +392,7 @@ def _combine_launch(
     return Repeated(
         _combine_kernel,
         (rows.num_rows, heads.group * heads.G, 1),
-        then=(parts.acc, parts.stats, rows.positions, parts.num_splits),
+        then=(parts.acc, parts.stats, rows.positions, parts.num_splits, *need().values()),
         constants={**constants, "AT_ONCE": PARTS_AT_ONCE},
         options={"num_warps": 1, **options},
     )
@@ -411,6 +414,7 @@ def _share_long_launch(
             plan.tiles,
             *_numbers(rows, parts, heads),
             *_limits(rows, parts),
+            *need().values(),
         ),
         constants={
             **constants,
@@ -445,6 +449,7 @@ def _combine_long_launch(
             rows.max_query_len,
             parts.num_splits,
             *_limits(rows, parts),
+            *need().values(),
         ),
         constants={
             **constants,
@@ -509,6 +514,7 @@ def _paged_attention_kernel(
     B,
     alone_keys,
     most,
+    needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -524,6 +530,9 @@ def _paged_attention_kernel(
     SKIP: tl.constexpr,
 ):
     begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g = tl.program_id(1)
     split = tl.program_id(2) if IS_SPLIT else 0

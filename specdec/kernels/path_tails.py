@@ -73,6 +73,7 @@ def _path_tails_kernel(
     M,
     NS,
     scale,
+    needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -84,6 +85,9 @@ def _path_tails_kernel(
     AT_ONCE: tl.constexpr,
 ):
     begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     b = tl.program_id(0) // query_len
     t = tl.program_id(0)
     if not IS_UNIFORM:

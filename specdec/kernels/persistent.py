@@ -29,6 +29,7 @@ from specdec.kernels import (
     num_multiprocessors,
     tl,
 )
+from specdec.kernels.needed import need
 from specdec.kernels.tile_order import place_of, split_blocks
 from specdec.kernels.tile_shapes import RELAY, row_pieces
 from specdec.kernels.tiles import Tiles, rows_to_read
@@ -99,6 +100,7 @@ def launch_persistent(
         ),
         num_warps=4,
         launch_pdl=True,
+        **need(),
     )
 
 
@@ -151,9 +153,13 @@ def _persistent_kernel(
     N,
     K,
     FORM: gl.constexpr,
+    needed_ptr=None,  # [1]; see needed.py
 ):
     tl.extra.cuda.gdc_wait()
     tl.extra.cuda.gdc_launch_dependents()  # all programs run, so an early one displaces none
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if gl.load(needed_ptr) == 0:
+            return
     STAGES: gl.constexpr = FORM.num_stages
     w_ring = _ring(w_desc, STAGES)
     x_ring = _ring(x_desc, STAGES)

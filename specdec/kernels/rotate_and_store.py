@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.linear import Sums
+from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
 from specdec.kernels.rms_norm import rms_norm_ref
 
@@ -71,6 +72,7 @@ def launch_rotate_and_store(
         HAS_NORMS=norms is not None,
         num_warps=2,
         **launch_options(cache),
+        **need(),
     )
     return q_THC
 
@@ -99,8 +101,12 @@ def _rotate_and_store_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     PDL: tl.constexpr,
+    needed_ptr=None,  # [1]; see needed.py
 ):
     begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
     # all heads of a program are queries, or keys, or values: HEADS divides H and G
     t = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS

@@ -81,14 +81,14 @@ def kept_nodes(tokens_BM: Tensor, scores_BM: Tensor, parents_BM: Tensor, shape: 
     return Nodes(
         tokens_BX=tokens_BM.gather(1, place_BX),
         parents_BX=row_BM.gather(1, parents_BX),
-        depths_BX=_depths(place_BX, shape.top_k),
+        depths_BX=depths(place_BX, shape.top_k),
     )
 
 
-def _depths(place_BX: Tensor, top_k: int) -> Tensor:
+def depths(place_X: Tensor, top_k: int) -> Tensor:
     """Of candidates: the first level has top_k, each further one the square of it."""
-    later_BX = (place_BX - top_k).div(top_k**2, rounding_mode="floor") + 2
-    return torch.where(place_BX < top_k, 1, later_BX)
+    later_X = (place_X - top_k).div(top_k**2, rounding_mode="floor") + 2
+    return torch.where(place_X < top_k, 1, later_X)
 
 
 def paths(parents_BN: Tensor, depths_BN: Tensor, max_depth: int) -> Tensor:

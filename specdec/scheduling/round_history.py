@@ -21,8 +21,8 @@ class RoundOutcome:
     """What one verified round showed; arrays by batch slot.
 
     confidences: [B, K] float32, the draft's own probability of each live draft given that those
-        before it hold; only the first num_live count
-    num_live: levels that the drafts of this round had
+        before it hold; only the first num_live count, up to the first 0, where the draft stopped
+    num_live: levels that the drafts of this round had, of the requests that did not stop before
     num_verified: [B] drafts that got a row
     num_accepted: [B] drafts that held
     is_sampled: [B] bool, temperature > 0
@@ -89,7 +89,7 @@ class RoundHistory:
         drafts = allowed > 0
         confidences = np.concatenate([each.confidences for each in rounds])[drafts]
         is_sampled = np.concatenate([each.is_sampled for each in rounds])[drafts]
-        live = [np.full(len(each.num_allowed), each.num_live) for each in rounds]
+        live = [np.minimum(_num_drafted(each.confidences), each.num_live) for each in rounds]
         bounds = np.stack([np.concatenate(live), allowed], axis=1)[drafts]
         self.calibration.add(
             confidences,
@@ -132,3 +132,8 @@ class RoundHistory:
 
     def _keep(self, old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([old, new])[-self._capacity :]
+
+
+def _num_drafted(confidences: Floats) -> Integers:
+    """[B] drafts before the first without a confidence."""
+    return np.asarray((confidences > 0).cumprod(axis=1).sum(axis=1))

@@ -134,11 +134,13 @@ def assemble(
         tokenizer, runner.sizes, target.vocab_size, eos_token_ids, seed, rule, guides=guides
     )
     is_gpu = runner.device.type == "cuda"
-    costs = measure_costs(runner) if is_gpu else None
-    planner = None
-    if runner.sizes.is_adaptive:
-        shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
-        planner = RowPlanner(measure_round_costs(runner, costs), shapes, num_levels)
+    costs = planner = None
+    with runner.never_stopping():
+        if is_gpu:
+            costs = measure_costs(runner)
+        if runner.sizes.is_adaptive:
+            shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
+            planner = RowPlanner(measure_round_costs(runner, costs), shapes, num_levels)
     return Engine(
         runner,
         intake,
@@ -220,6 +222,8 @@ def _runner(
     K = drafting.num_tokens
     acceptance = "exact" if speculation is None else speculation.acceptance
     most = largest_sizes(config, drafting, target.config, None if eagle is None else eagle.config)
+    if most.max_num_seqs < config.max_num_seqs:
+        logger.info("max_num_seqs=%d, the most with draft trees", most.max_num_seqs)
     build = partial(
         Runner,
         target,
@@ -228,6 +232,7 @@ def _runner(
         graph_config=config.graphs,
         backend=backend,
         acceptance=acceptance,
+        confidence_threshold=drafting.confidence_threshold,
     )
     block = _bytes_per_block(target, eagle if K > 0 else None)
     if config.max_model_len is None:

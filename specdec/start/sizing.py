@@ -1,7 +1,7 @@
 """From options and checkpoints to the largest sizes that an engine may need, the cache included."""
 
-from specdec.config import MAX_MODEL_LEN, EngineConfig
-from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.config import MAX_MODEL_LEN, MAX_NUM_SEQS, EngineConfig
+from specdec.sizes import BLOCK_SIZE, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting
 from weights.config import EagleConfig, TargetConfig
 
@@ -18,10 +18,11 @@ def largest_sizes(
     if eagle is not None and drafting.num_tokens > 0:
         _check_window("draft", eagle.sliding_window, max_model_len)
         _check_children(drafting, eagle)
-    blocks = config.max_num_seqs * -(-max_model_len // BLOCK_SIZE)
+    max_num_seqs = _max_num_seqs(config, drafting)
+    blocks = max_num_seqs * -(-max_model_len // BLOCK_SIZE)
     return EngineSizes(
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_kv_blocks=blocks * cache_factor(config),
         num_speculative_tokens=drafting.num_tokens,
@@ -60,6 +61,17 @@ def _max_model_len(given: int | None, longest: int) -> int:
             f"give a max_model_len of at most {MAX_MODEL_LEN}"
         )
     return longest if given is None else given
+
+
+def _max_num_seqs(config: EngineConfig, drafting: Drafting) -> int:
+    """As it was given; with draft trees by default the most requests that these run for."""
+    given = config.max_num_seqs
+    if drafting.tree is None or given <= MAX_TREE_REQUESTS:
+        return given
+    if given != MAX_NUM_SEQS:
+        limit = f"draft trees run for at most {MAX_TREE_REQUESTS} requests at a time"
+        raise ValueError(f"max_num_seqs={given} with top_k={drafting.tree.top_k}: {limit}")
+    return MAX_TREE_REQUESTS
 
 
 def _check_window(role: str, window: int | None, max_model_len: int) -> None:

@@ -17,11 +17,13 @@ class Drafting:
     """num_tokens: K, the most drafts that a round can accept; 0: plain decoding.
 
     tree: the shape of each request's drafts; None: a chain
+    confidence_threshold: of the draft's best path, below which it stops; 0: never
     """
 
     num_tokens: int
     is_adaptive: bool = False
     tree: TreeShape | None = None
+    confidence_threshold: float = 0.0
 
     @property
     def name(self) -> int | str:
@@ -34,9 +36,11 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
     if speculation is None:
         return Drafting(0)
     given = speculation.num_speculative_tokens
+    threshold = speculation.draft_confidence_threshold or 0.0
     if speculation.top_k > 1:
         assert isinstance(given, int), given
-        return Drafting(given, tree=_tree(speculation, given))
+        tree = _tree(speculation, given)
+        return Drafting(given, tree=tree, confidence_threshold=threshold)
     is_auto = given == AUTO
     wanted = speculation.adaptive is not False and given != 0
     obstacle = None
@@ -49,8 +53,9 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
         number = FIXED_DRAFTS if is_auto else given
         logger.info("%s drafts for every request: %s", number, obstacle)
     if isinstance(given, int):
-        return Drafting(given, is_adaptive)
-    return Drafting(MOST_LEVELS if is_adaptive else FIXED_DRAFTS, is_adaptive)
+        return Drafting(given, is_adaptive, confidence_threshold=threshold)
+    most = MOST_LEVELS if is_adaptive else FIXED_DRAFTS
+    return Drafting(most, is_adaptive, confidence_threshold=threshold)
 
 
 def _tree(speculation: SpeculativeConfig, num_levels: int) -> TreeShape:

@@ -15,7 +15,7 @@ from specdec.sizes import TreeShape
 from specdec.stepping.tree_buffers import TreeBuffers
 from specdec.stepping.upload import upload
 
-CONFIDENCE_ONE = 1 << 24  # of a probability as an integer
+CONFIDENCE_ONE = 1 << 24  # of a probability as an integer; that of a live draft is at least 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class StepBuffers:
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K
         self.verified_tokens = self.results[:, K + 2 : K + X + 2]  # [B, X] drafts of a round
         self.num_verified = self.results[:, K + X + 2]  # [B] those that had a row, 0..X
-        # [B, K] or [B, 0], of all live drafts, verified or not, times CONFIDENCE_ONE
+        # [B, K] or [B, 0], of all live drafts, verified or not, times CONFIDENCE_ONE; others: 0
         self.confidences = self.results[:, K + X + 3 :][:, : K if sizes.keeps_probs else 0]
         # [B, X] or [B, 0], the row of each node's parent within the slot, -1 = had no row
         self.verified_parents = self.results[:, K + X + 3 :][:, : 0 if sizes.tree is None else X]
@@ -100,6 +100,9 @@ class StepBuffers:
         self.draft_positions = integers(L)  # [B] of the next draft row, 0 = padding
         self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
         self.draft_tokens = integers(B, X)  # [B, X] proposed in this step; 0 = padding
+        # where the draft may stop early; see stepping/stop_drafting.py
+        self.draft_levels = integers(B)  # [B] drafted so far, and one more while the slot goes on
+        self.num_going = integers(1)  # [1] slots that go on
         self.tree: TreeBuffers | None = None
         if sizes.tree is not None:
             self.tree = TreeBuffers(sizes.tree, B, sizes.num_kv_blocks, device)

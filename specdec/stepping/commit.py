@@ -136,8 +136,10 @@ def _accept_and_commit_kernel(
     if KEEPS_PROBS:
         live = i < tl.load(num_live_ptr + row)
         at = confidences_ptr + row * (N - 1) + i
-        confidence = tl.load(at, mask=(i + 1 < N) & live & is_real, other=0.0)
-        tl.store(out + 2 * N + 1 + i, (confidence * ONE).to(tl.int64), mask=i + 1 < N)
+        is_kept = (i + 1 < N) & live & is_real
+        confidence = tl.load(at, mask=is_kept, other=0.0)
+        scaled = tl.maximum((confidence * ONE).to(tl.int64), 1)
+        tl.store(out + 2 * N + 1 + i, tl.where(is_kept, scaled, 0), mask=i + 1 < N)
         tl.store(num_live_ptr + row, tl.zeros_like(idx))
     tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
     tl.store(draft_ids_ptr + first + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
@@ -182,8 +184,10 @@ def accept_and_commit_ref(
     K = buffers.confidences.shape[1]
     if K > 0:
         is_live_BK = torch.arange(K, device=row_B.device) < state.num_live_drafts[row_B, None]
-        kept_BK = torch.where(is_live_BK & is_real_B[:, None], state.draft_confidences[row_B], 0)
-        buffers.confidences[:B] = (kept_BK * CONFIDENCE_ONE).long()
+        is_kept_BK = is_live_BK & is_real_B[:, None]
+        kept_BK = torch.where(is_kept_BK, state.draft_confidences[row_B], 0)
+        scaled_BK = (kept_BK * CONFIDENCE_ONE).long().clamp(min=1)
+        buffers.confidences[:B] = torch.where(is_kept_BK, scaled_BK, 0)
         state.num_live_drafts[row_B] = 0
     buffers.draft_tokens[:B] = 0
     ids_BQ = torch.where(is_real_B[:, None], target_BQ.clamp(min=0), 0)

@@ -4,8 +4,8 @@ Verify slots come first: for each request its last sampled token and its drafts,
 after its context, gathered on the device; K + 1 rows, or 1 where no request drafts, or as many as
 share_rows gave it. Row i of such a slot has position num_computed + i. It is padding (token 0,
 position 0, KV slot -1) where the batch slot is padding, where i exceeds the request's own number of
-drafts, and at positions >= max_model_len. Parts of prompts follow: the host knows their rows, lays
-them out and copies them.
+drafts, or the drafts that it has, if the draft stopped before; and at positions >= max_model_len.
+Parts of prompts follow: the host knows their rows, lays them out and copies them.
 """
 
 from collections.abc import Sequence
@@ -128,6 +128,7 @@ def launch_fill_round(
         state.draft_tokens,
         state.num_computed_tokens,
         state.num_draft_tokens,
+        state.num_live_drafts,
         state.block_table,
         state.block_table.shape[0] - 1,
         state.block_table.shape[1],
@@ -138,6 +139,7 @@ def launch_fill_round(
         Q=query_len,
         Q_PADDED=next_power_of_2(query_len),
         SHARES=next_power_of_2(len(buffers.rows_per_slot)) if shared_rows else 0,
+        MAY_STOP=state.may_stop,
         S=BLOCK_SIZE,
         num_warps=1,
         **launch_options(buffers.idx_mapping),
@@ -161,6 +163,7 @@ def _fill_round_kernel(
     drafts_ptr,  # [R + 1, K]
     num_computed_ptr,  # [R + 1]
     num_drafts_ptr,  # [R + 1]
+    num_live_ptr,  # [R + 1], with MAY_STOP
     block_table_ptr,  # [R + 1, M]
     R,
     M,
@@ -171,6 +174,7 @@ def _fill_round_kernel(
     Q: tl.constexpr,
     Q_PADDED: tl.constexpr,
     SHARES: tl.constexpr,
+    MAY_STOP: tl.constexpr,
     S: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -199,7 +203,10 @@ def _fill_round_kernel(
     idx = tl.load(idx_ptr + b)
     row = tl.where(idx < 0, R, idx)
     position = tl.load(num_computed_ptr + row) + i
-    last = tl.where(idx < 0, -1, tl.minimum(tl.load(num_drafts_ptr + row), count - 1))
+    most = tl.load(num_drafts_ptr + row)
+    if MAY_STOP:
+        most = tl.minimum(most, tl.load(num_live_ptr + row))
+    last = tl.where(idx < 0, -1, tl.minimum(most, count - 1))
     is_valid = (i <= last) & (position < max_model_len)
     draft = tl.load(drafts_ptr + row * K + i - 1, mask=(i > 0) & is_valid, other=0)
     token = tl.where(i == 0, tl.load(last_sampled_ptr + row), draft)
@@ -236,7 +243,10 @@ def fill_round_ref(
     first_T = torch.where(slot_T < B, starts[slot_T], 0)
     i_T = t_T - first_T
     position_T = state.num_computed_tokens[row_T] + i_T
-    is_own_T = (row_T >= 0) & (i_T <= state.num_draft_tokens[row_T])
+    most_R = state.num_draft_tokens
+    if state.may_stop:
+        most_R = torch.minimum(most_R, state.num_live_drafts)
+    is_own_T = (row_T >= 0) & (i_T <= most_R[row_T])
     is_valid_T = is_own_T & (position_T < max_model_len)
     ids_BX = torch.cat([state.last_sampled_tokens[:, None], state.draft_tokens], dim=1)
     ids_T = ids_BX[row_T, i_T.clamp(max=ids_BX.shape[1] - 1)]
@@ -247,7 +257,7 @@ def fill_round_ref(
     buffers.sample_states[:T] = torch.where(is_valid_T, row_T, -1)
     buffers.sample_starts[:T] = first_T
     room_B = (max_model_len - state.num_computed_tokens[row_B]).clamp(min=0)
-    own_B = torch.minimum(counts_B, state.num_draft_tokens[row_B] + 1)
+    own_B = torch.minimum(counts_B, most_R[row_B] + 1)
     buffers.num_valid[:B] = torch.where(row_B >= 0, torch.minimum(own_B, room_B), 0)
     buffers.sample_mapping[:B] = row_B
     if shared_rows:

@@ -3,7 +3,8 @@
 Row 0 of a slot is the request's last sampled token, at its own place in the request's blocks. The
 rows after it are the nodes of its tree: row i has position num_computed + its depth, and a cache
 slot behind the pool. Padding (token 0, position 0, cache slot -1) are batch slots without a
-request, nodes deeper than the request's own number of drafts, and positions >= max_model_len; a
+request, nodes deeper than the request's own number of drafts, those that stand for what was not
+drafted, the last ones (state.num_live_drafts), and positions >= max_model_len; a
 node that is padding has no children that are not.
 """
 
@@ -55,6 +56,7 @@ def launch_fill_tree(
         state.draft_depths,
         state.num_computed_tokens,
         state.num_draft_tokens,
+        state.num_live_drafts,
         state.block_table,
         state.block_table.shape[0] - 1,
         state.block_table.shape[1],
@@ -64,6 +66,7 @@ def launch_fill_tree(
         N_PADDED=next_power_of_2(N),
         D1=tree.shape.max_depth + 1,
         S=BLOCK_SIZE,
+        MAY_STOP=state.may_stop,
         num_warps=1,
         **launch_options(buffers.idx_mapping),
     )
@@ -89,6 +92,7 @@ def _fill_tree_kernel(
     depths_ptr,  # [R + 1, N - 1]
     num_computed_ptr,  # [R + 1]
     num_drafts_ptr,  # [R + 1]
+    num_live_ptr,  # [R + 1], with MAY_STOP
     block_table_ptr,  # [R + 1, M]
     R,
     M,
@@ -98,6 +102,7 @@ def _fill_tree_kernel(
     N_PADDED: tl.constexpr,
     D1: tl.constexpr,
     S: tl.constexpr,
+    MAY_STOP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
@@ -116,6 +121,8 @@ def _fill_tree_kernel(
     first = tl.load(num_computed_ptr + row)
     position = first + depth
     is_own = is_real & (depth <= tl.load(num_drafts_ptr + row))
+    if MAY_STOP:
+        is_own = is_own & (i <= tl.load(num_live_ptr + row))
     is_valid = inside & is_own & (position < max_model_len)
     has_root = is_real & (first < max_model_len)
     block = tl.load(block_table_ptr + row * M + first // S, mask=has_root, other=0)
@@ -174,6 +181,9 @@ def fill_tree_ref(
     first_B1 = state.num_computed_tokens[row_B1]
     position_BN = first_B1 + rows.depths_BN
     is_own_BN = (row_B1 >= 0) & (rows.depths_BN <= state.num_draft_tokens[row_B1])
+    if state.may_stop:
+        i_N = torch.arange(N, device=row_B.device)
+        is_own_BN = is_own_BN & (i_N <= state.num_live_drafts[row_B1])
     is_valid_BN = is_own_BN & (position_BN < max_model_len)
     root_slot_B1 = state.slots(position_BN[:, :1], row_B1, is_valid_BN[:, :1])
     slot_BN = torch.cat([root_slot_B1, tree.node_slots(B)], dim=1)

@@ -4,6 +4,10 @@ Level j (0..D-1) has children of the root, or of the rows of the level before; t
 position num_computed + j, for nodes whose own position is one more. The first level comes from the
 seed row of the draft's prefill, and all its nodes get rows; of every further level the best k do.
 Rows beyond the context are padding (position 0, cache slot -1).
+
+With a `threshold` a slot may stop before the last level (stop_drafting.py): fewer nodes are kept
+then, and what stands in the places of the others (token 0, a child of the root) is none, by
+state.num_live_drafts.
 """
 
 from dataclasses import dataclass
@@ -15,9 +19,10 @@ from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.best_children import Perturbation, TileChildren, launch_best_children
 from specdec.kernels.choose_token import noise_ref
 from specdec.kernels.overlap import begin
-from specdec.proposal.tree import ROOT, best, kept_nodes, log_shares, perturbed
+from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_shares, perturbed
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
+from specdec.stepping.stop_drafting import decide, decide_ref
 from specdec.stepping.tree_buffers import TreeBuffers
 
 KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and against how many
@@ -25,13 +30,17 @@ KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and aga
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLevel:
-    """Where the nodes of one level go. d2t_W: target ids of the draft's, None: the same."""
+    """Where the nodes of one level go. d2t_W: target ids of the draft's, None: the same.
+
+    threshold: [1] see stop_drafting.py; None: no slot stops
+    """
 
     buffers: StepBuffers
     state: RequestState
     level: int
     d2t_W: Tensor | None
     max_model_len: int
+    threshold: Tensor | None = None
 
     @property
     def tree(self) -> TreeBuffers:
@@ -96,13 +105,17 @@ def launch_write_level(found: TileChildren, num_reqs: int, to: TreeLevel) -> Non
         tree.parent_rows,
         tree.draft_path_slots,
         tree.draft_starts,
+        buffers.draft_levels,
+        buffers.num_going,
         buffers.draft_last_tokens,
         buffers.draft_positions,
         buffers.draft_slots,
         *found,
         found.ids if to.d2t_W is None else to.d2t_W,
+        found.scores if to.threshold is None else to.threshold,
         buffers.sample_mapping,
         state.num_computed_tokens,
+        state.num_draft_tokens,
         tiles,
         tree.shape.num_candidates,
         len(state.num_computed_tokens) - 1,
@@ -119,6 +132,7 @@ def launch_write_level(found: TileChildren, num_reqs: int, to: TreeLevel) -> Non
         IS_FIRST=to.level == 0,
         IS_LAST=to.is_last,
         HAS_D2T=to.d2t_W is not None,
+        STOPS=to.threshold is not None,
         TILES=next_power_of_2(tiles),
         CHILDREN=next_power_of_2(tiles * k),
         num_warps=4,
@@ -135,6 +149,8 @@ def _write_level_kernel(
     parent_rows_ptr,  # [B x K]
     path_slots_ptr,  # [B x K, D]
     starts_ptr,  # [B]
+    levels_ptr,  # [B] draft_levels, with STOPS
+    num_going_ptr,  # [1] with STOPS
     last_ptr,  # [B x K] draft_last_tokens
     positions_ptr,  # [B x K]
     slots_ptr,  # [B x K]
@@ -143,8 +159,10 @@ def _write_level_kernel(
     peaks_ptr,  # [B x P, tiles] float32
     sums_ptr,  # [B x P, tiles] float32
     d2t_ptr,  # [W]
+    threshold_ptr,  # [1] float32, with STOPS
     sample_ptr,  # [B]
     num_computed_ptr,  # [R + 1]
+    num_drafts_ptr,  # [R + 1] num_draft_tokens, with STOPS
     tiles,
     M,
     R,
@@ -161,12 +179,16 @@ def _write_level_kernel(
     IS_FIRST: tl.constexpr,
     IS_LAST: tl.constexpr,
     HAS_D2T: tl.constexpr,
+    STOPS: tl.constexpr,
     TILES: tl.constexpr,
     CHILDREN: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
     b = tl.program_id(0)
+    if STOPS and not IS_FIRST:  # noqa: SIM102  # what is compiled
+        if tl.load(levels_ptr + b) <= level:
+            return
     p = tl.arange(0, P_PADDED)
     is_parent = p < P
     of_row = b * P + p
@@ -209,6 +231,8 @@ def _write_level_kernel(
         tl.store(places_ptr + at, parent_place, mask=is_parent)
         level_scores = tl.where((j == i)[None, :], value[:, None], level_scores)
         level_tokens = tl.where((j == i)[None, :], token[:, None], level_tokens)
+    if STOPS and IS_FIRST:
+        tl.store(levels_ptr + b, tl.zeros((), tl.int64) + 1)
     if IS_LAST:
         return
 
@@ -227,7 +251,22 @@ def _write_level_kernel(
         rank += tl.sum((is_before & (j < K)[None, :]).to(tl.int32), axis=1)
     is_next = is_node & (rank < K)
     idx = tl.load(sample_ptr + b)
-    position = tl.load(num_computed_ptr + tl.where(idx < 0, R, idx)) + level
+    row = tl.where(idx < 0, R, idx)
+    if STOPS:
+        prob = tl.exp(tl.max(scores, axis=0))
+        decide(
+            levels_ptr,
+            num_going_ptr,
+            num_drafts_ptr,
+            threshold_ptr,
+            prob,
+            level,
+            b,
+            idx,
+            row,
+            IS_FIRST,
+        )
+    position = tl.load(num_computed_ptr + row) + level
     is_valid = (idx >= 0) & (position < max_model_len)
     to = b * K + rank
     parent = flat // K_PADDED
@@ -266,15 +305,18 @@ def launch_keep_nodes(num_reqs: int, to: TreeLevel) -> None:
         state.draft_tokens,
         state.draft_parents,
         state.draft_depths,
+        state.num_live_drafts,
         tree.rows,
         tree.tokens,
         tree.scores,
         tree.places,
+        to.buffers.draft_levels,
         to.buffers.sample_mapping,
         len(state.num_computed_tokens) - 1,
         tree.shape.num_candidates,
         N=N,
         K=tree.shape.top_k,
+        STOPS=to.threshold is not None,
         BLOCK=KEEP_BLOCK,
         STEP=KEEP_STEP,
         num_warps=4,
@@ -289,15 +331,18 @@ def _keep_nodes_kernel(
     state_tokens_ptr,  # [R + 1, N - 1]
     state_parents_ptr,  # [R + 1, N - 1]
     state_depths_ptr,  # [R + 1, N - 1]
+    num_live_ptr,  # [R + 1], with STOPS
     rows_ptr,  # [B, M] row of each candidate, 0 = it is not kept
     tokens_ptr,  # [B, M]
     scores_ptr,  # [B, M] float32
     places_ptr,  # [B, M] of parents, -1 = the root
+    levels_ptr,  # [B] draft_levels, with STOPS
     sample_ptr,  # [B]
     R,
     M,
     N: tl.constexpr,
     K: tl.constexpr,
+    STOPS: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     PDL: tl.constexpr,
@@ -305,13 +350,17 @@ def _keep_nodes_kernel(
     begin(PDL)
     b = tl.program_id(0)
     first = b * M
+    num_drafted = M  # candidates; those after them are not kept before these
+    if STOPS:
+        levels = tl.load(levels_ptr + b).to(tl.int32)  # of padding, anything
+        num_drafted = tl.minimum(K + K * K * tl.maximum(levels - 1, 0), M)
     for start in range(0, M, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        score = tl.load(scores_ptr + first + i, mask=i < M, other=float("-inf"))
+        score = tl.load(scores_ptr + first + i, mask=i < num_drafted, other=float("-inf"))
         rank = tl.zeros((BLOCK,), tl.int32)
         for begin_of_others in range(0, M, STEP):
             o = begin_of_others + tl.arange(0, STEP)
-            other = tl.load(scores_ptr + first + o, mask=o < M, other=float("-inf"))
+            other = tl.load(scores_ptr + first + o, mask=o < num_drafted, other=float("-inf"))
             is_better = other[None, :] > score[:, None]
             is_equal = other[None, :] == score[:, None]
             is_before = is_better | (is_equal & (o[None, :] < i[:, None]))
@@ -321,14 +370,22 @@ def _keep_nodes_kernel(
     tl.debug_barrier()  # rows are read by others than those that wrote them
     idx = tl.load(sample_ptr + b)
     state = tl.where(idx < 0, R, idx) * (N - 1)
+    if STOPS:
+        num_live = tl.minimum(num_drafted, N - 1).to(tl.int64)
+        tl.store(num_live_ptr + tl.where(idx < 0, R, idx), num_live)
     for start in range(0, M, BLOCK):
         i = start + tl.arange(0, BLOCK)
         row = tl.load(rows_ptr + first + i, mask=i < M, other=0)
         is_kept = row > 0
-        token = tl.load(tokens_ptr + first + i, mask=is_kept, other=0)
-        place = tl.load(places_ptr + first + i, mask=is_kept, other=-1)
-        parent = tl.load(rows_ptr + first + place, mask=is_kept & (place >= 0), other=0)
-        depth = tl.where(i < K, 1, (i - K) // (K * K) + 2).to(tl.int64)
+        is_node = is_kept
+        is_first = i < K
+        if STOPS:
+            is_node = is_kept & (i < num_drafted)
+            is_first = is_first | (i >= num_drafted)
+        token = tl.load(tokens_ptr + first + i, mask=is_node, other=0)
+        place = tl.load(places_ptr + first + i, mask=is_node, other=-1)
+        parent = tl.load(rows_ptr + first + place, mask=is_node & (place >= 0), other=0)
+        depth = tl.where(is_first, 1, (i - K) // (K * K) + 2).to(tl.int64)
         tl.store(tokens_out_ptr + b * (N - 1) + row - 1, token, mask=is_kept)
         tl.store(parents_out_ptr + b * (N - 1) + row - 1, parent, mask=is_kept)
         tl.store(state_tokens_ptr + state + row - 1, token, mask=is_kept)
@@ -358,53 +415,92 @@ def add_children_ref(
     score_Xk = path_X1 + share_XW.gather(1, id_Xk)
     token_Xk = id_Xk if to.d2t_W is None else to.d2t_W[id_Xk]
     here = slice(to.first_place, to.first_place + to.rows_per_req * k)
+    drafts_B = _drafts_ref(B, to)
     # a child without a probability is the last to be taken
-    tree.scores[:B, here] = torch.where(score_Xk.isnan(), -torch.inf, score_Xk).view(B, -1)
-    tree.tokens[:B, here] = token_Xk.view(B, -1)
-    tree.places[:B, here] = parent_X1.expand_as(id_Xk).reshape(B, -1)
+    score_Xk = torch.where(score_Xk.isnan(), -torch.inf, score_Xk)
+    _replace(tree.scores[:B, here], score_Xk, drafts_B)
+    _replace(tree.tokens[:B, here], token_Xk, drafts_B)
+    _replace(tree.places[:B, here], parent_X1.expand_as(id_Xk), drafts_B)
     if not to.is_last:
-        _next_rows_ref(num_reqs, to)
+        _next_rows_ref(num_reqs, to, drafts_B)
 
 
-def _next_rows_ref(num_reqs: int, to: TreeLevel) -> None:
+def _drafts_ref(num_reqs: int, to: TreeLevel) -> Tensor:
+    """Slots [B] that draft the level."""
+    levels_B = to.buffers.draft_levels[:num_reqs]
+    if to.threshold is None:
+        return torch.ones_like(levels_B, dtype=torch.bool)
+    if to.level == 0:
+        levels_B.fill_(1)
+    return levels_B > to.level
+
+
+def _replace(rows: Tensor, values: Tensor, drafts_B: Tensor) -> None:
+    """The rows of slots that draft the level, as many for each; the others keep what they have."""
+    drafts = drafts_B.repeat_interleave(len(rows) // len(drafts_B))
+    drafts = drafts.view(-1, *[1] * (rows.ndim - 1))
+    rows.copy_(torch.where(drafts, values.reshape(rows.shape), rows))
+
+
+def _next_rows_ref(num_reqs: int, to: TreeLevel, drafts_B: Tensor) -> None:
     """The best nodes of the level get a row each."""
     tree = to.tree
     buffers = to.buffers
     B = num_reqs
     k = tree.shape.top_k
+    X = B * k
     of_level_BM = tree.scores[:B, to.first_place :][:, : to.rows_per_req * k]
     chosen_Bk = best(of_level_BM, k)
     place_Bk = chosen_Bk + to.first_place
     slot_B1 = torch.arange(B, device=place_Bk.device)[:, None]
     parent_X = (slot_B1 * to.rows_per_req + chosen_Bk // k).view(-1)
-    tree.row_places[:B] = place_Bk
-    tree.parent_rows[: B * k] = parent_X
-    buffers.draft_last_tokens[: B * k] = tree.tokens[:B].gather(1, place_Bk).view(-1)
+    token_Bk = tree.tokens[:B].gather(1, place_Bk)
     row_B1 = buffers.sample_mapping[:B, None]
     position_Bk = (to.state.num_computed_tokens[row_B1] + to.level).expand_as(place_Bk)
     is_valid_Bk = (row_B1 >= 0) & (position_Bk < to.max_model_len)
     level_slot_Bk = tree.level_slots(B, to.level)
-    buffers.draft_positions[: B * k] = torch.where(is_valid_Bk, position_Bk, 0).view(-1)
-    buffers.draft_slots[: B * k] = torch.where(is_valid_Bk, level_slot_Bk, -1).view(-1)
+    _replace(tree.row_places[:B], place_Bk, drafts_B)
+    _replace(tree.parent_rows[:X], parent_X, drafts_B)
+    _replace(buffers.draft_last_tokens[:X], token_Bk, drafts_B)
+    _replace(buffers.draft_positions[:X], torch.where(is_valid_Bk, position_Bk, 0), drafts_B)
+    _replace(buffers.draft_slots[:X], torch.where(is_valid_Bk, level_slot_Bk, -1), drafts_B)
     if to.level == 0:
         # padding reads one key, whatever it holds: with none it would not be a number
-        tree.draft_path_slots[: B * k] = -1
+        path_slots = torch.full_like(tree.draft_path_slots[:X], -1)
         level_slot_Bk = torch.where(is_valid_Bk, level_slot_Bk, tree.first_slot)
         tree.draft_starts[:B] = torch.where(is_valid_Bk, position_Bk, 0)[:, 0]
     else:
-        tree.draft_path_slots[: B * k] = tree.draft_path_slots[parent_X]
-    tree.draft_path_slots[: B * k, to.level] = level_slot_Bk.view(-1)
+        path_slots = tree.draft_path_slots[parent_X]
+    path_slots[:, to.level] = level_slot_Bk.view(-1)
+    _replace(tree.draft_path_slots[:X], path_slots, drafts_B)
+    if to.threshold is not None:
+        prob_B = of_level_BM.amax(dim=1).exp()
+        level_B = torch.full_like(slot_B1[:, 0], to.level)
+        decide_ref(buffers, to.state, to.threshold, prob_B, level_B, drafts_B)
 
 
 def keep_nodes_ref(num_reqs: int, to: TreeLevel) -> None:
     tree = to.tree
     state = to.state
     B = num_reqs
+    X = tree.shape.num_nodes
     row_B = to.buffers.sample_mapping[:B]
-    kept = kept_nodes(tree.tokens[:B], tree.scores[:B], tree.places[:B], tree.shape)
+    tokens_BM, scores_BM, places_BM = tree.tokens[:B], tree.scores[:B], tree.places[:B]
+    live_B1 = torch.full_like(row_B, X)[:, None]
+    if to.threshold is not None:
+        place_M = torch.arange(tree.shape.num_candidates, device=row_B.device)
+        is_node_BM = depths(place_M, tree.shape.top_k) <= to.buffers.draft_levels[:B, None]
+        tokens_BM = torch.where(is_node_BM, tokens_BM, 0)
+        scores_BM = torch.where(is_node_BM, scores_BM, -torch.inf)
+        places_BM = torch.where(is_node_BM, places_BM, ROOT)
+        live_B1 = is_node_BM.sum(dim=1, keepdim=True).clamp(max=X)
+        state.num_live_drafts[row_B] = live_B1[:, 0]
+    kept = kept_nodes(tokens_BM, scores_BM, places_BM, tree.shape)
+    is_live_BX = torch.arange(X, device=row_B.device) < live_B1
+    depths_BX = torch.where(is_live_BX, kept.depths_BX, 1)
     to.buffers.draft_tokens[:B] = kept.tokens_BX
     tree.proposed_parents[:B] = kept.parents_BX
     # row -1, padding: the scratch row
     state.draft_tokens[row_B] = kept.tokens_BX
     state.draft_parents[row_B] = kept.parents_BX
-    state.draft_depths[row_B] = kept.depths_BX
+    state.draft_depths[row_B] = depths_BX

@@ -8,7 +8,8 @@ is the head's token 0, never a marker.
 Where the number of levels varies from step to step (`calibration` is given), each level goes to the
 state rows at once, with the probability that the chain holds up to it: the product over its levels
 of sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax;
-that of a draft which was drawn with noise g, the softmax of logits + temperature * g.
+that of a draft which was drawn with noise g, the softmax of logits + temperature * g. With a
+`threshold` a slot drafts on only while that probability reaches it (stop_drafting.py).
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from specdec.kernels.overlap import begin
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
+from specdec.stepping.stop_drafting import decide, decide_ref
 
 LEAST_CONFIDENCE = 1e-4  # and 1 - this the most, where a logit is taken, as in the calibration
 
@@ -42,7 +44,8 @@ class DraftLevel:
     level: None: after those that state.num_live_drafts counts
     d2t_W: target ids of the draft's, None where they are the same
     calibration: [2, K, 2] intercept and slope by level, of greedy and of sampled requests; None:
-        the number of levels is fixed, and the last one brings all K tokens to the state rows
+        all K levels are drafted, and the last one brings the tokens to the state rows
+    threshold: [1] see stop_drafting.py, with a calibration; None: no slot stops
     """
 
     buffers: StepBuffers
@@ -51,6 +54,7 @@ class DraftLevel:
     d2t_W: Tensor | None
     max_model_len: int
     calibration: Tensor | None = None
+    threshold: Tensor | None = None
 
 
 def propose(normed_BD: Tensor, weight_WD: Tensor, to: DraftLevel) -> None:
@@ -93,6 +97,8 @@ def launch_write_level(
         buffers.draft_last_tokens,
         buffers.draft_positions,
         buffers.draft_slots,
+        buffers.draft_levels,
+        buffers.num_going,
         state.draft_tokens,
         state.num_live_drafts,
         state.draft_confidences,
@@ -102,9 +108,11 @@ def launch_write_level(
         best if sums is None else sums,
         best if temperature_B is None else temperature_B,
         best if to.calibration is None else to.calibration,
+        best if to.threshold is None else to.threshold,
         ids if to.d2t_W is None else to.d2t_W,
         buffers.sample_mapping,
         state.num_computed_tokens,
+        state.num_draft_tokens,
         state.block_table,
         tiles,
         B,
@@ -115,6 +123,7 @@ def launch_write_level(
         K_PADDED=next_power_of_2(K),
         LEVEL=-1 if to.level is None else to.level,
         VARIES=to.calibration is not None,
+        STOPS=to.threshold is not None,
         IS_SAMPLED=temperature_B is not None,
         HAS_D2T=to.d2t_W is not None,
         LEAST=LEAST_CONFIDENCE,
@@ -131,6 +140,8 @@ def _propose_kernel(
     last_ptr,  # [B]
     positions_ptr,  # [B]
     slots_ptr,  # [B]
+    levels_ptr,  # [B] draft_levels, with STOPS
+    num_going_ptr,  # [1] with STOPS
     state_tokens_ptr,  # [R + 1, K]
     num_live_ptr,  # [R + 1], with VARIES
     confidences_ptr,  # [R + 1, K] float32, with VARIES
@@ -140,9 +151,11 @@ def _propose_kernel(
     sums_ptr,  # [tiles, B] float32, with VARIES
     temperatures_ptr,  # [B] float32, with IS_SAMPLED
     calibration_ptr,  # [2, K, 2] float32, with VARIES
+    threshold_ptr,  # [1] float32, with STOPS
     d2t_ptr,  # [W]
     sample_ptr,  # [B]
     num_computed_ptr,  # [R + 1]
+    num_drafts_ptr,  # [R + 1] num_draft_tokens, with STOPS
     block_table_ptr,  # [R + 1, M]
     tiles,
     B,
@@ -153,6 +166,7 @@ def _propose_kernel(
     K_PADDED: tl.constexpr,
     LEVEL: tl.constexpr,
     VARIES: tl.constexpr,
+    STOPS: tl.constexpr,
     IS_SAMPLED: tl.constexpr,
     HAS_D2T: tl.constexpr,
     LEAST: tl.constexpr,
@@ -162,14 +176,17 @@ def _propose_kernel(
 ):
     begin(PDL)
     b = tl.program_id(0)
-    token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
-    if HAS_D2T:
-        token = tl.load(d2t_ptr + token)
     idx = tl.load(sample_ptr + b)
     row = tl.where(idx < 0, R, idx)
     level = row * 0 + LEVEL
     if LEVEL < 0:
         level = tl.minimum(tl.load(num_live_ptr + row), K - 1)  # padding counts on
+    if STOPS and LEVEL != 0:  # noqa: SIM102  # what is compiled
+        if tl.load(levels_ptr + b) <= level:
+            return
+    token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
+    if HAS_D2T:
+        token = tl.load(d2t_ptr + token)
     tl.store(tokens_ptr + b * K + level, token)
     if VARIES:
         scale = 1.0
@@ -190,6 +207,19 @@ def _propose_kernel(
         tl.store(probs_ptr + at, prob)
         tl.store(state_tokens_ptr + at, token)
         tl.store(num_live_ptr + row, level + 1)
+        if STOPS:
+            decide(
+                levels_ptr,
+                num_going_ptr,
+                num_drafts_ptr,
+                threshold_ptr,
+                prob,
+                level,
+                b,
+                idx,
+                row,
+                LEVEL == 0,
+            )
     if VARIES or LEVEL + 1 < K:
         position = tl.load(num_computed_ptr + row) + level
         is_valid = (idx >= 0) & (position < max_model_len)
@@ -221,24 +251,39 @@ def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | N
         level_B = state.num_live_drafts[row_B].clamp(max=K - 1)
     else:
         level_B = torch.full_like(row_B, to.level)
-    buffers.draft_tokens[b_B, level_B] = token_B
+    drafts_B = torch.ones_like(row_B, dtype=torch.bool)
+    if to.threshold is not None and to.level != 0:
+        drafts_B = buffers.draft_levels[:B] > level_B
+    _replace(buffers.draft_tokens, (b_B, level_B), token_B, drafts_B)
     if to.calibration is not None:
-        _keep_prob_ref(scores_BW, to, temperature_B, level_B)
-        state.draft_tokens[row_B, level_B] = token_B
-        state.num_live_drafts[row_B] = level_B + 1
+        prob_B = _keep_prob_ref(scores_BW, to, temperature_B, level_B, drafts_B)
+        _replace(state.draft_tokens, (row_B, level_B), token_B, drafts_B)
+        _replace(state.num_live_drafts, (row_B,), level_B + 1, drafts_B)
+        if to.threshold is not None:
+            decide_ref(buffers, state, to.threshold, prob_B, level_B, drafts_B)
     elif to.level is not None and to.level + 1 == K:
         state.draft_tokens[row_B] = buffers.draft_tokens[:B]  # row -1, padding: the scratch row
         return
     position_B = state.num_computed_tokens[row_B] + level_B
     is_valid_B = (row_B >= 0) & (position_B < to.max_model_len)
-    buffers.draft_last_tokens[:B] = token_B
-    buffers.draft_positions[:B] = torch.where(is_valid_B, position_B, 0)
-    buffers.draft_slots[:B] = state.slots(position_B, row_B, is_valid_B)
+    _replace(buffers.draft_last_tokens, (b_B,), token_B, drafts_B)
+    _replace(buffers.draft_positions, (b_B,), torch.where(is_valid_B, position_B, 0), drafts_B)
+    _replace(buffers.draft_slots, (b_B,), state.slots(position_B, row_B, is_valid_B), drafts_B)
+
+
+def _replace(x: Tensor, at: tuple[Tensor, ...], value_B: Tensor, drafts_B: Tensor) -> None:
+    """In the places of slots that draft the level; the others keep what they have."""
+    x[at] = torch.where(drafts_B, value_B, x[at])
 
 
 def _keep_prob_ref(
-    scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | None, level_B: Tensor
-) -> None:
+    scores_BW: Tensor,
+    to: DraftLevel,
+    temperature_B: Tensor | None,
+    level_B: Tensor,
+    drafts_B: Tensor,
+) -> Tensor:
+    """Returns the probability of the path."""
     assert to.calibration is not None, to
     state = to.state
     row_B = to.buffers.sample_mapping[: len(scores_BW)]
@@ -252,5 +297,7 @@ def _keep_prob_ref(
     intercept_B, slope_B = to.calibration[kind_B, level_B].unbind(-1)
     prob_B = torch.sigmoid(intercept_B + slope_B * (inside_B / (1 - inside_B)).log())
     before_B = state.draft_probs[row_B, (level_B - 1).clamp(min=0)]
-    state.draft_confidences[row_B, level_B] = share_B
-    state.draft_probs[row_B, level_B] = torch.where(level_B > 0, before_B, 1.0) * prob_B
+    path_B = torch.where(level_B > 0, before_B, 1.0) * prob_B
+    _replace(state.draft_confidences, (row_B, level_B), share_B, drafts_B)
+    _replace(state.draft_probs, (row_B, level_B), path_B, drafts_B)
+    return path_B

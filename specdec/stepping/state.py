@@ -20,8 +20,8 @@ class RequestState:
     """num_draft_tokens: that a request verifies, K of a chain or all nodes of a tree.
 
     draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
-    has_probs: whether rows are shared out among drafts by their probabilities. is_tree: whether
-    drafts are nodes of a tree
+    has_probs: whether a chain's drafts have probabilities. may_stop: whether fewer may be live than
+    a request verifies at most. is_tree: whether drafts are nodes of a tree
     """
 
     def __init__(
@@ -35,9 +35,11 @@ class RequestState:
         vocab_size: int = 0,
         draft_vocab_size: int = 0,
         has_probs: bool = False,
+        may_stop: bool = False,
         is_tree: bool = False,
     ) -> None:
         R = num_rows + 1
+        self.may_stop = may_stop
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -49,7 +51,7 @@ class RequestState:
         self.draft_parents = zeros(R, num_nodes)  # [R + 1, K or 0] row of the parent, 0 = the root
         self.draft_depths = zeros(R, num_nodes)  # [R + 1, K or 0] 1 for a child of the root
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
-        self.num_live_drafts = zeros(R)  # [R + 1] proposed since the last commit, with has_probs
+        self.num_live_drafts = zeros(R)  # [R + 1] proposed since the last commit
         probs = torch.zeros(2, R, num_draft_tokens if has_probs else 0, device=device)
         self.draft_confidences = probs[0]  # [R + 1, K] the draft's own, given those before it
         self.draft_probs = probs[1]  # [R + 1, K] that a draft and all before it hold

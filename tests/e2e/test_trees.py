@@ -17,7 +17,7 @@ TAPS = {"eagle3": (2, 4, 5), "eagle1": ()}
 SAMPLED = Sampling(temperature=0.7, seed=2**40 + 7)
 
 
-def tree_of(draft, shape):
+def tree_of(draft, shape, threshold=None):
     """A speculative_config. shape: as tests/naive_tree.py has it."""
     return {
         "model": f"demo/{draft}",
@@ -25,6 +25,7 @@ def tree_of(draft, shape):
         "top_k": shape.top_k,
         "num_draft_tokens": shape.num_rows - 1,
         "adaptive": False,
+        "draft_confidence_threshold": threshold,
     }
 
 
@@ -230,6 +231,45 @@ def test_texts_are_those_of_plain_decoding_whatever_requests_ask_for(plain, draf
     assert mean > 1.5
 
 
+@pytest.mark.parametrize(
+    "draft, shape, threshold, count",
+    [
+        ("eagle1", Shape(16, 4, 4), 0.3, 4),
+        *(
+            pytest.param(draft, shape, threshold, 12, marks=pytest.mark.slow)
+            for draft in ("eagle1", "eagle3")
+            for shape in (Shape(16, 6, 4), Shape(6, 5, 1), Shape(5, 4, 2))
+            for threshold in (0.02, 0.1, 0.3, 0.7)
+        ),
+    ],
+)
+def test_drafts_that_stop_change_no_text(plain, draft, shape, threshold, count):
+    """Of trees and chains; what was not drafted is neither verified nor counted."""
+    sizes = {"max_num_seqs": 5, "max_model_len": 256, "device": "cpu", "async_scheduling": True}
+    found = []
+    for each in (None, threshold):
+        llm = LLM("demo", tree_of(draft, shape, each), **sizes)
+        rounds = []
+        record_levels(llm, rounds)
+        texts, mean = run_all_kinds(llm, count)
+        assert texts == plain[:count]
+        found.append((mean, rounds))
+    (most, whole), (mean, stopped) = found
+    assert 1.1 < mean <= most
+    assert sum(stopped) < sum(whole)
+
+
+def record_levels(llm, rounds):
+    """Of every round, the drafts that are verified."""
+    real = llm.engine._totals.verified
+
+    def verified(record):
+        rounds.append(len(record.draft_tokens))
+        real(record)
+
+    llm.engine._totals.verified = verified
+
+
 PARTS = {"max_num_batched_tokens": 40, "async_scheduling": True, "max_num_seqs": 3}
 
 
@@ -412,12 +452,14 @@ def shuffle(state, row):
 
 
 @pytest.mark.slow
-def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts):
+@pytest.mark.parametrize("threshold", [None, 0.1])
+def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts, threshold):
     """In Triton's interpreter: all that trees have of their own."""
 
     def run():
         sizes = {"max_num_seqs": 3, "max_model_len": 256, "max_num_batched_tokens": 40}
-        llm = LLM("demo", tree_of("eagle3", Shape(9, 4, 3)), device="cpu", **sizes)
+        draft = tree_of("eagle3", Shape(9, 4, 3), threshold)
+        llm = LLM("demo", draft, device="cpu", **sizes)
         base = {"max_tokens": 14, "ignore_eos": True}
         params = [SamplingParams(**base | {"seed": i} | KINDS[i]) for i in (2, 0, 3, 8, 10)]
         outputs = llm.generate(prompts[1:6], params, use_tqdm=False)

@@ -25,7 +25,7 @@ NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
 POISONED_STATE = (
     *("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens"),
-    *("draft_parents", "draft_depths"),
+    *("draft_parents", "draft_depths", "num_live_drafts"),
 )
 
 
@@ -78,6 +78,7 @@ def tiny_runner(
     backend: GraphBackend | None = None,
     acceptance: str = "exact",
     tree: TreeShape | None = None,
+    confidence_threshold: float = 0.0,
 ) -> Runner:
     """A captured runner of 36 rows and chunks of 48 tokens, whose caches start as NaN."""
     sizes = EngineSizes(
@@ -96,6 +97,7 @@ def tiny_runner(
         graph_config=config,
         backend=backend,
         acceptance=acceptance,
+        confidence_threshold=confidence_threshold,
     )
     runner.capture()
     for cache in caches(runner):
@@ -145,6 +147,7 @@ class Walk:
         K = self.runner.sizes.path_len - 1
         for row in rows[:: 3 if K else 1000]:
             state = self.runner.state
+            state.num_live_drafts[row] = state.draft_tokens.shape[1]
             held = held_tokens(self.runner, row)[:K]
             state.draft_tokens[row, : len(held)] = torch.tensor(
                 held, device=state.draft_tokens.device
@@ -157,7 +160,9 @@ class Walk:
         with self._poison(rows):
             self.runner.run_step(rows, max_num_computed=90)
         result = self.runner.read(len(rows))
-        numbers = [result.sampled_tokens, result.num_accepted, result.draft_tokens]
+        most = self.runner.sizes.num_draft_tokens  # fewer where a draft stopped
+        drafts = [[*each, *[-1] * (most - len(each))] for each in result.draft_tokens]
+        numbers = [result.sampled_tokens, result.num_accepted, drafts]
         self._record(rows, len(rows) * (K + 1), [torch.tensor(number) for number in numbers])
 
     def _chunk(self, parts: Sequence[PromptPart]) -> None:

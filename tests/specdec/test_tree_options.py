@@ -1,5 +1,7 @@
 """Options of draft trees: bounds and what does not go together, by name; the shape they ask for."""
 
+import math
+
 import pytest
 
 from specdec import SpeculativeConfig
@@ -17,6 +19,18 @@ def config(**values):
 @pytest.mark.parametrize(
     "values, words",
     [
+        ({"draft_confidence_threshold": 1}, "draft_confidence_threshold=1: give a probability"),
+        (
+            {"draft_confidence_threshold": -0.1},
+            "=-0.1: give a .* from 0 to below 1, or",
+        ),
+        ({"draft_confidence_threshold": math.nan}, "draft_confidence_threshold=nan"),
+        ({"draft_confidence_threshold": True}, "draft_confidence_threshold=True"),
+        ({"draft_confidence_threshold": "0.1"}, "draft_confidence_threshold='0.1'"),
+        (
+            {"draft_confidence_threshold": 0.1, "acceptance": "block"},
+            "draft_confidence_threshold=0.1 with acceptance='block': drafts stop with 'exact' only",
+        ),
         ({"top_k": 0}, "top_k=0: give an integer from 1 to 16"),
         ({"top_k": 17}, "top_k=17"),
         ({"top_k": True}, "top_k=True"),
@@ -47,6 +61,14 @@ def config(**values):
 def test_what_cannot_be_is_refused_by_name(values, words):
     with pytest.raises(ValueError, match=words):
         config(**values)
+
+
+@pytest.mark.parametrize("top_k", [1, 4])
+@pytest.mark.parametrize("given, threshold", [(None, 0.0), (0, 0.0), (0.2, 0.2)])
+def test_drafts_stop_only_where_a_threshold_is_given(top_k, given, threshold):
+    for adaptive in (False, None):
+        values = {"top_k": top_k, "draft_confidence_threshold": given, "adaptive": adaptive}
+        assert drafting_of(config(**values), True).confidence_threshold == threshold
 
 
 def test_one_child_a_node_is_the_chain():
@@ -82,6 +104,20 @@ def test_sizes_count_nodes_paths_and_scratch_blocks():
     assert (sizes(small, 6).query_len, sizes(small, 6).path_len) == (4, 4)
     chain = sizes(None, 6)
     assert (chain.query_len, chain.path_len, chain.num_tree_blocks) == (7, 7, 0)
+
+
+def test_trees_run_for_at_most_32_requests_at_a_time():
+    target = tiny_target().config
+
+    def most(top_k, **given):
+        drafting = drafting_of(config(top_k=top_k), has_graphs=True)
+        return largest_sizes(EngineConfig(max_model_len=32, **given), drafting, target, None)
+
+    assert [most(4, **given).max_num_seqs for given in ({}, {"max_num_seqs": 7})] == [32, 7]
+    assert most(4).num_kv_blocks * 2 == most(1).num_kv_blocks
+    assert most(1, max_num_seqs=33).max_num_seqs == 33
+    with pytest.raises(ValueError, match=r"max_num_seqs=33 with top_k=4: .* at most 32 requests"):
+        most(4, max_num_seqs=33)
 
 
 def test_a_draft_must_know_as_many_tokens_as_a_node_has_children():

@@ -28,6 +28,7 @@ from specdec.bench.requests import draw_jobs
 from specdec.bench.rounds import steady, time_phases
 from specdec.bench.serving import first_difference
 from specdec.bench.timing import Spread, wrapped
+from specdec.bench.trees import NEVER
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
@@ -96,25 +97,40 @@ def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
     assert "tokens_per_second" not in row
 
 
+STOPPED = [(0.0, NEVER), (0.0, 0.999)]
+
+
 def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
+
     def serve_wrong_drawn_trees(engine, *args):
         served = serving.serve(engine, *args)
-        if engine.runner.sizes.tree is not None and args[-1].temperature > 0:
+        is_tree = engine.runner.sizes.tree is not None and engine.runner.threshold is None
+        if is_tree and args[-1].temperature > 0:
             served.token_ids[-1][3] += 1
         return served
 
     shape = TreeShape(num_levels=3, top_k=3, num_nodes=5)
     monkeypatch.setattr("specdec.bench.trees.SHAPES", (shape,))
     monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr("specdec.bench.trees.THRESHOLDS", {0.0: (NEVER, 0.999), 1.0: ()})
     monkeypatch.setattr("specdec.bench.trees.serve", serve_wrong_drawn_trees)
-    bench.options = replace(bench.options, batches=(2,), max_tokens=5)
+    bench.options = replace(bench.options, batches=(2,), max_tokens=5, repeats=1, num_prompts=2)
     rows = list(suites.trees(bench))
-    kinds = [(row["num_speculative_tokens"], row["rows"], row["top_k"]) for row in rows]
-    assert kinds == [(0, 1, 1)] * 2 + [(2, 3, 1)] * 2 + [(3, 6, 3)] * 2
-    assert [row["temperature"] for row in rows] == [0.0, 1.0] * 3
-    assert ["refused" in row for row in rows] == [False] * 5 + [True]
-    assert all(row["tokens_per_second"] > 0 for row in rows[:5])
-    assert rows[4]["mean_acceptance_length"] > 1.5
+    names = ("temperature", "num_speculative_tokens", "rows", "top_k", "threshold")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        *((T, *each) for T in (0.0, 1.0) for each in ((0, 1, 1, None), (2, 3, 1, None))),
+        *((T, 2, 3, 1, threshold) for T, threshold in STOPPED),
+        *((T, 3, 6, 3, None) for T in (0.0, 1.0)),
+        *((T, 3, 6, 3, threshold) for T, threshold in STOPPED),
+    ]
+    [wrong] = [row for row in rows if "refused" in row]
+    assert (wrong["top_k"], wrong["temperature"]) == (3, 1.0)
+    assert all(row["tokens_per_second"] > 0 for row in rows if row is not wrong)
+    whole, never, always = rows[6], rows[8], rows[9]
+    assert whole["mean_acceptance_length"] > 1.5
+    for name in ("mean_acceptance_length", "verified", "levels"):
+        assert whole[name] == never[name] >= always[name]
+    assert always["verified"] < 5 == whole["verified"]
 
 
 def test_help_names_all_suites_in_their_order():
@@ -211,9 +227,20 @@ def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
     from specdec.bench.charts import draw_charts
 
     found = {name: list(suites.SUITES[name](bench)) for name in ("protocol", "rounds")}
+    names = ("num_speculative_tokens", "rows", "top_k", "threshold", "tokens_per_second")
+    kinds = [(0, 1, 1, None, 9.0), (5, 6, 1, None, 20.0), (6, 8, 4, None, 25.0)]
+    kinds += [(6, 8, 4, -1.0, 24.0), (6, 8, 4, 0.2, 30.0), (6, 16, 4, None, 28.0)]
+    found["trees"] = [
+        {"temperature": T, "batch": batch} | dict(zip(names, kind, strict=True))
+        for T in (0.0, 0.7)
+        for batch in (1, 8)
+        for kind in kinds
+    ]
     assert [path.name for path in draw_charts(found, tmp_path, "now-")] == [
         "now-anatomy.png",
         "now-batch.png",
+        "now-trees-batch-1.png",
+        "now-trees-batch-8.png",
     ]
 
 

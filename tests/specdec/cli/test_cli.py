@@ -92,12 +92,15 @@ def test_json_with_show_drafts_holds_every_round(run):
 
 def test_a_tree_is_drafted_named_and_shown(run):
     tree = ("-k", "3", "--draft-top-k", "3", "--num-draft-tokens", "7")
+    tree += ("--draft-confidence-threshold", "0.9")
     _, chain, _ = run(*DRAFTED, "--max-tokens", "16")
     _, out, err = run(*DRAFTED, *tree, "--max-tokens", "16", "--json", "--show-drafts")
     result = json.loads(out)
     assert result["text"] == chain.removesuffix("\n")
     assert (result["draft_top_k"], result["num_draft_tokens"]) == (3, 7)
-    assert "trees of 7 nodes, top_k = 3" in err
+    assert "trees of 7 nodes, top_k = 3, 3 levels, none below 0.9" in err
+    assert result["draft_confidence_threshold"] == 0.9
+    assert {len(each["draft_tokens"]) for each in result["rounds"]} == {3, 7}
     assert all(len(each["parents"]) == len(each["draft_tokens"]) for each in result["rounds"])
     for options, words in (
         (("--num-draft-tokens", "1"), "--num-draft-tokens 1 with --draft-top-k 1: a chain has"),

@@ -1,6 +1,8 @@
 """Compile persistent.py for a Hopper GPU, without one: prints its shared memory and its products.
 
-python -m tests.specdec.kernels.compile_persistent BLOCK_M CUTS SPLITS split|gate
+python -m tests.specdec.kernels.compile_persistent BLOCK_M CUTS SPLITS split|gate [needed]
+
+needed: as a pass that may not be needed launches it; see kernels/needed.py.
 """
 
 import sys
@@ -20,6 +22,7 @@ from specdec.kernels.tile_shapes import RELAY, row_pieces
 def main() -> None:
     block_m, cuts, splits = map(int, sys.argv[1:4])
     is_gated = sys.argv[4] == "gate"
+    is_needed = "needed" in sys.argv
     is_relay = cuts == RELAY
     cuts = 1 if is_relay else cuts
     main_rows, tail = row_pieces(block_m)
@@ -35,6 +38,7 @@ def main() -> None:
         "flags_ptr": "*i32",
         **dict.fromkeys(("T", "N", "K"), "i32"),
         "FORM": "constexpr",
+        "needed_ptr": "*i64" if is_needed else "constexpr",
     }
     form = persistent.Form(
         splits,
@@ -48,7 +52,11 @@ def main() -> None:
         num_stages=3,
     )
     kernel = persistent._persistent_kernel
-    source = GluonASTSource(kernel, signature, {(len(signature) - 1,): form}, {})
+    names = list(signature)
+    constants = {(names.index("FORM"),): form}
+    if not is_needed:
+        constants[names.index("needed_ptr"),] = None
+    source = GluonASTSource(kernel, signature, constants, {})
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
 

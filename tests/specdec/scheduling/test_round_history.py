@@ -51,6 +51,15 @@ def test_a_level_not_drafted_now_has_the_rate_of_when_it_was():
     assert deep.path_probs(8)[-1] == pytest.approx(expected, rel=0.05)
 
 
+def test_a_request_whose_draft_stopped_has_the_rates_of_the_others_from_there_on():
+    stopped, whole = [0.2, 0, 0, 0], [0.9, 0.8, 0.7, 0.6]
+    seen = history(*[outcome([stopped, whole])] * 50)
+    for _ in range(20):
+        paths = seen.path_probs(100)
+    assert paths[0] == pytest.approx(np.cumprod([0.2, 0.8, 0.7, 0.6]), rel=0.02)
+    assert paths[1] == pytest.approx(np.cumprod(whole), rel=0.02)
+
+
 def test_a_mean_rate_is_that_of_drafts_whose_parents_hold():
     likely, unlikely = [0.9, 0.8], [0.1, 0.2]
     seen = history(*[outcome([likely, unlikely], num_live=2)] * 50)

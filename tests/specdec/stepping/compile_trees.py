@@ -1,4 +1,6 @@
-"""Compile the kernels of draft trees for a Hopper GPU, without one: prints each as it is done.
+"""Compile kernels of draft trees, and of drafts that stop, for a Hopper GPU, without one.
+
+Prints each as it is done.
 
 python -m tests.specdec.stepping.compile_trees
 
@@ -13,34 +15,47 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import best_children, move_slots, triton
     from specdec.sampler import process_logits
-    from specdec.stepping import commit_tree, fill_tree, grow_tree
+    from specdec.stepping import commit_tree, fill, fill_tree, grow_tree, propose
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 N, D, K = 16, 6, 4
 FLOATS = ("scores", "peaks", "sums", "logits", "floor", "temperature", "tile_scores", "floats")
+FLOATS += ("threshold", "best", "temperatures", "calibration", "confidences", "probs")
 TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS}
 TYPES |= {"bias_ptr": "*fp32", "tile_ids_ptr": "*i32", "counts_ptr": "*i32", "in_prompt_ptr": "*i1"}
 SLOTS = {"N": N, "N_PADDED": N, "D1": D + 1, "S": 64}
 LEVEL = {"K": K, "K_PADDED": K, "D": D, "D_PADDED": 8, "TILES": 32, "CHILDREN": 128}
 TOKENS = {"K": K, "STREAM": 0, "BLOCK": 1024, "IS_GPU": True}
+CHAIN = {"K": 5, "K_PADDED": 8, "VARIES": True, "IS_SAMPLED": False, "HAS_D2T": True}
+CHAIN |= {"LEAST": 1e-4, "S": 64, "BLOCK": 64}
+ROUND = {"Q": 6, "Q_PADDED": 8, "SHARES": 0, "S": 64}
 WORDS = {"STOP_IDS": 64, "HAS_WORDS": True, "WORDS": 64, "LENGTH": 16}
 WEIGHTS = {"HAS_BIAS": True, "HAS_PENALTIES": True, "BLOCK": 2048}
 
 
+IDS = {"ids_ptr": "*i32"}
+
+
 def main() -> None:
-    build(fill_tree._fill_tree_kernel, SLOTS)
+    for may_stop in (False, True):
+        build(fill_tree._fill_tree_kernel, SLOTS | {"MAY_STOP": may_stop})
+        build(fill._fill_round_kernel, ROUND | {"MAY_STOP": may_stop})
     build(commit_tree._walk_trees_kernel, SLOTS | {"HAS_WORDS": True})
     of_cache = {"G": 8, "S": 64, "C": 128, "BLOCK": 1024}
     build(move_slots._move_slots_kernel, of_cache, {"cache_ptr": "*bf16"})
     for is_noisy in (False, True):
         constants = TOKENS | {"HAS_NOISE": is_noisy, "HAS_IDS": is_noisy}
         build(best_children._best_children_kernel, constants, {"ids_ptr": "*i32"})
-    for P, is_last in ((1, False), (K, False), (K, True)):
-        constants = LEVEL | {"P": P, "P_PADDED": P, "IS_FIRST": P == 1, "IS_LAST": is_last}
-        build(grow_tree._write_level_kernel, constants | {"HAS_D2T": True})
-    build(grow_tree._keep_nodes_kernel, {"N": N, "K": K, "BLOCK": 128, "STEP": 64})
+    for stops in (False, True):
+        for P, is_last in ((1, False), (K, False), (K, True)):
+            constants = LEVEL | {"P": P, "P_PADDED": P, "IS_FIRST": P == 1, "IS_LAST": is_last}
+            build(grow_tree._write_level_kernel, constants | {"HAS_D2T": True, "STOPS": stops})
+        constants = {"N": N, "K": K, "BLOCK": 128, "STEP": 64, "STOPS": stops}
+        build(grow_tree._keep_nodes_kernel, constants)
+        for level in (0, 1, -1):
+            build(propose._propose_kernel, CHAIN | {"LEVEL": level, "STOPS": stops}, IDS)
     for has_paths in (False, True):
         build(process_logits._weights_kernel, WEIGHTS | {"HAS_PATHS": has_paths})
         build(process_logits._forbid_kernel, WORDS | {"HAS_PATHS": has_paths})

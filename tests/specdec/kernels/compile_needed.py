@@ -1,0 +1,104 @@
+"""Compile the kernels of needed.py for a Hopper GPU, without one: with a number to look at and not.
+
+    python -m tests.specdec.kernels.compile_needed [DIRECTORY]
+
+Prints each kernel's name and how many returns its PTX has, without the number and with it.
+DIRECTORY: also write the PTX of the first kind there, to compare it with another version's.
+"""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
+    from specdec.kernels import (
+        attention_parts,
+        best_children,
+        best_token,
+        gate_up,
+        linear,
+        long_slots,
+        paged_attention,
+        path_tails,
+        rotate_and_store,
+        triton,
+    )
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+FLOATS = ("acc", "stats", "best", "sums", "parts", "scores", "peaks", "logits", "floor")
+TYPES = {
+    **{f"{name}_ptr": "*fp32" for name in (*FLOATS, "temperature", "cos", "sin")},
+    "ids_ptr": "*i32",
+    **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), "*bf16"),
+    **dict.fromkeys(("bias_ptr", "q_norm_ptr", "k_norm_ptr", "out_ptr"), "*bf16"),
+    **dict.fromkeys(("x_desc", "tail_desc"), "tensordesc<bf16[16, 128]>"),
+    **dict.fromkeys(("w_desc", "gate_desc", "up_desc"), "tensordesc<bf16[64, 128]>"),
+    **dict.fromkeys(("scale", "eps"), "fp32"),
+}
+HEADS = {"H": 32, "G": 8, "S": 64, "C": 128}
+CUT = {"IS_UNIFORM": True, "GROUP": 4, "TOKENS": 4}
+PATHS = {"HAS_PATHS": True, "IS_SPLIT": True}
+KERNELS = (
+    (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "IS_SERIAL": False}),
+    (gate_up._gate_up_kernel, {"HAS_BIAS": False, "TAIL": 0}),
+    (best_token._tile_maxima_kernel, {"HAS_MASK": False, "HAS_SUMS": True, "STOP_IDS": 0}),
+    (
+        rotate_and_store._rotate_and_store_kernel,
+        HEADS | {"HEADS": 8, "SPLITS": 2, "HAS_BIAS": False, "HAS_NORMS": False},
+    ),
+    (
+        best_children._best_children_kernel,
+        {"K": 4, "HAS_NOISE": False, "STREAM": 0, "HAS_IDS": False, "BLOCK": 1024, "IS_GPU": True},
+    ),
+    (
+        paged_attention._paged_attention_kernel,
+        HEADS | CUT | PATHS | {"IS_HELPED": False, "SLOTS": 1, "SKIP": True},
+    ),
+    (
+        path_tails._path_tails_kernel,
+        HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16, "AT_ONCE": 8},
+    ),
+    (attention_parts._combine_kernel, HEADS | {"AT_ONCE": 8}),
+    (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
+    (
+        long_slots._combine_long_kernel,
+        HEADS | {"IS_UNIFORM": True, "SLOTS": 8, "HEADS": 4, "AT_ONCE": 8},
+    ),
+)
+
+
+def main() -> None:
+    for kernel, constants in KERNELS:
+        name = kernel.fn.__name__
+        plain, needed = (ptx_of(kernel, constants, has_number) for has_number in (False, True))
+        print(name, *(text.count("ret;") + text.count("bra") for text in (plain, needed)))
+        if sys.argv[1:]:
+            (Path(sys.argv[1]) / f"{name}.ptx").write_text(plain)
+
+
+def ptx_of(kernel, constants, has_number: bool) -> str:
+    """Without line numbers. Pointers are to int64, numbers int32, where nothing else is said."""
+    constants = constants | {"PDL": True}
+    names = list(inspect.signature(kernel.fn).parameters)
+    if "needed_ptr" in names and not has_number:
+        constants = constants | {"needed_ptr": None}
+    types = TYPES | dict.fromkeys(constants, "constexpr")
+    signature = {
+        name: types.get(name, "*i64" if name.endswith("_ptr") else "i32") for name in names
+    }
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, places, {})
+    options = {"num_warps": 4, "num_stages": 3}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    kept = (line for line in compiled.asm["ptx"].splitlines() if not re.match(r"\s*\.loc", line))
+    return "\n".join(kept).split(".section")[0]
+
+
+if __name__ == "__main__":
+    main()

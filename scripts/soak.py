@@ -64,9 +64,9 @@ def rows_are_shared(costs: RoundCosts = ROUND_COSTS) -> Iterator[None]:
 
 
 def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
-    """From here on, a share of the choices of rows and levels is made by chance."""
-    planner = llm.engine.planner
-    real = planner.plan
+    """From here on, a share of the choices of rows, levels and thresholds is made by chance."""
+    planner, runner = llm.engine.planner, llm.engine.runner
+    real, stop_below = planner.plan, runner.stop_below
 
     def plan(num_requests: int, *others: int) -> RoundPlan:
         planned = real(num_requests, *others)
@@ -76,7 +76,11 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
         rows = num_requests + chance.randint(0, num_requests * most)
         return RoundPlan(rows, chance.choice([0, 0, chance.randint(0, most)]))
 
-    planner.plan = plan
+    def stop(threshold: float) -> None:
+        by_chance = chance.choice([0.0, 0.1, 0.5, 1.0])
+        stop_below(by_chance if chance.random() < share else threshold)
+
+    planner.plan, runner.stop_below = plan, stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -237,6 +237,8 @@ class Engine:
         ends = zip(work.prompts, work.parts, strict=True)
         decided = [*work.verifying, *(request for request, part in ends if part.ends_prompt)]
         bounds = [request.num_tokens + request.most_pending for request in work.verifying]
+        if self.planner is not None:
+            self.runner.stop_below(self.planner.threshold)
         return self.runner.run_step(
             [request.state_row for request in work.verifying],
             work.parts,

@@ -38,7 +38,8 @@ class Runner:
     backend: captures the graphs of `graph_config` when `capture` is called; None: all is eager.
     acceptance: the rule of steps that need logits: those with a request that is not plainly greedy,
         whose greedy requests then go through it too, with all probability on one token.
-    confidence_threshold: above 0 the draft stops where its best path is less probable.
+    confidence_threshold: above 0 the draft stops where its best path is less probable. None: where
+        `stop_below` says.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Runner:
         graph_config: GraphConfig | None = None,
         backend: GraphBackend | None = None,
         acceptance: str = "exact",
-        confidence_threshold: float = 0.0,
+        confidence_threshold: float | None = 0.0,
     ) -> None:
         self.sizes = sizes
         self.device = device
@@ -60,8 +61,9 @@ class Runner:
         self.confidence_threshold = confidence_threshold
         # on the device: see stepping/stop_drafting.py
         self.threshold: Tensor | None = None
-        if confidence_threshold > 0 and eagle is not None:
-            self.threshold = torch.tensor([confidence_threshold], device=device)
+        self._stops_below = confidence_threshold or 0.0
+        if confidence_threshold != 0 and eagle is not None:
+            self.threshold = torch.tensor([self._stops_below], device=device)
         self._dtype = target.tensors["embed_tokens.weight"].dtype
         self.state = self._new_state(target, eagle)
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), self._dtype, device)
@@ -193,16 +195,21 @@ class Runner:
         assert self.calibration is not None, "the number of drafts is fixed"
         upload(self.calibration, values)
 
+    def stop_below(self, threshold: float) -> None:
+        """Where drafts stop from the next step on, if they may; below 0 padding goes on too."""
+        if self.threshold is not None and threshold != self._stops_below:
+            self._stops_below = threshold
+            self.threshold.fill_(threshold)
+
     @contextmanager
-    def never_stopping(self) -> Iterator[None]:
-        """In the body drafts run all their levels, those of padding too: what levels cost."""
-        if self.threshold is not None:
-            self.threshold.fill_(-1.0)
+    def stopping_below(self, threshold: float) -> Iterator[None]:
+        """The same in the body alone."""
+        before = self._stops_below
+        self.stop_below(threshold)
         try:
             yield
         finally:
-            if self.threshold is not None:
-                self.threshold.fill_(self.confidence_threshold)
+            self.stop_below(before)
 
     def take_device(self) -> None:
         """Make this engine's GPU the one to which the calling thread launches kernels."""

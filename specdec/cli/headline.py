@@ -16,7 +16,7 @@ def headline(llm: LLM) -> str:
     if tree is not None:
         drafts = f"trees of {tree.num_nodes} nodes, top_k = {tree.top_k}, {K} levels"
     threshold = llm.engine.runner.confidence_threshold
-    if threshold > 0:
+    if threshold:
         drafts += f", none below {threshold:g}"
     return f"{target}; draft {llm.draft_report.format}, {drafts}"
 

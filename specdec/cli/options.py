@@ -112,7 +112,7 @@ DraftConfidenceThreshold = Annotated[
     float | None,
     Option(
         metavar="PROBABILITY",
-        show_default="0",
+        show_default="as it pays, or 0",
         help="draft on only while the draft's best path is at least this probable; 0: always",
     ),
 ]

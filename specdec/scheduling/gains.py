@@ -4,6 +4,9 @@ A draft's path probability is the chance that it and all before it hold. A round
 to the n most probable live drafts of the batch accepts, on average, the sum of their path
 probabilities. It is averaged over batches of recent rounds (an empirical sample), so no shape of
 the distribution is assumed; requests that are easy to predict and others are both in it.
+
+A draft may stop where its path probability falls below a threshold (stepping/stop_drafting.py). It
+then has no later levels, and a level that no request of the batch has takes next to no time.
 """
 
 from typing import Any
@@ -22,15 +25,21 @@ class GainCurves:
         most probable drafts are a prefix of each request's chain.
     num_requests: requests that share rows. The sample is split into groups of this many, in its
         order; what remains of the oldest is left out, and a smaller sample is one group.
+    threshold: below which a draft stops; 0: never
+    levels_run: [K] of 1 to K levels, how many are drafted on average for any request of a group
     """
 
-    def __init__(self, path_probs: Floats, num_requests: int) -> None:
+    def __init__(self, path_probs: Floats, num_requests: int, threshold: float = 0.0) -> None:
         num_samples, num_levels = path_probs.shape
         self.num_requests = num_requests
+        self.threshold = threshold
         self.group_size = min(num_requests, num_samples)
         num_groups = num_samples // self.group_size
         recent = path_probs[num_samples - num_groups * self.group_size :]
-        groups = recent.reshape(num_groups, self.group_size, num_levels)
+        groups = recent.reshape(num_groups, self.group_size, num_levels).copy()
+        goes_on = groups[..., :-1] >= threshold
+        groups[..., 1:] *= goes_on
+        self.levels_run = np.cumsum([1.0, *goes_on.any(axis=1).mean(axis=0)])
         self._sizes = self.group_size * np.arange(1, num_levels + 1)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes + 1)[:-1]])
         # one more entry, which is read with weight 0 at the end of the last curve

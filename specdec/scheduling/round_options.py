@@ -59,7 +59,7 @@ class StepOptions:
     tokens: [K, C] of a step whose drafts have 1 to K levels; -inf where a smaller size has a row
         for every draft
     ms: [C] a step that drafts one level
-    level_ms: one more level
+    levels_ms: [K] the further levels of 1 to K
     plain_ms: a step of one row each, no levels
     """
 
@@ -67,7 +67,7 @@ class StepOptions:
     rows: NDArray[np.integer[Any]]
     tokens: Floats
     ms: Floats
-    level_ms: float
+    levels_ms: Floats
     plain_ms: float
 
     def best_rows(self, num_live: int, next_levels: int, rate: float) -> int:
@@ -82,7 +82,7 @@ class StepOptions:
         levels = np.arange(len(self.tokens))
         best = (self.tokens - rate * self.ms).argmax(axis=1)
         tokens = np.append(self.num_requests, self.tokens[levels, best])
-        return tokens, np.append(self.plain_ms, self.ms[best] + levels * self.level_ms)
+        return tokens, np.append(self.plain_ms, self.ms[best] + self.levels_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,13 @@ class RoundOptions:
     """What steps of these requests may be, without prompts and with as many as ride on average.
 
     prompt_share: of the steps that have prompts; where it is 0, `mixed` is not looked at
+    curves: that they were made with
     """
 
     rounds: StepOptions
     mixed: StepOptions
-    prompt_share: float = 0.0
+    prompt_share: float
+    curves: GainCurves
 
     def steady(self, keys_ms: float) -> tuple[int, float]:
         """(levels, tokens per millisecond) of the best of all ways to go on for ever.
@@ -162,4 +164,5 @@ def _options(
     levels = np.arange(1, len(gains) + 1)[:, None]
     is_held_by_smaller = rows[:-1] >= n + num_drafting * levels
     gains[:, 1:][is_held_by_smaller] = -np.inf
-    return StepOptions(n, rows, n + gains, ms, costs.level_ms(n), plain_ms)
+    levels_ms = costs.levels_ms(n, curves.levels_run)
+    return StepOptions(n, rows, n + gains, ms, levels_ms, plain_ms)

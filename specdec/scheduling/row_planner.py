@@ -35,6 +35,8 @@ MERGE_EVERY = 8  # rounds with drafts
 EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
 FIT_EVERY = 100  # rounds with drafts, from then on
 PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
+THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
+MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +93,37 @@ class RowPlanner:
     in total, and with the rate fixed that maximum splits into one of each round: this round takes
     the rows that bring the most tokens beyond rate * time, and the next levels are the steady ones.
     Prompts that ride in a step take rows of its tiles, so steps with them are choices of their own,
-    and the best way to go on is that of the recent share of such steps.
+    and the best way to go on is that of the recent share of such steps. For few requests the same
+    is asked of several thresholds at which drafts may stop, and the best of them is taken.
 
     costs: milliseconds; measured or injected
     shapes: (requests, rows) that were captured. A step takes the shapes with the fewest requests
         that hold its own, of at least as many rows.
     num_levels: K, the most levels of the draft
+    threshold: of path probabilities, below which drafts stop; None: the one that pays, where the
+        costs say what a level costs after the stop
     """
 
     def __init__(
-        self, costs: RoundCosts, shapes: Sequence[tuple[int, int]], num_levels: int
+        self,
+        costs: RoundCosts,
+        shapes: Sequence[tuple[int, int]],
+        num_levels: int,
+        threshold: float | None = None,
     ) -> None:
         if num_levels < 1:
             raise ValueError(f"num_levels={num_levels}: a planner needs a draft of 1 level or more")
         self._costs = costs
         self._sizes = RowSizes(shapes)
         self._num_levels = num_levels
+        self._thresholds = THRESHOLDS if threshold is None else (threshold,)
+        if threshold is None and costs.skipped_ms is None:
+            self._thresholds = (0.0,)
         self._history = RoundHistory(num_levels, _entries(self._sizes.most_requests))
         self._probes = Probes(num_levels)
         self._surprise = Surprise()
-        self._curves: GainCurves | None = None
+        self._candidates: list[GainCurves] = []  # by threshold
+        self._curves: GainCurves | None = None  # of the latest plan
         self._options: dict[tuple[int, ...], RoundOptions] = {}
         self._prompts = PromptLoad()
         self._steady_levels = min(FIRST_LEVELS, num_levels)
@@ -128,6 +141,11 @@ class RowPlanner:
     def num_fits(self) -> int:
         """Grows when the calibration changed."""
         return self._history.calibration.num_fits
+
+    @property
+    def threshold(self) -> float:
+        """For the drafts after the round that was planned last."""
+        return self._thresholds[0] if self._curves is None else self._curves.threshold
 
     @property
     def statistics(self) -> PlannerStatistics:
@@ -164,12 +182,14 @@ class RowPlanner:
             self._num_planned_levels += self._steady_levels
             return RoundPlan(num_rows, self._steady_levels)
         requests = Requests(num_requests, num_drafting)
-        options = self._options_of(requests)
-        steady, rate = options.steady(self._costs.ms_per_key * num_keys)
+        keys_ms = self._costs.ms_per_key * num_keys
+        options = self._options_of(requests, keys_ms)
+        self._curves = options.curves
+        steady, rate = options.steady(keys_ms)
         self._steady_levels = steady
         step = options.rounds
         if num_prompt_rows:
-            step = self._mixed(requests, num_prompt_rows)
+            step = self._mixed(requests, num_prompt_rows, options.curves)
             rows = step.rows
         num_rows = step.best_rows(num_live, steady, rate) if num_live else int(rows[0])
         if num_live and self._probes.is_live:
@@ -236,27 +256,41 @@ class RowPlanner:
 
     def _estimate(self, num_drafting: int) -> None:
         path_probs = self._history.path_probs(_entries(num_drafting))
-        self._curves = GainCurves(path_probs, num_drafting)
+        thresholds = self._thresholds if num_drafting <= MOST_STOPPING else self._thresholds[:1]
+        self._candidates = [GainCurves(path_probs, num_drafting, each) for each in thresholds]
+        same = (each for each in self._candidates if each.threshold == self.threshold)
+        self._curves = next(same, self._candidates[0])
         self._options.clear()
 
-    def _options_of(self, requests: Requests) -> RoundOptions:
-        assert self._curves is not None, "entries without curves"
+    def _options_of(self, requests: Requests, keys_ms: float) -> RoundOptions:
+        """With the threshold that pays most behind contexts about as long."""
         num_drafting = requests.num_drafting
-        if 8 * abs(self._curves.num_requests - num_drafting) > num_drafting:
+        if 8 * abs(self._candidates[0].num_requests - num_drafting) > num_drafting:
             self._estimate(num_drafting)
         eighths, prompt_rows = self._prompts.rounded
-        key = *requests, eighths, prompt_rows
+        half_round = self._costs.plain_ms(requests.num_requests) / 2
+        num_halves = round(keys_ms / half_round)
+        key = *requests, eighths, prompt_rows, num_halves
         if key not in self._options:
-            rows = self._sizes.of(requests.num_requests)
-            rounds = round_options(self._costs, rows, self._curves, requests)
-            mixed = self._mixed(requests, prompt_rows)
-            self._options[key] = RoundOptions(rounds, mixed, eighths / 8)
+            every = [
+                self._options_with(curves, requests, eighths / 8, prompt_rows)
+                for curves in self._candidates
+            ]
+            about = num_halves * half_round
+            self._options[key] = max(every, key=lambda options: options.steady(about)[1])
         return self._options[key]
 
-    def _mixed(self, requests: Requests, num_prompt_rows: int) -> StepOptions:
-        assert self._curves is not None, "entries without curves"
+    def _options_with(
+        self, curves: GainCurves, requests: Requests, prompt_share: float, num_prompt_rows: int
+    ) -> RoundOptions:
+        rows = self._sizes.of(requests.num_requests)
+        rounds = round_options(self._costs, rows, curves, requests)
+        mixed = self._mixed(requests, num_prompt_rows, curves)
+        return RoundOptions(rounds, mixed, prompt_share, curves)
+
+    def _mixed(self, requests: Requests, num_prompt_rows: int, curves: GainCurves) -> StepOptions:
         most = int(self._sizes.of(requests.num_requests)[-1])
-        return mixed_options(self._costs, most, self._curves, requests, num_prompt_rows)
+        return mixed_options(self._costs, most, curves, requests, num_prompt_rows)
 
 
 class PromptLoad:

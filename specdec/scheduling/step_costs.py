@@ -6,6 +6,12 @@ On a GPU the figures are measured at the start (start/measure_costs.py); a test 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
 
 FEW_ROWS = 512  # up to here steps that share tiles take the same time
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
@@ -51,6 +57,7 @@ class RoundCosts:
         prefill and first proposal)
     plain: by requests with padding: a round of one row each, and the extension of the draft's KV
     level: by requests with padding: each further level of the draft
+    skipped_ms: a level that is launched though all drafts have stopped; None: none stops
     mixed: by all rows with padding: a step with prompts that drafts one level; empty: as `verify`
     ms_per_key: for each key in the caches of the requests that verify, in plain rounds too
     """
@@ -60,6 +67,7 @@ class RoundCosts:
     level: Measured
     mixed: Measured = ()
     ms_per_key: float = 0.0
+    skipped_ms: float | None = None
 
     def verify_ms(self, num_rows: int) -> float:
         """A round that drafts one level, behind short contexts."""
@@ -76,6 +84,12 @@ class RoundCosts:
     def level_ms(self, num_requests: int) -> float:
         """One more level of the draft."""
         return _at(self.level, num_requests)
+
+    def levels_ms(self, num_requests: int, levels_run: Floats) -> Floats:
+        """[K] of 1 to K levels, those beyond the first; levels_run: [K] how many do not return."""
+        num_launched = np.arange(1, len(levels_run) + 1)
+        skipped = (num_launched - levels_run) * (self.skipped_ms or 0.0)
+        return np.asarray((levels_run - 1) * self.level_ms(num_requests) + skipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

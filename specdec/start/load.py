@@ -33,7 +33,7 @@ from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
 from specdec.start.locate import Hub, locate
-from specdec.start.measure_costs import largest_captured, measure_costs, measure_round_costs
+from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
 from specdec.start.speculation import Drafting, drafting_of
@@ -135,12 +135,13 @@ def assemble(
     )
     is_gpu = runner.device.type == "cuda"
     costs = planner = None
-    with runner.never_stopping():
+    with runner.stopping_below(NEVER):
         if is_gpu:
             costs = measure_costs(runner)
         if runner.sizes.is_adaptive:
             shapes, num_levels = runner.graphs.shapes, runner.sizes.num_speculative_tokens
-            planner = RowPlanner(measure_round_costs(runner, costs), shapes, num_levels)
+            round_costs = measure_round_costs(runner, costs)
+            planner = RowPlanner(round_costs, shapes, num_levels, runner.confidence_threshold)
     return Engine(
         runner,
         intake,

@@ -23,6 +23,7 @@ logger = logging.getLogger("specdec")
 REPEATS = 3  # of each size; the one between the fastest and the slowest counts
 NUM_LEVELS = 4  # numbers of requests for which a level of the draft is timed
 SOME_LEVELS = 3
+NEVER, AT_ONCE = -1.0, 2.0  # thresholds at which no draft stops, and all do after one level
 LONG_CONTEXT = 4096
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
 # as it takes to launch op by op. Larger steps hide their launches.
@@ -80,16 +81,23 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
         counts = _of_classes(runner.graphs.target.plain.sizes.requests)
         plain = tuple((n, _ms(runner, _round(runner, [-1] * n, 0))) for n in counts)
         levels = tuple((n, _level_ms(runner, n)) for n in _spread(counts, NUM_LEVELS))
+        skipped_ms = None
+        if runner.confidence_threshold is None:
+            with runner.stopping_below(AT_ONCE):
+                skipped_ms = _level_ms(runner, 1)
     costs = RoundCosts(
         verify=steps.rounds,
         mixed=steps.mixed,
         plain=plain,
         level=levels,
         ms_per_key=steps.ms_per_key,
+        skipped_ms=skipped_ms,
     )
     seconds = time.perf_counter() - began
     lists = _listed(plain), _listed(levels)
     logger.info("plain rounds: %s; a level of drafts: %s (in %.2f s)", *lists, seconds)
+    if skipped_ms is not None:
+        logger.info("a level after all drafts have stopped: %.3f ms", skipped_ms)
     return costs
 
 

@@ -17,13 +17,14 @@ class Drafting:
     """num_tokens: K, the most drafts that a round can accept; 0: plain decoding.
 
     tree: the shape of each request's drafts; None: a chain
-    confidence_threshold: of the draft's best path, below which it stops; 0: never
+    confidence_threshold: of the draft's best path, below which it stops; 0: never; None: the one
+        that pays
     """
 
     num_tokens: int
     is_adaptive: bool = False
     tree: TreeShape | None = None
-    confidence_threshold: float = 0.0
+    confidence_threshold: float | None = 0.0
 
     @property
     def name(self) -> int | str:
@@ -36,11 +37,11 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
     if speculation is None:
         return Drafting(0)
     given = speculation.num_speculative_tokens
-    threshold = speculation.draft_confidence_threshold or 0.0
+    threshold = speculation.draft_confidence_threshold
     if speculation.top_k > 1:
         assert isinstance(given, int), given
         tree = _tree(speculation, given)
-        return Drafting(given, tree=tree, confidence_threshold=threshold)
+        return Drafting(given, tree=tree, confidence_threshold=threshold or 0.0)
     is_auto = given == AUTO
     wanted = speculation.adaptive is not False and given != 0
     obstacle = None
@@ -52,6 +53,8 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
     if wanted and obstacle is not None:
         number = FIXED_DRAFTS if is_auto else given
         logger.info("%s drafts for every request: %s", number, obstacle)
+    if threshold is None and not is_adaptive:
+        threshold = 0.0
     if isinstance(given, int):
         return Drafting(given, is_adaptive, confidence_threshold=threshold)
     most = MOST_LEVELS if is_adaptive else FIXED_DRAFTS

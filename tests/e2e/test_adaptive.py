@@ -170,6 +170,24 @@ def test_the_drafts_cache_has_no_holes(make, greedy, prompts, draft):
     assert 0 < output.stats.num_accepted_tokens < output.stats.num_rounds
 
 
+def test_a_planner_that_says_so_stops_drafts_and_changes_no_token(make, plain, greedy, prompts):
+    """Levels after the stop are no drafts: they are neither verified nor counted."""
+    params = [greedy(NUM_TOKENS)]
+    expected = texts(plain(), prompts[1:2], params)
+    lengths = {}
+    for threshold in (0.0, 0.5, 1.0):
+        llm = make(max_num_seqs=1)
+        planned(llm, [(9, 8)])
+        stop_below = llm.engine.runner.stop_below
+        llm.engine.runner.stop_below = lambda _, to=threshold, stop=stop_below: stop(to)
+        [output] = llm.generate(prompts[1:2], params, use_tqdm=False)
+        assert output.outputs[0].token_ids == expected[0][0]
+        lengths[threshold] = [len(each.draft_tokens) for each in output.stats.rounds]
+    assert set(lengths[0.0][:-1]) == {8}
+    assert set(lengths[1.0]) <= {0, 1}
+    assert 1 < np.mean(lengths[0.5]) < 7
+
+
 def test_blocks_named_in_plain_rounds_serve_later_drafts(make, greedy, prompts):
     llm, other = make(), make(enable_prefix_caching=False)
     planned(llm, [(1, 0)])

@@ -75,6 +75,7 @@ class World:
         self.draft, self.costs, self.fixed, self.allowed = draft, costs, fixed, allowed
         self.planner = RowPlanner(costs, SHAPES, K)
         self.live = 0  # levels of the drafts that exist
+        self.threshold = 0.0  # at which they stopped
         self.unread = None
         self.ms, self.tokens, self.verified, self.plans = [], [], [], []
         self.resize(num_requests)
@@ -103,6 +104,7 @@ class World:
         if self.unread is not None and self.fixed is None:
             self.planner.observe(self.unread)  # read after the next round was launched
         truth, said = self.draft.draw(self.rng, self.easy)
+        said = np.where(np.arange(K) < self.drafted(said)[:, None], said, 0.0)
         verified = self.share(said, plan.num_rows - B)
         accepted = self.accept(truth, verified)
         self.unread = RoundOutcome(
@@ -115,18 +117,32 @@ class World:
         )
         self.verified.append(int(verified.sum()))
         self.tokens.append(B + int(accepted.sum()))
-        self.ms.append(round_ms(self.costs, padded(B), plan.num_rows, plan.num_levels))
+        skipped = self.live - int((said > 0).any(axis=0).sum()) if self.live else 0
+        saved = self.costs.level_ms(padded(B)) - (self.costs.skipped_ms or 0.0)
+        ms = round_ms(self.costs, padded(B), plan.num_rows, plan.num_levels)
+        self.ms.append(ms - skipped * saved)  # of the levels drafted a round ago
         self.plans.append(plan)
         self.live = plan.num_levels
+        self.threshold = self.planner.threshold if self.fixed is None else 0.0
         ends = self.rng.random(B) < 1 / 60
         self.easy = np.where(ends, self.rng.normal(size=B), self.easy)
+
+    def drafted(self, said):
+        """[B] live levels until each request stopped."""
+        goes_on = self.paths(said)[:, : max(self.live - 1, 0)] >= self.threshold
+        return np.minimum(1 + goes_on.cumprod(axis=1).sum(axis=1), self.live)
+
+    def paths(self, said):
+        """[B, K] calibrated path probabilities."""
+        a, b = self.planner.calibration[0].T
+        return np.cumprod(sigmoid(a + b * logit(np.clip(said, 1e-4, 1 - 1e-4))), axis=1)
 
     def share(self, said, num_rows):
         """[B] drafts that get rows: those with the largest calibrated path probabilities."""
         live = min(self.live, self.allowed)
-        a, b = self.planner.calibration[0].T
-        paths = np.cumprod(sigmoid(a + b * logit(np.clip(said, 1e-4, 1 - 1e-4))), axis=1)[:, :live]
+        paths = np.where(said > 0, self.paths(said), 0.0)[:, :live]
         best = np.argsort(-paths.T.ravel(), kind="stable")[:num_rows]  # ties: the lower level
+        best = best[paths.T.ravel()[best] > 0]
         return np.bincount(best % len(said), minlength=len(said))
 
     def accept(self, truth, verified):

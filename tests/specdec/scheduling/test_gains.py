@@ -74,3 +74,14 @@ def test_a_group_shares_among_its_own_requests_only():
     sample = np.array([[0.9, 0.8], [0.2, 0.1]])
     assert GainCurves(sample, 1).gain(2, 1, 1) == pytest.approx((0.9 + 0.2) / 2)
     assert GainCurves(sample, 2).gain(2, 2, 2) == pytest.approx(0.9 + 0.8)
+
+
+def test_a_draft_that_stopped_has_no_later_levels_and_a_level_that_none_has_is_not_run():
+    sample = np.array([[0.9, 0.5, 0.2], [0.1, 0.08, 0.01], [0.8, 0.15, 0.1], [0.6, 0.4, 0.3]])
+    alone = GainCurves(sample, 1, 0.2)
+    assert alone.levels_run.tolist() == [1, 1 + 3 / 4, 1 + 3 / 4 + 2 / 4]
+    assert alone.gain(3, 3, 1) == pytest.approx((0.9 + 0.5 + 0.2 + 0.1 + 0.8 + 0.15 + 1.3) / 4)
+    both = GainCurves(sample, 2, 0.2)
+    assert both.levels_run.tolist() == [1, 2, 3]
+    assert both.gain(3, 6, 2) == pytest.approx((0.9 + 0.5 + 0.2 + 0.1 + 0.8 + 0.15 + 1.3) / 2)
+    assert GainCurves(sample, 1).levels_run.tolist() == [1, 2, 3]

@@ -90,7 +90,7 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     num_drafting = max(1, int(share * num_requests))
     curves = GainCurves(sample, num_drafting)
     rounds = rounds_of(costs, GRID, curves, num_requests, num_drafting)
-    options = RoundOptions(rounds, rounds)
+    options = RoundOptions(rounds, rounds, 0.0, curves)
     keys_ms = costs.ms_per_key * num_keys
     padded = min(b for b, _ in GRID if b >= num_requests)
     sizes = sorted(rows for b, rows in GRID if b == padded)
@@ -165,9 +165,31 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
         for rows in rounds.rows.tolist()
         for mixed_rows in rows_of_mixed
     ]
-    levels, found = RoundOptions(rounds, mixed, share).steady(0.0)
+    levels, found = RoundOptions(rounds, mixed, share, curves).steady(0.0)
     assert found == pytest.approx(max(*every, num_requests / plain_ms))
     assert (levels == 0) == (num_requests / plain_ms >= max(every))
+
+
+@pytest.mark.parametrize(
+    "skipped_ms, given", [(0.01, None), (0.01, 0.3), (None, None), (0.1, None)]
+)
+def test_drafts_stop_where_it_pays_most(skipped_ms, given):
+    """Of two requests one is easy: all of its drafts hold, and none of the other's."""
+    costs = replace(COSTS, level=((256, 0.4),), skipped_ms=skipped_ms)
+    planner = RowPlanner(costs, SHAPES, 8, given)
+    assert planner.threshold == (given or 0.0)
+    for i in range(200):
+        planner.plan(1, 1, 8, 0)
+        confidence = (0.95, 0.01)[i % 2]
+        accepted = 8 * (confidence > 0.5)
+        planner.observe(outcome(1, 8, confidence, accepted, allowed=8, num_levels=8))
+    assert planner.plan(1, 1, 8, 0).num_levels == 8
+    if skipped_ms is None:
+        assert planner.threshold == 0
+    else:
+        assert planner.threshold == given or 0 < planner.threshold <= 0.3
+    planner.plan(64, 64, 8, 0)
+    assert planner.threshold == (given or 0.0)  # of many one or another goes on
 
 
 def test_rows_that_verify_make_room_for_prompts_in_the_tiles_of_a_step():

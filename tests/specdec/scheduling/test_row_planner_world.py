@@ -4,10 +4,12 @@ Times are those of an 8B target on an H200. Both settings meet the same requests
 that what is left to chance is small.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tests.specdec.scheduling.draft_world import BOASTFUL, GOOD, RANDOM, TIMID, World
+from tests.specdec.scheduling.draft_world import BOASTFUL, COSTS, GOOD, RANDOM, TIMID, World
 
 FIXED = (0, 1, 2, 3, 5)
 EARLY = 50
@@ -38,6 +40,17 @@ def test_a_good_draft_is_never_below_98_percent_of_the_best_fixed_setting(num_re
 def test_many_requests_gain_by_sharing_rows(num_requests):
     planned, best = rates(num_requests, GOOD, 300, EARLY)
     assert planned > 1.02 * best
+
+
+@pytest.mark.parametrize("num_requests, gain", [(1, 1.015), (2, 0.997), (4, 0.997)])
+def test_few_requests_gain_where_drafts_stop(num_requests, gain):
+    """The same chances, round by round, with thresholds and without."""
+    never, stopping = (
+        World(num_requests, GOOD, costs=replace(COSTS, skipped_ms=skipped_ms)).run(1200)
+        for skipped_ms in (None, 0.03)
+    )
+    assert stopping.rate(EARLY) > gain * never.rate(EARLY)
+    assert stopping.rate(EARLY) > 0.99 * rates(num_requests, GOOD, 1200, EARLY)[1]
 
 
 @pytest.mark.parametrize("num_requests", [1, 8, 64, 256])

@@ -65,10 +65,15 @@ def test_what_cannot_be_is_refused_by_name(values, words):
 
 @pytest.mark.parametrize("top_k", [1, 4])
 @pytest.mark.parametrize("given, threshold", [(None, 0.0), (0, 0.0), (0.2, 0.2)])
-def test_drafts_stop_only_where_a_threshold_is_given(top_k, given, threshold):
+def test_drafts_stop_where_a_threshold_is_given_and_adaptive_ones_where_it_pays(
+    top_k, given, threshold
+):
     for adaptive in (False, None):
         values = {"top_k": top_k, "draft_confidence_threshold": given, "adaptive": adaptive}
-        assert drafting_of(config(**values), True).confidence_threshold == threshold
+        drafting = drafting_of(config(**values), True)
+        is_chosen = drafting.is_adaptive and given is None
+        assert drafting.confidence_threshold == (None if is_chosen else threshold)
+        assert drafting.is_adaptive == (adaptive is None and top_k == 1)
 
 
 def test_one_child_a_node_is_the_chain():

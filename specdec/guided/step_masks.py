@@ -4,7 +4,7 @@ Row 0 of a slot that verifies comes after the request's last token, row i after 
 the end of a prompt has one row. The walk stops at the first draft that may not follow: the target
 cannot choose it, so no later row counts. A tree has a walk for each of its leaves. The drafts were
 sent to the host at the end of the step before, and the masks are taken while the device runs the
-target's forward, on a thread of their own (mask_thread.py).
+target's forward, on threads of their own (mask_threads.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec.guided.mask_thread import MaskThread, Walk
+from specdec.guided.mask_threads import MaskThreads, Walk
 from specdec.requests.draft_tree import leaf_paths
 from specdec.requests.guide import Guide
 from specdec.requests.request import Request
@@ -67,7 +67,7 @@ class StepMasks:
 
     def __init__(self) -> None:
         self._arriving: dict[Request, tuple[PendingResult, int]] = {}
-        self._thread = MaskThread()
+        self._threads = MaskThreads()
 
     def of_step(
         self, work: Work, num_drafts: Callable[[Request], int]
@@ -86,7 +86,7 @@ class StepMasks:
             if request.guide is not None and part.samples:
                 row = len(work.verifying) * work.query_len + i
                 slots.append(GuidedSlot(request.guide, row))
-        return partial(_row_masks, self._thread, slots) if slots else None
+        return partial(_row_masks, self._threads, slots) if slots else None
 
     def launched(self, work: Work, result: PendingResult) -> None:
         """A guided request verifies in each step until it ends, so only the latest step counts."""
@@ -97,10 +97,10 @@ class StepMasks:
         }
 
 
-def _row_masks(thread: MaskThread, slots: Sequence[GuidedSlot]) -> RowMasks:
+def _row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
     paths = [path for slot in slots for path in slot.paths()]
     masks: dict[int, bytes] = {}
-    for path, found in zip(paths, thread.masks([path.walk for path in paths]), strict=True):
+    for path, found in zip(paths, threads.masks([path.walk for path in paths]), strict=True):
         # A walk may end early. Rows that paths of a tree share get the same mask from each; once a
         # guide is given up, the first row's allows nothing.
         masks |= zip(path.rows, found, strict=False)

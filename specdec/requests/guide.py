@@ -12,6 +12,10 @@ from specdec.requests.structured_outputs import StructuredOutputsParams
 class Guide(Protocol):
     """Stands after the tokens that a request has generated."""
 
+    @property
+    def lock(self) -> object:
+        """What the walks of some guides have in common: one of them waits for the other."""
+
     def copy(self) -> "Guide":
         """Another one at the same place."""
 

@@ -151,6 +151,23 @@ def test_a_limit_met_on_the_way_forbids_all_and_leaves_the_guide_where_it_was(co
     assert not guide.is_complete
 
 
+def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to_compile(
+    tokenizer, monkeypatch
+):
+    def num_locks(regex, num_requests):
+        source = Guides(tokenizer, VOCAB, [EOS])
+        asked = StructuredOutputsParams(regex=regex)
+        guides = [source.compile(asked).copy() for _ in range(num_requests)]
+        assert len({guide.masks(())[0] for guide in guides}) == 1
+        return len({id(guide.lock) for guide in guides})
+
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
+    assert num_locks("[a-z]+", 4) == 4
+    assert num_locks("[a-z]+", 20) == 8
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 0.0)
+    assert num_locks("[a-z]+", 4) == 1
+
+
 def test_compiled_grammars_are_kept_and_the_oldest_is_dropped(tokenizer, monkeypatch):
     monkeypatch.setattr(guides, "NUM_KEPT", 2)
     compiled = []

@@ -24,12 +24,12 @@ class FakeGuide:
         return [(1 + sum(drafts[:i])).to_bytes(4, "little") for i in range(len(drafts) + 1)]
 
 
-THREAD = SimpleNamespace(masks=lambda walks: [guide.masks(drafts) for guide, drafts in walks])
+THREADS = SimpleNamespace(masks=lambda walks: [guide.masks(drafts) for guide, drafts in walks])
 
 
 def masks_of(guide, num_levels=2):
     arrived = SimpleNamespace(read_proposals=lambda: Proposals([[], TOKENS], [[], PARENTS]))
-    found = _row_masks(THREAD, [GuidedSlot(guide, 10, num_levels, (arrived, 1))])
+    found = _row_masks(THREADS, [GuidedSlot(guide, 10, num_levels, (arrived, 1))])
     values = found.bits_XW.view(np.uint32)[:, 0].tolist()
     return dict(zip(found.row_X.tolist(), values, strict=True))
 

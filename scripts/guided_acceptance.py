@@ -50,6 +50,10 @@ class ForcedStart:
     num_bytes: int  # of a mask
     has_begun: bool = False
 
+    @property
+    def lock(self) -> object:
+        return self if self.after is None else self.after.lock
+
     def copy(self) -> "ForcedStart":
         after = None if self.after is None else self.after.copy()
         return ForcedStart(self.first, after, self.num_bytes, self.has_begun)

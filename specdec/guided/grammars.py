@@ -118,6 +118,8 @@ class Matcher:
         self._tokens: list[int] = []
         self._eos_token_ids = eos_token_ids
         self._error = ""
+        self._rows = np.zeros((0, compiled.num_bytes), np.uint8)
+        self._pointer = 0
 
     @property
     def lock(self) -> object:
@@ -143,27 +145,40 @@ class Matcher:
 
         Where a limit is met no token may follow, and `error` says which.
         """
-        drafts = list(takewhile(lambda token: token not in self._eos_token_ids, drafts))
+        if not self._eos_token_ids.isdisjoint(drafts):
+            drafts = list(takewhile(lambda token: token not in self._eos_token_ids, drafts))
         found = None if self._compiled.reason else self._masks_at_once(drafts)
         if self._compiled.reason:  # nobody waits for more
             return [bytes(self._compiled.num_bytes)]
         return self._masks_one_by_one(drafts) if found is None else found
 
-    def _masks_at_once(self, drafts: list[int]) -> list[bytes] | None:
+    def _masks_at_once(self, drafts: Sequence[int]) -> list[bytes] | None:
         """In one call, during which other threads run; None if a limit is met."""
         if self._matcher.is_error():
             return None
         num_bytes = self._compiled.num_bytes
-        rows = np.zeros((len(drafts) + 1, num_bytes), np.uint8)  # the call may not reach the last
+        rows, pointer = self._room(1 + len(drafts))
+        rows.fill(0)  # the call may end before the last
         walk: Any = self._matcher  # whose stub leaves a method out
         if drafts:
-            walk.unsafe_compute_mask_ptr_with_draft_token(rows.ctypes.data, num_bytes, drafts)
+            walk.unsafe_compute_mask_ptr_with_draft_token(pointer, num_bytes, drafts)
         else:
-            walk.unsafe_compute_mask_ptr(rows.ctypes.data, num_bytes)
+            walk.unsafe_compute_mask_ptr(pointer, num_bytes)
         if self._matcher.is_error():
             return None
-        masks = [row.tobytes() for row in rows]
-        return masks[: 1 + _num_allowed(masks, drafts)]
+        masks = [rows[0].tobytes()]
+        for row, draft in zip(rows[1:], drafts, strict=False):
+            if not _is_allowed(masks[-1], draft):
+                break
+            masks.append(row.tobytes())
+        return masks
+
+    def _room(self, num_rows: int) -> tuple[np.ndarray, int]:
+        """For masks, uint8 [num_rows or more, num_bytes], and where it lies."""
+        if len(self._rows) < num_rows:
+            self._rows = np.zeros((num_rows, self._compiled.num_bytes), np.uint8)
+            self._pointer = self._rows.ctypes.data
+        return self._rows, self._pointer
 
     def _masks_one_by_one(self, drafts: Sequence[int]) -> list[bytes]:
         """As far as the limit that is met."""
@@ -214,12 +229,6 @@ class Matcher:
         """The limit that its masks have met; empty if none."""
         found = self._compiled.reason or self._error or self._matcher.get_error()
         return found.removesuffix("<non-verbose/>").strip()
-
-
-def _num_allowed(masks: Sequence[bytes], drafts: Sequence[int]) -> int:
-    """Of the drafts, up to the first that its mask does not allow."""
-    allowed = takewhile(lambda pair: _is_allowed(*pair), zip(masks, drafts, strict=False))
-    return sum(1 for _ in allowed)
 
 
 def _is_allowed(mask: bytes, token: int) -> bool:

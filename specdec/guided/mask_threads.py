@@ -5,8 +5,9 @@ a hostile grammar of a few kB can make one mask take minutes within them, and no
 its thread is left alone, at the lowest priority, and another one goes on with the next request.
 What counts is the thread's own processor time, so that a busy machine ends no request.
 
-The threads share the walks of a step. Guides that share a lock take turns on one of them: a second
-thread would wait for the lock, and its processor time would not say for how long.
+Most walks are so short that to hand one to a second thread takes longer: one thread begins, and the
+others join it if the step is not over soon. Guides that share a lock take turns on one thread: a
+second one would wait for the lock, and its processor time would not say for how long.
 """
 
 import os
@@ -21,6 +22,7 @@ from queue import SimpleQueue
 from specdec.requests.guide import Guide
 
 MOST_THREADS = 8
+ALONE_SECONDS = 0.0005  # until other threads join the first
 SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
@@ -71,7 +73,20 @@ class Step:
         for place, (guide, _) in enumerate(walks):
             places.setdefault(id(guide.lock), []).append(place)
         self.jobs = [Job(self, taken) for taken in places.values()]  # those that have not ended
+        self.waiting = deque(self.jobs)
         self._lock = threading.Lock()
+
+    def run(self) -> bool:
+        """In a thread: jobs that wait, one after another. Whether the thread may go on."""
+        while self.waiting:
+            try:
+                job = self.waiting.popleft()
+            except IndexError:  # another thread took the last one
+                break
+            job.run()
+            if job.is_abandoned:
+                return False
+        return True
 
     def take(self, job: Job, masks: list[bytes]) -> None:
         """Of the job's current walk."""
@@ -97,17 +112,17 @@ class Step:
                 job.is_abandoned = True
         return slow
 
-    def give_up(self, job: Job) -> list[Job]:
-        """The guide of an abandoned job's walk. Returns a job for the rest, if there is any."""
+    def give_up(self, job: Job) -> None:
+        """The guide of an abandoned job's walk; the rest of the job waits for a thread."""
         place, *rest = job.places
         guide, _ = self.walks[place]
         guide.give_up(TOO_LONG)
         self.found[place] = guide.masks(())
-        after = [Job(self, rest)] if rest else []
         with self._lock:
-            self.jobs += after
+            if rest:
+                self.jobs.append(Job(self, rest))
+                self.waiting.append(self.jobs[-1])
             self._remove(job)
-        return after
 
     def _remove(self, job: Job) -> None:
         self.jobs.remove(job)
@@ -121,34 +136,37 @@ class MaskThreads:
     def __init__(self) -> None:
         self._most = min(len(os.sched_getaffinity(0)), MOST_THREADS)
         self._threads: list[threading.Thread] = []
-        self._jobs = self._new_queue()
+        self._steps = self._new_queue()
 
     def masks(self, walks: Sequence[Walk]) -> list[list[bytes]]:
         """What each guide allows. One that takes too long is given up, and allows nothing."""
         step = Step(walks)
-        self._put(list(step.jobs), len(step.jobs))
+        self._begin(step, 1)
+        if not step.is_over.wait(ALONE_SECONDS):
+            self._begin(step, self._most)
         while not step.is_over.wait(LOOK_SECONDS):
             for job in step.abandon_slow():
                 self._leave(job)
-                self._put(step.give_up(job), len(step.jobs))
+                step.give_up(job)
+                self._begin(step, self._most)
         if step.error is not None:
             raise step.error
         return step.found
 
-    def _new_queue(self) -> SimpleQueue[Job | None]:
-        jobs = SimpleQueue[Job | None]()
-        weakref.finalize(self, jobs.put, None)
-        return jobs
+    def _new_queue(self) -> SimpleQueue[Step | None]:
+        steps = SimpleQueue[Step | None]()
+        weakref.finalize(self, steps.put, None)
+        return steps
 
-    def _put(self, jobs: Sequence[Job], num_running: int) -> None:
-        """num_running: jobs in all, with these."""
+    def _begin(self, step: Step, most: int) -> None:
+        """Have up to so many threads take part in a step, while it has jobs for them."""
         if not all(thread.is_alive() for thread in self._threads):  # a fork leaves them behind
             self._threads = []
-            self._jobs = self._new_queue()
-        while len(self._threads) < min(num_running, self._most):
-            self._threads.append(_started(self._jobs))
-        for job in jobs:
-            self._jobs.put(job)
+            self._steps = self._new_queue()
+        while len(self._threads) < min(most, len(step.jobs)):
+            self._threads.append(_started(self._steps))
+        for _ in range(min(most, len(step.waiting))):
+            self._steps.put(step)
 
     def _leave(self, job: Job) -> None:
         assert job.thread is not None, job.places
@@ -159,15 +177,14 @@ class MaskThreads:
             os.setpriority(os.PRIO_PROCESS, native_id, 19)
 
 
-def _started(jobs: SimpleQueue[Job | None]) -> threading.Thread:
-    thread = threading.Thread(target=_run, args=(jobs,), name="specdec-masks", daemon=True)
+def _started(steps: SimpleQueue[Step | None]) -> threading.Thread:
+    thread = threading.Thread(target=_run, args=(steps,), name="specdec-masks", daemon=True)
     thread.start()
     return thread
 
 
-def _run(jobs: SimpleQueue[Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job.run()
-        if job.is_abandoned:
+def _run(steps: SimpleQueue[Step | None]) -> None:
+    while (step := steps.get()) is not None:
+        if not step.run():
             return
-    jobs.put(None)  # for the next thread
+    steps.put(None)  # for the next thread

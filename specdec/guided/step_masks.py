@@ -86,7 +86,7 @@ class StepMasks:
             if request.guide is not None and part.samples:
                 row = len(work.verifying) * work.query_len + i
                 slots.append(GuidedSlot(request.guide, row))
-        return partial(_row_masks, self._threads, slots) if slots else None
+        return partial(row_masks, self._threads, slots) if slots else None
 
     def launched(self, work: Work, result: PendingResult) -> None:
         """A guided request verifies in each step until it ends, so only the latest step counts."""
@@ -97,7 +97,8 @@ class StepMasks:
         }
 
 
-def _row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
+def row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
+    """Of the slots' rows, as far as their walks go. Waits for the drafts."""
     paths = [path for slot in slots for path in slot.paths()]
     masks: dict[int, bytes] = {}
     for path, found in zip(paths, threads.masks([path.walk for path in paths]), strict=True):

@@ -105,12 +105,22 @@ class Meeting(FakeGuide):
         return super().masks(drafts)
 
 
+def meeting(count):
+    barrier = threading.Barrier(count)
+    return [Meeting(barrier) for _ in range(count)]
+
+
+def test_short_walks_are_left_to_one_thread(monkeypatch):
+    monkeypatch.setattr(mask_threads, "ALONE_SECONDS", 10.0)
+    guides = [FakeGuide(b"a") for _ in range(8)]
+    MaskThreads().masks([(guide, []) for guide in guides])
+    assert len({guide.thread for guide in guides}) == 1
+
+
 def test_walks_of_a_step_run_at_the_same_time_on_as_many_threads_as_there_are(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     masks = MaskThreads()
-    guides = [Meeting(threading.Barrier(3)) for _ in range(3)]
-    for guide in guides:
-        guide.barrier = guides[0].barrier
+    guides = meeting(3)
     assert masks.masks([(guide, []) for guide in guides]) == [[b"a"]] * 3
     others = [FakeGuide(b"a", pause=0.001) for _ in range(9)]
     masks.masks([(guide, []) for guide in others])
@@ -148,7 +158,7 @@ def test_threads_that_a_fork_has_left_behind_are_replaced(monkeypatch):
     masks.masks([(FakeGuide(b"a"), [])])
     [thread] = masks._threads
     monkeypatch.setattr(thread, "is_alive", lambda: False)
-    monkeypatch.setattr(masks, "_jobs", None)  # what the child has of it is of no use
+    monkeypatch.setattr(masks, "_steps", None)  # what the child has of it is of no use
     guide = FakeGuide(b"b")
     assert masks.masks([(guide, [])]) == [[b"b"]]
     assert guide.thread is not thread
@@ -157,7 +167,7 @@ def test_threads_that_a_fork_has_left_behind_are_replaced(monkeypatch):
 def test_the_threads_end_with_their_owner(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
     masks = MaskThreads()
-    masks.masks([(FakeGuide(b"a"), []) for _ in range(3)])
+    masks.masks([(guide, []) for guide in meeting(3)])
     threads = masks._threads
     gone = weakref.ref(masks)
     del masks

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from specdec.guided.step_masks import GuidedSlot, _row_masks
+from specdec.guided.step_masks import GuidedSlot, row_masks
 from specdec.stepping.results import Proposals
 
 TOKENS, PARENTS = [5, 6, 7, 8], [0, 0, 1, 1]  # leaves: 2, and 3 and 4 under 1
@@ -29,7 +29,7 @@ THREADS = SimpleNamespace(masks=lambda walks: [guide.masks(drafts) for guide, dr
 
 def masks_of(guide, num_levels=2):
     arrived = SimpleNamespace(read_proposals=lambda: Proposals([[], TOKENS], [[], PARENTS]))
-    found = _row_masks(THREADS, [GuidedSlot(guide, 10, num_levels, (arrived, 1))])
+    found = row_masks(THREADS, [GuidedSlot(guide, 10, num_levels, (arrived, 1))])
     values = found.bits_XW.view(np.uint32)[:, 0].tolist()
     return dict(zip(found.row_X.tolist(), values, strict=True))
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from specdec import LLM, SamplingParams
 from specdec.bench.report import table, write_json
-from specdec.requests.guide import Guide
+from specdec.requests.guide import Guide, Part
 from specdec.requests.request import Request
 from tests.e2e.guided_cases import SCHEMAS
 
@@ -69,6 +69,9 @@ class ForcedStart:
         if self.after is None:
             return [b"\xff" * self.num_bytes] * (len(drafts) + 1)
         return self.after.masks(drafts)
+
+    def parts(self, num_rows: int) -> list[Part]:
+        return [Part(0, self)]
 
     def give_up(self, reason: str) -> None:
         if self.after is not None:

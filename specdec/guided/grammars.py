@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specdec.guided.mask_threads import MOST_THREADS
+from specdec.requests.guide import Part
 from specdec.requests.tokenizer import Tokenizer
 
 # the library would capture a stack for each of a grammar's rules that an error passes through:
@@ -29,6 +31,7 @@ os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 MAX_CHARS = 1 << 17  # of a grammar
 REPEAT_SECONDS = 0.005  # of a processor, to compile a grammar for further threads
+SLOW_SECONDS = 0.001  # of a processor: rows of a grammar whose walks take more are shared out
 STACK_BYTES = 1 << 29  # reserved, not taken, while a grammar is compiled
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -92,12 +95,15 @@ class Grammars:
 class Compiled:
     """A grammar. Its matchers copy one of `starts`, and the copies of one share a lock.
 
-    num_bytes: of a mask. reason: why it was given up; empty if it was not.
+    num_bytes: of a mask. reason: why it was given up; empty if it was not. is_slow: whether a walk
+    has taken long; a string of bounded length takes a millisecond for each mask.
     """
 
     def __init__(self, starts: Sequence[LLMatcher], num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.reason = ""
+        self.is_slow = False
+        self.num_locks = len(starts)
         self._starts = starts
         self._users: list[WeakSet[Matcher]] = [WeakSet() for _ in starts]
 
@@ -116,6 +122,8 @@ class Matcher:
         self._start = compiled.start_of(self)
         self._matcher = self._start.deep_copy()
         self._tokens: list[int] = []
+        self._ahead: Sequence[int] = ()  # drafts before the first row of a part
+        self._others: list[Matcher] = []  # at the same place, for parts of a slow walk
         self._eos_token_ids = eos_token_ids
         self._error = ""
         self._rows = np.zeros((0, compiled.num_bytes), np.uint8)
@@ -139,6 +147,17 @@ class Matcher:
                 return
             self._matcher.consume_token(token)  # if it fails, no token may follow
             self._tokens.append(token)
+            for other in self._others:
+                other.advance([token])
+
+    def parts(self, num_rows: int) -> list[Part]:
+        """A row for each, if its grammar is slow and has as many locks."""
+        count = min(num_rows, self._compiled.num_locks) if self._compiled.is_slow else 1
+        while len(self._others) < count - 1:
+            self._others.append(self.copy())
+        firsts = [number * num_rows // count for number in range(1, count)]
+        later = zip(firsts, self._others, strict=False)
+        return [Part(0, self), *(Part(first, LaterRows(first, other)) for first, other in later)]
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """Which tokens may follow: here, and after each draft up to the first that may not.
@@ -152,6 +171,22 @@ class Matcher:
             return [bytes(self._compiled.num_bytes)]
         return self._masks_one_by_one(drafts) if found is None else found
 
+    def masks_from(self, first: int, drafts: Sequence[int]) -> list[bytes]:
+        """Those of `masks` from number `first` on; none if a draft before it may not follow."""
+        ahead = list(drafts[:first])
+        if self._compiled.reason or self._matcher.is_error():
+            return [bytes(self._compiled.num_bytes)]
+        if not self._eos_token_ids.isdisjoint(ahead):
+            return []
+        num_taken = self._matcher.try_consume_tokens(ahead)
+        self._ahead = ahead[:num_taken]
+        found = []
+        if num_taken >= first - 1:
+            found = self.masks(drafts[num_taken:])[first - num_taken :]
+        self._ahead = ()
+        self._go_back(num_taken)
+        return found
+
     def _masks_at_once(self, drafts: Sequence[int]) -> list[bytes] | None:
         """In one call, during which other threads run; None if a limit is met."""
         if self._matcher.is_error():
@@ -160,10 +195,13 @@ class Matcher:
         rows, pointer = self._room(1 + len(drafts))
         rows.fill(0)  # the call may end before the last
         walk: Any = self._matcher  # whose stub leaves a method out
+        began = time.thread_time()
         if drafts:
             walk.unsafe_compute_mask_ptr_with_draft_token(pointer, num_bytes, drafts)
         else:
             walk.unsafe_compute_mask_ptr(pointer, num_bytes)
+        if time.thread_time() - began > SLOW_SECONDS:
+            self._compiled.is_slow = True
         if self._matcher.is_error():
             return None
         masks = [rows[0].tobytes()]
@@ -213,7 +251,7 @@ class Matcher:
             return
         if self._matcher.is_error():
             self._matcher = self._start.deep_copy()
-            self._matcher.consume_tokens(self._tokens)
+            self._matcher.consume_tokens([*self._tokens, *self._ahead])
         elif num_tokens:
             self._matcher.rollback(num_tokens)
 
@@ -228,7 +266,29 @@ class Matcher:
     def error(self) -> str:
         """The limit that its masks have met; empty if none."""
         found = self._compiled.reason or self._error or self._matcher.get_error()
+        found = found or next(filter(None, (other.error for other in self._others)), "")
         return found.removesuffix("<non-verbose/>").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class LaterRows:
+    """A Walker over the rows of a walk from `first` on."""
+
+    first: int
+    matcher: Matcher
+
+    @property
+    def lock(self) -> object:
+        """The matcher's."""
+        return self.matcher.lock
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """Without those of earlier rows."""
+        return self.matcher.masks_from(self.first, drafts)
+
+    def give_up(self, reason: str) -> None:
+        """The matcher's grammar."""
+        self.matcher.give_up(reason)
 
 
 def _is_allowed(mask: bytes, token: int) -> bool:

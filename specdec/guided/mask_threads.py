@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
-from specdec.requests.guide import Guide
+from specdec.requests.guide import Walker
 
 MOST_THREADS = 8
 ALONE_SECONDS = 0.0005  # until other threads join the first
@@ -27,7 +27,7 @@ SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
 
-Walk = tuple[Guide, Sequence[int]]  # and the drafts that it follows
+Walk = tuple[Walker, Sequence[int]]  # and the drafts that it follows
 
 
 class Job:

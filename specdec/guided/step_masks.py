@@ -7,7 +7,7 @@ sent to the host at the end of the step before, and the masks are taken while th
 target's forward, on threads of their own (mask_threads.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -38,17 +38,18 @@ class GuidedSlot:
     def paths(self) -> list["GuidedPath"]:
         """From the slot's first row to each of its last. Waits for the drafts."""
         if self.num_drafts == 0:
-            return [GuidedPath((self.guide, ()), [self.first_row])]
+            return [GuidedPath(self.guide, (), [self.first_row])]
         assert self.drafts is not None, "drafts that were never sent"
         pending, b = self.drafts
         proposals = pending.read_proposals()
         tokens, n = proposals.tokens[b], self.num_drafts
         if proposals.parents is None:
             rows = range(self.first_row, self.first_row + n + 1)
-            return [GuidedPath((self.guide, tokens[:n]), rows)]
+            return [GuidedPath(self.guide, tokens[:n], rows)]
         return [
             GuidedPath(
-                (self.guide, [tokens[row - 1] for row in path[1:]]),
+                self.guide,
+                [tokens[row - 1] for row in path[1:]],
                 [self.first_row + row for row in path],
             )
             for path in leaf_paths(proposals.parents[b], n)
@@ -56,10 +57,18 @@ class GuidedSlot:
 
 
 class GuidedPath(NamedTuple):
-    """A walk, and the decided rows that its masks are for."""
+    """Drafts to follow, and the decided rows that the masks are for: one more than drafts."""
 
-    walk: Walk
+    guide: Guide
+    drafts: Sequence[int]
     rows: Sequence[int]
+
+    def walks(self) -> Iterator[tuple[Walk, Sequence[int]]]:
+        """Those of its parts, each with its rows."""
+        parts = self.guide.parts(len(self.rows))
+        ends = [*(part.first for part in parts[1:]), len(self.rows)]
+        for part, end in zip(parts, ends, strict=True):
+            yield (part.walker, self.drafts[: end - 1]), self.rows[part.first : end]
 
 
 class StepMasks:
@@ -99,11 +108,13 @@ class StepMasks:
 
 def row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
     """Of the slots' rows, as far as their walks go. Waits for the drafts."""
-    paths = [path for slot in slots for path in slot.paths()]
+    walks, rows = zip(
+        *(each for slot in slots for path in slot.paths() for each in path.walks()), strict=True
+    )
     masks: dict[int, bytes] = {}
-    for path, found in zip(paths, threads.masks([path.walk for path in paths]), strict=True):
+    for places, found in zip(rows, threads.masks(walks), strict=True):
         # A walk may end early. Rows that paths of a tree share get the same mask from each; once a
         # guide is given up, the first row's allows nothing.
-        masks |= zip(path.rows, found, strict=False)
+        masks |= zip(places, found, strict=False)
     bits = np.frombuffer(bytearray().join(masks.values()), np.int32).reshape(len(masks), -1)
     return RowMasks(np.fromiter(masks, np.int64), bits)

@@ -168,6 +168,38 @@ def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to
     assert num_locks("[a-z]+", 4) == 1
 
 
+def masks_of_parts(guide, drafts):
+    """As of the whole walk: a part counts if those before it are complete."""
+    parts = guide.parts(len(drafts) + 1)
+    ends = [*(part.first for part in parts[1:]), len(drafts) + 1]
+    found = []
+    for part, end in zip(parts, ends, strict=True):
+        masks = part.walker.masks(drafts[: end - 1])
+        if len(found) == part.first:
+            found += masks
+        else:
+            assert masks == []
+    return found
+
+
+def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
+    guide = compile_(regex="(abc|d)*e")
+    a, b, c, d = (tokenizer.encode_word(letter)[0] for letter in "abcd")
+    guide.advance([d, d])
+    walks = [(), [a], [b], [a, b, c, d], [a, c, b, d], [a, b, d, d], [d, d, d, d, d, a], [a, EOS]]
+    expected = [guide.masks(drafts) for drafts in walks]
+    assert len(guide.parts(4)) == 1
+    monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
+    guide.masks(())
+    assert len({id(part.walker.lock) for part in guide.parts(4)}) == 4
+    assert [masks_of_parts(guide, drafts) for drafts in walks] == expected
+    guide.advance([a, b])
+    assert masks_of_parts(guide, [c, d, d]) == guide.masks([c, d, d])
+    guide.give_up("it is slow")
+    assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(2)} == {True}
+
+
 def test_compiled_grammars_are_kept_and_the_oldest_is_dropped(tokenizer, monkeypatch):
     monkeypatch.setattr(guides, "NUM_KEPT", 2)
     compiled = []

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from specdec.guided.step_masks import GuidedSlot, row_masks
+from specdec.requests.guide import Part
 from specdec.stepping.results import Proposals
 
 TOKENS, PARENTS = [5, 6, 7, 8], [0, 0, 1, 1]  # leaves: 2, and 3 and 4 under 1
@@ -16,6 +17,9 @@ class FakeGuide:
     def __init__(self, gives_up_at=()):
         self.gives_up_at = tuple(gives_up_at)
         self.is_over = False
+
+    def parts(self, num_rows):
+        return [Part(0, self)]
 
     def masks(self, drafts):
         self.is_over = self.is_over or tuple(drafts) == self.gives_up_at

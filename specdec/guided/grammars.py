@@ -8,6 +8,7 @@ error.
 """
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from weakref import WeakSet
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specdec.guided.mask_threads import MOST_THREADS
+from specdec.guided.mask_threads import MOST_THREADS, MaskThreads
 from specdec.requests.guide import Part
 from specdec.requests.tokenizer import Tokenizer
 
@@ -31,7 +32,9 @@ os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 MAX_CHARS = 1 << 17  # of a grammar
 REPEAT_SECONDS = 0.005  # of a processor, to compile a grammar for further threads
-SLOW_SECONDS = 0.001  # of a processor: rows of a grammar whose walks take more are shared out
+SLOW_SECONDS = 0.0003  # of a processor, for a mask: a grammar's walks that take more are shared
+REHEARSAL_SECONDS = 0.005  # of a processor, for the first masks of a grammar
+REHEARSAL_TEXTS, REHEARSAL_TOKENS = 8, 64
 STACK_BYTES = 1 << 29  # reserved, not taken, while a grammar is compiled
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -71,13 +74,23 @@ class Grammars:
         if len(text) > MAX_CHARS:
             size = f"{len(text):,} characters of {kind}"
             raise ValueError(f"structured_outputs: {size}, at most {MAX_CHARS:,} are allowed")
+        found = self._compiled(kind, text)
+        if found.num_locks == 1:  # it is slow to compile
+            return Matcher(found, self._eos_token_ids)
+        rehearsal = Rehearsal(Matcher(found, self._eos_token_ids))
+        MaskThreads().masks([(rehearsal, ())])
+        if rehearsal.is_abandoned:  # with its locks; whether a request comes that far is open
+            found = self._compiled(kind, text)
+        return Matcher(found, self._eos_token_ids)
+
+    def _compiled(self, kind: str, text: str) -> "Compiled":
         try:
             starts = _on_a_large_stack(lambda: self._starts(kind, text))
         except ValueError as error:
             raise ValueError(f"structured_outputs: {kind}: {error}") from error
         if starts[0].is_error():
             raise ValueError(f"structured_outputs: {kind}: {starts[0].get_error()}")
-        return Matcher(Compiled(starts, self._num_bytes), self._eos_token_ids)
+        return Compiled(starts, self._num_bytes)
 
     def _starts(self, kind: str, text: str) -> list[LLMatcher]:
         """Several, if that is quick."""
@@ -95,17 +108,22 @@ class Grammars:
 class Compiled:
     """A grammar. Its matchers copy one of `starts`, and the copies of one share a lock.
 
-    num_bytes: of a mask. reason: why it was given up; empty if it was not. is_slow: whether a walk
-    has taken long; a string of bounded length takes a millisecond for each mask.
+    num_bytes: of a mask. reason: why it was given up; empty if it was not. num_slow_masks: so far.
+    With 128,000 tokens each mask within a string of bounded length takes about a millisecond.
     """
 
     def __init__(self, starts: Sequence[LLMatcher], num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.reason = ""
-        self.is_slow = False
+        self.num_slow_masks = 0
         self.num_locks = len(starts)
         self._starts = starts
         self._users: list[WeakSet[Matcher]] = [WeakSet() for _ in starts]
+
+    @property
+    def is_slow(self) -> bool:
+        """One slow mask may be the first of a process."""
+        return self.num_slow_masks > 1
 
     def start_of(self, matcher: "Matcher") -> LLMatcher:
         """Before the first token: the one that the fewest other matchers have."""
@@ -179,11 +197,14 @@ class Matcher:
         if not self._eos_token_ids.isdisjoint(ahead):
             return []
         num_taken = self._matcher.try_consume_tokens(ahead)
-        self._ahead = ahead[:num_taken]
+        if self._matcher.is_error():  # a limit is met before row `first`, or there
+            self._go_back(0)
+            return self.masks(drafts)[first:]
         found = []
         if num_taken >= first - 1:
+            self._ahead = ahead[:num_taken]
             found = self.masks(drafts[num_taken:])[first - num_taken :]
-        self._ahead = ()
+            self._ahead = ()
         self._go_back(num_taken)
         return found
 
@@ -200,8 +221,7 @@ class Matcher:
             walk.unsafe_compute_mask_ptr_with_draft_token(pointer, num_bytes, drafts)
         else:
             walk.unsafe_compute_mask_ptr(pointer, num_bytes)
-        if time.thread_time() - began > SLOW_SECONDS:
-            self._compiled.is_slow = True
+        seconds = time.thread_time() - began
         if self._matcher.is_error():
             return None
         masks = [rows[0].tobytes()]
@@ -209,6 +229,8 @@ class Matcher:
             if not _is_allowed(masks[-1], draft):
                 break
             masks.append(row.tobytes())
+        if seconds > SLOW_SECONDS * len(masks):
+            self._compiled.num_slow_masks += len(masks)
         return masks
 
     def _room(self, num_rows: int) -> tuple[np.ndarray, int]:
@@ -270,6 +292,41 @@ class Matcher:
         return found.removesuffix("<non-verbose/>").strip()
 
 
+@dataclass(slots=True)
+class Rehearsal:
+    """A Walker over a few texts that a grammar allows, before it has to be quick.
+
+    Afterwards the library has built most of what the masks need, and slow ones are known.
+    """
+
+    matcher: Matcher
+    is_abandoned: bool = False
+
+    @property
+    def lock(self) -> object:
+        """Nobody else has the matcher's yet."""
+        return self
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """None for the caller."""
+        end = time.thread_time() + REHEARSAL_SECONDS
+        rng = random.Random(0)
+        matchers = [self.matcher.copy() for _ in range(REHEARSAL_TEXTS)]  # with different locks
+        for matcher in matchers:
+            for _ in range(REHEARSAL_TOKENS):
+                if time.thread_time() > end or self.is_abandoned:
+                    return []
+                [mask] = matcher.masks(())
+                if not any(mask):
+                    break
+                matcher.advance([_any_allowed(mask, rng)])
+        return []
+
+    def give_up(self, reason: str) -> None:
+        """Only the rehearsal."""
+        self.is_abandoned = True
+
+
 @dataclass(frozen=True, slots=True)
 class LaterRows:
     """A Walker over the rows of a walk from `first` on."""
@@ -289,6 +346,11 @@ class LaterRows:
     def give_up(self, reason: str) -> None:
         """The matcher's grammar."""
         self.matcher.give_up(reason)
+
+
+def _any_allowed(mask: bytes, rng: random.Random) -> int:
+    place = rng.choice(np.flatnonzero(np.frombuffer(mask, np.uint8)))
+    return rng.choice([8 * int(place) + bit for bit in range(8) if mask[place] >> bit & 1])
 
 
 def _is_allowed(mask: bytes, token: int) -> bool:

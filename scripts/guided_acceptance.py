@@ -70,8 +70,12 @@ class ForcedStart:
             return [b"\xff" * self.num_bytes] * (len(drafts) + 1)
         return self.after.masks(drafts)
 
-    def parts(self, num_rows: int) -> list[Part]:
-        return [Part(0, self)]
+    def parts(self, first: int, end: int) -> list[Part]:
+        return [Part(first, self)]
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.after is not None and self.after.is_given_up
 
     def give_up(self, reason: str) -> None:
         if self.after is not None:

@@ -168,14 +168,19 @@ class Matcher:
             for other in self._others:
                 other.advance([token])
 
-    def parts(self, num_rows: int) -> list[Part]:
+    def parts(self, first: int, end: int) -> list[Part]:
         """A row for each, if its grammar is slow and has as many locks."""
-        count = min(num_rows, self._compiled.num_locks) if self._compiled.is_slow else 1
+        count = min(end - first, self._compiled.num_locks) if self._compiled.is_slow else 1
         while len(self._others) < count - 1:
             self._others.append(self.copy())
-        firsts = [number * num_rows // count for number in range(1, count)]
-        later = zip(firsts, self._others, strict=False)
-        return [Part(0, self), *(Part(first, LaterRows(first, other)) for first, other in later)]
+        firsts = [first + number * (end - first) // count for number in range(count)]
+        matchers = zip(firsts, [self, *self._others], strict=False)
+        return [Part(row, LaterRows(row, each) if row else each) for row, each in matchers]
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its grammar is."""
+        return bool(self._compiled.reason)
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """Which tokens may follow: here, and after each draft up to the first that may not.
@@ -191,6 +196,8 @@ class Matcher:
 
     def masks_from(self, first: int, drafts: Sequence[int]) -> list[bytes]:
         """Those of `masks` from number `first` on; none if a draft before it may not follow."""
+        if first == 0:
+            return self.masks(drafts)
         ahead = list(drafts[:first])
         if self._compiled.reason or self._matcher.is_error():
             return [bytes(self._compiled.num_bytes)]

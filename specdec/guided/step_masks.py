@@ -2,9 +2,11 @@
 
 Row 0 of a slot that verifies comes after the request's last token, row i after its first i drafts;
 the end of a prompt has one row. The walk stops at the first draft that may not follow: the target
-cannot choose it, so no later row counts. A tree has a walk for each of its leaves. The drafts were
-sent to the host at the end of the step before, and the masks are taken while the device runs the
-target's forward, on threads of their own (mask_threads.py).
+cannot choose it, so no later row counts. A tree has a walk for each of its leaves, without the
+masks that one before it finds. Once a guide is given up, its first row allows nothing.
+
+The drafts were sent to the host at the end of the step before, and the masks are taken while the
+device runs the target's forward, on threads of their own (mask_threads.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -46,26 +48,32 @@ class GuidedSlot:
         if proposals.parents is None:
             rows = range(self.first_row, self.first_row + n + 1)
             return [GuidedPath(self.guide, tokens[:n], rows)]
-        return [
-            GuidedPath(
-                self.guide,
-                [tokens[row - 1] for row in path[1:]],
-                [self.first_row + row for row in path],
-            )
-            for path in leaf_paths(proposals.parents[b], n)
-        ]
+        return list(self._branches(tokens, leaf_paths(proposals.parents[b], n)))
+
+    def _branches(self, tokens: Sequence[int], paths: list[list[int]]) -> Iterator["GuidedPath"]:
+        """paths: rows of a tree, from its root; a path leaves out the masks of those before it."""
+        seen: set[int] = set()
+        for path in paths:
+            drafts = [tokens[row - 1] for row in path[1:]]
+            rows = [self.first_row + row for row in path]
+            yield GuidedPath(self.guide, drafts, rows, len(seen.intersection(path)))
+            seen.update(path)
 
 
 class GuidedPath(NamedTuple):
-    """Drafts to follow, and the decided rows that the masks are for: one more than drafts."""
+    """Drafts to follow, and the decided rows that the masks are for: one more than drafts.
+
+    first: the number of rows, from the root on, that another path finds the masks of.
+    """
 
     guide: Guide
     drafts: Sequence[int]
     rows: Sequence[int]
+    first: int = 0
 
     def walks(self) -> Iterator[tuple[Walk, Sequence[int]]]:
         """Those of its parts, each with its rows."""
-        parts = self.guide.parts(len(self.rows))
+        parts = self.guide.parts(self.first, len(self.rows))
         ends = [*(part.first for part in parts[1:]), len(self.rows)]
         for part, end in zip(parts, ends, strict=True):
             yield (part.walker, self.drafts[: end - 1]), self.rows[part.first : end]
@@ -113,8 +121,9 @@ def row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
     )
     masks: dict[int, bytes] = {}
     for places, found in zip(rows, threads.masks(walks), strict=True):
-        # A walk may end early. Rows that paths of a tree share get the same mask from each; once a
-        # guide is given up, the first row's allows nothing.
-        masks |= zip(places, found, strict=False)
+        masks |= zip(places, found, strict=False)  # a walk may end early
+    for slot in slots:
+        if slot.guide.is_given_up:
+            masks[slot.first_row] = bytes(len(masks[slot.first_row]))
     bits = np.frombuffer(bytearray().join(masks.values()), np.int32).reshape(len(masks), -1)
     return RowMasks(np.fromiter(masks, np.int64), bits)

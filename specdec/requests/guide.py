@@ -42,8 +42,12 @@ class Guide(Walker, Protocol):
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on by generated tokens, which its masks have allowed."""
 
-    def parts(self, num_rows: int) -> Sequence[Part]:
-        """How several threads may share a walk of so many rows; the first part is at row 0."""
+    def parts(self, first: int, end: int) -> Sequence[Part]:
+        """How several threads may share the rows of a walk from `first` up to `end`."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether `give_up` was called, of it or of another guide of its grammar."""
 
     @property
     def is_complete(self) -> bool:

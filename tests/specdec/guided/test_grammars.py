@@ -168,14 +168,14 @@ def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to
     assert num_locks("[a-z]+", 4) == 1
 
 
-def masks_of_parts(guide, drafts):
-    """As of the whole walk: a part counts if those before it are complete."""
-    parts = guide.parts(len(drafts) + 1)
+def masks_of_parts(guide, drafts, first=0):
+    """As of the walk: a part counts if those before it are complete."""
+    parts = guide.parts(first, len(drafts) + 1)
     ends = [*(part.first for part in parts[1:]), len(drafts) + 1]
     found = []
     for part, end in zip(parts, ends, strict=True):
         masks = part.walker.masks(drafts[: end - 1])
-        if len(found) == part.first:
+        if first + len(found) == part.first:
             found += masks
         else:
             assert masks == []
@@ -191,15 +191,19 @@ def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
     monkeypatch.setattr(grammars, "SLOW_SECONDS", 10.0)
     guide._compiled.num_slow_masks = 0
     expected = [guide.masks(drafts) for drafts in walks]
-    assert len(guide.parts(4)) == 1
+    assert len(guide.parts(0, 4)) == 1
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide.masks([d])
-    assert len({id(part.walker.lock) for part in guide.parts(4)}) == 4
+    assert len({id(part.walker.lock) for part in guide.parts(0, 4)}) == 4
     assert [masks_of_parts(guide, drafts) for drafts in walks] == expected
+    for first in (1, 2, 3):
+        longer = [(drafts, masks[first:]) for drafts, masks in zip(walks, expected, strict=True)]
+        for drafts, masks in longer:
+            assert len(drafts) < first or masks_of_parts(guide, drafts, first) == masks
     guide.advance([a, b])
     assert masks_of_parts(guide, [c, d, d]) == guide.masks([c, d, d])
     guide.give_up("it is slow")
-    assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(2)} == {True}
+    assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(0, 2)} == {True}
 
 
 def test_parts_of_a_walk_meet_its_limit(compile_, tokenizer, monkeypatch):
@@ -213,7 +217,7 @@ def test_parts_of_a_walk_meet_its_limit(compile_, tokenizer, monkeypatch):
     assert allowed(expected[-1]) == set()
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide.masks([a])
-    assert len(guide.parts(7)) == 7
+    assert len(guide.parts(0, 7)) == 7
     assert masks_of_parts(guide, [a] * 6) == expected
     assert guide.masks([a] * 6) == expected
 
@@ -222,9 +226,9 @@ def test_a_rehearsal_tells_slow_grammars_and_refuses_none(compile_, tokenizer, m
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide = compile_(regex="[a-z]{2,9}")
-    assert len(guide.parts(3)) == 3
+    assert len(guide.parts(0, 3)) == 3
     monkeypatch.setattr(grammars, "SLOW_SECONDS", 10.0)
-    assert len(compile_(regex="[a-z]{2,9}1").parts(3)) == 1
+    assert len(compile_(regex="[a-z]{2,9}1").parts(0, 3)) == 1
     monkeypatch.setattr(mask_threads, "SECONDS", 1e-6)
     monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "REHEARSAL_TOKENS", 10**6)

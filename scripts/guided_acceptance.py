@@ -23,7 +23,7 @@ from pathlib import Path
 
 from specdec import LLM, SamplingParams
 from specdec.bench.report import table, write_json
-from specdec.requests.guide import Guide
+from specdec.requests.guide import Guide, Part
 from specdec.requests.request import Request
 from tests.e2e.guided_cases import SCHEMAS
 
@@ -50,6 +50,10 @@ class ForcedStart:
     num_bytes: int  # of a mask
     has_begun: bool = False
 
+    @property
+    def lock(self) -> object:
+        return self if self.after is None else self.after.lock
+
     def copy(self) -> "ForcedStart":
         after = None if self.after is None else self.after.copy()
         return ForcedStart(self.first, after, self.num_bytes, self.has_begun)
@@ -65,6 +69,13 @@ class ForcedStart:
         if self.after is None:
             return [b"\xff" * self.num_bytes] * (len(drafts) + 1)
         return self.after.masks(drafts)
+
+    def parts(self, first: int, end: int) -> list[Part]:
+        return [Part(first, self)]
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.after is not None and self.after.is_given_up
 
     def give_up(self, reason: str) -> None:
         if self.after is not None:

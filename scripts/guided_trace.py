@@ -8,44 +8,84 @@ tests/e2e/guided_cases.py. The device's clock is read before and after the masks
 long as the host has them before the target's forward has ended, nothing lies between the two
 marks, and the device never waits.
 
-Prints a table, one row for steps without prompts and one for those with, and a line of JSON.
+Prints a table, one row for steps without prompts and one for those with; the steps in which the
+device waited longest; and a line of JSON. Of such a step the second table says, in milliseconds of
+the host: when the drafts had arrived, when the last walk began after that, what the slowest walk
+took, in time and of a processor, when the masks were there, and for how long the device waited;
+whether the device had done the forward before the drafts were seen, so that the host was late; in
+which step after one with prompts it was, 0 being that one; and the rounds so far of its youngest
+guided request. scripts/guided_masks.py measures the host alone.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from scripts.guided_masks import WalkTime, recorded_walks
 from specdec import LLM, SamplingParams
 from specdec.bench.report import Row, table, write_json
-from specdec.runner import Runner
+from specdec.guided.step_masks import StepMasks
+from specdec.requests.request import Request
+from specdec.scheduling.work import Work
+from specdec.stepping.results import PendingResult, Proposals
 from specdec.stepping.row_masks import RowMasks
 from tests.e2e.guided_cases import SCHEMAS
 
 PROMPT = "Question: give one value as JSON.\nAnswer: "
 WARMUP = 8  # steps that do not count
+MOST_SHOWN = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Masks:
-    """Of one step: when the device was there, and how long the host took."""
+    """Of one step: when the device was there, and when the host. Seconds by perf_counter."""
 
     has_prompts: bool
-    num_rows: int
-    host_ms: float
+    steps_since_prompts: int
+    youngest: int  # the fewest rounds that a guided request has had before
     before: torch.cuda.Event
     after: torch.cuda.Event
+    began: float = 0.0
+    drafts_came: float = 0.0  # 0 if no slot verifies
+    is_late: bool = False
+    ended: float = 0.0
+    num_rows: int = 0
+    walks: list[WalkTime] = field(default_factory=list)
 
     @property
     def wait_ms(self) -> float:
         """How long the device waited for the masks."""
         return float(self.before.elapsed_time(self.after))
+
+    @property
+    def host_ms(self) -> float:
+        """From the drafts on."""
+        return 1e3 * (self.ended - (self.drafts_came or self.began))
+
+    def row(self) -> Row:
+        drafts_came = self.drafts_came or self.began
+        slowest = max(self.walks, key=lambda walk: walk.wall)
+        return {
+            "with prompts": self.has_prompts,
+            "steps since prompts": self.steps_since_prompts,
+            "youngest": self.youngest,
+            "host late": self.is_late,
+            "drafts ms": 1e3 * (drafts_came - self.began),
+            "last walk began ms": 1e3 * (max(walk.began for walk in self.walks) - drafts_came),
+            "slowest walk ms": 1e3 * slowest.wall,
+            "of a processor ms": 1e3 * slowest.processor,
+            "masks ms": self.host_ms,
+            "device waits ms": self.wait_ms,
+        }
 
 
 def parse_args() -> argparse.Namespace:
@@ -75,13 +115,23 @@ def main() -> None:
         max_num_seqs=args.batch,
         max_model_len=1024,
     )
-    recorded = record_masks(llm.engine.runner)
-    llm.generate([PROMPT] * args.num_requests, list(params(args)), use_tqdm=False)
+    with recorded_masks() as recorded:
+        llm.generate([PROMPT] * args.num_requests, list(params(args)), use_tqdm=False)
     torch.cuda.synchronize()
-    rows = list(figures(recorded[WARMUP:]))
+    steps = recorded[WARMUP:]
+    rows = list(figures(steps))
     print(table(rows))
+    waiting = sorted(steps, key=lambda each: each.wait_ms, reverse=True)[:MOST_SHOWN]
+    longest = [each.row() for each in waiting]
+    print(table(longest))
     card = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    found = {**vars(args), "target": str(args.target), "card": card, "results": rows}
+    found = {
+        **vars(args),
+        "target": str(args.target),
+        "card": card,
+        "results": rows,
+        "longest": longest,
+    }
     write_json("scripts.guided_trace", found, args.json)
 
 
@@ -96,27 +146,45 @@ def params(args: argparse.Namespace) -> Iterator[SamplingParams]:
         )
 
 
-def record_masks(runner: Runner) -> list[Masks]:
-    """What the steps from now on add to."""
+@contextmanager
+def recorded_masks() -> Iterator[list[Masks]]:
+    """What each step of guided requests adds to."""
     recorded: list[Masks] = []
-    run_step = runner.run_step
+    of_step, read_proposals = StepMasks.of_step, PendingResult.read_proposals
 
-    def recording(*given: Any, masks: Callable[[], RowMasks] | None, **more: Any) -> Any:
-        parts = given[1] if len(given) > 1 else ()
-        return run_step(*given, masks=masks and (lambda: record(masks, bool(parts))), **more)
+    def recording(
+        self: StepMasks, work: Work, num_drafts: Callable[[Request], int]
+    ) -> Callable[[], RowMasks] | None:
+        masks = of_step(self, work, num_drafts)
+        before = recorded[-1].steps_since_prompts if recorded else 0
+        since = 0 if work.parts else before + 1
+        youngest = min((len(each.stats.rounds) for each in work.verifying), default=0)
+        step = Masks(bool(work.parts), since, youngest, _mark(), _mark())
+        return None if masks is None else partial(record, step, masks)
 
-    def record(masks: Callable[[], RowMasks], has_prompts: bool) -> RowMasks:
-        before, after = (_mark() for _ in range(2))
-        before.record()
-        began = time.perf_counter()
+    def record(step: Masks, masks: Callable[[], RowMasks]) -> RowMasks:
+        recorded.append(step)
+        walks.clear()
+        step.before.record()
+        step.began = time.perf_counter()
         found = masks()
-        host_ms = 1e3 * (time.perf_counter() - began)
-        after.record()
-        recorded.append(Masks(has_prompts, len(found.row_X), host_ms, before, after))
+        step.ended = time.perf_counter()
+        step.after.record()
+        step.num_rows = len(found.row_X)
+        step.walks = list(walks)
         return found
 
-    setattr(runner, "run_step", recording)  # noqa: B010
-    return recorded
+    def reading(self: PendingResult) -> Proposals:
+        found = read_proposals(self)
+        recorded[-1].drafts_came = time.perf_counter()
+        recorded[-1].is_late = recorded[-1].before.query()  # type: ignore[no-untyped-call]
+        return found
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(StepMasks, "of_step", recording))
+        stack.enter_context(patch.object(PendingResult, "read_proposals", reading))
+        walks = stack.enter_context(recorded_walks())
+        yield recorded
 
 
 def _mark() -> torch.cuda.Event:
@@ -134,12 +202,16 @@ def figures(recorded: Sequence[Masks]) -> Iterator[Row]:
             "steps": "with prompts" if has_prompts else "rounds",
             "count": len(steps),
             "rows masked": sum(each.num_rows for each in steps) / len(steps),
-            "host ms p50": float(np.percentile(host, 50)),
-            "host ms p99": float(np.percentile(host, 99)),
+            "masks ms p50": float(np.percentile(host, 50)),
+            "masks ms p99": float(np.percentile(host, 99)),
+            "slowest walk ms": 1e3 * max(walk.wall for each in steps for walk in each.walks),
             "device waits ms p50": float(np.percentile(waits, 50)),
             "device waits ms p99": float(np.percentile(waits, 99)),
             "device waits ms max": max(waits),
             "steps that wait 0.05 ms": sum(wait > 0.05 for wait in waits),
+            "of a request's first 3": sum(
+                each.wait_ms > 0.05 and each.youngest < 3 for each in steps
+            ),
         }
 
 

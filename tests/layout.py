@@ -69,11 +69,13 @@ ROWS: dict[str, Row] = {
     "specdec.scheduling.calibration": Row(("specdec.scheduling",), ("numpy",)),
     "specdec.scheduling.gains": Row(third=("numpy",)),
     "specdec.guided": Row((*HOST, "specdec.requests"), ("numpy",)),
-    "specdec.guided.grammars": Row(("specdec.requests",), ("llguidance",)),
+    "specdec.guided.grammars": Row(
+        ("specdec.requests", "specdec.guided.mask_threads"), ("llguidance", "numpy")
+    ),
     "specdec.guided.step_masks": Row(
         (
             *("specdec.requests", "specdec.scheduling.work", "specdec.stepping"),
-            "specdec.guided.mask_thread",
+            "specdec.guided.mask_threads",
         ),
         ("numpy",),
     ),

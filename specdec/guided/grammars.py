@@ -1,21 +1,29 @@
 """Grammars compiled by llguidance, and matchers that say which tokens may follow.
 
 A grammar comes from a request, so its size is bounded, and so is the work of compiling it and of
-every mask: the limits count operations, which bounds most masks; mask_thread.py bounds the rest by
+every mask: the limits count operations, which bounds most masks; mask_threads.py bounds the rest by
 time. The compiler recurses over the rules of a grammar, thousands of them in a hostile one, so it
 runs on a stack that holds the longest grammar. Nothing is fetched: a $ref to another document is an
 error.
 """
 
 import os
+import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
+from typing import Any
+from weakref import WeakSet
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from specdec.guided.mask_threads import MOST_THREADS, MaskThreads
+from specdec.requests.guide import Part
 from specdec.requests.tokenizer import Tokenizer
 
 # the library would capture a stack for each of a grammar's rules that an error passes through:
@@ -23,6 +31,10 @@ from specdec.requests.tokenizer import Tokenizer
 os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 MAX_CHARS = 1 << 17  # of a grammar
+REPEAT_SECONDS = 0.005  # of a processor, to compile a grammar for further threads
+SLOW_SECONDS = 0.0003  # of a processor, for a mask: a grammar's walks that take more are shared
+REHEARSAL_SECONDS = 0.005  # of a processor, for the first masks of a grammar
+REHEARSAL_TEXTS, REHEARSAL_TOKENS = 8, 64
 STACK_BYTES = 1 << 29  # reserved, not taken, while a grammar is compiled
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -55,71 +67,194 @@ class Grammars:
         self._tokenizer = LLTokenizer(
             tokenizer.as_json(), n_vocab=vocab_size, eos_token=sorted(self._eos_token_ids)
         )
-        self._num_bytes = len(self._matcher("regex", "a").compute_bitmask())
+        self._num_bytes = 4 * -(-self._tokenizer.vocab_size // 32)
 
     def compile(self, kind: str, text: str) -> "Matcher":
         """A matcher before the first token. ValueError has the compiler's message."""
         if len(text) > MAX_CHARS:
             size = f"{len(text):,} characters of {kind}"
             raise ValueError(f"structured_outputs: {size}, at most {MAX_CHARS:,} are allowed")
+        found = self._compiled(kind, text)
+        if found.num_locks == 1:  # it is slow to compile
+            return Matcher(found, self._eos_token_ids)
+        rehearsal = Rehearsal(Matcher(found, self._eos_token_ids))
+        MaskThreads().masks([(rehearsal, ())])
+        if rehearsal.is_abandoned:  # with its locks; whether a request comes that far is open
+            found = self._compiled(kind, text)
+        return Matcher(found, self._eos_token_ids)
+
+    def _compiled(self, kind: str, text: str) -> "Compiled":
         try:
-            matcher = _on_a_large_stack(lambda: self._matcher(kind, text))
+            starts = _on_a_large_stack(lambda: self._starts(kind, text))
         except ValueError as error:
             raise ValueError(f"structured_outputs: {kind}: {error}") from error
-        if matcher.is_error():
-            raise ValueError(f"structured_outputs: {kind}: {matcher.get_error()}")
-        return Matcher(matcher, self._eos_token_ids, Verdict(self._num_bytes))
+        if starts[0].is_error():
+            raise ValueError(f"structured_outputs: {kind}: {starts[0].get_error()}")
+        return Compiled(starts, self._num_bytes)
+
+    def _starts(self, kind: str, text: str) -> list[LLMatcher]:
+        """Several, if that is quick."""
+        end = time.thread_time() + REPEAT_SECONDS
+        starts = [self._matcher(kind, text)]
+        while len(starts) < MOST_THREADS and time.thread_time() < end and not starts[0].is_error():
+            starts.append(self._matcher(kind, text))
+        return starts
 
     def _matcher(self, kind: str, text: str) -> LLMatcher:
         grammar = FORMATS[kind](text)
         return LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
 
 
-@dataclass(slots=True)
-class Verdict:
-    """On one grammar, whose matchers share a lock in llguidance. reason: why it was given up."""
+class Compiled:
+    """A grammar. Its matchers copy one of `starts`, and the copies of one share a lock.
 
-    num_bytes: int  # of a mask
-    reason: str = ""
+    num_bytes: of a mask. reason: why it was given up; empty if it was not. num_slow_masks: so far.
+    With 128,000 tokens each mask within a string of bounded length takes about a millisecond.
+    """
+
+    def __init__(self, starts: Sequence[LLMatcher], num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.reason = ""
+        self.num_slow_masks = 0
+        self.num_locks = len(starts)
+        self._starts = starts
+        self._users: list[WeakSet[Matcher]] = [WeakSet() for _ in starts]
+
+    @property
+    def is_slow(self) -> bool:
+        """One slow mask may be the first of a process."""
+        return self.num_slow_masks > 1
+
+    def start_of(self, matcher: "Matcher") -> LLMatcher:
+        """Before the first token: the one that the fewest other matchers have."""
+        number, users = min(enumerate(self._users), key=lambda each: len(each[1]))
+        users.add(matcher)
+        return self._starts[number]
 
 
 class Matcher:
     """A Guide: stands after the tokens that a request has generated."""
 
-    def __init__(self, start: LLMatcher, eos_token_ids: frozenset[int], verdict: Verdict) -> None:
-        self._verdict = verdict
-        self._start = start  # stays before the first token
-        self._matcher = start.deep_copy()
+    def __init__(self, compiled: Compiled, eos_token_ids: frozenset[int]) -> None:
+        self._compiled = compiled
+        self._start = compiled.start_of(self)
+        self._matcher = self._start.deep_copy()
         self._tokens: list[int] = []
+        self._ahead: Sequence[int] = ()  # drafts before the first row of a part
+        self._others: list[Matcher] = []  # at the same place, for parts of a slow walk
         self._eos_token_ids = eos_token_ids
         self._error = ""
+        self._rows = np.zeros((0, compiled.num_bytes), np.uint8)
+        self._pointer = 0
+
+    @property
+    def lock(self) -> object:
+        """What copies of one start share in llguidance."""
+        return self._start
 
     def copy(self) -> "Matcher":
         """Another one at the same place."""
-        other = Matcher(self._start, self._eos_token_ids, self._verdict)
+        other = Matcher(self._compiled, self._eos_token_ids)
         other.advance(self._tokens)
         return other
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on by generated tokens, which its masks have allowed; EOS ends the text."""
         for token in tokens:
-            if token in self._eos_token_ids or self._verdict.reason:
+            if token in self._eos_token_ids or self._compiled.reason:
                 return
             self._matcher.consume_token(token)  # if it fails, no token may follow
             self._tokens.append(token)
+            for other in self._others:
+                other.advance([token])
+
+    def parts(self, first: int, end: int) -> list[Part]:
+        """A row for each, if its grammar is slow and has as many locks."""
+        count = min(end - first, self._compiled.num_locks) if self._compiled.is_slow else 1
+        while len(self._others) < count - 1:
+            self._others.append(self.copy())
+        firsts = [first + number * (end - first) // count for number in range(count)]
+        matchers = zip(firsts, [self, *self._others], strict=False)
+        return [Part(row, LaterRows(row, each) if row else each) for row, each in matchers]
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its grammar is."""
+        return bool(self._compiled.reason)
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """Which tokens may follow: here, and after each draft up to the first that may not.
 
         Where a limit is met no token may follow, and `error` says which.
         """
-        if self._verdict.reason:
-            return [bytes(self._verdict.num_bytes)]
+        if not self._eos_token_ids.isdisjoint(drafts):
+            drafts = list(takewhile(lambda token: token not in self._eos_token_ids, drafts))
+        found = None if self._compiled.reason else self._masks_at_once(drafts)
+        if self._compiled.reason:  # nobody waits for more
+            return [bytes(self._compiled.num_bytes)]
+        return self._masks_one_by_one(drafts) if found is None else found
+
+    def masks_from(self, first: int, drafts: Sequence[int]) -> list[bytes]:
+        """Those of `masks` from number `first` on; none if a draft before it may not follow."""
+        if first == 0:
+            return self.masks(drafts)
+        ahead = list(drafts[:first])
+        if self._compiled.reason or self._matcher.is_error():
+            return [bytes(self._compiled.num_bytes)]
+        if not self._eos_token_ids.isdisjoint(ahead):
+            return []
+        num_taken = self._matcher.try_consume_tokens(ahead)
+        if self._matcher.is_error():  # a limit is met before row `first`, or there
+            self._go_back(0)
+            return self.masks(drafts)[first:]
+        found = []
+        if num_taken >= first - 1:
+            self._ahead = ahead[:num_taken]
+            found = self.masks(drafts[num_taken:])[first - num_taken :]
+            self._ahead = ()
+        self._go_back(num_taken)
+        return found
+
+    def _masks_at_once(self, drafts: Sequence[int]) -> list[bytes] | None:
+        """In one call, during which other threads run; None if a limit is met."""
+        if self._matcher.is_error():
+            return None
+        num_bytes = self._compiled.num_bytes
+        rows, pointer = self._room(1 + len(drafts))
+        rows.fill(0)  # the call may end before the last
+        walk: Any = self._matcher  # whose stub leaves a method out
+        began = time.thread_time()
+        if drafts:
+            walk.unsafe_compute_mask_ptr_with_draft_token(pointer, num_bytes, drafts)
+        else:
+            walk.unsafe_compute_mask_ptr(pointer, num_bytes)
+        seconds = time.thread_time() - began
+        if self._matcher.is_error():
+            return None
+        masks = [rows[0].tobytes()]
+        for row, draft in zip(rows[1:], drafts, strict=False):
+            if not _is_allowed(masks[-1], draft):
+                break
+            masks.append(row.tobytes())
+        if seconds > SLOW_SECONDS * len(masks):
+            self._compiled.num_slow_masks += len(masks)
+        return masks
+
+    def _room(self, num_rows: int) -> tuple[np.ndarray, int]:
+        """For masks, uint8 [num_rows or more, num_bytes], and where it lies."""
+        if len(self._rows) < num_rows:
+            self._rows = np.zeros((num_rows, self._compiled.num_bytes), np.uint8)
+            self._pointer = self._rows.ctypes.data
+        return self._rows, self._pointer
+
+    def _masks_one_by_one(self, drafts: Sequence[int]) -> list[bytes]:
+        """As far as the limit that is met."""
+        self._go_back(0)
         found = [self._mask()]
         for count, draft in enumerate(drafts):
-            if self._verdict.reason:  # nobody waits for the rest
+            if self._compiled.reason:  # nobody waits for the rest
                 return found
-            is_last = draft in self._eos_token_ids or not _is_allowed(found[-1], draft)
+            is_last = not _is_allowed(found[-1], draft)
             if is_last or not self._matcher.try_consume_tokens([draft]):
                 self._go_back(count)
                 # a token that its mask allows but that meets a limit ends the text
@@ -130,10 +265,10 @@ class Matcher:
 
     def give_up(self, reason: str) -> None:
         """Nor do other matchers of the grammar go on."""
-        self._verdict.reason = reason
+        self._compiled.reason = reason
 
     def _mask(self) -> bytes:
-        mask = self._matcher.compute_bitmask()
+        mask = self._matcher.compute_bitmask()[: self._compiled.num_bytes]
         if self._matcher.is_error():
             self._error = self._matcher.get_error()
             return bytes(len(mask))
@@ -141,33 +276,95 @@ class Matcher:
 
     def _go_back(self, num_tokens: int) -> None:
         """Undo the drafts. A matcher that has met a limit cannot go back: make it anew."""
-        if self._verdict.reason:
+        if self._compiled.reason:
             return
         if self._matcher.is_error():
             self._matcher = self._start.deep_copy()
-            self._matcher.consume_tokens(self._tokens)
+            self._matcher.consume_tokens([*self._tokens, *self._ahead])
         elif num_tokens:
             self._matcher.rollback(num_tokens)
 
     @property
     def is_complete(self) -> bool:
         """Whether the text so far may end here."""
-        if self._verdict.reason:
+        if self._compiled.reason:
             return False
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     @property
     def error(self) -> str:
         """The limit that its masks have met; empty if none."""
-        found = self._verdict.reason or self._error or self._matcher.get_error()
+        found = self._compiled.reason or self._error or self._matcher.get_error()
+        found = found or next(filter(None, (other.error for other in self._others)), "")
         return found.removesuffix("<non-verbose/>").strip()
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """A Walker over a few texts that a grammar allows, before it has to be quick.
+
+    Afterwards the library has built most of what the masks need, and slow ones are known.
+    """
+
+    matcher: Matcher
+    is_abandoned: bool = False
+
+    @property
+    def lock(self) -> object:
+        """Nobody else has the matcher's yet."""
+        return self
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """None for the caller."""
+        end = time.thread_time() + REHEARSAL_SECONDS
+        rng = random.Random(0)
+        matchers = [self.matcher.copy() for _ in range(REHEARSAL_TEXTS)]  # with different locks
+        for matcher in matchers:
+            for _ in range(REHEARSAL_TOKENS):
+                if time.thread_time() > end or self.is_abandoned:
+                    return []
+                [mask] = matcher.masks(())
+                if not any(mask):
+                    break
+                matcher.advance([_any_allowed(mask, rng)])
+        return []
+
+    def give_up(self, reason: str) -> None:
+        """Only the rehearsal."""
+        self.is_abandoned = True
+
+
+@dataclass(frozen=True, slots=True)
+class LaterRows:
+    """A Walker over the rows of a walk from `first` on."""
+
+    first: int
+    matcher: Matcher
+
+    @property
+    def lock(self) -> object:
+        """The matcher's."""
+        return self.matcher.lock
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """Without those of earlier rows."""
+        return self.matcher.masks_from(self.first, drafts)
+
+    def give_up(self, reason: str) -> None:
+        """The matcher's grammar."""
+        self.matcher.give_up(reason)
+
+
+def _any_allowed(mask: bytes, rng: random.Random) -> int:
+    place = rng.choice(np.flatnonzero(np.frombuffer(mask, np.uint8)))
+    return rng.choice([8 * int(place) + bit for bit in range(8) if mask[place] >> bit & 1])
 
 
 def _is_allowed(mask: bytes, token: int) -> bool:
     return bool(mask[token // 8] >> token % 8 & 1)
 
 
-def _on_a_large_stack(function: Callable[[], LLMatcher]) -> LLMatcher:
+def _on_a_large_stack(function: Callable[[], list[LLMatcher]]) -> list[LLMatcher]:
     """The function's result, from a thread of its own; its errors are raised here."""
     with ThreadPoolExecutor(max_workers=1) as pool, _stack_size:
         before = threading.stack_size(STACK_BYTES)

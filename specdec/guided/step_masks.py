@@ -2,19 +2,21 @@
 
 Row 0 of a slot that verifies comes after the request's last token, row i after its first i drafts;
 the end of a prompt has one row. The walk stops at the first draft that may not follow: the target
-cannot choose it, so no later row counts. A tree has a walk for each of its leaves. The drafts were
-sent to the host at the end of the step before, and the masks are taken while the device runs the
-target's forward, on a thread of their own (mask_thread.py).
+cannot choose it, so no later row counts. A tree has a walk for each of its leaves, without the
+masks that one before it finds. Once a guide is given up, its first row allows nothing.
+
+The drafts were sent to the host at the end of the step before, and the masks are taken while the
+device runs the target's forward, on threads of their own (mask_threads.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from specdec.guided.mask_thread import MaskThread, Walk
+from specdec.guided.mask_threads import MaskThreads, Walk
 from specdec.requests.draft_tree import leaf_paths
 from specdec.requests.guide import Guide
 from specdec.requests.request import Request
@@ -38,28 +40,43 @@ class GuidedSlot:
     def paths(self) -> list["GuidedPath"]:
         """From the slot's first row to each of its last. Waits for the drafts."""
         if self.num_drafts == 0:
-            return [GuidedPath((self.guide, ()), [self.first_row])]
+            return [GuidedPath(self.guide, (), [self.first_row])]
         assert self.drafts is not None, "drafts that were never sent"
         pending, b = self.drafts
         proposals = pending.read_proposals()
         tokens, n = proposals.tokens[b], self.num_drafts
         if proposals.parents is None:
             rows = range(self.first_row, self.first_row + n + 1)
-            return [GuidedPath((self.guide, tokens[:n]), rows)]
-        return [
-            GuidedPath(
-                (self.guide, [tokens[row - 1] for row in path[1:]]),
-                [self.first_row + row for row in path],
-            )
-            for path in leaf_paths(proposals.parents[b], n)
-        ]
+            return [GuidedPath(self.guide, tokens[:n], rows)]
+        return list(self._branches(tokens, leaf_paths(proposals.parents[b], n)))
+
+    def _branches(self, tokens: Sequence[int], paths: list[list[int]]) -> Iterator["GuidedPath"]:
+        """paths: rows of a tree, from its root; a path leaves out the masks of those before it."""
+        seen: set[int] = set()
+        for path in paths:
+            drafts = [tokens[row - 1] for row in path[1:]]
+            rows = [self.first_row + row for row in path]
+            yield GuidedPath(self.guide, drafts, rows, len(seen.intersection(path)))
+            seen.update(path)
 
 
 class GuidedPath(NamedTuple):
-    """A walk, and the decided rows that its masks are for."""
+    """Drafts to follow, and the decided rows that the masks are for: one more than drafts.
 
-    walk: Walk
+    first: the number of rows, from the root on, that another path finds the masks of.
+    """
+
+    guide: Guide
+    drafts: Sequence[int]
     rows: Sequence[int]
+    first: int = 0
+
+    def walks(self) -> Iterator[tuple[Walk, Sequence[int]]]:
+        """Those of its parts, each with its rows."""
+        parts = self.guide.parts(self.first, len(self.rows))
+        ends = [*(part.first for part in parts[1:]), len(self.rows)]
+        for part, end in zip(parts, ends, strict=True):
+            yield (part.walker, self.drafts[: end - 1]), self.rows[part.first : end]
 
 
 class StepMasks:
@@ -67,7 +84,7 @@ class StepMasks:
 
     def __init__(self) -> None:
         self._arriving: dict[Request, tuple[PendingResult, int]] = {}
-        self._thread = MaskThread()
+        self._threads = MaskThreads()
 
     def of_step(
         self, work: Work, num_drafts: Callable[[Request], int]
@@ -86,7 +103,7 @@ class StepMasks:
             if request.guide is not None and part.samples:
                 row = len(work.verifying) * work.query_len + i
                 slots.append(GuidedSlot(request.guide, row))
-        return partial(_row_masks, self._thread, slots) if slots else None
+        return partial(row_masks, self._threads, slots) if slots else None
 
     def launched(self, work: Work, result: PendingResult) -> None:
         """A guided request verifies in each step until it ends, so only the latest step counts."""
@@ -97,12 +114,16 @@ class StepMasks:
         }
 
 
-def _row_masks(thread: MaskThread, slots: Sequence[GuidedSlot]) -> RowMasks:
-    paths = [path for slot in slots for path in slot.paths()]
+def row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:
+    """Of the slots' rows, as far as their walks go. Waits for the drafts."""
+    walks, rows = zip(
+        *(each for slot in slots for path in slot.paths() for each in path.walks()), strict=True
+    )
     masks: dict[int, bytes] = {}
-    for path, found in zip(paths, thread.masks([path.walk for path in paths]), strict=True):
-        # A walk may end early. Rows that paths of a tree share get the same mask from each; once a
-        # guide is given up, the first row's allows nothing.
-        masks |= zip(path.rows, found, strict=False)
+    for places, found in zip(rows, threads.masks(walks), strict=True):
+        masks |= zip(places, found, strict=False)  # a walk may end early
+    for slot in slots:
+        if slot.guide.is_given_up:
+            masks[slot.first_row] = bytes(len(masks[slot.first_row]))
     bits = np.frombuffer(bytearray().join(masks.values()), np.int32).reshape(len(masks), -1)
     return RowMasks(np.fromiter(masks, np.int64), bits)

@@ -4,19 +4,17 @@ guided/grammars.py has the only implementation; here nothing depends on its pack
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specdec.requests.structured_outputs import StructuredOutputsParams
 
 
-class Guide(Protocol):
-    """Stands after the tokens that a request has generated."""
+class Walker(Protocol):
+    """What can find the masks of a walk, or of a part of it."""
 
-    def copy(self) -> "Guide":
-        """Another one at the same place."""
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Go on by generated tokens, which its masks have allowed."""
+    @property
+    def lock(self) -> object:
+        """What some walkers have in common: one of them waits for the other."""
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """Which tokens may follow: here, and after each draft up to the first that may not.
@@ -26,6 +24,30 @@ class Guide(Protocol):
 
     def give_up(self, reason: str) -> None:
         """Allow nothing from here on. Another thread may be within `masks`, which goes on there."""
+
+
+class Part(NamedTuple):
+    """Some rows of a walk. Its masks begin with that of row `first`."""
+
+    first: int
+    walker: Walker
+
+
+class Guide(Walker, Protocol):
+    """Stands after the tokens that a request has generated."""
+
+    def copy(self) -> "Guide":
+        """Another one at the same place."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Go on by generated tokens, which its masks have allowed."""
+
+    def parts(self, first: int, end: int) -> Sequence[Part]:
+        """How several threads may share the rows of a walk from `first` up to `end`."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether `give_up` was called, of it or of another guide of its grammar."""
 
     @property
     def is_complete(self) -> bool:

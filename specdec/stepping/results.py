@@ -64,6 +64,7 @@ class PendingResult:
     # drafts for the next round, if they were sent: [1, B, K], of trees and their parents [2, B, X]
     proposals_cpu: Tensor | None = None
     proposed: torch.cuda.Event | None = None
+    _proposals: "Proposals | None" = None  # once they were read
 
     def read(self) -> StepResult:
         """Wait for the copy, and for no later pass."""
@@ -87,9 +88,11 @@ class PendingResult:
     def read_proposals(self) -> "Proposals":
         """The drafts that this step proposed. Waits for the draft's passes."""
         assert self.proposals_cpu is not None, "no proposals were sent"
-        if self.proposed is not None:
-            self.proposed.synchronize()
-        return Proposals(*self.proposals_cpu.tolist())
+        if self._proposals is None:
+            if self.proposed is not None:
+                self.proposed.synchronize()
+            self._proposals = Proposals(*self.proposals_cpu.tolist())
+        return self._proposals
 
 
 class Proposals(NamedTuple):

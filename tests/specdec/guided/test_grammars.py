@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from specdec.guided import grammars, guides
+from specdec.guided import grammars, guides, mask_threads
 from specdec.guided.grammars import MAX_CHARS, STACK_BYTES, Grammars
 from specdec.guided.guides import Guides
 from specdec.requests.structured_outputs import StructuredOutputsParams
@@ -149,6 +149,98 @@ def test_a_limit_met_on_the_way_forbids_all_and_leaves_the_guide_where_it_was(co
     assert allowed(guide.masks(())[0]) == set()
     assert "Current row has" in guide.error
     assert not guide.is_complete
+
+
+def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to_compile(
+    tokenizer, monkeypatch
+):
+    def num_locks(regex, num_requests):
+        source = Guides(tokenizer, VOCAB, [EOS])
+        asked = StructuredOutputsParams(regex=regex)
+        guides = [source.compile(asked).copy() for _ in range(num_requests)]
+        assert len({guide.masks(())[0] for guide in guides}) == 1
+        return len({id(guide.lock) for guide in guides})
+
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
+    assert num_locks("[a-z]+", 4) == 4
+    assert num_locks("[a-z]+", 20) == 8
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 0.0)
+    assert num_locks("[a-z]+", 4) == 1
+
+
+def masks_of_parts(guide, drafts, first=0):
+    """As of the walk: a part counts if those before it are complete."""
+    parts = guide.parts(first, len(drafts) + 1)
+    ends = [*(part.first for part in parts[1:]), len(drafts) + 1]
+    found = []
+    for part, end in zip(parts, ends, strict=True):
+        masks = part.walker.masks(drafts[: end - 1])
+        if first + len(found) == part.first:
+            found += masks
+        else:
+            assert masks == []
+    return found
+
+
+def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
+    guide = compile_(regex="(abc|d)*e")
+    a, b, c, d = (tokenizer.encode_word(letter)[0] for letter in "abcd")
+    guide.advance([d, d])
+    walks = [(), [a], [b], [a, b, c, d], [a, c, b, d], [a, b, d, d], [d, d, d, d, d, a], [a, EOS]]
+    monkeypatch.setattr(grammars, "SLOW_SECONDS", 10.0)
+    guide._compiled.num_slow_masks = 0
+    expected = [guide.masks(drafts) for drafts in walks]
+    assert len(guide.parts(0, 4)) == 1
+    monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
+    guide.masks([d])
+    assert len({id(part.walker.lock) for part in guide.parts(0, 4)}) == 4
+    assert [masks_of_parts(guide, drafts) for drafts in walks] == expected
+    for first in (1, 2, 3):
+        longer = [(drafts, masks[first:]) for drafts, masks in zip(walks, expected, strict=True)]
+        for drafts, masks in longer:
+            assert len(drafts) < first or masks_of_parts(guide, drafts, first) == masks
+    guide.advance([a, b])
+    assert masks_of_parts(guide, [c, d, d]) == guide.masks([c, d, d])
+    guide.give_up("it is slow")
+    assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(0, 2)} == {True}
+
+
+def test_parts_of_a_walk_meet_its_limit(compile_, tokenizer, monkeypatch):
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
+    monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 0.0)
+    rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(300))
+    guide = compile_(grammar=f'start: r0\n{rules}\nr300: "b"')
+    a = tokenizer.encode_word("a")[0]
+    expected = guide.masks([a] * 6)
+    assert 1 < len(expected) < 7
+    assert allowed(expected[-1]) == set()
+    monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
+    guide.masks([a])
+    assert len(guide.parts(0, 7)) == 7
+    assert masks_of_parts(guide, [a] * 6) == expected
+    assert guide.masks([a] * 6) == expected
+
+
+def test_a_rehearsal_tells_slow_grammars_and_refuses_none(compile_, tokenizer, monkeypatch):
+    monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
+    monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
+    guide = compile_(regex="[a-z]{2,9}")
+    assert len(guide.parts(0, 3)) == 3
+    monkeypatch.setattr(grammars, "SLOW_SECONDS", 10.0)
+    assert len(compile_(regex="[a-z]{2,9}1").parts(0, 3)) == 1
+    monkeypatch.setattr(mask_threads, "SECONDS", 1e-6)
+    monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 10.0)
+    monkeypatch.setattr(grammars, "REHEARSAL_TOKENS", 10**6)
+    given_up = []
+    real = grammars.Rehearsal.give_up
+    monkeypatch.setattr(
+        grammars.Rehearsal, "give_up", lambda self, why: given_up.append(why) or real(self, why)
+    )
+    guide = compile_(regex="[a-z]{2,9}2")
+    assert len(given_up) == 1
+    assert len(allowed(guide.masks(())[0])) > 26
+    assert guide.error == ""
 
 
 def test_compiled_grammars_are_kept_and_the_oldest_is_dropped(tokenizer, monkeypatch):

@@ -1,10 +1,12 @@
 """Which rows of a tree get which masks: one for each row, whatever leaves lie under it."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 
-from specdec.guided.step_masks import GuidedSlot, _row_masks
+from specdec.guided.step_masks import GuidedSlot, row_masks
+from specdec.requests.guide import Part
 from specdec.stepping.results import Proposals
 
 TOKENS, PARENTS = [5, 6, 7, 8], [0, 0, 1, 1]  # leaves: 2, and 3 and 4 under 1
@@ -13,23 +15,33 @@ TOKENS, PARENTS = [5, 6, 7, 8], [0, 0, 1, 1]  # leaves: 2, and 3 and 4 under 1
 class FakeGuide:
     """Allows a token number of its own after each prefix; nothing once it is given up."""
 
-    def __init__(self, gives_up_at=()):
-        self.gives_up_at = tuple(gives_up_at)
-        self.is_over = False
+    def __init__(self, gives_up_at=None, num_parts=1):
+        self.gives_up_at = gives_up_at
+        self.num_parts = num_parts
+        self.is_given_up = False
+        self.found = []
 
-    def masks(self, drafts):
-        self.is_over = self.is_over or tuple(drafts) == self.gives_up_at
-        if self.is_over:
+    def parts(self, first, end):
+        return [
+            Part(row, SimpleNamespace(masks=partial(self.masks_from, row)))
+            for row in range(first, end)[: self.num_parts]
+        ]
+
+    def masks_from(self, first, drafts):
+        self.is_given_up = self.is_given_up or tuple(drafts) == self.gives_up_at
+        if self.is_given_up:
             return [bytes(4)]
-        return [(1 + sum(drafts[:i])).to_bytes(4, "little") for i in range(len(drafts) + 1)]
+        prefixes = [tuple(drafts[:i]) for i in range(first, len(drafts) + 1)]
+        self.found += prefixes
+        return [(1 + sum(prefix)).to_bytes(4, "little") for prefix in prefixes]
 
 
-THREAD = SimpleNamespace(masks=lambda walks: [guide.masks(drafts) for guide, drafts in walks])
+THREADS = SimpleNamespace(masks=lambda walks: [guide.masks(drafts) for guide, drafts in walks])
 
 
 def masks_of(guide, num_levels=2):
     arrived = SimpleNamespace(read_proposals=lambda: Proposals([[], TOKENS], [[], PARENTS]))
-    found = _row_masks(THREAD, [GuidedSlot(guide, 10, num_levels, (arrived, 1))])
+    found = row_masks(THREADS, [GuidedSlot(guide, 10, num_levels, (arrived, 1))])
     values = found.bits_XW.view(np.uint32)[:, 0].tolist()
     return dict(zip(found.row_X.tolist(), values, strict=True))
 
@@ -37,6 +49,18 @@ def masks_of(guide, num_levels=2):
 def test_each_row_has_the_mask_after_its_own_path():
     assert masks_of(FakeGuide()) == {10: 1, 11: 6, 12: 7, 13: 13, 14: 14}
     assert masks_of(FakeGuide(), num_levels=1) == {10: 1, 11: 6, 12: 7}
+
+
+def test_the_mask_of_a_row_is_found_once():
+    guide = FakeGuide()
+    masks_of(guide)
+    assert sorted(guide.found) == [(), (5,), (5, 7), (5, 8), (6,)]
+
+
+def test_parts_of_a_walk_have_rows_of_their_own():
+    guide = FakeGuide(num_parts=2)
+    assert masks_of(guide) == masks_of(FakeGuide())
+    assert sorted(guide.found) == [(), (5,), (5, 7), (5, 8), (6,)]
 
 
 def test_a_guide_that_is_given_up_on_a_later_leaf_allows_nothing_from_the_root_on():

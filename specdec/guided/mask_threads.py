@@ -1,0 +1,190 @@
+"""Masks on threads of their own: one that takes too long ends its request and delays no other.
+
+The limits of grammars.py count operations, but llguidance compares the items of a row pairwise, so
+a hostile grammar of a few kB can make one mask take minutes within them, and nothing stops it. Then
+its thread is left alone, at the lowest priority, and another one goes on with the next request.
+What counts is the thread's own processor time, so that a busy machine ends no request.
+
+Most walks are so short that to hand one to a second thread takes longer: one thread begins, and the
+others join it if the step is not over soon. Guides that share a lock take turns on one thread: a
+second one would wait for the lock, and its processor time would not say for how long.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+
+from specdec.requests.guide import Walker
+
+MOST_THREADS = 8
+ALONE_SECONDS = 0.0005  # until other threads join the first
+SECONDS = 0.05  # of a processor, for the masks of one request in one step
+LOOK_SECONDS = 0.01  # between two looks at that time
+TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
+
+Walk = tuple[Walker, Sequence[int]]  # and the drafts that it follows
+
+
+class Job:
+    """Walks of a step that one thread takes one after another. places: of those left to do."""
+
+    def __init__(self, step: "Step", places: Iterable[int]) -> None:
+        self.places = deque(places)
+        self.is_abandoned = False
+        self.thread: threading.Thread | None = None
+        self.began = 0.0  # the thread's time when it took up the current walk
+        self._step = step
+
+    def run(self) -> None:
+        """In the thread."""
+        self.began = time.thread_time()
+        self.thread = threading.current_thread()
+        while self.places and not self.is_abandoned:
+            guide, drafts = self._step.walks[self.places[0]]
+            try:
+                masks = guide.masks(drafts)
+            except BaseException as error:
+                self._step.fail(self, error)
+                return
+            self._step.take(self, masks)
+
+    @property
+    def seconds(self) -> float:
+        """Of a processor, for the current walk so far."""
+        if self.thread is None or self.thread.ident is None:
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident)) - self.began
+
+
+class Step:
+    """The walks of a step and, once it is over, their masks."""
+
+    def __init__(self, walks: Sequence[Walk]) -> None:
+        self.walks = walks
+        self.found: list[list[bytes]] = [[] for _ in walks]
+        self.error: BaseException | None = None
+        self.is_over = threading.Event()
+        places: dict[int, list[int]] = {}
+        for place, (guide, _) in enumerate(walks):
+            places.setdefault(id(guide.lock), []).append(place)
+        self.jobs = [Job(self, taken) for taken in places.values()]  # those that have not ended
+        self.waiting = deque(self.jobs)
+        self._lock = threading.Lock()
+
+    def run(self) -> bool:
+        """In a thread: jobs that wait, one after another. Whether the thread may go on."""
+        while self.waiting:
+            try:
+                job = self.waiting.popleft()
+            except IndexError:  # another thread took the last one
+                break
+            job.run()
+            if job.is_abandoned:
+                return False
+        return True
+
+    def take(self, job: Job, masks: list[bytes]) -> None:
+        """Of the job's current walk."""
+        with self._lock:
+            if not job.is_abandoned:
+                self.found[job.places.popleft()] = masks
+                job.began = time.thread_time()
+                if not job.places:
+                    self._remove(job)
+
+    def fail(self, job: Job, error: BaseException) -> None:
+        """In a thread: the caller raises the error."""
+        with self._lock:
+            if not job.is_abandoned:
+                self.error = error
+                self._remove(job)
+
+    def abandon_slow(self) -> list[Job]:
+        """Jobs whose current walk takes too long. What they still find does not count."""
+        with self._lock:
+            slow = [job for job in self.jobs if job.seconds > SECONDS]
+            for job in slow:
+                job.is_abandoned = True
+        return slow
+
+    def give_up(self, job: Job) -> None:
+        """The guide of an abandoned job's walk; the rest of the job waits for a thread."""
+        place, *rest = job.places
+        guide, _ = self.walks[place]
+        guide.give_up(TOO_LONG)
+        self.found[place] = guide.masks(())
+        with self._lock:
+            if rest:
+                self.jobs.append(Job(self, rest))
+                self.waiting.append(self.jobs[-1])
+            self._remove(job)
+
+    def _remove(self, job: Job) -> None:
+        self.jobs.remove(job)
+        if not self.jobs:
+            self.is_over.set()
+
+
+class MaskThreads:
+    """They start when there is work for them: one for each processor, up to MOST_THREADS."""
+
+    def __init__(self) -> None:
+        self._most = min(len(os.sched_getaffinity(0)), MOST_THREADS)
+        self._threads: list[threading.Thread] = []
+        self._steps = self._new_queue()
+
+    def masks(self, walks: Sequence[Walk]) -> list[list[bytes]]:
+        """What each guide allows. One that takes too long is given up, and allows nothing."""
+        step = Step(walks)
+        self._begin(step, 1)
+        if not step.is_over.wait(ALONE_SECONDS):
+            self._begin(step, self._most)
+        while not step.is_over.wait(LOOK_SECONDS):
+            for job in step.abandon_slow():
+                self._leave(job)
+                step.give_up(job)
+                self._begin(step, self._most)
+        if step.error is not None:
+            raise step.error
+        return step.found
+
+    def _new_queue(self) -> SimpleQueue[Step | None]:
+        steps = SimpleQueue[Step | None]()
+        weakref.finalize(self, steps.put, None)
+        return steps
+
+    def _begin(self, step: Step, most: int) -> None:
+        """Have up to so many threads take part in a step, while it has jobs for them."""
+        if not all(thread.is_alive() for thread in self._threads):  # a fork leaves them behind
+            self._threads = []
+            self._steps = self._new_queue()
+        while len(self._threads) < min(most, len(step.jobs)):
+            self._threads.append(_started(self._steps))
+        for _ in range(min(most, len(step.waiting))):
+            self._steps.put(step)
+
+    def _leave(self, job: Job) -> None:
+        assert job.thread is not None, job.places
+        self._threads.remove(job.thread)
+        native_id = job.thread.native_id
+        assert native_id is not None, job.thread
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, native_id, 19)
+
+
+def _started(steps: SimpleQueue[Step | None]) -> threading.Thread:
+    thread = threading.Thread(target=_run, args=(steps,), name="specdec-masks", daemon=True)
+    thread.start()
+    return thread
+
+
+def _run(steps: SimpleQueue[Step | None]) -> None:
+    while (step := steps.get()) is not None:
+        if not step.run():
+            return
+    steps.put(None)  # for the next thread

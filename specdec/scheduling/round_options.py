@@ -164,5 +164,12 @@ def _options(
     levels = np.arange(1, len(gains) + 1)[:, None]
     is_held_by_smaller = rows[:-1] >= n + num_drafting * levels
     gains[:, 1:][is_held_by_smaller] = -np.inf
-    levels_ms = costs.levels_ms(n, curves.levels_run)
-    return StepOptions(n, rows, n + gains, ms, levels_ms, plain_ms)
+    return StepOptions(n, rows, n + gains, ms, _levels_ms(costs, n, curves), plain_ms)
+
+
+def _levels_ms(costs: RoundCosts, num_requests: int, curves: GainCurves) -> Floats:
+    """[K] of 1 to K levels, those beyond the first."""
+    num_run = curves.levels_run
+    num_skipped = np.arange(1, len(num_run) + 1) - num_run
+    run_ms = (num_run - 1) * costs.level_ms(num_requests)
+    return np.asarray(run_ms + num_skipped * (costs.skipped_ms or 0.0))

@@ -6,12 +6,6 @@ On a GPU the figures are measured at the start (start/measure_costs.py); a test 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.floating[Any]]
 
 FEW_ROWS = 512  # up to here steps that share tiles take the same time
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
@@ -84,12 +78,6 @@ class RoundCosts:
     def level_ms(self, num_requests: int) -> float:
         """One more level of the draft."""
         return _at(self.level, num_requests)
-
-    def levels_ms(self, num_requests: int, levels_run: Floats) -> Floats:
-        """[K] of 1 to K levels, those beyond the first; levels_run: [K] how many do not return."""
-        num_launched = np.arange(1, len(levels_run) + 1)
-        skipped = (num_launched - levels_run) * (self.skipped_ms or 0.0)
-        return np.asarray((levels_run - 1) * self.level_ms(num_requests) + skipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from specdec.kernels.overlap import begin
 from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_shares, perturbed
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
-from specdec.stepping.stop_drafting import decide, decide_ref
+from specdec.stepping.stop_drafting import decide, decide_ref, has_stopped
 from specdec.stepping.tree_buffers import TreeBuffers
 
 KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and against how many
@@ -187,7 +187,7 @@ def _write_level_kernel(
     begin(PDL)
     b = tl.program_id(0)
     if STOPS and not IS_FIRST:  # noqa: SIM102  # what is compiled
-        if tl.load(levels_ptr + b) <= level:
+        if has_stopped(levels_ptr, num_going_ptr, level, b):
             return
     p = tl.arange(0, P_PADDED)
     is_parent = p < P
@@ -432,7 +432,8 @@ def _drafts_ref(num_reqs: int, to: TreeLevel) -> Tensor:
         return torch.ones_like(levels_B, dtype=torch.bool)
     if to.level == 0:
         levels_B.fill_(1)
-    return levels_B > to.level
+        return torch.ones_like(levels_B, dtype=torch.bool)
+    return (levels_B > to.level) & (to.buffers.num_going > 0)
 
 
 def _replace(rows: Tensor, values: Tensor, drafts_B: Tensor) -> None:

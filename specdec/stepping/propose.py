@@ -32,7 +32,7 @@ from specdec.kernels.overlap import begin
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
-from specdec.stepping.stop_drafting import decide, decide_ref
+from specdec.stepping.stop_drafting import decide, decide_ref, has_stopped
 
 LEAST_CONFIDENCE = 1e-4  # and 1 - this the most, where a logit is taken, as in the calibration
 
@@ -182,7 +182,7 @@ def _propose_kernel(
     if LEVEL < 0:
         level = tl.minimum(tl.load(num_live_ptr + row), K - 1)  # padding counts on
     if STOPS and LEVEL != 0:  # noqa: SIM102  # what is compiled
-        if tl.load(levels_ptr + b) <= level:
+        if has_stopped(levels_ptr, num_going_ptr, level, b):
             return
     token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
     if HAS_D2T:
@@ -253,7 +253,7 @@ def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | N
         level_B = torch.full_like(row_B, to.level)
     drafts_B = torch.ones_like(row_B, dtype=torch.bool)
     if to.threshold is not None and to.level != 0:
-        drafts_B = buffers.draft_levels[:B] > level_B
+        drafts_B = (buffers.draft_levels[:B] > level_B) & (buffers.num_going > 0)
     _replace(buffers.draft_tokens, (b_B, level_B), token_B, drafts_B)
     if to.calibration is not None:
         prob_B = _keep_prob_ref(scores_BW, to, temperature_B, level_B, drafts_B)

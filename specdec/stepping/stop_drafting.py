@@ -19,6 +19,16 @@ from specdec.stepping.state import RequestState
 
 
 @jit
+def has_stopped(levels_ptr, num_going_ptr, level, b):
+    """Whether slot b does not draft this level.
+
+    Where no slot goes on, nothing was computed, not for padding either, whose levels are old ones.
+    One that goes on counts itself until it decides.
+    """
+    return (tl.load(levels_ptr + b) <= level) | (tl.load(num_going_ptr) == 0)
+
+
+@jit
 def decide(
     levels_ptr,  # [B]
     num_going_ptr,  # [1]

@@ -129,6 +129,20 @@ def test_a_chain_stops_where_its_probability_falls_below(device, threshold, is_a
             assert torch.equal(drafts, all_state.draft_tokens[row, : expected[b]])
 
 
+@pytest.mark.parametrize("propose", [launch_propose, propose_ref])
+@pytest.mark.parametrize("level", [None, 1])
+def test_where_none_goes_on_old_levels_write_nothing(device, propose, level):
+    """A batch may be padded with slots that drafted more in an earlier step."""
+    case = ChainCase(device, 0.3, is_adaptive=level is None)
+    buffers, state = case.start
+    buffers.draft_levels[:] = 99
+    state.num_live_drafts.zero_()
+    case.levels, case.normed = [level], torch.full_like(case.normed[:1], torch.nan)
+    ours, _ = case.draft(propose)
+    chains.same(ours, case.start, NUM_REQS, case.K)
+    assert torch.equal(ours[0].draft_levels, buffers.draft_levels)
+
+
 def test_thresholds_stop_slots_at_different_levels(device):
     found = set()
     for threshold in THRESHOLDS[1:-1]:
@@ -237,7 +251,7 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
 
 def test_slots_of_a_tree_stop_at_different_levels(device):
     found = set()
-    for threshold in (0.8, 0.3, 0.1):
+    for threshold in (0.9, 0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.05):
         case = TreeCase(device, SHAPES[0], threshold).draft(add_children_ref, keep_nodes_ref)
         found |= set(num_levels(case[0], 4))
     assert found == {1, 2, 3, 4}

@@ -38,6 +38,9 @@ def walked(runner, oracle, is_poisoned):
     for step, size in enumerate(BATCHES):
         walk.round([(7 * b + 5 * step) % 32 for b in range(size)])
         levels.append(runner.buffers.draft_levels[:size].tolist())
+        # no decision comes after a tree's last level
+        is_tree = runner.sizes.tree is not None
+        assert int(runner.buffers.num_going) == is_tree * levels[-1].count(K)
     return walk, levels
 
 

@@ -16,8 +16,7 @@ TREE = TreeShape(num_levels=4, top_k=3, num_nodes=12)
 K = 4
 RUNS = [
     *(("eager", shape) for shape in (None, TREE)),
-    ("tape", TREE),
-    pytest.param("tape", None, marks=pytest.mark.slow),
+    *(pytest.param("tape", shape, marks=pytest.mark.slow) for shape in (None, TREE)),
     *(pytest.param("cuda", shape, marks=pytest.mark.gpu) for shape in (None, TREE)),
 ]
 

@@ -112,6 +112,7 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
     shape = TreeShape(num_levels=3, top_k=3, num_nodes=5)
     monkeypatch.setattr("specdec.bench.trees.SHAPES", (shape,))
     monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr(bench.pair, "prompts", [prompt[:14] for prompt in bench.pair.prompts])
     monkeypatch.setattr("specdec.bench.trees.THRESHOLDS", {0.0: (NEVER, 0.999), 1.0: ()})
     monkeypatch.setattr("specdec.bench.trees.serve", serve_wrong_drawn_trees)
     bench.options = replace(bench.options, batches=(2,), max_tokens=5, repeats=1, num_prompts=2)

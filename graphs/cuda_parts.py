@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
+from typing import cast
 
 import torch
 
@@ -91,7 +92,7 @@ class NodeParams(ctypes.Structure):
 
 
 class CudaParts:
-    """One graph of several; it keeps those, whose memory it uses."""
+    """One graph of several, which torch captured; it keeps those, whose memory it uses."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         self._parts = list(parts)
@@ -123,9 +124,7 @@ class CudaParts:
 
     def _add(self, part: Part, last: c_void_p | None) -> c_void_p:
         """Returns its node, after which the next one comes."""
-        graph = part.graph
-        assert isinstance(graph, torch.cuda.CUDAGraph), graph
-        captured = c_void_p(graph.raw_cuda_graph())
+        captured = c_void_p(cast("torch.cuda.CUDAGraph", part.graph).raw_cuda_graph())
         if part.count is None:
             return _add_child(self._graph, last, captured)
         handle = c_uint64()

@@ -2,17 +2,21 @@
 
 import shutil
 import subprocess
-from ctypes import sizeof
+from contextlib import nullcontext
+from ctypes import c_void_p, sizeof
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from graphs import cuda_parts
 from graphs.conditional import run_if
 from graphs.cuda_parts import SET_CONDITION, KernelNode, NodeParams
 from graphs.errors import CaptureError
 from graphs.modes import BatchDescriptor
+from graphs.protocol import Part
 from graphs.wrapper import capture_graph
 
 
@@ -110,6 +114,70 @@ def test_an_error_in_a_part_ends_the_capture(backend, device):
     x.zero_()
     graph.replay()
     assert x.item() == 4
+
+
+class Driver:
+    """Writes down the calls, and answers as the driver would."""
+
+    def __init__(self, failing=""):
+        self.calls, self._failing, self._handles = [], failing, iter(range(100, 200))
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            if name == self._failing:
+                return 801
+            if name == "cuGetErrorName":
+                arguments[1]._obj.value = b"CUDA_ERROR_NOT_SUPPORTED"
+            elif name == "cuGraphAddNode_v2":
+                params = arguments[5]._obj.any.conditional
+                assert params.size == 1
+                assert params.handle >= 100
+                params.bodies = (c_void_p * 1)(77)
+            if name not in ("cuGraphLaunch", "cuGetErrorName") and hasattr(arguments[0], "_obj"):
+                arguments[0]._obj.value = next(self._handles)
+            return 0
+
+        return call
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """parts(driver): a part, one with a count, and another one."""
+
+    def build(driver):
+        monkeypatch.setattr(cuda_parts, "_driver", lambda: driver)
+        monkeypatch.setattr(torch.cuda, "device", nullcontext)
+        monkeypatch.setattr(cuda_parts, "_setter", lambda context: 5)
+        count = torch.zeros(1, dtype=torch.int64)
+        graphs = [SimpleNamespace(raw_cuda_graph=lambda: 9, reset=list) for _ in range(3)]
+        with_counts = zip(graphs, (None, count, None), strict=True)
+        return cuda_parts.CudaParts([Part(*each) for each in with_counts], torch.device("cpu"))
+
+    return build
+
+
+def test_parts_are_joined_by_the_calls_of_the_driver(parts):
+    driver = Driver()
+    parts(driver).reset()
+    assert [call for call in driver.calls if call != "cuCtxGetCurrent"] == [
+        "cuGraphCreate",
+        "cuGraphAddChildGraphNode",
+        "cuGraphConditionalHandleCreate",
+        "cuGraphAddKernelNode_v2",
+        "cuGraphAddNode_v2",
+        "cuGraphAddChildGraphNode",
+        "cuGraphAddChildGraphNode",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphExecDestroy",
+        "cuGraphDestroy",
+    ]
+
+
+def test_a_call_that_fails_is_named(parts):
+    wanted = "cuGraphConditionalHandleCreate failed with CUDA_ERROR_NOT_SUPPORTED .801."
+    with pytest.raises(CaptureError, match=wanted):
+        parts(Driver("cuGraphConditionalHandleCreate"))
 
 
 def test_structures_have_the_sizes_of_the_driver():

@@ -66,7 +66,7 @@ class TreeLevel:
 def grow_tree(
     logits_XW: Tensor, hidden_XD: Tensor, to: TreeLevel, perturbation: Perturbation | None = None
 ) -> None:
-    """Add the level's nodes; lay out the rows of the next level, or keep the best of all nodes.
+    """Add the level's nodes; lay out the rows of the next level, if there is one.
 
     logits_XW:    float32, of the rows that get children
     hidden_XD:    what their children's rows recycle
@@ -75,11 +75,14 @@ def grow_tree(
     num_reqs = len(logits_XW) // to.rows_per_req
     add_children = pick(logits_XW, launch_add_children, add_children_ref)
     add_children(logits_XW, num_reqs, to, perturbation)
-    if to.is_last:
-        pick(logits_XW, launch_keep_nodes, keep_nodes_ref)(num_reqs, to)
-    else:
+    if not to.is_last:
         X = num_reqs * to.tree.shape.top_k
         torch.index_select(hidden_XD, 0, to.tree.parent_rows[:X], out=to.buffers.draft_hidden[:X])
+
+
+def keep_nodes(num_reqs: int, to: TreeLevel) -> None:
+    """After the last level: the best nodes of all levels go to the state rows."""
+    pick(to.tree.scores, launch_keep_nodes, keep_nodes_ref)(num_reqs, to)
 
 
 def launch_add_children(
@@ -212,9 +215,6 @@ def _write_level_kernel(
     child_at = of_row[:, None] * tiles * K + child[None, :]
     score = tl.load(tile_scores_ptr + child_at, mask=is_left, other=float("-inf"))
     id = tl.load(tile_ids_ptr + child_at, mask=is_left, other=1 << 30)
-    j = tl.arange(0, K_PADDED)
-    level_scores = tl.full((P_PADDED, K_PADDED), float("-inf"), tl.float32)
-    level_tokens = tl.zeros((P_PADDED, K_PADDED), tl.int64)
     for i in range(K):
         top = tl.max(tl.where(is_left, score, float("-inf")), axis=1)
         top_id = tl.min(tl.where(is_left & (score == top[:, None]), id, 1 << 30), axis=1)
@@ -229,26 +229,30 @@ def _write_level_kernel(
         tl.store(tokens_ptr + at, token, mask=is_parent)
         tl.store(scores_ptr + at, value, mask=is_parent)
         tl.store(places_ptr + at, parent_place, mask=is_parent)
-        level_scores = tl.where((j == i)[None, :], value[:, None], level_scores)
-        level_tokens = tl.where((j == i)[None, :], token[:, None], level_tokens)
     if STOPS and IS_FIRST:
         tl.store(levels_ptr + b, tl.zeros((), tl.int64) + 1)
     if IS_LAST:
         return
 
-    # the best K of the level, by how many are better
+    # The best K of the level, by how many are better. Scores are read back: computed twice, for two
+    # layouts, one may differ from itself in the last bit, and two nodes have the same rank.
+    tl.debug_barrier()
     L: tl.constexpr = P_PADDED * K_PADDED
     flat = tl.arange(0, L)
     is_node = (flat // K_PADDED < P) & (flat % K_PADDED < K)
-    scores = tl.reshape(level_scores, (L,))
-    tokens = tl.reshape(level_tokens, (L,))
+    level_at = b * M + first_place
+    node_at = level_at + flat // K_PADDED * K + flat % K_PADDED
+    scores = tl.load(scores_ptr + node_at, mask=is_node, other=float("-inf"))
+    tokens = tl.load(tokens_ptr + node_at, mask=is_node, other=0)
+    j = tl.arange(0, K_PADDED)
     rank = tl.zeros((L,), tl.int32)
     for q in range(P):
-        others = tl.max(tl.where((p == q)[:, None], level_scores, float("-inf")), axis=0)
+        is_child = j < K
+        others = tl.load(scores_ptr + level_at + q * K + j, mask=is_child, other=float("-inf"))
         is_better = others[None, :] > scores[:, None]
         is_earlier = (q * K_PADDED + j)[None, :] < flat[:, None]
         is_before = is_better | ((others[None, :] == scores[:, None]) & is_earlier)
-        rank += tl.sum((is_before & (j < K)[None, :]).to(tl.int32), axis=1)
+        rank += tl.sum((is_before & is_child[None, :]).to(tl.int32), axis=1)
     is_next = is_node & (rank < K)
     idx = tl.load(sample_ptr + b)
     row = tl.where(idx < 0, R, idx)

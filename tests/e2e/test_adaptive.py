@@ -224,6 +224,32 @@ def test_rows_for_all_drafts_are_the_rounds_of_a_fixed_number(make, greedy, prom
         assert [each.stats.rounds for each in ours] == [each.stats.rounds for each in theirs]
 
 
+def test_drafts_that_stop_have_no_rows_and_no_confidences_further_on(
+    make, plain, greedy, prompts, monkeypatch
+):
+    measured = []
+
+    def never_stops(runner, costs):
+        measured.append(float(runner.threshold))
+        return CHEAP
+
+    with rows_are_shared():
+        monkeypatch.setattr(load, "measure_round_costs", never_stops)
+        draft = {"model": "demo", "num_speculative_tokens": 5, "draft_confidence_threshold": 0.4}
+        llm = LLM("demo", draft, max_num_seqs=6, max_model_len=320, device="cpu")
+    assert (measured, float(llm.engine.runner.threshold)) == ([-1.0], pytest.approx(0.4))
+    planned(llm, [(36, 5)])
+    planner, outcomes = llm.engine.planner, []
+    monkeypatch.setattr(planner, "observe", outcomes.append)
+    params = [greedy(16)] * 4
+    assert texts(llm, prompts[:4], params) == texts(plain(), prompts[:4], params)
+    verified = np.concatenate([each.num_verified for each in outcomes])
+    drafted = np.concatenate([(each.confidences > 0).sum(axis=1) for each in outcomes])
+    room = np.concatenate([each.num_allowed for each in outcomes])
+    assert np.array_equal(verified, np.minimum(drafted, room))
+    assert set(verified) >= {1, 2, 5}
+
+
 def test_the_end_of_the_context_is_reached_in_trimmed_rounds(make, plain, prompts):
     params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
     text = [token for prompt in prompts for token in prompt]

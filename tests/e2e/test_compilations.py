@@ -28,16 +28,30 @@ def params(rng: random.Random) -> SamplingParams:
     )
 
 
+TREE = {"top_k": 4, "num_draft_tokens": 9}
+STOPS = {"draft_confidence_threshold": 0.3}
+
+
 @pytest.mark.parametrize(
-    "acceptance, draft, k",
-    [("exact", "demo", 3), ("block", "demo/eagle1", 3), ("exact", "demo", "auto")],
+    "acceptance, draft, k, more",
+    [
+        ("exact", "demo", 3, {}),
+        ("block", "demo/eagle1", 3, {}),
+        ("exact", "demo", "auto", {}),
+        ("exact", "demo", 3, STOPS),
+        ("exact", "demo", "auto", STOPS),
+        ("exact", "demo", 4, TREE | STOPS),
+    ],
 )
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, k, enforce_eager):
+def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, k, more, enforce_eager):
     speculation = {"model": draft, "num_speculative_tokens": k, "acceptance": acceptance}
-    speculation["adaptive"] = k == "auto"
+    speculation |= {"adaptive": k == "auto", **more}
     rng = random.Random(3)
-    llm = LLM("demo", speculation, max_num_seqs=40, enforce_eager=enforce_eager, num_kv_blocks=500)
+    most = 32 if "top_k" in more else 40
+    llm = LLM(
+        "demo", speculation, max_num_seqs=most, enforce_eager=enforce_eager, num_kv_blocks=500
+    )
     for count, longest in ((1, 5), (3, 1500), (40, 80), (90, 300)):
         prompts = [
             [rng.randrange(3, 4000) for _ in range(rng.randint(1, longest))] for _ in range(count)

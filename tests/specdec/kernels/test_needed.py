@@ -96,12 +96,14 @@ def attention_of(kind, device):
 
 
 @pytest.mark.parametrize(
-    "kind", ["chains", pytest.param("long chains", marks=pytest.mark.slow), "trees"]
+    "kind", ["chains", "many chains", pytest.param("long chains", marks=pytest.mark.slow), "trees"]
 )
 def test_attention_that_is_not_needed_writes_nothing(device, monkeypatch, kind):
     if kind == "long chains":  # which programs of another kernel share
         monkeypatch.setattr(paged_attention, "ALONE_KEYS", 200)
         monkeypatch.setattr(paged_attention, "FULL", 4)
+    if kind == "many chains":  # whose splits one program walks
+        monkeypatch.setattr(paged_attention, "FULL", 1)
     q, cache, rows = attention_of(kind, device)
     count = torch.zeros(1, dtype=torch.int64, device=device)
     out = torch.full_like(q, UNTOUCHED)
@@ -111,7 +113,7 @@ def test_attention_that_is_not_needed_writes_nothing(device, monkeypatch, kind):
         count.fill_(1)
         paged_attention.launch_paged_attention(q, out, cache, rows)
     assert (out != UNTOUCHED).all()
-    assert len(rows.launches) == (3 if kind == "long chains" else 2)
+    assert len(rows.launches) == {"long chains": 3, "many chains": 1}.get(kind, 2)
 
 
 def test_the_number_holds_for_the_body_alone():

@@ -215,7 +215,10 @@ class RowPlanner:
         has_drafts = outcome.num_live > 0 and num_drafting > 0
         predicted = None
         if has_drafts and self._curves is not None:
-            predicted = self._curves.gain(outcome.num_live, num_verified, num_drafting)
+            # drafts that stop have fewer rows where fewer hold: the mean curve has that in it
+            has_all = self._curves.threshold > 0
+            num_rows = outcome.num_live * num_drafting if has_all else num_verified
+            predicted = self._curves.gain(outcome.num_live, num_rows, num_drafting)
             self._surprise.add(predicted, num_accepted, num_drafting, len(self._history))
         self._count(num_requests, num_verified, num_accepted, predicted)
         if has_drafts:

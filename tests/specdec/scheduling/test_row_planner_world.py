@@ -50,6 +50,8 @@ def test_few_requests_gain_where_drafts_stop(num_requests, gain):
         for skipped_ms in (None, 0.03)
     )
     assert stopping.rate(EARLY) > gain * never.rate(EARLY)
+    shown = stopping.planner.statistics
+    assert shown.measured_tokens == pytest.approx(shown.predicted_tokens, rel=0.04)
     assert stopping.rate(EARLY) > 0.99 * rates(num_requests, GOOD, 1200, EARLY)[1]
 
 

@@ -204,6 +204,29 @@ def test_grow_tree(device, shape, width, has_d2t, is_sampled):
     assert (ours[1].draft_depths[:5].amax(dim=1) <= shape.max_depth).all()
 
 
+def test_every_next_row_has_a_node_of_its_own(device):
+    """Whatever the last bits of scores: a rank that two nodes share leaves a row without one."""
+    count, width = (300, 32000) if device.type == "cuda" else (3, 70)
+    shape = SHAPES[0]
+    buffers, state = make(device, shape)
+    buffers.sample_mapping[:NUM_REQS] = buffers.idx_mapping[:NUM_REQS]
+    X = NUM_REQS * shape.top_k
+    for seed in range(count):
+        for level in range(2):
+            to = TreeLevel(
+                buffers=buffers, state=state, level=level, d2t_W=None, max_model_len=MAX_LEN
+            )
+            num_rows = NUM_REQS * to.rows_per_req
+            torch.manual_seed(seed)
+            logits = 5 * torch.randn(num_rows, width, device=device)
+            buffers.tree.parent_rows.fill_(-1)
+            launch_add_children(logits, NUM_REQS, to, drawn(logits, to.rows_per_req, level, None))
+            parents = buffers.tree.parent_rows[:X]
+            assert ((parents >= 0) & (parents < num_rows)).all(), (seed, level)
+            places = buffers.tree.row_places[:NUM_REQS]
+            assert all(len(set(of_slot)) == shape.top_k for of_slot in places.tolist())
+
+
 def drawn(logits, rows_per_req, level, d2t):
     """Of greedy and sampled requests, with and without a floor."""
     device = logits.device

@@ -1,11 +1,13 @@
 """What matchers allow, and how bad and costly grammars end."""
 
+import ctypes
 import json
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,20 +208,35 @@ def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
     assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(0, 2)} == {True}
 
 
-def test_parts_of_a_walk_meet_its_limit(compile_, tokenizer, monkeypatch):
+def test_parts_of_a_walk_meet_its_limit(tokenizer, monkeypatch):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 0.0)
     rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(300))
-    guide = compile_(grammar=f'start: r0\n{rules}\nr300: "b"')
+    asked = StructuredOutputsParams(grammar=f'start: r0\n{rules}\nr300: "b"')
+    guide = Guides(tokenizer, 4096, [EOS]).compile(asked)
     a = tokenizer.encode_word("a")[0]
     expected = guide.masks([a] * 6)
     assert 1 < len(expected) < 7
     assert allowed(expected[-1]) == set()
+    assert {len(mask) for mask in expected} == {4096 // 8}
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide.masks([a])
     assert len(guide.parts(0, 7)) == 7
     assert masks_of_parts(guide, [a] * 6) == expected
     assert guide.masks([a] * 6) == expected
+
+
+def test_a_draft_that_the_library_allows_and_does_not_take_ends_the_text(compile_):
+    def fill(pointer, num_bytes, drafts):
+        ctypes.memset(pointer, 255, num_bytes)  # the first row alone
+
+    guide = compile_(regex="[a-z]+")
+    guide.masks([5, 6])
+    guide._rows.fill(255)  # as an earlier walk may leave them
+    guide._matcher = SimpleNamespace(
+        is_error=lambda: False, unsafe_compute_mask_ptr_with_draft_token=fill
+    )
+    assert [len(allowed(mask)) for mask in guide.masks([5, 6])] == [8 * 516, 0]
 
 
 def test_a_rehearsal_tells_slow_grammars_and_refuses_none(compile_, tokenizer, monkeypatch):
@@ -232,13 +249,18 @@ def test_a_rehearsal_tells_slow_grammars_and_refuses_none(compile_, tokenizer, m
     monkeypatch.setattr(mask_threads, "SECONDS", 1e-6)
     monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "REHEARSAL_TOKENS", 10**6)
-    given_up = []
+    given_up, compiled = [], []
+    compile_once = Grammars._compiled
+    monkeypatch.setattr(
+        Grammars, "_compiled", lambda *given: compiled.append(1) or compile_once(*given)
+    )
     real = grammars.Rehearsal.give_up
     monkeypatch.setattr(
         grammars.Rehearsal, "give_up", lambda self, why: given_up.append(why) or real(self, why)
     )
     guide = compile_(regex="[a-z]{2,9}2")
     assert len(given_up) == 1
+    assert len(compiled) == 2  # the lock of the first may be held
     assert len(allowed(guide.masks(())[0])) > 26
     assert guide.error == ""
 

@@ -30,6 +30,11 @@ TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
 Walk = tuple[Walker, Sequence[int]]  # and the drafts that it follows
 
 
+def most_threads() -> int:
+    """One for each processor that this process may use, up to MOST_THREADS."""
+    return min(len(os.sched_getaffinity(0)), MOST_THREADS)
+
+
 class Job:
     """Walks of a step that one thread takes one after another. places: of those left to do."""
 
@@ -131,10 +136,10 @@ class Step:
 
 
 class MaskThreads:
-    """They start when there is work for them: one for each processor, up to MOST_THREADS."""
+    """They start when there is work for them."""
 
     def __init__(self) -> None:
-        self._most = min(len(os.sched_getaffinity(0)), MOST_THREADS)
+        self._most = most_threads()
         self._threads: list[threading.Thread] = []
         self._steps = self._new_queue()
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -34,6 +35,12 @@ def compile_(tokenizer):
     """compile_(json=..., ...): a guide."""
     source = Guides(tokenizer, VOCAB, [EOS, OTHER_EOS])
     return lambda **values: source.compile(StructuredOutputsParams(**values))
+
+
+@pytest.fixture
+def processors(monkeypatch):
+    """Eight of them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
 
 
 def allowed(mask):
@@ -154,7 +161,7 @@ def test_a_limit_met_on_the_way_forbids_all_and_leaves_the_guide_where_it_was(co
 
 
 def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to_compile(
-    tokenizer, monkeypatch
+    tokenizer, monkeypatch, processors
 ):
     def num_locks(regex, num_requests):
         source = Guides(tokenizer, VOCAB, [EOS])
@@ -184,7 +191,7 @@ def masks_of_parts(guide, drafts, first=0):
     return found
 
 
-def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
+def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch, processors):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     guide = compile_(regex="(abc|d)*e")
     a, b, c, d = (tokenizer.encode_word(letter)[0] for letter in "abcd")
@@ -208,7 +215,7 @@ def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
     assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(0, 2)} == {True}
 
 
-def test_parts_of_a_walk_meet_its_limit(tokenizer, monkeypatch):
+def test_parts_of_a_walk_meet_its_limit(tokenizer, monkeypatch, processors):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 0.0)
     rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(300))
@@ -239,7 +246,9 @@ def test_a_draft_that_the_library_allows_and_does_not_take_ends_the_text(compile
     assert [len(allowed(mask)) for mask in guide.masks([5, 6])] == [8 * 516, 0]
 
 
-def test_a_rehearsal_tells_slow_grammars_and_refuses_none(compile_, tokenizer, monkeypatch):
+def test_a_rehearsal_tells_slow_grammars_and_refuses_none(
+    compile_, tokenizer, monkeypatch, processors
+):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide = compile_(regex="[a-z]{2,9}")

@@ -65,7 +65,7 @@ def test_guided_masks_times_steps_without_a_model(run):
 
     every, first = json.loads(out.splitlines()[-1])["results"]
     assert every["count"] >= first["count"] > 3
-    assert every["host ms max"] >= first["slowest walk ms"] > 0
+    assert every["host ms max"] > first["max"] > 0
 
 
 def test_soak_says_that_nothing_is_wrong(run):

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from specdec.requests.guide import Walker
 
 MOST_THREADS = 8
-ALONE_SECONDS = 0.0005  # until other threads join the first
+ALONE_SECONDS = 0.0003  # until other threads join the first
 SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"

@@ -8,7 +8,8 @@ tests/e2e/guided_cases.py. Their texts are drawn from what the grammars allow; o
 the text's tokens. The tokenizer is the demo's, with pairs of its tokens added up to 128,000, unless
 one is given. Grammars are compiled as requests arrive, so the first steps are cold.
 
-Prints a table and a line of JSON.
+Prints a table and a line of JSON. The processor time of the slowest walk bounds what a host with a
+processor for each walk needs, however busy this one is.
 """
 
 import argparse
@@ -162,7 +163,7 @@ def recorded_walks() -> Iterator[list[WalkTime]]:
 
 
 class StepTime(NamedTuple):
-    """Milliseconds of the host for the masks of a step, and of its slowest walk."""
+    """Milliseconds of the host for the masks of a step, and of a processor for its slowest walk."""
 
     host: float
     slowest: float
@@ -200,7 +201,7 @@ def run(
         began = time.perf_counter()
         found = row_masks(threads, slots)
         host = time.perf_counter() - began
-        yield StepTime(1e3 * host, 1e3 * max(walk.wall for walk in walks), len(found.row_X))
+        yield StepTime(1e3 * host, 1e3 * max(walk.processor for walk in walks), len(found.row_X))
         for request, row in zip(running, drafts, strict=True):
             request.take(row if request.num_rounds else ())
         running = [request for request in running if request.num_done < len(request.text)]
@@ -216,7 +217,8 @@ def figures(steps: Sequence[StepTime]) -> Iterator[Row]:
             "host ms p50": float(np.percentile(host, 50)),
             "host ms p99": float(np.percentile(host, 99)),
             "host ms max": max(host),
-            "slowest walk ms": max(step.slowest for step in part),
+            "slowest walk, cpu ms p99": float(np.percentile([step.slowest for step in part], 99)),
+            "max": max(step.slowest for step in part),
             "steps over 2 ms": sum(each > 2 for each in host),
         }
 

@@ -12,6 +12,7 @@ import specdec.tune.gpu_clock
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
 from tests.specdec.kernels.row_products import multiply_row_by_row
+from weights.demo import demo_directory
 
 
 @pytest.fixture
@@ -55,6 +56,16 @@ def test_sampling_rounds_times_every_case(run):
     rows = json.loads(out.splitlines()[-1])["rows"]
     assert [row["case"] for row in rows][:2] == ["greedy", "T=1"]
     assert all(row["round_ms"] > 0 for row in rows)
+
+
+def test_guided_masks_times_steps_without_a_model(run):
+    tokenizer = str(demo_directory("target") / "tokenizer.json")
+    few = shlex.split("--batch 2 --num-requests 3 --max-tokens 6 --schemas pattern 'tool call'")
+    out = run("scripts.guided_masks", tokenizer, *few)
+
+    every, first = json.loads(out.splitlines()[-1])["results"]
+    assert every["count"] >= first["count"] > 3
+    assert every["host ms max"] > first["max"] > 0
 
 
 def test_soak_says_that_nothing_is_wrong(run):

@@ -22,7 +22,7 @@ from weakref import WeakSet
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specdec.guided.mask_threads import MOST_THREADS, MaskThreads
+from specdec.guided.mask_threads import MaskThreads, most_threads
 from specdec.requests.guide import Part
 from specdec.requests.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class Grammars:
             size = f"{len(text):,} characters of {kind}"
             raise ValueError(f"structured_outputs: {size}, at most {MAX_CHARS:,} are allowed")
         found = self._compiled(kind, text)
-        if found.num_locks == 1:  # it is slow to compile
+        if found.num_locks == 1:  # it is slow to compile, or there is one processor
             return Matcher(found, self._eos_token_ids)
         rehearsal = Rehearsal(Matcher(found, self._eos_token_ids))
         MaskThreads().masks([(rehearsal, ())])
@@ -93,10 +93,11 @@ class Grammars:
         return Compiled(starts, self._num_bytes)
 
     def _starts(self, kind: str, text: str) -> list[LLMatcher]:
-        """Several, if that is quick."""
+        """One for each thread, if that is quick."""
+        most = most_threads()
         end = time.thread_time() + REPEAT_SECONDS
         starts = [self._matcher(kind, text)]
-        while len(starts) < MOST_THREADS and time.thread_time() < end and not starts[0].is_error():
+        while len(starts) < most and time.thread_time() < end and not starts[0].is_error():
             starts.append(self._matcher(kind, text))
         return starts
 

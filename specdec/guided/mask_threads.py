@@ -22,12 +22,17 @@ from queue import SimpleQueue
 from specdec.requests.guide import Walker
 
 MOST_THREADS = 8
-ALONE_SECONDS = 0.0005  # until other threads join the first
+ALONE_SECONDS = 0.0003  # until other threads join the first
 SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
 
 Walk = tuple[Walker, Sequence[int]]  # and the drafts that it follows
+
+
+def most_threads() -> int:
+    """One for each processor that this process may use, up to MOST_THREADS."""
+    return min(len(os.sched_getaffinity(0)), MOST_THREADS)
 
 
 class Job:
@@ -131,10 +136,10 @@ class Step:
 
 
 class MaskThreads:
-    """They start when there is work for them: one for each processor, up to MOST_THREADS."""
+    """They start when there is work for them."""
 
     def __init__(self) -> None:
-        self._most = min(len(os.sched_getaffinity(0)), MOST_THREADS)
+        self._most = most_threads()
         self._threads: list[threading.Thread] = []
         self._steps = self._new_queue()
 

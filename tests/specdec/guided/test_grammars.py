@@ -1,11 +1,14 @@
 """What matchers allow, and how bad and costly grammars end."""
 
+import ctypes
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +35,12 @@ def compile_(tokenizer):
     """compile_(json=..., ...): a guide."""
     source = Guides(tokenizer, VOCAB, [EOS, OTHER_EOS])
     return lambda **values: source.compile(StructuredOutputsParams(**values))
+
+
+@pytest.fixture
+def processors(monkeypatch):
+    """Eight of them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
 
 
 def allowed(mask):
@@ -152,7 +161,7 @@ def test_a_limit_met_on_the_way_forbids_all_and_leaves_the_guide_where_it_was(co
 
 
 def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to_compile(
-    tokenizer, monkeypatch
+    tokenizer, monkeypatch, processors
 ):
     def num_locks(regex, num_requests):
         source = Guides(tokenizer, VOCAB, [EOS])
@@ -182,7 +191,7 @@ def masks_of_parts(guide, drafts, first=0):
     return found
 
 
-def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
+def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch, processors):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     guide = compile_(regex="(abc|d)*e")
     a, b, c, d = (tokenizer.encode_word(letter)[0] for letter in "abcd")
@@ -206,15 +215,17 @@ def test_parts_of_a_walk_have_its_masks(compile_, tokenizer, monkeypatch):
     assert {allowed(part.walker.masks([c])[0]) == set() for part in guide.parts(0, 2)} == {True}
 
 
-def test_parts_of_a_walk_meet_its_limit(compile_, tokenizer, monkeypatch):
+def test_parts_of_a_walk_meet_its_limit(tokenizer, monkeypatch, processors):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 0.0)
     rules = "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(300))
-    guide = compile_(grammar=f'start: r0\n{rules}\nr300: "b"')
+    asked = StructuredOutputsParams(grammar=f'start: r0\n{rules}\nr300: "b"')
+    guide = Guides(tokenizer, 4096, [EOS]).compile(asked)
     a = tokenizer.encode_word("a")[0]
     expected = guide.masks([a] * 6)
     assert 1 < len(expected) < 7
     assert allowed(expected[-1]) == set()
+    assert {len(mask) for mask in expected} == {4096 // 8}
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide.masks([a])
     assert len(guide.parts(0, 7)) == 7
@@ -222,7 +233,22 @@ def test_parts_of_a_walk_meet_its_limit(compile_, tokenizer, monkeypatch):
     assert guide.masks([a] * 6) == expected
 
 
-def test_a_rehearsal_tells_slow_grammars_and_refuses_none(compile_, tokenizer, monkeypatch):
+def test_a_draft_that_the_library_allows_and_does_not_take_ends_the_text(compile_):
+    def fill(pointer, num_bytes, drafts):
+        ctypes.memset(pointer, 255, num_bytes)  # the first row alone
+
+    guide = compile_(regex="[a-z]+")
+    guide.masks([5, 6])
+    guide._rows.fill(255)  # as an earlier walk may leave them
+    guide._matcher = SimpleNamespace(
+        is_error=lambda: False, unsafe_compute_mask_ptr_with_draft_token=fill
+    )
+    assert [len(allowed(mask)) for mask in guide.masks([5, 6])] == [8 * 516, 0]
+
+
+def test_a_rehearsal_tells_slow_grammars_and_refuses_none(
+    compile_, tokenizer, monkeypatch, processors
+):
     monkeypatch.setattr(grammars, "REPEAT_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
     guide = compile_(regex="[a-z]{2,9}")
@@ -232,13 +258,18 @@ def test_a_rehearsal_tells_slow_grammars_and_refuses_none(compile_, tokenizer, m
     monkeypatch.setattr(mask_threads, "SECONDS", 1e-6)
     monkeypatch.setattr(grammars, "REHEARSAL_SECONDS", 10.0)
     monkeypatch.setattr(grammars, "REHEARSAL_TOKENS", 10**6)
-    given_up = []
+    given_up, compiled = [], []
+    compile_once = Grammars._compiled
+    monkeypatch.setattr(
+        Grammars, "_compiled", lambda *given: compiled.append(1) or compile_once(*given)
+    )
     real = grammars.Rehearsal.give_up
     monkeypatch.setattr(
         grammars.Rehearsal, "give_up", lambda self, why: given_up.append(why) or real(self, why)
     )
     guide = compile_(regex="[a-z]{2,9}2")
     assert len(given_up) == 1
+    assert len(compiled) == 2  # the lock of the first may be held
     assert len(allowed(guide.masks(())[0])) > 26
     assert guide.error == ""
 

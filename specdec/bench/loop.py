@@ -29,7 +29,7 @@ from specdec.scheduling.row_planner import PlannerStatistics
 from specdec.start.speculation import Drafting
 
 GENERATIONS = 8  # of the window, at least
-LEAST_REQUESTS = 48  # of the window: the bundled pair's texts, once
+LEAST_REQUESTS = 32  # of the window
 PROMPT_LENGTHS = (25, 160)
 TEMPERATURES = (0.0, 0.8)
 RAMPS = 3  # runs of a ramp

@@ -7,14 +7,13 @@ same stream share memory. Captures watch this thread only: a server's others are
 import ctypes
 import gc
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 
-from graphs.cuda_parts import CudaParts
-from graphs.protocol import Graph, GraphHooks, GraphPool, GraphSession, Part
+from graphs.protocol import GraphHooks, GraphPool, GraphSession
 from graphs.weak import V, map_tensors, weak_view
 
 
@@ -87,9 +86,6 @@ class CudaPool:
                 session.abort()
                 raise
 
-    def joined(self, parts: Sequence[Part]) -> Graph:
-        return CudaParts(parts, self._backend.device)
-
     def weaken(self, value: V) -> V:
         """Weak views of every CUDA tensor: torch does not tell which of them lie in the pool."""
         return map_tensors(lambda tensor: weak_view(tensor) if tensor.is_cuda else tensor, value)
@@ -142,7 +138,7 @@ class CudaSession:
         assert self._open is None, "the last graph has not ended"
         self._open = self._pool.begin()
 
-    def end(self, is_part: bool = False) -> torch.cuda.CUDAGraph | None:
+    def end(self) -> torch.cuda.CUDAGraph | None:
         """The work since `begin`; None if no node was captured: no launch for nothing."""
         graph = self._open
         assert graph is not None, "no graph has begun"
@@ -151,8 +147,7 @@ class CudaSession:
         if _num_nodes(graph) == 0:
             graph.reset()
             return None
-        if not is_part:
-            graph.instantiate()
+        graph.instantiate()
         return graph
 
     def abort(self) -> None:

@@ -4,12 +4,9 @@ A backend makes pools; a pool opens a session for each captured forward; it begi
 The graphs of a pool share memory: a result of one lives until another replays.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
 
 from graphs.weak import V
 
@@ -22,20 +19,12 @@ class Graph(Protocol):
         """Drop the work and its hold on the pool."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A graph that is replayed where the count [1] is not 0. None: always."""
-
-    graph: Graph
-    count: Tensor | None
-
-
 class GraphSession(Protocol):
     def begin(self) -> None:
         """Work from here on is captured, not done."""
 
-    def end(self, is_part: bool = False) -> Graph | None:
-        """The work since `begin`; None if there was none. is_part: others join it to replay it."""
+    def end(self) -> Graph | None:
+        """The work since `begin`; None if there was none."""
 
 
 class GraphHooks:
@@ -63,9 +52,6 @@ class GraphPool(Protocol):
         collect: first free what can be freed
         is_last: no later piece of this owner is captured from the results of this one
         """
-
-    def joined(self, parts: Sequence[Part]) -> Graph:
-        """One graph of these, in order; it resets them with itself."""
 
     def weaken(self, value: V) -> V:
         """`value` with weak views in place of its tensors; it pins no memory of the pool."""

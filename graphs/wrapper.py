@@ -14,7 +14,6 @@ from typing import TypeAlias
 from graphs.addresses import addresses, check_addresses, debug_enabled
 from graphs.breakable import BreakableCUDAGraphCapture
 from graphs.capturing import exclusive_capture
-from graphs.conditional import Parts
 from graphs.context import ForwardContext, context_in
 from graphs.counters import log_capture
 from graphs.modes import BatchDescriptor, CUDAGraphMode
@@ -178,19 +177,14 @@ def capture_graph(
     collect: bool = True,
     is_last: bool = True,
 ) -> Captured:
-    """Capture one call as one graph; returns it with what the call returned, still strong.
-
-    Its `run_if` parts are conditional.
-    """
+    """Capture one call as one graph; returns it with what the call returned, still strong."""
     with (
         exclusive_capture(f"the graph of {owner}", pool),
         pool.session(owner, collect=collect, is_last=is_last) as session,
     ):
         pool.hooks.synchronize()
         session.begin()
-        parts = Parts(pool, session)
-        with parts.recording():
-            output = forward()
-            pool.hooks.join()
-            graph = parts.end()
+        output = forward()
+        pool.hooks.join()
+        graph = session.end()
     return graph, output

@@ -207,8 +207,6 @@ class GraphConfig:
     token_sizes: tuple[int, ...] | None = None  # of graphs in pieces
     max_tokens: int = 1024  # of these, by default; at least what all requests verify
     compile_piecewise: bool = False
-    # levels that drafts do not need are conditional nodes, instead of kernels that return at once
-    has_conditionals: bool = False
 
     @property
     def captures_pieces_by_default(self) -> bool:

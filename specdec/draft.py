@@ -3,8 +3,8 @@
 Where rows are shared out (`varies`) the number of levels varies from step to step: a
 graph of one level is replayed for each. A step that proposes nothing extends the draft's KV alone.
 
-With a `threshold` a draft may stop before its last level (stepping/stop_drafting.py): once those of
-all slots have, a replay leaves the levels out, or launches kernels that return at once.
+With a `threshold` a draft may stop before its last level (stepping/stop_drafting.py): the levels
+are launched all the same, and read no weights once all slots have stopped.
 
 Of a tree each level has k rows per request, whose nodes see the committed context and their own
 ancestors (stepping/grow_tree.py); after the last level the best nodes of all are kept.
@@ -21,7 +21,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from graphs.conditional import run_if
 from graphs.context import ForwardContext, set_forward_context
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
@@ -37,7 +36,7 @@ from specdec.passes.families import Captures, DraftGraphs, init_piecewise
 from specdec.sampler.row_parameters import Places, row_parameters
 from specdec.sampler.sampler import scaled_in_support
 from specdec.stepping.buffers import StepBuffers
-from specdec.stepping.grow_tree import TreeLevel, grow_tree, keep_nodes
+from specdec.stepping.grow_tree import TreeLevel, grow_tree
 from specdec.stepping.propose import DraftLevel, propose, propose_sampled
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
@@ -53,7 +52,6 @@ class Draft:
         agree; else the draft's own, and the state keeps the scores.
     calibration, threshold: see stepping/propose.py
     varies: the number of levels, from step to step
-    has_conditionals: levels after the stop are left out of replays; else their kernels return
     """
 
     model: EagleModel
@@ -66,7 +64,6 @@ class Draft:
     calibration: Tensor | None = None
     threshold: Tensor | None = None
     varies: bool = False
-    has_conditionals: bool = False
 
     def __post_init__(self) -> None:
         self.source_TE = self.buffers.features
@@ -175,54 +172,27 @@ class Draft:
             buffers.num_going.zero_()
         if buffers.tree is not None:
             self._grow(normed_BD, recycled_BD, 0, is_sampled)
-            if self.num_levels == 1:
-                self._keep_nodes(num_reqs)
             return
         buffers.draft_hidden[:num_reqs] = recycled_BD
         self._propose(normed_BD, 0, is_sampled)
 
     def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
         decode = self._decode_chain if self.buffers.tree is None else self._decode_tree
+        with needed_while(None if self.threshold is None else self.buffers.num_going):
+            decode(context, is_sampled)
+
+    def _decode_chain(self, context: ForwardContext, is_sampled: bool) -> None:
+        buffers = self.buffers
+        B = context.num_tokens
+        recycled_BD = buffers.draft_hidden[:B]
+        levels = (None,) if self.varies else range(1, buffers.draft_tokens.shape[1])
         with set_forward_context(context):
-            decode(context.num_tokens, is_sampled)
-
-    def _decode_chain(self, num_rows: int, is_sampled: bool) -> None:
-        B = num_rows
-        hidden_BD = self.buffers.draft_hidden[:B]
-        recycled = [hidden_BD]
-
-        def run(level: int | None) -> None:
-            last_B = self.buffers.draft_last_tokens[:B]
-            normed_BD, recycled[0] = self.model.next_level(last_B, recycled[0])
-            self._propose(normed_BD, level, is_sampled)
-            if self.varies:  # the next level is another replay
-                hidden_BD.copy_(recycled[0])
-
-        for level in (None,) if self.varies else range(1, self.num_levels):
-            self._unless_stopped(partial(run, level))
-
-    def _decode_tree(self, num_rows: int, is_sampled: bool) -> None:
-        X = num_rows
-
-        def run(level: int) -> None:
-            last_X = self.buffers.draft_last_tokens[:X]
-            normed_XD, hidden_XD = self.model.next_level(last_X, self.buffers.draft_hidden[:X])
-            self._grow(normed_XD, hidden_XD, level, is_sampled)
-
-        for level in range(1, self.num_levels):
-            self._unless_stopped(partial(run, level))
-        if self.num_levels > 1:
-            self._keep_nodes(X // self.buffers.sizes.rows_per_level)
-
-    def _unless_stopped(self, level: Callable[[], None]) -> None:
-        """Run a level for nothing, or not at all, where the drafts of all slots have stopped."""
-        if self.threshold is None:
-            level()
-        elif self.has_conditionals:
-            run_if(self.buffers.num_going, level)
-        else:
-            with needed_while(self.buffers.num_going):
-                level()
+            for level in levels:
+                last_B = buffers.draft_last_tokens[:B]
+                normed_BD, recycled_BD = self.model.next_level(last_B, recycled_BD)
+                self._propose(normed_BD, level, is_sampled)
+        if self.varies:  # the next level is another replay
+            buffers.draft_hidden[:B] = recycled_BD
 
     def _propose(self, normed_BD: Tensor, level: int | None, is_sampled: bool) -> None:
         """level: None for the one after those that the state counts."""
@@ -255,17 +225,17 @@ class Draft:
             state.draft_scores[row_B, level] = scores_BW
         propose_sampled(logits_BW, floor_B, keys._replace(token_ids=self.d2t), to)
 
+    def _decode_tree(self, context: ForwardContext, is_sampled: bool) -> None:
+        buffers = self.buffers
+        X = context.num_tokens
+        with set_forward_context(context):
+            for level in range(1, self.num_levels):
+                last_X = buffers.draft_last_tokens[:X]
+                hidden_XD = buffers.draft_hidden[:X]
+                self._grow(*self.model.next_level(last_X, hidden_XD), level, is_sampled)
+
     def _grow(self, normed_XD: Tensor, hidden_XD: Tensor, level: int, is_sampled: bool) -> None:
-        to = self._tree_level(level)
-        logits_XW = linear(normed_XD, self.model.lm_head.weight, out_dtype=torch.float32)
-        perturbation = self._perturbation(logits_XW, to) if is_sampled else None
-        grow_tree(logits_XW, hidden_XD, to, perturbation)
-
-    def _keep_nodes(self, num_reqs: int) -> None:
-        keep_nodes(num_reqs, self._tree_level(self.num_levels - 1))
-
-    def _tree_level(self, level: int) -> TreeLevel:
-        return TreeLevel(
+        to = TreeLevel(
             buffers=self.buffers,
             state=self.state,
             level=level,
@@ -273,6 +243,9 @@ class Draft:
             max_model_len=self.contexts.max_model_len,
             threshold=self.threshold,
         )
+        logits_XW = linear(normed_XD, self.model.lm_head.weight, out_dtype=torch.float32)
+        perturbation = self._perturbation(logits_XW, to) if is_sampled else None
+        grow_tree(logits_XW, hidden_XD, to, perturbation)
 
     def _perturbation(self, logits_XW: Tensor, to: TreeLevel) -> Perturbation:
         P = to.rows_per_req

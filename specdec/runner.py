@@ -59,7 +59,6 @@ class Runner:
         self.acceptance = acceptance
         eagle = eagle if sizes.num_speculative_tokens > 0 else None
         self.confidence_threshold = confidence_threshold
-        self._has_conditionals = graph_config is not None and graph_config.has_conditionals
         # on the device: see stepping/stop_drafting.py
         self.threshold: Tensor | None = None
         self._stops_below = confidence_threshold or 0.0
@@ -278,7 +277,6 @@ class Runner:
             self.calibration,
             self.threshold,
             varies=self.sizes.is_adaptive,
-            has_conditionals=self._has_conditionals,
         )
 
     @property

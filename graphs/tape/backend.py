@@ -7,7 +7,7 @@ pool, or kernels that torch does not dispatch.
 """
 
 import gc
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from graphs.errors import CaptureError
-from graphs.protocol import Graph, GraphHooks, GraphPool, GraphSession, Part
+from graphs.protocol import GraphHooks, GraphPool, GraphSession
 from graphs.tape.host_reads import ForbidHostReads
 from graphs.tape.memory import OwnerMemory
 from graphs.tape.record import Recorder
@@ -75,9 +75,6 @@ class TapePool:
         if is_last:
             memory.end_capture()
 
-    def joined(self, parts: Sequence[Part]) -> Graph:
-        return TapeParts(parts)
-
     def weaken(self, value: V) -> V:
         """Weak views of the tensors that lie in results; the pool keeps only those alive."""
         return map_tensors(lambda t: weak_view(t) if self._owns(t) else t, value)
@@ -130,7 +127,7 @@ class TapeSession:
         self._stack.enter_context(ForbidHostReads())
         self._stack.enter_context(self._recorder)
 
-    def end(self, is_part: bool = False) -> "TapeGraph | None":
+    def end(self) -> "TapeGraph | None":
         recorder = self._recorder
         assert recorder is not None, "no graph has begun"
         if recorder.inside is not None:
@@ -172,22 +169,3 @@ class TapeGraph:
             self._calls = []
             self._inputs = []
             self._pool.drop(self._memory)
-
-
-class TapeParts:
-    """Graphs that are replayed one after another, each where its count is not 0."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = list(parts)
-
-    def replay(self) -> None:
-        """Look at each count when its turn comes."""
-        for part in self._parts:
-            if part.count is None or int(part.count) != 0:
-                part.graph.replay()
-
-    def reset(self) -> None:
-        """Drop all of them."""
-        for part in self._parts:
-            part.graph.reset()
-        self._parts.clear()

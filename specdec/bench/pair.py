@@ -30,8 +30,8 @@ class EngineSpec:
     """What an engine is built for. K = 0 is plain decoding.
 
     is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs. tree: of K
-    levels; None: chains. confidence_threshold: of the draft, 0: it never stops. has_conditionals:
-    it stops by conditional nodes.
+    levels; None: chains. confidence_threshold: of the draft, 0: it never stops; with is_adaptive it
+    is the one that pays.
     max_tokens: the longest request, prompt and answer; None: max_model_len. request_sizes: of full
     graphs; None: the default ones. has_prefill_graphs: off, since few suites time prompts and
     capturing takes time.
@@ -48,7 +48,6 @@ class EngineSpec:
     is_adaptive: bool = False
     tree: TreeShape | None = None
     confidence_threshold: float = 0.0
-    has_conditionals: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +133,6 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         modes=graph_modes(None if spec.has_prefill_graphs else NO_PREFILL_GRAPHS),
         request_sizes=spec.request_sizes,
         compile_piecewise=spec.compile_piecewise,
-        has_conditionals=spec.has_conditionals,
     )
     is_eager = spec.enforce_eager or pair.config.enforce_eager
     is_captured = pair.device.type == "cuda" and not is_eager
@@ -147,7 +145,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         pair.eagle,
         device=pair.device,
         graph_config=graphs,
-        confidence_threshold=spec.confidence_threshold,
+        confidence_threshold=None if spec.is_adaptive else spec.confidence_threshold,
     )
     if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
         trial = build(replace(sizes, num_kv_blocks=1))

@@ -2,14 +2,12 @@
 
 K is a tree's number of levels, and its rows are those that a request verifies in a round. Engines
 whose drafts stop are measured at thresholds that stop never (below 0: what the decisions cost), now
-and then, and after one level almost always (what levels cost that were stopped). They stop by
-kernels that return at once; with the last shape also by conditional nodes of graphs.
+and then, and after one level almost always (what levels cost that were stopped).
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from graphs.errors import CaptureError
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec
 from specdec.bench.report import Row
@@ -27,7 +25,6 @@ SHAPES = tuple(
 NEVER = -1.0
 THRESHOLDS = {0.0: (NEVER, 0.1, 0.2, 0.3, 0.999)}  # by temperature
 THRESHOLD = 0.2  # at other temperatures
-WAYS = ("", "kernels", "nodes")  # how drafts stop; first: never
 
 
 def trees(bench: Bench) -> Iterator[Row]:
@@ -37,28 +34,12 @@ def trees(bench: Bench) -> Iterator[Row]:
     plain: dict[tuple[int, float], Served] = {}
     shapes: list[tuple[int, TreeShape | None]] = [(K, None) for K in bench.ks if K > 0]
     for K, tree in [*shapes, *((shape.num_levels, shape) for shape in SHAPES)]:
-        ways = WAYS if tree == SHAPES[-1] else WAYS[:2]
-        for way in ways:
-            yield from _engine_rows(bench, _spec(bench, K, tree, way), plain)
-
-
-def _engine_rows(
-    bench: Bench, spec: EngineSpec, plain: dict[tuple[int, float], Served]
-) -> Iterator[Row]:
-    """Of one engine; one row with the reason where it cannot be captured."""
-    batches = bench.options.batches
-    if not bench.has_time(f"trees: {spec.tree or f'K = {spec.num_speculative_tokens}'}"):
-        return
-    try:
-        bench.pair.engine(spec)
-    except CaptureError as error:  # of a driver that has no conditional nodes, say
-        row: Row = {"num_speculative_tokens": spec.num_speculative_tokens, "batch": batches[0]}
-        yield row | {"refused": str(error)}
-        return
-    for batch in batches:
-        for temperature in TEMPERATURES:
-            yield from _rows(bench, spec, batch, temperature, plain)
-    bench.pair.drop(spec)
+        for stops in (False, True):
+            spec = _spec(bench, K, tree, stops)
+            for batch in bench.options.batches:
+                for temperature in TEMPERATURES:
+                    yield from _rows(bench, spec, batch, temperature, plain)
+            bench.pair.drop(spec)
 
 
 def _rows(
@@ -84,13 +65,12 @@ def _rows(
             yield _row(spec, temperature, threshold, run, plain[key])
 
 
-def _spec(bench: Bench, K: int, tree: TreeShape | None, stops_by: str) -> EngineSpec:
+def _spec(bench: Bench, K: int, tree: TreeShape | None, stops: bool) -> EngineSpec:
     batches = bench.options.batches
     return EngineSpec(
         num_speculative_tokens=K,
         tree=tree,
-        confidence_threshold=THRESHOLD if stops_by else 0.0,
-        has_conditionals=stops_by == "nodes",
+        confidence_threshold=THRESHOLD if stops else 0.0,
         max_num_seqs=bench.options.max_num_seqs or max(batches),
         request_sizes=tuple(sorted(set(batches))),
         max_tokens=max(map(len, bench.pair.prompts)) + bench.options.max_tokens,
@@ -129,7 +109,6 @@ def _row(
     """No figures for a wrong engine. spec: None: plain decoding."""
     tree = None if spec is None else spec.tree
     K = 0 if spec is None else spec.num_speculative_tokens
-    by_nodes = spec is not None and spec.has_conditionals
     row: Row = {
         "temperature": temperature,
         "batch": run.batch,
@@ -137,7 +116,6 @@ def _row(
         "rows": K + 1 if tree is None else tree.num_nodes + 1,
         "top_k": 1 if tree is None else tree.top_k,
         "threshold": threshold,
-        "stops_by": None if threshold is None else WAYS[2 if by_nodes else 1],
     }
     difference = first_difference(run.token_ids, plain.token_ids)
     if difference is not None:

@@ -66,7 +66,7 @@ class TreeLevel:
 def grow_tree(
     logits_XW: Tensor, hidden_XD: Tensor, to: TreeLevel, perturbation: Perturbation | None = None
 ) -> None:
-    """Add the level's nodes; lay out the rows of the next level, if there is one.
+    """Add the level's nodes; lay out the rows of the next level, or keep the best of all nodes.
 
     logits_XW:    float32, of the rows that get children
     hidden_XD:    what their children's rows recycle
@@ -75,14 +75,11 @@ def grow_tree(
     num_reqs = len(logits_XW) // to.rows_per_req
     add_children = pick(logits_XW, launch_add_children, add_children_ref)
     add_children(logits_XW, num_reqs, to, perturbation)
-    if not to.is_last:
+    if to.is_last:
+        pick(logits_XW, launch_keep_nodes, keep_nodes_ref)(num_reqs, to)
+    else:
         X = num_reqs * to.tree.shape.top_k
         torch.index_select(hidden_XD, 0, to.tree.parent_rows[:X], out=to.buffers.draft_hidden[:X])
-
-
-def keep_nodes(num_reqs: int, to: TreeLevel) -> None:
-    """After the last level: the best nodes of all levels go to the state rows."""
-    pick(to.tree.scores, launch_keep_nodes, keep_nodes_ref)(num_reqs, to)
 
 
 def launch_add_children(

@@ -84,41 +84,6 @@ def test_a_poisoned_walk_equals_the_clean_eager_one(expected, backend, shape):
         assert counters["draft_decode"].replays == {CUDAGraphMode.FULL: len(trace)}
 
 
-@pytest.mark.parametrize(
-    "backend, shape",
-    [
-        pytest.param("tape", None, marks=pytest.mark.slow),
-        ("tape", TREE),
-        *(pytest.param("cuda", shape, marks=pytest.mark.gpu) for shape in (None, TREE)),
-    ],
-)
-def test_levels_after_the_stop_are_left_out_of_replays(expected, backend, shape):
-    """As conditional parts of the graph: whatever they would write, and read, stays as it is."""
-    captures, device = make_backend(backend)
-    _, oracle, trace, levels = expected(shape, device)
-    pair = tiny("eagle3", device)  # of its own, to be poisoned
-    config = GraphConfig(**SIZES, has_conditionals=True)
-    threshold = threshold_of(shape)
-    runner = tiny_runner(pair, K, config, captures, tree=shape, confidence_threshold=threshold)
-    walk, found = walked(runner, oracle, is_poisoned=True)
-    # but for the draft's cache, where levels that run for nothing write behind the context
-    assert_same([step[:-1] for step in walk.trace], [step[:-1] for step in trace])
-    assert found == levels
-    # no slot goes on: a level that ran would show in what its rows recycle
-    for parameter in runner.draft.model.parameters():
-        parameter.data.fill_(torch.nan)
-    buffers = runner.buffers
-    buffers.num_going.zero_()
-    buffers.draft_hidden.zero_()
-    decode = runner.graphs.draft.decode
-    decode.run_fullgraph(decode.dispatch(2, 2, 1).descriptor)
-    assert (buffers.draft_hidden == 0).all()
-    buffers.num_going.fill_(1)
-    buffers.draft_levels.fill_(K)
-    decode.run_fullgraph(decode.dispatch(2, 2, 1).descriptor)
-    assert shape is None or not (buffers.draft_hidden == 0).all()
-
-
 @pytest.mark.parametrize("shape", [None, TREE])
 def test_what_a_slot_drafts_does_not_depend_on_the_others(expected, shape):
     pair, oracle, _, levels = expected(shape, torch.device("cpu"))

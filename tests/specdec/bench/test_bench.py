@@ -122,10 +122,8 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
         *((T, *each) for T in (0.0, 1.0) for each in ((0, 1, 1, None), (2, 3, 1, None))),
         *((T, 2, 3, 1, threshold) for T, threshold in STOPPED),
         *((T, 3, 6, 3, None) for T in (0.0, 1.0)),
-        *((T, 3, 6, 3, threshold) for T, threshold in STOPPED * 2),
+        *((T, 3, 6, 3, threshold) for T, threshold in STOPPED),
     ]
-    kinds = (("kernels", 2), (None, 2), ("kernels", 2), ("nodes", 2))
-    assert [row["stops_by"] for row in rows[4:]] == [way for way, n in kinds for _ in range(n)]
     [wrong] = [row for row in rows if "refused" in row]
     assert (wrong["top_k"], wrong["temperature"]) == (3, 1.0)
     assert all(row["tokens_per_second"] > 0 for row in rows if row is not wrong)

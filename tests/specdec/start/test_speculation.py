@@ -1,6 +1,7 @@
 """How many drafts an engine makes, and whether their rows are shared out."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,10 @@ def drafting(has_graphs=True, **values):
 
 
 def test_auto_shares_rows_out_where_costs_are_measured():
-    assert drafting(num_speculative_tokens="auto") == Drafting(8, is_adaptive=True)
+    adaptive = Drafting(8, is_adaptive=True, confidence_threshold=None)
+    assert drafting(num_speculative_tokens="auto") == adaptive
     assert drafting() == drafting(num_speculative_tokens="auto")
-    assert drafting(num_speculative_tokens=5) == Drafting(5, is_adaptive=True)
+    assert drafting(num_speculative_tokens=5) == replace(adaptive, num_tokens=5)
     assert drafting_of(None, has_graphs=True) == Drafting(0)
 
 

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FEW_ROWS = 512  # up to here steps that share tiles take the same time
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 
@@ -16,7 +15,8 @@ Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 class StepCosts:
     """Milliseconds of steps, by all their rows with padding.
 
-    rounds, mixed: steps without prompts and with them, behind short contexts
+    rounds, mixed: steps without prompts and with them, behind short contexts. A step takes as long
+        as the first count that holds its rows: that of a captured graph, or of its tiles
     ms_per_key: for each key that a request which verifies has in its cache
     ms_per_pair: for each row of a prompt and each key before it
     """
@@ -109,17 +109,9 @@ class PromptBudget:
 
 
 def _at(measured: Measured, num_rows: int) -> float:
-    """That of the first measured count that holds these rows, or less where they are many.
-
-    From FEW_ROWS on time grows with the rows: between two counts, and beyond the largest.
-    """
-    before = (0, 0.0)
+    """That of the first count that holds these rows; beyond the largest time grows with them."""
     for rows, ms in measured:
         if num_rows <= rows:
-            if before[0] < FEW_ROWS:
-                return ms
-            share = (num_rows - before[0]) / (rows - before[0])
-            return before[1] + share * (ms - before[1])
-        before = (rows, ms)
+            return ms
     rows, ms = measured[-1]
     return ms * num_rows / rows

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from specdec.kernels.compilations import compiling_is_expected
-from specdec.kernels.tile_shapes import row_class
+from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY
 from specdec.runner import Runner
@@ -57,7 +57,7 @@ def measure_costs(runner: Runner) -> StepCosts:
         mixed = {rows: _ms(runner, step) for rows, step in prompts.items()}
         costs = StepCosts(
             rounds=tuple(rounds.items()),
-            mixed=tuple(mixed.items()),
+            mixed=_of_sizes(tuple(mixed.items()), tokens),
             ms_per_key=_ms_per_key(runner),
             ms_per_pair=_ms_per_pair(runner),
         )
@@ -108,6 +108,16 @@ def _listed(measured: Measured) -> str:
 def _of_classes(counts: Sequence[int]) -> list[int]:
     """Of each class of rows, which share tiles, the largest of these counts, ascending."""
     return list({row_class(n): n for n in counts}.values())
+
+
+def _of_sizes(measured: Measured, captured: Sequence[int]) -> Measured:
+    """With the captured sizes of many rows: there each row costs, padding too."""
+    found = dict(measured)
+    for (low, low_ms), (high, high_ms) in itertools.pairwise(measured):
+        for size in captured:
+            if PARALLEL_ROWS <= low < size < high:
+                found[size] = low_ms + (size - low) / (high - low) * (high_ms - low_ms)
+    return tuple(sorted(found.items()))
 
 
 def _level_ms(runner: Runner, num_reqs: int) -> float:

@@ -17,7 +17,7 @@ def test_a_step_costs_what_the_next_measured_one_does_and_beyond_them_by_the_row
     assert COSTS.round_ms(9, 0) == 4.4
     assert COSTS.mixed_ms(128, 0, 0) == 5.5
     assert COSTS.mixed_ms(129, 10**5, 10**6) == 8.2 + 1.0 + 2.0
-    assert COSTS.mixed_ms(768, 0, 0) == 19.0  # half way from 512 to 1,024
+    assert COSTS.mixed_ms(768, 0, 0) == 25.0  # padded to 1,024
     assert COSTS.mixed_ms(2048, 0, 0) == 50.0
 
 

@@ -9,9 +9,25 @@ import pytest
 from scripts.soak import rows_are_shared
 from specdec import LLM
 from specdec.kernels.tile_shapes import row_class
-from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS
+from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
 from specdec.start import measure_costs
-from specdec.start.measure_costs import _spread
+from specdec.start.measure_costs import _of_sizes, _spread
+
+
+def test_many_rows_cost_what_the_graph_does_that_holds_them():
+    measured = ((256, 7.0), (512, 11.0), (1024, 21.0), (2048, 45.0))
+    sizes = [256, 320, 384, 512, 640, 768, 1024, 1536, 2048]
+    found = _of_sizes(measured, sizes)
+    assert found == (
+        *measured[:2],
+        (640, 13.5),
+        (768, 16.0),
+        measured[2],
+        (1536, 33.0),
+        measured[3],
+    )
+    costs = StepCosts(rounds=measured, mixed=found)
+    assert [costs.mixed_ms(n, 0, 0) for n in (300, 513, 700, 1025)] == [11.0, 13.5, 16.0, 33.0]
 
 
 def test_a_few_sizes_stand_for_many():

@@ -47,6 +47,7 @@ class InFlight:
 
     work: Work
     result: PendingResult
+    launched_at: float  # time.perf_counter()
 
 
 class Engine:
@@ -76,6 +77,7 @@ class Engine:
         self._num_fits = 0  # of the planner, as the device has them
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
+        self._read_at = 0.0  # when the latest result was read, by time.perf_counter()
         self._step_masks = StepMasks()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
         self._totals = Totals()
@@ -230,7 +232,7 @@ class Engine:
             return self._fail(work, error)
         self._step_masks.launched(work, result)
         self._totals.launched(work.num_verify_rows)
-        self._in_flight.append(InFlight(work, result))
+        self._in_flight.append(InFlight(work, result, time.perf_counter()))
         return []
 
     def _run(self, work: Work) -> PendingResult:
@@ -268,13 +270,32 @@ class Engine:
 
     def _take(self, step: InFlight) -> list[Request]:
         result = step.result.read()
+        if self.planner is not None:
+            self._observe_time(self.planner, step)
         before = [request for request in step.work.requests if request.finish is None]
         changed = [*self._take_verified(step.work, result), *self._take_prompts(step.work, result)]
         self.scheduler.finish_step(step.work)
         self._release([request for request in before if request.finish is not None])
+        if not self._unfinished:
+            self._read_at = 0.0  # what is in flight may be read after a pause
         if not self._unfinished and logger.isEnabledFor(logging.DEBUG):
             logger.debug("graphs: %s", summary(self.runner.graphs.counters()))
         return changed
+
+    def _observe_time(self, planner: RowPlanner, step: InFlight) -> None:
+        """From one read to the next, if it was launched before the first: no device waited."""
+        before, self._read_at = self._read_at, time.perf_counter()
+        work = step.work
+        if not work.verifying or step.launched_at > before:
+            return
+        planner.observe_time(
+            len(work.verifying),
+            work.num_verify_rows,
+            sum(part.length for part in work.parts),
+            work.num_levels or 0,
+            sum(request.num_tokens for request in work.verifying),
+            1e3 * (self._read_at - before),
+        )
 
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
         if self.planner is not None and work.verifying:

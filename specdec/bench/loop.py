@@ -242,6 +242,7 @@ def planned(engine: Engine, before: PlannerStatistics | None) -> Row:
         "rows_wasted": stats.wasted_share,
         "levels_a_round": stats.num_levels / rounds,
         "measured_over_predicted": stats.measured_tokens / tokens,
+        "ms_over_predicted": stats.measured_ms / max(stats.predicted_ms, 1e-9),
     }
 
 

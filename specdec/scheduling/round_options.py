@@ -4,7 +4,7 @@ One object serves all rounds of as many requests until the gains are estimated a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,16 @@ class StepOptions:
     ms: Floats
     levels_ms: Floats
     plain_ms: float
+
+    def scaled(self, ratios: tuple[float, float]) -> "StepOptions":
+        """The same, where steps without drafts and with them take so many times as long."""
+        without, with_drafts = ratios
+        return replace(
+            self,
+            ms=self.ms * with_drafts,
+            levels_ms=self.levels_ms * with_drafts,
+            plain_ms=self.plain_ms * without,
+        )
 
     def best_rows(self, num_live: int, next_levels: int, rate: float) -> int:
         """Rows that bring the most beyond what their time is worth at `rate`."""

@@ -27,7 +27,7 @@ from specdec.scheduling.round_options import (
     mixed_options,
     round_options,
 )
-from specdec.scheduling.step_costs import RoundCosts
+from specdec.scheduling.step_costs import RoundCosts, TimeRatios
 
 FIRST_LEVELS = 3  # while nothing is known
 LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
@@ -58,6 +58,7 @@ class PlannerStatistics:
     num_rows: last sampled tokens and drafts that were verified, without padding
     num_wasted: verified drafts that did not hold
     predicted_tokens, measured_tokens: of the rounds with drafts that had a prediction
+    predicted_ms, measured_ms: of steps that followed one another without a pause
     """
 
     num_rounds: int = 0
@@ -67,6 +68,8 @@ class PlannerStatistics:
     measured_tokens: int = 0
     num_levels: int = 0
     num_probes: int = 0
+    predicted_ms: float = 0.0
+    measured_ms: float = 0.0
 
     def since(self, earlier: "PlannerStatistics") -> "PlannerStatistics":
         """What has come to the sums."""
@@ -124,8 +127,9 @@ class RowPlanner:
         self._surprise = Surprise()
         self._candidates: list[GainCurves] = []  # by threshold
         self._curves: GainCurves | None = None  # of the latest plan
-        self._options: dict[tuple[int, ...], RoundOptions] = {}
+        self._options: dict[tuple[float, ...], RoundOptions] = {}
         self._prompts = PromptLoad()
+        self._ratios = TimeRatios()
         self._steady_levels = min(FIRST_LEVELS, num_levels)
         self._num_rounds = 0  # with drafts, since all was forgotten
         self._next_fit = 1
@@ -229,6 +233,49 @@ class RowPlanner:
             if is_probe or is_early or self._history.num_pending >= MERGE_EVERY:
                 self._learn(num_drafting, is_probe)
 
+    def observe_time(
+        self,
+        num_requests: int,
+        num_rows: int,
+        num_prompt_rows: int,
+        num_levels: int,
+        num_keys: int,
+        ms: float,
+    ) -> None:
+        """Learn how long a step took, of num_rows rows that verified."""
+        predicted = self._step_ms(num_requests, num_rows, num_prompt_rows, num_levels, num_keys)
+        if predicted <= 0:
+            return
+        has_drafts = num_levels > 0 or num_rows > num_requests
+        self._ratios.add(num_requests, num_prompt_rows > 0, has_drafts, ms / predicted)
+        before = self._statistics
+        self._statistics = replace(
+            before,
+            predicted_ms=before.predicted_ms + predicted,
+            measured_ms=before.measured_ms + ms,
+        )
+
+    def _step_ms(
+        self,
+        num_requests: int,
+        num_rows: int,
+        num_prompt_rows: int,
+        num_levels: int,
+        num_keys: int,
+    ) -> float:
+        """By the costs alone."""
+        costs = self._costs
+        ms = costs.ms_per_key * num_keys
+        num_run = float(num_levels)
+        if num_levels and self._curves is not None:
+            num_run = float(self._curves.levels_run[num_levels - 1])
+        further = (num_run - 1) * costs.level_ms(num_requests)
+        if num_prompt_rows:  # with one level in it
+            return ms + costs.mixed_ms(num_rows + num_prompt_rows) + further
+        if num_levels == 0 and num_rows == num_requests:
+            return ms + costs.plain_ms(num_requests)
+        return ms + costs.verify_ms(num_rows) + further
+
     def _count(
         self, num_requests: int, num_verified: int, num_accepted: int, predicted: float | None
     ) -> None:
@@ -273,7 +320,9 @@ class RowPlanner:
         eighths, prompt_rows = self._prompts.rounded
         half_round = self._costs.plain_ms(requests.num_requests) / 2
         num_halves = round(keys_ms / half_round)
-        key = *requests, eighths, prompt_rows, num_halves
+        n = requests.num_requests
+        ratios = *self._ratios.of(n, False), *self._ratios.of(n, True)
+        key = *requests, eighths, prompt_rows, num_halves, *ratios
         if key not in self._options:
             every = [
                 self._options_with(curves, requests, eighths / 8, prompt_rows)
@@ -288,12 +337,14 @@ class RowPlanner:
     ) -> RoundOptions:
         rows = self._sizes.of(requests.num_requests)
         rounds = round_options(self._costs, rows, curves, requests)
+        rounds = rounds.scaled(self._ratios.of(requests.num_requests, False))
         mixed = self._mixed(requests, num_prompt_rows, curves)
         return RoundOptions(rounds, mixed, prompt_share, curves)
 
     def _mixed(self, requests: Requests, num_prompt_rows: int, curves: GainCurves) -> StepOptions:
         most = int(self._sizes.of(requests.num_requests)[-1])
-        return mixed_options(self._costs, most, curves, requests, num_prompt_rows)
+        mixed = mixed_options(self._costs, most, curves, requests, num_prompt_rows)
+        return mixed.scaled(self._ratios.of(requests.num_requests, True))
 
 
 class PromptLoad:

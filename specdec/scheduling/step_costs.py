@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
+RATIO_MEMORY = 1 / 64  # weight of the latest step in a ratio of times
+KNOWN = 8  # steps that took as long as predicted, before any was measured
+OUTLIER = 2.0  # a step counts as at most so many times as long as predicted, or as short
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
 
 
@@ -78,6 +81,35 @@ class RoundCosts:
     def level_ms(self, num_requests: int) -> float:
         """One more level of the draft."""
         return _at(self.level, num_requests)
+
+
+class TimeRatios:
+    """How many times as long as their costs say steps take, by load, prompts and drafts.
+
+    Costs are measured alone, greedy and with empty caches; requests bring samplers, contexts and
+    work for the host. Running averages, 1 where nothing is known. Loads from one power of two to
+    the next count as one.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bool, bool], tuple[int, float]] = {}  # steps, ratio
+
+    def add(self, num_requests: int, has_prompts: bool, has_drafts: bool, ratio: float) -> None:
+        """A step. has_drafts: it verified some, or made some."""
+        key = num_requests.bit_length(), has_prompts, has_drafts
+        count, known = self._known.get(key, (0, 1.0))
+        weight = max(RATIO_MEMORY, 1 / (count + 1 + KNOWN))
+        ratio = min(max(ratio, 1 / OUTLIER), OUTLIER)
+        self._known[key] = count + 1, known + weight * (ratio - known)
+
+    def of(self, num_requests: int, has_prompts: bool) -> tuple[float, float]:
+        """Of steps without drafts and with them, to a 32nd."""
+        load = num_requests.bit_length()
+        none, some = (
+            self._known.get((load, has_prompts, has_drafts), (0, 1.0))[1]
+            for has_drafts in (False, True)
+        )
+        return round(32 * none) / 32, round(32 * some) / 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Rows are shared out and levels vary from round to round: no token depends on it."""
 
 import random
+import time
 from functools import cache
 
 import numpy as np
@@ -186,6 +187,24 @@ def test_a_planner_that_says_so_stops_drafts_and_changes_no_token(make, plain, g
     assert set(lengths[0.0][:-1]) == {8}
     assert set(lengths[1.0]) <= {0, 1}
     assert 1 < np.mean(lengths[0.5]) < 7
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_the_planner_sees_how_long_steps_take_that_follow_without_a_pause(
+    make, greedy, prompts, is_async
+):
+    llm = make(async_scheduling=is_async)
+    planner = llm.engine.planner
+    seen = []
+    planner.observe_time = lambda *given: seen.append(given)
+    for _ in range(2):
+        llm.generate(prompts[:3], greedy(12), use_tqdm=False)
+        time.sleep(0.5)
+    assert (len(seen) > 4) == is_async
+    for num_requests, num_rows, num_prompt_rows, num_levels, num_keys, ms in seen:
+        assert 0 < num_requests <= min(num_rows, num_keys)
+        assert num_prompt_rows >= 0 <= num_levels <= 8
+        assert 0 < ms < 450  # none of them is the pause
 
 
 def test_blocks_named_in_plain_rounds_serve_later_drafts(make, greedy, prompts):

@@ -67,10 +67,14 @@ class World:
     """num_requests run at all times; a request lasts about 60 rounds.
 
     fixed: drafts and rows of every request; None = as the planner says
-    allowed: the bound of every request
+    allowed: the bound of every request. slower: how many times as long as by its costs a round with
+    drafts takes
     """
 
-    def __init__(self, num_requests, draft=GOOD, seed=0, fixed=None, costs=COSTS, allowed=K):
+    def __init__(
+        self, num_requests, draft=GOOD, seed=0, fixed=None, costs=COSTS, allowed=K, slower=1.0
+    ):
+        self.slower = slower
         self.rng = np.random.default_rng(seed)
         self.draft, self.costs, self.fixed, self.allowed = draft, costs, fixed, allowed
         self.planner = RowPlanner(costs, SHAPES, K)
@@ -120,7 +124,11 @@ class World:
         skipped = self.live - int((said > 0).any(axis=0).sum()) if self.live else 0
         saved = self.costs.level_ms(padded(B)) - (self.costs.skipped_ms or 0.0)
         ms = round_ms(self.costs, padded(B), plan.num_rows, plan.num_levels)
-        self.ms.append(ms - skipped * saved)  # of the levels drafted a round ago
+        ms -= skipped * saved  # of the levels drafted a round ago
+        if plan.num_levels or plan.num_rows > B:
+            ms *= self.slower
+        self.ms.append(ms)
+        self.planner.observe_time(B, plan.num_rows, 0, plan.num_levels, 0, ms)
         self.plans.append(plan)
         self.live = plan.num_levels
         self.threshold = self.planner.threshold if self.fixed is None else 0.0

@@ -42,6 +42,17 @@ def test_many_requests_gain_by_sharing_rows(num_requests):
     assert planned > 1.02 * best
 
 
+@pytest.mark.parametrize("num_requests, slower", [(256, 1.3), (64, 1.9), (8, 1.1)])
+def test_steps_that_take_longer_than_their_costs_say_are_chosen_less(num_requests, slower):
+    """And where drafts pay all the same, they are made."""
+    world = World(num_requests, slower=slower).run(400)
+    fixed = [World(num_requests, fixed=each, slower=slower).run(400).rate(150) for each in FIXED]
+    assert world.rate(150) > 0.97 * max(fixed)  # probes are dear here
+    assert (np.mean([plan.num_levels for plan in world.plans[150:]]) < 0.2) == (num_requests > 8)
+    shown = world.planner.statistics
+    assert 1 <= shown.measured_ms / shown.predicted_ms < slower + 0.01
+
+
 @pytest.mark.parametrize("num_requests, gain", [(1, 1.015), (2, 0.997), (4, 0.997)])
 def test_few_requests_gain_where_drafts_stop(num_requests, gain):
     """The same chances, round by round, with thresholds and without."""

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, PromptBudget, StepCosts
+from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, PromptBudget, StepCosts, TimeRatios
 
 COSTS = StepCosts(
     rounds=((8, 4.0), (64, 4.4), (256, 8.0)),
@@ -56,3 +56,23 @@ def test_as_many_ride_as_arrive_on_average_whatever_the_wait():
         *(LEAST_PROMPT_ROWS, LEAST_PROMPT_ROWS),
         *(256, 256, 768),
     ]
+
+
+def test_times_are_compared_by_load_prompts_and_drafts():
+    ratios = TimeRatios()
+    for _ in range(300):
+        ratios.add(40, False, True, 1.25)
+        ratios.add(40, True, False, 1000.0)  # an outlier counts as twice as long
+    assert ratios.of(63, False) == (1.0, 1.25)
+    assert ratios.of(32, True) == (2.0, 1.0)
+    assert ratios.of(31, False) == ratios.of(64, True) == (1.0, 1.0)
+
+
+def test_one_step_that_took_long_moves_a_ratio_little():
+    ratios = TimeRatios()
+    ratios.add(1, False, True, 50.0)
+    assert ratios.of(1, False)[1] < 1.15
+    for _ in range(200):
+        ratios.add(1, False, True, 1.0)
+    ratios.add(1, False, True, 50.0)
+    assert ratios.of(1, False)[1] < 1.04

@@ -134,13 +134,19 @@ class Compiled:
 
 
 class Matcher:
-    """A Guide: stands after the tokens that a request has generated."""
+    """A Guide: stands after the tokens that a request has generated.
 
-    def __init__(self, compiled: Compiled, eos_token_ids: frozenset[int]) -> None:
+    tokens: generated so far; if there are any, the library's matcher is made by the first walk, in
+        its thread
+    """
+
+    def __init__(
+        self, compiled: Compiled, eos_token_ids: frozenset[int], tokens: Sequence[int] = ()
+    ) -> None:
         self._compiled = compiled
         self._start = compiled.start_of(self)
-        self._matcher = self._start.deep_copy()
-        self._tokens: list[int] = []
+        self._made = None if tokens else self._start.deep_copy()
+        self._tokens = list(tokens)
         self._ahead: Sequence[int] = ()  # drafts before the first row of a part
         self._others: list[Matcher] = []  # at the same place, for parts of a slow walk
         self._eos_token_ids = eos_token_ids
@@ -153,18 +159,24 @@ class Matcher:
         """What copies of one start share in llguidance."""
         return self._start
 
+    @property
+    def _matcher(self) -> LLMatcher:
+        if self._made is None:
+            self._made = self._start.deep_copy()
+            self._made.consume_tokens(self._tokens)
+        return self._made
+
     def copy(self) -> "Matcher":
         """Another one at the same place."""
-        other = Matcher(self._compiled, self._eos_token_ids)
-        other.advance(self._tokens)
-        return other
+        return Matcher(self._compiled, self._eos_token_ids, self._tokens)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on by generated tokens, which its masks have allowed; EOS ends the text."""
         for token in tokens:
             if token in self._eos_token_ids or self._compiled.reason:
                 return
-            self._matcher.consume_token(token)  # if it fails, no token may follow
+            if self._made is not None:
+                self._made.consume_token(token)  # if it fails, no token may follow
             self._tokens.append(token)
             for other in self._others:
                 other.advance([token])
@@ -280,8 +292,8 @@ class Matcher:
         if self._compiled.reason:
             return
         if self._matcher.is_error():
-            self._matcher = self._start.deep_copy()
-            self._matcher.consume_tokens([*self._tokens, *self._ahead])
+            self._made = self._start.deep_copy()
+            self._made.consume_tokens([*self._tokens, *self._ahead])
         elif num_tokens:
             self._matcher.rollback(num_tokens)
 

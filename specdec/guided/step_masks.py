@@ -6,10 +6,14 @@ cannot choose it, so no later row counts. A tree has a walk for each of its leav
 masks that one before it finds. Once a guide is given up, its first row allows nothing.
 
 The drafts were sent to the host at the end of the step before, and the masks are taken while the
-device runs the target's forward, on threads of their own (mask_threads.py).
+device runs the target's forward, on threads of their own (mask_threads.py). To launch a forward in
+pieces takes the host about as long as the device to run it, so beside prompts the masks are begun
+before it.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -85,6 +89,7 @@ class StepMasks:
     def __init__(self) -> None:
         self._arriving: dict[Request, tuple[PendingResult, int]] = {}
         self._threads = MaskThreads()
+        self._early = Early()
 
     def of_step(
         self, work: Work, num_drafts: Callable[[Request], int]
@@ -103,7 +108,10 @@ class StepMasks:
             if request.guide is not None and part.samples:
                 row = len(work.verifying) * work.query_len + i
                 slots.append(GuidedSlot(request.guide, row))
-        return partial(row_masks, self._threads, slots) if slots else None
+        if not slots:
+            return None
+        found = partial(row_masks, self._threads, slots)
+        return self._early.begin(found) if work.parts else found
 
     def launched(self, work: Work, result: PendingResult) -> None:
         """A guided request verifies in each step until it ends, so only the latest step counts."""
@@ -112,6 +120,20 @@ class StepMasks:
             for b, request in enumerate(work.requests)
             if request.guide is not None
         }
+
+
+class Early:
+    """Runs functions, one at a time, while the caller goes on."""
+
+    def __init__(self) -> None:
+        self._pid = -1  # a fork leaves the thread behind
+
+    def begin(self, function: Callable[[], RowMasks]) -> Callable[[], RowMasks]:
+        """What waits for the function's result."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="specdec-early-masks")
+        return self._pool.submit(function).result
 
 
 def row_masks(threads: MaskThreads, slots: Sequence[GuidedSlot]) -> RowMasks:

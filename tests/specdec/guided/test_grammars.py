@@ -240,10 +240,25 @@ def test_a_draft_that_the_library_allows_and_does_not_take_ends_the_text(compile
     guide = compile_(regex="[a-z]+")
     guide.masks([5, 6])
     guide._rows.fill(255)  # as an earlier walk may leave them
-    guide._matcher = SimpleNamespace(
+    guide._made = SimpleNamespace(
         is_error=lambda: False, unsafe_compute_mask_ptr_with_draft_token=fill
     )
     assert [len(allowed(mask)) for mask in guide.masks([5, 6])] == [8 * 516, 0]
+
+
+def test_a_copy_in_the_middle_is_made_by_the_walk_that_needs_it(compile_):
+    guide = compile_(regex="[a-z]+")
+    [mask] = guide.masks([])
+    tokens = sorted(allowed(mask))[:2]
+    guide.advance(tokens[:1])
+    other = guide.copy()
+    assert (guide.copy()._made, other._made) == (None, None)
+    other.advance(tokens[1:])
+    guide.advance(tokens[1:])
+    assert other._made is None
+    assert other.masks([]) == guide.masks([]) == other.copy().masks([])
+    assert other._made is not None
+    assert compile_(regex="[a-z]+")._made is not None  # before the first token: it is soon needed
 
 
 def test_a_rehearsal_tells_slow_grammars_and_refuses_none(

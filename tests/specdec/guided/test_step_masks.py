@@ -1,11 +1,14 @@
 """Which rows of a tree get which masks: one for each row, whatever leaves lie under it."""
 
+import threading
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
-from specdec.guided.step_masks import GuidedSlot, row_masks
+from specdec.guided import step_masks
+from specdec.guided.step_masks import GuidedSlot, StepMasks, row_masks
 from specdec.requests.guide import Part
 from specdec.stepping.results import Proposals
 
@@ -65,3 +68,33 @@ def test_parts_of_a_walk_have_rows_of_their_own():
 
 def test_a_guide_that_is_given_up_on_a_later_leaf_allows_nothing_from_the_root_on():
     assert masks_of(FakeGuide(gives_up_at=(5, 8)))[10] == 0
+
+
+class FakeRequest:
+    def __init__(self):
+        self.guide = FakeGuide()
+
+
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_beside_prompts_masks_are_found_while_the_step_is_launched(has_prompt, monkeypatch):
+    began = threading.Event()
+    monkeypatch.setattr(step_masks, "row_masks", lambda *_: began.set() or "found")
+    request = FakeRequest()
+    parts = [SimpleNamespace(samples=True)] if has_prompt else []
+    work = SimpleNamespace(
+        verifying=[request], query_len=4, most_drafts=3, prompts=[request] * has_prompt, parts=parts
+    )
+    masks = StepMasks().of_step(work, lambda _: 3)
+    assert began.wait(5 if has_prompt else 0.1) == has_prompt
+    assert masks() == "found"
+
+
+def test_what_fails_early_is_raised_where_it_is_waited_for(monkeypatch):
+    monkeypatch.setattr(step_masks, "row_masks", lambda *_: 1 / 0)
+    request = FakeRequest()
+    work = SimpleNamespace(
+        verifying=[], query_len=1, prompts=[request], parts=[SimpleNamespace(samples=True)]
+    )
+    masks = StepMasks().of_step(work, lambda _: 0)
+    with pytest.raises(ZeroDivisionError):
+        masks()

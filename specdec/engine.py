@@ -31,7 +31,7 @@ from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.round_history import RoundOutcome
-from specdec.scheduling.row_planner import RowPlanner
+from specdec.scheduling.row_planner import RowPlanner, StepSize
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
@@ -288,14 +288,14 @@ class Engine:
         work = step.work
         if not work.verifying or step.launched_at > before:
             return
-        planner.observe_time(
-            len(work.verifying),
-            work.num_verify_rows,
-            sum(part.length for part in work.parts),
-            work.num_levels or 0,
-            sum(request.num_tokens for request in work.verifying),
-            1e3 * (self._read_at - before),
+        size = StepSize(
+            num_requests=len(work.verifying),
+            num_rows=work.num_verify_rows,
+            num_prompt_rows=sum(part.length for part in work.parts),
+            num_levels=work.num_levels or 0,
+            num_keys=sum(request.num_tokens for request in work.verifying),
         )
+        planner.observe_time(size, 1e3 * (self._read_at - before))
 
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
         if self.planner is not None and work.verifying:

@@ -52,6 +52,22 @@ class RoundPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """What a step computed. num_rows: that verified; num_keys: in the caches of their requests."""
+
+    num_requests: int
+    num_rows: int
+    num_prompt_rows: int
+    num_levels: int
+    num_keys: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no drafts were verified or made."""
+        return self.num_levels == 0 and self.num_rows == self.num_requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerStatistics:
     """Sums over the rounds observed; num_levels and num_probes over those planned.
 
@@ -233,21 +249,13 @@ class RowPlanner:
             if is_probe or is_early or self._history.num_pending >= MERGE_EVERY:
                 self._learn(num_drafting, is_probe)
 
-    def observe_time(
-        self,
-        num_requests: int,
-        num_rows: int,
-        num_prompt_rows: int,
-        num_levels: int,
-        num_keys: int,
-        ms: float,
-    ) -> None:
-        """Learn how long a step took, of num_rows rows that verified."""
-        predicted = self._step_ms(num_requests, num_rows, num_prompt_rows, num_levels, num_keys)
+    def observe_time(self, step: StepSize, ms: float) -> None:
+        """Learn how long a step took."""
+        predicted = self._step_ms(step)
         if predicted <= 0:
             return
-        has_drafts = num_levels > 0 or num_rows > num_requests
-        self._ratios.add(num_requests, num_prompt_rows > 0, has_drafts, ms / predicted)
+        has_prompts = step.num_prompt_rows > 0
+        self._ratios.add(step.num_requests, has_prompts, not step.is_plain, ms / predicted)
         before = self._statistics
         self._statistics = replace(
             before,
@@ -255,26 +263,19 @@ class RowPlanner:
             measured_ms=before.measured_ms + ms,
         )
 
-    def _step_ms(
-        self,
-        num_requests: int,
-        num_rows: int,
-        num_prompt_rows: int,
-        num_levels: int,
-        num_keys: int,
-    ) -> float:
+    def _step_ms(self, step: StepSize) -> float:
         """By the costs alone."""
         costs = self._costs
-        ms = costs.ms_per_key * num_keys
-        num_run = float(num_levels)
-        if num_levels and self._curves is not None:
-            num_run = float(self._curves.levels_run[num_levels - 1])
-        further = (num_run - 1) * costs.level_ms(num_requests)
-        if num_prompt_rows:  # with one level in it
-            return ms + costs.mixed_ms(num_rows + num_prompt_rows) + further
-        if num_levels == 0 and num_rows == num_requests:
-            return ms + costs.plain_ms(num_requests)
-        return ms + costs.verify_ms(num_rows) + further
+        ms = costs.ms_per_key * step.num_keys
+        if step.is_plain and step.num_prompt_rows == 0:
+            return ms + costs.plain_ms(step.num_requests)
+        num_run = float(step.num_levels)
+        if step.num_levels and self._curves is not None:
+            num_run = float(self._curves.levels_run[step.num_levels - 1])
+        ms += (num_run - 1) * costs.level_ms(step.num_requests)  # one is in what follows
+        if step.num_prompt_rows:
+            return ms + costs.mixed_ms(step.num_rows + step.num_prompt_rows)
+        return ms + costs.verify_ms(step.num_rows)
 
     def _count(
         self, num_requests: int, num_verified: int, num_accepted: int, predicted: float | None

@@ -201,9 +201,9 @@ def test_the_planner_sees_how_long_steps_take_that_follow_without_a_pause(
         llm.generate(prompts[:3], greedy(12), use_tqdm=False)
         time.sleep(0.5)
     assert (len(seen) > 4) == is_async
-    for num_requests, num_rows, num_prompt_rows, num_levels, num_keys, ms in seen:
-        assert 0 < num_requests <= min(num_rows, num_keys)
-        assert num_prompt_rows >= 0 <= num_levels <= 8
+    for size, ms in seen:
+        assert 0 < size.num_requests <= min(size.num_rows, size.num_keys)
+        assert size.num_prompt_rows >= 0 <= size.num_levels <= 8
         assert 0 < ms < 450  # none of them is the pause
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec.scheduling.round_history import RoundOutcome
-from specdec.scheduling.row_planner import RoundPlan, RowPlanner
+from specdec.scheduling.row_planner import RoundPlan, RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts
 
 K = 8
@@ -128,7 +128,14 @@ class World:
         if plan.num_levels or plan.num_rows > B:
             ms *= self.slower
         self.ms.append(ms)
-        self.planner.observe_time(B, plan.num_rows, 0, plan.num_levels, 0, ms)
+        size = StepSize(
+            num_requests=B,
+            num_rows=plan.num_rows,
+            num_prompt_rows=0,
+            num_levels=plan.num_levels,
+            num_keys=0,
+        )
+        self.planner.observe_time(size, ms)
         self.plans.append(plan)
         self.live = plan.num_levels
         self.threshold = self.planner.threshold if self.fixed is None else 0.0

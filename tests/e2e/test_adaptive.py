@@ -18,7 +18,7 @@ from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE
 from specdec.start import load
 
-NUM_TOKENS = 24
+NUM_TOKENS = 20
 K = 8
 CHEAP = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
 DEAR = RoundCosts(verify=((8, 1.0), (512, 60.0)), plain=((64, 0.9),), level=((64, 3.0),))

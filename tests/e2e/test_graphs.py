@@ -19,7 +19,7 @@ from weights.demo import demo_directory
 from weights.load import load_eagle, load_target
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 SETTINGS = [
     ("eagle3", 0),

@@ -155,18 +155,24 @@ def recorded_masks() -> Iterator[list[Masks]]:
     def recording(
         self: StepMasks, work: Work, num_drafts: Callable[[Request], int]
     ) -> Callable[[], RowMasks] | None:
-        masks = of_step(self, work, num_drafts)
         before = recorded[-1].steps_since_prompts if recorded else 0
         since = 0 if work.parts else before + 1
         youngest = min((len(each.stats.rounds) for each in work.verifying), default=0)
         step = Masks(bool(work.parts), since, youngest, _mark(), _mark())
-        return None if masks is None else partial(record, step, masks)
-
-    def record(step: Masks, masks: Callable[[], RowMasks]) -> RowMasks:
+        # beside prompts the walks begin here, before the step is launched
         recorded.append(step)
         walks.clear()
-        step.before.record()
         step.began = time.perf_counter()
+        masks = of_step(self, work, num_drafts)
+        if masks is None:
+            recorded.pop()
+            return None
+        return partial(record, step, masks)
+
+    def record(step: Masks, masks: Callable[[], RowMasks]) -> RowMasks:
+        step.before.record()
+        if not step.has_prompts:
+            step.began = time.perf_counter()
         found = masks()
         step.ended = time.perf_counter()
         step.after.record()
@@ -177,7 +183,9 @@ def recorded_masks() -> Iterator[list[Masks]]:
     def reading(self: PendingResult) -> Proposals:
         found = read_proposals(self)
         recorded[-1].drafts_came = time.perf_counter()
-        recorded[-1].is_late = recorded[-1].before.query()  # type: ignore[no-untyped-call]
+        # beside prompts the launch has not come to the mark yet
+        has_mark = not recorded[-1].has_prompts
+        recorded[-1].is_late = has_mark and recorded[-1].before.query()  # type: ignore[no-untyped-call]
         return found
 
     with ExitStack() as stack:

@@ -87,7 +87,8 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
 class Setting:
     """An engine. slowdown: of the prompt budget; None: the engine's own budget, if it has one.
 
-    tree: top_k and num_draft_tokens; None: chains. threshold: at which drafts stop; None: never
+    tree: top_k and num_draft_tokens; None: chains. threshold: at which drafts stop; None: never, or
+    as the planner says
     """
 
     num_speculative_tokens: int

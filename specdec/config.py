@@ -85,7 +85,8 @@ class SpeculativeConfig:
     which is its default for a tree too.
     draft_confidence_threshold: from 0 to below 1: draft another level only while the most probable
     path of the last one has at least this probability, by the draft. 0: draft all levels; None: as
-    it pays where the number of drafts adapts, elsewhere 0. Needs acceptance "exact".
+    it pays where the number of drafts adapts, for up to 4 requests; elsewhere 0. Needs acceptance
+    "exact".
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
     greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and

@@ -262,6 +262,7 @@ class Engine:
         for request in failed:
             request.end("error", message)
         self.scheduler.finish_step(work)
+        self._step_masks = StepMasks()  # masks that it began may still be on the way
         self._release(failed)
         torch.cuda.empty_cache()
         return failed
@@ -283,7 +284,10 @@ class Engine:
         return changed
 
     def _observe_time(self, planner: RowPlanner, step: InFlight) -> None:
-        """From one read to the next, if it was launched before the first: no device waited."""
+        """From one read to the next, if it was launched before the first: no device waited.
+
+        In this time the draft's levels of the step before ran, and the target of this one.
+        """
         before, self._read_at = self._read_at, time.perf_counter()
         work = step.work
         if not work.verifying or step.launched_at > before:

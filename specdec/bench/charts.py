@@ -131,13 +131,17 @@ def _trees_by_batch(rows: Rows) -> dict[str, tuple[Callable[[Any, Rows], None], 
     """A chart for each number of requests at a time."""
     return {
         f"trees-batch-{batch}.png": (_trees, [row for row in rows if row["batch"] == batch])
-        for batch in sorted({row["batch"] for row in rows})
+        for batch in sorted({row["batch"] for row in rows if _has_drafts(row)})
     }
+
+
+def _has_drafts(row: Mapping[str, Any]) -> bool:
+    return "refused" not in row and bool(row["num_speculative_tokens"])
 
 
 def _trees(axes: Any, rows: Rows) -> None:
     """Tokens per second over the rows of a round, by children of a node; dotted: drafts stop."""
-    rows = [row for row in rows if row["num_speculative_tokens"] > 0]
+    rows = [row for row in rows if _has_drafts(row)]
     temperatures = sorted({row["temperature"] for row in rows})
     for T, top_k, stops in itertools.product(
         temperatures, sorted({row["top_k"] for row in rows}), (False, True)

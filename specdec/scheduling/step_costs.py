@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 RATIO_MEMORY = 1 / 64  # weight of the latest step in a ratio of times
+AGING = 1 / 512  # weight of the latest step in the ratio of steps of the other kind
 KNOWN = 8  # steps that took as long as predicted, before any was measured
 OUTLIER = 2.0  # a step counts as at most so many times as long as predicted, or as short
 Measured = tuple[tuple[int, float], ...]  # (rows, milliseconds), ascending
@@ -88,7 +89,8 @@ class TimeRatios:
 
     Costs are measured alone, greedy and with empty caches; requests bring samplers, contexts and
     work for the host. Running averages, 1 where nothing is known. Loads from one power of two to
-    the next count as one.
+    the next count as one. Of steps with drafts and without, those that are not run are forgotten
+    slowly: what had slowed them may be over, and then slowed both.
     """
 
     def __init__(self) -> None:
@@ -96,11 +98,15 @@ class TimeRatios:
 
     def add(self, num_requests: int, has_prompts: bool, has_drafts: bool, ratio: float) -> None:
         """A step. has_drafts: it verified some, or made some."""
-        key = num_requests.bit_length(), has_prompts, has_drafts
-        count, known = self._known.get(key, (0, 1.0))
+        load = num_requests.bit_length()
+        count, known = self._known.get((load, has_prompts, has_drafts), (0, 1.0))
         weight = max(RATIO_MEMORY, 1 / (count + 1 + KNOWN))
-        ratio = min(max(ratio, 1 / OUTLIER), OUTLIER)
-        self._known[key] = count + 1, known + weight * (ratio - known)
+        ratio = known + weight * (min(max(ratio, 1 / OUTLIER), OUTLIER) - known)
+        self._known[load, has_prompts, has_drafts] = count + 1, ratio
+        other = load, has_prompts, not has_drafts
+        if other in self._known:
+            count, known = self._known[other]
+            self._known[other] = max(count - 1, 0), known + AGING * (ratio - known)
 
     def of(self, num_requests: int, has_prompts: bool) -> tuple[float, float]:
         """Of steps without drafts and with them, to a 32nd."""

@@ -7,6 +7,8 @@ import torch
 
 from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig
+from specdec.draft import Draft
+from specdec.kernels.needed import need
 from specdec.sizes import TreeShape
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
 
@@ -96,3 +98,30 @@ def test_what_a_slot_drafts_does_not_depend_on_the_others(expected, shape):
         walk.round([row]) if held else alone.run_step([row], max_num_computed=90)
         b = row * 23 % 32  # 7 * 23 = 1 modulo 32
         assert alone.buffers.draft_levels[0] == levels[0][b]
+
+
+@pytest.mark.parametrize("shape", [None, TREE])
+@pytest.mark.parametrize("stops", [True, False])
+def test_levels_after_the_first_may_turn_out_not_to_be_needed(monkeypatch, shape, stops):
+    """Torch twins compute all the same; on a GPU the kernels go by what they are given here."""
+    given = {}
+    for name in ("_propose_first", "_decode_chain", "_decode_tree", "_extend_whole"):
+        real = getattr(Draft, name)
+
+        def spy(self, *others, name=name, real=real):
+            given.setdefault(name, []).append(need()["needed_ptr"])
+            return real(self, *others)
+
+        monkeypatch.setattr(Draft, name, spy)
+    pair = tiny("eagle3", torch.device("cpu"))
+    threshold = threshold_of(shape) if stops else 0.0
+    runner = tiny_runner(pair, K, tree=shape, confidence_threshold=threshold)
+    give_oracle(runner, pair)
+    walked_to = Walk(runner, False)
+    walked_to.prefill()
+    walked_to.round(list(range(4)))
+    levels = given.pop("_decode_chain" if shape is None else "_decode_tree")
+    assert levels
+    assert all(each is (runner.buffers.num_going if stops else None) for each in levels)
+    assert len(given) == 2
+    assert all(each is None for calls in given.values() for each in calls)

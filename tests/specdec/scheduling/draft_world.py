@@ -75,6 +75,7 @@ class World:
         self, num_requests, draft=GOOD, seed=0, fixed=None, costs=COSTS, allowed=K, slower=1.0
     ):
         self.slower = slower
+        self.disturbed = 1.0  # how many times as long any round seems to take
         self.rng = np.random.default_rng(seed)
         self.draft, self.costs, self.fixed, self.allowed = draft, costs, fixed, allowed
         self.planner = RowPlanner(costs, SHAPES, K)
@@ -135,7 +136,7 @@ class World:
             num_levels=plan.num_levels,
             num_keys=0,
         )
-        self.planner.observe_time(size, ms)
+        self.planner.observe_time(size, ms * self.disturbed)
         self.plans.append(plan)
         self.live = plan.num_levels
         self.threshold = self.planner.threshold if self.fixed is None else 0.0

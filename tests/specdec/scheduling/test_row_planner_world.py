@@ -53,6 +53,17 @@ def test_steps_that_take_longer_than_their_costs_say_are_chosen_less(num_request
     assert 1 <= shown.measured_ms / shown.predicted_ms < slower + 0.01
 
 
+@pytest.mark.parametrize("becomes", [RANDOM, GOOD], ids=["random", "good"])
+def test_what_slowed_all_steps_for_a_while_is_forgotten(becomes):
+    world = World(128).run(200)
+    world.disturbed = 1.9
+    world.run(150)
+    world.disturbed, world.draft = 1.0, becomes
+    world.run(2000)
+    levels = np.mean([plan.num_levels for plan in world.plans[-300:]])
+    assert levels < 0.2 if becomes is RANDOM else levels > 0.8
+
+
 @pytest.mark.parametrize("num_requests, gain", [(1, 1.015), (2, 0.997), (4, 0.997)])
 def test_few_requests_gain_where_drafts_stop(num_requests, gain):
     """The same chances, round by round, with thresholds and without."""

@@ -62,10 +62,24 @@ def test_times_are_compared_by_load_prompts_and_drafts():
     ratios = TimeRatios()
     for _ in range(300):
         ratios.add(40, False, True, 1.25)
+        ratios.add(20, False, False, 1.5)
         ratios.add(40, True, False, 1000.0)  # an outlier counts as twice as long
     assert ratios.of(63, False) == (1.0, 1.25)
     assert ratios.of(32, True) == (2.0, 1.0)
-    assert ratios.of(31, False) == ratios.of(64, True) == (1.0, 1.0)
+    assert ratios.of(31, False) == (1.5, 1.0)
+    assert ratios.of(31, True) == ratios.of(64, True) == (1.0, 1.0)
+
+
+def test_steps_that_are_not_run_are_forgotten_slowly():
+    ratios = TimeRatios()
+    for _ in range(100):
+        ratios.add(40, False, False, 1.5)
+    for _ in range(100):
+        ratios.add(40, False, True, 1.0)
+    assert 1.35 < ratios.of(40, False)[0] < 1.45
+    for _ in range(1500):
+        ratios.add(40, False, True, 1.0)
+    assert ratios.of(40, False) == (1.03125, 1.0)
 
 
 def test_one_step_that_took_long_moves_a_ratio_little():

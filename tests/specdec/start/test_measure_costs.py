@@ -37,17 +37,21 @@ def test_a_few_sizes_stand_for_many():
 
 @pytest.mark.parametrize("count, most_rows", [(20, 180), (256, 512)])
 def test_costs_of_steps_are_told_apart_by_rows_and_levels(monkeypatch, count, most_rows):
-    """A step of N rows takes N ms, a level 0.5 ms more by request, a plain one 0.25 ms less."""
+    """A step of N rows takes N ms, a level 0.5 ms more by request, a plain one 0.25 ms less.
+
+    A level after the stop takes 0.125 ms.
+    """
     with rows_are_shared():
         draft = {"model": "demo", "num_speculative_tokens": "auto"}
         runner = LLM(
             "demo", draft, max_num_seqs=count, max_model_len=64, device="cpu"
         ).engine.runner
 
-    def ms(_, step):
+    def ms(runner, step):
         if step.num_levels == 0:
             return step.num_reqs - 0.25
-        return step.num_tokens + 0.5 * step.num_reqs * (step.num_levels - 1)
+        level = 0.125 if runner.threshold > 1 else 0.5 * step.num_reqs
+        return step.num_tokens + level * (step.num_levels - 1)
 
     monkeypatch.setattr(measure_costs, "_ms", ms)
     monkeypatch.setattr(measure_costs, "_ms_per_key", lambda _: 0.5)
@@ -67,6 +71,8 @@ def test_costs_of_steps_are_told_apart_by_rows_and_levels(monkeypatch, count, mo
     assert all(ms == n - 0.25 for n, ms in costs.plain)
     assert costs.plain[-1][0] == costs.level[-1][0] == count
     assert costs.ms_per_key == 0.5
+    assert costs.skipped_ms == 0.125
+    assert runner.threshold == 0
 
 
 @pytest.mark.gpu

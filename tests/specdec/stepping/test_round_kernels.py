@@ -172,6 +172,19 @@ def test_no_draft_of_the_step_before_is_left_for_the_next(device, commit):
     assert (buffers.draft_tokens[5:] == 77).all()
 
 
+@pytest.mark.parametrize("commit", [launch_accept_and_commit, accept_and_commit_ref])
+def test_no_level_of_the_draft_writes_for_a_slot_that_has_become_padding(device, commit):
+    """The levels may be padded further than the pass before them."""
+    buffers, state = decided_case(device, 3, 4)
+    buffers.draft_slots.fill_(77)
+    buffers.draft_positions.fill_(5)
+    commit(buffers, state, 5, False, 4)
+    rows = buffers.sample_mapping[:5].tolist()
+    assert buffers.draft_slots[:5].tolist() == [-1 if row < 0 else 77 for row in rows]
+    assert buffers.draft_positions[:5].tolist() == [0 if row < 0 else 5 for row in rows]
+    assert -1 in rows
+
+
 def test_seed_rows_follow_the_rows_of_the_round(device):
     for (buffers, state), Q in (
         (decided_case(device, 5, 6), 6),

@@ -97,10 +97,9 @@ def _run(
 
 def _set_threshold(engine: Engine, threshold: float | None) -> None:
     """From the next step on. None: as the engine was built."""
-    on_device = engine.runner.threshold
     if threshold is not None:
-        assert on_device is not None, "an engine whose drafts never stop"
-        on_device.fill_(threshold)
+        assert engine.runner.threshold is not None, "an engine whose drafts never stop"
+        engine.runner.stop_below(threshold)
 
 
 def _row(

@@ -17,7 +17,7 @@ def headline(llm: LLM) -> str:
         drafts = f"trees of {tree.num_nodes} nodes, top_k = {tree.top_k}, {K} levels"
     threshold = llm.engine.runner.confidence_threshold
     if threshold:
-        drafts += f", none below {threshold:g}"
+        drafts += f", stopping below {threshold:g}"
     return f"{target}; draft {llm.draft_report.format}, {drafts}"
 
 

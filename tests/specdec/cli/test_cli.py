@@ -98,7 +98,7 @@ def test_a_tree_is_drafted_named_and_shown(run):
     result = json.loads(out)
     assert result["text"] == chain.removesuffix("\n")
     assert (result["draft_top_k"], result["num_draft_tokens"]) == (3, 7)
-    assert "trees of 7 nodes, top_k = 3, 3 levels, none below 0.9" in err
+    assert "trees of 7 nodes, top_k = 3, 3 levels, stopping below 0.9" in err
     assert result["draft_confidence_threshold"] == 0.9
     assert {len(each["draft_tokens"]) for each in result["rounds"]} == {3, 7}
     assert all(len(each["parents"]) == len(each["draft_tokens"]) for each in result["rounds"])

@@ -38,8 +38,10 @@ def cublas_linear(
     return out_TN if bias_N is None else out_TN + bias_N
 
 
-def cublas_sums(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
-    return Sums(torch.mm(x_TK, weight_NK.t(), out_dtype=torch.float32)[None], bias_N)
+def cublas_sums(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, dtype: torch.dtype = torch.float32
+) -> Sums:
+    return Sums(torch.mm(x_TK, weight_NK.t(), out_dtype=dtype)[None], bias_N)
 
 
 def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:

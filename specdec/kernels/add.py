@@ -36,7 +36,7 @@ def launch_add(x: Sums, residual_TD: Tensor, out_TD: Tensor) -> None:
 @jit
 def _add_kernel(
     out_ptr,  # [T, D]
-    parts_ptr,  # [SPLITS, T, D] float32
+    parts_ptr,  # [SPLITS, T, D] float32, or rounded
     bias_ptr,  # [D]
     residual_ptr,  # [T, D]
     stride_out,

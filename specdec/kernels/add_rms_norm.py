@@ -64,7 +64,7 @@ def _add_rms_norm_kernel(
     out_ptr,  # [T, D]
     stream_ptr,  # [T, D]
     tap_ptr,  # [T, D], with HAS_TAP
-    parts_ptr,  # [SPLITS, T, D] float32
+    parts_ptr,  # [SPLITS, T, D] float32, or rounded
     bias_ptr,  # [D]
     residual_ptr,  # [T, D]
     w_ptr,  # [D]

@@ -26,9 +26,12 @@ from specdec.kernels.tiles import Tiles, rows_to_read, tiles_for
 
 
 class Sums(NamedTuple):
-    """An unfinished product: the reader adds splits in order, then the bias, and rounds once."""
+    """An unfinished product: the reader adds splits in order, then the bias, and rounds once.
 
-    parts_STN: Tensor  # [splits, T, N] float32
+    Of one split and without a bias nothing is left to add, and it is rounded already.
+    """
+
+    parts_STN: Tensor  # [splits, T, N] float32, or rounded [1, T, N]
     bias_N: Tensor | None
 
     def finish(self, dtype: torch.dtype) -> Tensor:
@@ -54,18 +57,22 @@ def linear(
 
 
 def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Sums:
-    """The product as float32 split sums."""
-    return Sums(_split_sums(x_TK, weight_NK), bias_N)
+    """The product as float32 split sums, or in x's dtype where one sum is all."""
+    dtype = torch.float32 if bias_N is not None else x_TK.dtype
+    return Sums(_split_sums(x_TK, weight_NK, dtype), bias_N)
 
 
-@opaque(
-    lambda x, weight: x.new_empty(
-        num_parts(x, weight), x.shape[0], weight.shape[0], dtype=torch.float32
+def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
+    parts = num_parts(x_TK, weight_NK)
+    return x_TK.new_empty(
+        parts, x_TK.shape[0], weight_NK.shape[0], dtype=dtype if parts == 1 else torch.float32
     )
-)
-def _split_sums(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+
+
+@opaque(_empty_sums)
+def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
     multiply = pick(x_TK, launch_split_linear, split_linear_ref)
-    return multiply(x_TK, weight_NK, None).parts_STN
+    return multiply(x_TK, weight_NK, None, dtype).parts_STN
 
 
 def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
@@ -84,10 +91,17 @@ def launch_linear(
     return out_TN
 
 
-def launch_split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
+def launch_split_linear(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, dtype: torch.dtype = torch.float32
+) -> Sums:
+    """dtype: of a sum that is all."""
     tiles = tiles_for("split", x_TK, weight_NK)
-    shape = (1 if tiles.is_serial else tiles.splits, len(x_TK), len(weight_NK))
-    parts_STN = torch.empty(shape, dtype=torch.float32, device=x_TK.device)
+    parts = 1 if tiles.is_serial else tiles.splits
+    parts_STN = torch.empty(
+        (parts, len(x_TK), len(weight_NK)),
+        dtype=dtype if parts == 1 else torch.float32,
+        device=x_TK.device,
+    )
     if tiles.cuts != 0:
         launch_persistent(parts_STN, x_TK, weight_NK, None, tiles)
     else:
@@ -142,7 +156,7 @@ def describe_rows(x_TK: Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 @jit
 def _linear_kernel(
-    out_ptr,  # [T, N], or [SPLITS, T, N] float32
+    out_ptr,  # [T, N], or [SPLITS, T, N]; splits in float32
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
     tail_desc,  # [T, K] in tiles [TAIL, BLOCK_K]
     w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
@@ -234,5 +248,7 @@ def linear_ref(
     return split_linear_ref(x_TK, weight_NK, bias_N).finish(out_dtype)
 
 
-def split_linear_ref(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Sums:
-    return Sums(blocked_product(x_TK, weight_NK)[None], bias_N)
+def split_linear_ref(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, dtype: torch.dtype = torch.float32
+) -> Sums:
+    return Sums(blocked_product(x_TK, weight_NK).to(dtype)[None], bias_N)

@@ -96,6 +96,7 @@ class QueryRows:
 
     query_start_loc: None where all batch slots have max_query_len rows
     max_query_len:   host-side bound on the rows of a batch slot
+    usual_query_len: rows of most batch slots, where they have any number up to the bound; None: it
     max_seq_len:     host-side bound on positions + 1
     paths:           None where each row's keys are all in its request's blocks
     """
@@ -105,6 +106,7 @@ class QueryRows:
     positions: Tensor  # [T] 0 = padding
     query_start_loc: Tensor | None = None  # [B + 1] first row of each batch slot
     max_query_len: int = 1
+    usual_query_len: int | None = None
     max_seq_len: int
     tiles: TilePlan | None = None  # the twin's query tiles; None: by query_start_loc, each time
     paths: Paths | None = None
@@ -193,6 +195,7 @@ class Launch(NamedTuple):
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
     tiles: int  # of a batch slot
     query_tiles: int  # of all batch slots
+    usual_tiles: int  # of these, those that have rows, more or less
     is_split: bool  # programs share the splits of each query tile; else one walks them all
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
@@ -203,19 +206,27 @@ class Launch(NamedTuple):
         return self.tile, self.num_warps, self.is_split, self.slots
 
 
-def plan_launch(B: int, max_query_len: int, heads: Heads, has_paths: bool = False) -> Launch:
-    """Of B batch slots."""
-    tile = query_tile(max_query_len * heads.group, heads)
+def plan_launch(
+    B: int,
+    max_query_len: int,
+    heads: Heads,
+    has_paths: bool = False,
+    usual_query_len: int | None = None,
+) -> Launch:
+    """Of B batch slots. usual_query_len: as in QueryRows; tiles are made for it."""
+    usual = usual_query_len or max_query_len
+    tile = query_tile(usual * heads.group, heads)
     tokens = max(tile.rows // next_power_of_2(heads.group), 1)
-    tiles = -(-max_query_len // tokens)
-    programs = B * tiles * heads.G
+    tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)
+    programs = usual_tiles * heads.G
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     is_split = (is_round or has_paths) and programs < FULL
     num_warps = tile.crowd_warps if tile.crowd_warps and programs >= CROWD else tile.num_warps
-    may_be_long = ALONE_KEYS is not None and most_slots(tiles, heads.G) > 0
+    may_be_long = ALONE_KEYS is not None and most_slots(usual_tiles // B, heads.G) > 0
     is_helped = may_be_long and is_round and not has_paths and not is_split
     slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
-    return Launch(tile, num_warps, tokens, tiles, B * tiles, is_split, is_helped, slots)
+    cut = tile, num_warps, tokens, tiles, B * tiles, usual_tiles
+    return Launch(*cut, is_split, is_helped, slots)
 
 
 def most_slots(tiles: int, G: int) -> int:
@@ -257,7 +268,8 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     _, _, G, S, _ = cache.shape
     B = len(rows.idx_mapping)
     heads = Heads(H // G, G, C, q_THC.element_size())
-    plan = plan_launch(B, rows.max_query_len, heads, rows.paths is not None)
+    has_paths = rows.paths is not None
+    plan = plan_launch(B, rows.max_query_len, heads, has_paths, rows.usual_query_len)
     parts = _room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
     # the subtraction of the peak, and other bits than the same tile with one.
@@ -318,7 +330,7 @@ def _attention_launch(
     constants: Mapping[str, object],
     options: Mapping[str, object],
 ) -> Repeated:
-    sharers = -(-PROGRAMS // (plan.query_tiles * heads.G))
+    sharers = -(-PROGRAMS // (plan.usual_tiles * heads.G))
     return Repeated(
         _paged_attention_kernel,
         (

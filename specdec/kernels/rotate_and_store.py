@@ -82,7 +82,7 @@ def _rotate_and_store_kernel(
     q_ptr,  # [T, H, C]
     k_cache_ptr,  # [N + 1, G, S, C]
     v_cache_ptr,  # [N + 1, G, S, C]
-    parts_ptr,  # [SPLITS, T, (H + 2G) C] float32
+    parts_ptr,  # [SPLITS, T, (H + 2G) C] float32, or rounded
     bias_ptr,  # [(H + 2G) C]
     cos_ptr,  # [positions, C/2]
     sin_ptr,  # [positions, C/2]

@@ -130,6 +130,7 @@ class PassContexts:
             positions=self.buffers.positions[:num_rows],
             query_start_loc=self.buffers.verify_start_loc[: num_reqs + 1],
             max_query_len=most,
+            usual_query_len=min(-(-num_rows // num_reqs), most),
             max_seq_len=max_seq_len,
         )
 

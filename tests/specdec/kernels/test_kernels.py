@@ -10,7 +10,13 @@ from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
 from specdec.kernels.attention_splits import num_splits
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
-from specdec.kernels.linear import Sums, launch_linear, launch_split_linear, linear_ref
+from specdec.kernels.linear import (
+    Sums,
+    launch_linear,
+    launch_split_linear,
+    linear_ref,
+    split_linear,
+)
 from specdec.kernels.paged_attention import (
     QueryRows,
     launch_paged_attention,
@@ -63,6 +69,19 @@ def test_split_linear(device, rows):
     sums = launch_split_linear(x, w, None)
     assert len(sums.parts_STN) == (1 if rows > 512 else 2)
     torch.testing.assert_close(sums.finish(torch.float32), x @ w.T, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows, is_rounded", [(17, False), (513, True)])
+def test_a_sum_that_is_all_is_rounded_once(device, rows, is_rounded):
+    """As its reader would; with splits or a bias the reader has more to add."""
+    dtype = torch.float16
+    x, w = (torch.randn(n, 2048, device=device, dtype=dtype) for n in (rows, 64))
+    found, kept = launch_split_linear(x, w, None, dtype), launch_split_linear(x, w, None)
+    assert found.parts_STN.dtype == (dtype if is_rounded else torch.float32)
+    assert kept.parts_STN.dtype == torch.float32
+    assert torch.equal(found.finish(dtype), kept.finish(dtype))
+    biased = split_linear(x, w, torch.randn(64, device=device, dtype=dtype))
+    assert biased.parts_STN.dtype == torch.float32
 
 
 @pytest.mark.parametrize("rows", [1, 17, 70, 200])

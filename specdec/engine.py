@@ -78,6 +78,7 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
         self._read_at = 0.0  # when the latest result was read, by time.perf_counter()
+        self._read: PendingResult | None = None  # that result
         self._step_masks = StepMasks()
         self._unfinished: dict[str, list[Request]] = {}  # samples by request id
         self._totals = Totals()
@@ -284,11 +285,13 @@ class Engine:
         return changed
 
     def _observe_time(self, planner: RowPlanner, step: InFlight) -> None:
-        """From one read to the next, if it was launched before the first: no device waited.
+        """From one result to the next, if it was launched before the first was read.
 
-        In this time the draft's levels of the step before ran, and the target of this one.
+        In this time the draft's levels of the step before ran, and the target of this one. The
+        device's clock tells it: the host may read a result late, while it launches another step.
         """
         before, self._read_at = self._read_at, time.perf_counter()
+        earlier, self._read = self._read, step.result
         work = step.work
         if not work.verifying or step.launched_at > before:
             return
@@ -299,7 +302,9 @@ class Engine:
             num_levels=work.num_levels or 0,
             num_keys=sum(request.num_tokens for request in work.verifying),
         )
-        planner.observe_time(size, 1e3 * (self._read_at - before))
+        on_device = None if earlier is None else step.result.ms_after(earlier)
+        on_host = 1e3 * (self._read_at - before)
+        planner.observe_time(size, on_host if on_device is None else on_device)
 
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
         if self.planner is not None and work.verifying:

@@ -93,3 +93,8 @@ class EngineSizes:
     def blocks_per_request(self) -> int:
         """Blocks of the longest request."""
         return -(-self.max_model_len // BLOCK_SIZE)
+
+    @property
+    def most_keys(self) -> int:
+        """Tokens in these blocks."""
+        return self.blocks_per_request * BLOCK_SIZE

@@ -14,6 +14,8 @@ from torch import Tensor
 from specdec.kernels import jit, tl
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 
+SPLITS_OF_ONE_TILE = 16  # the first ones
+
 
 def num_splits(num_keys: int) -> int:
     """How many splits cover this many keys; the inverse of `split_start`."""
@@ -72,6 +74,25 @@ def attend_split(
         k, v = load_keys(keys, at, last, g, G, S, q.shape[1], True)
         is_seen = (at + s)[None, :] <= position[:, None]
         peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+    return peak, total, acc
+
+
+@jit
+def attend_first_splits(
+    q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, NUM: tl.constexpr
+):
+    """Of the keys of the first NUM splits, which have one tile each, all added up.
+
+    In one loop, so that the tiles of the next split are on their way while one is taken in.
+    """
+    peak, total, acc = no_keys(q.shape[0], q.shape[1])
+    s = tl.arange(0, S)
+    for at in range(0, tl.minimum(last + 1, NUM * S), S):
+        k, v = load_keys(keys, at, last, g, G, S, q.shape[1], True)
+        is_seen = (at + s)[None, :] <= position[:, None]
+        none, nothing, zeros = no_keys(q.shape[0], q.shape[1])
+        part = attend_tile(q, k, v, is_seen, scale, none, nothing, zeros)
+        peak, total, acc = add_part(peak, total, acc, part[0], part[1], part[2])
     return peak, total, acc
 
 

@@ -31,7 +31,9 @@ from torch import Tensor
 from specdec.kernels import is_hopper, jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.attention_parts import PARTS_AT_ONCE, _combine_kernel, store_part
 from specdec.kernels.attention_splits import (
+    SPLITS_OF_ONE_TILE,
     add_part,
+    attend_first_splits,
     attend_split,
     attend_tile_ref,
     no_keys,
@@ -61,6 +63,7 @@ PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
 # None: no slot is long, and no kernel looks for one.
 ALONE_KEYS: int | None = 4096
 HELPERS = 264  # programs that share the splits of long slots: two a multiprocessor
+AHEAD_STAGES = 5
 COMBINERS = 264  # programs that add up what they leave
 MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 # measured on an H200
@@ -212,8 +215,13 @@ def plan_launch(
     heads: Heads,
     has_paths: bool = False,
     usual_query_len: int | None = None,
+    most_keys: int | None = None,
 ) -> Launch:
-    """Of B batch slots. usual_query_len: as in QueryRows; tiles are made for it."""
+    """Of B batch slots.
+
+    usual_query_len: as in QueryRows; tiles are made for it. most_keys: that a slot can have; None:
+    any number
+    """
     usual = usual_query_len or max_query_len
     tile = query_tile(usual * heads.group, heads)
     tokens = max(tile.rows // next_power_of_2(heads.group), 1)
@@ -222,8 +230,9 @@ def plan_launch(
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     is_split = (is_round or has_paths) and programs < FULL
     num_warps = tile.crowd_warps if tile.crowd_warps and programs >= CROWD else tile.num_warps
-    may_be_long = ALONE_KEYS is not None and most_slots(usual_tiles // B, heads.G) > 0
-    is_helped = may_be_long and is_round and not has_paths and not is_split
+    may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
+    is_few = most_slots(usual_tiles // B, heads.G) > 0
+    is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
     slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
     cut = tile, num_warps, tokens, tiles, B * tiles, usual_tiles
     return Launch(*cut, is_split, is_helped, slots)
@@ -268,8 +277,14 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     _, _, G, S, _ = cache.shape
     B = len(rows.idx_mapping)
     heads = Heads(H // G, G, C, q_THC.element_size())
-    has_paths = rows.paths is not None
-    plan = plan_launch(B, rows.max_query_len, heads, has_paths, rows.usual_query_len)
+    plan = plan_launch(
+        B,
+        rows.max_query_len,
+        heads,
+        has_paths=rows.paths is not None,
+        usual_query_len=rows.usual_query_len,
+        most_keys=rows.block_table.shape[1] * S,
+    )
     parts = _room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
     # the subtraction of the peak, and other bits than the same tile with one.
@@ -356,8 +371,9 @@ def _attention_launch(
             "TOKENS": plan.tokens,
             "HAS_PATHS": rows.paths is not None,
             "SKIP": plan.tile.skips_masks,
+            "AHEAD": 0 if plan.is_split or rows.paths is not None else SPLITS_OF_ONE_TILE,
         },
-        options={"num_warps": plan.num_warps, "num_stages": 2, **options},
+        options={"num_warps": plan.num_warps, "num_stages": AHEAD_STAGES, **options},
     )
 
 
@@ -540,6 +556,7 @@ def _paged_attention_kernel(
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
     SKIP: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     begin(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
@@ -566,7 +583,11 @@ def _paged_attention_kernel(
         return
     memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
     q, keys = load_queries(b, t, head, inside, memory, H, C)
-    peak, total, acc = no_keys(TOKENS * GROUP, C)
+    if AHEAD > 0:
+        peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, AHEAD)
+        split += AHEAD
+    else:
+        peak, total, acc = no_keys(TOKENS * GROUP, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
     end_of_walk = last + 1
     if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile

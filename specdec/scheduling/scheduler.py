@@ -11,6 +11,7 @@ tokens that the steps in flight can bring, and a request's row and blocks are re
 step in flight can write them.
 """
 
+import itertools
 from bisect import insort
 from collections import Counter
 from dataclasses import replace
@@ -239,7 +240,7 @@ class Scheduler:
 
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
-        rows_left = self._prompt_rows(work, waiting[0])
+        rows_left = self._fitting_rows(work, waiting)
         for request in waiting:
             length = min(_num_left(request), rows_left)
             if length == 0:
@@ -252,6 +253,15 @@ class Scheduler:
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
+
+    def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
+        """Rows of prompts that ride."""
+        rows = self._prompt_rows(work, waiting[0])
+        if self.budget is None or not work.verifying:
+            return rows
+        ends = [0, *itertools.accumulate(map(_num_left, waiting))]
+        left = [min(end, rows) - first for first, end in itertools.pairwise(ends) if first < rows]
+        return self.budget.fitting(work.num_verify_rows, len(work.verifying), left)
 
     def _prompt_rows(self, work: Work, first: Request) -> int:
         """first: the first one that waits."""

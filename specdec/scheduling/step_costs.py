@@ -3,8 +3,9 @@
 On a GPU the figures are measured at the start (start/measure_costs.py); a test may give its own.
 """
 
+import bisect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
@@ -144,6 +145,32 @@ class PromptBudget:
                 break
             best = rows
         return max(best, LEAST_PROMPT_ROWS)
+
+    def fitting(self, num_verify_rows: int, num_requests: int, left: Sequence[int]) -> int:
+        """Of the rows of prompts that may ride, those that should.
+
+        A step's time goes by the measured size that holds it, so the last rows may pay for many
+        that are padding. They wait for the next step where the size below is so much cheaper that
+        they can run there, and the prompts that would have ended can go without a round, and time
+        is left. The first prompt never waits.
+
+        num_requests: that verify. left: rows of each prompt, in order
+        """
+        wanted = sum(left)
+        num_rows = num_verify_rows + wanted
+        sizes = [rows for rows, _ in self.costs.mixed]
+        i = bisect.bisect_left(sizes, num_rows)
+        if i in (0, len(sizes)) or sizes[i] == num_rows:
+            return wanted
+        kept = sizes[i - 1] - num_verify_rows
+        if kept < left[0]:
+            return wanted
+        round_ms = self.costs.round_ms(num_verify_rows, 0)
+        (_, below_ms), (size, ms) = self.costs.mixed[i - 1 : i + 1]
+        row_ms = max(ms - round_ms, 0.0) / (size - num_verify_rows)
+        num_late = sum(end > kept for end in itertools.accumulate(left))
+        late_ms = (wanted - kept) * row_ms + num_late * round_ms / num_requests
+        return kept if below_ms + late_ms < ms else wanted
 
 
 def _at(measured: Measured, num_rows: int) -> float:

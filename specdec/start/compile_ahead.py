@@ -83,6 +83,30 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield round_of(runner, count, query_len)
     yield from long_prompts(runner)
     yield from shared_rounds(runner)
+    for count, rows in shared_cuts(runner):
+        yield _shared_round(runner, count, rows, GREEDY)
+
+
+def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
+    """Of each kind of attention in rounds whose rows are shared out: requests, and all rows."""
+    sizes = runner.sizes
+    found: dict[object, tuple[int, int]] = {}
+    if not sizes.is_adaptive:
+        return ()
+    for count in range(1, sizes.max_num_seqs + 1):
+        for usual in range(1, min(sizes.query_len, sizes.max_verify_rows // count) + 1):
+            kind = tuple(
+                plan_launch(
+                    count,
+                    sizes.query_len,
+                    heads,
+                    usual_query_len=usual,
+                    most_keys=sizes.most_keys,
+                ).kind
+                for heads in runner.heads
+            )
+            found.setdefault(kind, (count, usual * count))
+    return found.values()
 
 
 def attention_cuts(
@@ -109,7 +133,9 @@ def _attention_kinds(
         passes = [(query_len, True), (tree.top_k, True), (tree.max_depth + 1, False)]
     for heads in runner.heads:
         for rows, has_paths in passes:
-            yield plan_launch(count, rows, heads, has_paths).kind
+            yield plan_launch(
+                count, rows, heads, has_paths=has_paths, most_keys=runner.sizes.most_keys
+            ).kind
 
 
 def long_prompts(runner: Runner) -> Iterator[Step]:

@@ -66,6 +66,15 @@ class PendingResult:
     proposed: torch.cuda.Event | None = None
     _proposals: "Proposals | None" = None  # once they were read
 
+    def ms_after(self, earlier: "PendingResult") -> float | None:
+        """Milliseconds on the device from the result of the step before; None without its clock.
+
+        Both were read.
+        """
+        if self.sent is None or earlier.sent is None:
+            return None
+        return float(earlier.sent.elapsed_time(self.sent))
+
     def read(self) -> StepResult:
         """Wait for the copy, and for no later pass."""
         if self.sent is not None:
@@ -119,7 +128,10 @@ class Results:
             self._proposed.append(buffers.tree.proposed_parents)
         shape = (NUM_SLOTS, len(self._proposed), *buffers.draft_tokens.shape)
         self._proposals_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
-        self._sent = [torch.cuda.Event() if results.is_cuda else None for _ in range(NUM_SLOTS)]  # type: ignore[no-untyped-call]
+        self._sent = [
+            torch.cuda.Event(enable_timing=True) if results.is_cuda else None  # type: ignore[no-untyped-call]
+            for _ in range(NUM_SLOTS)
+        ]
         self._num_sent = 0
         self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
 

@@ -131,7 +131,9 @@ def test_trees_are_timed_in_larger_tiles_and_their_bits_compared(bench, monkeypa
     monkeypatch.setattr(attention_trees, "larger_tiles", lambda heads, job: [tile])
     rows = []
     plan = kernel.plan_launch
-    monkeypatch.setattr(kernel, "plan_launch", lambda *of: rows.append(plan(*of)) or rows[-1])
+    monkeypatch.setattr(
+        kernel, "plan_launch", lambda *of, **more: rows.append(plan(*of, **more)) or rows[-1]
+    )
     shipped, larger = attention_trees.timed_trees(heads, job, 192)
     assert (shipped[0], larger[0]) == ("as shipped", "64 rows, 4 warps")
     assert (shipped[2], larger[2]) == (True, True)

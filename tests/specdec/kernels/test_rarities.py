@@ -27,7 +27,7 @@ def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_k
             continue
         heads = Heads(group, G, 128, 2)
         for max_num_seqs in (1, 31, 40, 63, 64, 300, 1000):
-            sizes = SimpleNamespace(max_num_seqs=max_num_seqs)
+            sizes = SimpleNamespace(max_num_seqs=max_num_seqs, most_keys=None)
             runner = SimpleNamespace(sizes=sizes, heads=(heads,))
             cuts = attention_cuts(runner, ATTENTION_ROWS, BUDGET)
             ahead = {plan_launch(count, length, heads).kind for length, count in cuts}

@@ -1,6 +1,7 @@
 """How many rows of prompts ride, against a search over all numbers of them."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, PromptBudget, StepCosts, TimeRatios
@@ -56,6 +57,26 @@ def test_as_many_ride_as_arrive_on_average_whatever_the_wait():
         *(LEAST_PROMPT_ROWS, LEAST_PROMPT_ROWS),
         *(256, 256, 768),
     ]
+
+
+@pytest.mark.parametrize(
+    "verified, requests, left, kept",
+    [
+        (200, 50, [40, 20], 56),  # 260 rows: 4 of them would pay for 252 of padding
+        (200, 50, [40, 16], 56),  # a size is full
+        (200, 50, [40, 272], 312),
+        (200, 1, [40, 20], 60),  # a request alone would go without half of the rounds
+        (200, 50, [57, 3], 60),  # the first prompt does not wait
+        (8, 4, [40, 20], 60),  # the larger size costs little more
+        (30, 10, [20], 20),  # a size is below that of the rows that verify
+        (1000, 50, [400], 400),  # beyond the largest each row counts
+    ],
+)
+def test_rows_that_would_begin_another_size_wait_where_that_saves_time(
+    verified, requests, left, kept
+):
+    budget = PromptBudget(costs=COSTS, slowdown=1.5)
+    assert budget.fitting(verified, requests, left) == kept
 
 
 def test_times_are_compared_by_load_prompts_and_drafts():

@@ -63,12 +63,12 @@ PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
 # None: no slot is long, and no kernel looks for one.
 ALONE_KEYS: int | None = 4096
 HELPERS = 264  # programs that share the splits of long slots: two a multiprocessor
-AHEAD_STAGES = 5
 COMBINERS = 264  # programs that add up what they leave
 MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 # measured on an H200
+AHEAD_STAGES = 5  # of a walk over all splits: two tiles of keys and values at a time
+AHEAD_BYTES = 256  # of a key, where two tiles leave room for other programs
 FULL = 256  # programs, query tiles x kv heads, that fill a GPU without sharing splits
-CROWD = 512  # programs from which on each has fewer warps: QueryTile.crowd_warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,6 @@ class QueryTile(NamedTuple):
 
     more_than:    for passes whose longest batch slot has more query rows, tokens x heads of a group
     skips_masks:  tiles of keys that all rows see are not masked
-    crowd_warps:  in launches of CROWD programs or more; 0 = num_warps
     max_head_dim: only for types of 16 bits, and up to this head_dim; 0 = all
     """
 
@@ -151,13 +150,12 @@ class QueryTile(NamedTuple):
     rows: int
     num_warps: int
     skips_masks: bool = False
-    crowd_warps: int = 0
     max_head_dim: int = 0
 
 
 # The only place that chooses tiles. Tests and scripts/tune_attention.py compare them with others.
 QUERY_TILES = (
-    QueryTile(0, 16, 4, crowd_warps=2),
+    QueryTile(0, 16, 4),
     QueryTile(16, 32, 4),
     QueryTile(32, 64, 4, skips_masks=True, max_head_dim=128),
 )
@@ -194,7 +192,6 @@ class Launch(NamedTuple):
     """How the query rows of a pass are cut."""
 
     tile: QueryTile
-    num_warps: int
     tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
     tiles: int  # of a batch slot
     query_tiles: int  # of all batch slots
@@ -204,9 +201,9 @@ class Launch(NamedTuple):
     slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
 
     @property
-    def kind(self) -> tuple[QueryTile, int, bool, int]:
+    def kind(self) -> tuple[QueryTile, bool, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
-        return self.tile, self.num_warps, self.is_split, self.slots
+        return self.tile, self.is_split, self.slots
 
 
 def plan_launch(
@@ -229,12 +226,11 @@ def plan_launch(
     programs = usual_tiles * heads.G
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     is_split = (is_round or has_paths) and programs < FULL
-    num_warps = tile.crowd_warps if tile.crowd_warps and programs >= CROWD else tile.num_warps
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
     is_few = most_slots(usual_tiles // B, heads.G) > 0
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
     slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
-    cut = tile, num_warps, tokens, tiles, B * tiles, usual_tiles
+    cut = tile, tokens, tiles, B * tiles, usual_tiles
     return Launch(*cut, is_split, is_helped, slots)
 
 
@@ -346,6 +342,8 @@ def _attention_launch(
     options: Mapping[str, object],
 ) -> Repeated:
     sharers = -(-PROGRAMS // (plan.usual_tiles * heads.G))
+    walks = not plan.is_split and rows.paths is None and not plan.tile.skips_masks
+    has_room = heads.C * heads.itemsize <= AHEAD_BYTES
     return Repeated(
         _paged_attention_kernel,
         (
@@ -371,9 +369,13 @@ def _attention_launch(
             "TOKENS": plan.tokens,
             "HAS_PATHS": rows.paths is not None,
             "SKIP": plan.tile.skips_masks,
-            "AHEAD": 0 if plan.is_split or rows.paths is not None else SPLITS_OF_ONE_TILE,
+            "AHEAD": SPLITS_OF_ONE_TILE if walks else 0,
         },
-        options={"num_warps": plan.num_warps, "num_stages": AHEAD_STAGES, **options},
+        options={
+            "num_warps": plan.tile.num_warps,
+            "num_stages": AHEAD_STAGES if walks and has_room else 2,
+            **options,
+        },
     )
 
 

@@ -137,12 +137,11 @@ def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
     assert [query_tile(rows, heads).rows for rows in (16, 1024, 1025)] == [16, 64, 128]
 
 
-def test_programs_decide_who_shares_splits_and_how_many_warps_each_has(monkeypatch):
+def test_programs_decide_who_shares_splits(monkeypatch):
     def plans() -> list[Launch]:
         return [plan_launch(B, 4, Heads(4, 8, 128, 2)) for B in (1, 31, 32, 63, 64)]
 
     assert [plan.is_split for plan in plans()] == [True, True, False, False, False]
-    assert [plan.num_warps for plan in plans()] == [4, 4, 4, 4, 2]
     assert [plan.is_helped for plan in plans()] == [False, False, True, True, True]
     assert not plan_launch(64, 17, Heads(4, 8, 128, 2)).is_helped  # prompts
     assert not plan_launch(1, 16, Heads(16, 32, 128, 2)).is_helped  # each slot fills the GPU

@@ -250,6 +250,7 @@ class Engine:
             query_len=work.query_len,
             shared_rows=work.shared_rows,
             num_levels=work.num_levels,
+            proposes_tree=work.proposes_tree,
             masks=self._step_masks.of_step(work, self._num_drafted),
         )
 
@@ -330,7 +331,7 @@ class Engine:
     def _learn(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
         """What held, for the planner; its calibration, when it is a new one, for the device."""
         requests = work.verifying
-        if work.num_live == 0:
+        if work.num_live == 0 or work.verifies_trees:
             planner.observe_plain(len(requests))
             return
         runs = np.array([request.finish is None for request in requests])

@@ -44,11 +44,12 @@ class RoundPlan:
     """num_rows: that verify: of the captured sizes, or, where prompts ride, any number; in a plain
     round one for each request.
 
-    num_levels: that the draft runs after it
+    num_levels: that the draft runs after it; proposes_tree: all of a tree's, not those of a chain
     """
 
     num_rows: int
     num_levels: int
+    proposes_tree: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +184,8 @@ class RowPlanner:
         num_live: int,
         num_keys: int,
         num_prompt_rows: int = 0,
+        has_trees: bool = False,
+        trees_fit: bool = False,
     ) -> RoundPlan:
         """The next round.
 
@@ -191,6 +194,7 @@ class RowPlanner:
         num_keys: in the caches of the requests
         num_prompt_rows: that will ride
         """
+        num_live = 0 if has_trees else num_live
         assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
         self._prompts.add(num_prompt_rows)
         rows = self._sizes.of(num_requests)

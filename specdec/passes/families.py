@@ -152,10 +152,13 @@ class GraphFamilies:
         tree, shape = self.target.tree, self._sizes.tree
         assert tree is not None, "families of chains"
         assert shape is not None, "sizes of chains"
+        assert self.draft is not None, "nothing drafts"
         target = tree.dispatch(num_reqs, num_reqs * shape.num_rows, shape.num_rows)
-        # of as many requests with padding: there is a shape of just their rows
-        num_rows = (target.descriptor.num_reqs or num_reqs) * self.path_len
-        return self._drafting(target, num_reqs, num_rows, None, proposal)
+        num_paths = num_reqs
+        if self.draft.of(proposal).prefill.mode.decode_mode() is CUDAGraphMode.FULL:
+            # padding has paths too, and there is a shape of just their rows
+            num_paths = next(n for n in self.tree_sizes if n >= num_reqs)
+        return self._drafting(target, num_reqs, num_paths * self.path_len, None, proposal)
 
     def dispatch_extending(self, num_reqs: int) -> Passes:
         """The graphs of a round of one row for each, after which nothing is drafted yet."""

@@ -146,9 +146,7 @@ def test_graphs_replay_what_runs_eagerly(make, prompts, tree):
     """Padded sizes, shrinking batches, prompts in pieces; the same drafts too."""
     found = []
     for backend in (None, TapeBackend()):
-        graphs = (
-            {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [60, 90]} if backend else {}
-        )
+        graphs = {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [60, 90]} if backend else {}
         sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 60, "async_scheduling": False}
         llm = make(tree, backend=backend, **sizes, **graphs)
         planned(llm, by_chance(5))

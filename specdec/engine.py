@@ -180,6 +180,7 @@ class Engine:
             num_waiting=max(num_waiting, 0),
             cache_usage=usage,
             num_levels=self.runner.num_levels,
+            num_tree_rounds=self.runner.num_tree_rounds,
             round_tokens={} if self.planner is None else self.planner.statistics.round_tokens,
         )
 

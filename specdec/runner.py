@@ -71,6 +71,7 @@ class Runner:
         has_draft = eagle is not None
         self.graphs = GraphFamilies(graph_config or GraphConfig(), backend, sizes, has_draft)
         self.num_levels = 0  # of the draft, in all steps that were run
+        self.num_tree_rounds = 0  # of these steps, those that verified trees
         self.calibration: Tensor | None = None  # see stepping/propose.py
         self.heads = _heads(target, eagle, self._dtype)
         self._workspace = _workspace(self.heads, sizes, device)
@@ -128,6 +129,7 @@ class Runner:
             step = replace(step, masks=masks)
         with torch.inference_mode():
             self.acts.run(step)
+        self.num_tree_rounds += step.verifies_trees
         if step.proposes:
             K = self.sizes.num_speculative_tokens
             self.num_levels += K if step.num_levels is None else step.num_levels

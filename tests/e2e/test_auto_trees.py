@@ -13,6 +13,7 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from scripts.soak import at_random, rows_are_shared, soak
 from specdec import LLM, SamplingParams, sizes
+from specdec.requests.metrics import Counter
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE, TreeShape
@@ -121,6 +122,10 @@ def test_texts_are_those_of_plain_decoding(make, expected, prompts, draft, tree,
     proposed = planned(llm, by_chance(3))
     assert texts(llm, prompts[:6], all_kinds()) == expected
     assert set(proposed) == {TREE, CHAIN, FEW, PLAIN}
+    shown = llm.engine.planner.statistics
+    assert 0.1 < shown.tree_share < 0.6
+    counted = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
+    assert counted["specdec:tree_rounds"] == shown.num_tree_rounds
 
 
 def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):

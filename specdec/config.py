@@ -159,7 +159,7 @@ class SpeculativeConfig:
     def _check_chain(self) -> None:
         count = self.num_draft_tokens
         if count is not None and count != self.num_speculative_tokens:
-            given = f"num_draft_tokens={count} with top_k={self.top_k}"
+            given = f"num_draft_tokens={count} without a top_k above 1"
             levels = f"num_speculative_tokens={self.num_speculative_tokens}"
             raise ValueError(f"{given}: a chain has {levels} drafts: leave it out, or raise top_k")
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from scripts.soak import at_random
 from specdec import LLM, SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_late_compilation")]
@@ -52,6 +53,8 @@ def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, k, more, e
     llm = LLM(
         "demo", speculation, max_num_seqs=most, enforce_eager=enforce_eager, num_kv_blocks=500
     )
+    if llm.engine.planner is not None:
+        at_random(llm, rng)
     for count, longest in ((1, 5), (3, 1500), (40, 80), (90, 300)):
         prompts = [
             [rng.randrange(3, 4000) for _ in range(rng.randint(1, longest))] for _ in range(count)

@@ -79,6 +79,7 @@ def tiny_runner(
     acceptance: str = "exact",
     tree: TreeShape | None = None,
     confidence_threshold: float = 0.0,
+    is_adaptive: bool = False,
 ) -> Runner:
     """A captured runner of 36 rows and chunks of 48 tokens, whose caches start as NaN."""
     sizes = EngineSizes(
@@ -88,6 +89,7 @@ def tiny_runner(
         num_kv_blocks=2 * NUM_ROWS,
         num_speculative_tokens=k,
         tree=tree,
+        is_adaptive=is_adaptive,
     )
     runner = Runner(
         pair.target,
@@ -157,13 +159,22 @@ class Walk:
                 state.draft_depths[row] = 1
                 last = len(held) - 1
                 state.draft_parents[row, last], state.draft_depths[row, last] = last, last + 1
+        self.step(rows)
+
+    def step(self, rows: Sequence[int], **how: object) -> None:
+        """A round of what the state holds. how: as in Runner.run_step."""
+        K = self.runner.sizes.path_len - 1
         with self._poison(rows):
-            self.runner.run_step(rows, max_num_computed=90)
+            self.runner.run_step(rows, max_num_computed=90, **how)
         result = self.runner.read(len(rows))
         most = self.runner.sizes.num_draft_tokens  # fewer where a draft stopped
+        most = max([most, *map(len, result.draft_tokens)])  # more where others are chains
         drafts = [[*each, *[-1] * (most - len(each))] for each in result.draft_tokens]
         numbers = [result.sampled_tokens, result.num_accepted, drafts]
-        self._record(rows, len(rows) * (K + 1), [torch.tensor(number) for number in numbers])
+        num_rows = how.get("shared_rows") or len(rows) * (K + 1)
+        if how.get("query_len") == 1:  # extends the draft's cache, and leaves no streams
+            num_rows = 0
+        self._record(rows, num_rows, [torch.tensor(number) for number in numbers])
 
     def _chunk(self, parts: Sequence[PromptPart]) -> None:
         rows = [part.state_row for part in parts]

@@ -1,4 +1,7 @@
-"""Trees in graphs: replay equals eager to the bit, over shrinking batches, poisoned padding."""
+"""Trees in graphs: replay equals eager to the bit, over shrinking batches, poisoned padding.
+
+And where a step's drafts are chains or trees.
+"""
 
 import gc
 
@@ -92,3 +95,55 @@ def test_families_may_be_off_or_in_pieces_with_the_same_trees(expected, backend)
         {"draft_prefill": "FULL_DECODE_ONLY", "draft_decode": "NONE"},
     ):
         assert_same(run(pair, oracle, shape, captures, modes).trace, trace)
+
+
+BOTH = TreeShape(num_levels=3, top_k=3, num_nodes=7)
+# what verifies, and what is proposed after it: None, levels of a chain, or a tree
+CHAIN, PLAIN = {"query_len": 4}, {"query_len": 1}
+TREES = {"query_len": BOTH.num_rows}
+NOTHING, ONE, ALL = ({"num_levels": levels} for levels in (0, 1, 3))
+TREE = ALL | {"proposes_tree": True}
+MIXTURE = [
+    ([4, 1, 9, 2, 30], CHAIN | {"shared_rows": 12} | TREE),
+    ([4, 1, 9, 2, 30], TREES | TREE),
+    ([1, 9, 2], TREES | ALL),
+    ([9, 1], CHAIN | {"shared_rows": 8} | TREE),
+    ([1, 9], PLAIN | NOTHING),  # trees are dropped
+    ([1, 9], CHAIN | {"shared_rows": 2} | TREE),
+    ([9, 1], TREES | NOTHING),
+    ([1], CHAIN | {"shared_rows": 1} | ONE),
+    ([1], CHAIN | {"shared_rows": 2} | TREE),
+    ([1], TREES | TREE),
+    ([1], TREES | ONE),
+]
+
+
+@pytest.mark.parametrize(
+    "backend, threshold",
+    [
+        ("eager", 0.0),
+        ("tape", 0.12),
+        pytest.param("tape", 0.0, marks=pytest.mark.slow),
+        pytest.param("cuda", 0.0, marks=pytest.mark.gpu),
+        pytest.param("cuda", 0.12, marks=pytest.mark.gpu),
+    ],
+)
+def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, threshold):
+    captures, device = make_backend(backend)
+    pair = tiny("eagle3", device)
+    traces = []
+    for is_clean in (True, False):
+        how = (None, None) if is_clean else (GraphConfig(**SIZES), captures)
+        how_drafted = {"tree": BOTH, "is_adaptive": True, "confidence_threshold": threshold}
+        runner = tiny_runner(pair, BOTH.num_levels, *how, **how_drafted)
+        walk = Walk(runner, is_poisoned=not is_clean)
+        walk.prefill()
+        for rows, step in MIXTURE:
+            walk.step(rows, **step)
+        traces.append(walk.trace)
+    assert_same(*traces)
+    if captures is not None:
+        counters = runner.graphs.counters()
+        assert counters["target_tree"].replays == {FULL: 5}
+        assert counters["draft_tree_prefill"].replays == {FULL: 6}
+        assert counters["draft_tree_decode"].replays == {FULL: 6}

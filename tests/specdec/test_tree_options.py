@@ -50,11 +50,11 @@ def config(**values):
         ({"top_k": 2, "acceptance": "block"}, "top_k=2 with acceptance='block'"),
         (
             {"num_speculative_tokens": 5, "num_draft_tokens": 7},
-            "num_draft_tokens=7 with top_k=None: a chain has num_speculative_tokens=5 drafts",
+            "num_draft_tokens=7 without a top_k above 1: a chain has num_speculative_tokens=5",
         ),
         (
             {"num_speculative_tokens": "auto", "num_draft_tokens": 7},
-            "num_draft_tokens=7 with top_k=None",
+            "num_draft_tokens=7 without a top_k above 1",
         ),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_tree_is_drafted_named_and_shown(run):
     assert {len(each["draft_tokens"]) for each in result["rounds"]} == {3, 7}
     assert all(len(each["parents"]) == len(each["draft_tokens"]) for each in result["rounds"])
     for options, words in (
-        (("--num-draft-tokens", "1"), "--num-draft-tokens 1 with --draft-top-k 1: a chain has"),
+        (("--num-draft-tokens", "1"), "--num-draft-tokens 1 without a"),
         (("--draft-top-k", "3"), "'auto' with --draft-top-k 3: a tree has fixed levels: give 1 to"),
     ):
         code, _, err = run(*DRAFTED, *options)

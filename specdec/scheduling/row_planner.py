@@ -241,8 +241,6 @@ class RowPlanner:
         if trees_fit and self._costs.tree is not None:
             tree_rate = self._tree_rate(requests, options.curves, keys_ms)
             is_tree = self._trees.choose(tree_rate, rate)
-            if self._trees.is_chosen and num_live == self._num_levels:  # a probe, or before it
-                num_rows = _holding(rows, num_requests + num_drafting * num_live)
             if self._trees.is_chosen or is_tree:
                 self._num_planned_levels += self._num_levels
                 return RoundPlan(num_rows, self._num_levels, is_tree)

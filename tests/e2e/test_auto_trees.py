@@ -146,6 +146,18 @@ def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):
     assert {is_tree for _, is_tree in seen} == {True, False}
 
 
+def test_times_are_those_of_what_was_drafted_before_a_step(make, prompts, monkeypatch):
+    """Of a step that verifies chains and drafts trees, no kind of round has the time."""
+    llm = make(async_scheduling=True)
+    planned(llm, [TREE, CHAIN] * 40)
+    seen = []
+    monkeypatch.setattr(llm.engine.planner, "observe_time", lambda size, _: seen.append(size))
+    llm.generate(prompts[:2], all_kinds()[:2], use_tqdm=False)
+    assert len(seen) > 2
+    assert all(each.has_trees for each in seen)
+    assert {each.num_rows // each.num_requests for each in seen} == {SMALL.num_rows}
+
+
 @pytest.mark.parametrize("tree", [SMALL, pytest.param(None, marks=pytest.mark.slow)])
 def test_graphs_replay_what_runs_eagerly(make, prompts, tree):
     """Padded sizes, shrinking batches, prompts in pieces; the same drafts too."""

@@ -72,6 +72,7 @@ def make(device, shape):
         own = 1 if row == 2 else shape.num_levels
         state.assign(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own))
         state.num_computed_tokens[row] = length
+        state.num_live_drafts[row] = shape.num_nodes
         tokens, parents, depths = random_tree(shape, row)
         state.draft_nodes[row] = torch.tensor(tokens)
         state.draft_parents[row] = torch.tensor(parents)
@@ -138,6 +139,16 @@ def assert_history(buffers, state, has_words):
     assert torch.equal(state.sampling.history[:-1], expected[:-1])
 
 
+def assert_chains_can_follow(buffers, state):
+    """What the levels of a chain start from; the rows of paths are as those of shared rounds."""
+    rows = [row for row in buffers.idx_mapping[:NUM_REQS].tolist() if row >= 0]
+    assert state.num_live_drafts[rows].tolist() == [0] * len(rows)
+    assert not buffers.draft_tokens[:NUM_REQS].any()
+    assert (int(buffers.draft_positions[3]), int(buffers.draft_slots[3])) == (0, -1)
+    Q = buffers.sampled_tokens.shape[1]
+    assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [b * Q for b in range(6)]
+
+
 def test_walk_trees(device, shape):
     N = shape.num_nodes + 1
     accepted = set()
@@ -153,6 +164,8 @@ def test_walk_trees(device, shape):
         walk_trees_ref(*theirs, NUM_REQS, has_words)
         assert_same(ours, theirs)
         assert_history(*ours, has_words)
+        for each in (ours, theirs):
+            assert_chains_can_follow(*each)
         accepted |= set(ours[0].num_accepted[:NUM_REQS].tolist())
     assert len(accepted) > 1
 

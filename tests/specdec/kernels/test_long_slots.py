@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.kernels import next_power_of_2
 from specdec.kernels import paged_attention as attention
 from specdec.kernels.attention_splits import num_splits
 from specdec.kernels.paged_attention import (
     Heads,
     QueryRows,
     launch_paged_attention,
-    plan_launch,
+    query_tile,
     workspace_size,
 )
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
@@ -40,8 +41,9 @@ def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) ->
 
 def just_full(rows: QueryRows, group: int, G: int) -> int:
     """As many programs as the launch has: no splits are shared but those of long slots."""
-    plan = plan_launch(len(rows.idx_mapping), rows.max_query_len, Heads(group, G, 16, 2))
-    return plan.query_tiles * G
+    heads = Heads(group, G, 16, 2)
+    tokens = query_tile(rows.max_query_len * group, heads).rows // next_power_of_2(group)
+    return len(rows.idx_mapping) * -(-rows.max_query_len // tokens) * G
 
 
 def with_room(rows: QueryRows, num_slots: int, H: int, C: int) -> QueryRows:

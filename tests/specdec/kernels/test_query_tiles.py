@@ -139,11 +139,29 @@ def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
 
 def test_programs_decide_who_shares_splits(monkeypatch):
     def plans() -> list[Launch]:
-        return [plan_launch(B, 4, Heads(4, 8, 128, 2)) for B in (1, 31, 32, 63, 64)]
+        return [plan_launch(B, 4, Heads(4, 8, 128, 2)) for B in (1, 15, 16, 31, 64)]
 
     assert [plan.is_split for plan in plans()] == [True, True, False, False, False]
     assert [plan.is_helped for plan in plans()] == [False, False, True, True, True]
     assert not plan_launch(64, 17, Heads(4, 8, 128, 2)).is_helped  # prompts
     assert not plan_launch(1, 16, Heads(16, 32, 128, 2)).is_helped  # each slot fills the GPU
+    assert not plan_launch(64, 4, Heads(4, 8, 128, 2), most_keys=4096).is_helped
     monkeypatch.setattr(attention, "ALONE_KEYS", None)
     assert not any(plan.is_helped for plan in plans())
+
+
+@pytest.mark.parametrize(
+    "slots, most, usual, rows",
+    [
+        (1, 9, 9, 16),  # one request's rows make several small tiles
+        (1, 6, None, 16),
+        (8, 9, 4, 32),  # slots with more rows than usual have them in one tile
+        (8, 4, None, 16),
+        (64, 9, 3, 16),  # programs that walk all splits: as many as rows need
+        (64, 9, 9, 64),
+    ],
+)
+def test_tiles_are_made_for_the_rows_that_most_slots_have(slots, most, usual, rows):
+    plan = plan_launch(slots, most, Heads(4, 8, 128, 2), usual_query_len=usual)
+    assert plan.tile.rows == rows
+    assert plan.tiles * plan.tokens >= most

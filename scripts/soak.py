@@ -11,6 +11,7 @@ faults, if there are any.
     python -m scripts.soak --device cuda                # graphs, and the checkpoint's own dtype
     python -m scripts.soak --adaptive                   # rows shared out, drafts vary (not checked)
     python -m scripts.soak --trees                      # trees of any shape (drafts unchecked)
+    python -m scripts.soak --adaptive --trees           # chains and trees in turn
 """
 
 import argparse
@@ -27,14 +28,16 @@ from tqdm import tqdm
 
 from scripts.random_requests import Limits, Plan, plan_requests
 from specdec import LLM
+from specdec.config import SpeculativeConfig
 from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
 from specdec.requests.request import Request
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import PromptBudget, RoundCosts, StepCosts
 from specdec.scheduling.work import PromptPart
+from specdec.sizes import TreeShape
 from specdec.start import load
-from specdec.start.speculation import drafting_of
+from specdec.start.speculation import Drafting, drafting_of
 from specdec.stepping.results import PendingResult
 
 MAX_K = 4
@@ -52,11 +55,22 @@ ROUND_COSTS = RoundCosts(
 
 
 @contextmanager
-def rows_are_shared(costs: RoundCosts = ROUND_COSTS) -> Iterator[None]:
-    """In the body an engine on a CPU, too, shares rows out, by costs that nobody measured."""
+def rows_are_shared(
+    costs: RoundCosts | None = ROUND_COSTS, tree: TreeShape | None = None
+) -> Iterator[None]:
+    """In the body an engine on a CPU, too, shares rows out, by costs that nobody measured.
+
+    costs: None: those of a GPU. tree: offered where the number of drafts adapts; None: that of auto
+    """
     kept = load.drafting_of, load.measure_round_costs
-    load.drafting_of = lambda speculation, _: drafting_of(speculation, has_graphs=True)
-    load.measure_round_costs = lambda *_: costs
+
+    def with_tree(speculation: SpeculativeConfig | None, _: bool) -> Drafting:
+        drafting = drafting_of(speculation, has_graphs=True)
+        return drafting if tree is None else replace(drafting, tree=tree)
+
+    load.drafting_of = with_tree
+    if costs is not None:
+        load.measure_round_costs = lambda *_: costs
     try:
         yield
     finally:
@@ -64,15 +78,20 @@ def rows_are_shared(costs: RoundCosts = ROUND_COSTS) -> Iterator[None]:
 
 
 def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
-    """From here on, a share of the choices of rows, levels and thresholds is made by chance."""
+    """From here on, a share of the choices of rows, levels and thresholds is made by chance.
+
+    And of trees, half of those where both are offered.
+    """
     planner, runner = llm.engine.planner, llm.engine.runner
     real, stop_below = planner.plan, runner.stop_below
 
-    def plan(num_requests: int, *others: int) -> RoundPlan:
+    def plan(num_requests: int, *others: int) -> RoundPlan:  # the last one: whether trees fit
         planned = real(num_requests, *others)
         if chance.random() >= share:
             return planned
         most = llm.sizes.num_speculative_tokens
+        if llm.sizes.has_both and others[-1] and chance.random() < 0.5:
+            return RoundPlan(num_requests, most, proposes_tree=True)
         rows = num_requests + chance.randint(0, num_requests * most)
         return RoundPlan(rows, chance.choice([0, 0, chance.randint(0, most)]))
 
@@ -87,8 +106,8 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
 class Setting:
     """An engine. slowdown: of the prompt budget; None: the engine's own budget, if it has one.
 
-    tree: top_k and num_draft_tokens; None: chains. threshold: at which drafts stop; None: never, or
-    as the planner says
+    tree: top_k and num_draft_tokens, with is_adaptive of some rounds; None: chains. threshold: at
+    which drafts stop; None: never, or as the planner says
     """
 
     num_speculative_tokens: int
@@ -118,13 +137,22 @@ class Setting:
             return setting
         k, levels = chance.randint(2, MAX_K), setting.num_speculative_tokens
         most = min(k + k * k * (levels - 1), 20)
-        return replace(setting, tree=(k, chance.randint(1, most)))
+        least = levels if is_adaptive else 1
+        return replace(setting, tree=(k, chance.randint(least, most)))
+
+    @property
+    def shape(self) -> TreeShape | None:
+        """The tree that is offered beside chains."""
+        if not self.is_adaptive or self.tree is None:
+            return None
+        k, num_nodes = self.tree
+        return TreeShape(num_levels=self.num_speculative_tokens, top_k=k, num_nodes=num_nodes)
 
     def build(self, **options: object) -> LLM:
         K = self.num_speculative_tokens
         draft = {"model": "demo", "num_speculative_tokens": K, "adaptive": self.is_adaptive}
         draft["draft_confidence_threshold"] = self.threshold
-        if self.tree is not None:
+        if self.tree is not None and not self.is_adaptive:
             draft |= zip(("top_k", "num_draft_tokens"), self.tree, strict=True)
         llm = LLM(
             "demo",
@@ -261,7 +289,7 @@ def soak(
     """Run, check, and count what happened.
 
     is_adaptive: rows and levels vary, half of the time by chance. has_trees: of fixed levels, any
-    width and number of nodes. options: of the engines
+    width and number of nodes; with is_adaptive, in some rounds. options: of the engines
     """
     began = time.monotonic()
     alone = Alone(device)
@@ -271,7 +299,8 @@ def soak(
         chance = random.Random(seed * 1_000_003 + first)
         setting = Setting.drawn(chance, is_adaptive, has_trees)
         plans = plan_requests(min(PER_ENGINE, count - first), chance, setting.limits(chance))
-        with rows_are_shared() if is_adaptive and device == "cpu" else nullcontext():
+        costs = ROUND_COSTS if device == "cpu" else None
+        with rows_are_shared(costs, setting.shape) if is_adaptive else nullcontext():
             llm = setting.build(device=device, **options)
         if llm.engine.planner is not None:
             at_random(llm, chance)
@@ -317,10 +346,6 @@ def main() -> None:
     parser.add_argument("--adaptive", action="store_true", help="share rows out, levels vary")
     parser.add_argument("--trees", action="store_true", help="draft trees of any shape")
     args = parser.parse_args()
-    if args.adaptive and args.trees:
-        parser.error(
-            "--adaptive with --trees: the levels of a tree are fixed: leave one of them out"
-        )
     result = soak(args.num_requests, args.seed, args.device, args.adaptive, args.trees)
     print("\n".join(result["faults"]) or "no faults")
     print(json.dumps(result))

@@ -78,11 +78,13 @@ class SpeculativeConfig:
     and verify the most probable drafts of all requests; False: num_speculative_tokens for each;
     None: True, but for a tree. To be adaptive needs graphs on a GPU and acceptance "exact";
     elsewhere the number is fixed, "auto" is 3, and the log says why. Tokens depend on none of it.
-    top_k: above 1 a tree is drafted, of num_speculative_tokens levels: the top_k best nodes of a
+    top_k: 1: chains. None: chains too, but where "auto" adapts, up to 8 requests at a time get
+    trees of 8 levels, top_k 4 and 15 nodes in the rounds in which these pay more. Above 1 a tree is
+    drafted in every round, of num_speculative_tokens levels: the top_k best nodes of a
     level get top_k children each, and the num_draft_tokens most probable nodes of all levels are
     verified. Such trees need acceptance "exact", a fixed number of levels and a max_num_seqs of at
-    most 32, which is then its default. With 1, a chain, num_draft_tokens is num_speculative_tokens,
-    which is its default for a tree too.
+    most 32, which is then its default. In a chain num_draft_tokens is num_speculative_tokens, which
+    is its default for a tree too.
     draft_confidence_threshold: from 0 to below 1: draft another level only while the most probable
     path of the last one has at least this probability, by the draft. 0: draft all levels; None: as
     it pays where the number of drafts adapts, for up to 4 requests; elsewhere 0. Needs acceptance
@@ -103,7 +105,7 @@ class SpeculativeConfig:
     revision: str | None = None
     draft_tensor_parallel_size: int = 1
     adaptive: bool | None = None
-    top_k: int = 1
+    top_k: int | None = None
     num_draft_tokens: int | None = None
     draft_confidence_threshold: float | None = None
 
@@ -126,15 +128,21 @@ class SpeculativeConfig:
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         _check_layers(self.aux_layers)
         check_name("revision", self.revision)
-        check_int("top_k", self.top_k, 1, MOST_CHILDREN)
+        if self.top_k is not None:
+            check_int("top_k", self.top_k, 1, MOST_CHILDREN)
         if self.num_draft_tokens is not None:
             check_int("num_draft_tokens", self.num_draft_tokens, 0, MOST_NODES)
         self._check_threshold()
-        if self.top_k > 1:
+        if self.has_fixed_tree:
             self._check_tree()
         else:
             self._check_chain()
         _check_fixed(self)
+
+    @property
+    def has_fixed_tree(self) -> bool:
+        """Whether a tree is drafted in every round."""
+        return self.top_k is not None and self.top_k > 1
 
     def _check_threshold(self) -> None:
         threshold = self.draft_confidence_threshold
@@ -151,12 +159,12 @@ class SpeculativeConfig:
     def _check_chain(self) -> None:
         count = self.num_draft_tokens
         if count is not None and count != self.num_speculative_tokens:
-            given = f"num_draft_tokens={count} with top_k=1"
+            given = f"num_draft_tokens={count} with top_k={self.top_k}"
             levels = f"num_speculative_tokens={self.num_speculative_tokens}"
             raise ValueError(f"{given}: a chain has {levels} drafts: leave it out, or raise top_k")
 
     def _check_tree(self) -> None:
-        k, levels = self.top_k, self.num_speculative_tokens
+        k, levels = self.top_k or 1, self.num_speculative_tokens
         if self.acceptance != "exact":
             given = f"top_k={k} with acceptance={self.acceptance!r}"
             raise ValueError(f"{given}: trees are verified by 'exact' only: leave one of them out")

@@ -39,7 +39,7 @@ from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.grow_tree import TreeLevel, grow_tree
 from specdec.stepping.propose import DraftLevel, propose, propose_sampled
 from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Step
+from specdec.stepping.step_sizes import Proposal, Step
 
 
 @dataclass(eq=False)
@@ -68,9 +68,10 @@ class Draft:
     def __post_init__(self) -> None:
         self.source_TE = self.buffers.features
         tree = self.buffers.tree
-        self.num_levels = (
-            self.buffers.draft_tokens.shape[1] if tree is None else tree.shape.num_levels
-        )
+        K = self.buffers.draft_tokens.shape[1]
+        self.num_levels = K if tree is None else tree.shape.num_levels
+        # in all steps; where the number of levels varies, the step says what it proposes
+        self._proposes_trees = tree is not None and not self.varies
         self._forward = into_buffers(self.model)
         init_piecewise(self.graphs.prefill, self._forward)
 
@@ -81,12 +82,12 @@ class Draft:
         if step.passes.extends_only:
             self._extend_only(step, how)
         elif how.mode is CUDAGraphMode.FULL:
-            self.graphs.of(step.flags).prefill.run_fullgraph(how.descriptor)
+            self.graphs.of(step.proposal).prefill.run_fullgraph(how.descriptor)
         else:
             extend = self._extend if how.mode is CUDAGraphMode.PIECEWISE else self._extend_whole
             extend(self.contexts.rows(step, how))
             # padding too: `decode` may be padded, and starts from what the proposal leaves
-            self._propose_first(step.num_padded_reqs, step.flags.noise)
+            self._propose_first(step.num_proposing_reqs, step.proposal)
 
     def decode(self, step: Step) -> None:
         """Propose tokens 2..K, or up to the step's levels, one row per request each.
@@ -95,47 +96,47 @@ class Draft:
         """
         how = step.passes.draft_decode
         assert how is not None, step
-        times = 1 if step.num_levels is None else step.num_levels - 1
+        is_whole = step.num_levels is None or step.proposes_tree
+        times = 1 if is_whole else (step.num_levels or 0) - 1
         if how.mode is CUDAGraphMode.FULL:
             for _ in range(times):
-                self.graphs.of(step.flags).decode.run_fullgraph(how.descriptor)
+                self.graphs.of(step.proposal).decode.run_fullgraph(how.descriptor)
         else:
             max_seq_len = step.max_seq_len + self.num_levels
-            context = self.contexts.draft_rows(step.num_reqs, max_seq_len, how)
+            context = self.contexts.draft_rows(step.num_reqs, max_seq_len, how, step.proposes_tree)
             for _ in range(times):
-                self._decode(context, step.flags.noise)
+                self._decode(context, step.proposal)
 
     def captures(self) -> Captures:
         """What is captured, in order."""
         graphs = self.graphs
-        sampled = self.graphs.sampled
         extend = [] if graphs.extend is None else [(graphs.extend, self.make_extend)]
+        pairs = list(graphs.pairs(self._proposes_trees))
         return [
-            (graphs.prefill, self.make_prefill),
-            (sampled.prefill, partial(self.make_prefill, is_sampled=True)),
-            (graphs.decode, self.make_decode),
-            (sampled.decode, partial(self.make_decode, is_sampled=True)),
+            *((pair.prefill, partial(self.make_prefill, proposal=how)) for how, pair in pairs),
+            *((pair.decode, partial(self.make_decode, proposal=how)) for how, pair in pairs),
             *extend,
         ]
 
     def make_prefill(
-        self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
+        self, desc: BatchDescriptor, warmup: bool, proposal: Proposal
     ) -> Callable[[], None]:
         """A prefill of padding, to warm up and capture: in pieces, or a whole round."""
         if desc.num_reqs is None:
             return partial(self._extend, self.contexts.dummy_rows(desc, warmup))
         context = self.contexts.dummy_round(desc, warmup)
-        return partial(self._prefill_round, context, desc.num_reqs, is_sampled)
+        return partial(self._prefill_round, context, desc.num_reqs, proposal)
 
     def make_extend(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """The same for an extension of the draft's KV."""
         return partial(self._cache_rows, self.contexts.dummy_round(desc, warmup))
 
     def make_decode(
-        self, desc: BatchDescriptor, warmup: bool, is_sampled: bool = False
+        self, desc: BatchDescriptor, warmup: bool, proposal: Proposal
     ) -> Callable[[], None]:
         """A decode of padding, to warm up and capture."""
-        return partial(self._decode, self.contexts.dummy_draft_rows(desc, warmup), is_sampled)
+        context = self.contexts.dummy_draft_rows(desc, warmup, proposal.is_tree)
+        return partial(self._decode, context, proposal)
 
     def _extend_only(self, step: Step, how: Dispatch) -> None:
         if how.mode is CUDAGraphMode.FULL:
@@ -160,26 +161,26 @@ class Draft:
         with set_forward_context(context):
             self._forward(**self._inputs(context.num_tokens))
 
-    def _prefill_round(self, context: ForwardContext, num_reqs: int, is_sampled: bool) -> None:
+    def _prefill_round(self, context: ForwardContext, num_reqs: int, proposal: Proposal) -> None:
         self._extend_whole(context)
-        self._propose_first(num_reqs, is_sampled)
+        self._propose_first(num_reqs, proposal)
 
-    def _propose_first(self, num_reqs: int, is_sampled: bool) -> None:
+    def _propose_first(self, num_reqs: int, proposal: Proposal) -> None:
         buffers = self.buffers
         seed_BD = buffers.draft_streams[buffers.last_token_indices[:num_reqs]]
         normed_BD, recycled_BD = self.model.head_input(seed_BD)
         if self.threshold is not None:
             buffers.num_going.zero_()
-        if buffers.tree is not None:
-            self._grow(normed_BD, recycled_BD, 0, is_sampled)
+        if proposal.is_tree:
+            self._grow(normed_BD, recycled_BD, 0, proposal.is_drawn)
             return
         buffers.draft_hidden[:num_reqs] = recycled_BD
-        self._propose(normed_BD, 0, is_sampled)
+        self._propose(normed_BD, 0, proposal.is_drawn)
 
-    def _decode(self, context: ForwardContext, is_sampled: bool) -> None:
-        decode = self._decode_chain if self.buffers.tree is None else self._decode_tree
+    def _decode(self, context: ForwardContext, proposal: Proposal) -> None:
+        decode = self._decode_tree if proposal.is_tree else self._decode_chain
         with needed_while(None if self.threshold is None else self.buffers.num_going):
-            decode(context, is_sampled)
+            decode(context, proposal.is_drawn)
 
     def _decode_chain(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers

@@ -20,6 +20,7 @@ import torch
 from graphs.counters import summary
 from specdec.guided.step_masks import StepMasks
 from specdec.kernels.best_token import NO_TOKEN
+from specdec.requests.draft_tree import held_in_chain
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
 from specdec.requests.output import Logprob
@@ -179,6 +180,7 @@ class Engine:
             num_waiting=max(num_waiting, 0),
             cache_usage=usage,
             num_levels=self.runner.num_levels,
+            num_tree_rounds=self.runner.num_tree_rounds,
             round_tokens={} if self.planner is None else self.planner.statistics.round_tokens,
         )
 
@@ -250,6 +252,7 @@ class Engine:
             query_len=work.query_len,
             shared_rows=work.shared_rows,
             num_levels=work.num_levels,
+            proposes_tree=work.proposes_tree,
             masks=self._step_masks.of_step(work, self._num_drafted),
         )
 
@@ -295,12 +298,15 @@ class Engine:
         work = step.work
         if not work.verifying or step.launched_at > before:
             return
+        if work.proposes_tree and not work.verifies_trees:
+            return  # the levels that ran before it are not those that it makes
         size = StepSize(
             num_requests=len(work.verifying),
             num_rows=work.num_verify_rows,
             num_prompt_rows=sum(part.length for part in work.parts),
             num_levels=work.num_levels or 0,
             num_keys=sum(request.num_tokens for request in work.verifying),
+            has_trees=work.verifies_trees,
         )
         on_device = None if earlier is None else step.result.ms_after(earlier)
         on_host = 1e3 * (self._read_at - before)
@@ -330,6 +336,9 @@ class Engine:
     def _learn(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
         """What held, for the planner; its calibration, when it is a new one, for the device."""
         requests = work.verifying
+        if work.verifies_trees:
+            self._learn_of_trees(planner, work, result)
+            return
         if work.num_live == 0:
             planner.observe_plain(len(requests))
             return
@@ -348,6 +357,20 @@ class Engine:
         if planner.num_fits != self._num_fits:
             self._num_fits = planner.num_fits
             self.runner.calibrate(planner.calibration)
+
+    def _learn_of_trees(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
+        runs = [request.finish is None for request in work.verifying]
+        allowed = map(self._num_drafted, itertools.compress(work.verifying, runs))
+        verified = map(len, itertools.compress(result.draft_tokens, runs))
+        trees = zip(result.draft_tokens, result.draft_parents, result.sampled_tokens, strict=True)
+        chains = (held_in_chain(*each) for each in trees)
+        planner.observe_trees(
+            num_requests=len(work.verifying),
+            num_drafting=sum(count > 0 for count in allowed),
+            num_verified=sum(verified),
+            num_accepted=sum(itertools.compress(result.num_accepted, runs)),
+            num_on_chains=sum(itertools.compress(chains, runs)),
+        )
 
     def _take_prompts(self, work: Work, result: StepResult) -> list[Request]:
         changed = []

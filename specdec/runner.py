@@ -26,7 +26,7 @@ from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, StepResult
 from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.state import RequestState
-from specdec.stepping.step_sizes import Passes, Step
+from specdec.stepping.step_sizes import Passes, Proposal, Step
 from specdec.stepping.upload import upload
 from specdec.target import Target
 from weights.load import LoadedEagle, LoadedTarget
@@ -71,6 +71,7 @@ class Runner:
         has_draft = eagle is not None
         self.graphs = GraphFamilies(graph_config or GraphConfig(), backend, sizes, has_draft)
         self.num_levels = 0  # of the draft, in all steps that were run
+        self.num_tree_rounds = 0  # of these steps, those that verified trees
         self.calibration: Tensor | None = None  # see stepping/propose.py
         self.heads = _heads(target, eagle, self._dtype)
         self._workspace = _workspace(self.heads, sizes, device)
@@ -109,6 +110,7 @@ class Runner:
         query_len: int | None = None,
         shared_rows: int = 0,
         num_levels: int | None = None,
+        proposes_tree: bool = False,
         masks: Callable[[], RowMasks] | None = None,
     ) -> PendingResult:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
@@ -116,16 +118,18 @@ class Runner:
         max_num_computed: a bound on the rows' computed tokens. flags: of the requests in the rows
         and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
         (and by default) one for each draft and one more. shared_rows: of all of them, shared out,
-        where not 0. num_levels: that the draft then runs, None: K. masks: computes those of guided
-        rows, while the forward runs.
+        where not 0. num_levels: that the draft then runs, None: K. proposes_tree: by which it then
+        drafts trees, where drafts may be both; rows that are not shared out are those of trees
+        there. masks: computes those of guided rows, while the forward runs.
         """
         step = self.step_of(
-            rows, parts, max_num_computed, flags, query_len, shared_rows, num_levels
+            rows, parts, max_num_computed, flags, query_len, shared_rows, num_levels, proposes_tree
         )
         if masks is not None:
             step = replace(step, masks=masks)
         with torch.inference_mode():
             self.acts.run(step)
+        self.num_tree_rounds += step.verifies_trees
         if step.proposes:
             K = self.sizes.num_speculative_tokens
             self.num_levels += K if step.num_levels is None else step.num_levels
@@ -140,24 +144,29 @@ class Runner:
         query_len: int | None,
         shared_rows: int = 0,
         num_levels: int | None = None,
+        proposes_tree: bool = False,
     ) -> Step:
         """The step of `run_step`, with the graphs that it takes."""
         Q = query_len or self.sizes.query_len
-        num_verify_rows = shared_rows or len(rows) * Q
-        is_tree = self.sizes.tree is not None and Q > 1 and len(rows) > 0
+        num_rows = shared_rows or len(rows) * Q
+        has_trees = self.sizes.tree is not None
+        is_tree = has_trees and Q > 1 and len(rows) > 0 and shared_rows == 0
         path_len = self.sizes.path_len if is_tree else None
+        proposes_tree = has_trees and (proposes_tree or not self.sizes.is_adaptive)
         bounds = [part.start + part.length for part in parts]
         if rows:
             bounds.append(min(max_num_computed + (path_len or Q), self.sizes.max_model_len))
+        proposal = Proposal(flags.noise, proposes_tree)
         return Step(
             state_rows=rows,
             query_len=Q,
             shared_rows=shared_rows,
             path_len=path_len,
+            proposes_tree=proposes_tree,
             num_levels=num_levels,
             parts=parts,
             max_seq_len=max(bounds),
-            passes=self._passes(len(rows), num_verify_rows, parts, flags, Q, num_levels),
+            passes=self._passes(len(rows), num_rows, path_len, parts, proposal, num_levels),
             flags=flags,
             is_pq=bool(rows) and flags.logits and self.acceptance != "exact",
         )
@@ -166,9 +175,9 @@ class Runner:
         self,
         num_verified: int,
         num_rows: int,
+        path_len: int | None,
         parts: Sequence[PromptPart],
-        flags: SamplingFlags,
-        query_len: int,
+        proposal: Proposal,
         num_levels: int | None,
     ) -> Passes:
         """num_rows: of those that verify. num_levels: None where the draft runs all, or none."""
@@ -178,17 +187,17 @@ class Runner:
             if num_levels == 0:
                 num_proposing = 0
             num_reqs = num_verified + len(parts)
-            num_dropped = 0
-            if self.sizes.tree is not None and query_len > 1:
-                num_dropped = num_verified * (query_len - self.sizes.path_len)
+            num_dropped = 0 if path_len is None else num_rows - num_verified * path_len
             return self.graphs.dispatch_ragged(
-                num_reqs, num_tokens, num_proposing, flags, num_dropped
+                num_reqs, num_tokens, num_proposing, proposal, num_dropped
             )
         if num_levels is None:
-            return self.graphs.dispatch_round(num_verified, flags, query_len)
+            return self.graphs.dispatch_round(num_verified, proposal, num_rows // num_verified)
+        if path_len is not None:
+            return self.graphs.dispatch_trees(num_verified, proposal)
         if num_levels == 0 and num_rows == num_verified:
             return self.graphs.dispatch_extending(num_verified)
-        return self.graphs.dispatch_shared(num_verified, num_rows, flags)
+        return self.graphs.dispatch_shared(num_verified, num_rows, proposal)
 
     def calibrate(self, values: np.ndarray) -> None:
         """Judge drafts by these intercepts and slopes, float32 [2, K, 2], from the next step on."""
@@ -244,7 +253,7 @@ class Runner:
         )
         return RequestState(
             sizes.num_state_rows,
-            sizes.num_draft_tokens,
+            sizes.path_len - 1,
             sizes.blocks_per_request,
             scratch_block=sizes.num_kv_blocks,
             device=self.device,
@@ -252,7 +261,7 @@ class Runner:
             draft_vocab_size=draft_vocab_size,
             has_probs=self._has_probs,
             may_stop=self.threshold is not None,
-            is_tree=sizes.tree is not None,
+            num_nodes=0 if sizes.tree is None else sizes.tree.num_nodes,
         )
 
     def _new_cache(self, model: LoadedTarget | LoadedEagle, num_tree_blocks: int) -> Tensor:
@@ -281,7 +290,7 @@ class Runner:
 
     @property
     def _has_probs(self) -> bool:
-        """Whether a chain's drafts have probabilities."""
+        """Whether the drafts of chains have probabilities."""
         stops = self.threshold is not None and self.sizes.tree is None
         return self.sizes.is_adaptive or stops
 
@@ -330,8 +339,11 @@ def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.devic
 
 def _rows_in_parts(heads: Heads, sizes: EngineSizes) -> int:
     """The most rows of a round whose programs share splits; long slots share the same room."""
-    widest = max(sizes.query_len, 1 if sizes.tree is None else sizes.tree.top_k)
-    most = most_rows_in_parts(widest, sizes.max_num_seqs, heads)
+    most = most_rows_in_parts(sizes.query_len, sizes.max_num_seqs, heads)
+    if sizes.tree is not None:
+        widest = max(sizes.tree.num_rows, sizes.tree.top_k)
+        of_trees = most_rows_in_parts(widest, sizes.max_tree_requests, heads, has_paths=True)
+        most = max(most, of_trees)
     return max(min(most, sizes.max_verify_rows), 1)
 
 
@@ -348,5 +360,6 @@ def _buffer_sizes(
         draft_hidden_size=eagle.config.layer.hidden_size if eagle is not None else 0,
         keeps_probs=sizes.is_adaptive,
         tree=sizes.tree,
+        max_tree_reqs=sizes.max_tree_requests,
         num_kv_blocks=sizes.num_kv_blocks,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
 MAX_TREE_REQUESTS = 32  # with more at a time, chains accept as much from as many rows
+MAX_AUTO_TREE_REQUESTS = 8  # the same, where chains share their rows out
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 MAX_BAD_WORDS = 64  # token sequences, per request
 MAX_BAD_WORD_LENGTH = 16  # tokens
@@ -17,6 +18,11 @@ class TreeShape:
     num_levels: int  # D, those that are drafted
     top_k: int  # k
     num_nodes: int  # N - 1: those that are verified
+
+    @property
+    def num_rows(self) -> int:
+        """Of a request that verifies: the root and all nodes."""
+        return self.num_nodes + 1
 
     @property
     def max_depth(self) -> int:
@@ -44,12 +50,27 @@ class EngineSizes:
     num_kv_blocks: int
     num_speculative_tokens: int  # K, or levels of a tree; 0 is plain decoding, with a draft or not
     is_adaptive: bool = False  # rows of a round are shared out, and levels chosen, by what pays
-    tree: TreeShape | None = None  # None: chains
+    # None: all drafts are chains; with is_adaptive they are chains or trees, from step to step
+    tree: TreeShape | None = None
+
+    def __post_init__(self) -> None:
+        if self.has_both and self.path_len != self.num_speculative_tokens + 1:
+            raise ValueError(
+                f"num_speculative_tokens={self.num_speculative_tokens}, but the longest path of "
+                f"{self.tree} has {self.path_len - 1} nodes: chains and trees share their results"
+            )
+
+    @property
+    def has_both(self) -> bool:
+        """Whether drafts are chains or trees, from step to step."""
+        return self.is_adaptive and self.tree is not None
 
     @property
     def num_draft_tokens(self) -> int:
-        """Drafts that a request verifies in a round: K of a chain, all nodes of a tree."""
-        return self.num_speculative_tokens if self.tree is None else self.tree.num_nodes
+        """Drafts that a request verifies in a round: K of a chain; all nodes if all are trees."""
+        if self.tree is None or self.is_adaptive:
+            return self.num_speculative_tokens
+        return self.tree.num_nodes
 
     @property
     def query_len(self) -> int:
@@ -62,16 +83,23 @@ class EngineSizes:
         return (self.num_speculative_tokens if self.tree is None else self.tree.max_depth) + 1
 
     @property
+    def max_tree_requests(self) -> int:
+        """Batch slots of the largest step that drafts trees, or verifies them."""
+        if self.tree is None:
+            return 0
+        return min(self.max_num_seqs, MAX_AUTO_TREE_REQUESTS if self.is_adaptive else 1 << 30)
+
+    @property
     def num_tree_blocks(self) -> int:
         """Blocks behind the pool for the nodes that a target verifies, those of all requests."""
         nodes = 0 if self.tree is None else self.tree.num_nodes
-        return -(-self.max_num_seqs * nodes // BLOCK_SIZE)
+        return -(-self.max_tree_requests * nodes // BLOCK_SIZE)
 
     @property
     def num_draft_tree_blocks(self) -> int:
         """The same for the levels of the draft."""
         rows = 0 if self.tree is None else self.tree.num_draft_rows
-        return -(-self.max_num_seqs * rows // BLOCK_SIZE)
+        return -(-self.max_tree_requests * rows // BLOCK_SIZE)
 
     @property
     def num_state_rows(self) -> int:
@@ -82,7 +110,10 @@ class EngineSizes:
     def max_verify_rows(self) -> int:
         """Rows of the largest round."""
         most = self.max_num_seqs * self.query_len
-        return min(most, max(MOST_SHARED_ROWS, 2 * self.max_num_seqs)) if self.is_adaptive else most
+        if not self.is_adaptive:
+            return most
+        of_trees = 0 if self.tree is None else self.max_tree_requests * self.tree.num_rows
+        return max(min(most, max(MOST_SHARED_ROWS, 2 * self.max_num_seqs)), of_trees)
 
     @property
     def max_num_rows(self) -> int:

@@ -14,22 +14,27 @@ One forward takes the rows of all:
     choose         hidden_states, sampling state,        target_tokens, by decided row;
                    step.masks, from the host             pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
-                   pq_accepted                           last_token_indices, buffers.draft_tokens
+                   pq_accepted                           last_token_indices, buffers.draft_tokens;
+                                                         of trees verify_start_loc, of the paths
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
     gather         features and rows of accepted paths   the same buffers, as rows of chains; only
                                                          where trees were verified
     prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, first proposals
                    last_token_indices
-    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens (with K = 1
+    decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens, of trees
+                                                         state.draft_nodes (with K = 1
                                                          prefill_draft writes them)
-    send_proposals buffers.draft_tokens                  pinned host memory, with guided requests
+    send_proposals buffers.draft_tokens, or those of     pinned host memory, with guided requests
+                   buffers.tree
 
 results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. The draft
 collects its proposals in buffers.draft_tokens, which commit zeroes; state.draft_tokens are those
 that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states. Where
 rows are shared out, each level writes its token to the state, with draft_probs; a step that
-proposes nothing extends the draft's KV alone.
+proposes nothing extends the draft's KV alone. Where trees are verified in some steps and chains in
+others, what a step verifies is what the one before it has proposed; that of the step is
+`step.proposes_tree`.
 
 Nothing reads the device from the host between `fill` and the end of the draft, but the masks of
 guided requests, which wait for what the step before has sent. The step says how
@@ -83,7 +88,7 @@ class Acts:
         self.choose(step)
         self.commit(step)
         self.send(step, self.record(step))
-        if step.path_len is not None:
+        if step.verifies_trees:
             self.gather(step)
         if step.runs_draft:
             self.prefill_draft(step.of_paths)
@@ -109,7 +114,7 @@ class Acts:
 
     def _fill_verified(self, step: Step, V: int) -> None:
         buffers, state, R = self.buffers, self.state, step.shared_rows
-        if step.path_len is not None:
+        if step.verifies_trees:
             fill_tree(buffers, state, V, self.max_model_len)
             return
         if R > 0:
@@ -128,7 +133,7 @@ class Acts:
         """Accept drafts by equality, where p/q has not; start the prompts that end."""
         B = step.num_padded_reqs
         V = step.num_verified if step.parts else B
-        if step.path_len is not None:
+        if step.verifies_trees:
             cache = self.target.contexts.kv_cache
             commit_trees(self.buffers, self.state, V, cache, step.flags.bad_words)
         elif V > 0:
@@ -144,7 +149,7 @@ class Acts:
 
     def send(self, step: Step, logprobs: RecordedLogprobs) -> None:
         """Start the copy of the results to the host; nothing here waits for it."""
-        self.results.send(step.num_reqs, logprobs)
+        self.results.send(step.num_reqs, logprobs, step.verifies_trees)
 
     def gather(self, step: Step) -> None:
         """Cut trees down to their accepted paths: the rows of the step are then those of chains."""
@@ -167,4 +172,4 @@ class Acts:
 
     def send_proposals(self, step: Step) -> None:
         """Start the copy of the proposals to the host, which walks them by grammars."""
-        self.results.send_proposals(step.num_reqs)
+        self.results.send_proposals(step.num_reqs, step.proposes_tree)

@@ -19,8 +19,8 @@ from specdec.stepping.step_sizes import Step
 class Target:
     """Reads and writes the step buffers; returns nothing.
 
-    graphs: steps with prompts run in pieces around attention; rounds, and plain rounds of one row
-        per request, run as one full graph each.
+    graphs: steps with prompts run in pieces around attention; rounds, plain rounds of one row per
+        request, and rounds of trees beside those of chains, run as one full graph each.
     """
 
     model: LlamaModel
@@ -45,7 +45,7 @@ class Target:
     def captures(self) -> Captures:
         """What is captured, in order."""
         graphs = self.graphs
-        rounds = [graphs.decode] if graphs.plain is None else [graphs.decode, graphs.plain]
+        rounds = [each for each in (graphs.decode, graphs.plain, graphs.tree) if each is not None]
         return [(graphs.prefill, self.make_prefill), *((each, self.make_verify) for each in rounds)]
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:

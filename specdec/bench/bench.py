@@ -14,14 +14,15 @@ from specdec.bench.report import Row
 from specdec.bench.rounds import tokens_needed
 from specdec.bench.serving import Served, first_difference, serve
 from specdec.engine import Engine
-from specdec.start.speculation import MOST_LEVELS, Drafting
+from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
 
 MODEL_LEN = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """ks: values of K for most suites. adaptive: in suites of loads also as many drafts as pay.
+    """ks: values of K for most suites. adaptive: in suites of loads also as many drafts as pay, in
+    chains or trees; chains: in chains alone.
 
     repeats: whole runs; num_rounds: timed rounds.
 
@@ -41,6 +42,7 @@ class BenchOptions:
     rounds_of_memory: int = 1000
     max_seconds: float | None = None
     adaptive: bool = False
+    chains: bool = False
 
     @property
     def model_len(self) -> int:
@@ -68,9 +70,13 @@ class Bench:
     @property
     def drafting(self) -> tuple[Drafting, ...]:
         """What suites of loads run: each K, then as many drafts as pay."""
-        is_adaptive = self.options.adaptive and self.pair.eagle is not None
         fixed = map(Drafting, self.ks)
-        return (*fixed, Drafting(MOST_LEVELS, is_adaptive=True)) if is_adaptive else tuple(fixed)
+        eagle = self.pair.eagle
+        if not self.options.adaptive or eagle is None:
+            return tuple(fixed)
+        tree = None if self.options.chains else AUTO_TREE
+        adaptive = Drafting(MOST_LEVELS, is_adaptive=True, tree=tree)
+        return (*fixed, of_draft(adaptive, eagle.config.draft_vocab_size))
 
     def has_time(self, what: str) -> bool:
         """Whether --max-seconds has not passed; if it has, note what is skipped."""

@@ -60,7 +60,7 @@ def _rounds(bench: Bench, K: int, batch: int, context: int) -> Iterator[Row]:
         with steady(engine, prompts, num_rounds) as rounds:
             clock = Clock(engine.runner.device)
             spread = clock.repeat(partial(rounds.run, query_len), num_rounds, WARMUP)
-        how = engine.runner.graphs.dispatch_round(batch, GREEDY, query_len).target.mode
+        how = engine.runner.graphs.dispatch_round(batch, query_len=query_len).target.mode
         yield _row(how, batch * query_len, batch, context, spread)
     bench.pair.drop(spec)
 

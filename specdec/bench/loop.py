@@ -100,6 +100,7 @@ def _spec(bench: Bench, drafting: Drafting) -> EngineSpec:
     return EngineSpec(
         num_speculative_tokens=drafting.num_tokens,
         is_adaptive=drafting.is_adaptive,
+        tree=drafting.tree,
         max_num_seqs=max(*bench.options.batches, bench.options.max_num_seqs or 1),
         max_tokens=PROMPT_LENGTHS[1] + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
@@ -241,6 +242,7 @@ def planned(engine: Engine, before: PlannerStatistics | None) -> Row:
         "rows_a_round": stats.num_rows / rounds,
         "rows_wasted": stats.wasted_share,
         "levels_a_round": stats.num_levels / rounds,
+        "tree_rounds": stats.tree_share,
         "measured_over_predicted": stats.measured_tokens / tokens,
         "ms_over_predicted": stats.measured_ms / max(stats.predicted_ms, 1e-9),
     }

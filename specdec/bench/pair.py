@@ -30,8 +30,8 @@ class EngineSpec:
     """What an engine is built for. K = 0 is plain decoding.
 
     is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs. tree: of K
-    levels; None: chains. confidence_threshold: of the draft, 0: it never stops; with is_adaptive it
-    is the one that pays.
+    levels, with is_adaptive where it pays; None: chains. confidence_threshold: of the draft, 0: it
+    never stops; with is_adaptive it is the one that pays.
     max_tokens: the longest request, prompt and answer; None: max_model_len. request_sizes: of full
     graphs; None: the default ones. has_prefill_graphs: off, since few suites time prompts and
     capturing takes time.

@@ -60,6 +60,7 @@ def requests(bench: Bench) -> Iterator[Row]:
         spec = EngineSpec(
             num_speculative_tokens=K,
             is_adaptive=drafting.is_adaptive,
+            tree=drafting.tree,
             max_num_seqs=batch,
             max_tokens=LONGEST_PROMPT + LONGEST_ANSWER + 2 * K,
             max_model_len=LONGEST_PROMPT + LONGEST_ANSWER + 1,

@@ -457,6 +457,9 @@ def bench(
     adaptive: Annotated[
         bool | None, Option("--adaptive", help="loads with as many drafts as pay, too; on a GPU")
     ] = None,
+    chains: Annotated[
+        bool | None, Option("--chains", help="with --adaptive: chains alone, no draft trees")
+    ] = None,
     json: Annotated[Path | None, Option(help="write the last line's JSON to a file too")] = None,
     charts: Annotated[
         Path | None, Option(help="directory for PNG charts (needs matplotlib)")

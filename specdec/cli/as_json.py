@@ -16,7 +16,7 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
         "target": str(llm.target_report.directory),
         "draft": None if llm.draft_report is None else str(llm.draft_report.directory),
         "num_speculative_tokens": llm.sizes.num_speculative_tokens,
-        "draft_top_k": 1 if llm.sizes.tree is None else llm.sizes.tree.top_k,
+        "draft_top_k": _draft_top_k(llm),
         "num_draft_tokens": llm.sizes.num_draft_tokens,
         "draft_confidence_threshold": llm.engine.runner.confidence_threshold,
         "acceptance": llm.engine.runner.acceptance,
@@ -30,6 +30,13 @@ def as_json(llm: LLM, output: RequestOutput, has_rounds: bool) -> dict[str, obje
     if has_rounds:
         result["rounds"] = [_round_as_json(record) for record in output.stats.rounds]
     return result
+
+
+def _draft_top_k(llm: LLM) -> int | None:
+    """As the option is given: None where drafts are chains or trees, as it pays."""
+    if llm.sizes.has_both:
+        return None
+    return 1 if llm.sizes.tree is None else llm.sizes.tree.top_k
 
 
 def _round_as_json(record: RoundRecord) -> dict[str, object]:

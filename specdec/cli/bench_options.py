@@ -18,6 +18,7 @@ READERS = {  # options that only some suites read
     "max_num_seqs": (*OF_BATCHES, "requests", "cold"),
     "gpu_memory_utilization": ("cold",),
     "adaptive": ("loop", "ramp", "requests"),
+    "chains": ("loop", "ramp", "requests"),
 }
 OF_GRAPHS = ("capture", "padding")
 
@@ -45,6 +46,8 @@ def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str
             raise ValueError(
                 f"{_option(option, given)} is for {only if len(readers) == 1 else some}"
             )
+    if given["chains"] and not given["adaptive"]:
+        raise ValueError("--chains without --adaptive, whose drafts may be trees: give both")
     if given["enforce_eager"]:
         for name in OF_GRAPHS:
             if name in names:

@@ -155,7 +155,7 @@ def _speculation(options: TextOptions, draft: str) -> SpeculativeConfig:
             AUTO if K is None else K,
             acceptance=options.acceptance,
             adaptive=False if options.fixed_drafts else None,
-            top_k=1 if options.draft_top_k is None else options.draft_top_k,
+            top_k=options.draft_top_k,
             num_draft_tokens=options.num_draft_tokens,
             draft_confidence_threshold=options.draft_confidence_threshold,
         )

@@ -11,9 +11,11 @@ def headline(llm: LLM) -> str:
     if llm.draft_report is None:
         return f"{target}; no draft"
     K = llm.sizes.num_speculative_tokens
-    drafts = f"as many drafts as pay, at most {K}" if llm.sizes.is_adaptive else f"K = {K}"
     tree = llm.sizes.tree
-    if tree is not None:
+    drafts = f"as many drafts as pay, at most {K}" if llm.sizes.is_adaptive else f"K = {K}"
+    if llm.sizes.has_both:
+        drafts += ", chains or trees"
+    elif tree is not None:
         drafts = f"trees of {tree.num_nodes} nodes, top_k = {tree.top_k}, {K} levels"
     threshold = llm.engine.runner.confidence_threshold
     if threshold:

@@ -100,8 +100,8 @@ FixedDrafts = Annotated[
 DraftTopK = Annotated[
     int | None,
     Option(
-        show_default="1",
-        help="above 1: draft a tree of -k levels, in which as many nodes get as many children",
+        show_default="with -k auto as it pays, else 1",
+        help="1: chains; above 1: a tree of -k levels, in which as many nodes get as many children",
     ),
 ]
 NumDraftTokens = Annotated[

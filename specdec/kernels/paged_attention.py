@@ -254,13 +254,15 @@ def _tokens(tile: QueryTile, heads: Heads) -> int:
     return max(tile.rows // next_power_of_2(heads.group), 1)
 
 
-def most_rows_in_parts(max_query_len: int, max_slots: int, heads: Heads) -> int:
+def most_rows_in_parts(
+    max_query_len: int, max_slots: int, heads: Heads, has_paths: bool = False
+) -> int:
     """Of a round whose programs share splits, with up to so many batch slots."""
     rounds = [
         B * Q
         for Q in range(1, max_query_len + 1)
-        for B in range(1, min(max_slots, FULL) + 1)
-        if plan_launch(B, Q, heads).is_split
+        for B in range(1, max_slots + 1)
+        if plan_launch(B, Q, heads, has_paths).is_split
     ]
     return max(rounds, default=0)
 

@@ -89,13 +89,15 @@ class PassContexts:
         self.buffers.fill_padding([Q] * B)
         return self._context(how, T, (self._uniform(B, Q, T, self.max_model_len),))
 
-    def draft_rows(self, num_reqs: int, max_seq_len: int, how: Dispatch) -> ForwardContext:
+    def draft_rows(
+        self, num_reqs: int, max_seq_len: int, how: Dispatch, of_trees: bool = False
+    ) -> ForwardContext:
         """The rows of a level of the draft's own: one per request, of trees k."""
         B = num_reqs
         buffers = self.buffers
-        L = buffers.sizes.rows_per_level
+        tree = buffers.tree if of_trees else None
+        L = 1 if tree is None else tree.shape.top_k
         T = B * L
-        tree = buffers.tree
         positions = buffers.draft_positions[:T]
         paths = None
         if tree is not None:
@@ -110,11 +112,13 @@ class PassContexts:
         )
         return self._forward_context(how, positions, buffers.draft_slots[:T], (group,))
 
-    def dummy_draft_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
+    def dummy_draft_rows(
+        self, desc: BatchDescriptor, warmup: bool, of_trees: bool
+    ) -> ForwardContext:
         """The rows of a level of the draft's own, for a full graph."""
         self.buffers.fill_padding([1] * desc.num_tokens)
         how = _how(CUDAGraphMode.FULL, desc, warmup)
-        return self.draft_rows(desc.num_tokens, self.max_model_len, how)
+        return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
 
     def _verified(self, step: Step, num_reqs: int, num_rows: int) -> QueryRows:
         """Verify slots, from the first row on; the last rows may be padding."""

@@ -3,15 +3,18 @@
     target.prefill  PIECEWISE  steps with prompts
     target.decode   FULL       rounds: K + 1 rows per request, of trees the root and all nodes
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
+    target.tree     FULL       rounds of trees, where others are of chains
     draft.prefill   both       with prompts in pieces, after a round whole or in pieces
     draft.decode    FULL       K - 1 rows per request, one after another; of trees k at a time
     draft.extend    FULL       the draft's KV after a plain round, where a later one may draft
 
 Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.prefill have graphs by
-requests and rows, and draft.decode is one level, replayed for each.
+requests and rows, and draft.decode is one level, replayed for each. Where drafts are trees in some
+steps (EngineSizes.has_both), draft_tree.prefill and draft_tree.decode propose them; the rows that
+they come after may be of either kind, so that the draft's prefill takes them by requests and rows.
 
 The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses
-inside its own, so steps with a sampled request have others, `draft.sampled`, which draw with noise.
+inside its own, so steps with a sampled request have others, which draw with noise.
 In counters and logs the dot is an underscore; cuda_graph_modes sets plain with target_decode.
 """
 
@@ -28,9 +31,8 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.kernels.tile_shapes import ROW_CLASSES
-from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.sizes import EngineSizes
-from specdec.stepping.step_sizes import Passes
+from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
 
 # Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve.
 PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -41,18 +43,23 @@ Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetGraphs:
-    """decode: rounds of K + 1 rows per request. plain: of one row; None where K is 0."""
+    """decode: rounds of K + 1 rows per request. plain: of one row; None where K is 0.
+
+    tree: rounds of trees, where decode serves chains
+    """
 
     prefill: CudaGraphManager
     decode: CudaGraphManager
     plain: CudaGraphManager | None
+    tree: CudaGraphManager | None = None
 
     def of_round(self, query_len: int | None) -> CudaGraphManager:
         return self.plain if query_len == 1 and self.plain is not None else self.decode
 
     def of_descriptor(self, desc: BatchDescriptor) -> CudaGraphManager:
         """The family of a full graph."""
-        return self.of_round(desc.query_len)
+        is_tree = self.tree is not None and (desc.query_len or 0) > 1
+        return self.tree if is_tree and self.tree is not None else self.of_round(desc.query_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +73,25 @@ class DraftGraphs(DraftPair):
     """Those of greedy steps, whose pieces serve all steps, and those of sampled ones.
 
     extend: None where the number of drafts is fixed
+    trees: for greedy and sampled steps that propose trees, where the others propose chains
     """
 
     sampled: DraftPair
     extend: CudaGraphManager | None
+    trees: tuple[DraftPair, DraftPair] | None = None
 
-    def of(self, flags: SamplingFlags) -> DraftPair:
+    def of(self, proposal: Proposal) -> DraftPair:
         """The families whose full graphs a step runs."""
-        return self.sampled if flags.noise else self
+        if proposal.is_tree and self.trees is not None:
+            return self.trees[proposal.is_drawn]
+        return self.sampled if proposal.is_drawn else self
+
+    def pairs(self, has_trees: bool) -> Iterator[tuple[Proposal, DraftPair]]:
+        """All families, by what they propose. has_trees: all of them do."""
+        kinds = (has_trees,) if self.trees is None else (False, True)
+        for is_tree, is_drawn in itertools.product(kinds, (False, True)):
+            proposal = Proposal(is_drawn, is_tree)
+            yield proposal, self.of(proposal)
 
 
 class GraphFamilies:
@@ -88,6 +106,8 @@ class GraphFamilies:
         self.query_len = Q = sizes.query_len
         self.path_len = sizes.path_len  # rows of a request in the draft's prefill after a round
         self.managers: list[CudaGraphManager] = []  # in the order of capture
+        # requests of rounds of trees, where others are of chains
+        self.tree_sizes = _tree_sizes(sizes, config.request_sizes)
         # of rounds whose rows are shared out: (requests, rows), by rows
         self.shapes = shared_shapes(sizes, config.request_sizes)
         most = sizes.max_num_rows
@@ -95,6 +115,7 @@ class GraphFamilies:
             prefill=self._family("target_prefill", Q, most),
             decode=self._family("target_decode", Q, most),
             plain=self._plain() if has_draft else None,
+            tree=self._tree() if self.tree_sizes else None,
         )
         self.draft = self._draft() if has_draft else None
 
@@ -103,7 +124,7 @@ class GraphFamilies:
         num_reqs: int,
         num_tokens: int,
         num_proposing: int,
-        flags: SamplingFlags = GREEDY,
+        proposal: Proposal = BEST_CHAINS,
         num_dropped: int = 0,
     ) -> Passes:
         """The graphs of a step with prompts.
@@ -115,17 +136,29 @@ class GraphFamilies:
         if self.draft is None:
             return Passes(target=target)
         prefill = self.draft.prefill.dispatch(num_reqs, num_tokens - num_dropped, None)
-        of = self.draft.of(flags)
         if num_proposing == 0:
             return Passes(target=target, draft_prefill=prefill)
-        decode = of.decode.dispatch(num_reqs, num_reqs, 1)
+        decode = self.draft.of(proposal).decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
-    def dispatch_shared(self, num_reqs: int, num_rows: int, flags: SamplingFlags) -> Passes:
+    def dispatch_shared(self, num_reqs: int, num_rows: int, proposal: Proposal) -> Passes:
         """The graphs of a round whose rows are shared out."""
         assert self.draft is not None, "rows are shared out among drafts"
         target = self.target.decode.dispatch(num_reqs, num_rows, None, takes_shapes=True)
-        return self._drafting(target, num_reqs, num_rows, None, flags)
+        return self._drafting(target, num_reqs, num_rows, None, proposal)
+
+    def dispatch_trees(self, num_reqs: int, proposal: Proposal) -> Passes:
+        """The graphs of a round of trees, where others are of chains."""
+        tree, shape = self.target.tree, self._sizes.tree
+        assert tree is not None, "families of chains"
+        assert shape is not None, "sizes of chains"
+        assert self.draft is not None, "nothing drafts"
+        target = tree.dispatch(num_reqs, num_reqs * shape.num_rows, shape.num_rows)
+        num_paths = num_reqs
+        if self.draft.of(proposal).prefill.mode.decode_mode() is CUDAGraphMode.FULL:
+            # padding has paths too, and there is a shape of just their rows
+            num_paths = next(n for n in self.tree_sizes if n >= num_reqs)
+        return self._drafting(target, num_reqs, num_paths * self.path_len, None, proposal)
 
     def dispatch_extending(self, num_reqs: int) -> Passes:
         """The graphs of a round of one row for each, after which nothing is drafted yet."""
@@ -138,7 +171,7 @@ class GraphFamilies:
         return Passes(target=how, draft_prefill=extend)
 
     def dispatch_round(
-        self, num_reqs: int, flags: SamplingFlags = GREEDY, query_len: int | None = None
+        self, num_reqs: int, proposal: Proposal = BEST_CHAINS, query_len: int | None = None
     ) -> Passes:
         """The graphs of a round; query_len 1 where no request drafts, else None or all rows."""
         manager = self.target.of_round(query_len)
@@ -148,7 +181,7 @@ class GraphFamilies:
         if self.draft is None or manager is self.target.plain:
             return Passes(target=target)
         P = self.path_len
-        return self._drafting(target, num_reqs, num_reqs * P, P, flags)
+        return self._drafting(target, num_reqs, num_reqs * P, P, proposal)
 
     def _drafting(
         self,
@@ -156,14 +189,14 @@ class GraphFamilies:
         num_reqs: int,
         num_tokens: int,
         query_len: int | None,
-        flags: SamplingFlags,
+        proposal: Proposal,
     ) -> Passes:
         assert self.draft is not None, "nothing drafts"
-        draft = self.draft.of(flags)
+        draft = self.draft.of(proposal)
         shared = query_len is None
         prefill = draft.prefill.dispatch(num_reqs, num_tokens, query_len, takes_shapes=shared)
-        if flags.noise and prefill.mode is CUDAGraphMode.NONE:
-            # pieces end before a token is chosen, so the greedy family's serve sampled steps too
+        if draft is not self.draft and prefill.mode is CUDAGraphMode.NONE:
+            # pieces end before a token is chosen, so the greedy family's serve all steps
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
         decode = draft.decode.dispatch(num_reqs, num_reqs, 1)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
@@ -196,6 +229,7 @@ class GraphFamilies:
         if config.token_sizes is None:
             max_tokens = min(max_tokens, max(config.max_tokens, self._sizes.max_verify_rows))
         requests = config.request_sizes or _request_sizes(max_reqs, query_len)
+        requests = [*requests, *self.tree_sizes]  # no graph is wider than a step of trees may be
         sizes = capture_sizes(max_reqs, max_tokens, requests, config.token_sizes)
         if self._sizes.is_adaptive and query_len > 1:
             sizes = replace(sizes, requests=(), shapes=self.shapes)
@@ -217,7 +251,31 @@ class GraphFamilies:
         decode = self._family("draft_decode", 1, most)
         sampled = DraftPair(prefill=sampled_prefill, decode=self._sampled(decode, 1))
         extend = self._extend(sampled_prefill.mode) if self._sizes.is_adaptive else None
-        return DraftGraphs(prefill=prefill, decode=decode, sampled=sampled, extend=extend)
+        trees = self._draft_trees() if self.tree_sizes else None
+        return DraftGraphs(
+            prefill=prefill, decode=decode, sampled=sampled, extend=extend, trees=trees
+        )
+
+    def _tree(self) -> CudaGraphManager:
+        assert self._sizes.tree is not None, "sizes of chains"
+        mode = _mode_of(self._config, "target_decode")
+        sizes = CaptureSizes(requests=self.tree_sizes, tokens=())
+        return self._manager("target_tree", sizes, mode, self._sizes.tree.num_rows)
+
+    def _draft_trees(self) -> tuple[DraftPair, DraftPair]:
+        """For greedy and sampled steps. After few rows of chains, these are padded."""
+        shapes = tuple((n, n * self.path_len) for n in self.tree_sizes)
+        after_rows = CaptureSizes(requests=(), tokens=(), shapes=shapes)
+        levels = CaptureSizes(requests=self.tree_sizes, tokens=())
+        has_full = self._config.modes["draft_prefill"].decode_mode() is CUDAGraphMode.FULL
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
+        of_decode = _mode_of(self._config, "draft_decode")
+        prefill = self._manager("draft_tree_prefill", after_rows, mode, self.path_len)
+        decode = self._manager("draft_tree_decode", levels, of_decode, 1)
+        sampled = DraftPair(
+            prefill=self._sampled(prefill, self.path_len), decode=self._sampled(decode, 1)
+        )
+        return DraftPair(prefill=prefill, decode=decode), sampled
 
     def _extend(self, mode: CUDAGraphMode) -> CudaGraphManager:
         assert self.target.plain is not None, "families without a draft's"
@@ -261,6 +319,16 @@ def _request_sizes(max_reqs: int, query_len: int) -> list[int]:
     return sorted(n for n in sizes if 0 < n <= max_reqs)
 
 
+def _tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int, ...]:
+    """Requests of rounds of trees, where others are of chains. requests: None: powers of two."""
+    if not sizes.has_both:
+        return ()
+    most = sizes.max_tree_requests
+    if requests is None:
+        requests = [1 << i for i in range(most.bit_length())]
+    return tuple(sorted({*(n for n in requests if n < most), most}))
+
+
 def shared_shapes(
     sizes: EngineSizes, requests: Sequence[int] | None = None
 ) -> tuple[tuple[int, int], ...]:
@@ -276,7 +344,8 @@ def shared_shapes(
     if requests is None:
         requests = [1 << i for i in range(most.bit_length()) if 1 << i < most]
     found = set()
-    for fewer, B in itertools.pairwise([0, *sorted({*requests, most})]):
+    counts = {*requests, *_tree_sizes(sizes, requests), most}
+    for fewer, B in itertools.pairwise([0, *sorted(counts)]):
         all_rows = min(B * Q, sizes.max_verify_rows)
         few = min(B * (FEW_DRAFTS + 1), all_rows)
         rows = {B, few, all_rows, *(c for c in ROW_CLASSES if fewer < c < all_rows)}

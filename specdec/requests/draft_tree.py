@@ -28,3 +28,18 @@ def path_to(row: int, parents: Sequence[int]) -> list[int]:
     while path[0] > 0:
         path.insert(0, parents[path[0] - 1])
     return path
+
+
+def held_in_chain(tokens: Sequence[int], parents: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many drafts hold of the path of first children, which are the draft's best tokens.
+
+    tokens, parents: of nodes, of siblings the best first. sampled: along the accepted path
+    """
+    row = 0
+    for depth, token in enumerate(sampled):
+        children = (i for i, parent in enumerate(parents, start=1) if parent == row)
+        child = next(children, None)
+        if child is None or tokens[child - 1] != token:
+            return depth
+        row = child
+    return len(sampled)

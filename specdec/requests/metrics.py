@@ -1,9 +1,9 @@
 """What an engine has done since its start, as `LLM.get_metrics` reports it.
 
 Names are vLLM's with the prefix "specdec:" where the meaning is the same; rows_verified,
-levels_drafted and round_tokens_* are ours. Tokens and rounds count in the step that brings them, a
-prompt when it is computed; reasons, preemptions and the prefix cache when a request ends, with all
-its samples.
+levels_drafted, tree_rounds and round_tokens_* are ours. Tokens and rounds count in the step that
+brings them, a prompt when it is computed; reasons, preemptions and the prefix cache when a request
+ends, with all its samples.
 """
 
 from collections import Counter as Counts
@@ -86,12 +86,14 @@ class Totals:
         num_waiting: int,
         cache_usage: float,
         num_levels: int,
+        num_tree_rounds: int,
         round_tokens: Mapping[str, int],
     ) -> list[Metric]:
         """All of them.
 
         cache_usage: the share of the cache's blocks that requests hold. num_levels: levels of the
-        draft that ran since the start. round_tokens: predicted and measured, where drafts vary.
+        draft that ran since the start. num_tree_rounds: steps that verified trees. round_tokens:
+        predicted and measured, where drafts vary.
         """
         gauges = {
             "num_requests_running": num_running,
@@ -102,6 +104,7 @@ class Totals:
         counts = {
             **{name: self._counts[name] for name in COUNTERS},
             "levels_drafted": num_levels,
+            "tree_rounds": num_tree_rounds,
             **{f"round_tokens_{name}": count for name, count in round_tokens.items()},
             "spec_decode_num_drafts": sum(n for (drafted, _, _), n in rounds if drafted),
             "spec_decode_num_draft_tokens": sum(n * drafted for (drafted, _, _), n in rounds),

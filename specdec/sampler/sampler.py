@@ -93,7 +93,7 @@ class Sampler:
         raw_TV, self._raw_TV = self._raw_TV, None
         sampled = None
         if raw_TV is not None:
-            kept_TV = raw_TV if step.path_len is None else raw_TV[self._kept_rows(step)]
+            kept_TV = raw_TV[self._kept_rows(step)] if step.verifies_trees else raw_TV
             sampled = logprobs_of(kept_TV, self._decided_tokens(step), step.flags.logprobs)
         asked = any(part.num_logprobs is not None for part in step.parts)
         return RecordedLogprobs(sampled, self._prompt_logprobs(step) if asked else ())
@@ -118,7 +118,7 @@ class Sampler:
             position_T=position_T,
             start_T=buffers.sample_starts[:S],
             longest=step.kept_len if R > 0 else 1,
-            path_TD=None if step.path_len is None else self._paths(R, S),
+            path_TD=self._paths(R, S) if step.verifies_trees else None,
         )
         return rows, hidden_TD
 

@@ -1,4 +1,4 @@
-"""Noticing that a draft has changed: rounds with more levels than pay; a test of predictions."""
+"""Noticing that a draft has changed: rounds of what does not pay; a test of predictions."""
 
 from math import ceil, sqrt
 from typing import Any
@@ -12,6 +12,8 @@ MEMORY = 0.8  # of the running sums, from one comparison to the next
 CHANGED = 4.5  # standard deviations of the running sums, beyond
 TOLERANCE = 0.2  # of what was predicted: texts differ, so that rounds are no independent draws
 PROBE_HELD = 2.5  # standard deviations of a probe that found more than was predicted
+KIND_ROUNDS = 3  # that a probe of another kind of drafts has
+KIND_COST = 0.005  # share of all time that such probes may take
 
 
 class Probes:
@@ -53,6 +55,25 @@ class Probes:
         few = of_all[of_all <= chosen + num_requests // 8 + 8]
         has_draft = few[-1] > num_requests or len(of_all) == 1
         return max(chosen, int(few[-1] if has_draft else of_all[1]))
+
+
+class KindProbes:
+    """Every PROBE_EVERY rounds, or more where they cost more, some of the kind not chosen."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Another kind is chosen."""
+        self._num_since = 0
+
+    def is_due(self, loss: float) -> bool:
+        """Whether the next drafts are a probe. loss: share of a round's time that one costs."""
+        self._num_since += 1
+        wait = max(PROBE_EVERY, KIND_ROUNDS * loss / KIND_COST)
+        if self._num_since >= wait + KIND_ROUNDS:
+            self._num_since = 0
+        return self._num_since >= wait
 
 
 class Surprise:

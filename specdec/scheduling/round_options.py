@@ -142,6 +142,20 @@ def round_options(
     return _options(costs, rows, curves, requests, ms, plain_ms)
 
 
+def tree_ms(
+    costs: RoundCosts, num_requests: int, curves: GainCurves, num_prompt_rows: int
+) -> float:
+    """Of a round of trees whose drafts stop as the chains of these curves do.
+
+    num_prompt_rows: that ride in it
+    """
+    assert costs.tree is not None, "costs of chains"
+    ms = costs.tree.ms(num_requests, float(curves.levels_run[-1]))
+    num_rows = num_requests * costs.tree.num_rows
+    with_prompts = costs.mixed_ms(num_rows + num_prompt_rows) if num_prompt_rows else 0.0
+    return ms + max(with_prompts - costs.verify_ms(num_rows), 0.0)
+
+
 def mixed_options(
     costs: RoundCosts,
     most_rows: int,

@@ -26,8 +26,10 @@ from specdec.scheduling.round_options import (
     StepOptions,
     mixed_options,
     round_options,
+    tree_ms,
 )
-from specdec.scheduling.step_costs import RoundCosts, TimeRatios
+from specdec.scheduling.step_costs import Kind, RoundCosts, TimeRatios
+from specdec.scheduling.tree_rounds import TreeRounds
 
 FIRST_LEVELS = 3  # while nothing is known
 LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
@@ -44,27 +46,35 @@ class RoundPlan:
     """num_rows: that verify: of the captured sizes, or, where prompts ride, any number; in a plain
     round one for each request.
 
-    num_levels: that the draft runs after it
+    num_levels: that the draft runs after it; proposes_tree: all of a tree's, not those of a chain
     """
 
     num_rows: int
     num_levels: int
+    proposes_tree: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """What a step computed. num_rows: that verified; num_keys: in the caches of their requests."""
+    """What a step computed. num_rows: that verified; num_keys: in the caches of their requests.
+
+    num_levels: of the chains that it made. has_trees: it verified trees
+    """
 
     num_requests: int
     num_rows: int
     num_prompt_rows: int
     num_levels: int
     num_keys: int
+    has_trees: bool = False
 
     @property
-    def is_plain(self) -> bool:
-        """Whether no drafts were verified or made."""
-        return self.num_levels == 0 and self.num_rows == self.num_requests
+    def kind(self) -> Kind:
+        """By what it verified and made."""
+        if self.has_trees:
+            return Kind.TREE
+        is_plain = self.num_levels == 0 and self.num_rows == self.num_requests
+        return Kind.PLAIN if is_plain else Kind.CHAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +85,11 @@ class PlannerStatistics:
     num_wasted: verified drafts that did not hold
     predicted_tokens, measured_tokens: of the rounds with drafts that had a prediction
     predicted_ms, measured_ms: of steps that followed one another without a pause
+    num_tree_rounds: that verified trees
     """
 
     num_rounds: int = 0
+    num_tree_rounds: int = 0
     num_rows: int = 0
     num_wasted: int = 0
     predicted_tokens: float = 0.0
@@ -98,6 +110,11 @@ class PlannerStatistics:
         return {"predicted": round(self.predicted_tokens), "measured": self.measured_tokens}
 
     @property
+    def tree_share(self) -> float:
+        """Of all rounds, those that verified trees."""
+        return self.num_tree_rounds / self.num_rounds if self.num_rounds else 0.0
+
+    @property
     def wasted_share(self) -> float:
         """Of all rows."""
         return self.num_wasted / self.num_rows if self.num_rows else 0.0
@@ -114,6 +131,8 @@ class RowPlanner:
     Prompts that ride in a step take rows of its tiles, so steps with them are choices of their own,
     and the best way to go on is that of the recent share of such steps. For few requests the same
     is asked of several thresholds at which drafts may stop, and the best of them is taken.
+    Where the costs have those of trees, and trees are offered, the rate of rounds of trees is
+    compared with that of the best way to go on without (tree_rounds.py); all nodes are verified.
 
     costs: milliseconds; measured or injected
     shapes: (requests, rows) that were captured. A step takes the shapes with the fewest requests
@@ -141,6 +160,7 @@ class RowPlanner:
         self._history = RoundHistory(num_levels, _entries(self._sizes.most_requests))
         self._probes = Probes(num_levels)
         self._surprise = Surprise()
+        self._trees = TreeRounds(num_levels)
         self._candidates: list[GainCurves] = []  # by threshold
         self._curves: GainCurves | None = None  # of the latest plan
         self._options: dict[tuple[float, ...], RoundOptions] = {}
@@ -183,6 +203,8 @@ class RowPlanner:
         num_live: int,
         num_keys: int,
         num_prompt_rows: int = 0,
+        has_trees: bool = False,
+        trees_fit: bool = False,
     ) -> RoundPlan:
         """The next round.
 
@@ -190,7 +212,9 @@ class RowPlanner:
         num_live: levels drafted by the step before; 0: there are no drafts
         num_keys: in the caches of the requests
         num_prompt_rows: that will ride
+        has_trees: the drafts are trees, which are verified whole. trees_fit: the next ones may be
         """
+        num_live = 0 if has_trees else num_live
         assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
         self._prompts.add(num_prompt_rows)
         rows = self._sizes.of(num_requests)
@@ -214,6 +238,14 @@ class RowPlanner:
         num_rows = step.best_rows(num_live, steady, rate) if num_live else int(rows[0])
         if num_live and self._probes.is_live:
             num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
+        if trees_fit and self._costs.tree is not None:
+            tree_rate = self._tree_rate(requests, options.curves, keys_ms)
+            is_tree = self._trees.choose(tree_rate, rate)
+            if self._trees.is_chosen and num_live == self._num_levels:  # a probe, or before it
+                num_rows = _holding(rows, num_requests + num_drafting * num_live)
+            if self._trees.is_chosen or is_tree:
+                self._num_planned_levels += self._num_levels
+                return RoundPlan(num_rows, self._num_levels, is_tree)
         levels = self._probes.levels(steady, num_drafting)
         self._num_planned_levels += levels
         if levels == 0 and num_rows == rows[0]:  # it is priced as a plain round, so it is one
@@ -249,13 +281,38 @@ class RowPlanner:
             if is_probe or is_early or self._history.num_pending >= MERGE_EVERY:
                 self._learn(num_drafting, is_probe)
 
+    def observe_trees(
+        self,
+        num_requests: int,
+        num_drafting: int,
+        num_verified: int,
+        num_accepted: int,
+        num_on_chains: int,
+    ) -> None:
+        """Learn from a round of trees whose results were read; the numbers are of all requests.
+
+        num_on_chains: accepted drafts that chains would have had too
+        """
+        before = self._statistics
+        self._statistics = replace(before, num_tree_rounds=before.num_tree_rounds + 1)
+        predicted = None
+        if num_drafting and self._curves is not None:
+            K = self._num_levels
+            in_chains = self._curves.gain(K, K * num_drafting, num_drafting)
+            predicted = self._trees.held(in_chains, num_drafting)
+            held = num_accepted, num_on_chains
+            if self._trees.observe(*held, predicted, num_drafting, len(self._history)):
+                self._forget()
+                self._curves = None  # until chains were seen again
+        self._count(num_requests, num_verified, num_accepted, predicted)
+
     def observe_time(self, step: StepSize, ms: float) -> None:
         """Learn how long a step took."""
         predicted = self._step_ms(step)
         if predicted <= 0:
             return
         has_prompts = step.num_prompt_rows > 0
-        self._ratios.add(step.num_requests, has_prompts, not step.is_plain, ms / predicted)
+        self._ratios.add(step.num_requests, has_prompts, step.kind, ms / predicted)
         before = self._statistics
         self._statistics = replace(
             before,
@@ -267,7 +324,11 @@ class RowPlanner:
         """By the costs alone."""
         costs = self._costs
         ms = costs.ms_per_key * step.num_keys
-        if step.is_plain and step.num_prompt_rows == 0:
+        if step.has_trees:
+            if self._curves is None or costs.tree is None:
+                return 0.0
+            return ms + tree_ms(costs, step.num_requests, self._curves, step.num_prompt_rows)
+        if step.kind is Kind.PLAIN and step.num_prompt_rows == 0:
             return ms + costs.plain_ms(step.num_requests)
         num_run = float(step.num_levels)
         if step.num_levels and self._curves is not None:
@@ -294,8 +355,7 @@ class RowPlanner:
     def _learn(self, num_drafting: int, is_probe: bool) -> None:
         """Take the new rounds into the estimates; forget the old ones if the draft has changed."""
         if self._surprise.has_changed(is_probe):
-            self._history.forget()
-            self._num_rounds = self._next_fit = 1
+            self._forget()
             if is_probe:
                 self._probes.again()
         self._history.merge(400 + 4 * num_drafting)
@@ -304,6 +364,23 @@ class RowPlanner:
             is_early = self._num_rounds < EARLY_ROUNDS
             self._next_fit = self._num_rounds + (1 if is_early else FIT_EVERY)
         self._estimate(num_drafting)
+
+    def _forget(self) -> None:
+        """What is known of the draft."""
+        self._history.forget()
+        self._num_rounds = self._next_fit = 1
+
+    def _tree_rate(self, requests: Requests, curves: GainCurves, keys_ms: float) -> float:
+        """Tokens per millisecond of rounds of trees, with prompts in the recent share of them."""
+        n, num_drafting = requests
+        K = self._num_levels
+        in_chains = curves.gain(K, K * num_drafting, num_drafting)
+        eighths, prompt_rows = self._prompts.rounded
+        ms = self._ratios.of_trees(n, False) * tree_ms(self._costs, n, curves, 0)
+        if eighths:
+            mixed = tree_ms(self._costs, n, curves, prompt_rows)
+            ms += eighths / 8 * (self._ratios.of_trees(n, True) * mixed - ms)
+        return (n + self._trees.held(in_chains, num_drafting)) / (ms + keys_ms)
 
     def _estimate(self, num_drafting: int) -> None:
         path_probs = self._history.path_probs(_entries(num_drafting))

@@ -47,6 +47,7 @@ class Scheduler:
         self.budget = budget
         self.planner = planner
         self._num_live = 0  # levels of the drafts that the latest step leaves
+        self._has_trees = False  # which are trees, in engines that draft both
         self._arriving = 0.0  # rows of prompts for each step, a running average
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
@@ -198,6 +199,7 @@ class Scheduler:
         if waiting:
             self._add_parts(work, waiting)
         self._num_live = work.num_levels or 0
+        self._has_trees = work.proposes_tree
         return work
 
     def _round(self, verifying: list[Request], waiting: list[Request]) -> Work:
@@ -208,30 +210,42 @@ class Scheduler:
             query_len=self.sizes.query_len if num_drafting else 1,
             prompts=[],
             parts=[],
-            path_len=self.sizes.path_len if num_drafting and self.sizes.tree else None,
         )
         if self.planner is None:
-            return work
+            return self._with_trees(work) if num_drafting and self.sizes.tree else work
         if num_drafting == 0 and not any(each.num_speculative_tokens for each in waiting):
             return replace(work, num_levels=0) if waiting else work
         num_keys = sum(each.num_tokens for each in verifying)
         # where none verifies yet, for those that soon will
         num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
-        num_drafting = num_drafting or num_requests
         num_prompt_rows = self._waiting_rows(verifying, waiting) if verifying and waiting else 0
         plan = self.planner.plan(
-            num_requests, num_drafting, self._num_live, num_keys, num_prompt_rows
+            num_requests,
+            num_drafting or num_requests,
+            self._num_live,
+            num_keys,
+            num_prompt_rows,
+            self._has_trees,
+            len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
         )
-        num_rows = plan.num_rows if self._num_live else len(verifying)
+        work = replace(work, num_levels=plan.num_levels, proposes_tree=plan.proposes_tree)
+        if self._has_trees and self._num_live and num_drafting:
+            return replace(self._with_trees(work), num_live=self._num_live)
+        num_live = 0 if self._has_trees else self._num_live
+        num_rows = plan.num_rows if num_live else len(verifying)
         if not verifying or (plan.num_levels == 0 and num_rows <= len(verifying)):
-            return replace(work, query_len=1, num_levels=plan.num_levels)
+            return replace(work, query_len=1)
         return replace(
             work,
             query_len=self.sizes.query_len,
             shared_rows=max(num_rows, len(verifying)),
-            num_live=self._num_live,
-            num_levels=plan.num_levels,
+            num_live=num_live,
         )
+
+    def _with_trees(self, work: Work) -> Work:
+        """The same where those that verify have trees: all nodes have rows."""
+        assert self.sizes.tree is not None, "sizes of chains"
+        return replace(work, query_len=self.sizes.tree.num_rows, path_len=self.sizes.path_len)
 
     def _waiting_rows(self, verifying: list[Request], waiting: list[Request]) -> int:
         """Rows of prompts that would ride if each request verified one row."""

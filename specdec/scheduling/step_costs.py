@@ -7,6 +7,7 @@ import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 RATIO_MEMORY = 1 / 64  # weight of the latest step in a ratio of times
@@ -49,6 +50,29 @@ class StepCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreeCosts:
+    """Milliseconds of rounds that verify trees and draft trees, by requests with padding.
+
+    all_levels: those whose drafts never stop, behind short contexts
+    one_level: those whose drafts stop after one level; empty: none stops
+    num_rows: of each request. num_levels: of the draft
+    """
+
+    all_levels: Measured
+    one_level: Measured = ()
+    num_rows: int
+    num_levels: int
+
+    def ms(self, num_requests: int, num_run: float) -> float:
+        """Of a round in which so many levels run on average, at least 1."""
+        every = _at(self.all_levels, num_requests)
+        if not self.one_level or self.num_levels == 1:
+            return every
+        one = _at(self.one_level, num_requests)
+        return one + (num_run - 1) / (self.num_levels - 1) * max(every - one, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
     """Milliseconds of steps in an engine whose number of drafts varies.
 
@@ -59,6 +83,7 @@ class RoundCosts:
     skipped_ms: a level that is launched though all drafts have stopped; None: none stops
     mixed: by all rows with padding: a step with prompts that drafts one level; empty: as `verify`
     ms_per_key: for each key in the caches of the requests that verify, in plain rounds too
+    tree: of rounds of trees; None: no draft is one
     """
 
     verify: Measured
@@ -67,6 +92,7 @@ class RoundCosts:
     mixed: Measured = ()
     ms_per_key: float = 0.0
     skipped_ms: float | None = None
+    tree: TreeCosts | None = None
 
     def verify_ms(self, num_rows: int) -> float:
         """A round that drafts one level, behind short contexts."""
@@ -85,38 +111,56 @@ class RoundCosts:
         return _at(self.level, num_requests)
 
 
+class Kind(IntEnum):
+    """What a step does about drafts. TREE: it verifies trees. CHAIN: drafts, but no trees."""
+
+    PLAIN = 0
+    CHAIN = 1
+    TREE = 2
+
+
 class TimeRatios:
     """How many times as long as their costs say steps take, by load, prompts and drafts.
 
     Costs are measured alone, greedy and with empty caches; requests bring samplers, contexts and
     work for the host. Running averages, 1 where nothing is known. Loads from one power of two to
-    the next count as one. Of steps with drafts and without, those that are not run are forgotten
-    slowly: what had slowed them may be over, and then slowed both.
+    the next count as one. Of the kinds of steps, those that are not run are forgotten slowly: what
+    had slowed them may be over, and then slowed all. Before one of trees was seen they take as many
+    times as long as chains.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bool, bool], tuple[int, float]] = {}  # steps, ratio
+        self._known: dict[tuple[int, bool, Kind], tuple[int, float]] = {}  # steps, ratio
 
-    def add(self, num_requests: int, has_prompts: bool, has_drafts: bool, ratio: float) -> None:
-        """A step. has_drafts: it verified some, or made some."""
+    def add(self, num_requests: int, has_prompts: bool, kind: Kind, ratio: float) -> None:
+        """A step."""
         load = num_requests.bit_length()
-        count, known = self._known.get((load, has_prompts, has_drafts), (0, 1.0))
+        count, known = self._known.get((load, has_prompts, kind), (0, 1.0))
+        if kind is Kind.TREE and count == 0:
+            known = self._ratio(load, has_prompts, Kind.TREE)
         weight = max(RATIO_MEMORY, 1 / (count + 1 + KNOWN))
         ratio = known + weight * (min(max(ratio, 1 / OUTLIER), OUTLIER) - known)
-        self._known[load, has_prompts, has_drafts] = count + 1, ratio
-        other = load, has_prompts, not has_drafts
-        if other in self._known:
-            count, known = self._known[other]
-            self._known[other] = max(count - 1, 0), known + AGING * (ratio - known)
+        self._known[load, has_prompts, kind] = count + 1, ratio
+        for other in Kind:
+            at = load, has_prompts, other
+            if other != kind and at in self._known:
+                count, known = self._known[at]
+                self._known[at] = max(count - 1, 0), known + AGING * (ratio - known)
 
     def of(self, num_requests: int, has_prompts: bool) -> tuple[float, float]:
-        """Of steps without drafts and with them, to a 32nd."""
+        """Of plain steps and of those with chains, to a 32nd."""
         load = num_requests.bit_length()
-        none, some = (
-            self._known.get((load, has_prompts, has_drafts), (0, 1.0))[1]
-            for has_drafts in (False, True)
-        )
-        return round(32 * none) / 32, round(32 * some) / 32
+        plain, chain = (self._ratio(load, has_prompts, each) for each in (Kind.PLAIN, Kind.CHAIN))
+        return round(32 * plain) / 32, round(32 * chain) / 32
+
+    def of_trees(self, num_requests: int, has_prompts: bool) -> float:
+        """Of steps with trees."""
+        return self._ratio(num_requests.bit_length(), has_prompts, Kind.TREE)
+
+    def _ratio(self, load: int, has_prompts: bool, kind: Kind) -> float:
+        if kind is Kind.TREE and (load, has_prompts, kind) not in self._known:
+            kind = Kind.CHAIN
+        return self._known.get((load, has_prompts, kind), (0, 1.0))[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

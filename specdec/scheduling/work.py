@@ -35,8 +35,9 @@ class Work:
 
     query_len: rows of each that verifies, 1 where none of them drafts, else all drafts and one
     path_len: of a tree's rows, those that its tokens come from; None: a chain's, which is all
+    proposes_tree: what the draft proposes after this step is a tree for each, not a chain
     shared_rows: where not 0, each has 1 to query_len rows instead, its share of these
-    num_live: levels of the drafts that the step before has left
+    num_live: levels of the drafts that the step before has left; 0 where these are dropped trees
     num_levels: that the draft runs after this step; None: all K, or none where no request drafts
     """
 
@@ -48,6 +49,7 @@ class Work:
     num_live: int = 0
     num_levels: int | None = None
     path_len: int | None = None
+    proposes_tree: bool = False
 
     @property
     def requests(self) -> list[Request]:
@@ -63,6 +65,11 @@ class Work:
     def num_verify_rows(self) -> int:
         """Rows before those of prompts."""
         return self.shared_rows or len(self.verifying) * self.query_len
+
+    @property
+    def verifies_trees(self) -> bool:
+        """Rather than chains, or no drafts."""
+        return self.path_len is not None
 
     @property
     def kept_len(self) -> int:

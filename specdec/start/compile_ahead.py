@@ -85,6 +85,7 @@ def forwards(runner: Runner) -> Iterator[Step]:
     yield from shared_rounds(runner)
     for count, rows in shared_cuts(runner):
         yield _shared_round(runner, count, rows, GREEDY)
+    yield from tree_rounds(runner)
 
 
 def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
@@ -156,12 +157,15 @@ def samplings(runner: Runner) -> Iterator[Step]:
                 yield round_of(runner, count, query_len, flags)
         yield from mixed_steps(runner, flags)
         yield from shared_rounds(runner, flags)
+        yield from tree_rounds(runner, flags)
     for flags in FLAGS:
         yield chunk(runner, 1, 1, flags)
         for query_len in query_lens:
             yield round_of(runner, 1, query_len, flags)
         if runner.sizes.is_adaptive:
             yield _shared_round(runner, 1, runner.sizes.query_len, flags)
+        if runner.sizes.has_both:
+            yield tree_round(runner, 1, flags)
     words = -(-runner.state.sampling.vocab_size // 32)
     masks = RowMasks(np.zeros(1, np.int64), np.full((1, words), -1, np.int32))
     yield replace(chunk(runner, 1, 1, SamplingFlags(guided=True)), masks=lambda: masks)
@@ -184,6 +188,21 @@ def shared_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Ste
         yield _shared_round(runner, min(count, rows), rows, flags)
     if shapes:
         yield runner.step_of([-1], (), runner.sizes.max_model_len, flags, 1, num_levels=0)
+
+
+def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]:
+    """Those of every number of requests, where other rounds are of chains."""
+    if runner.sizes.has_both:
+        for count in range(1, runner.sizes.max_tree_requests + 1):
+            yield tree_round(runner, count, flags)
+
+
+def tree_round(runner: Runner, num_reqs: int, flags: SamplingFlags = GREEDY) -> Step:
+    """Of requests without state rows, after which trees are drafted, where others draft chains."""
+    sizes = runner.sizes
+    assert sizes.tree is not None, "sizes of chains"
+    rows, Q, K = [-1] * num_reqs, sizes.tree.num_rows, sizes.num_speculative_tokens
+    return runner.step_of(rows, (), sizes.max_model_len, flags, Q, 0, K, proposes_tree=True)
 
 
 def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -> Step:

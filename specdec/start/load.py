@@ -36,7 +36,7 @@ from specdec.start.locate import Hub, locate
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
 from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
-from specdec.start.speculation import Drafting, drafting_of
+from specdec.start.speculation import Drafting, drafting_of, of_draft
 from specdec.start.tile_sources import log_tiles
 from weights.config import TargetConfig
 from weights.files.reader import Reader
@@ -99,6 +99,7 @@ def _load(
         with _phase("draft weights"):
             eagle = _load_draft(draft_directory, speculation, target, progress)
         logger.info("%s", eagle.report)
+        drafting = of_draft(drafting, eagle.config.draft_vocab_size)
     log_tiles(_products(target, eagle), device)
     engine = assemble(
         _runner(config, speculation, drafting, target, eagle, backend),

@@ -13,9 +13,15 @@ from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY
 from specdec.runner import Runner
-from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, Measured, RoundCosts, StepCosts
+from specdec.scheduling.step_costs import (
+    LEAST_PROMPT_ROWS,
+    Measured,
+    RoundCosts,
+    StepCosts,
+    TreeCosts,
+)
 from specdec.sizes import BLOCK_SIZE
-from specdec.start.compile_ahead import padding_parts, prompts
+from specdec.start.compile_ahead import padding_parts, prompts, tree_round
 from specdec.stepping.step_sizes import Step
 
 logger = logging.getLogger("specdec")
@@ -85,6 +91,7 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
         if runner.confidence_threshold is None:
             with runner.stopping_below(AT_ONCE):
                 skipped_ms = _level_ms(runner, 1)
+        tree = _tree_costs(runner)
     costs = RoundCosts(
         verify=steps.rounds,
         mixed=steps.mixed,
@@ -92,13 +99,39 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
         level=levels,
         ms_per_key=steps.ms_per_key,
         skipped_ms=skipped_ms,
+        tree=tree,
     )
     seconds = time.perf_counter() - began
     lists = _listed(plain), _listed(levels)
     logger.info("plain rounds: %s; a level of drafts: %s (in %.2f s)", *lists, seconds)
     if skipped_ms is not None:
         logger.info("a level after all drafts have stopped: %.3f ms", skipped_ms)
+    if tree is not None:
+        lists = _listed(tree.all_levels), _listed(tree.one_level)
+        logger.info("rounds of trees, by requests: %s; drafts stopped at once: %s", *lists)
     return costs
+
+
+def _tree_costs(runner: Runner) -> TreeCosts | None:
+    """Of rounds of trees, where others are of chains."""
+    shape = runner.sizes.tree
+    if shape is None:
+        return None
+    one_level: Measured = ()
+    all_levels = _tree_ms(runner)
+    if runner.threshold is not None:
+        with runner.stopping_below(AT_ONCE):
+            one_level = _tree_ms(runner)
+    return TreeCosts(
+        all_levels=all_levels,
+        one_level=one_level,
+        num_rows=shape.num_rows,
+        num_levels=shape.num_levels,
+    )
+
+
+def _tree_ms(runner: Runner) -> Measured:
+    return tuple((n, _ms(runner, tree_round(runner, n))) for n in runner.graphs.tree_sizes)
 
 
 def _listed(measured: Measured) -> str:

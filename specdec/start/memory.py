@@ -160,6 +160,10 @@ def run_largest_steps(runner: Runner) -> None:
         run(all_rows, query_len=1)
         run(all_rows, shared_rows=_shared(sizes, len(all_rows)), num_levels=levels)
         runner.read(sizes.max_num_seqs)
+        if sizes.is_adaptive and sizes.tree is not None:
+            with_trees = all_rows[: sizes.max_tree_requests]
+            Q = sizes.tree.num_rows
+            run(with_trees, query_len=Q, num_levels=levels, proposes_tree=True)
 
 
 def _shared(sizes: EngineSizes, num_verified: int) -> int:

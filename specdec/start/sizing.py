@@ -66,7 +66,7 @@ def _max_model_len(given: int | None, longest: int) -> int:
 def _max_num_seqs(config: EngineConfig, drafting: Drafting) -> int:
     """As it was given; with draft trees by default the most requests that these run for."""
     given = config.max_num_seqs
-    if drafting.tree is None or given <= MAX_TREE_REQUESTS:
+    if drafting.tree is None or drafting.is_adaptive or given <= MAX_TREE_REQUESTS:
         return given
     if given != MAX_NUM_SEQS:
         limit = f"draft trees run for at most {MAX_TREE_REQUESTS} requests at a time"

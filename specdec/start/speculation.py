@@ -1,7 +1,7 @@
 """How many tokens are drafted, and whether their rows are shared out by what pays."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specdec.config import AUTO, SpeculativeConfig
 from specdec.sizes import TreeShape
@@ -10,13 +10,14 @@ logger = logging.getLogger("specdec")
 
 MOST_LEVELS = 8  # that "auto" may run
 FIXED_DRAFTS = 3  # of "auto" where nothing is measured
+AUTO_TREE = TreeShape(num_levels=MOST_LEVELS, top_k=4, num_nodes=15)  # that "auto" may draft
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """num_tokens: K, the most drafts that a round can accept; 0: plain decoding.
 
-    tree: the shape of each request's drafts; None: a chain
+    tree: the shape of each request's drafts, with is_adaptive in some rounds; None: chains
     confidence_threshold: of the draft's best path, below which it stops; 0: never; None: the one
         that pays
     """
@@ -38,7 +39,7 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
         return Drafting(0)
     given = speculation.num_speculative_tokens
     threshold = speculation.draft_confidence_threshold
-    if speculation.top_k > 1:
+    if speculation.has_fixed_tree:
         assert isinstance(given, int), given
         tree = _tree(speculation, given)
         return Drafting(given, tree=tree, confidence_threshold=threshold or 0.0)
@@ -57,11 +58,23 @@ def drafting_of(speculation: SpeculativeConfig | None, has_graphs: bool) -> Draf
         threshold = 0.0
     if isinstance(given, int):
         return Drafting(given, is_adaptive, confidence_threshold=threshold)
-    most = MOST_LEVELS if is_adaptive else FIXED_DRAFTS
-    return Drafting(most, is_adaptive, confidence_threshold=threshold)
+    if not is_adaptive:
+        return Drafting(FIXED_DRAFTS, confidence_threshold=threshold)
+    offered = AUTO_TREE if speculation.top_k is None else None
+    return Drafting(MOST_LEVELS, True, offered, threshold)
+
+
+def of_draft(drafting: Drafting, draft_vocab_size: int) -> Drafting:
+    """Chains alone where "auto" may draft trees, but the draft knows too few tokens for them."""
+    tree = drafting.tree
+    if not drafting.is_adaptive or tree is None or draft_vocab_size >= tree.top_k:
+        return drafting
+    line = "no draft trees of top_k=%d: the draft knows %d tokens"
+    logger.info(line, tree.top_k, draft_vocab_size)
+    return replace(drafting, tree=None)
 
 
 def _tree(speculation: SpeculativeConfig, num_levels: int) -> TreeShape:
     count = speculation.num_draft_tokens
     num_nodes = num_levels if count is None else count
-    return TreeShape(num_levels=num_levels, top_k=speculation.top_k, num_nodes=num_nodes)
+    return TreeShape(num_levels=num_levels, top_k=speculation.top_k or 1, num_nodes=num_nodes)

@@ -1,7 +1,7 @@
 """Static buffers of the current step, allocated once: filled from the state, used by the graphs.
 
-Letters: T rows of the largest step, B batch slots, Q = K + 1, X drafts that a request verifies (a
-chain's K, or all nodes of a tree), D hidden size, E width of the aux hidden states.
+Letters: T rows of the largest step, B batch slots, Q = K + 1, D hidden size, E width of the aux
+hidden states. What trees need beside it is in tree_buffers.py.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,28 @@ class BufferSizes:
     keeps_probs: bool = False  # rows are shared out among drafts by their probabilities
     tree: TreeShape | None = None  # of what is drafted; None: chains
     num_kv_blocks: int = 0  # with trees: blocks before those of their nodes
+    max_tree_reqs: int | None = None  # with trees: batch slots that may have one; None: all
 
     @property
-    def num_draft_tokens(self) -> int:
-        """That a request verifies."""
-        return self.num_speculative_tokens if self.tree is None else self.tree.num_nodes
+    def num_tree_reqs(self) -> int:
+        """Batch slots that may have a tree."""
+        if self.tree is None:
+            return 0
+        return self.max_reqs if self.max_tree_reqs is None else self.max_tree_reqs
 
     @property
-    def rows_per_level(self) -> int:
-        """Of a request, in the draft's own levels."""
-        return 1 if self.tree is None else self.tree.top_k
+    def max_level_rows(self) -> int:
+        """Of the draft's own levels: one for each request, of a tree top_k."""
+        of_trees = 0 if self.tree is None else self.num_tree_reqs * self.tree.top_k
+        return max(self.max_reqs, of_trees)
+
+    @property
+    def results_width(self) -> int:
+        """Columns of the results, of chains or trees; see results.py."""
+        K = self.num_speculative_tokens
+        of_chains = K + 1 + self.keeps_probs * K
+        of_trees = 0 if self.tree is None else 1 + 2 * self.tree.num_nodes
+        return K + 2 + max(of_chains, of_trees)
 
 
 class StepBuffers:
@@ -48,8 +60,7 @@ class StepBuffers:
         T = sizes.max_tokens
         B = sizes.max_reqs
         K = sizes.num_speculative_tokens
-        X = sizes.num_draft_tokens
-        L = B * sizes.rows_per_level
+        L = sizes.max_level_rows
         self.sizes = sizes
 
         def integers(*shape: int) -> Tensor:
@@ -79,33 +90,34 @@ class StepBuffers:
         self.target_tokens = integers(T)  # [T] the choices, one per decided row
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
         # one tensor, so that one copy brings a step's results to the host
-        extra = X if sizes.tree is not None else K if sizes.keeps_probs else 0
-        self.results = integers(B, K + X + 3 + extra)  # [B, ...]
+        self.results = integers(B, sizes.results_width)  # [B, ...]
         self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] valid up to num_accepted
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K
-        self.verified_tokens = self.results[:, K + 2 : K + X + 2]  # [B, X] drafts of a round
-        self.num_verified = self.results[:, K + X + 2]  # [B] those that had a row, 0..X
+        # of rounds that verify chains, or nothing; of others see tree_buffers.py
+        self.verified_tokens = self.results[:, K + 2 : 2 * K + 2]  # [B, K] drafts of a round
+        self.num_verified = self.results[:, 2 * K + 2]  # [B] those that had a row, 0..K
         # [B, K] or [B, 0], of all live drafts, verified or not, times CONFIDENCE_ONE; others: 0
-        self.confidences = self.results[:, K + X + 3 :][:, : K if sizes.keeps_probs else 0]
-        # [B, X] or [B, 0], the row of each node's parent within the slot, -1 = had no row
-        self.verified_parents = self.results[:, K + X + 3 :][:, : 0 if sizes.tree is None else X]
+        self.confidences = self.results[:, 2 * K + 3 :][:, : K if sizes.keeps_probs else 0]
 
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
         self.draft_streams = floats(T, sizes.draft_hidden_size)  # [T, D] of the draft prefill
-        # of the next level's rows: [B], of trees [B x k]
+        # of the next level's rows: of chains [B], of trees [B x k]
         self.draft_hidden = floats(L, sizes.draft_hidden_size)  # [B, D] recycled
         self.draft_last_tokens = integers(L)  # [B] what the next draft row embeds
         self.draft_positions = integers(L)  # [B] of the next draft row, 0 = padding
         self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
-        self.draft_tokens = integers(B, X)  # [B, X] proposed in this step; 0 = padding
+        self.draft_tokens = integers(B, K)  # [B, K] chains proposed in this step; 0 = padding
         # where the draft may stop early; see stepping/stop_drafting.py
         self.draft_levels = integers(B)  # [B] drafted so far, and one more while the slot goes on
         self.num_going = integers(1)  # [1] slots that go on
         self.tree: TreeBuffers | None = None
         if sizes.tree is not None:
-            self.tree = TreeBuffers(sizes.tree, B, sizes.num_kv_blocks, device)
+            first_column = K + 2
+            self.tree = TreeBuffers(
+                sizes.tree, sizes.num_tree_reqs, sizes.num_kv_blocks, self.results[:, first_column:]
+            )
 
     @property
     def features(self) -> Tensor:

@@ -73,7 +73,6 @@ def launch_accept_and_commit(
         N_PADDED=next_power_of_2(N),
         IS_PQ=is_pq,
         IS_SHARED=is_shared,
-        IS_CHAIN=buffers.tree is None,
         KEEPS_PROBS=buffers.confidences.shape[1] > 0,
         ONE=CONFIDENCE_ONE,
         num_warps=1,
@@ -89,8 +88,8 @@ def _accept_and_commit_kernel(
     draft_ids_ptr,  # [T]
     last_rows_ptr,  # [B] last_token_indices
     draft_tokens_ptr,  # [B, N - 1]
-    draft_positions_ptr,  # [B], with IS_CHAIN
-    draft_slots_ptr,  # [B], with IS_CHAIN
+    draft_positions_ptr,  # [B]
+    draft_slots_ptr,  # [B]
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1], with KEEPS_PROBS
@@ -108,7 +107,6 @@ def _accept_and_commit_kernel(
     N_PADDED: tl.constexpr,
     IS_PQ: tl.constexpr,
     IS_SHARED: tl.constexpr,
-    IS_CHAIN: tl.constexpr,
     KEEPS_PROBS: tl.constexpr,
     ONE: tl.constexpr,
     PDL: tl.constexpr,
@@ -148,9 +146,9 @@ def _accept_and_commit_kernel(
         tl.store(out + 2 * N + 1 + i, tl.where(is_kept, scaled, 0), mask=i + 1 < N)
         tl.store(num_live_ptr + row, tl.zeros_like(idx))
     tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
-    if IS_CHAIN:  # the draft's levels may be padded further than the pass before them
-        tl.store(draft_positions_ptr + b, tl.zeros_like(idx), mask=idx < 0)
-        tl.store(draft_slots_ptr + b, tl.zeros_like(idx) - 1, mask=idx < 0)
+    # the levels of chains may be padded further than the pass before them
+    tl.store(draft_positions_ptr + b, tl.zeros_like(idx), mask=idx < 0)
+    tl.store(draft_slots_ptr + b, tl.zeros_like(idx) - 1, mask=idx < 0)
     tl.store(draft_ids_ptr + first + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
     tl.store(last_rows_ptr + b, tl.where(is_real, first + num_accepted, 0).to(tl.int64))
     tl.store(num_computed_ptr + row, tl.load(num_computed_ptr + row) + num_accepted + 1)
@@ -199,9 +197,8 @@ def accept_and_commit_ref(
         buffers.confidences[:B] = torch.where(is_kept_BK, scaled_BK, 0)
         state.num_live_drafts[row_B] = 0
     buffers.draft_tokens[:B] = 0
-    if buffers.tree is None:
-        buffers.draft_positions[:B][~is_real_B] = 0
-        buffers.draft_slots[:B][~is_real_B] = -1
+    buffers.draft_positions[:B][~is_real_B] = 0
+    buffers.draft_slots[:B][~is_real_B] = -1
     ids_BQ = torch.where(is_real_B[:, None], target_BQ.clamp(min=0), 0)
     ids_BQ = torch.where(inside_BQ, ids_BQ, torch.where(is_empty_B1, ids_BQ[:1, :1], ids_BQ[:, :1]))
     buffers.draft_input_ids[at_BQ.view(-1)] = ids_BQ.view(-1)

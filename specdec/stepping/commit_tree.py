@@ -4,7 +4,8 @@ The walk goes from the root to the child that equals the target's choice, as lon
 the choice where it ends is the round's last token. The path's keys and values move from the nodes'
 cache slots to the places of their positions in the request's blocks. Then the rows of the step are
 those of a chain, the accepted path and padding after it: what the draft's prefill reads.
-`commit_trees` lays them out, `gather_paths` brings the features and the rows of prompts.
+`commit_trees` lays them out, `gather_paths` brings the features and the rows of prompts. What the
+draft proposes after it may be a chain.
 `num_reqs` counts padding, which writes the scratch row.
 """
 
@@ -42,7 +43,7 @@ def gather_paths(buffers: StepBuffers, num_reqs: int, num_prompt_rows: int, num_
     Then come the rows of prompts, as many as num_prompt_rows, and padding, up to num_rows.
     """
     tree = tree_of(buffers)
-    N = tree.shape.num_nodes + 1
+    N = tree.shape.num_rows
     Q = tree.shape.max_depth + 1
     at_T = tree.path_sources.view(-1)[: num_reqs * Q]
     if num_rows > len(at_T):
@@ -74,20 +75,24 @@ def launch_walk_trees(
     buffers: StepBuffers, state: RequestState, num_reqs: int, has_words: bool
 ) -> None:
     tree = tree_of(buffers)
-    N = tree.shape.num_nodes + 1
+    N = tree.shape.num_rows
     _walk_trees_kernel[(num_reqs,)](
         buffers.results,
         buffers.positions,
         buffers.slot_mapping,
+        buffers.verify_start_loc,
         buffers.draft_input_ids,
         buffers.last_token_indices,
         buffers.draft_tokens,
+        buffers.draft_positions,
+        buffers.draft_slots,
         tree.walked,
         tree.path_sources,
         tree.moved_from,
         tree.moved_to,
         state.num_computed_tokens,
         state.last_sampled_tokens,
+        state.num_live_drafts,
         state.sampling.history,
         buffers.target_tokens,
         buffers.input_ids,
@@ -117,15 +122,19 @@ def _walk_trees_kernel(
     results_ptr,
     positions_ptr,  # [T] from here on of paths, D1 rows for each slot
     slots_ptr,  # [T]
+    starts_ptr,  # [B + 1] verify_start_loc
     draft_ids_ptr,  # [T]
     last_rows_ptr,  # [B] last_token_indices
-    draft_tokens_ptr,  # [B, N - 1]
+    draft_tokens_ptr,  # [B, D1 - 1] of chains
+    draft_positions_ptr,  # [B] of chains
+    draft_slots_ptr,  # [B] of chains
     walked_ptr,  # [B, D1]
     sources_ptr,  # [B, D1] path_sources
     from_ptr,  # [B, D1 - 1] moved_from
     to_ptr,  # [B, D1 - 1] moved_to
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
+    num_live_ptr,  # [R + 1]
     history_ptr,  # [R + 1, P], with HAS_WORDS
     target_ptr,  # [T]
     input_ids_ptr,  # [T]
@@ -178,6 +187,7 @@ def _walk_trees_kernel(
         tl.store(draft_ids_ptr + at, tl.where(is_kept, tl.maximum(choice, 0), 0))
         tl.store(sources_ptr + at, tl.where(is_kept, first + current, 0))
         if depth > 0:
+            tl.store(draft_tokens_ptr + b * (D1 - 1) + depth - 1, idx * 0)
             move = b * (D1 - 1) + depth - 1
             node_slot = first_slot + b * (N - 1) + current - 1
             tl.store(from_ptr + move, tl.where(is_kept, node_slot, -1))
@@ -193,7 +203,12 @@ def _walk_trees_kernel(
     tl.store(out + D1 + i, token, mask=is_row)
     tl.store(out + D1 + N, tl.sum(is_node.to(tl.int64), axis=0))
     tl.store(out + D1 + N + i, tl.where(is_node, parent, -1), mask=is_row)
-    tl.store(draft_tokens_ptr + b * (N - 1) + i - 1, tl.zeros_like(token), mask=is_row)
+    # the levels of chains may be padded further than the pass before them
+    tl.store(draft_positions_ptr + b, idx * 0, mask=idx < 0)
+    tl.store(draft_slots_ptr + b, idx * 0 - 1, mask=idx < 0)
+    tl.store(num_live_ptr + row, idx * 0)
+    tl.store(starts_ptr + b, (b * D1).to(tl.int64))
+    tl.store(starts_ptr + b + 1, ((b + 1) * D1).to(tl.int64))
     tl.store(last_rows_ptr + b, tl.where(is_real, b * D1 + num_accepted, 0))
     tl.store(num_computed_ptr + row, num_computed + num_accepted + 1)
     tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
@@ -216,10 +231,9 @@ def walk_trees_ref(
     tree.walked[:B] = path_BQ
     buffers.sampled_tokens[:B] = chosen_BQ
     buffers.num_accepted[:B] = accepted_B
-    buffers.verified_tokens[:B] = tokens_BN[:, 1:]
-    buffers.num_verified[:B] = is_node_BN.sum(dim=1)
-    buffers.verified_parents[:B] = torch.where(is_node_BN, parents_BN, -1)[:, 1:]
-    buffers.draft_tokens[:B] = 0
+    tree.verified_nodes[:B] = tokens_BN[:, 1:]
+    tree.num_verified[:B] = is_node_BN.sum(dim=1)
+    tree.verified_parents[:B] = torch.where(is_node_BN, parents_BN, -1)[:, 1:]
     _lay_out_paths(buffers, state, path_BQ, chosen_BQ, accepted_B)
     row_B = buffers.sample_mapping[:B]
     if has_words:
@@ -227,11 +241,22 @@ def walk_trees_ref(
     state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
     last_B1 = chosen_BQ.gather(1, accepted_B[:, None])
     state.last_sampled_tokens[row_B] = last_B1[:, 0].clamp(min=0)
+    state.num_live_drafts[row_B] = 0
+    _clear_chains(buffers, row_B < 0)
+
+
+def _clear_chains(buffers: StepBuffers, is_padding_B: Tensor) -> None:
+    """What the levels of a chain start from."""
+    B = len(is_padding_B)
+    buffers.draft_tokens[:B] = 0
+    # its levels may be padded further than the pass before them
+    buffers.draft_positions[:B].masked_fill_(is_padding_B, 0)
+    buffers.draft_slots[:B].masked_fill_(is_padding_B, -1)
 
 
 def _by_slot(rows_T: Tensor, num_reqs: int, tree: TreeBuffers) -> Tensor:
     """[B, N] of the rows of trees."""
-    N = tree.shape.num_nodes + 1
+    N = tree.shape.num_rows
     return rows_T[: num_reqs * N].view(num_reqs, N)
 
 
@@ -251,7 +276,7 @@ def _lay_out_paths(
     position_BQ = state.num_computed_tokens[row_B1] + depth_Q
     slot_BQ = state.slots(position_BQ, row_B1, is_kept_BQ)
     slot_B1 = torch.arange(B, device=path_BQ.device)[:, None]
-    first_B1 = slot_B1 * (tree.shape.num_nodes + 1)
+    first_B1 = slot_B1 * (tree.shape.num_rows)
     from_BQ = tree.first_slot + slot_B1 * tree.shape.num_nodes + path_BQ - 1
     buffers.positions[: B * Q] = torch.where(is_kept_BQ, position_BQ, 0).view(-1)
     buffers.slot_mapping[: B * Q] = slot_BQ.view(-1)
@@ -260,6 +285,7 @@ def _lay_out_paths(
     tree.path_sources[:B] = torch.where(is_kept_BQ, first_B1 + path_BQ, 0)
     tree.moved_from[:B] = torch.where(is_kept_BQ, from_BQ, -1)[:, 1:]
     tree.moved_to[:B] = slot_BQ[:, 1:]
+    buffers.verify_start_loc[: B + 1] = torch.arange(B + 1, device=path_BQ.device) * Q
     last_B = slot_B1[:, 0] * Q + accepted_B
     buffers.last_token_indices[:B] = torch.where(row_B1[:, 0] >= 0, last_B, 0)
 

@@ -36,7 +36,7 @@ def launch_fill_tree(
 ) -> None:
     tree = buffers.tree
     assert tree is not None, "buffers of an engine that drafts chains"
-    N = tree.shape.num_nodes + 1
+    N = tree.shape.num_rows
     _fill_tree_kernel[(num_reqs,)](
         buffers.input_ids,
         buffers.positions,
@@ -51,7 +51,7 @@ def launch_fill_tree(
         tree.path_starts,
         buffers.idx_mapping,
         state.last_sampled_tokens,
-        state.draft_tokens,
+        state.draft_nodes,
         state.draft_parents,
         state.draft_depths,
         state.num_computed_tokens,
@@ -203,7 +203,7 @@ def fill_tree_ref(
 
 def _rows(state: RequestState, row_B: Tensor) -> Rows:
     """Of padding each row is a root."""
-    tokens_BN = torch.cat([state.last_sampled_tokens[row_B, None], state.draft_tokens[row_B]], 1)
+    tokens_BN = torch.cat([state.last_sampled_tokens[row_B, None], state.draft_nodes[row_B]], 1)
     root_B1 = torch.zeros_like(row_B)[:, None]
     is_real_B1 = row_B[:, None] >= 0
     nodes = state.draft_parents, state.draft_depths

@@ -299,11 +299,11 @@ def _write_level_kernel(
 def launch_keep_nodes(num_reqs: int, to: TreeLevel) -> None:
     tree = to.tree
     state = to.state
-    N = tree.shape.num_nodes + 1
+    N = tree.shape.num_rows
     _keep_nodes_kernel[(num_reqs,)](
-        to.buffers.draft_tokens,
+        tree.proposed_nodes,
         tree.proposed_parents,
-        state.draft_tokens,
+        state.draft_nodes,
         state.draft_parents,
         state.draft_depths,
         state.num_live_drafts,
@@ -500,9 +500,9 @@ def keep_nodes_ref(num_reqs: int, to: TreeLevel) -> None:
     kept = kept_nodes(tokens_BM, scores_BM, places_BM, tree.shape)
     is_live_BX = torch.arange(X, device=row_B.device) < live_B1
     depths_BX = torch.where(is_live_BX, kept.depths_BX, 1)
-    to.buffers.draft_tokens[:B] = kept.tokens_BX
+    tree.proposed_nodes[:B] = kept.tokens_BX
     tree.proposed_parents[:B] = kept.parents_BX
     # row -1, padding: the scratch row
-    state.draft_tokens[row_B] = kept.tokens_BX
+    state.draft_nodes[row_B] = kept.tokens_BX
     state.draft_parents[row_B] = kept.parents_BX
     state.draft_depths[row_B] = depths_BX

@@ -26,18 +26,40 @@ class StepResult:
     draft_tokens: list[list[int]]  # what was verified: a row for each
     # of trees: the parent of each of these, 0 for the root and i for the i-th of them; of chains []
     draft_parents: list[list[int]]
-    confidences: np.ndarray  # [B, K] float32, of live drafts by level; [B, 0] where K is fixed
+    # [B, K] float32, of live drafts by level; [B, 0] where K is fixed, and of trees
+    confidences: np.ndarray
     logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
     prompt_logprobs: Sequence[StepLogprobs | None] = ()  # one per part of a prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultColumns:
-    """How a row of the buffers' results is read; see StepBuffers."""
+    """How a row of the buffers' results is read, of a round of chains or of trees.
+
+    Both have the sampled tokens [path_len] and the number accepted; then the verified drafts
+    [num_drafts], their number, and confidences [num_confidences], or of trees parents [num_drafts].
+    """
 
     path_len: int  # K + 1
-    num_drafts: int  # X
+    num_drafts: int
     is_tree: bool
+    num_confidences: int = 0
+
+    @staticmethod
+    def of_chains(buffers: StepBuffers) -> "ResultColumns":
+        return ResultColumns(
+            path_len=buffers.sampled_tokens.shape[1],
+            num_drafts=buffers.verified_tokens.shape[1],
+            is_tree=False,
+            num_confidences=buffers.confidences.shape[1],
+        )
+
+    @staticmethod
+    def of_trees(buffers: StepBuffers) -> "ResultColumns":
+        assert buffers.tree is not None, "buffers of an engine that drafts chains"
+        num_nodes = buffers.tree.shape.num_nodes
+        path_len = buffers.sampled_tokens.shape[1]
+        return ResultColumns(path_len=path_len, num_drafts=num_nodes, is_tree=True)
 
     def drafts(self, row: list[int]) -> tuple[list[int], list[int]]:
         """Those that had a row, and of trees their parents: nodes that had none are left out."""
@@ -61,7 +83,8 @@ class PendingResult:
     sent: torch.cuda.Event | None
     logprobs: StepLogprobs | None = None
     prompt_logprobs: list[StepLogprobs | None] = field(default_factory=list)
-    # drafts for the next round, if they were sent: [1, B, K], of trees and their parents [2, B, X]
+    # drafts for the next round, if they were sent: chains [1, B, K], or trees with the parents of
+    # their nodes [2, B, N - 1]
     proposals_cpu: Tensor | None = None
     proposed: torch.cuda.Event | None = None
     _proposals: "Proposals | None" = None  # once they were read
@@ -80,16 +103,17 @@ class PendingResult:
         if self.sent is not None:
             self.sent.synchronize()
         rows = self.rows_cpu.tolist()
-        Q = self.columns.path_len
-        drafts = [self.columns.drafts(row) for row in rows]
-        # of trees there are none
-        first = Q + 2 + (2 if self.columns.is_tree else 1) * self.columns.num_drafts
+        columns = self.columns
+        Q = columns.path_len
+        drafts = [columns.drafts(row) for row in rows]
+        first = Q + 2 + columns.num_drafts
+        confidences_cpu = self.rows_cpu[:, first : first + columns.num_confidences]
         return StepResult(
             sampled_tokens=[row[:Q] for row in rows],
             num_accepted=[row[Q] for row in rows],
             draft_tokens=[tokens for tokens, _ in drafts],
             draft_parents=[parents for _, parents in drafts],
-            confidences=self.rows_cpu[:, first:].numpy().astype(np.float32) / CONFIDENCE_ONE,
+            confidences=confidences_cpu.numpy().astype(np.float32) / CONFIDENCE_ONE,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
@@ -111,6 +135,23 @@ class Proposals(NamedTuple):
     parents: list[list[int]] | None = None
 
 
+class SentProposals:
+    """Proposals [B, X] of one kind in pinned memory, one slot for each step on its way."""
+
+    def __init__(self, proposed: Sequence[Tensor]) -> None:
+        self._proposed = proposed
+        first = proposed[0]
+        shape = (NUM_SLOTS, len(proposed), *first.shape)
+        self._slots_cpu = torch.zeros(shape, dtype=first.dtype, pin_memory=first.is_cuda)
+
+    def send(self, slot: int, num_reqs: int) -> Tensor:
+        """Start the copy, to where it returns."""
+        slot_cpu = self._slots_cpu[slot, :, :num_reqs]
+        for place_cpu, proposed in zip(slot_cpu, self._proposed, strict=True):
+            place_cpu.copy_(proposed[:num_reqs], non_blocking=True)
+        return slot_cpu
+
+
 class Results:
     """The buffers' packed results in pinned memory, one slot for each step on its way."""
 
@@ -118,16 +159,12 @@ class Results:
         self._results = results = buffers.results
         shape = (NUM_SLOTS, *results.shape)
         self._slots_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
-        self._columns = ResultColumns(
-            path_len=buffers.sampled_tokens.shape[1],
-            num_drafts=buffers.verified_tokens.shape[1],
-            is_tree=buffers.tree is not None,
-        )
-        self._proposed = [buffers.draft_tokens]
-        if buffers.tree is not None:
-            self._proposed.append(buffers.tree.proposed_parents)
-        shape = (NUM_SLOTS, len(self._proposed), *buffers.draft_tokens.shape)
-        self._proposals_cpu = torch.zeros(shape, dtype=results.dtype, pin_memory=results.is_cuda)
+        self._columns = ResultColumns.of_chains(buffers)
+        self._chains = SentProposals([buffers.draft_tokens])
+        tree = buffers.tree
+        if tree is not None:
+            self._columns_of_trees = ResultColumns.of_trees(buffers)
+            self._trees = SentProposals([tree.proposed_nodes, tree.proposed_parents])
         self._sent = [
             torch.cuda.Event(enable_timing=True) if results.is_cuda else None  # type: ignore[no-untyped-call]
             for _ in range(NUM_SLOTS)
@@ -135,8 +172,11 @@ class Results:
         self._num_sent = 0
         self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
 
-    def send(self, num_reqs: int, logprobs: RecordedLogprobs) -> None:
-        """Start the copy; nothing waits for it. `latest` is where it arrives."""
+    def send(self, num_reqs: int, logprobs: RecordedLogprobs, are_trees: bool = False) -> None:
+        """Start the copy; nothing waits for it. `latest` is where it arrives.
+
+        are_trees: what was verified
+        """
         slot = self._num_sent % NUM_SLOTS
         self._num_sent += 1
         rows_cpu = self._slots_cpu[slot, :num_reqs]
@@ -145,17 +185,16 @@ class Results:
             None if part is None else part.to_host()
             for part in (logprobs.sampled, *logprobs.prompts)
         ]
-        self.latest = PendingResult(rows_cpu, self._columns, self._sent[slot], sampled, prompts)
+        columns = self._columns_of_trees if are_trees else self._columns
+        self.latest = PendingResult(rows_cpu, columns, self._sent[slot], sampled, prompts)
         if self.latest.sent is not None:
             self.latest.sent.record(torch.cuda.current_stream(self._results.device))
 
-    def send_proposals(self, num_reqs: int) -> None:
+    def send_proposals(self, num_reqs: int, are_trees: bool = False) -> None:
         """Start the copy of the latest step's proposals, for a host that has to know them."""
         slot = (self._num_sent - 1) % NUM_SLOTS
-        proposals_cpu = self._proposals_cpu[slot, :, :num_reqs]
-        for place_cpu, proposed in zip(proposals_cpu, self._proposed, strict=True):
-            place_cpu.copy_(proposed[:num_reqs], non_blocking=True)
-        self.latest.proposals_cpu = proposals_cpu
+        proposals = self._trees if are_trees else self._chains
+        self.latest.proposals_cpu = proposals.send(slot, num_reqs)
         if self._results.is_cuda:
             self.latest.proposed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.latest.proposed.record(torch.cuda.current_stream(self._results.device))

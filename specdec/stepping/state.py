@@ -1,7 +1,7 @@
 """What a request carries from step to step: its state row on the device. Rows are never reordered.
 
 Every tensor has one scratch row at the end, so that row -1 (padding) may be read and written.
-Letters: R state rows, K draft tokens, M blocks per request.
+Letters: R state rows, K draft tokens, N rows of a tree, M blocks per request.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from specdec.stepping.upload import upload, uploaded
 
 
 class RequestState:
-    """num_draft_tokens: that a request verifies, K of a chain or all nodes of a tree.
+    """num_draft_tokens: K of a chain.
 
     draft_vocab_size: where the draft's probabilities are kept for p/q acceptance, else 0.
     has_probs: whether a chain's drafts have probabilities. may_stop: whether fewer may be live than
-    a request verifies at most. is_tree: whether drafts are nodes of a tree
+    a request verifies at most. num_nodes: of a tree, N - 1; 0 where all drafts are chains
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RequestState:
         draft_vocab_size: int = 0,
         has_probs: bool = False,
         may_stop: bool = False,
-        is_tree: bool = False,
+        num_nodes: int = 0,
     ) -> None:
         R = num_rows + 1
         self.may_stop = may_stop
@@ -46,10 +46,11 @@ class RequestState:
 
         self.last_sampled_tokens = zeros(R)  # [R + 1] not yet computed: first row of the next step
         self.num_computed_tokens = zeros(R)  # [R + 1] have target KV; the last sampled's position
-        self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K] for the positions after it
-        num_nodes = num_draft_tokens if is_tree else 0
-        self.draft_parents = zeros(R, num_nodes)  # [R + 1, K or 0] row of the parent, 0 = the root
-        self.draft_depths = zeros(R, num_nodes)  # [R + 1, K or 0] 1 for a child of the root
+        # what was proposed for the positions after it: a chain, or a tree
+        self.draft_tokens = zeros(R, num_draft_tokens)  # [R + 1, K]
+        self.draft_nodes = zeros(R, num_nodes)  # [R + 1, N - 1] their tokens
+        self.draft_parents = zeros(R, num_nodes)  # [R + 1, N - 1] row of the parent, 0 = the root
+        self.draft_depths = zeros(R, num_nodes)  # [R + 1, N - 1] 1 for a child of the root
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
         self.num_live_drafts = zeros(R)  # [R + 1] proposed since the last commit
         probs = torch.zeros(2, R, num_draft_tokens if has_probs else 0, device=device)

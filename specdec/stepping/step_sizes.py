@@ -2,11 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from graphs.dispatch import Dispatch
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.scheduling.work import PromptPart
 from specdec.stepping.row_masks import RowMasks
+
+
+class Proposal(NamedTuple):
+    """How the draft proposes.
+
+    is_drawn: with noise, for a sampled request. is_tree: a tree for each request, not a chain
+    """
+
+    is_drawn: bool
+    is_tree: bool
+
+
+BEST_CHAINS = Proposal(is_drawn=False, is_tree=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +57,7 @@ class Step:
 
     shared_rows: verify slots have 1 to query_len rows, by their shares of these; 0: query_len each
     path_len: verify slots hold trees, of whose rows the draft sees as many; None: chains
+    proposes_tree: what the draft proposes after the step is a tree for each, not a chain
     num_levels: of the draft, after the step; None: K, in engines where their number is fixed
     """
 
@@ -50,6 +65,7 @@ class Step:
     query_len: int = 1  # rows of a verify slot
     shared_rows: int = 0
     path_len: int | None = None
+    proposes_tree: bool = False
     num_levels: int | None = None
     parts: Sequence[PromptPart] = ()
     max_seq_len: int  # a bound on positions + 1 over all rows
@@ -94,6 +110,15 @@ class Step:
         return replace(self, query_len=self.kept_len, path_len=None)
 
     @property
+    def verifies_trees(self) -> bool:
+        return self.path_len is not None
+
+    @property
+    def proposal(self) -> Proposal:
+        """How the draft proposes, if it does."""
+        return Proposal(self.flags.noise, self.proposes_tree)
+
+    @property
     def runs_draft(self) -> bool:
         """Whether the draft model, if any, runs: with prompts, and where a request drafts."""
         return self.passes.draft_prefill is not None
@@ -102,6 +127,12 @@ class Step:
     def proposes(self) -> bool:
         """Whether the draft proposes tokens: not where prompts go on and nothing else runs."""
         return self.passes.draft_decode is not None
+
+    @property
+    def num_proposing_reqs(self) -> int:
+        """Batch slots with a first proposal: those of the levels after it, with padding."""
+        how = self.passes.draft_decode
+        return max(self.num_reqs, 0 if how is None else how.descriptor.num_reqs or 0)
 
     @property
     def num_padded_reqs(self) -> int:

@@ -14,22 +14,30 @@ from specdec.sizes import BLOCK_SIZE, TreeShape
 class TreeBuffers:
     """Letters: B batch slots, N rows of each, D nodes of a path, k rows of a level, M candidates.
 
+    max_reqs: batch slots that may have a tree
     first_block: the first one behind the pool, in the caches of both models
+    results: the columns of a step's results from the first verified draft on
     """
 
-    def __init__(
-        self, shape: TreeShape, max_reqs: int, first_block: int, device: torch.device
-    ) -> None:
+    def __init__(self, shape: TreeShape, max_reqs: int, first_block: int, results: Tensor) -> None:
         B = max_reqs
         D = shape.max_depth
         k = shape.top_k
         M = shape.num_candidates
-        T = B * (shape.num_nodes + 1)
+        X = shape.num_nodes
+        T = B * shape.num_rows
+        device = results.device
         self.shape = shape
         self.first_slot = first_block * BLOCK_SIZE
 
         def integers(*sizes: int) -> Tensor:
             return torch.zeros(sizes, dtype=torch.int64, device=device)
+
+        # results of rounds that verify trees
+        self.verified_nodes = results[:B, :X]  # [B, N - 1] tokens
+        self.num_verified = results[:B, X]  # [B] those that had a row, 0..N - 1
+        # [B, N - 1] the row of each node's parent within the slot, -1 = had no row
+        self.verified_parents = results[:B, X + 1 :][:, :X]
 
         # rows that verify
         self.parents = integers(T)  # [T] row within its slot; the root's is itself
@@ -51,7 +59,8 @@ class TreeBuffers:
         # [B x k, levels] of the rows' ancestors, and their own
         self.draft_path_slots = integers(B * k, shape.num_levels)
         self.draft_starts = integers(B)  # [B] position of the first level's rows
-        self.proposed_parents = integers(B, shape.num_nodes)  # [B, N - 1] beside draft_tokens
+        self.proposed_nodes = integers(B, X)  # [B, N - 1] tokens proposed in this step
+        self.proposed_parents = integers(B, X)  # [B, N - 1] the rows of their parents
 
     def node_slots(self, num_reqs: int) -> Tensor:
         """The target's cache slots [B, N - 1] of the nodes."""

@@ -115,7 +115,7 @@ class Recorder:
             real(step)
             if step.path_len is not None:
                 self.walks.append(tree.walked[0].tolist())
-            found = tree.tokens[0], tree.places[0], tree.scores[0], runner.state.draft_tokens[0]
+            found = tree.tokens[0], tree.places[0], tree.scores[0], runner.state.draft_nodes[0]
             self.drafted.append([x.tolist() for x in (*found, runner.state.draft_parents[0])])
 
         monkeypatch.setattr(runner.acts, "run", run)
@@ -426,7 +426,7 @@ def test_the_order_of_nodes_changes_nothing(greedy, prompts, references):
 
     def decode(step):
         real(step)
-        for row in range(len(state.draft_tokens)):
+        for row in range(len(state.draft_nodes)):
             shuffle(state, row)
 
     llm.engine.runner.acts.draft.decode = decode
@@ -444,7 +444,7 @@ def shuffle(state, row):
     order = order[depths[order].argsort(stable=True)]
     row_of = torch.zeros(len(order) + 1, dtype=torch.int64)
     row_of[order + 1] = torch.arange(1, len(order) + 1)
-    state.draft_tokens[row] = state.draft_tokens[row][order]
+    state.draft_nodes[row] = state.draft_nodes[row][order]
     state.draft_parents[row] = row_of[state.draft_parents[row][order]]
     state.draft_depths[row] = depths[order]
 
@@ -489,7 +489,7 @@ class ScriptedTrees:
             parents += [last, last]
             depths += [depth, depth]
             last = len(tokens)
-        state.draft_tokens[0] = torch.tensor(tokens)
+        state.draft_nodes[0] = torch.tensor(tokens)
         state.draft_parents[0] = torch.tensor(parents)
         state.draft_depths[0] = torch.tensor(depths)
 

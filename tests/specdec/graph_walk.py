@@ -25,7 +25,7 @@ NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
 POISONED_STATE = (
     *("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens"),
-    *("draft_parents", "draft_depths", "num_live_drafts"),
+    *("draft_nodes", "draft_parents", "draft_depths", "num_live_drafts"),
 )
 
 
@@ -147,12 +147,12 @@ class Walk:
         K = self.runner.sizes.path_len - 1
         for row in rows[:: 3 if K else 1000]:
             state = self.runner.state
-            state.num_live_drafts[row] = state.draft_tokens.shape[1]
+            has_trees = state.draft_nodes.shape[1] > 0
+            drafts = state.draft_nodes if has_trees else state.draft_tokens
+            state.num_live_drafts[row] = drafts.shape[1]
             held = held_tokens(self.runner, row)[:K]
-            state.draft_tokens[row, : len(held)] = torch.tensor(
-                held, device=state.draft_tokens.device
-            )
-            if state.draft_parents.shape[1]:  # all other nodes are beside the first of these
+            drafts[row, : len(held)] = torch.tensor(held, device=drafts.device)
+            if has_trees:  # all other nodes are beside the first of these
                 state.draft_parents[row] = 0
                 state.draft_depths[row] = 1
                 last = len(held) - 1

@@ -50,11 +50,11 @@ def config(**values):
         ({"top_k": 2, "acceptance": "block"}, "top_k=2 with acceptance='block'"),
         (
             {"num_speculative_tokens": 5, "num_draft_tokens": 7},
-            "num_draft_tokens=7 with top_k=1: a chain has num_speculative_tokens=5 drafts",
+            "num_draft_tokens=7 with top_k=None: a chain has num_speculative_tokens=5 drafts",
         ),
         (
             {"num_speculative_tokens": "auto", "num_draft_tokens": 7},
-            "num_draft_tokens=7 with top_k=1",
+            "num_draft_tokens=7 with top_k=None",
         ),
     ],
 )
@@ -90,10 +90,11 @@ def test_a_tree_has_as_many_nodes_as_levels_unless_told_otherwise():
 
 
 def test_sizes_count_nodes_paths_and_scratch_blocks():
-    def sizes(tree, levels):
+    def sizes(tree, levels, is_adaptive=False, max_num_seqs=10):
         return EngineSizes(
             max_model_len=64,
-            max_num_seqs=10,
+            max_num_seqs=max_num_seqs,
+            is_adaptive=is_adaptive,
             max_num_batched_tokens=8,
             num_kv_blocks=4,
             num_speculative_tokens=levels,
@@ -101,6 +102,7 @@ def test_sizes_count_nodes_paths_and_scratch_blocks():
         )
 
     tree = TreeShape(num_levels=6, top_k=4, num_nodes=15)
+    assert tree.num_rows == 16
     assert (tree.num_candidates, tree.num_draft_rows) == (4 + 5 * 16, 20)
     found = sizes(tree, 6)
     assert (found.query_len, found.path_len, found.max_verify_rows) == (16, 7, 160)
@@ -109,6 +111,13 @@ def test_sizes_count_nodes_paths_and_scratch_blocks():
     assert (sizes(small, 6).query_len, sizes(small, 6).path_len) == (4, 4)
     chain = sizes(None, 6)
     assert (chain.query_len, chain.path_len, chain.num_tree_blocks) == (7, 7, 0)
+    both = sizes(tree, 6, is_adaptive=True)
+    assert (both.query_len, both.path_len, both.max_verify_rows) == (7, 7, 128)
+    assert (both.max_tree_requests, both.num_tree_blocks, both.num_draft_tree_blocks) == (8, 2, 3)
+    many, of_chains = (sizes(each, 6, True, 64) for each in (tree, None))
+    assert (many.max_verify_rows, many.num_tree_blocks) == (of_chains.max_verify_rows, 2)
+    with pytest.raises(ValueError, match=r"num_speculative_tokens=5, .* has 6 nodes"):
+        sizes(tree, 5, is_adaptive=True)
 
 
 def test_trees_run_for_at_most_32_requests_at_a_time():

@@ -69,6 +69,8 @@ MISTAKES = [
     ("generate demo x --draft demo -k lots", "--num-speculative-tokens lots: give an integer, or"),
     ("generate demo x -k auto", "--num-speculative-tokens auto without a draft: give --draft too"),
     ("bench demo --adaptive", "--adaptive is for the suites loop, ramp, requests: give one of"),
+    ("bench demo --chains", "--chains is for the suites loop, ramp, requests: give one of"),
+    ("bench demo --suite loop --chains", "--chains without --adaptive, whose drafts may be trees"),
     ("generate demo x -k 3", "--num-speculative-tokens 3 without a draft: give --draft too"),
     ("generate demo x --acceptance block", "--acceptance block without a draft: give --draft"),
     ((*SAMPLED, "--acceptance", "fast"), "--acceptance 'fast': allowed are exact, rejection, bl"),

@@ -1,6 +1,8 @@
 """The host's view of a tree, and what a round says of it."""
 
-from specdec.requests.draft_tree import depths, leaf_paths, path_to
+import pytest
+
+from specdec.requests.draft_tree import depths, held_in_chain, leaf_paths, path_to
 from specdec.requests.stats import RoundRecord, SpeculationStats
 
 PARENTS = [0, 0, 1, 3, 1, 2]
@@ -27,3 +29,12 @@ def test_statistics_count_nodes_and_go_by_levels():
     assert stats.num_drafted_tokens == 12
     assert stats.num_accepted_per_position == [2, 1, 1]
     assert SpeculationStats.merged([stats, stats]).num_levels == [3, 3, 0] * 2
+
+
+@pytest.mark.parametrize(
+    "sampled, held",
+    [([9], 0), ([5, 9], 1), ([6, 8], 0), ([5, 7, 3], 2), ([5, 1, 3], 1), ([], 0)],
+)
+def test_the_chain_of_a_tree_is_the_path_of_first_children(sampled, held):
+    """Of two children of the root, the first of which has two, of which the first has none."""
+    assert held_in_chain([5, 6, 7, 8, 1], [0, 0, 1, 2, 1], sampled) == held

@@ -4,13 +4,13 @@ The planner sees what an engine would show it, one round late, and never the tru
 fixed setting meets the same requests and the same chances, round by round.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specdec.scheduling.round_history import RoundOutcome
 from specdec.scheduling.row_planner import RoundPlan, RowPlanner, StepSize
-from specdec.scheduling.step_costs import RoundCosts
+from specdec.scheduling.step_costs import RoundCosts, TreeCosts
 
 K = 8
 ROWS = (1, 64, 96, 128, 192, 256, 384, 512)
@@ -20,6 +20,13 @@ COSTS = RoundCosts(
     plain=tuple(zip(ROWS[:6], MS[:6], strict=True)),
     level=((256, 0.2),),
 )
+TREES = TreeCosts(
+    all_levels=((1, 5.9), (2, 6.0), (4, 6.2), (8, 6.9)),
+    one_level=((1, 4.4), (2, 4.4), (4, 4.5), (8, 4.8)),
+    num_rows=16,
+    num_levels=K,
+)
+WITH_TREES = replace(COSTS, tree=TREES, skipped_ms=0.03)
 MULTIPLES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)
 SHAPES = [
     (b, int(b * m))
@@ -68,12 +75,25 @@ class World:
 
     fixed: drafts and rows of every request; None = as the planner says
     allowed: the bound of every request. slower: how many times as long as by its costs a round with
-    drafts takes
+    drafts takes. better: a level of a tree fails by a chance that is this power of a chain's;
+    always_trees: a fixed setting
     """
 
     def __init__(
-        self, num_requests, draft=GOOD, seed=0, fixed=None, costs=COSTS, allowed=K, slower=1.0
+        self,
+        num_requests,
+        draft=GOOD,
+        seed=0,
+        fixed=None,
+        costs=COSTS,
+        allowed=K,
+        slower=1.0,
+        better=1.3,
+        always_trees=False,
     ):
+        self.better, self.always_trees = better, always_trees
+        self.has_trees = False  # the drafts that exist
+        self.kinds = []  # by round: whether trees were verified
         self.slower = slower
         self.disturbed = 1.0  # how many times as long any round seems to take
         self.rng = np.random.default_rng(seed)
@@ -99,16 +119,23 @@ class World:
 
     def plan(self):
         B = len(self.easy)
+        if self.always_trees:
+            return RoundPlan(B, K, True)
         if self.fixed is not None:
             return RoundPlan(padded(B) * (self.fixed + 1), self.fixed)
-        return self.planner.plan(B, B if self.allowed else 0, self.live, 0)
+        fit = B <= 8 and self.costs.tree is not None
+        return self.planner.plan(B, B if self.allowed else 0, self.live, 0, 0, self.has_trees, fit)
 
     def round(self):
         B = len(self.easy)
         plan = self.plan()
         if self.unread is not None and self.fixed is None:
-            self.planner.observe(self.unread)  # read after the next round was launched
+            self.read()  # after the next round was launched
         truth, said = self.draft.draw(self.rng, self.easy)
+        self.kinds.append(self.has_trees)
+        if self.has_trees:
+            self.tree_round(plan, truth, said)
+            return
         said = np.where(np.arange(K) < self.drafted(said)[:, None], said, 0.0)
         verified = self.share(said, plan.num_rows - B)
         accepted = self.accept(truth, verified)
@@ -124,7 +151,8 @@ class World:
         self.tokens.append(B + int(accepted.sum()))
         skipped = self.live - int((said > 0).any(axis=0).sum()) if self.live else 0
         saved = self.costs.level_ms(padded(B)) - (self.costs.skipped_ms or 0.0)
-        ms = round_ms(self.costs, padded(B), plan.num_rows, plan.num_levels)
+        levels = 1 if plan.proposes_tree else plan.num_levels  # a tree's count in the next round
+        ms = round_ms(self.costs, padded(B), plan.num_rows, levels)
         ms -= skipped * saved  # of the levels drafted a round ago
         if plan.num_levels or plan.num_rows > B:
             ms *= self.slower
@@ -136,12 +164,55 @@ class World:
             num_levels=plan.num_levels,
             num_keys=0,
         )
-        self.planner.observe_time(size, ms * self.disturbed)
+        if not plan.proposes_tree:
+            self.planner.observe_time(size, ms * self.disturbed)
+        self.goes_on(plan)
+
+    def read(self):
+        if isinstance(self.unread, dict):
+            self.planner.observe_trees(**self.unread)
+        else:
+            self.planner.observe(self.unread)
+
+    def goes_on(self, plan):
+        B = len(self.easy)
         self.plans.append(plan)
         self.live = plan.num_levels
+        self.has_trees = plan.proposes_tree
         self.threshold = self.planner.threshold if self.fixed is None else 0.0
         ends = self.rng.random(B) < 1 / 60
         self.easy = np.where(ends, self.rng.normal(size=B), self.easy)
+
+    def tree_round(self, plan, truth, said):
+        """Drafts stop as a chain's do."""
+        B = len(self.easy)
+        levels = np.minimum(self.drafted(said), self.allowed)
+        chance = self.rng.random(truth.shape)
+        in_chains, accepted = (
+            int(self.accept(each, levels, chance).sum())
+            for each in (truth, 1 - (1 - truth) ** self.better)
+        )
+        round_ms = self.costs.tree.ms(B, levels.max()) * self.slower  # with what drafted the tree
+        self.unread = {
+            "num_requests": B,
+            "num_drafting": B if self.allowed else 0,
+            "num_verified": 15 * B,
+            "num_accepted": accepted,
+            "num_on_chains": in_chains,
+        }
+        self.verified.append(15 * B)
+        self.tokens.append(B + accepted)
+        self.ms.append(round_ms)
+        size = StepSize(
+            num_requests=B,
+            num_rows=16 * B,
+            num_prompt_rows=0,
+            num_levels=0,
+            num_keys=0,
+            has_trees=True,
+        )
+        self.planner.observe_time(size, round_ms * self.disturbed)
+        self.goes_on(plan)
 
     def drafted(self, said):
         """[B] live levels until each request stopped."""
@@ -161,8 +232,9 @@ class World:
         best = best[paths.T.ravel()[best] > 0]
         return np.bincount(best % len(said), minlength=len(said))
 
-    def accept(self, truth, verified):
-        holds = self.rng.random(truth.shape) < truth
+    def accept(self, truth, verified, chance=None):
+        chance = self.rng.random(truth.shape) if chance is None else chance
+        holds = chance < truth
         holds &= np.arange(K) < verified[:, None]
         return np.cumprod(holds, axis=1).sum(axis=1)
 

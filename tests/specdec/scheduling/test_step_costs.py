@@ -1,10 +1,19 @@
 """How many rows of prompts ride, against a search over all numbers of them."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, PromptBudget, StepCosts, TimeRatios
+from specdec.scheduling.step_costs import (
+    LEAST_PROMPT_ROWS,
+    Kind,
+    PromptBudget,
+    StepCosts,
+    TimeRatios,
+    TreeCosts,
+)
 
 COSTS = StepCosts(
     rounds=((8, 4.0), (64, 4.4), (256, 8.0)),
@@ -82,9 +91,9 @@ def test_rows_that_would_begin_another_size_wait_where_that_saves_time(
 def test_times_are_compared_by_load_prompts_and_drafts():
     ratios = TimeRatios()
     for _ in range(300):
-        ratios.add(40, False, True, 1.25)
-        ratios.add(20, False, False, 1.5)
-        ratios.add(40, True, False, 1000.0)  # an outlier counts as twice as long
+        ratios.add(40, False, Kind.CHAIN, 1.25)
+        ratios.add(20, False, Kind.PLAIN, 1.5)
+        ratios.add(40, True, Kind.PLAIN, 1000.0)  # an outlier counts as twice as long
     assert ratios.of(63, False) == (1.0, 1.25)
     assert ratios.of(32, True) == (2.0, 1.0)
     assert ratios.of(31, False) == (1.5, 1.0)
@@ -94,20 +103,41 @@ def test_times_are_compared_by_load_prompts_and_drafts():
 def test_steps_that_are_not_run_are_forgotten_slowly():
     ratios = TimeRatios()
     for _ in range(100):
-        ratios.add(40, False, False, 1.5)
+        ratios.add(40, False, Kind.PLAIN, 1.5)
     for _ in range(100):
-        ratios.add(40, False, True, 1.0)
+        ratios.add(40, False, Kind.CHAIN, 1.0)
     assert 1.35 < ratios.of(40, False)[0] < 1.45
     for _ in range(1500):
-        ratios.add(40, False, True, 1.0)
+        ratios.add(40, False, Kind.CHAIN, 1.0)
     assert ratios.of(40, False) == (1.03125, 1.0)
 
 
 def test_one_step_that_took_long_moves_a_ratio_little():
     ratios = TimeRatios()
-    ratios.add(1, False, True, 50.0)
+    ratios.add(1, False, Kind.CHAIN, 50.0)
     assert ratios.of(1, False)[1] < 1.15
     for _ in range(200):
-        ratios.add(1, False, True, 1.0)
-    ratios.add(1, False, True, 50.0)
+        ratios.add(1, False, Kind.CHAIN, 1.0)
+    ratios.add(1, False, Kind.CHAIN, 50.0)
     assert ratios.of(1, False)[1] < 1.04
+
+
+def test_trees_take_as_many_times_as_long_as_chains_until_one_was_timed():
+    ratios = TimeRatios()
+    for _ in range(300):
+        ratios.add(4, False, Kind.CHAIN, 1.5)
+        ratios.add(4, False, Kind.PLAIN, 1.1)
+    assert ratios.of_trees(4, False) == pytest.approx(1.5, abs=0.01)
+    for _ in range(30):
+        ratios.add(4, False, Kind.TREE, 1.2)
+    assert 1.2 < ratios.of_trees(4, False) < 1.35
+    assert ratios.of_trees(4, True) == 1.0
+
+
+def test_a_round_of_trees_takes_the_time_of_the_levels_that_run():
+    costs = TreeCosts(
+        all_levels=((2, 9.0), (8, 12.0)), one_level=((2, 5.0), (8, 6.0)), num_rows=16, num_levels=5
+    )
+    assert [costs.ms(n, 1) for n in (1, 2, 3)] == [5.0, 5.0, 6.0]
+    assert [costs.ms(1, levels) for levels in (2, 3.5, 5)] == [6.0, 7.5, 9.0]
+    assert replace(costs, one_level=()).ms(8, 1) == 12.0

@@ -64,7 +64,7 @@ def make(device, shape):
         num_kv_blocks=40,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
-    state = RequestState(6, shape.num_nodes, 3, 99, device, is_tree=True, vocab_size=5)
+    state = RequestState(6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5)
     for tensor in buffers.tensors().values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
     lengths = (5, 63, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
@@ -73,10 +73,10 @@ def make(device, shape):
         state.assign(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own))
         state.num_computed_tokens[row] = length
         tokens, parents, depths = random_tree(shape, row)
-        state.draft_tokens[row] = torch.tensor(tokens)
+        state.draft_nodes[row] = torch.tensor(tokens)
         state.draft_parents[row] = torch.tensor(parents)
         state.draft_depths[row] = torch.tensor(depths)
-    for nodes in (state.draft_tokens, state.draft_parents, state.draft_depths):
+    for nodes in (state.draft_nodes, state.draft_parents, state.draft_depths):
         nodes[-1] = 10**6  # what padding has left
     state.num_computed_tokens[-1] = 10**6
     state.last_sampled_tokens.copy_(torch.arange(7) + 100)
@@ -101,7 +101,7 @@ def assert_same(ours, theirs):
     for (name, a), b in zip(ours[0].tensors().items(), theirs[0].tensors().values(), strict=True):
         if name != "tree_rows":
             assert torch.allclose(a.nan_to_num(9e9), b.nan_to_num(9e9), 0, 1e-5), name
-    names = ("last_sampled_tokens", "num_computed_tokens", "draft_tokens")
+    names = ("last_sampled_tokens", "num_computed_tokens", "draft_nodes")
     for name in (*names, "draft_parents", "draft_depths"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
     histories = [each[1].sampling.history[:-1] for each in (ours, theirs)]

@@ -1,0 +1,293 @@
+"""Chains and trees from step to step in one engine: no token depends on which, whatever the order.
+
+Planners are told what to choose, at random or by a list, since their own choice needs a GPU.
+"""
+
+import gc
+import random
+
+import pytest
+import torch
+
+from graphs.modes import CUDAGraphMode
+from graphs.tape.backend import TapeBackend
+from scripts.soak import at_random, rows_are_shared, soak
+from specdec import LLM, SamplingParams, sizes
+from specdec.requests.metrics import Counter
+from specdec.scheduling.row_planner import RoundPlan
+from specdec.scheduling.step_costs import RoundCosts
+from specdec.sizes import BLOCK_SIZE, TreeShape
+from specdec.start import load
+
+COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
+SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9)
+TREE, CHAIN, FEW, PLAIN = "tree", "chain", "few", "plain"
+NUM_TOKENS = 18
+KINDS = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_p": 0.9, "logprobs": 2},
+    {"temperature": 0.7, "bad_words": [" self", "import"], "presence_penalty": 0.6},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 1, "num_speculative_tokens": 2},
+    {"temperature": 0.0, "speculate": False},
+    {"temperature": 0.8, "min_tokens": 9, "stop_token_ids": [200], "frequency_penalty": 0.4},
+]
+
+
+@pytest.fixture(autouse=True)
+def _frozen_heap():
+    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """make(tree=SMALL, backend=None, **options): an engine on a CPU that has both."""
+
+    def build(tree=SMALL, backend=None, draft="demo", threshold=None, **options):
+        if backend is not None:
+            monkeypatch.setattr(load, "_backend", lambda *_: backend)
+        speculation = {"model": draft, "draft_confidence_threshold": threshold}
+        if tree is not None:
+            speculation["num_speculative_tokens"] = tree.num_levels
+        given = {"max_num_seqs": 6, "max_model_len": 320, "device": "cpu"} | options
+        with rows_are_shared(COSTS, tree):
+            llm = LLM("demo", speculation, **given)
+        assert llm.sizes.has_both
+        return llm
+
+    return build
+
+
+def planned(llm, kinds):
+    """What the next steps propose, the last kind again and again; returns what was proposed."""
+    left, proposed = list(kinds), []
+    K = llm.sizes.num_speculative_tokens
+
+    def plan(num_requests, *others):
+        kind = left.pop(0) if len(left) > 1 else left[0]
+        if kind == TREE and not others[-1]:
+            kind = CHAIN
+        proposed.append(kind)
+        rows = {TREE: 1, CHAIN: K + 1, FEW: 2, PLAIN: 1}[kind] * num_requests
+        return RoundPlan(rows, {TREE: K, CHAIN: K, FEW: 2, PLAIN: 0}[kind], kind == TREE)
+
+    llm.engine.planner.plan = plan
+    return proposed
+
+
+def by_chance(seed, count=400):
+    chance = random.Random(seed)
+    return [chance.choice([TREE, TREE, CHAIN, FEW, PLAIN]) for _ in range(count)]
+
+
+def all_kinds(has_draft=True):
+    """Requests that ask for everything."""
+    own = ("num_speculative_tokens", "speculate")
+    return [
+        SamplingParams(
+            max_tokens=NUM_TOKENS - i % 3,
+            ignore_eos=True,
+            **({"seed": i} if values["temperature"] else {}),
+            **{name: value for name, value in values.items() if has_draft or name not in own},
+        )
+        for i, values in enumerate(KINDS)
+    ]
+
+
+def texts(llm, prompts, params):
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.engine.drain()
+    assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+    return [(each.outputs[0].token_ids, each.outputs[0].logprobs) for each in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts):
+    """What plain decoding says to `all_kinds`."""
+    llm = LLM("demo", max_num_seqs=6, max_model_len=320, device="cpu")
+    return texts(llm, prompts[:6], all_kinds(has_draft=False))
+
+
+@pytest.mark.parametrize(
+    "draft, tree, options",
+    [
+        ("demo/eagle3", None, {"async_scheduling": True}),
+        ("demo/eagle1", SMALL, {"max_num_batched_tokens": 40, "async_scheduling": True}),
+        ("demo/eagle3", SMALL, {"num_kv_blocks": 5, "threshold": 0.3}),
+    ],
+)
+def test_texts_are_those_of_plain_decoding(make, expected, prompts, draft, tree, options):
+    llm = make(tree, draft=draft, **options)
+    proposed = planned(llm, by_chance(3))
+    assert texts(llm, prompts[:6], all_kinds()) == expected
+    assert set(proposed) == {TREE, CHAIN, FEW, PLAIN}
+    shown = llm.engine.planner.statistics
+    assert 0.1 < shown.tree_share < 0.6
+    counted = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
+    assert counted["specdec:tree_rounds"] == shown.num_tree_rounds
+
+
+def test_trees_are_for_few_requests(make, expected, prompts, monkeypatch):
+    monkeypatch.setattr(sizes, "MAX_AUTO_TREE_REQUESTS", 2)
+    llm = make(max_num_batched_tokens=60, async_scheduling=True)
+    assert llm.engine.runner.buffers.tree.path_starts.shape == (2,)
+    seen = []
+    real = llm.engine.runner.run_step
+
+    def run_step(rows, parts, **options):
+        seen.append((len(rows) + len(parts), options["proposes_tree"]))
+        return real(rows, parts, **options)
+
+    monkeypatch.setattr(llm.engine.runner, "run_step", run_step)
+    planned(llm, [TREE])
+    assert texts(llm, prompts[:6], all_kinds()) == expected
+    assert max(count for count, is_tree in seen if is_tree) == 2
+    assert {is_tree for _, is_tree in seen} == {True, False}
+
+
+@pytest.mark.parametrize("tree", [SMALL, pytest.param(None, marks=pytest.mark.slow)])
+def test_graphs_replay_what_runs_eagerly(make, prompts, tree):
+    """Padded sizes, shrinking batches, prompts in pieces; the same drafts too."""
+    found = []
+    for backend in (None, TapeBackend()):
+        graphs = {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [60, 90]} if backend else {}
+        sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 60, "async_scheduling": False}
+        llm = make(tree, backend=backend, **sizes, **graphs)
+        planned(llm, by_chance(5))
+        outputs = llm.generate(prompts[:4], all_kinds()[:4], use_tqdm=False)
+        greedy = [SamplingParams(temperature=0, max_tokens=n) for n in (3, 9, 14)]
+        outputs += llm.generate(prompts[:3], greedy, use_tqdm=False)
+        found.append([(each.outputs[0].token_ids, each.stats.rounds) for each in outputs])
+    assert found[0] == found[1]
+    counters = llm.graph_counters()
+    trees = ("target_tree", "draft_tree_prefill", "draft_tree_decode")
+    of_trees = (*trees, "draft_tree_prefill_sampled", "draft_tree_decode_sampled")
+    for name in ("target_decode", "target_plain", "draft_prefill", "draft_decode", *of_trees):
+        assert counters[name].replays[CUDAGraphMode.FULL] > 0, name
+        assert CUDAGraphMode.NONE not in counters[name].dispatches, name
+    assert counters["target_tree"].captures[0].descriptor.num_reqs == 3
+
+
+@pytest.mark.parametrize("draft", ["demo/eagle3", "demo/eagle1"])
+def test_caches_equal_a_prefill_of_the_committed_tokens(make, greedy, prompts, draft):
+    llm, scratch = (make(draft=draft, max_num_seqs=1) for _ in range(2))
+    order = [TREE, TREE, CHAIN, TREE, PLAIN, PLAIN, TREE, FEW, TREE, PLAIN, CHAIN, CHAIN, PLAIN]
+    planned(llm, order * 5)
+    poison_nodes(llm)
+    [output] = llm.generate([prompts[1]], greedy(50), use_tqdm=False)
+    tokens = prompts[1] + output.outputs[0].token_ids
+    scratch.generate([tokens[:-1]], greedy(1), use_tqdm=False)
+    for name in ("target_cache", "draft_cache"):
+        mixed, prefill = (cache_rows(each, name, len(tokens) - 1) for each in (llm, scratch))
+        assert torch.equal(mixed, prefill)
+        assert mixed.abs().sum() > 0
+    assert output.stats.num_accepted_tokens > 8
+    nodes = {len(each.parents) for each in output.stats.rounds}
+    assert {0, SMALL.num_nodes} <= nodes
+
+
+def cache_rows(llm, name, num_tokens):
+    """Keys and values of the only request, [L, 2, tokens, G, C], in the first blocks."""
+    cache = getattr(llm.engine.runner, name)
+    return cache.transpose(3, 4).flatten(2, 3)[:, :, :num_tokens]
+
+
+def poison_nodes(llm):
+    """Before each step, NaN wherever nodes of trees have been."""
+    runner = llm.engine.runner
+    real = runner.acts.run
+
+    def run(step):
+        for cache in (runner.target_cache, runner.draft_cache):
+            cache[:, :, runner.sizes.num_kv_blocks :] = torch.nan
+        real(step)
+
+    runner.acts.run = run
+
+
+def test_what_both_kinds_of_rounds_wrote_is_a_prefix(make, greedy, prompts):
+    prompt = [token for prompt in prompts for token in prompt][:135]
+    llm, fresh = make(), make(enable_prefix_caching=False)
+    planned(llm, by_chance(7))
+    [first] = llm.generate([prompt], greedy(60), use_tqdm=False)
+    follow_up = prompt + first.outputs[0].token_ids + [11, 12]
+    for each in (llm, fresh):
+        planned(each, [TREE, CHAIN] * 30)
+    hit, miss = (each.generate([follow_up], greedy(16), use_tqdm=False)[0] for each in (llm, fresh))
+    assert hit.stats.num_cached_tokens == (135 + 60 - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert hit.stats.rounds == miss.stats.rounds
+    assert hit.stats.num_accepted_tokens > 3
+
+
+def test_guided_texts_are_those_of_plain_decoding(make, prompts):
+    rules = [{"regex": r"(def|for) [a-z_]{3,9}\([a-z]{0,4}\):( [a-z]+)*"}, {"json": {}}]
+    params = [
+        SamplingParams(temperature=T, seed=5, max_tokens=NUM_TOKENS, structured_outputs=rule)
+        for rule in rules
+        for T in (0.0, 0.8)
+    ]
+    params.append(SamplingParams(temperature=0.8, seed=6, max_tokens=NUM_TOKENS))
+    plain = LLM("demo", max_num_seqs=6, max_model_len=320, device="cpu")
+    llm = make(async_scheduling=True)
+    planned(llm, by_chance(8))
+    assert texts(llm, prompts[:5], params) == texts(plain, prompts[:5], params)
+
+
+def test_the_end_of_the_context_is_reached(make, prompts):
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    text = [token for prompt in prompts for token in prompt]
+    batch = [text[start : start + length] for start, length in enumerate((300, 311, 318))]
+    plain = LLM("demo", max_num_seqs=6, max_model_len=320, device="cpu")
+    llm = make(async_scheduling=True)
+    planned(llm, by_chance(2))
+    found = texts(llm, batch, params)
+    assert found == texts(plain, batch, params)
+    assert [len(tokens) for tokens, _ in found] == [20, 9, 2]
+
+
+def test_rounds_of_one_kind_are_those_of_engines_that_have_no_other(make, prompts):
+    """Chains of as many rows as there are drafts; trees of a fixed shape."""
+    params = all_kinds()[:3]
+    fixed = {"model": "demo", "num_speculative_tokens": SMALL.num_levels, "adaptive": False}
+    shape = {"top_k": SMALL.top_k, "num_draft_tokens": SMALL.num_nodes}
+    for kind, draft in ((CHAIN, fixed), (TREE, fixed | shape)):
+        llm = make(max_num_seqs=3)
+        planned(llm, [kind])
+        other = LLM("demo", draft, max_num_seqs=3, max_model_len=320, device="cpu")
+        ours, theirs = (each.generate(prompts[:3], params, use_tqdm=False) for each in (llm, other))
+        assert [each.stats.rounds for each in ours] == [each.stats.rounds for each in theirs]
+
+
+def test_with_a_top_k_of_1_all_drafts_are_chains(make, prompts):
+    draft = {"model": "demo", "num_speculative_tokens": "auto"}
+    params = all_kinds()[:3]
+    found = []
+    for top_k in (1, None):
+        with rows_are_shared(COSTS):
+            given = {"max_num_seqs": 3, "max_model_len": 320, "device": "cpu"}
+            llm = LLM("demo", draft | {"top_k": top_k}, **given)
+        assert llm.sizes.has_both == (top_k is None)
+        at_random(llm, random.Random(9), share=0.0)
+        outputs = llm.generate(prompts[:3], params, use_tqdm=False)
+        found.append([each.stats.rounds for each in outputs])
+    assert llm.sizes.tree == TreeShape(num_levels=8, top_k=4, num_nodes=15)
+    assert found[0] == found[1]  # these costs have none of trees
+
+
+@pytest.mark.parametrize(
+    "backend, count",
+    [
+        ("eager", 6),
+        pytest.param("eager", 300, marks=pytest.mark.slow),
+        pytest.param("tape", 150, marks=pytest.mark.slow),
+        pytest.param("cuda", 60, marks=pytest.mark.gpu),
+    ],
+)
+def test_random_requests_give_what_each_gives_alone(monkeypatch, backend, count):
+    if backend == "tape":
+        monkeypatch.setattr(load, "_backend", lambda *_: TapeBackend())
+    device = "cuda" if backend == "cuda" else "cpu"
+    result = soak(count, 11, device, is_adaptive=True, has_trees=True)
+    assert result["faults"] == []
+    assert result["rounds"] > count

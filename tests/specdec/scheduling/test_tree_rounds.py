@@ -1,0 +1,169 @@
+"""Trees, chains or plain rounds: the choice against a search, and in a closed loop."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from specdec.scheduling.probes import KIND_ROUNDS, PROBE_EVERY, KindProbes
+from specdec.scheduling.row_planner import RowPlanner, StepSize
+from specdec.scheduling.step_costs import RoundCosts, TreeCosts
+from specdec.scheduling.tree_rounds import AHEAD, PRIOR, TreeGain, TreeRounds
+from tests.specdec.scheduling.draft_world import BOASTFUL, COSTS, GOOD, TREES, WITH_TREES, World
+from tests.specdec.scheduling.test_row_planner import outcome
+
+K = 4
+SHAPES = [(b, b * m) for b in (1, 2, 4, 8) for m in (1, 2, 5)]
+
+
+def taught(costs, num_requests, confidence, num_rounds=24):
+    """A planner that has seen chains of which as many hold as they say."""
+    planner = RowPlanner(costs, SHAPES, K)
+    chance = np.random.default_rng(0)
+    for _ in range(num_rounds):
+        held = (chance.random((num_requests, K)) < confidence).cumprod(axis=1).sum(axis=1)
+        planner.observe(outcome(num_requests, confidence=confidence, num_accepted=held))
+    return planner
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_requests=st.sampled_from([1, 2, 3, 8]),
+    confidence=st.floats(0.02, 0.95),
+    verify_ms=st.floats(1.0, 8.0),
+    level_ms=st.floats(0.0, 2.0),
+    tree_ms=st.floats(1.0, 20.0),
+    num_keys=st.integers(0, 3000),
+)
+def test_the_kind_is_that_of_an_exhaustive_search(
+    num_requests, confidence, verify_ms, level_ms, tree_ms, num_keys
+):
+    n = num_requests
+    costs = RoundCosts(
+        verify=tuple((rows, verify_ms + 0.05 * rows) for rows in (1, 2, 4, 8, 16, 20, 40)),
+        plain=((8, 2.0),),
+        level=((8, level_ms),),
+        ms_per_key=1e-3,
+        tree=TreeCosts(all_levels=((8, tree_ms),), num_rows=10, num_levels=K),
+    )
+    planner = taught(costs, n, confidence)
+    curves, keys_ms = planner._curves, 1e-3 * num_keys
+    tree_rate = (n + PRIOR * curves.gain(K, K * n, n)) / (tree_ms + keys_ms)
+    padded = min(b for b, _ in SHAPES if b >= n)
+    rates = {0: n / (2.0 + keys_ms)}
+    for levels in range(1, K + 1):
+        rates[levels] = max(
+            (n + curves.gain(levels, rows - n, n))
+            / (costs.verify_ms(rows) + (levels - 1) * level_ms + keys_ms)
+            for b, rows in SHAPES
+            if b == padded and rows >= n
+        )
+    best = max(rates.values())
+    if abs(tree_rate / best - 1) < 2 * AHEAD:
+        return
+    plan = planner.plan(n, n, 0, num_keys, 0, False, True)
+    assert plan.proposes_tree == (tree_rate > best)
+    if plan.proposes_tree:
+        assert plan.num_levels == K
+    else:
+        assert rates[plan.num_levels] == pytest.approx(best)
+    assert not planner.plan(n, n, 0, num_keys, 0, False, False).proposes_tree  # they do not fit
+
+
+def test_without_costs_of_trees_none_is_drafted():
+    planner = taught(COSTS, 1, 0.9)
+    assert not any(planner.plan(1, 1, 0, 0, 0, False, True).proposes_tree for _ in range(300))
+
+
+def test_prompts_that_ride_make_trees_dear_where_their_rows_do():
+    """Beside prompts 10 rows of a tree are more than the step's size holds."""
+    tree = TreeCosts(all_levels=((8, 3.0),), num_rows=10, num_levels=K)
+    verify, mixed = ((40, 2.5),), ((68, 3.0), (512, 30.0))
+    costs = RoundCosts(verify=verify, plain=((8, 2.0),), level=((8, 0.3),), mixed=mixed, tree=tree)
+    for num_prompt_rows, is_tree in ((0, True), (60, False)):
+        planner = taught(costs, 1, 0.9)
+        kinds = [
+            planner.plan(1, 1, 0, 0, num_prompt_rows, False, True).proposes_tree for _ in range(60)
+        ]
+        assert kinds[-1] == is_tree
+
+
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_trees_run_where_they_pay(num_requests):
+    world = World(num_requests, costs=WITH_TREES, better=1.7).run(900)
+    chains = World(num_requests, costs=replace(WITH_TREES, tree=None)).run(900)
+    assert world.rate(300) > 1.02 * chains.rate(300)
+    assert np.mean(world.kinds[300:]) > 0.6
+    shown = world.planner.statistics
+    assert shown.num_tree_rounds == sum(world.kinds[:-1])
+    assert shown.tree_share == pytest.approx(np.mean(world.kinds[:-1]))
+    assert shown.measured_tokens == pytest.approx(shown.predicted_tokens, rel=0.1)
+
+
+@pytest.mark.parametrize("num_requests, better", [(1, 0.5), (8, 0.5), (8, 1.0)])
+def test_trees_that_accept_little_are_left_and_tried_again(num_requests, better):
+    world = World(num_requests, costs=WITH_TREES, better=better).run(900)
+    chains = World(num_requests, costs=replace(WITH_TREES, tree=None)).run(900)
+    late = world.kinds[200:]
+    assert 0 < np.mean(late) < 0.1
+    assert world.rate(200) > 0.975 * chains.rate(200)  # some of it is luck
+
+
+def test_trees_made_good_are_found():
+    world = World(8, costs=replace(WITH_TREES, verify=((512, 4.3),)), better=0.5).run(400)
+    assert np.mean(world.kinds[-200:]) < 0.1
+    world.better = 3.0
+    world.run(2500)
+    assert np.mean(world.kinds[-100:]) > 0.9
+
+
+def test_a_draft_gone_bad_is_dropped_though_trees_run():
+    world = World(1, costs=WITH_TREES, better=1.7).run(500)
+    assert np.mean(world.kinds[-100:]) > 0.8
+    world.draft = BOASTFUL
+    world.run(250)
+    start = len(world.ms)
+    world.run(300)
+    assert world.rate(start) > 0.97 * 1000 / world.costs.plain_ms(1)
+    world.draft = GOOD
+    world.run(1500)
+    assert np.mean(world.kinds[-300:]) > 0.5
+
+
+def test_steps_with_trees_have_times_of_their_own():
+    planner = taught(replace(COSTS, tree=replace(TREES, num_levels=K)), 1, 0.9)
+    size = StepSize(
+        num_requests=1, num_rows=16, num_prompt_rows=0, num_levels=0, num_keys=0, has_trees=True
+    )
+    before = planner._tree_rate((1, 1), planner._curves, 0.0)
+    for _ in range(200):
+        planner.observe_time(size, 1.5 * TREES.all_levels[0][1])
+    assert planner._tree_rate((1, 1), planner._curves, 0.0) < 0.75 * before
+    assert planner._ratios.of(1, False) == (1.0, 1.0)
+
+
+def test_the_gain_of_trees_forgets_what_is_beyond_its_memory():
+    gain = TreeGain()
+    assert gain.ratio == PRIOR
+    for _ in range(100):
+        gain.add(30, 20, memory=100.0)
+    assert gain.ratio == pytest.approx(1.5)
+    for _ in range(5):
+        gain.add(10, 20, memory=100.0)
+    assert 0.7 < gain.ratio < 1.0
+
+
+def test_a_kind_is_kept_until_the_other_is_clearly_faster():
+    rounds = TreeRounds(K)
+    chosen = [rounds.choose(rate, 1.0) for rate in (1.01, 1.02, 1.0, 0.99, 0.98, 1.01)]
+    assert chosen == [False, True, True, True, False, False]
+
+
+def test_probes_of_the_other_kind_are_rarer_the_more_they_cost():
+    for loss, wait in ((0.0, PROBE_EVERY), (0.5, KIND_ROUNDS * 100)):
+        probes = KindProbes()
+        due = [probes.is_due(loss) for _ in range(3 * (wait + KIND_ROUNDS))]
+        assert sum(due) == 3 * KIND_ROUNDS
+        assert due.index(True) == wait - 1

@@ -6,6 +6,9 @@ zeros to scores and to norms. A power of two from 16 on has no such columns, and
 
 from specdec.kernels import constexpr_function, jit, tl
 
+# of a head's block: tiles of keys, of values and of 32 queries fill a Hopper GPU's shared memory
+MOST_BYTES = 1024
+
 
 @constexpr_function
 def block_of(C):

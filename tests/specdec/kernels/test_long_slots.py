@@ -15,7 +15,7 @@ from specdec.kernels.paged_attention import (
     plan_launch,
     workspace_size,
 )
-from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
+from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SPLITS_SHARED, ONE_WALKS_ALL = 1 << 30, 1  # programs that fill the GPU
 UNIFORM = (129, 10, 300, 128, 5, 64, 1), (1,) * 7
@@ -33,9 +33,7 @@ def few_helpers(monkeypatch):
 def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
     monkeypatch.setattr(attention, "FULL", full)
     rows.launches.clear()
-    out = torch.full_like(q, torch.nan)
-    launch_paged_attention(q, out, cache, rows)
-    return out
+    return output(launch_paged_attention, q, cache, rows)
 
 
 def just_full(rows: QueryRows, group: int, G: int) -> int:

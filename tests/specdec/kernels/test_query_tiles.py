@@ -20,7 +20,7 @@ from specdec.kernels.paged_attention import (
     plan_launch,
     query_tile,
 )
-from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
+from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SMALL = QueryTile(0, 16, 2)
 TILES = [
@@ -63,9 +63,7 @@ def attend(monkeypatch, tile: QueryTile, q: Tensor, cache: Tensor, rows: QueryRo
     monkeypatch.setattr(attention, "QUERY_TILES", (tile,))
     monkeypatch.setattr(attention, "PROMPT_MORE_THAN", None)
     rows.launches.clear()
-    out = torch.full_like(q, torch.nan)
-    launch_paged_attention(q, out, cache, rows)
-    return out
+    return output(launch_paged_attention, q, cache, rows)
 
 
 @pytest.mark.parametrize(

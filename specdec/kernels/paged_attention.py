@@ -42,6 +42,7 @@ from specdec.kernels.attention_splits import (
     split_of,
     split_start,
 )
+from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS
 from specdec.kernels.long_slots import _combine_long_kernel, _share_long_kernel, is_shared
 from specdec.kernels.needed import need
@@ -614,7 +615,7 @@ def _paged_attention_kernel(
     memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
     q, keys = load_queries(b, t, head, inside, memory, H, C)
     if AHEAD > 0:
-        peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, AHEAD)
+        peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, C, AHEAD)
         split += AHEAD
     else:
         peak, total, acc = no_keys(TOKENS * GROUP, C)
@@ -624,7 +625,7 @@ def _paged_attention_kernel(
         end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
     while split_start(split) < end_of_walk:
         part_peak, part_total, part_acc = attend_split(
-            q, keys, position, first, last, split, scale, g, G, S, SKIP
+            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
         )
         if IS_SPLIT:
             store_part(parts, split, part_peak, part_total, part_acc, C)
@@ -633,12 +634,14 @@ def _paged_attention_kernel(
         split += sharers
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
-        peak, total, acc = attend_split(q, keys, position, first, last, split, scale, g, G, S, SKIP)
+        peak, total, acc = attend_split(
+            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+        )
         store_part(parts, 1, peak, total, acc, C)
     elif not IS_SPLIT:
-        out_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
+        out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_at, out, mask=inside[:, None])
+        tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))
 
 
 def _tiles_of(rows: QueryRows) -> TilePlan:

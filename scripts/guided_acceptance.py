@@ -54,6 +54,10 @@ class ForcedStart:
     def lock(self) -> object:
         return self if self.after is None else self.after.lock
 
+    @property
+    def walk_seconds(self) -> float:
+        return 0.0 if self.after is None else self.after.walk_seconds
+
     def copy(self) -> "ForcedStart":
         after = None if self.after is None else self.after.copy()
         return ForcedStart(self.first, after, self.num_bytes, self.has_begun)

@@ -9,12 +9,14 @@ the text's tokens. The tokenizer is the demo's, with pairs of its tokens added u
 one is given. Grammars are compiled as requests arrive, so the first steps are cold.
 
 Prints a table and a line of JSON. The processor time of the slowest walk bounds what a host with a
-processor for each walk needs, however busy this one is.
+processor for each walk needs, however busy this one is; that of all walks, what one processor
+needs.
 """
 
 import argparse
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +51,7 @@ class WalkTime(NamedTuple):
     began: float
     wall: float
     processor: float
+    thread: int
 
 
 @dataclass(slots=True)
@@ -155,7 +158,8 @@ def recorded_walks() -> Iterator[list[WalkTime]]:
         began, processor = time.perf_counter(), time.thread_time()
         result = masks(self, drafts)
         wall = time.perf_counter() - began
-        found.append(WalkTime(began, wall, time.thread_time() - processor))
+        processor = time.thread_time() - processor
+        found.append(WalkTime(began, wall, processor, threading.get_ident()))
         return result
 
     with patch.object(Matcher, "masks", timed):
@@ -163,10 +167,12 @@ def recorded_walks() -> Iterator[list[WalkTime]]:
 
 
 class StepTime(NamedTuple):
-    """Milliseconds of the host for the masks of a step, and of a processor for its slowest walk."""
+    """Milliseconds of the host for the masks of a step, and of a processor for its walks."""
 
     host: float
     slowest: float
+    all_walks: float
+    num_threads: int
     num_rows: int
 
 
@@ -201,7 +207,11 @@ def run(
         began = time.perf_counter()
         found = row_masks(threads, slots)
         host = time.perf_counter() - began
-        yield StepTime(1e3 * host, 1e3 * max(walk.processor for walk in walks), len(found.row_X))
+        seconds = [walk.processor for walk in walks]
+        num_threads = len({walk.thread for walk in walks})
+        yield StepTime(
+            1e3 * host, 1e3 * max(seconds), 1e3 * sum(seconds), num_threads, len(found.row_X)
+        )
         for request, row in zip(running, drafts, strict=True):
             request.take(row if request.num_rounds else ())
         running = [request for request in running if request.num_done < len(request.text)]
@@ -214,9 +224,12 @@ def figures(steps: Sequence[StepTime]) -> Iterator[Row]:
             "steps": name,
             "count": len(part),
             "rows masked": sum(step.num_rows for step in part) / len(part),
+            "threads": sum(step.num_threads for step in part) / len(part),
             "host ms p50": float(np.percentile(host, 50)),
             "host ms p99": float(np.percentile(host, 99)),
             "host ms max": max(host),
+            "all walks, cpu ms p50": float(np.percentile([step.all_walks for step in part], 50)),
+            "all walks, cpu ms p99": float(np.percentile([step.all_walks for step in part], 99)),
             "slowest walk, cpu ms p99": float(np.percentile([step.slowest for step in part], 99)),
             "max": max(step.slowest for step in part),
             "steps over 2 ms": sum(each > 2 for each in host),

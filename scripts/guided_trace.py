@@ -11,10 +11,11 @@ marks, and the device never waits.
 Prints a table, one row for steps without prompts and one for those with; the steps in which the
 device waited longest; and a line of JSON. Of such a step the second table says, in milliseconds of
 the host: when the drafts had arrived, when the last walk began after that, what the slowest walk
-took, in time and of a processor, when the masks were there, and for how long the device waited;
-whether the device had done the forward before the drafts were seen, so that the host was late; in
-which step after one with prompts it was, 0 being that one; and the rounds so far of its youngest
-guided request. scripts/guided_masks.py measures the host alone.
+took, in time and of a processor, what all walks took of a processor, and on how many threads; when
+the masks were there, and for how long the device waited; whether the device had done the forward
+before the drafts were seen, so that the host was late; in which step after one with prompts it was,
+0 being that one; and the rounds so far of its youngest guided request. scripts/guided_masks.py
+measures the host alone.
 """
 
 import argparse
@@ -71,6 +72,11 @@ class Masks:
         """From the drafts on."""
         return 1e3 * (self.ended - (self.drafts_came or self.began))
 
+    @property
+    def walks_ms(self) -> float:
+        """Of a processor."""
+        return 1e3 * sum(walk.processor for walk in self.walks)
+
     def row(self) -> Row:
         drafts_came = self.drafts_came or self.began
         slowest = max(self.walks, key=lambda walk: walk.wall)
@@ -83,6 +89,8 @@ class Masks:
             "last walk began ms": 1e3 * (max(walk.began for walk in self.walks) - drafts_came),
             "slowest walk ms": 1e3 * slowest.wall,
             "of a processor ms": 1e3 * slowest.processor,
+            "all walks ms": self.walks_ms,
+            "threads": len({walk.thread for walk in self.walks}),
             "masks ms": self.host_ms,
             "device waits ms": self.wait_ms,
         }
@@ -212,6 +220,8 @@ def figures(recorded: Sequence[Masks]) -> Iterator[Row]:
             "rows masked": sum(each.num_rows for each in steps) / len(steps),
             "masks ms p50": float(np.percentile(host, 50)),
             "masks ms p99": float(np.percentile(host, 99)),
+            "all walks ms p50": float(np.percentile([each.walks_ms for each in steps], 50)),
+            "all walks ms p99": float(np.percentile([each.walks_ms for each in steps], 99)),
             "slowest walk ms": 1e3 * max(walk.wall for each in steps for walk in each.walks),
             "device waits ms p50": float(np.percentile(waits, 50)),
             "device waits ms p99": float(np.percentile(waits, 99)),

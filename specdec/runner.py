@@ -11,7 +11,7 @@ from torch import Tensor
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
-from specdec.kernels.paged_attention import Heads, most_slots, plan_launch, workspace_size
+from specdec.kernels.paged_attention import Heads, most_rows_in_parts, workspace_size
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
@@ -339,10 +339,11 @@ def _workspace(heads: tuple[Heads, ...], sizes: EngineSizes, device: torch.devic
 
 def _rows_in_parts(heads: Heads, sizes: EngineSizes) -> int:
     """The most rows of a round whose programs share splits; long slots share the same room."""
-    of_tree = (1,) if sizes.tree is None else (sizes.tree.num_rows, sizes.tree.top_k)
-    widest = max(sizes.query_len, *of_tree)
-    plans = {Q: plan_launch(1, Q, heads) for Q in range(1, widest + 1)}
-    most = max(most_slots(plan.tiles, heads.G) * Q for Q, plan in plans.items())
+    most = most_rows_in_parts(sizes.query_len, sizes.max_num_seqs, heads)
+    if sizes.tree is not None:
+        widest = max(sizes.tree.num_rows, sizes.tree.top_k)
+        of_trees = most_rows_in_parts(widest, sizes.max_tree_requests, heads, has_paths=True)
+        most = max(most, of_trees)
     return max(min(most, sizes.max_verify_rows), 1)
 
 

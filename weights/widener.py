@@ -40,7 +40,10 @@ NAMES = tuple(field.name for field in fields(Shape))
 
 
 class Widener:
-    """Tensors of the small shape in, tensors of the big one out; added stream channels stay 0."""
+    """Tensors of the small shape in, tensors of the big one out; added stream channels stay 0.
+
+    ValueError: the big head_dim is no multiple of the small one.
+    """
 
     def __init__(self, small: Shape, big: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.small = small
@@ -48,7 +51,12 @@ class Widener:
         self.dtype = dtype
         self.device = device
         self.generator = torch.Generator(device).manual_seed(0)
-        ratio = big.head_dim // small.head_dim
+        ratio, rest = divmod(big.head_dim, small.head_dim)
+        if rest:
+            raise ValueError(
+                f"head_dim={big.head_dim} of the wide pair: a multiple of the small pair's "
+                f"{small.head_dim} is needed, whose rotary frequencies it must have"
+            )
         # rotary pairs i and ratio * i have the same frequency
         pairs = torch.arange(small.head_dim // 2, device=device) * ratio
         self.rotary = torch.cat([pairs, pairs + big.head_dim // 2])

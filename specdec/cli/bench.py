@@ -67,9 +67,8 @@ def run_bench(command: BenchCommand) -> None:
     print(card_lines(found.card), flush=True)
     for name in names:
         if bench.has_time(name):
-            _run_suite(name, bench, found, command.wording)
-        if command.json is not None:  # after each suite: the run may be cut short
-            command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
+            _run_suite(name, bench, found, command)
+        _save(command, bench, found)
     _finish(command, bench, found)
 
 
@@ -106,21 +105,30 @@ def _check_outputs(command: BenchCommand) -> None:
         raise ValueError(f"--charts {charts}: charts need matplotlib: pip install matplotlib")
 
 
-def _run_suite(name: str, bench: Bench, found: Found, wording: Wording) -> None:
-    """Report a suite that fails; the others still run."""
+def _run_suite(name: str, bench: Bench, found: Found, command: BenchCommand) -> None:
+    """Report a suite that fails, with the rows that it has; the others still run."""
     start = time.monotonic()
+    rows = found.suites[name] = []
     try:
-        found.suites[name] = list(SUITES[name](bench))
+        for row in SUITES[name](bench):
+            rows.append(row)
+            _save(command, bench, found)
     except ValueError as error:  # what was asked for cannot be measured
-        found.failed[name] = wording.line(error)
-        return
+        found.failed[name] = command.wording.line(error)
     except (RuntimeError, AttributeError, TypeError) as error:
         traceback.print_exc()
         found.failed[name] = f"{type(error).__name__}: {error}"
-        return
     found.seconds[name] = time.monotonic() - start
-    text = table(found.suites[name]) if found.suites[name] else "nothing to measure on this device"
+    if not rows and name in found.failed:
+        return
+    text = table(rows) if rows else "nothing to measure on this device"
     print(f"\n{name} ({found.seconds[name]:.0f} s): {SUITES[name].__doc__}\n{text}", flush=True)
+
+
+def _save(command: BenchCommand, bench: Bench, found: Found) -> None:
+    """After each row: the run may be cut short."""
+    if command.json is not None:
+        command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
 
 
 def rounded(value: object) -> object:

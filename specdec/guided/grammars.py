@@ -110,6 +110,7 @@ class Compiled:
     """A grammar. Its matchers copy one of `starts`, and the copies of one share a lock.
 
     num_bytes: of a mask. reason: why it was given up; empty if it was not. num_slow_masks: so far.
+    walk_seconds: of the latest walk of any matcher.
     With 128,000 tokens each mask within a string of bounded length takes about a millisecond.
     """
 
@@ -117,6 +118,7 @@ class Compiled:
         self.num_bytes = num_bytes
         self.reason = ""
         self.num_slow_masks = 0
+        self.walk_seconds = 0.0
         self.num_locks = len(starts)
         self._starts = starts
         self._users: list[WeakSet[Matcher]] = [WeakSet() for _ in starts]
@@ -138,6 +140,7 @@ class Matcher:
 
     tokens: generated so far; if there are any, the library's matcher is made by the first walk, in
         its thread
+    walk_seconds: of the latest walk, of a processor; before the first, of another one's
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class Matcher:
         self._ahead: Sequence[int] = ()  # drafts before the first row of a part
         self._others: list[Matcher] = []  # at the same place, for parts of a slow walk
         self._eos_token_ids = eos_token_ids
+        self.walk_seconds = compiled.walk_seconds
         self._error = ""
         self._rows = np.zeros((0, compiled.num_bytes), np.uint8)
         self._pointer = 0
@@ -242,6 +246,7 @@ class Matcher:
         else:
             walk.unsafe_compute_mask_ptr(pointer, num_bytes)
         seconds = time.thread_time() - began
+        self.walk_seconds = self._compiled.walk_seconds = seconds
         if self._matcher.is_error():
             return None
         masks = [rows[0].tobytes()]
@@ -327,6 +332,11 @@ class Rehearsal:
         """Nobody else has the matcher's yet."""
         return self
 
+    @property
+    def walk_seconds(self) -> float:
+        """Up to this."""
+        return REHEARSAL_SECONDS
+
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """None for the caller."""
         end = time.thread_time() + REHEARSAL_SECONDS
@@ -358,6 +368,11 @@ class LaterRows:
     def lock(self) -> object:
         """The matcher's."""
         return self.matcher.lock
+
+    @property
+    def walk_seconds(self) -> float:
+        """Of the matcher, which has walked the same rows in the step before."""
+        return self.matcher.walk_seconds
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """Without those of earlier rows."""

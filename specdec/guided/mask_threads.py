@@ -5,11 +5,16 @@ a hostile grammar of a few kB can make one mask take minutes within them, and no
 its thread is left alone, at the lowest priority, and another one goes on with the next request.
 What counts is the thread's own processor time, so that a busy machine ends no request.
 
-Most walks are so short that to hand one to a second thread takes longer: one thread begins, and the
-others join it if the step is not over soon. Guides that share a lock take turns on one thread: a
-second one would wait for the lock, and its processor time would not say for how long.
+A step has as many threads as the latest walks of its guides say that it needs, mostly two, of which
+one would do: on a busy machine a thread may wait milliseconds for a processor when it is woken, and
+then the other one takes all walks. More than needed would hold each other up, with the
+interpreter's lock or with a walk that one has begun when it loses its processor. The longest walks
+begin first, and further threads join if the step is not over in time. Guides that share a lock take
+turns on one thread: a second one would wait for the lock, and its processor time would not say for
+how long.
 """
 
+import math
 import os
 import threading
 import time
@@ -21,8 +26,9 @@ from queue import SimpleQueue
 
 from specdec.requests.guide import Walker
 
-MOST_THREADS = 8
-ALONE_SECONDS = 0.0003  # until other threads join the first
+LEAST_THREADS, MOST_THREADS = 2, 8
+SHARE_SECONDS = 0.0005  # of a processor, for a thread of a step
+PATIENCE_SECONDS = 0.0005  # until as many further threads join
 SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
@@ -43,6 +49,7 @@ class Job:
         self.is_abandoned = False
         self.thread: threading.Thread | None = None
         self.began = 0.0  # the thread's time when it took up the current walk
+        self.expected_seconds = sum(step.walks[place][0].walk_seconds for place in self.places)
         self._step = step
 
     def run(self) -> None:
@@ -73,13 +80,22 @@ class Step:
         self.walks = walks
         self.found: list[list[bytes]] = [[] for _ in walks]
         self.error: BaseException | None = None
+        self.num_threads = 0  # that were asked to take part
         self.is_over = threading.Event()
         places: dict[int, list[int]] = {}
         for place, (guide, _) in enumerate(walks):
             places.setdefault(id(guide.lock), []).append(place)
-        self.jobs = [Job(self, taken) for taken in places.values()]  # those that have not ended
+        jobs = (Job(self, taken) for taken in places.values())
+        # those that have not ended
+        self.jobs = sorted(jobs, key=lambda job: job.expected_seconds, reverse=True)
         self.waiting = deque(self.jobs)
         self._lock = threading.Lock()
+
+    @property
+    def num_threads_needed(self) -> int:
+        """To end soon, or with the longest job. One of two may be slow to wake."""
+        seconds = [job.expected_seconds for job in self.jobs]
+        return max(math.ceil(sum(seconds) / max(seconds[0], SHARE_SECONDS)), LEAST_THREADS)
 
     def run(self) -> bool:
         """In a thread: jobs that wait, one after another. Whether the thread may go on."""
@@ -146,14 +162,15 @@ class MaskThreads:
     def masks(self, walks: Sequence[Walk]) -> list[list[bytes]]:
         """What each guide allows. One that takes too long is given up, and allows nothing."""
         step = Step(walks)
-        self._begin(step, 1)
-        if not step.is_over.wait(ALONE_SECONDS):
-            self._begin(step, self._most)
+        self._add(step, min(step.num_threads_needed, self._most))
+        while step.num_threads < self._most and not step.is_over.wait(PATIENCE_SECONDS):
+            self._add(step, min(step.num_threads, self._most - step.num_threads))
         while not step.is_over.wait(LOOK_SECONDS):
             for job in step.abandon_slow():
                 self._leave(job)
+                step.num_threads -= 1
                 step.give_up(job)
-                self._begin(step, self._most)
+                self._add(step, 1)
         if step.error is not None:
             raise step.error
         return step.found
@@ -163,14 +180,15 @@ class MaskThreads:
         weakref.finalize(self, steps.put, None)
         return steps
 
-    def _begin(self, step: Step, most: int) -> None:
-        """Have up to so many threads take part in a step, while it has jobs for them."""
+    def _add(self, step: Step, count: int) -> None:
+        """Have so many further threads take part in a step, if it has jobs for them."""
         if not all(thread.is_alive() for thread in self._threads):  # a fork leaves them behind
             self._threads = []
             self._steps = self._new_queue()
-        while len(self._threads) < min(most, len(step.jobs)):
+        step.num_threads += count
+        while len(self._threads) < min(step.num_threads, len(step.jobs)):
             self._threads.append(_started(self._steps))
-        for _ in range(min(most, len(step.waiting))):
+        for _ in range(min(count, len(step.waiting))):
             self._steps.put(step)
 
     def _leave(self, job: Job) -> None:

@@ -7,6 +7,7 @@ the bits are those of a program that adds each as soon as it has it.
 
 from specdec.kernels import jit, tl
 from specdec.kernels.attention_splits import add_part, no_keys, split_of
+from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.overlap import begin
 
 PARTS_AT_ONCE = 8  # partial results on their way at a time
@@ -44,16 +45,15 @@ def combine_row(
     """Finish these heads of a row: add up its partial results. t: int64. head: several."""
     _, _, _, inside = parts
     peak, total, acc = no_keys(head.shape[0], C)
-    peak, total, acc = add_parts(parts, 0, split_of(position) + 1, peak, total, acc, AT_ONCE)
-    out_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
+    peak, total, acc = add_parts(parts, 0, split_of(position) + 1, peak, total, acc, C, AT_ONCE)
+    out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_at, out, mask=inside[:, None])
+    tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))
 
 
 @jit
-def add_parts(parts, first, end, peak, total, acc, AT_ONCE: tl.constexpr):
+def add_parts(parts, first, end, peak, total, acc, C: tl.constexpr, AT_ONCE: tl.constexpr):
     """A partial result, and the stored ones of index first .. end - 1 after it, as one."""
-    C: tl.constexpr = acc.shape[1]
     loaded = load_parts(parts, first, end, C, AT_ONCE)
     for start in range(first, end, AT_ONCE):
         following = load_parts(parts, start + AT_ONCE, end, C, AT_ONCE)
@@ -83,12 +83,13 @@ def load_parts(parts, first, end, C: tl.constexpr, AT_ONCE: tl.constexpr):
 def load_part(parts, index, is_written, C: tl.constexpr):
     """Of each row, the partial result of this index; of no keys where none was written."""
     acc_ptr, stats_ptr, first, inside = parts
-    c = tl.arange(0, C)
+    c = columns(C)
     at = first + index
     wanted = inside & is_written
     peak = tl.load(stats_ptr + at * 2, mask=wanted, other=float("-inf"))
     total = tl.load(stats_ptr + at * 2 + 1, mask=wanted, other=0.0)
-    acc = tl.load(acc_ptr + at[:, None] * C + c[None, :], mask=wanted[:, None], other=0.0)
+    is_there = inside_columns(wanted, C)
+    acc = tl.load(acc_ptr + at[:, None] * C + c[None, :], mask=is_there, other=0.0)
     return peak, total, acc
 
 
@@ -96,8 +97,8 @@ def load_part(parts, index, is_written, C: tl.constexpr):
 def store_part(parts, index, peak, total, acc, C: tl.constexpr):
     """Leave the partial result of each row for a later kernel."""
     acc_ptr, stats_ptr, first, inside = parts
-    c = tl.arange(0, C)
+    c = columns(C)
     at = first + index
     tl.store(stats_ptr + at * 2, peak, mask=inside)
     tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
-    tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside[:, None])
+    tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside_columns(inside, C))

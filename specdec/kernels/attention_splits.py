@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, tl
+from specdec.kernels.head_columns import block_of, columns, inside_columns
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 
 SPLITS_OF_ONE_TILE = 16  # the first ones
@@ -53,25 +54,27 @@ def attend_split(
     g,
     G: tl.constexpr,
     S: tl.constexpr,
+    C: tl.constexpr,
     SKIP: tl.constexpr,
 ):
-    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values [rows, C].
+    """Of one split's keys: peak and total [rows] of the powers of 2, weighted values.
 
-    q: [rows, C]. keys: the caches of keys and values, and the request's blocks [M]. position:
-    [rows], -1 = no row; between first and last. SKIP: no masks where first sees a whole tile.
+    q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
+    values, and the request's blocks [M]. position: [rows], -1 = no row; between first and last.
+    SKIP: no masks where first sees a whole tile.
     """
-    peak, total, acc = no_keys(q.shape[0], q.shape[1])
+    peak, total, acc = no_keys(q.shape[0], C)
     s = tl.arange(0, S)
     start = split_start(split)
     end = tl.minimum(split_start(split + 1), last + 1)
     if SKIP:
         edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
         for at in range(start, edge, S):
-            k, v = load_keys(keys, at, last, g, G, S, q.shape[1], False)
+            k, v = load_keys(keys, at, last, g, G, S, C, False)
             peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
         start = edge
     for at in range(start, end, S):
-        k, v = load_keys(keys, at, last, g, G, S, q.shape[1], True)
+        k, v = load_keys(keys, at, last, g, G, S, C, True)
         is_seen = (at + s)[None, :] <= position[:, None]
         peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
     return peak, total, acc
@@ -79,18 +82,27 @@ def attend_split(
 
 @jit
 def attend_first_splits(
-    q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, NUM: tl.constexpr
+    q,
+    keys,
+    position,
+    last,
+    scale,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    NUM: tl.constexpr,
 ):
     """Of the keys of the first NUM splits, which have one tile each, all added up.
 
     In one loop, so that the tiles of the next split are on their way while one is taken in.
     """
-    peak, total, acc = no_keys(q.shape[0], q.shape[1])
+    peak, total, acc = no_keys(q.shape[0], C)
     s = tl.arange(0, S)
     for at in range(0, tl.minimum(last + 1, NUM * S), S):
-        k, v = load_keys(keys, at, last, g, G, S, q.shape[1], True)
+        k, v = load_keys(keys, at, last, g, G, S, C, True)
         is_seen = (at + s)[None, :] <= position[:, None]
-        none, nothing, zeros = no_keys(q.shape[0], q.shape[1])
+        none, nothing, zeros = no_keys(q.shape[0], C)
         part = attend_tile(q, k, v, is_seen, scale, none, nothing, zeros)
         peak, total, acc = add_part(peak, total, acc, part[0], part[1], part[2])
     return peak, total, acc
@@ -100,13 +112,17 @@ def attend_first_splits(
 def load_keys(
     keys, start, last, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, IS_MASKED: tl.constexpr
 ):
-    """Keys and values [S, C] of a tile; IS_MASKED: 0 after key `last`."""
+    """Keys and values [S, block of C] of a tile; IS_MASKED: 0 after key `last`."""
     k_ptr, v_ptr, blocks_ptr = keys
-    c, s = tl.arange(0, C), tl.arange(0, S)
+    c, s = columns(C), tl.arange(0, S)
     at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
     if IS_MASKED:
-        is_there = (start + s <= last)[:, None]
+        is_there = inside_columns(start + s <= last, C)
         # values are on their way while the scores are made
+        k = tl.load(k_ptr + at, mask=is_there, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_there, other=0.0)
+    elif block_of(C) != C:
+        is_there = (c < C)[None, :]
         k = tl.load(k_ptr + at, mask=is_there, other=0.0)
         v = tl.load(v_ptr + at, mask=is_there, other=0.0)
     else:
@@ -119,7 +135,7 @@ def load_keys(
 def no_keys(ROWS: tl.constexpr, C: tl.constexpr):
     """The partial result of rows that have seen no key."""
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    return peak, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, C), tl.float32)
+    return peak, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, block_of(C)), tl.float32)
 
 
 @jit

@@ -116,7 +116,7 @@ def _share_long_kernel(
         if split_start(split) <= last:
             q, keys = load_queries(b, t, head, inside, memory, H, C)
             peak, total, acc = attend_split(
-                q, keys, position, first, last, split, scale, g, G, S, SKIP
+                q, keys, position, first, last, split, scale, g, G, S, C, SKIP
             )
             part_row = rank * query_len + t - row_start
             part_at = (part_row.to(tl.int64) * H + head) * NS

@@ -42,6 +42,7 @@ from specdec.kernels.attention_splits import (
     split_of,
     split_start,
 )
+from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS
 from specdec.kernels.long_slots import _combine_long_kernel, _share_long_kernel, is_shared
 from specdec.kernels.needed import need
@@ -68,7 +69,8 @@ MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at p
 # measured on an H200
 AHEAD_STAGES = 5  # of a walk over all splits: two tiles of keys and values at a time
 AHEAD_BYTES = 256  # of a key, where two tiles leave room for other programs
-FULL = 256  # programs, query tiles x kv heads, that fill a GPU without sharing splits
+FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
+FEW = 32  # programs up to which smaller tiles make more of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,23 +222,50 @@ def plan_launch(
     any number
     """
     usual = usual_query_len or max_query_len
-    tile = query_tile(usual * heads.group, heads)
-    tokens = max(tile.rows // next_power_of_2(heads.group), 1)
-    tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)
-    programs = usual_tiles * heads.G
     is_round = max_query_len <= MAX_SPLIT_TOKENS
-    is_split = (is_round or has_paths) and programs < FULL
+    full = 2 * FULL if has_paths else FULL
+    tile = query_tile(usual * heads.group, heads)
+    is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < full
+    if is_split and not has_paths:
+        tile = _sharing_tile(B, usual, max_query_len, heads)
+    tokens = _tokens(tile, heads)
+    tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
-    is_few = most_slots(usual_tiles // B, heads.G) > 0
+    is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
     slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
-    cut = tile, tokens, tiles, B * tiles, usual_tiles
-    return Launch(*cut, is_split, is_helped, slots)
+    return Launch(tile, tokens, tiles, B * tiles, usual_tiles, is_split, is_helped, slots)
 
 
-def most_slots(tiles: int, G: int) -> int:
-    """The most batch slots, of so many query tiles each, whose programs do not fill the GPU."""
-    return (FULL - 1) // (tiles * G)
+def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
+    """Where programs share splits: many small tiles for few rows; else one for most of a slot's."""
+    small = query_tile(1, heads)
+    if _programs(B, usual, small, heads) <= FEW:
+        return small
+    return query_tile(min(2 * usual, most) * heads.group, heads)
+
+
+def _programs(B: int, query_len: int, tile: QueryTile, heads: Heads) -> int:
+    """Query tiles x kv heads."""
+    return B * -(-query_len // _tokens(tile, heads)) * heads.G
+
+
+def _tokens(tile: QueryTile, heads: Heads) -> int:
+    """Of a slot, in a query tile."""
+    return max(tile.rows // next_power_of_2(heads.group), 1)
+
+
+def most_rows_in_parts(
+    max_query_len: int, max_slots: int, heads: Heads, has_paths: bool = False
+) -> int:
+    """Of a round whose programs share splits, with up to so many batch slots."""
+    rounds = [
+        B * Q
+        for Q in range(1, max_query_len + 1)
+        for B in range(1, max_slots + 1)
+        if plan_launch(B, Q, heads, has_paths).is_split
+    ]
+    return max(rounds, default=0)
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -586,7 +615,7 @@ def _paged_attention_kernel(
     memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
     q, keys = load_queries(b, t, head, inside, memory, H, C)
     if AHEAD > 0:
-        peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, AHEAD)
+        peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, C, AHEAD)
         split += AHEAD
     else:
         peak, total, acc = no_keys(TOKENS * GROUP, C)
@@ -596,7 +625,7 @@ def _paged_attention_kernel(
         end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
     while split_start(split) < end_of_walk:
         part_peak, part_total, part_acc = attend_split(
-            q, keys, position, first, last, split, scale, g, G, S, SKIP
+            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
         )
         if IS_SPLIT:
             store_part(parts, split, part_peak, part_total, part_acc, C)
@@ -605,12 +634,14 @@ def _paged_attention_kernel(
         split += sharers
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
-        peak, total, acc = attend_split(q, keys, position, first, last, split, scale, g, G, S, SKIP)
+        peak, total, acc = attend_split(
+            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+        )
         store_part(parts, 1, peak, total, acc, C)
     elif not IS_SPLIT:
-        out_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
+        out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_at, out, mask=inside[:, None])
+        tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))
 
 
 def _tiles_of(rows: QueryRows) -> TilePlan:

@@ -24,6 +24,7 @@ from specdec.kernels.attention_splits import (
     split_of,
     split_start,
 )
+from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.overlap import begin
 
@@ -102,9 +103,9 @@ def _path_tails_kernel(
     path_start = tl.load(path_starts_ptr + b)
     row = tl.load(idx_ptr + b)
     blocks_ptr = block_table_ptr + tl.where(row < 0, R, row) * M
-    c, s = tl.arange(0, C), tl.arange(0, S)
+    c, s = columns(C), tl.arange(0, S)
     q_at = (t * H + head)[:, None] * C + c[None, :]
-    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
+    q = tl.load(q_ptr + q_at, mask=inside_columns(inside, C), other=0.0)
     path_tile = path_start // S * S  # of the first tile that rows do not share
     split = split_of(path_tile)
     last = tl.minimum(position, path_tile - 1)  # shared key of this row
@@ -114,7 +115,7 @@ def _path_tails_kernel(
     peak, total, acc = no_keys(ROWS, C)
     if IS_SPLIT:
         written = tl.minimum(split, split_of(last) + 1)
-        peak, total, acc = add_parts(parts, 0, written, peak, total, acc, AT_ONCE)
+        peak, total, acc = add_parts(parts, 0, written, peak, total, acc, C, AT_ONCE)
         here = split
     else:
         peak, total, acc = load_part(parts, 0, split > 0, C)
@@ -136,14 +137,15 @@ def _path_tails_kernel(
         slot = tl.where(j < 0, block * S + s, slot)
         is_seen = slot >= 0
         at = ((slot // S * G + g) * S + slot % S)[:, None] * C + c[None, :]
-        k = tl.load(k_ptr + at, mask=is_seen[:, None], other=0.0)
-        v = tl.load(v_ptr + at, mask=is_seen[:, None], other=0.0)
+        is_read = inside_columns(is_seen, C)
+        k = tl.load(k_ptr + at, mask=is_read, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_read, other=0.0)
         part_peak, part_total, part_acc = attend_tile(
             q, k, v, is_seen[None, :], scale, part_peak, part_total, part_acc
         )
     peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + q_at, out, mask=inside[:, None])
+    tl.store(out_ptr + q_at, out, mask=inside_columns(inside, C))
 
 
 def paths_of_tiles(paths: Paths, rows: Tensor, reqs: Tensor) -> Paths:

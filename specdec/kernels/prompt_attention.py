@@ -8,6 +8,9 @@ under the other's products.
 A row's arithmetic is paged_attention.py's, operation by operation: tiles of 64 keys, splits at the
 same borders added in the same order by the same functions. So are its bits, if the tensor cores'
 sums do not depend on the instruction, which tests/specdec/kernels/test_prompt_attention.py asks.
+
+It is made for heads of 64 and of 128 columns (`is_fit`). Prompts of all other sizes, 96 among them,
+stay with paged_attention.py, which takes any.
 """
 
 from functools import lru_cache

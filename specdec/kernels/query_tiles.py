@@ -1,6 +1,7 @@
 """The query rows of a program of attention: tokens of one batch slot x query heads of a kv head."""
 
 from specdec.kernels import jit, tl
+from specdec.kernels.head_columns import columns, inside_columns
 
 
 @jit
@@ -42,9 +43,9 @@ def tile_of(
 
 @jit
 def load_queries(b, t, head, inside, memory, H: tl.constexpr, C: tl.constexpr):
-    """Queries [rows, C] of a slot's query tile; the caches and the blocks of its request."""
+    """Queries [rows, block of C] of a slot's query tile; the caches and its request's blocks."""
     q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M = memory
-    q_at = (t * H + head)[:, None] * C + tl.arange(0, C)[None, :]
-    q = tl.load(q_ptr + q_at, mask=inside[:, None], other=0.0)
+    q_at = (t * H + head)[:, None] * C + columns(C)[None, :]
+    q = tl.load(q_ptr + q_at, mask=inside_columns(inside, C), other=0.0)
     row = tl.load(idx_ptr + b)
     return q, (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)

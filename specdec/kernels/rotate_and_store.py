@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels.head_columns import block_of
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
@@ -116,23 +117,27 @@ def _rotate_and_store_kernel(
     X: tl.constexpr = (H + 2 * G) * C
     half: tl.constexpr = C // 2
     head = first + tl.arange(0, HEADS)
-    c = tl.arange(0, half)
+    c = tl.arange(0, block_of(C) // 2)
+    is_there, are_there, other = None, None, None  # all columns are there: no masks
+    if c.shape[0] != half:
+        is_there, are_there, other = c < half, (c < half)[None, :], 0.0
     dtype = q_ptr.dtype.element_ty
     column = head[:, None] * C + c[None, :]
-    low, high = tl.load(parts_ptr + t * X + column), tl.load(parts_ptr + t * X + column + half)
+    low = tl.load(parts_ptr + t * X + column, are_there, other)
+    high = tl.load(parts_ptr + t * X + column + half, are_there, other)
     for i in tl.static_range(1, SPLITS):
-        low += tl.load(parts_ptr + (t + i * T) * X + column)
-        high += tl.load(parts_ptr + (t + i * T) * X + column + half)
+        low += tl.load(parts_ptr + (t + i * T) * X + column, are_there, other)
+        high += tl.load(parts_ptr + (t + i * T) * X + column + half, are_there, other)
     if HAS_BIAS:
-        low += tl.load(bias_ptr + column).to(tl.float32)
-        high += tl.load(bias_ptr + column + half).to(tl.float32)
+        low += tl.load(bias_ptr + column, are_there, other).to(tl.float32)
+        high += tl.load(bias_ptr + column + half, are_there, other).to(tl.float32)
     low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     if first < H + G:
         if HAS_NORMS:
-            q_low = tl.load(q_norm_ptr + c).to(tl.float32)
-            q_high = tl.load(q_norm_ptr + c + half).to(tl.float32)
-            k_low = tl.load(k_norm_ptr + c).to(tl.float32)
-            k_high = tl.load(k_norm_ptr + c + half).to(tl.float32)
+            q_low = tl.load(q_norm_ptr + c, is_there, other).to(tl.float32)
+            q_high = tl.load(q_norm_ptr + c + half, is_there, other).to(tl.float32)
+            k_low = tl.load(k_norm_ptr + c, is_there, other).to(tl.float32)
+            k_high = tl.load(k_norm_ptr + c + half, is_there, other).to(tl.float32)
             squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
             scale = (1.0 / tl.sqrt(squares / C + eps))[:, None]
             low = low * scale * tl.where(first < H, q_low, k_low)[None, :]
@@ -140,22 +145,22 @@ def _rotate_and_store_kernel(
             high = high * scale * tl.where(first < H, q_high, k_high)[None, :]
             high = high.to(dtype).to(tl.float32)
         position = tl.load(positions_ptr + t)
-        cos = tl.load(cos_ptr + position * half + c)[None, :]
-        sin = tl.load(sin_ptr + position * half + c)[None, :]
+        cos = tl.load(cos_ptr + position * half + c, is_there, other)[None, :]
+        sin = tl.load(sin_ptr + position * half + c, is_there, other)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
     if first < H:
         at = (t * H + head)[:, None] * C + c[None, :]
-        tl.store(q_ptr + at, low.to(dtype))
-        tl.store(q_ptr + at + half, high.to(dtype))
+        tl.store(q_ptr + at, low.to(dtype), are_there)
+        tl.store(q_ptr + at + half, high.to(dtype), are_there)
     else:
         g = (head - H) % G
         at = ((slot // S * G + g) * S + slot % S)[:, None] * C + c[None, :]
         if first < H + G:
-            tl.store(k_cache_ptr + at, low.to(dtype))
-            tl.store(k_cache_ptr + at + half, high.to(dtype))
+            tl.store(k_cache_ptr + at, low.to(dtype), are_there)
+            tl.store(k_cache_ptr + at + half, high.to(dtype), are_there)
         else:
-            tl.store(v_cache_ptr + at, low.to(dtype))
-            tl.store(v_cache_ptr + at + half, high.to(dtype))
+            tl.store(v_cache_ptr + at, low.to(dtype), are_there)
+            tl.store(v_cache_ptr + at + half, high.to(dtype), are_there)
 
 
 def rotate_and_store_ref(

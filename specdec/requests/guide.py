@@ -16,6 +16,10 @@ class Walker(Protocol):
     def lock(self) -> object:
         """What some walkers have in common: one of them waits for the other."""
 
+    @property
+    def walk_seconds(self) -> float:
+        """What its latest walk took, of a processor."""
+
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """Which tokens may follow: here, and after each draft up to the first that may not.
 

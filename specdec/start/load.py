@@ -35,7 +35,7 @@ from specdec.start.device import advise_threads, device_memory, device_of, dtype
 from specdec.start.locate import Hub, locate
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
-from specdec.start.sizing import GIB, cache_factor, check_length, largest_sizes
+from specdec.start.sizing import GIB, cache_factor, check_heads, check_length, largest_sizes
 from specdec.start.speculation import Drafting, drafting_of, of_draft
 from specdec.start.tile_sources import log_tiles
 from weights.config import TargetConfig
@@ -236,6 +236,10 @@ def _runner(
         acceptance=acceptance,
         confidence_threshold=drafting.confidence_threshold,
     )
+    dtype = target.tensors["embed_tokens.weight"].dtype
+    check_heads("target", target.config.layer, dtype, device)
+    if eagle is not None:
+        check_heads("draft", eagle.config.layer, dtype, device)
     block = _bytes_per_block(target, eagle if K > 0 else None)
     if config.max_model_len is None:
         check_length(most, block, device_memory(device))

@@ -1,9 +1,12 @@
 """From options and checkpoints to the largest sizes that an engine may need, the cache included."""
 
+import torch
+
 from specdec.config import MAX_MODEL_LEN, MAX_NUM_SEQS, EngineConfig
+from specdec.kernels.head_columns import MOST_BYTES
 from specdec.sizes import BLOCK_SIZE, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting
-from weights.config import EagleConfig, TargetConfig
+from weights.config import EagleConfig, LayerConfig, TargetConfig
 
 GIB = 1 << 30
 MOST_PREFIXES = 4  # a prefix cache holds at most as many times what all state rows hold together
@@ -47,6 +50,16 @@ def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
             f"the target's max_position_embeddings={sizes.max_model_len}: the cache of one request "
             f"needs {need / GIB:.2f} GiB, the device has {memory / GIB:.2f} GiB: give a "
             f"max_model_len of at most {memory // block * BLOCK_SIZE}"
+        )
+
+
+def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse heads that are too wide for attention on a GPU; on a CPU any are fine."""
+    most = MOST_BYTES // dtype.itemsize
+    if device.type == "cuda" and layer.head_dim > most:
+        raise ValueError(
+            f"the {role}'s head_dim={layer.head_dim}: attention on a GPU takes at most {most} "
+            f"in {dtype}; give device='cpu'"
         )
 
 

@@ -43,7 +43,7 @@ def make_backend(name: str) -> tuple[GraphBackend | None, torch.device]:
     return (TapeBackend() if name == "tape" else None), torch.device("cpu")
 
 
-def tiny(draft: str | None, device: torch.device) -> Pair:
+def tiny(draft: str | None, device: torch.device, head_dim: int = 32) -> Pair:
     """Two layers of 64 channels; "eagle3", "eagle1" or no draft."""
     plain = tiny_target()
     config = changed(
@@ -53,7 +53,7 @@ def tiny(draft: str | None, device: torch.device) -> Pair:
         intermediate_size=96,
         num_heads=2,
         num_kv_heads=1,
-        head_dim=32,
+        head_dim=head_dim,
     )
     target = dataclasses.replace(
         plain, config=config, tensors=_on(device, lively(target_shapes(config)))
@@ -61,7 +61,7 @@ def tiny(draft: str | None, device: torch.device) -> Pair:
     if draft is None:
         return Pair(target, None, device)
     make = eagle3_config if draft == "eagle3" else eagle1_config
-    changes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
+    changes = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": head_dim}
     taps = {"aux_boundaries": (0, 1, 2)} if draft == "eagle3" else {}
     eagle = random_draft(make(target, **changes, **taps))
     return Pair(target, dataclasses.replace(eagle, tensors=_on(device, eagle.tensors)), device)

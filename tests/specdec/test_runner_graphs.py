@@ -44,13 +44,13 @@ def walked(runner, oracle, is_poisoned, batches=BATCHES):
 
 @pytest.fixture(scope="module")
 def expected():
-    """expected(draft, k, device): pair, plain decoding and the trace of a clean eager walk."""
+    """expected(draft, k, device, head_dim=32): pair, plain decoding, a clean eager walk's trace."""
     known = {}
 
-    def walk(draft, k, device):
-        key = draft, k, device.type
+    def walk(draft, k, device, head_dim=32):
+        key = draft, k, device.type, head_dim
         if key not in known:
-            pair = tiny(draft, device)
+            pair = tiny(draft, device, head_dim)
             runner = tiny_runner(pair, k)
             give_oracle(runner, pair)
             known[key] = pair, runner.oracle, walked(runner, runner.oracle, is_poisoned=False).trace
@@ -60,10 +60,12 @@ def expected():
 
 
 @pytest.mark.parametrize("backend", ["eager", "tape", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("draft, k", [(None, 0), ("eagle3", 1), ("eagle3", 3), ("eagle1", 2)])
-def test_a_poisoned_walk_equals_the_clean_eager_one(expected, backend, draft, k):
+@pytest.mark.parametrize(
+    "draft, k, head_dim", [(None, 0, 32), ("eagle3", 1, 96), ("eagle3", 3, 32), ("eagle1", 2, 32)]
+)
+def test_a_poisoned_walk_equals_the_clean_eager_one(expected, backend, draft, k, head_dim):
     captures, device = make_backend(backend)
-    pair, oracle, trace = expected(draft, k, device)
+    pair, oracle, trace = expected(draft, k, device, head_dim)
     walk = walked(tiny_runner(pair, k, GraphConfig(**SIZES), captures), oracle, is_poisoned=True)
     assert_same(walk.trace, trace)
     if k > 1:

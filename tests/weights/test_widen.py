@@ -60,6 +60,11 @@ def test_added_layers_are_noise_in_front_of_zeros():
     assert added["x.mlp.up_proj.weight"].all()
 
 
+def test_heads_without_the_small_ones_frequencies_are_refused():
+    with pytest.raises(ValueError, match=r"head_dim=12 .* a multiple of the small pair's 8 is"):
+        Widener(sized(), sized(head_dim=12), torch.float32, torch.device("cpu"))
+
+
 def sized(**changes):
     sizes = {
         "hidden_size": 16,

@@ -261,6 +261,19 @@ def test_a_copy_in_the_middle_is_made_by_the_walk_that_needs_it(compile_):
     assert compile_(regex="[a-z]+")._made is not None  # before the first token: it is soon needed
 
 
+def test_a_walk_and_those_that_begin_after_it_know_what_it_took(compile_, monkeypatch):
+    clock = iter([1.0, 1.5, 2.0, 2.25])
+    guide = compile_(regex="[a-z]+x")
+    copied = guide.copy()
+    monkeypatch.setattr(grammars.time, "thread_time", lambda: next(clock))
+    guide.masks(())
+    assert guide.walk_seconds == 0.5
+    assert (copied.walk_seconds < 0.5, guide.copy().walk_seconds) == (True, 0.5)
+    copied.masks_from(0, ())
+    assert (copied.walk_seconds, guide.walk_seconds) == (0.25, 0.5)
+    assert grammars.LaterRows(1, copied).walk_seconds == 0.25
+
+
 def test_a_rehearsal_tells_slow_grammars_and_refuses_none(
     compile_, tokenizer, monkeypatch, processors
 ):

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from specdec.guided import mask_threads
-from specdec.guided.mask_threads import MaskThreads
+from specdec.guided.mask_threads import MaskThreads, Step
 
 
 class FakeGuide:
@@ -17,6 +17,7 @@ class FakeGuide:
 
     def __init__(self, name, seconds=0.0, pause=0.0, stops=True):
         self.name = name
+        self.walk_seconds = 0.0
         self.seconds = seconds
         self.pause = pause
         self.reason = ""
@@ -110,11 +111,57 @@ def meeting(count):
     return [Meeting(barrier) for _ in range(count)]
 
 
-def test_short_walks_are_left_to_one_thread(monkeypatch):
-    monkeypatch.setattr(mask_threads, "ALONE_SECONDS", 10.0)
-    guides = [FakeGuide(b"a") for _ in range(8)]
+def test_short_walks_are_left_to_two_threads(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(mask_threads, "PATIENCE_SECONDS", 10.0)
+    guides = [FakeGuide(b"a", pause=0.002) for _ in range(8)]
     MaskThreads().masks([(guide, []) for guide in guides])
-    assert len({guide.thread for guide in guides}) == 1
+    assert len({guide.thread for guide in guides}) <= 2
+
+
+MS = 0.001
+
+
+@pytest.mark.parametrize(
+    "latest, expected",
+    [
+        ([0.0] * 8, 2),
+        ([0.1 * MS] * 8, 2),
+        ([0.5 * MS] * 8, 8),
+        ([0.2 * MS] * 8, 4),
+        ([2 * MS, *[0.0] * 7], 2),
+        ([2 * MS, 2 * MS, *[0.1 * MS] * 6], 3),
+        ([5 * MS, *[0.2 * MS] * 7], 2),
+    ],
+)
+def test_a_step_needs_as_many_threads_as_the_latest_walks_say(latest, expected):
+    guides = [FakeGuide(b"a") for _ in latest]
+    for guide, seconds in zip(guides, latest, strict=True):
+        guide.walk_seconds = seconds
+    assert Step([(guide, []) for guide in guides]).num_threads_needed == expected
+
+
+def test_threads_that_a_step_needs_begin_at_once(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(mask_threads, "PATIENCE_SECONDS", 10.0)
+    guides = meeting(3)
+    for guide in guides:
+        guide.walk_seconds = 0.5 * MS
+    assert MaskThreads().masks([(guide, []) for guide in guides]) == [[b"a"]] * 3
+
+
+def test_the_longest_walks_begin_first(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1))
+    guides = [FakeGuide(b"%d" % i) for i in range(4)]
+    for guide, seconds in zip(guides, (0.1, 0.3, 0.0, 0.2), strict=True):
+        guide.walk_seconds = seconds * MS
+    begun = []
+    monkeypatch.setattr(
+        FakeGuide, "masks", lambda self, drafts: begun.append(self.name) or [self.name]
+    )
+    found = MaskThreads().masks([(guide, []) for guide in guides])
+    assert begun == [b"1", b"3", b"0", b"2"]
+    assert found == [[b"0"], [b"1"], [b"2"], [b"3"]]
 
 
 def test_walks_of_a_step_run_at_the_same_time_on_as_many_threads_as_there_are(monkeypatch):

@@ -1,9 +1,10 @@
 """Compile the kernels of needed.py for a Hopper GPU, without one: with a number to look at and not.
 
-    python -m tests.specdec.kernels.compile_needed [DIRECTORY]
+    python -m tests.specdec.kernels.compile_needed [DIRECTORY] [C]
 
 Prints each kernel's name and how many returns its PTX has, without the number and with it.
 DIRECTORY: also write the PTX of the first kind there, to compare it with another version's.
+C: head_dim, if not 128.
 """
 
 import inspect
@@ -74,7 +75,10 @@ KERNELS = (
 
 
 def main() -> None:
+    head_dim = {"C": int(sys.argv[2])} if sys.argv[2:] else {}
     for kernel, constants in KERNELS:
+        if "C" in constants:
+            constants = constants | head_dim
         name = kernel.fn.__name__
         plain, needed = (ptx_of(kernel, constants, has_number) for has_number in (False, True))
         print(name, *(text.count("ret;") + text.count("bra") for text in (plain, needed)))

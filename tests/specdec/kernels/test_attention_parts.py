@@ -24,7 +24,7 @@ def _sum_kernel(
     row = tl.zeros((1,), tl.int32)
     parts = acc_ptr, stats_ptr, row, row == 0
     peak, total, acc = no_keys(1, C)
-    peak, total, acc = add_parts(parts, first, end, peak, total, acc, AT_ONCE)
+    peak, total, acc = add_parts(parts, first, end, peak, total, acc, C, AT_ONCE)
     tl.store(out_ptr + row[:, None] + tl.arange(0, C)[None, :], acc)
     tl.store(out_ptr + C + row, peak)
     tl.store(out_ptr + C + 1 + row, total)

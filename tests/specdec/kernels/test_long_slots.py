@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.kernels import next_power_of_2
 from specdec.kernels import paged_attention as attention
 from specdec.kernels.attention_splits import num_splits
 from specdec.kernels.paged_attention import (
     Heads,
     QueryRows,
     launch_paged_attention,
-    plan_launch,
+    query_tile,
     workspace_size,
 )
-from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
+from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SPLITS_SHARED, ONE_WALKS_ALL = 1 << 30, 1  # programs that fill the GPU
 UNIFORM = (129, 10, 300, 128, 5, 64, 1), (1,) * 7
@@ -33,15 +34,14 @@ def few_helpers(monkeypatch):
 def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
     monkeypatch.setattr(attention, "FULL", full)
     rows.launches.clear()
-    out = torch.full_like(q, torch.nan)
-    launch_paged_attention(q, out, cache, rows)
-    return out
+    return output(launch_paged_attention, q, cache, rows)
 
 
 def just_full(rows: QueryRows, group: int, G: int) -> int:
     """As many programs as the launch has: no splits are shared but those of long slots."""
-    plan = plan_launch(len(rows.idx_mapping), rows.max_query_len, Heads(group, G, 16, 2))
-    return plan.query_tiles * G
+    heads = Heads(group, G, 16, 2)
+    tokens = query_tile(rows.max_query_len * group, heads).rows // next_power_of_2(group)
+    return len(rows.idx_mapping) * -(-rows.max_query_len // tokens) * G
 
 
 def with_room(rows: QueryRows, num_slots: int, H: int, C: int) -> QueryRows:
@@ -55,18 +55,29 @@ def slot_size(rows: QueryRows, H: int, C: int) -> int:
     return workspace_size(rows.max_query_len, H, C, rows.max_seq_len)
 
 
-@pytest.mark.parametrize("dtype", [FP32, FP16])
-@pytest.mark.parametrize("extents", [UNIFORM, RAGGED])
-def test_a_row_has_the_same_bits_alone_shared_and_helped(exact_device, monkeypatch, dtype, extents):
-    sizes = {"group": 3, "G": 1, "C": 16, "dtype": dtype, "device": exact_device}
+@pytest.mark.parametrize(
+    "extents, dtype, C",
+    [
+        (UNIFORM, FP32, 16),
+        (UNIFORM, FP16, 16),
+        (RAGGED, FP32, 16),
+        (RAGGED, FP16, 16),
+        (UNIFORM, FP16, 96),
+        (RAGGED, FP32, 96),
+    ],
+)
+def test_a_row_has_the_same_bits_alone_shared_and_helped(
+    exact_device, monkeypatch, extents, dtype, C
+):
+    sizes = {"group": 3, "G": 1, "C": C, "dtype": dtype, "device": exact_device}
     q, cache, rows = case("normal", extents, **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
     assert not expected.isnan().any()
-    rows = with_room(rows, 2, H=3, C=16)
+    rows = with_room(rows, 2, H=3, C=C)
     full = just_full(rows, 3, 1)
     assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected)
     assert len(rows.launches) == 3
-    end = 2 * slot_size(rows, H=3, C=16)
+    end = 2 * slot_size(rows, H=3, C=C)
     assert not rows.workspace[end - 2 : end].isnan().any()  # of the last long slot's last split
     assert rows.workspace[end:].isnan().all()
     monkeypatch.setattr(attention, "ALONE_KEYS", None)
@@ -121,15 +132,15 @@ def test_padding_slots_are_not_long_and_change_nothing(exact_device, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [FP32, FP16])
+@pytest.mark.parametrize("dtype, C", [(FP32, 16), (FP16, 16), (FP16, 96)])
 @pytest.mark.parametrize("alone_keys", [1024, 2048])
 def test_the_interpreter_gives_equal_bits_around_every_border(
-    exact_interpreter, monkeypatch, dtype, alone_keys
+    exact_interpreter, monkeypatch, dtype, C, alone_keys
 ):
     monkeypatch.setattr(attention, "ALONE_KEYS", alone_keys)
     for lengths in ((2047, 5, 2048, 1, 2049, 6), (8191, 9, 8193, 10, 1281, 11), (8705, 9, 7)):
         extents = lengths, (4, 4, 3, 1, 4, 2)[: len(lengths)]
-        sizes = {"group": 2, "G": 1, "C": 16, "dtype": dtype, "device": "cpu"}
+        sizes = {"group": 2, "G": 1, "C": C, "dtype": dtype, "device": "cpu"}
         q, cache, rows = case("normal", extents, **sizes)
         expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
         for full in (ONE_WALKS_ALL, just_full(rows, 2, 1), 2 * just_full(rows, 2, 1)):
@@ -139,19 +150,21 @@ def test_the_interpreter_gives_equal_bits_around_every_border(
 @pytest.mark.gpu
 @pytest.mark.parametrize("query_lens", [(1,) * 34, (4,) * 34, (6, 1, *(5,) * 32)])
 @pytest.mark.parametrize("helpers", [1, 528])
-@pytest.mark.parametrize("alone_keys, room", [(2048, 3), (4096, 34), (None, 0)])
+@pytest.mark.parametrize(
+    "alone_keys, room, C", [(2048, 3, 128), (4096, 34, 128), (None, 0, 128), (2048, 3, 96)]
+)
 def test_a_gpu_gives_equal_bits_around_every_border(
-    monkeypatch, query_lens, helpers, alone_keys, room
+    monkeypatch, query_lens, helpers, alone_keys, room, C
 ):
     torch.manual_seed(0)
     monkeypatch.setattr(attention, "ALONE_KEYS", alone_keys)
     monkeypatch.setattr(attention, "HELPERS", helpers)
     monkeypatch.setattr(attention, "COMBINERS", helpers)
     lengths = (32768, 2047, 8193, 2049, 2048, 1025, 8192, 1281, 9000, *range(300, 325))
-    sizes = {"group": 4, "G": 8, "C": 128, "dtype": BF16, "device": "cuda"}
+    sizes = {"group": 4, "G": 8, "C": C, "dtype": BF16, "device": "cuda"}
     q, cache, rows = case("normal", (lengths, query_lens), **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
     assert expected.isfinite().all()
-    rows = with_room(rows, room, H=32, C=128)
+    rows = with_room(rows, room, H=32, C=C)
     for full in (ONE_WALKS_ALL, 256):
         assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected), full

@@ -126,10 +126,12 @@ def test_the_number_holds_for_the_body_alone():
 
 
 @pytest.mark.slow
-def test_they_compile_without_a_gpu():
+@pytest.mark.parametrize("head_dim", [128, 96])
+def test_they_compile_without_a_gpu(tmp_path, head_dim):
     """In a process without the interpreter; with a number to look at there are more branches."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.specdec.kernels.compile_needed"]
+    command += [str(tmp_path), str(head_dim)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]

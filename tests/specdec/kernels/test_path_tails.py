@@ -24,7 +24,14 @@ BORDERS = (63, 64, 65, 1023, 1024, 1025, 1280, 8191, 8192, 8193, 8704)
 GROUPS = (1, 2, 4, 5, 7, 8)
 FP16, BF16 = torch.float16, torch.bfloat16
 # each group compiles some nine kernels
-ON_GPU = [*((BF16, 128, group) for group in GROUPS), (BF16, 64, 1), (BF16, 64, 7), (FP16, 64, 4)]
+ON_GPU = [
+    *((BF16, 128, group) for group in GROUPS),
+    (BF16, 64, 1),
+    (BF16, 64, 7),
+    (FP16, 64, 4),
+    (BF16, 96, 1),
+    (FP16, 96, 5),
+]
 
 
 @pytest.fixture
@@ -51,10 +58,10 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
         assert not by_slots.isnan().any()
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_each_node_gets_the_bits_of_its_path_decoded_plainly(device, group):
+@pytest.mark.parametrize("group, C", [*((group, 16) for group in GROUPS), (2, 96)])
+def test_each_node_gets_the_bits_of_its_path_decoded_plainly(device, group, C):
     tree = random_tree(60, 5, 4, seed=group)
-    case = tree_case([tree], H=group, G=1, dtype=FP16, device=device)
+    case = tree_case([tree], H=group, G=1, C=C, dtype=FP16, device=device)
     by_slots = case.attend(launch_paged_attention, case.tree)
     assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
 
@@ -69,7 +76,7 @@ def test_trees_of_several_requests_share_a_launch(device, is_ragged):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("border", BORDERS)
-@pytest.mark.parametrize("group, C", [(1, 16), (4, 64)])
+@pytest.mark.parametrize("group, C", [(1, 16), (4, 64), (2, 96)])
 def test_the_interpreter_gives_equal_bits_at_every_border(exact_interpreter, cut, border, group, C):
     for base in (border - 8, border - 3, border + 8):
         case = tree_case([chain(base, 9)], H=group, G=1, C=C, dtype=FP16)
@@ -169,7 +176,7 @@ def test_the_kernel_is_its_twin(device):
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("group, C", [(1, 64), (4, 16), (5, 64), (7, 128), (8, 64)])
+@pytest.mark.parametrize("group, C", [(1, 64), (4, 16), (5, 64), (7, 128), (8, 64), (2, 96)])
 def test_the_twin_gives_each_node_the_bits_of_its_path(group, C):
     torch.manual_seed(0)
     bases = (0, 63, 300, 1020)

@@ -105,7 +105,8 @@ def test_large_passes_take_the_prompt_kernel_where_it_fits(prompts_on):
     chosen = [takes_prompt_kernel(chunk(n), 4, 64, 128, BF16, True) for n in (16, 256, 257, 8192)]
     assert chosen == [False, False, True, True]
     assert not takes_prompt_kernel(chunk(8192), 4, 64, 128, BF16, False)  # no wgmma
-    wrong = [(17, 64, 128, BF16), (4, 32, 128, BF16), (4, 64, 256, BF16), (4, 64, 128, FP32)]
+    wrong = [(17, 64, 128, BF16), (4, 32, 128, BF16), (4, 64, 128, FP32)]
+    wrong += [(4, 64, C, BF16) for C in (80, 96, 256)]
     assert not any(takes_prompt_kernel(chunk(8192), *sizes, True) for sizes in wrong)
     assert takes_prompt_kernel(chunk(8192), 16, 64, 64, FP16, True)
 

@@ -20,7 +20,7 @@ from specdec.kernels.paged_attention import (
     plan_launch,
     query_tile,
 )
-from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case
+from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SMALL = QueryTile(0, 16, 2)
 TILES = [
@@ -48,9 +48,13 @@ GPU_CASES = [
     *((BF16, 64, group) for group in (1, 4, 7)),
     *((FP16, 128, group) for group in (4, 5)),
     (FP16, 64, 8),
+    *((BF16, 96, group) for group in (1, 5)),
+    (FP16, 96, 8),
+    (BF16, 80, 4),
     (BF16, 256, 1),
     (BF16, 256, 4),
     (FP32, 64, 4),
+    (FP32, 96, 2),
     (FP32, 128, 1),
 ]
 
@@ -59,16 +63,16 @@ def attend(monkeypatch, tile: QueryTile, q: Tensor, cache: Tensor, rows: QueryRo
     monkeypatch.setattr(attention, "QUERY_TILES", (tile,))
     monkeypatch.setattr(attention, "PROMPT_MORE_THAN", None)
     rows.launches.clear()
-    out = torch.full_like(q, torch.nan)
-    launch_paged_attention(q, out, cache, rows)
-    return out
+    return output(launch_paged_attention, q, cache, rows)
 
 
-@pytest.mark.parametrize("group, dtype", [(1, FP32), (4, FP16)])
-def test_a_chunk_has_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatch, group, dtype):
+@pytest.mark.parametrize(
+    "group, dtype, C", [(1, FP32, 16), (4, FP16, 16), (2, FP32, 96), (3, FP16, 96)]
+)
+def test_a_chunk_has_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatch, group, dtype, C):
     extents = (140, 70), (90, 7)
     q, cache, rows = case(
-        "normal", extents, group=group, G=1, C=16, dtype=dtype, device=exact_device
+        "normal", extents, group=group, G=1, C=C, dtype=dtype, device=exact_device
     )
     expected = attend(monkeypatch, SMALL, q, cache, rows)
     assert not expected.isnan().any()
@@ -77,9 +81,10 @@ def test_a_chunk_has_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatc
         assert torch.equal(attend(monkeypatch, tile, q, cache, rows), expected), tile
 
 
-def test_splits_have_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatch):
+@pytest.mark.parametrize("C", [16, 96])
+def test_splits_have_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatch, C):
     extents = (64, 130, 200), (4, 4, 4)
-    q, cache, rows = case("normal", extents, group=2, G=1, C=16, dtype=FP16, device=exact_device)
+    q, cache, rows = case("normal", extents, group=2, G=1, C=C, dtype=FP16, device=exact_device)
     expected = attend(monkeypatch, SMALL, q, cache, rows)
     for tile in (QueryTile(0, 16, 2, True), QueryTile(0, 64, 4, True)):
         assert torch.equal(attend(monkeypatch, tile, q, cache, rows), expected), tile
@@ -139,11 +144,29 @@ def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
 
 def test_programs_decide_who_shares_splits(monkeypatch):
     def plans() -> list[Launch]:
-        return [plan_launch(B, 4, Heads(4, 8, 128, 2)) for B in (1, 31, 32, 63, 64)]
+        return [plan_launch(B, 4, Heads(4, 8, 128, 2)) for B in (1, 15, 16, 31, 64)]
 
     assert [plan.is_split for plan in plans()] == [True, True, False, False, False]
     assert [plan.is_helped for plan in plans()] == [False, False, True, True, True]
     assert not plan_launch(64, 17, Heads(4, 8, 128, 2)).is_helped  # prompts
     assert not plan_launch(1, 16, Heads(16, 32, 128, 2)).is_helped  # each slot fills the GPU
+    assert not plan_launch(64, 4, Heads(4, 8, 128, 2), most_keys=4096).is_helped
     monkeypatch.setattr(attention, "ALONE_KEYS", None)
     assert not any(plan.is_helped for plan in plans())
+
+
+@pytest.mark.parametrize(
+    "slots, most, usual, rows",
+    [
+        (1, 9, 9, 16),  # one request's rows make several small tiles
+        (1, 6, None, 16),
+        (8, 9, 4, 32),  # slots with more rows than usual have them in one tile
+        (8, 4, None, 16),
+        (64, 9, 3, 16),  # programs that walk all splits: as many as rows need
+        (64, 9, 9, 64),
+    ],
+)
+def test_tiles_are_made_for_the_rows_that_most_slots_have(slots, most, usual, rows):
+    plan = plan_launch(slots, most, Heads(4, 8, 128, 2), usual_query_len=usual)
+    assert plan.tile.rows == rows
+    assert plan.tiles * plan.tokens >= most

@@ -32,6 +32,7 @@ TARGETS = {
     "qwen2": ("qwen2", {"has_tied_head": True}),
     "qwen2, yarn": ("qwen2", {"rope": YARN}),
     "qwen3": ("qwen3", {"head_dim": 24}),
+    "qwen3, heads of 96": ("qwen3", {"head_dim": 96}),
     "qwen3, tied head, yarn": ("qwen3", {"has_tied_head": True, "rope": YARN}),
 }
 KEYS = {"llama, biases": {"mlp_bias": True}}
@@ -63,12 +64,41 @@ def target(tmp_path_factory):
 def test_tokens_equal_the_reference(target, name, num_drafts, chunk):
     loaded, expected, least_margin = target(name)
     assert least_margin > 1e-4, "a near tie: choose another seed"
-    eagle = (
-        random_draft(eagle3_config(loaded, aux_boundaries=(1, 2, 4), head_dim=8))
-        if num_drafts
-        else None
-    )
+    eagle = small_draft(loaded) if num_drafts else None
     assert engine_tokens(loaded, eagle, num_drafts, chunk) == expected
+
+
+def test_attention_of_a_gpu_gives_heads_of_96_the_same_tokens(tmp_path, monkeypatch):
+    """Its kernels in Triton's interpreter, under the whole engine."""
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is for machines without a GPU")
+    config = changed(tiny_target("qwen3").config, num_layers=1, head_dim=96)
+    pair = on_disk(tmp_path, config)
+    prompt = PROMPTS[1][:6]
+    expected = pair.reference.greedy(prompt, 3)
+    assert margin(pair.reference, prompt, expected) > 1e-3
+    launched = set()
+    for file in ("paged_attention", "rotate_and_store"):
+        monkeypatch.setattr(f"specdec.kernels.{file}.pick", picks_kernels(launched))
+    eagle = random_draft(eagle3_config(pair.loaded, aux_boundaries=(0, 1), head_dim=48))
+    assert engine_tokens(pair.loaded, eagle, 1, 512, [prompt], 3) == [expected]
+    assert launched == {"launch_paged_attention", "launch_rotate_and_store"}
+
+
+def picks_kernels(launched: set[str]):
+    """A `pick` that takes kernels on the CPU too, and notes their names."""
+
+    def pick(tensor, launch, twin):
+        launched.add(launch.__name__)
+        return launch
+
+    return pick
+
+
+def small_draft(target):
+    """Whose heads are half as wide."""
+    head_dim = target.config.layer.head_dim // 2
+    return random_draft(eagle3_config(target, aux_boundaries=(1, 2, 4), head_dim=head_dim))
 
 
 @pytest.mark.parametrize(
@@ -80,8 +110,8 @@ def test_a_rope_that_is_lost_changes_the_tokens(target, name):
     assert engine_tokens(dataclasses.replace(loaded, config=config), None, 0, 512) != expected
 
 
-def engine_tokens(target, eagle, num_drafts, chunk):
-    """Tokens after PROMPTS; two run at once, the third waits."""
+def engine_tokens(target, eagle, num_drafts, chunk, prompts=PROMPTS, num_tokens=NUM_TOKENS):
+    """Tokens after the prompts; two run at once, a third waits."""
     sizes = EngineSizes(
         max_model_len=128,
         max_num_seqs=2,
@@ -91,8 +121,8 @@ def engine_tokens(target, eagle, num_drafts, chunk):
     )
     runner = Runner(target, eagle, sizes, torch.device("cpu"))
     engine = assemble(runner, target.config, SilentTokenizer(), is_async=False)
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    requests = engine.add_requests([(prompt, params) for prompt in PROMPTS])
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    requests = engine.add_requests([(prompt, params) for prompt in prompts])
     while engine.has_unfinished:
         engine.step()
     return [request.token_ids for request in requests]

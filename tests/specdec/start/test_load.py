@@ -3,13 +3,16 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
 from specdec import LLM, SamplingParams
 from specdec.sizes import EngineSizes
 from specdec.start.locate import locate
-from specdec.start.sizing import check_length
+from specdec.start.sizing import check_heads, check_length
+from tests.weights.tiny import LAYER
 from weights import CheckpointError, demo_directory
 
 
@@ -78,6 +81,25 @@ def test_the_longest_length_named_is_one_that_fits():
     with pytest.raises(ValueError, match=r"a max_model_len of at most 960$"):
         check_length(sizes, block=100, memory=1599)
     check_length(sizes, block=100, memory=1600)
+
+
+def test_heads_that_no_gpu_has_room_for_name_the_widest():
+    gpu = torch.device("cuda")
+    for head_dim, dtype in ((512, torch.bfloat16), (256, torch.float32), (96, torch.float16)):
+        check_heads("draft", replace(LAYER, head_dim=head_dim), dtype, gpu)
+    wide = replace(LAYER, head_dim=514)
+    check_heads("target", wide, torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"the draft's head_dim=514: .* at most 512 in torch\.bfl"):
+        check_heads("draft", wide, torch.bfloat16, gpu)
+    with pytest.raises(ValueError, match="at most 256 in"):
+        check_heads("target", wide, torch.float32, gpu)
+
+
+def test_the_heads_of_both_models_are_checked(monkeypatch):
+    found = []
+    monkeypatch.setattr("specdec.start.load.check_heads", lambda role, *_: found.append(role))
+    LLM("demo", {"model": "demo/eagle3"}, device="cpu", max_model_len=64, max_num_seqs=1)
+    assert found == ["target", "draft"]
 
 
 @pytest.mark.parametrize("id", [4096, -5, 10**6, 2**70])

@@ -1,0 +1,31 @@
+"""The columns of a head, in a block of a power of two: Triton has no others.
+
+Where head_dim is none, as 96 is, columns beyond it are read as 0 and never written: they add exact
+zeros to scores and to norms. A power of two from 16 on has no such columns, and no mask.
+"""
+
+from specdec.kernels import constexpr_function, jit, tl
+
+# of a head's block: tiles of keys, of values and of 32 queries fill a Hopper GPU's shared memory
+MOST_BYTES = 1024
+
+
+@constexpr_function
+def block_of(C):
+    """How many columns the block of a head has: a power of two, and at least a product's 16."""
+    return max(1 << (C - 1).bit_length(), 16)
+
+
+@jit
+def columns(C: tl.constexpr):
+    """The columns of a head's block."""
+    return tl.arange(0, block_of(C))
+
+
+@jit
+def inside_columns(mask, C: tl.constexpr):
+    """A mask of rows [rows] as one of rows and columns; [rows, 1] where a block has no others."""
+    both = mask[:, None]
+    if block_of(C) != C:
+        both = both & (columns(C) < C)[None, :]
+    return both

@@ -239,8 +239,12 @@ class RowPlanner:
         if num_live and self._probes.is_live:
             num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
         if trees_fit and self._costs.tree is not None:
-            tree_rate = self._tree_rate(requests, options.curves, keys_ms)
+            # levels of trees cost more: they may stop at another threshold
+            rates = [self._tree_rate(requests, each, keys_ms) for each in self._candidates]
+            tree_rate = max(rates)
             is_tree = self._trees.choose(tree_rate, rate)
+            if is_tree:
+                self._curves = self._candidates[rates.index(tree_rate)]
             if self._trees.is_chosen or is_tree:
                 self._num_planned_levels += self._num_levels
                 return RoundPlan(num_rows, self._num_levels, is_tree)

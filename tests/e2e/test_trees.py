@@ -296,6 +296,9 @@ def test_a_request_bounds_its_own_depth(plain, tree_llm):
     outputs = llm.generate([demo_prompts()["prompts"][1]] * 2, params, use_tqdm=False)
     assert [max(output.stats.num_accepted) for output in outputs] == [1, 3]
     assert [set(output.stats.num_levels) for output in outputs] == [{1}, {3}]
+    alone = SamplingParams(temperature=0, max_tokens=8, speculate=False)
+    [output] = llm.generate([demo_prompts()["prompts"][1]], alone, use_tqdm=False)
+    assert (output.stats.num_drafted_tokens, output.stats.num_rounds) == (0, 7)
 
 
 @pytest.mark.parametrize("room", [2, 5, pytest.param(24, marks=pytest.mark.slow)])

@@ -111,6 +111,15 @@ def test_trees_that_accept_little_are_left_and_tried_again(num_requests, better)
     assert world.rate(200) > 0.975 * chains.rate(200)  # some of it is luck
 
 
+def test_trees_stop_where_their_own_levels_no_longer_pay():
+    """A level of theirs costs 0.2 ms in these costs, and next to nothing in a chain."""
+    costs = replace(WITH_TREES, level=((256, 0.04),))
+    world = World(2, costs=costs, better=3.0).run(500)
+    chains = World(2, costs=replace(costs, tree=None)).run(500)
+    assert np.mean(world.kinds[-100:]) > 0.9
+    assert world.threshold > chains.threshold
+
+
 def test_trees_made_good_are_found():
     world = World(8, costs=replace(WITH_TREES, verify=((512, 4.3),)), better=0.5).run(400)
     assert np.mean(world.kinds[-200:]) < 0.1

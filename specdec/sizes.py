@@ -87,7 +87,8 @@ class EngineSizes:
         """Batch slots of the largest step that drafts trees, or verifies them."""
         if self.tree is None:
             return 0
-        return min(self.max_num_seqs, MAX_AUTO_TREE_REQUESTS if self.is_adaptive else 1 << 30)
+        most = self.max_num_seqs
+        return min(most, MAX_AUTO_TREE_REQUESTS) if self.is_adaptive else most
 
     @property
     def num_tree_blocks(self) -> int:

@@ -239,13 +239,8 @@ class RowPlanner:
         if num_live and self._probes.is_live:
             num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
         if trees_fit and self._costs.tree is not None:
-            # levels of trees cost more: they may stop at another threshold
-            rates = [self._tree_rate(requests, each, keys_ms) for each in self._candidates]
-            tree_rate = max(rates)
-            is_tree = self._trees.choose(tree_rate, rate)
-            if is_tree:
-                self._curves = self._candidates[rates.index(tree_rate)]
-            if self._trees.is_chosen or is_tree:
+            is_tree = self._chooses_trees(requests, keys_ms, rate)
+            if is_tree or self._trees.is_chosen:  # where they are chosen, chains are a probe
                 self._num_planned_levels += self._num_levels
                 return RoundPlan(num_rows, self._num_levels, is_tree)
         levels = self._probes.levels(steady, num_drafting)
@@ -371,6 +366,15 @@ class RowPlanner:
         """What is known of the draft."""
         self._history.forget()
         self._num_rounds = self._next_fit = 1
+
+    def _chooses_trees(self, requests: Requests, keys_ms: float, other_rate: float) -> bool:
+        """Whether the next drafts are trees. other_rate: of the best way to go on without."""
+        # their levels cost more than those of chains: they may stop at another threshold
+        rates = [self._tree_rate(requests, each, keys_ms) for each in self._candidates]
+        is_tree = self._trees.choose(max(rates), other_rate)
+        if is_tree:
+            self._curves = self._candidates[rates.index(max(rates))]
+        return is_tree
 
     def _tree_rate(self, requests: Requests, curves: GainCurves, keys_ms: float) -> float:
         """Tokens per millisecond of rounds of trees, with prompts in the recent share of them."""

@@ -3,7 +3,8 @@
     python -m scripts.draw_charts benchmarks/2026-11-21-h200-*.json --out benchmarks
     python -m scripts.draw_charts run.json --out /tmp/charts --prefix 2026-11-21-h200-
 
-The suite loop is taken from all files, others from the last file that has them. Needs matplotlib.
+The suite loop is taken from all files, each of its settings from the last file that has it; other
+suites are from the last file that has them. Needs matplotlib.
 """
 
 import argparse
@@ -34,12 +35,18 @@ def suites_of(file: Path) -> dict[str, list[dict[str, object]]]:
     return suites
 
 
+def latest(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Of each setting of a loop the last row."""
+    settings = ("num_speculative_tokens", "batch", "temperature", "run")
+    return list({tuple(row.get(name) for name in settings): row for row in rows}.values())
+
+
 def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
     suites: dict[str, list[dict[str, object]]] = defaultdict(list)
     for file in given.files:
         for name, rows in suites_of(file).items():
-            suites[name] = suites[name] + rows if name == "loop" else rows
+            suites[name] = latest(suites[name] + rows) if name == "loop" else rows
     for path in draw_charts(suites, given.out, given.prefix):
         print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
 

@@ -1,5 +1,6 @@
 """The scripts run on the bundled pair as their docstrings say."""
 
+import asyncio
 import json
 import runpy
 import shlex
@@ -9,6 +10,7 @@ import pytest
 
 import specdec.kernels.tiles
 import specdec.tune.gpu_clock
+from scripts.http_cost import lines_of
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
 from tests.specdec.kernels.row_products import multiply_row_by_row
@@ -66,6 +68,33 @@ def test_guided_masks_times_steps_without_a_model(run):
     every, first = json.loads(out.splitlines()[-1])["results"]
     assert every["count"] >= first["count"] > 3
     assert every["host ms max"] > first["max"] > 0
+
+
+@pytest.mark.slow
+def test_http_costs_something_and_changes_no_text(run, capsys):
+    few = "demo --draft demo --device cpu --batch 2 --requests 4 --max-tokens 12 --alone 2"
+    with pytest.raises(SystemExit, match="0"):
+        run("scripts.http_cost", *few.split())
+
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["differ"] == []
+    assert [row["through"] for row in found["results"]] == ["HTTP", "AsyncLLM"]
+    assert all(row["first_text_ms_p50"] > 0 for row in found["results"])
+
+
+def test_a_stream_is_read_line_by_line_wherever_its_chunks_end():
+    async def read(*chunks: bytes) -> list[bytes]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        reader.feed_data(b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in (*chunks, b"")))
+        reader.feed_data(b"next answer")
+        found = [line async for line in lines_of(reader)]
+        assert await reader.readexactly(11) == b"next answer"
+        return found
+
+    whole = [b"data: {1}", b"", b"data: [DONE]", b""]
+    assert asyncio.run(read(b"data: {1}\n\ndata: [DONE]\n\n")) == whole
+    assert asyncio.run(read(b"data: {", b"1}\n", b"\ndata: [DO", b"NE]\n\n")) == whole
 
 
 def test_soak_says_that_nothing_is_wrong(run):

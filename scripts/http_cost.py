@@ -238,7 +238,7 @@ def main() -> None:
     print(table(rows))
     print(f"{len(texts)} texts, {len(differ)} differ" + (f": requests {differ}" if differ else ""))
     write_json("scripts.http_cost", {**vars(args), "results": rows, "differ": differ}, args.json)
-    raise SystemExit(bool(differ))
+    raise SystemExit(1 if differ else 0)
 
 
 if __name__ == "__main__":

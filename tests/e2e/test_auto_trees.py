@@ -31,6 +31,7 @@ KINDS = [
     {"temperature": 0.0, "speculate": False},
     {"temperature": 0.8, "min_tokens": 9, "stop_token_ids": [200], "frequency_penalty": 0.4},
 ]
+from tests.e2e.caches import cache_rows, poison_nodes
 
 
 @pytest.fixture(autouse=True)
@@ -199,25 +200,6 @@ def test_caches_equal_a_prefill_of_the_committed_tokens(make, greedy, prompts, d
     assert output.stats.num_accepted_tokens > 8
     nodes = {len(each.parents) for each in output.stats.rounds}
     assert {0, SMALL.num_nodes} <= nodes
-
-
-def cache_rows(llm, name, num_tokens):
-    """Keys and values of the only request, [L, 2, tokens, G, C], in the first blocks."""
-    cache = getattr(llm.engine.runner, name)
-    return cache.transpose(3, 4).flatten(2, 3)[:, :, :num_tokens]
-
-
-def poison_nodes(llm):
-    """Before each step, NaN wherever nodes of trees have been."""
-    runner = llm.engine.runner
-    real = runner.acts.run
-
-    def run(step):
-        for cache in (runner.target_cache, runner.draft_cache):
-            cache[:, :, runner.sizes.num_kv_blocks :] = torch.nan
-        real(step)
-
-    runner.acts.run = run
 
 
 def test_what_both_kinds_of_rounds_wrote_is_a_prefix(make, greedy, prompts):

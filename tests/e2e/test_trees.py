@@ -8,6 +8,7 @@ from specdec import LLM, SamplingParams
 from specdec.kernels import move_slots
 from specdec.sampler import process_logits
 from specdec.stepping import commit_tree, fill_tree, grow_tree
+from tests.e2e.caches import cache_rows, poison_nodes
 from tests.naive_eagle import borrow, read_draft
 from tests.naive_tree import GREEDY, Sampling, Shape, TreeDecoding
 from tests.reference import Reference
@@ -335,25 +336,6 @@ def test_caches_equal_a_prefill_of_the_committed_tokens(greedy, prompts, draft):
         assert torch.equal(rounds, prefill)
         assert rounds.abs().sum() > 0
     assert output.stats.mean_acceptance_length > 2
-
-
-def cache_rows(llm, name, num_tokens):
-    """Keys and values of the only request, [L, 2, tokens, G, C], in the first blocks."""
-    cache = getattr(llm.engine.runner, name)
-    return cache.transpose(3, 4).flatten(2, 3)[:, :, :num_tokens]
-
-
-def poison_nodes(llm):
-    """Before each step, NaN wherever nodes of trees have been."""
-    runner = llm.engine.runner
-    real = runner.acts.run
-
-    def run(step):
-        for cache in (runner.target_cache, runner.draft_cache):
-            cache[:, :, runner.sizes.num_kv_blocks :] = torch.nan
-        real(step)
-
-    runner.acts.run = run
 
 
 def test_what_trees_wrote_is_a_prefix(tree_llm, greedy, prompts):

@@ -18,6 +18,7 @@ from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start import load
+from tests.e2e.caches import cache_rows, poison_nodes
 
 COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
 SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9)
@@ -31,7 +32,6 @@ KINDS = [
     {"temperature": 0.0, "speculate": False},
     {"temperature": 0.8, "min_tokens": 9, "stop_token_ids": [200], "frequency_penalty": 0.4},
 ]
-from tests.e2e.caches import cache_rows, poison_nodes
 
 
 @pytest.fixture(autouse=True)

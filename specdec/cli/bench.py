@@ -126,9 +126,11 @@ def _run_suite(name: str, bench: Bench, found: Found, command: BenchCommand) -> 
 
 
 def _save(command: BenchCommand, bench: Bench, found: Found) -> None:
-    """After each row: the run may be cut short."""
+    """After each row, as a whole: the run may be cut short at any time."""
     if command.json is not None:
-        command.json.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
+        partial = command.json.with_name(command.json.name + ".partial")
+        partial.write_text(json.dumps(_whole(bench, found), indent=1) + "\n")
+        partial.replace(command.json)
 
 
 def rounded(value: object) -> object:

@@ -6,6 +6,7 @@ all kernels are ready when the body has ended.
 
 import logging
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,18 +99,24 @@ def _result(future: Any) -> Any:
 def by_launcher(kernels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """The first of each launcher, and the others.
 
-    Kernels with parameters of the same types have one launcher. Each is a module of one name, and
-    Python loads such a module twice into the module that was loaded last, whichever launcher that
-    is: at that moment a thread that reads it gets another kernel's. So only first loads may run
-    at the same time.
+    Kernels with parameters of the same types in C have one launcher: there a pointer is a pointer,
+    whatever it points to. Each is a module of one name, and Python loads such a module twice into
+    the module that was loaded last, whichever launcher that is: at that moment a thread that reads
+    it gets another kernel's. So only first loads may run at the same time.
     """
     first: dict[tuple[str, ...], Any] = {}
     others = []
     for kernel in kernels:
-        types = (str(each).partition("<")[0] for each in kernel.src.signature.values())
-        if first.setdefault(tuple(types), kernel) is not kernel:
+        types = tuple(map(_type_in_c, kernel.src.signature.values()))
+        if first.setdefault(types, kernel) is not kernel:
             others.append(kernel)
     return list(first.values()), others
+
+
+def _type_in_c(parameter: object) -> str:
+    """Of a parameter's type in Triton, one name for all that a launcher takes as the same."""
+    name = re.sub(r"\*\w+", "*", str(parameter)).partition("<")[0]
+    return re.sub(r"\b([iu])1\b", r"\g<1>8", name).replace("fp32", "f32")
 
 
 def _load(kernel: Any) -> object:

@@ -95,7 +95,7 @@ def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
     if not sizes.is_adaptive:
         return ()
     for count in range(1, sizes.max_num_seqs + 1):
-        for usual in range(1, min(sizes.query_len, sizes.max_verify_rows // count) + 1):
+        for usual in range(1, min(sizes.query_len, -(-sizes.max_verify_rows // count)) + 1):
             kind = tuple(
                 plan_launch(
                     count,
@@ -106,7 +106,7 @@ def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
                 ).kind
                 for heads in runner.heads
             )
-            found.setdefault(kind, (count, usual * count))
+            found.setdefault(kind, (count, min(usual * count, sizes.max_verify_rows)))
     return found.values()
 
 

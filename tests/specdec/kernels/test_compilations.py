@@ -51,13 +51,15 @@ def test_only_the_first_of_each_launcher_is_loaded_beside_others():
     kernels = [
         kernel("*bf16", "tensordesc<bf16[64, 64]>", "constexpr"),
         kernel("*bf16", "tensordesc<bf16[128, 64]>", "constexpr"),  # tiles are not in the types
-        kernel("*fp32", "tensordesc<bf16[64, 64]>", "constexpr"),
+        kernel("*fp32", "tensordesc<bf16[64, 64]>", "constexpr"),  # a pointer is a pointer
         kernel("*bf16", "tensordesc<bf16[64, 64]>"),
-        kernel("*fp32", "tensordesc<bf16[64, 64]>", "constexpr"),
+        kernel("i32", "i8", ("*i64", "fp32")),
+        kernel("i32", "i1", ("*bf16", "fp32")),
+        kernel("i32", "i16", ("*bf16", "fp32")),
     ]
     first, others = by_launcher(kernels)
-    assert first == [kernels[0], kernels[2], kernels[3]]
-    assert others == [kernels[1], kernels[4]]
+    assert first == [kernels[0], kernels[3], kernels[4], kernels[6]]
+    assert others == [kernels[1], kernels[2], kernels[5]]
 
 
 @pytest.fixture

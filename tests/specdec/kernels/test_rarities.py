@@ -7,7 +7,8 @@ import pytest
 from specdec.kernels import paged_attention
 from specdec.kernels.paged_attention import Heads, plan_launch
 from specdec.kernels.rarities import RARITIES
-from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts
+from specdec.sizes import EngineSizes
+from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts, shared_cuts
 
 ALONE_KEYS = 4096
 BUDGET = 8192  # max_num_batched_tokens
@@ -36,3 +37,27 @@ def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_k
                 missing |= {plan_launch(n, length, heads).kind for n in counts(most)} - ahead
     assert not missing
     assert not RARITIES
+
+
+@pytest.mark.parametrize(
+    "group, G, max_num_seqs", [(4, 8, 256), (8, 8, 300), (5, 8, 512), (1, 2, 7)]
+)
+def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_seqs):
+    heads = Heads(group, G, 128, 2)
+    sizes = EngineSizes(
+        max_model_len=32768,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=8192,
+        num_kv_blocks=1000,
+        num_speculative_tokens=8,
+        is_adaptive=True,
+    )
+
+    def kind(count: int, rows: int) -> object:
+        usual, Q = -(-rows // count), sizes.query_len
+        return plan_launch(count, Q, heads, usual_query_len=usual, most_keys=sizes.most_keys).kind
+
+    ahead = {kind(*cut) for cut in shared_cuts(SimpleNamespace(sizes=sizes, heads=(heads,)))}
+    for count in range(1, max_num_seqs + 1):
+        most = min(count * sizes.query_len, sizes.max_verify_rows)
+        assert {kind(count, rows) for rows in {count, *range(most, count, -7)}} <= ahead, count

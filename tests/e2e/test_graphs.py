@@ -26,7 +26,7 @@ SETTINGS = [
     ("eagle3", 3),
     pytest.param("eagle3", 5, marks=pytest.mark.slow),
     pytest.param("eagle3", 7, marks=pytest.mark.slow),
-    ("eagle1", 3),
+    pytest.param("eagle1", 3, marks=pytest.mark.slow),  # walks of both: test_runner_graphs.py
 ]
 
 

@@ -223,9 +223,8 @@ def plan_launch(
     """
     usual = usual_query_len or max_query_len
     is_round = max_query_len <= MAX_SPLIT_TOKENS
-    full = 2 * FULL if has_paths else FULL
     tile = query_tile(usual * heads.group, heads)
-    is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < full
+    is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < _full(has_paths)
     if is_split and not has_paths:
         tile = _sharing_tile(B, usual, max_query_len, heads)
     tokens = _tokens(tile, heads)
@@ -259,13 +258,17 @@ def most_rows_in_parts(
     max_query_len: int, max_slots: int, heads: Heads, has_paths: bool = False
 ) -> int:
     """Of a round whose programs share splits, with up to so many batch slots."""
-    rounds = [
-        B * Q
-        for Q in range(1, max_query_len + 1)
-        for B in range(1, max_slots + 1)
-        if plan_launch(B, Q, heads, has_paths).is_split
-    ]
-    return max(rounds, default=0)
+    longest = max_query_len if has_paths else min(max_query_len, MAX_SPLIT_TOKENS)
+    most = 0
+    for Q in range(1, longest + 1):
+        of_slot = _programs(1, Q, query_tile(Q * heads.group, heads), heads)
+        most = max(most, Q * min((_full(has_paths) - 1) // of_slot, max_slots))
+    return most
+
+
+def _full(has_paths: bool) -> int:
+    """Programs that fill a GPU; with paths as many as before walks were made to prefetch keys."""
+    return 2 * FULL if has_paths else FULL
 
 
 def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:

@@ -276,7 +276,7 @@ def _lay_out_paths(
     position_BQ = state.num_computed_tokens[row_B1] + depth_Q
     slot_BQ = state.slots(position_BQ, row_B1, is_kept_BQ)
     slot_B1 = torch.arange(B, device=path_BQ.device)[:, None]
-    first_B1 = slot_B1 * (tree.shape.num_rows)
+    first_B1 = slot_B1 * tree.shape.num_rows
     from_BQ = tree.first_slot + slot_B1 * tree.shape.num_nodes + path_BQ - 1
     buffers.positions[: B * Q] = torch.where(is_kept_BQ, position_BQ, 0).view(-1)
     buffers.slot_mapping[: B * Q] = slot_BQ.view(-1)

@@ -111,6 +111,7 @@ class Step:
 
     @property
     def verifies_trees(self) -> bool:
+        """Whether verify slots hold trees."""
         return self.path_len is not None
 
     @property

@@ -207,6 +207,39 @@ def test_the_planner_sees_how_long_steps_take_that_follow_without_a_pause(
         assert 0 < ms < 450  # none of them is the pause
 
 
+class Mark:
+    """An event of a device that takes 3.25 ms for every step."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, later: "Mark") -> float:
+        return later.at - self.at
+
+
+def test_where_the_device_has_a_clock_it_tells_how_long_a_step_takes(
+    make, greedy, prompts, monkeypatch
+):
+    """The host may read a result late, and the next one then at once."""
+    llm = make(async_scheduling=True)
+    seen = []
+    llm.engine.planner.observe_time = lambda _, ms: seen.append(ms)
+    results = llm.engine.runner.results
+    send = results.send
+
+    def marked(*given):
+        send(*given)
+        results.latest.sent = Mark(3.25 * results._num_sent)
+
+    monkeypatch.setattr(results, "send", marked)
+    llm.generate(prompts[:3], greedy(12), use_tqdm=False)
+    assert len(seen) > 2
+    assert set(seen) == {3.25}
+
+
 def test_blocks_named_in_plain_rounds_serve_later_drafts(make, greedy, prompts):
     llm, other = make(), make(enable_prefix_caching=False)
     planned(llm, [(1, 0)])

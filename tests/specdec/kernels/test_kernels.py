@@ -260,6 +260,8 @@ def test_enough_requests_share_no_splits_and_keep_their_bits(device, query_len, 
     dtype = torch.float16 if device == "cpu" else BF16
     H, G = (4, 1) if device == "cpu" else (8, 2)
     q, cache, rows = attention_case((300, 64, 1100), (query_len,) * 3, H, G, 32, device, dtype)
+    last = rows.block_table[rows.idx_mapping[2], 1099 // 64]
+    cache[1, last] *= 50  # or 12 keys of 1,100 would not show
     outs, spaces = [], []
     for full in (1 << 30, 1):
         monkeypatch.setattr(attention, "FULL", full)

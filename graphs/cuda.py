@@ -6,6 +6,7 @@ same stream share memory. Captures watch this thread only: a server's others are
 
 import ctypes
 import gc
+import sys
 import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -92,7 +93,8 @@ class CudaPool:
 
     def num_bytes(self) -> int:
         # not the device's free memory, which other processes change; without the driver's nodes
-        segments = torch.cuda.memory_snapshot(self._handle)  # type: ignore[no-untyped-call]
+        with _unharmed(self._handle):
+            segments = torch.cuda.memory_snapshot(self._handle)  # type: ignore[no-untyped-call]
         return sum(int(segment["total_size"]) for segment in segments)
 
     def close(self) -> None:
@@ -167,6 +169,23 @@ def _no_automatic_gc() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _unharmed(numbers: tuple[int, ...]) -> Iterator[None]:
+    """Give back the references that a call of torch drops without holding them.
+
+    memory_snapshot does with the numbers of a pool's id (torch 2.11). Those up to 256 live for
+    ever, others would be freed under the id: the 257th pool of a process ended it.
+    """
+    held = list(numbers)
+    before = [sys.getrefcount(held[i]) for i in range(len(held))]
+    try:
+        yield
+    finally:
+        for i, count in enumerate(before):
+            while sys.getrefcount(held[i]) < count:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(held[i]))
 
 
 _open_library = cache(ctypes.CDLL)

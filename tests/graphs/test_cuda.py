@@ -1,6 +1,7 @@
 """What only a GPU can show: streams, the allocator, empty graphs, memory that comes back."""
 
 import gc
+import sys
 import threading
 
 import pytest
@@ -71,6 +72,15 @@ def test_all_memory_comes_back_after_the_graphs_are_reset(cuda, x):
         pool.close()
     del graph, _
     assert _reserved() == before
+
+
+def test_counting_bytes_leaves_the_ids_of_many_pools_alone(cuda):
+    pools = [cuda.new_pool() for _ in range(300)]
+    ids = [number for pool in pools for number in pool._handle if number > 256]
+    assert ids
+    before = [sys.getrefcount(ids[i]) for i in range(len(ids))]
+    assert sum(pool.num_bytes() for pool in pools for _ in range(3)) == 0
+    assert [sys.getrefcount(ids[i]) for i in range(len(ids))] == before
 
 
 def test_a_pool_counts_its_own_bytes(cuda, x):

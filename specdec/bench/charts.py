@@ -114,7 +114,7 @@ def _round_over_k(axes: Any, rows: Rows) -> None:
 
 def _bandwidth_over_rows(axes: Any, rows: Rows) -> None:
     """The target's products; the draft's shapes differ only in its inputs."""
-    weights = dict.fromkeys(row["weight"] for row in rows if "target" in row["weight"])
+    weights = dict.fromkeys(row["weight"] for row in rows if "target " in row["weight"])
     for index, name in enumerate(weights):
         points = [row for row in rows if row["weight"] == name]
         M = [row["M"] for row in points]

@@ -1,7 +1,8 @@
 """Products of few rows, ours and cuBLAS's, over the models' own weights, against memory speed.
 
 All layers' weights of one shape take turns, so that no cache still holds a weight when it is read
-again. Ours of gate_up_proj includes SwiGLU, cuBLAS's does not.
+again. Ours of gate_up_proj includes SwiGLU, cuBLAS's does not. Last come the products of each whole
+model: the sum over its weights.
 """
 
 from collections import defaultdict
@@ -19,19 +20,24 @@ from specdec.bench.timing import Clock
 from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import linear, split_linear
 
-ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 384)
+ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 256, 384, 512)
 CACHES = 256 << 20  # bytes that a GPU's caches do not hold
 Product = Callable[[Tensor, Tensor], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """Weights of one role and shape."""
+    """Weights of one role and shape. owner: the model, "target" or "draft"."""
 
-    name: str
+    owner: str
+    role: str
     tensors: list[Tensor]
     ours: Product
     cublas: Product
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner} {self.role}"
 
 
 def weights_of(pair: Pair) -> list[Weight]:
@@ -47,7 +53,7 @@ def weights_of(pair: Pair) -> list[Weight]:
     if "lm_head.weight" not in pair.target.tensors:
         found["target", "lm_head"].append(pair.target.tensors["embed_tokens.weight"])
     return [
-        Weight(name=f"{owner} {role}", tensors=tensors, ours=_ours(role), cublas=_cublas(role))
+        Weight(owner=owner, role=role, tensors=tensors, ours=_ours(role), cublas=_cublas(role))
         for (owner, role), tensors in found.items()
     ]
 
@@ -72,6 +78,7 @@ def _cublas(role: str) -> Product:
 def products(bench: Bench) -> Iterator[Row]:
     """Every weight's product at few rows, ours and cuBLAS's, as a share of the bandwidth."""
     bandwidth = bench.bandwidth.reading
+    totals: dict[tuple[str, int], list[tuple[int, float, float]]] = defaultdict(list)
     for weight in weights_of(bench.pair):
         if not bench.has_time(f"products: {weight.name}"):
             continue
@@ -83,14 +90,26 @@ def products(bench: Bench) -> Iterator[Row]:
             x = torch.randn(M, K, device=first.device).to(first.dtype)
             ours = _seconds(weight.ours, x, tensors)
             cublas = _seconds(weight.cublas, x, tensors)
-            yield {"weight": weight.name, "N": N, "K": K, "M": M} | {
-                "us": 1e6 * ours,
-                "cublas_us": 1e6 * cublas,
-                "gb_per_s": size / ours / 1e9,
-                "cublas_gb_per_s": size / cublas / 1e9,
-                "of_bandwidth": size / ours / bandwidth,
-                "cublas_of_bandwidth": size / cublas / bandwidth,
-            }
+            named = {"weight": weight.name, "N": N, "K": K, "M": M}
+            yield named | _figures(size, ours, cublas, bandwidth)
+            count = len(weight.tensors)
+            totals[weight.owner, M].append((count * size, count * ours, count * cublas))
+    for (owner, M), parts in totals.items():
+        size, ours, cublas = map(sum, zip(*parts, strict=True))
+        yield {"weight": f"{owner}: all", "M": M} | _figures(int(size), ours, cublas, bandwidth)
+
+
+def _figures(size: int, ours: float, cublas: float, bandwidth: float) -> Row:
+    """Of so many bytes of weights, in seconds."""
+    return {
+        "us": 1e6 * ours,
+        "cublas_us": 1e6 * cublas,
+        "over_cublas": ours / cublas,
+        "gb_per_s": size / ours / 1e9,
+        "cublas_gb_per_s": size / cublas / 1e9,
+        "of_bandwidth": size / ours / bandwidth,
+        "cublas_of_bandwidth": size / cublas / bandwidth,
+    }
 
 
 def _seconds(product: Product, x: Tensor, weights: list[Tensor]) -> float:

@@ -1,8 +1,11 @@
 """x W^T for many rows on a Hopper GPU: one program a multiprocessor, its warps with roles.
 
-One warp lets the copy engine fill a ring of tiles of W and x. Two groups of four warps multiply: 64
-rows of the tile of W each, all of its rows of x, with the products in flight while the next tiles
-arrive. Results leave through shared memory, in whole lines, while the next tile is multiplied.
+One warp lets the copy engine fill a ring of tiles of W and x. Two or three groups of four warps
+multiply: 64 rows of the tile of W each, all of its rows of x, with the products in flight while the
+next tiles arrive. Results leave through shared memory, in whole lines, while the next tile is
+multiplied; those of 16 bits are held in registers and leave piece by piece then. Of gate and up
+rows with tiles of x of 256 rows 8 and 8 take turns, so that one product has both. W is no launch's
+result, so its first tiles are read before the launch before this one has ended.
 
 A sum has the order that linear.py describes, and its bits: W is on the wide side, a split adds 16
 of K after another, and a program that walks all splits adds them in order.
@@ -23,6 +26,7 @@ from torch import Tensor
 from specdec.kernels import (
     GluonDescriptor,
     barrier,
+    constexpr_function,
     gl,
     gluon_jit,
     hopper,
@@ -31,10 +35,10 @@ from specdec.kernels import (
 )
 from specdec.kernels.needed import need
 from specdec.kernels.tile_order import place_of, split_blocks
-from specdec.kernels.tile_shapes import RELAY, row_pieces
+from specdec.kernels.tile_shapes import RELAY, TURNS, row_pieces
 from specdec.kernels.tiles import Tiles, rows_to_read
 
-BLOCK_N = 128  # rows of W in a tile, half for each group
+BLOCK_N = 128  # rows of W in a tile of two groups
 BLOCK_K = 64
 OUT_ROWS = 32  # of a tile of results, in a buffer
 LEFT_SUMS = BLOCK_N // 2 * 512  # of a group of warps, at most
@@ -52,6 +56,11 @@ class Form(NamedTuple):
     is_relay: bool
     num_left: int  # sums of a group of warps that fit into its place
     num_stages: int
+    height: int  # columns of the results that a tile makes
+    groups: int  # of four warps, with 64 rows of W each
+    copy_registers: int
+    is_late: bool  # 16-bit results leave while the next tile is multiplied
+    has_turns: bool  # 8 gate and 8 up rows of W in turn: one product for both; is_gated is false
 
 
 def launch_persistent(
@@ -64,20 +73,19 @@ def launch_persistent(
 ) -> None:
     """Write the splits' sums, or with S = 1 their total. is_gated: gate rows of W before up rows.
 
-    N must be a multiple of 8, the halves' too. A bias needs S = 1.
+    N must be a multiple of 8, the halves' too. A bias needs S = 1. No launch since the last
+    synchronisation may write the weight.
     """
     S, T, N = out_STN.shape
     block_m, tail = row_pieces(tiles.block_m)
-    w_desc, up_desc = (_describe(half, BLOCK_N) for half in (weight_NK[:N], weight_NK[-N:]))
+    has_turns = is_gated and tiles.block_m == TURNS
+    groups = tiles.block_n // 64
+    height = tiles.block_n // 2 if has_turns else tiles.block_n
     is_relay = tiles.cuts == RELAY
     cuts = 1 if is_relay else tiles.cuts
-    m_tiles = -(-T // tiles.block_m)
-    at_once = num_multiprocessors(x_TK.device)
-    if is_relay:
-        at_once -= at_once % m_tiles
-    programs = min(S * -(-N // BLOCK_N) * m_tiles, at_once)
-    _persistent_kernel[(programs,)](
-        _describe_out(out_STN),
+    w_desc, up_desc = _describe_weight(weight_NK, N, tiles, has_turns)
+    _persistent_kernel[(_num_programs(out_STN, tiles, height),)](
+        _describe_out(out_STN, height // groups, groups),
         w_desc,
         up_desc,
         _describe_rows(x_TK, block_m),
@@ -90,18 +98,52 @@ def launch_persistent(
         FORM=Form(
             splits=tiles.splits,
             walked=tiles.splits // S,
-            is_gated=is_gated,
+            is_gated=is_gated and not has_turns,
             has_bias=bias_N is not None,
             tail=tail,
             cuts=cuts,
             is_relay=is_relay,
             num_left=LEFT_SUMS,
             num_stages=tiles.num_stages,
+            height=height,
+            groups=groups,
+            copy_registers=40 if groups == 2 else 24,  # what the groups leave
+            is_late=_may_leave_late(out_STN, x_TK.shape[1], tiles),
+            has_turns=has_turns,
         ),
         num_warps=4,
         launch_pdl=True,
         **need(),
     )
+
+
+def _num_programs(out_STN: Tensor, tiles: Tiles, height: int) -> int:
+    S, T, N = out_STN.shape
+    m_tiles = -(-T // tiles.block_m)
+    at_once = num_multiprocessors(out_STN.device)
+    if tiles.cuts == RELAY:
+        at_once -= at_once % m_tiles
+    return min(S * -(-N // height) * m_tiles, at_once)
+
+
+def _may_leave_late(out_STN: Tensor, K: int, tiles: Tiles) -> bool:
+    """Whether a tile's results can wait for the next tile: in 16 bits, beside one sum."""
+    S = len(out_STN)
+    block_m, tail = row_pieces(tiles.block_m)
+    num_blocks = K // tiles.splits // BLOCK_K
+    is_alone = tail == 0 and tiles.splits == S
+    return is_alone and out_STN.element_size() == 2 and num_blocks >= block_m // OUT_ROWS
+
+
+def _describe_weight(
+    weight_NK: Tensor, N: int, tiles: Tiles, has_turns: bool
+) -> tuple[GluonDescriptor, GluonDescriptor]:
+    """The gate rows and the up rows, or all rows twice."""
+    if has_turns:
+        desc = _describe_turns(weight_NK)
+        return desc, desc
+    rows = tiles.block_n if tiles.block_n == BLOCK_N else 64  # no power of two: a group's
+    return _describe(weight_NK[:N], rows), _describe(weight_NK[-N:], rows)
 
 
 @cache
@@ -122,21 +164,37 @@ def _describe(matrix: Tensor, rows: int) -> GluonDescriptor:
     return GluonDescriptor(matrix, shape, strides, [rows, BLOCK_K], _shared_layout(matrix))
 
 
+def _describe_turns(weight_NK: Tensor) -> GluonDescriptor:
+    """[2N, K] as [N / 8, 2, 8, K]: a block has 8 gate rows, the up rows beside them, 8 more."""
+    N, K = len(weight_NK) // 2, weight_NK.shape[1]
+    row = weight_NK.stride(0)
+    shape, strides = [N // 8, 2, 8, K], [8 * row, N * row, row, 1]
+    block = [BLOCK_N // 16, 2, 8, BLOCK_K]
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=128, element_bitwidth=8 * weight_NK.element_size(), rank=4
+    )
+    return GluonDescriptor(weight_NK, shape, strides, block, layout)
+
+
 def _describe_rows(x_TK: Tensor, rows: int) -> GluonDescriptor:
     desc = _describe(x_TK, rows)
     desc.shape[0] = rows_to_read(x_TK)
     return desc
 
 
-def _describe_out(out_STN: Tensor) -> GluonDescriptor:
+def _describe_out(out_STN: Tensor, columns: int, groups: int) -> GluonDescriptor:
+    """In blocks that two of each group fit into what the ring leaves."""
+    rows = OUT_ROWS if groups == 2 else OUT_ROWS * 2 // out_STN.element_size()
     shape, strides = list(out_STN.shape), list(out_STN.stride())
-    block = [1, OUT_ROWS, BLOCK_N // 2]
-    return GluonDescriptor(out_STN, shape, strides, block, _shared_layout(out_STN))
+    layout = _shared_layout(out_STN, min(128, columns * out_STN.element_size()))
+    return GluonDescriptor(out_STN, shape, strides, [1, rows, columns], layout)
 
 
-def _shared_layout(tensor: Tensor) -> object:
+def _shared_layout(tensor: Tensor, swizzled: int = 128) -> object:
     bits = 8 * tensor.element_size()
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=tensor.ndim)
+    return gl.NVMMASharedLayout(
+        swizzle_byte_width=swizzled, element_bitwidth=bits, rank=tensor.ndim
+    )
 
 
 @gluon_jit(varying=("T",))
@@ -155,36 +213,53 @@ def _persistent_kernel(
     FORM: gl.constexpr,
     needed_ptr=None,  # [1]; see needed.py
 ):
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()  # all programs run, so an early one displaces none
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+    if needed_ptr is not None:
+        _wait_for_inputs()
         if gl.load(needed_ptr) == 0:
             return
     STAGES: gl.constexpr = FORM.num_stages
-    w_ring = _ring(w_desc, STAGES)
+    w_ring = _ring(w_desc, STAGES if FORM.groups == 2 else STAGES * FORM.groups)
     x_ring = _ring(x_desc, STAGES)
     up_ring = _ring(up_desc, STAGES) if FORM.is_gated else w_ring
     tail_ring = _ring(rest_desc, STAGES) if FORM.tail > 0 else x_ring
-    out_buffers = _ring(out_desc, 4)  # two for each group
+    out_buffers = _ring(out_desc, 2 * FORM.groups)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(empty.index(i), count=2)
+        hopper.mbarrier.init(empty.index(i), count=FORM.groups)
     hopper.fence_async_shared()
     descs = (w_desc, up_desc, x_desc, rest_desc)
     ring = (w_ring, up_ring, x_ring, tail_ring, ready, empty)
     results = (out_desc, out_buffers, bias_ptr, room_ptr, flags_ptr)
     sizes = (T, N, K)
-    gl.warp_specialize(
-        [
-            (_multiply_upper, (results, ring, sizes, FORM)),
-            (_multiply_lower, (results, ring, sizes, FORM)),
-            (_copy, (descs, ring, sizes, FORM)),
-        ],
-        worker_num_warps=[4, 1],
-        worker_num_regs=[232, 24],
-    )
+    if FORM.groups == 2:
+        gl.warp_specialize(
+            [
+                (_multiply_upper, (results, ring, sizes, FORM)),
+                (_multiply_lower, (results, ring, sizes, FORM)),
+                (_copy, (descs, ring, sizes, FORM)),
+            ],
+            worker_num_warps=[4, 1],
+            worker_num_regs=[232, FORM.copy_registers],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply_upper, (results, ring, sizes, FORM)),
+                (_multiply_lower, (results, ring, sizes, FORM)),
+                (_multiply_third, (results, ring, sizes, FORM)),
+                (_copy, (descs, ring, sizes, FORM)),
+            ],
+            worker_num_warps=[4, 4, 1],
+            worker_num_regs=[160, 160, FORM.copy_registers],
+        )
+
+
+@gluon_jit
+def _wait_for_inputs():
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()  # all programs run, so an early one displaces none
 
 
 @gluon_jit
@@ -201,7 +276,7 @@ def _extent(ring, sizes, FORM: gl.constexpr):
     items are those of a group.
     """
     T, N, _K = sizes
-    n_tiles = gl.cdiv(N, ring[0].shape[1])
+    n_tiles = gl.cdiv(N, FORM.height)
     m_tiles = gl.cdiv(T, ring[2].shape[1] + FORM.tail)
     items = n_tiles * (FORM.splits // FORM.walked)
     if FORM.is_relay:
@@ -264,7 +339,7 @@ def _place(item, ring, extent, FORM: gl.constexpr, IS_CUT: gl.constexpr):
     n_tiles, m_tiles, _num_whole, _num_cut = extent
     CUTS: gl.constexpr = FORM.cuts if IS_CUT else 1
     BLOCK_M: gl.constexpr = ring[2].shape[1]
-    HEIGHT: gl.constexpr = ring[0].shape[1]
+    HEIGHT: gl.constexpr = FORM.height
     if FORM.is_relay:
         m0 = gl.program_id(0) % m_tiles * (BLOCK_M + FORM.tail)
         return item // n_tiles, item % n_tiles * HEIGHT, m0
@@ -280,52 +355,72 @@ def _copy(descs, ring, sizes, FORM: gl.constexpr):
     """What one warp does: fill the ring, as places become empty."""
     extent = _extent(ring, sizes, FORM)
     step = 0
-    BLOCK_K: gl.constexpr = ring[0].shape[2]
+    BLOCK_K: gl.constexpr = ring[2].shape[2]
     blocks = split_blocks(sizes[2], BLOCK_K, FORM.splits)
     share = _share(extent, sizes, FORM, BLOCK_K)
+    ahead = _copy_ahead(descs, ring, extent, share, blocks, FORM)
+    _wait_for_inputs()
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share[3] > 0:
             place = _place(share[2], ring, extent, FORM, False)
-            step = _copy_blocks(descs, ring, place, 0, share[3], step, sizes[2], FORM, False)
+            step = _copy_blocks(descs, ring, place, 0, share[3], step, ahead, sizes[2], FORM, False)
     for i in range(_num_own(extent, share, FORM)):
         item = _own(i, extent, share, FORM)
         place = _place(item, ring, extent, FORM, False)
         step = _copy_blocks(
-            descs, ring, place, 0, blocks * FORM.walked, step, sizes[2], FORM, False
+            descs, ring, place, 0, blocks * FORM.walked, step, ahead, sizes[2], FORM, False
         )
     if FORM.cuts > 1:
         for item in range(gl.program_id(0), extent[3], gl.num_programs(0)):
             place = _place(extent[2] * FORM.cuts + item, ring, extent, FORM, True)
             step = _copy_blocks(
-                descs, ring, place, 0, blocks * FORM.walked, step, sizes[2], FORM, True
+                descs, ring, place, 0, blocks * FORM.walked, step, ahead, sizes[2], FORM, True
             )
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share[1] > 0:
             place = _place(share[0], ring, extent, FORM, False)
-            step = _copy_blocks(descs, ring, place, share[1], blocks, step, sizes[2], FORM, False)
+            step = _copy_blocks(
+                descs, ring, place, share[1], blocks, step, ahead, sizes[2], FORM, False
+            )
 
 
 @gluon_jit
-def _copy_blocks(descs, ring, place, first, end, step, K, FORM: gl.constexpr, IS_CUT: gl.constexpr):
-    """The tiles of one item, or of some blocks of its K; returns the next step."""
-    w_desc, up_desc, x_desc, rest_desc = descs
-    w_ring, up_ring, x_ring, tail_ring, ready, empty = ring
+def _copy_ahead(descs, ring, extent, share, blocks, FORM: gl.constexpr):
+    """W of the first blocks, which no launch writes; returns how many."""
+    BLOCK_K: gl.constexpr = ring[2].shape[2]
+    count = gl.where(_num_own(extent, share, FORM) > 0, blocks * FORM.walked, 0)
+    item = _own(0, extent, share, FORM)
+    if FORM.is_relay:
+        item = gl.where(share[3] > 0, share[2], item)
+        count = gl.where(share[3] > 0, share[3], count)
+    count = gl.minimum(count, FORM.num_stages)
+    split, n0, _m0 = _place(item, ring, extent, FORM, False)
+    for i in range(count):
+        _load_w(descs, ring, n0, (split * blocks + i) * BLOCK_K, i, True, FORM, False)
+    return count
+
+
+@gluon_jit
+def _copy_blocks(
+    descs, ring, place, first, end, step, ahead, K, FORM: gl.constexpr, IS_CUT: gl.constexpr
+):
+    """The tiles of one item, or of some blocks of its K; returns the next step.
+
+    Those of W are there or on their way for as many steps as were loaded `ahead`.
+    """
+    _w_desc, _up_desc, x_desc, rest_desc = descs
+    _w_ring, _up_ring, x_ring, tail_ring, ready, empty = ring
     split, n0, m0 = place
-    STAGES: gl.constexpr = w_ring.shape[0]
-    BLOCK_N: gl.constexpr = w_ring.shape[1]
-    BLOCK_K: gl.constexpr = w_ring.shape[2]
+    STAGES: gl.constexpr = FORM.num_stages
+    BLOCK_K: gl.constexpr = x_ring.shape[2]
     BLOCK_M: gl.constexpr = x_ring.shape[1] // (FORM.cuts if IS_CUT else 1)
-    ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * BLOCK_N + BLOCK_M + FORM.tail
     blocks = split_blocks(K, BLOCK_K, FORM.splits)
     for i in range(first, end):
         k = (split * blocks + i) * BLOCK_K
         at = step % STAGES
         bar = ready.index(at)
         hopper.mbarrier.wait(empty.index(at), (step // STAGES + 1) & 1)
-        hopper.mbarrier.expect(bar, ROWS * BLOCK_K * 2)
-        _load(w_desc, n0, k, bar, w_ring.index(at))
-        if FORM.is_gated:
-            _load(up_desc, n0, k, bar, up_ring.index(at))
+        _load_w(descs, ring, n0, k, at, step >= ahead, FORM, IS_CUT)
         if IS_CUT:
             _load(rest_desc, m0, k, bar, x_ring.index(at).slice(0, BLOCK_M))
         else:
@@ -337,8 +432,31 @@ def _copy_blocks(descs, ring, place, first, end, step, K, FORM: gl.constexpr, IS
 
 
 @gluon_jit
-def _load(desc, row, k, bar, to):
-    hopper.tma.async_copy_global_to_shared(desc, [row, k], bar, to)
+def _load_w(descs, ring, row, k, at, is_new, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+    """A place's tiles of W, if they are new; its barrier learns how much comes with those of x."""
+    w_desc, up_desc, _x_desc, _rest_desc = descs
+    w_ring, up_ring, x_ring, _tail_ring, ready, _empty = ring
+    GROUPS: gl.constexpr = FORM.groups
+    BLOCK_M: gl.constexpr = x_ring.shape[1] // (FORM.cuts if IS_CUT else 1)
+    ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * GROUPS * 64 + BLOCK_M + FORM.tail
+    bar = ready.index(at)
+    hopper.mbarrier.expect(bar, ROWS * x_ring.shape[2] * 2, pred=is_new)
+    if FORM.has_turns:
+        hopper.tma.async_copy_global_to_shared(
+            w_desc, [row // 8, 0, 0, k], bar, w_ring.index(at), pred=is_new
+        )
+    elif FORM.groups == 2:
+        _load(w_desc, row, k, bar, w_ring.index(at), is_new)
+    else:
+        for i in gl.static_range(GROUPS):
+            _load(w_desc, row + i * 64, k, bar, w_ring.index(at * GROUPS + i), is_new)
+    if FORM.is_gated:
+        _load(up_desc, row, k, bar, up_ring.index(at), is_new)
+
+
+@gluon_jit
+def _load(desc, row, k, bar, to, is_new=True):
+    hopper.tma.async_copy_global_to_shared(desc, [row, k], bar, to, pred=is_new)
 
 
 @gluon_jit
@@ -352,23 +470,34 @@ def _multiply_lower(results, ring, sizes, FORM: gl.constexpr):
 
 
 @gluon_jit
+def _multiply_third(results, ring, sizes, FORM: gl.constexpr):
+    _multiply(results, ring, sizes, FORM, 2)
+
+
+@gluon_jit
 def _multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
-    """What four warps do: their half of W's tile by the rows of x, and out."""
+    """What four warps do: their 64 rows of W's tile by the rows of x, and out."""
     extent = _extent(ring, sizes, FORM)
     step = 0
     num_written = 0
-    BLOCK_K: gl.constexpr = ring[0].shape[2]
+    BLOCK_K: gl.constexpr = ring[2].shape[2]
     share = _share(extent, sizes, FORM, BLOCK_K)
+    tl.extra.cuda.gdc_wait()  # before flags are read and results written
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share[3] > 0:
             sums = _zeros(ring, FORM, False)
             sums, step = _added(ring, step, sums, share[3], FORM, GROUP, False, False)
             _leave(results, sums, FORM, GROUP)
-    for i in range(_num_own(extent, share, FORM)):
-        item = _own(i, extent, share, FORM)
-        place = _place(item, ring, extent, FORM, False)
-        sums, step = _sums(ring, step, sizes, FORM, GROUP, False)
-        num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
+    if FORM.is_late:
+        step, num_written = _multiply_late(
+            results, ring, sizes, extent, share, step, num_written, FORM, GROUP
+        )
+    else:
+        for i in range(_num_own(extent, share, FORM)):
+            item = _own(i, extent, share, FORM)
+            place = _place(item, ring, extent, FORM, False)
+            sums, step = _sums(ring, step, sizes, FORM, GROUP, False)
+            num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
     if FORM.cuts > 1:
         for item in range(gl.program_id(0), extent[3], gl.num_programs(0)):
             place = _place(extent[2] * FORM.cuts + item, ring, extent, FORM, True)
@@ -382,6 +511,118 @@ def _multiply(results, ring, sizes, FORM: gl.constexpr, GROUP: gl.constexpr):
             sums, step = _added(ring, step, sums, rest, FORM, GROUP, False, True)
             num_written = _finish(results, place, sums, sizes, num_written, FORM, GROUP)
     hopper.tma.store_wait(0)
+
+
+@gluon_jit
+def _multiply_late(
+    results, ring, sizes, extent, share, step, num_written, FORM: gl.constexpr, GROUP: gl.constexpr
+):
+    """A program's own items: results of each are held, and leave during the next one's products."""
+    split, n0 = 0, 0
+    m0 = sizes[0]  # below the last row: nothing is held yet, and nothing written
+    zeros = _zeros(ring, FORM, False)
+    held = _packed(_result(results, zeros, 0, sizes, FORM))
+    for i in range(_num_own(extent, share, FORM)):
+        item = _own(i, extent, share, FORM)
+        place = _place(item, ring, extent, FORM, False)
+        of_held = (split, n0, m0)
+        sums, step, num_written = _sums_late(
+            results, ring, step, sizes, held, of_held, num_written, FORM, GROUP
+        )
+        split, n0, m0 = place
+        held = _packed(_result(results, sums, n0 + GROUP * results[1].shape[3], sizes, FORM))
+    for i in gl.static_range(_num_pieces(ring, FORM)):
+        num_written = _write_held(results, ring, (split, n0, m0), held, num_written, i, FORM, GROUP)
+    return step, num_written
+
+
+@gluon_jit
+def _sums_late(
+    results,
+    ring,
+    step,
+    sizes,
+    held,
+    of_held,
+    num_written,
+    FORM: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """The sums of one split; what is held leaves, a piece with each of the first blocks."""
+    empty = ring[5]
+    STAGES: gl.constexpr = FORM.num_stages
+    PIECES: gl.constexpr = _num_pieces(ring, FORM)
+    blocks = split_blocks(sizes[2], ring[2].shape[2], FORM.splits)
+    sums = _zeros(ring, FORM, False)
+    for i in gl.static_range(PIECES):
+        hopper.mbarrier.wait(ring[4].index(step % STAGES), (step // STAGES) & 1)
+        sums = _begin(ring, step % STAGES, sums, i > 0, FORM, GROUP, False)
+        num_written = _write_held(results, ring, of_held, held, num_written, i, FORM, GROUP)
+        sums = _wait(sums, 1)
+        if i > 0:
+            hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+        step += 1
+    sums, step = _added(ring, step, sums, blocks - PIECES, FORM, GROUP, False, True, True)
+    return sums, step, num_written
+
+
+@constexpr_function
+def _num_pieces(ring, form):
+    """Into how many a tile of results is cut on its way out."""
+    return ring[2].shape[1] // OUT_ROWS
+
+
+@gluon_jit
+def _packed(y):
+    """[n, rows] of 16 bits as [n, rows / 2] of 32: what a register holds."""
+    even, odd = y.reshape([y.shape[0], y.shape[1] // 2, 2]).split()
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, {$1, $2};", "=r,h,h", [even, odd], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon_jit
+def _write_held(
+    results,
+    ring,
+    place,
+    held,
+    num_written,
+    i: gl.constexpr,
+    FORM: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """The i-th piece of what is held."""
+    out_desc, out_buffers, _bias_ptr, _room_ptr, _flags_ptr = results
+    split, n0, m0 = place
+    PIECES: gl.constexpr = _num_pieces(ring, FORM)
+    ROWS: gl.constexpr = out_buffers.shape[2]
+    packed = _piece(held, i, PIECES)
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;",
+        "=h,=h,r",
+        [packed],
+        dtype=(out_desc.dtype, out_desc.dtype),
+        is_pure=True,
+        pack=1,
+    )
+    y = gl.join(even, odd).reshape([packed.shape[0], ROWS])
+    to = (out_desc, out_buffers, split, n0 + GROUP * out_buffers.shape[3])
+    return _write(to, m0 + i * ROWS, y, num_written, GROUP)
+
+
+@gluon_jit
+def _piece(y, i: gl.constexpr, PIECES: gl.constexpr):
+    """The i-th of equal pieces along the rows, without a move between registers."""
+    if PIECES == 1:
+        return y
+    else:
+        halves = y.reshape([y.shape[0], 2, y.shape[1] // 2]).permute((0, 2, 1)).split()
+        HALF: gl.constexpr = PIECES // 2
+        if i < HALF:
+            return _piece(halves[0], i, HALF)
+        else:
+            return _piece(halves[1], i - HALF, HALF)
 
 
 @gluon_jit
@@ -409,7 +650,7 @@ def _add(sums, more):
 @gluon_jit
 def _split_sums(ring, step, sizes, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
     """One split's sums: of W, of the up rows, and both again of the tail; the next step."""
-    blocks = split_blocks(sizes[2], ring[0].shape[2], FORM.splits)
+    blocks = split_blocks(sizes[2], ring[2].shape[2], FORM.splits)
     sums = _zeros(ring, FORM, IS_CUT)
     return _added(ring, step, sums, blocks, FORM, GROUP, IS_CUT, False)
 
@@ -424,19 +665,22 @@ def _added(
     GROUP: gl.constexpr,
     IS_CUT: gl.constexpr,
     GOES_ON: gl.constexpr,
+    IN_FLIGHT: gl.constexpr = False,
 ):
     """The sums with some blocks of K, from none unless it GOES_ON; the next step.
 
-    Two blocks are in flight: a place is given back when the block after it has begun.
+    Two blocks are in flight: a place is given back when the block after it has begun. IN_FLIGHT:
+    a block before these is.
     """
-    w_ring, _up_ring, _x_ring, _tail_ring, ready, empty = ring
-    STAGES: gl.constexpr = w_ring.shape[0]
+    _w_ring, _up_ring, _x_ring, _tail_ring, ready, empty = ring
+    STAGES: gl.constexpr = FORM.num_stages
     for i in range(blocks):
         hopper.mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
         is_later = True if GOES_ON else i > 0
         sums = _begin(ring, step % STAGES, sums, is_later, FORM, GROUP, IS_CUT)
         sums = _wait(sums, 1)
-        hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=i > 0)
+        has_before = True if IN_FLIGHT else i > 0
+        hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=has_before)
         step += 1
     sums = _wait(sums, 0)
     hopper.mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
@@ -445,7 +689,7 @@ def _added(
 
 @gluon_jit
 def _zeros(ring, FORM: gl.constexpr, IS_CUT: gl.constexpr):
-    HALF: gl.constexpr = ring[0].shape[1] // 2
+    HALF: gl.constexpr = 64
     rows = _tile(HALF, ring[2].shape[1] // (FORM.cuts if IS_CUT else 1))
     if FORM.tail > 0:
         tail = _tile(HALF, FORM.tail)
@@ -472,8 +716,8 @@ def _tile(HALF: gl.constexpr, ROWS: gl.constexpr):
 def _begin(ring, at, sums, is_later, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
     """Begin to add the products of one place of the ring."""
     w_ring, up_ring, x_ring, tail_ring, _ready, _empty = ring
-    HALF: gl.constexpr = w_ring.shape[1] // 2
-    w = w_ring.index(at).slice(GROUP * HALF, HALF)
+    HALF: gl.constexpr = 64
+    w = _rows_of_group(w_ring, at, FORM, GROUP)
     x = x_ring.index(at)
     if IS_CUT:
         x = x.slice(0, x_ring.shape[1] // FORM.cuts)
@@ -491,6 +735,17 @@ def _begin(ring, at, sums, is_later, FORM: gl.constexpr, GROUP: gl.constexpr, IS
         return first, _product(w, tail_ring.index(at), sums[1], is_later)
     else:
         return (first,)
+
+
+@gluon_jit
+def _rows_of_group(w_ring, at, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """A group's 64 rows of a tile of W."""
+    if FORM.has_turns:
+        return w_ring.index(at).reshape([128, w_ring.shape[4]]).slice(GROUP * 64, 64)
+    elif FORM.groups == 2:
+        return w_ring.index(at).slice(GROUP * 64, 64)
+    else:
+        return w_ring.index(at * FORM.groups + GROUP)
 
 
 @gluon_jit
@@ -524,6 +779,13 @@ def _finish(results, place, sums, sizes, num_written, FORM: gl.constexpr, GROUP:
         y = _activated(sums[TAILS], sums[TAILS + ups], bias_ptr, n0, sizes, FORM)
         num_written = _write(to, m0 + sums[0].shape[1], y, num_written, GROUP)
     return num_written
+
+
+@gluon_jit
+def _result(results, sums, n0, sizes, FORM: gl.constexpr):
+    """What _finish writes, of an item without a tail. n0: the group's first column."""
+    y = _activated(sums[0], sums[1 if FORM.is_gated else 0], results[2], n0, sizes, FORM)
+    return y.to(results[0].dtype)
 
 
 @gluon_jit
@@ -617,13 +879,44 @@ def _await_flag(flag_ptr):
 @gluon_jit
 def _activated(sums, up, bias_ptr, n0, sizes, FORM: gl.constexpr):
     """up: the sums themselves where nothing is gated."""
+    if FORM.has_turns:
+        HALF: gl.constexpr = sums.shape[0] // 16
+        turns = sums.reshape([HALF, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
+        sums, up = turns.reshape([HALF * 8, sums.shape[1], 2]).split()
     if FORM.has_bias:
         sums += _bias(bias_ptr, n0, sizes, sums)
-    if FORM.is_gated:
+    if FORM.is_gated or FORM.has_turns:
         if FORM.has_bias:
             up += _bias(bias_ptr + sizes[1], n0, sizes, up)
-        sums = sums / (1.0 + gl.exp(-sums)) * up
+        sums = _gated(sums, up)
     return sums
+
+
+@gluon_jit
+def _gated(sums, up):
+    """sums / (1 + exp(-sums)) * up with the same bits as Triton's exp and division.
+
+    Numerator and denominator are a quarter each, which moves no rounding, so that the reciprocal of
+    the largest denominators is no subnormal number. Exponentials below 2^-126 become 0, as beside
+    the 1 they do anyway.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+            .reg .f32 below, above;
+            mul.rn.f32 below, $1, 0fBFB8AA3B;
+            ex2.approx.ftz.f32 below, below;
+            fma.rn.f32 below, below, 0f3E800000, 0f3E800000;
+            rcp.approx.ftz.f32 below, below;
+            mul.rn.f32 above, $1, 0f3E800000;
+            mul.rn.f32 above, above, below;
+            mul.rn.f32 $0, above, $2;
+        }""",
+        "=f,f,f",
+        [sums, up],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon_jit
@@ -635,7 +928,7 @@ def _bias(bias_ptr, n0, sizes, sums):
 
 @gluon_jit
 def _write(to, m0, sums, num_written, GROUP: gl.constexpr):
-    """Sums [HALF, rows] to rows m0 on, OUT_ROWS at a time; each group's two buffers take turns."""
+    """Results [n, rows] to rows m0 on, a buffer at a time; each group's two take turns."""
     out_desc, out_buffers, split, n0 = to
     ROWS: gl.constexpr = sums.shape[1]
     AT_ONCE: gl.constexpr = out_buffers.shape[2]

@@ -11,11 +11,12 @@ def num_tiles(N: int, T: int, tiles: Tiles) -> int:
 
 @jit
 def place_of(tile, n_tiles, m_tiles):
-    """Tiles in bands of 8 along the rows, rows first: programs that share W tiles run together."""
-    band = tile // (8 * n_tiles)
-    height = tl.minimum(m_tiles - band * 8, 8)
-    inside = tile % (8 * n_tiles)
-    return inside // height, band * 8 + inside % height
+    """Tiles in bands along the rows, rows first: programs that share W tiles run together."""
+    BAND: tl.constexpr = 8
+    band = tile // (BAND * n_tiles)
+    height = tl.minimum(m_tiles - band * BAND, BAND)
+    inside = tile % (BAND * n_tiles)
+    return inside // height, band * BAND + inside % height
 
 
 @jit

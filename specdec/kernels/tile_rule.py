@@ -13,11 +13,13 @@ from specdec.kernels.tile_shapes import (
     RELAY,
     SHARED_MEMORY,
     SPLITS,
+    THREE_GROUPS,
     Product,
     Shape,
     bytes_of,
     problem_of,
     row_pieces,
+    rows_of_w,
 )
 
 FEW = (  # block_n, block_k, num_stages, num_warps; one tile holds all rows
@@ -31,7 +33,6 @@ FEW = (  # block_n, block_k, num_stages, num_warps; one tile holds all rows
 )
 MEDIUM = (
     Shape(64, 64, 128, 6, 4),
-    Shape(64, 96, 64, 3, 4),
     Shape(64, 128, 64, 3, 4),
     Shape(64, 128, 64, 5, 4),
     Shape(64, 128, 128, 4, 4),
@@ -43,12 +44,10 @@ MEDIUM = (
     Shape(128, 64, 64, 4, 4),
     Shape(128, 64, 128, 4, 4),
     Shape(128, 96, 64, 4, 4),
-    Shape(128, 96, 64, 6, 4),
     Shape(128, 128, 64, 3, 4),
     Shape(128, 128, 64, 4, 8),
     Shape(128, 128, 64, 6, 4),
     Shape(128, 160, 64, 4, 4),
-    Shape(128, 160, 64, 4, 8),
     Shape(128, 192, 64, 4, 8),
     Shape(128, 256, 64, 4, 8),
     Shape(256, 64, 64, 4, 4),
@@ -66,13 +65,14 @@ MANY = (
     Shape(128, 256, 64, 4, 8),
     Shape(256, 128, 64, 4, 8),
 )
-PERSISTENT = (  # on Hopper GPUs, for split and gate: block_m, num_stages and cuts
-    *((64, stages, 1) for stages in (5, 8)),
-    *((96, stages, 1) for stages in (4, 6)),
-    *((128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4, RELAY)),
-    *((160, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
-    *((192, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
-    *((256, 4, cuts) for cuts in (1, 2, RELAY)),
+PERSISTENT = (  # on Hopper GPUs, for split and gate: block_n, block_m, num_stages and cuts
+    *((128, 64, stages, 1) for stages in (5, 8)),
+    *((128, 96, stages, 1) for stages in (4, 6)),
+    *((128, 128, stages, cuts) for stages in (4, 6) for cuts in (1, 2, 4, RELAY)),
+    *((128, 160, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
+    *((128, 192, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
+    *((128, 256, 4, cuts) for cuts in (1, 2, RELAY)),
+    *((THREE_GROUPS, rows, 5, 1) for rows in (96, 128)),
 )
 MOST_SUMS = (160, 200)  # registers of a thread; persistent.py leaves its multiplying warps 232
 # of an H100 or H200; the clocks agree best with the table that was measured on an H200
@@ -121,9 +121,10 @@ def candidates(product: Product, rows: int, splits: int, has_wgmma: bool = False
 
 def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
     """With the deepest ring that fits, tiles that the rows fill, and cuts that do anything."""
-    shapes = (Shape(128, m, 64, stages, 4, cuts) for m, stages, cuts in PERSISTENT)
+    shapes = (Shape(n, m, 64, stages, 4, cuts) for n, m, stages, cuts in PERSISTENT)
     fitting = [s for s in shapes if problem_of(product, rows, s) is None]
-    deepest = {(s.block_m, s.cuts): s for s in sorted(fitting, key=lambda s: s.num_stages)}
+    by_depth = sorted(fitting, key=lambda s: s.num_stages)
+    deepest = {(s.block_n, s.block_m, s.cuts): s for s in by_depth}
     is_many = rows > PARALLEL_ROWS
     return [
         s
@@ -147,7 +148,7 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
     """The model: clocks of the busiest multiprocessor."""
     parts = 1 if rows > PARALLEL_ROWS else splits
     K = product.K / parts
-    height = shape.block_n * _halves(product)
+    height = rows_of_w(product.kind, shape)
     items = _num_items(product, rows, splits, shape)
     if shape.cuts:
         return _persistent_clocks(items, height, K, shape)
@@ -162,7 +163,7 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
 def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
     """Tiles, counted for each split that has programs of its own."""
     parts = 1 if rows > PARALLEL_ROWS else splits
-    height = shape.block_n * _halves(product)
+    height = rows_of_w(product.kind, shape)
     return -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
 
 
@@ -199,9 +200,5 @@ def _resident(product: Product, shape: Shape) -> int:
 
 def _accumulators(product: Product, shape: Shape) -> int:
     """Registers of each thread that hold sums."""
-    num_warps = 8 if shape.cuts else shape.num_warps
-    return shape.block_n * shape.block_m * _halves(product) // (32 * num_warps)
-
-
-def _halves(product: Product) -> int:
-    return 2 if product.kind == "gate" else 1
+    num_warps = shape.block_n // 16 if shape.cuts else shape.num_warps
+    return rows_of_w(product.kind, shape) * shape.block_m // (32 * num_warps)

@@ -16,15 +16,18 @@ PERSISTENT_ROWS = 160  # persistent.py serves classes from here on
 SPLITS = (1, 2, 4)
 SHARED_MEMORY = 227 * 1024  # of one multiprocessor
 
-BLOCK_N = (64, 128, 256)
+BLOCK_N = (64, 128, 192, 256)
 BLOCK_M = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 BLOCK_K = (32, 64, 128, 256)  # divisors of 256: see split_blocks in tile_order.py
 NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
 NUM_WARPS = (4, 8)
 RELAY = -1  # in place of cuts: programs pass tiles on
 CUTS = (0, 1, 2, 4, RELAY)
-PERSISTENT = (128, 64, 4)  # block_n, block_k and num_warps that persistent.py is written for
+PERSISTENT = (64, 4)  # block_k and num_warps that persistent.py is written for
+THREE_GROUPS = 192  # block_n, of persistent.py alone
+TURNS = 256  # block_m of gate there, with 8 gate and 8 up rows of W in turn
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
+THREE_GROUPS_BYTES = 25 * 1024  # the same of three groups, whose results have smaller blocks
 
 
 class Product(NamedTuple):
@@ -57,7 +60,7 @@ def row_class(M: int) -> int:
 
 def rows_of_tiles(M: int) -> int:
     """Rows that whole tiles have for M rows of x, whatever the tiles."""
-    largest = 384  # a multiple of the tiles of many rows, 128 and 192
+    largest = 768  # a multiple of the tiles of many rows, 128, 192 and 256
     return row_class(M) if M <= PARALLEL_ROWS else -(-M // largest) * largest
 
 
@@ -67,11 +70,17 @@ def row_pieces(block_m: int) -> tuple[int, int]:
     return whole, block_m - whole
 
 
+def rows_of_w(kind: Kind, shape: Shape) -> int:
+    """That a tile has, gate and up rows together."""
+    takes_turns = shape.cuts != 0 and shape.block_m == TURNS
+    return shape.block_n * (2 if kind == "gate" and not takes_turns else 1)
+
+
 def bytes_of(kind: Kind, shape: Shape) -> int:
     """Shared memory of a program's tiles of 16-bit numbers."""
-    halves = 2 if kind == "gate" else 1
-    ring = (shape.block_n * halves + shape.block_m) * shape.block_k * 2 * shape.num_stages
-    return ring + (PERSISTENT_BYTES if shape.cuts else 0)
+    ring = (rows_of_w(kind, shape) + shape.block_m) * shape.block_k * 2 * shape.num_stages
+    beside = THREE_GROUPS_BYTES if shape.block_n == THREE_GROUPS else PERSISTENT_BYTES
+    return ring + (beside if shape.cuts else 0)
 
 
 def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
@@ -92,6 +101,8 @@ def problem_of(product: Product, rows: int, shape: Shape) -> str | None:
         problem = _persistent_problem(product, rows, shape)
         if problem is not None:
             return problem
+    elif shape.block_n == THREE_GROUPS:
+        return f"block_n {THREE_GROUPS} is for cuts"
     elif row_pieces(shape.block_m)[1] and rows > PARALLEL_ROWS:
         return f"block_m {shape.block_m}, a power of two is needed for {rows} rows"
     size = bytes_of(product.kind, shape)
@@ -104,10 +115,14 @@ def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None
     if product.kind == "whole" or rows < PERSISTENT_ROWS or product.N % 16 != 0:
         wanted = f"split and gate, N a multiple of 16, from {PERSISTENT_ROWS} rows on"
         return f"cuts {shape.cuts} is for {wanted}"
-    if (shape.block_n, shape.block_k, shape.num_warps) != PERSISTENT or shape.block_m < 64:
-        block_n, block_k, num_warps = PERSISTENT
-        needed = f"block_n {block_n}, block_k {block_k}, num_warps {num_warps}"
+    is_wide = shape.block_n == THREE_GROUPS
+    has_blocks = shape.block_n in (128, THREE_GROUPS) and shape.block_m >= 64
+    if not has_blocks or (shape.block_k, shape.num_warps) != PERSISTENT:
+        block_k, num_warps = PERSISTENT
+        needed = f"block_n 128 or {THREE_GROUPS}, block_k {block_k}, num_warps {num_warps}"
         return f"cuts {shape.cuts} needs {needed} and block_m 64 or more"
+    if is_wide and (product.kind == "gate" or shape.cuts != 1 or shape.block_m > 128):
+        return f"block_n {THREE_GROUPS} is for split, cuts 1 and block_m up to 128"
     if shape.cuts > 1 and row_pieces(shape.block_m)[1]:
         return f"cuts {shape.cuts}: block_m {shape.block_m} takes 1"
     if shape.cuts > 1 and shape.block_m // shape.cuts < 32:
@@ -115,6 +130,4 @@ def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None
         return f"cuts {shape.cuts} leaves {left} rows of block_m {shape.block_m}, 32 are needed"
     if shape.cuts == RELAY and rows > PARALLEL_ROWS:
         return f"cuts {RELAY}, a relay, is for at most {PARALLEL_ROWS} rows"
-    if product.kind == "gate" and shape.block_m > 192:
-        return f"block_m {shape.block_m}, with cuts {shape.cuts} gate takes 192 at most"
     return None

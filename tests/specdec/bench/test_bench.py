@@ -208,6 +208,13 @@ def test_products_are_measured_over_every_weight(bench, monkeypatch):
         row["weight"] for row in rows
     }
     assert all(row["us"] > 0 and row["cublas_us"] > 0 for row in rows)
+    layers = bench.pair.target.config.num_layers
+    for M in (1, 3):
+        parts = {row["weight"]: row["us"] for row in rows if row["M"] == M}
+        times = [us for name, us in parts.items() if name.startswith("target ")]
+        assert parts["target: all"] == pytest.approx(
+            layers * sum(times) - (layers - 1) * parts["target lm_head"]
+        )
 
 
 def test_a_fresh_process_reports_its_phases(pair):

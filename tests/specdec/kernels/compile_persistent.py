@@ -1,8 +1,9 @@
 """Compile persistent.py for a Hopper GPU, without one: prints its shared memory and its products.
 
-python -m tests.specdec.kernels.compile_persistent BLOCK_M CUTS SPLITS split|gate [needed]
+python -m tests.specdec.kernels.compile_persistent BLOCK_N BLOCK_M CUTS SPLITS split|gate [WORDS]
 
-needed: as a pass that may not be needed launches it; see kernels/needed.py.
+WORDS: needed: as a pass that may not be needed launches it, see kernels/needed.py; late: results of
+16 bits that leave beside the next tile's products.
 """
 
 import sys
@@ -16,23 +17,30 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from specdec.kernels.tile_shapes import RELAY, row_pieces
+from specdec.kernels.tile_shapes import RELAY, TURNS, row_pieces
 
 
 def main() -> None:
-    block_m, cuts, splits = map(int, sys.argv[1:4])
-    is_gated = sys.argv[4] == "gate"
+    block_n, block_m, cuts, splits = map(int, sys.argv[1:5])
+    is_gated = sys.argv[5] == "gate"
     is_needed = "needed" in sys.argv
+    is_late = "late" in sys.argv
     is_relay = cuts == RELAY
     cuts = 1 if is_relay else cuts
     main_rows, tail = row_pieces(block_m)
-    x = {rows: desc("bf16", 16, rows, 64) for rows in (128, main_rows, tail or main_rows // cuts)}
+    has_turns = is_gated and block_m == TURNS
+    groups = block_n // 64
+    height = block_n // 2 if has_turns else block_n
+    is_rounded = is_gated or is_late
+    out_rows = 32 if groups == 2 or is_rounded else 16
+    out = (1, out_rows, height // groups)
+    w = desc("bf16", 16, 8, 2, 8, 64) if has_turns else desc("bf16", 16, *w_block(groups))
     signature = {
-        "out_desc": desc("bf16", 16, 1, 32, 64) if is_gated else desc("fp32", 32, 1, 32, 64),
-        "w_desc": x[128],
-        "up_desc": x[128],
-        "x_desc": x[main_rows],
-        "rest_desc": x[tail or main_rows // cuts],
+        "out_desc": desc(*(("bf16", 16) if is_rounded else ("fp32", 32)), *out),
+        "w_desc": w,
+        "up_desc": w,
+        "x_desc": desc("bf16", 16, main_rows, 64),
+        "rest_desc": desc("bf16", 16, tail or main_rows // cuts, 64),
         "bias_ptr": "*bf16",
         "room_ptr": "*fp32",
         "flags_ptr": "*i32",
@@ -43,13 +51,18 @@ def main() -> None:
     form = persistent.Form(
         splits,
         splits,
-        is_gated,
+        is_gated and not has_turns,
         has_bias=True,
         tail=tail,
         cuts=cuts,
         is_relay=is_relay,
         num_left=persistent.LEFT_SUMS,
         num_stages=3,
+        height=height,
+        groups=groups,
+        copy_registers=40 if groups == 2 else 24,
+        is_late=is_late,
+        has_turns=has_turns,
     )
     kernel = persistent._persistent_kernel
     names = list(signature)
@@ -61,9 +74,14 @@ def main() -> None:
     print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
 
 
+def w_block(groups: int) -> tuple[int, int]:
+    return (128 if groups == 2 else 64), 64
+
+
 def desc(dtype: str, bits: int, *block: int) -> str:
     """The type of a descriptor, as Triton writes it."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=len(block))
+    swizzled = min(128, block[-1] * bits // 8)
+    layout = gl.NVMMASharedLayout(swizzled, element_bitwidth=bits, rank=len(block))
     return f"tensordesc<{dtype}{list(block)},{layout!r}>"
 
 

@@ -18,11 +18,13 @@ SIMPLE = Shape(64, 64, 64, 3, 4)  # of the kernels with one program a tile
 SUMS = [(64, 8, 1), (96, 6, 1), (128, 6, 1), (128, 6, 4), (192, 4, 1), (256, 4, 1), (256, 4, 2)]
 SUMS += [(64, 8, RELAY), (128, 6, RELAY), (192, 4, RELAY), (256, 4, RELAY)]
 GATED = [(64, 5, 1), (96, 4, 1), (128, 4, 1), (128, 4, 2), (192, 3, 1), (128, 4, RELAY)]
-GATED += [(192, 3, RELAY)]
+GATED += [(192, 3, RELAY), (256, 4, 1), (256, 4, 2), (256, 4, RELAY)]
 
 
-def tiles_of(block_m: int, stages: int, cuts: int, splits: int, is_serial: bool) -> Tiles:
-    shape = Shape(128, block_m, 64, stages, 4, cuts)
+def tiles_of(
+    block_m: int, stages: int, cuts: int, splits: int, is_serial: bool, block_n: int = 128
+) -> Tiles:
+    shape = Shape(block_n, block_m, 64, stages, 4, cuts)
     return cut(shape, 4096 if is_serial else 512, splits)
 
 
@@ -78,16 +80,64 @@ def test_gated_products_have_the_bits_of_programs_for_a_tile_each(
         assert torch.equal(found, expected), T
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
-    "block_m, cuts, splits, kind",
-    [(192, 1, 2, "split"), (128, 2, 1, "gate"), (192, RELAY, 1, "gate")],
+    "block_n, block_m, stages, cuts",
+    [(128, 128, 6, 1), (128, 128, 6, RELAY), (128, 256, 4, 2), (192, 128, 5, 1), (192, 96, 5, 1)],
 )
-def test_it_compiles_without_a_gpu(block_m, cuts, splits, kind):
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("N, K", [(1024, 4096), (144, 1032), (6000, 1032)])
+def test_results_that_are_rounded_at_once_are_the_rounded_sums(
+    block_n, block_m, stages, cuts, splits, N, K
+):
+    """Those of one sum leave late; T below a tile, at its end, and many tiles for each program."""
+    if splits > 1 and (block_m == 256 or cuts == RELAY):
+        pytest.skip("sums of two splits: too large, or not for a relay")
+    torch.manual_seed(0)
+    weight = random(N, K)
+    tiles = tiles_of(block_m, stages, cuts, splits, is_serial=True, block_n=block_n)
+    for T in (1, 33, 256, 300, 512 if cuts == RELAY else 3000):
+        x = random(T, K)
+        sums = torch.full((1, T, N), float("nan"), device="cuda")
+        rounded = sums.bfloat16()
+        torch.cuda.synchronize()
+        plain = tiles_of(128, 4, 1, splits, is_serial=True)
+        launch_persistent(sums, x, weight, None, plain)
+        launch_persistent(rounded, x, weight, None, tiles)
+        assert torch.equal(rounded, sums.bfloat16()), T
+
+
+@pytest.mark.gpu
+def test_gates_far_beyond_where_exponentials_overflow(monkeypatch):
+    torch.manual_seed(0)
+    weight = random(2 * 6000, 1032)
+    monkeypatch.setattr("specdec.kernels.gate_up.tiles_for", lambda *_: cut(SIMPLE, 64, 1))
+    for scale in (0.02, 1, 30, 1e6, 1e30):
+        x = random(900, 1032) * scale
+        expected = launch_gate_up(x, weight, None)
+        found = torch.full_like(expected, float("nan"))
+        launch_persistent(found[None], x, weight, None, tiles_of(256, 4, 1, 1, True), is_gated=True)
+        assert torch.equal(found.nan_to_num(), expected.nan_to_num()), scale
+        assert torch.equal(found.isnan(), expected.isnan()), scale
+
+
+@pytest.mark.parametrize(
+    "block_n, block_m, cuts, splits, kind, words",
+    [
+        (128, 192, 1, 2, "split", ()),
+        pytest.param(128, 128, 2, 1, "gate", ("late",), marks=pytest.mark.slow),
+        pytest.param(128, 192, RELAY, 1, "gate", (), marks=pytest.mark.slow),
+        (128, 256, RELAY, 1, "gate", ("late",)),
+        pytest.param(192, 128, 1, 1, "split", ("late",), marks=pytest.mark.slow),
+        pytest.param(192, 128, 1, 2, "split", (), marks=pytest.mark.slow),
+    ],
+)
+def test_it_compiles_without_a_gpu(block_n, block_m, cuts, splits, kind, words):
     """In a process without the interpreter, for which kernels are something else."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.specdec.kernels.compile_persistent"]
     done = subprocess.run(
-        [*command, *map(str, (block_m, cuts, splits, kind))],
+        [*command, *map(str, (block_n, block_m, cuts, splits, kind)), *words],
         env=env,
         capture_output=True,
         text=True,

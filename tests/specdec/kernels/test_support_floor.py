@@ -22,6 +22,7 @@ KINDS = {
         torch.rand(shape) < 0.99, -torch.inf
     ),
 }
+FEW = ("equals", "mostly masked")
 LIMITS = [
     *((0, k, 1.0) for k in (1, 3, 40, 700, 10_000)),
     *((0, 0, p) for p in (1e-6, 0.3, 0.9, 0.999, 0.9999999)),
@@ -60,8 +61,15 @@ def borders(logits, limits, floors):
 
 
 # room for all that is gathered, for few, for none
-@pytest.mark.parametrize("num_keys", [8192, 64, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind, num_keys",
+    [
+        *((kind, 8192) for kind in KINDS),
+        *((kind, 1) for kind in FEW),
+        *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in KINDS if kind not in FEW),
+        *(pytest.param(kind, 64, marks=pytest.mark.slow) for kind in KINDS),
+    ],
+)
 def test_the_kernels_keep_what_the_twin_keeps(device, kind, num_keys):
     logits, limits = KINDS[kind]((len(LIMITS), 5000)).to(device), limits_of(device, 0.7)
     assert_same_support(logits, limits, launch_support_floor(logits, limits, num_keys=num_keys))
@@ -77,7 +85,7 @@ def assert_same_support(logits, limits, floors):
     assert (kept == expected).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("num_keys", [64, 1])
+@pytest.mark.parametrize("num_keys", [pytest.param(64, marks=pytest.mark.slow), 1])
 def test_the_way_of_the_search_and_the_neighbours_do_not_move_the_floor(device, num_keys):
     logits, limits = KINDS["peaked"]((len(LIMITS), 3000)).to(device), limits_of(device, 1.3)
     usual = launch_support_floor(logits, limits)

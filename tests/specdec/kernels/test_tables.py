@@ -92,7 +92,7 @@ def test_every_shipped_product_has_every_row_class():
         (KEY, {"rows": {"16": "fast"}}, '"fast" is no list of integers'),
         (KEY, {"rows": {"16": [64, 16, 64, 3, 4.0]}}, "no list of integers"),
         (KEY, {"rows": {"16": [64, 16, 64, 3, True]}}, "no list of integers"),
-        (KEY, {"rows": {"16": [32, 16, 64, 3, 4]}}, "block_n 32, allowed are 64, 128, 256"),
+        (KEY, {"rows": {"16": [32, 16, 64, 3, 4]}}, "block_n 32, allowed are 64, 128, 192, 256"),
         (KEY, {"rows": {"16": [64, 24, 64, 3, 4]}}, "block_m 24"),
         (KEY, {"rows": {"16": [64, 16, 96, 3, 4]}}, "block_k 96"),
         (KEY, {"rows": {"16": [64, 16, 64, 99, 4]}}, "num_stages 99"),

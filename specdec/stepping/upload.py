@@ -1,10 +1,18 @@
-"""Host numbers to the device, without waiting for it."""
+"""Host numbers to the device, without waiting for it.
 
+They are copied from pinned memory that is used again and again, so that no copy asks an allocator.
+"""
+
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+STAGED_BYTES = 1 << 20  # of each half; a step needs some kilobytes
+ALIGNMENT = 16
 
 
 def upload(buffer: Tensor, values: np.ndarray | Tensor) -> None:
@@ -26,7 +34,67 @@ def uploaded(values: np.ndarray, device: torch.device) -> Tensor:
     return _staged(values, device).to(device, non_blocking=True)
 
 
+class Staging:
+    """Pinned memory in two halves that take turns.
+
+    A half is written again after the copies from it are over, on all streams that they ran on.
+    halves: of bytes
+    """
+
+    def __init__(self, device: torch.device, halves: tuple[Tensor, Tensor]) -> None:
+        self._device = device
+        self._halves = halves
+        self._copied: list[list[Any]] = [[], []]  # events after the last copies from each half
+        self._streams: dict[Any, None] = {}  # that copy from this half
+        self._half = 0
+        self._at = 0
+
+    @staticmethod
+    def of(device: torch.device) -> "Staging":
+        """With memory of its own."""
+        one, other = (torch.empty(STAGED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in "ab")
+        return Staging(device, (one, other))
+
+    def put(self, values: Tensor) -> Tensor:
+        """The same in pinned memory, for a copy that is launched next, on the current stream."""
+        if values.nbytes > len(self._halves[0]):
+            return values.pin_memory()
+        if self._at + values.nbytes > len(self._halves[0]):
+            self._turn()
+        place = self._halves[self._half][self._at : self._at + values.nbytes]
+        self._at += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
+        self._streams[torch.cuda.current_stream(self._device)] = None
+        return place.view(values.dtype).view(values.shape).copy_(values)
+
+    def _turn(self) -> None:
+        """To the other half, when nothing is copied from it any more."""
+        self._copied[self._half] = [stream.record_event() for stream in self._streams]
+        self._streams.clear()
+        self._half = 1 - self._half
+        self._at = 0
+        for event in self._copied[self._half]:
+            event.synchronize()
+
+
+class OfThread(threading.local):
+    """A thread's own, since a step's copies come from one thread."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, Staging] = {}
+
+
+_of_thread = OfThread()
+
+
 def _staged(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Where a copy to the device may be read from.
+
+    The copy of pageable memory is staged by the driver, which may wait for the stream.
+    """
     host = torch.as_tensor(values)
-    # the copy of pageable memory is staged by the driver, which may wait for the stream
-    return host.pin_memory() if device.type == "cuda" else host
+    if device.type != "cuda":
+        return host
+    known = _of_thread.by_device
+    if device not in known:
+        known[device] = Staging.of(device)
+    return known[device].put(host)

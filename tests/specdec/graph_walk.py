@@ -189,8 +189,10 @@ class Walk:
     def _record(self, rows: Sequence[int], num_tokens: int, results: list[Tensor]) -> None:
         runner, T = self.runner, num_tokens
         state = [getattr(runner.state, name)[list(rows)] for name in POISONED_STATE]
-        buffers = [runner.buffers.hidden_states[:T], runner.buffers.aux_hidden_states[:T]]
-        buffers += [runner.buffers.draft_streams[:T]]
+        filled = runner.buffers
+        is_row = filled.slot_mapping[:T] >= 0  # and no padding, as where a draft stopped
+        floats = filled.hidden_states, filled.aux_hidden_states, filled.draft_streams
+        buffers = [buffer[:T][is_row] for buffer in floats]
         assert all(buffer.isfinite().all() for buffer in buffers)
         kept = [cache[:, :, : 2 * NUM_REQS] for cache in caches(runner)]
         self.trace.append(

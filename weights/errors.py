@@ -22,6 +22,10 @@ class CheckpointError(ValueError):
             lines.append(f"\n  and {len(problems) - MOST_LINES} more")
         super().__init__(f"{shown(str(directory))}: {count}, nothing loaded{''.join(lines)}")
 
+    def __reduce__(self) -> tuple[type["CheckpointError"], tuple[Path, tuple[str, ...]]]:
+        """To another process by what it was made of, not by its text."""
+        return CheckpointError, (self.directory, self.problems)
+
 
 class Problems:
     """What is wrong with one checkpoint directory, in the order found, each line once."""

@@ -286,10 +286,14 @@ def serve(
     Only this machine can connect unless --host says otherwise. SIGTERM or Ctrl-C ends it in order.
     """
     require_extra("serve", "server", ("fastapi", "uvicorn", "prometheus_client"))
-    from specdec.cli.serve import ServeOptions, run_serve
+    from specdec.serve.worker_process import WorkerProcess
 
-    wording = Wording.of(context.command.params, max_model_len is not None)
-    run_serve(shared.options_of(ServeOptions, {**context.params, "wording": wording}))
+    with WorkerProcess() as worker:  # it imports for seconds, and so does this one
+        from specdec.cli.serve import ServeOptions, run_serve
+
+        wording = Wording.of(context.command.params, max_model_len is not None)
+        options = shared.options_of(ServeOptions, {**context.params, "wording": wording})
+        run_serve(options, worker)
 
 
 @app.command(short_help="Answer the lines of a batch file.")

@@ -25,7 +25,7 @@ BENCH_SERVE = "bench serve"  # one command; `bench` alone takes a target
 def run_command(app: Typer, given: Sequence[str]) -> None:
     """Run the command and exit."""
     try:
-        _set_up_logging(os.environ.get("SPECDEC_LOG", "warning"))
+        set_up_logging()
         line = shlex.join(["specdec", *_without_keys(given)])
         given = _joined(given)
         code = app(args=list(given), prog_name="specdec", obj=line, standalone_mode=False)
@@ -57,7 +57,9 @@ def _joined(given: Sequence[str]) -> list[str]:
     return [BENCH_SERVE, *given[len(words) :]] if list(given[: len(words)]) == words else [*given]
 
 
-def _set_up_logging(name: str) -> None:
+def set_up_logging() -> None:
+    """To stderr, from the level on that SPECDEC_LOG names; ValueError if there is none."""
+    name = os.environ.get("SPECDEC_LOG", "warning")
     level = logging.getLevelNamesMapping().get(name.upper())
     if level is None:
         raise ValueError(f"SPECDEC_LOG={name!r}: give debug, info, warning or error")

@@ -44,14 +44,14 @@ def num_drafts(option: CallbackParam, text: str | None) -> int | str | None:
         raise ValueError(f"{option.opts[0]} {text}: give an integer, or auto") from None
 
 
-def text_of(option: CallbackParam, file: Path | None) -> str | None:
+def text_of(option: CallbackParam, file: Path | str | None) -> str | None:
     """The callback that reads the file; `-` is standard input."""
     if file is None:
         return None
     if str(file) == STANDARD_INPUT:
         return read_input(option.opts[0].removeprefix("--"))
     try:
-        return file.read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{option.opts[0]} {file}: no text in UTF-8: {error}") from error
     except OSError as error:
@@ -204,8 +204,13 @@ def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:
 
     engine: without None, so that a command may have its own defaults.
     """
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    names = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
     engine = {name: given[name] for name in given if name in ENGINE and given[name] is not None}
     sampling = {name: given[name] for name in given if name not in names and name not in ENGINE}
     values = {**given, "engine": engine, "sampling": sampling}
-    return kind(**{name: values[name] for name in names if name in values})
+    return kind(**{name: _typed(values[name], names[name]) for name in names if name in values})
+
+
+def _typed(value: object, kind: object) -> object:
+    """A path as one: some versions of Typer leave a context's paths as text."""
+    return Path(value) if isinstance(value, str) and kind in (Path, Path | None) else value

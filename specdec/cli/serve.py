@@ -9,15 +9,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from specdec.cli.errors import set_up_logging
 from specdec.cli.generate import TextOptions, speculation_of
 from specdec.cli.headline import headline
 from specdec.cli.threads import choose_threads
+from specdec.llm import LLM
 from specdec.requests.chat_format import ChatFormat
-from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.engine_process import EngineStart
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.server import Server, listen
 from specdec.serve.http.tools.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
+from specdec.serve.process_llm import ProcessLLM
+from specdec.serve.worker_process import WorkerProcess
 
 GENERATION_CONFIGS = ("auto", "none")
 LOG_FORMATS = ("text", "json")
@@ -46,20 +50,39 @@ class ServeOptions(TextOptions):
     reasoning_parser: str
 
 
-def run_serve(options: ServeOptions) -> None:
-    """Take the address, load, serve."""
+def run_serve(options: ServeOptions, worker: WorkerProcess) -> None:
+    """Take the address, load, serve. worker: for the engine."""
     _check(options)
     _set_up_logging(options.log_format)
     # requests choose their temperatures
     speculation = speculation_of(replace(options, sampling={"temperature": None}))
     with listen(options.host, options.port) as address:
         port = address.getsockname()[1]
-        with AsyncLLM(options.target, speculation, **options.engine) as llm:
+        start = EngineStart(
+            model=options.target,
+            speculative_config=speculation,
+            options=options.engine,
+            set_up=partial(_set_up_engine, options.log_format),
+            loaded=_say_what_runs,
+        )
+        with ProcessLLM(start, worker) as llm:
             server = Server(llm, _server_options(options), partial(_announce, options, port))
-            print(headline(llm.llm), file=sys.stderr)
-            choose_threads(llm.llm.engine.runner)
             _say_what_is_special(options, server)
             server.run(sockets=[address])
+        if server.has_lost_engine:  # so that what watches the server starts it again
+            raise SystemExit(1)
+
+
+def _set_up_engine(log_format: str) -> None:
+    """In the engine's process."""
+    set_up_logging()
+    _set_up_logging(log_format)
+
+
+def _say_what_runs(llm: LLM) -> None:
+    """In the engine's process."""
+    print(headline(llm), file=sys.stderr)
+    choose_threads(llm.engine.runner)
 
 
 def _check(options: ServeOptions) -> None:

@@ -8,7 +8,7 @@ prefill samples is in no round. A rate over 0 is None.
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from specdec.requests.draft_tree import depths
 
@@ -93,15 +93,18 @@ class SpeculationStats:
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
         """The rounds of several requests as one run."""
         total = SpeculationStats()
-        rules = set[str]()
-        for part in parts:
-            total.num_drafted += part.num_drafted
-            total.num_accepted += part.num_accepted
-            total.num_levels += part.num_levels
-            rules.add(part.acceptance)
-        if rules:
-            total.acceptance = rules.pop() if len(rules) == 1 else "mixed"
+        total.add_rounds(list(parts))
         return total
+
+    def add_rounds(self, parts: "Sequence[SpeculationStats]") -> None:
+        """The rounds of others, to none of its own."""
+        for part in parts:
+            self.num_drafted += part.num_drafted
+            self.num_accepted += part.num_accepted
+            self.num_levels += part.num_levels
+        rules = {part.acceptance for part in parts}
+        if rules:
+            self.acceptance = rules.pop() if len(rules) == 1 else "mixed"
 
     @property
     def num_rounds(self) -> int:
@@ -171,20 +174,18 @@ class RequestStats(SpeculationStats):
         """A copy: the statistics of a request's samples together, rounds sample after sample."""
         firsts = [part.first_token_time for part in parts if part.first_token_time is not None]
         lasts = [part.last_token_time for part in parts if part.last_token_time is not None]
-        together = SpeculationStats.merged(parts)
-        return replace(
-            parts[0],
-            num_drafted=together.num_drafted,
-            num_accepted=together.num_accepted,
-            num_levels=together.num_levels,
-            acceptance=together.acceptance,
+        together = RequestStats(  # no rounds yet, whose counts would be checked again
             rounds=[record for part in parts for record in part.rounds],
+            num_prompt_tokens=parts[0].num_prompt_tokens,
+            arrival_time=parts[0].arrival_time,
             num_generated_tokens=sum(part.num_generated_tokens for part in parts),
             num_cached_tokens=sum(part.num_cached_tokens for part in parts),
             num_preemptions=sum(part.num_preemptions for part in parts),
             first_token_time=min(firsts, default=None),
             last_token_time=max(lasts, default=None),
         )
+        together.add_rounds(parts)
+        return together
 
     @property
     def time_to_first_token(self) -> float | None:

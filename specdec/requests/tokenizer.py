@@ -7,7 +7,7 @@ from typing import Any
 from specdec.arguments import check_text
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.chat_template import TemplateProcess
-from specdec.requests.tokenizer_files import read_tokenizer
+from specdec.requests.tokenizer_files import plain_decoder, read_tokenizer
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 DEFAULT_FORMAT = ChatFormat()
@@ -19,6 +19,7 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.backend: Any = read_tokenizer(directory)
+        self._read = plain_decoder(self.backend)
         self._templates = TemplateProcess()
         self._lock = threading.RLock()
 
@@ -83,12 +84,7 @@ class Tokenizer:
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, without clean-up."""
         with self._lock:
-            text: str = self.backend.decode(
-                token_ids,
-                skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=False,
-            )
-        return text
+            return self._read(token_ids, skip_special_tokens=skip_special_tokens)
 
 
 class Detokenizer:

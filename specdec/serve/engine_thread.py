@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
@@ -28,9 +28,16 @@ class EngineDeadError(RuntimeError):
     """The engine takes no more requests: it failed (see __cause__) or was shut down."""
 
 
-# Receives a request's outputs, or the error after which no more will come. Called in the engine's
-# thread, so it must not wait. Returns False if it cannot deliver: the request is aborted.
-Listener = Callable[[RequestOutput | EngineDeadError], bool]
+class Answering(Protocol):
+    """A request that grows."""
+
+    def output(self) -> RequestOutput:
+        """A snapshot."""
+
+
+# Receives a request that has grown, or the error after which it will not. Called in the thread in
+# which it grows, so it must not wait. Returns False if it cannot deliver: the request is aborted.
+Listener = Callable[[Answering | EngineDeadError], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +66,14 @@ class Command(Generic[Answer]):
 
 
 class EngineThread:
-    """Starts at once. From then on no other thread may call the engine."""
+    """Starts at once. From then on no other thread may call the engine.
 
-    def __init__(self, engine: Engine) -> None:
+    delivered: called in the thread when the listeners of a step have been.
+    """
+
+    def __init__(self, engine: Engine, delivered: Callable[[], object] | None = None) -> None:
         self._engine = engine
+        self._delivered = delivered
         self._commands: SimpleQueue[Command[object] | None] = SimpleQueue()  # None: stop
         self._listeners: dict[str, Listener] = {}  # by request id, touched by the thread only
         # reentrant: the garbage collector may call close() from anywhere
@@ -98,6 +109,11 @@ class EngineThread:
         self._commands.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def wait(self) -> BaseException | None:
+        """For the end of the thread; the error that has ended it."""
+        self._thread.join()
+        return self._cause
 
     def _send(self, function: Callable[[], Answer], raises_to_caller: bool) -> Future[Answer]:
         command = Command(function, raises_to_caller, Future[Answer]())
@@ -187,8 +203,10 @@ class EngineThread:
             listener = self._listeners[request.request_id]
             if request.is_finished:
                 del self._listeners[request.request_id]
-            is_delivered = listener(request.output())
+            is_delivered = listener(request)
             if not is_delivered and not request.is_finished:
                 name = request.request_id
                 logger.info("request %s: its event loop is closed, so it is aborted", name)
                 self._deliver(self._engine.abort(name))
+        if self._delivered is not None:
+            self._delivered()

@@ -9,12 +9,13 @@ import threading
 import time
 from contextlib import aclosing
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
-from specdec.serve.async_llm import Mailbox
+from specdec.serve.async_engine import Mailbox, Postman
 
 ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 24
@@ -430,11 +431,21 @@ def test_chat_writes_the_conversation_by_its_template(shared, greedy):
     assert output.outputs == expected.outputs
 
 
+class Grown:
+    """A request that has an output and nothing else."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def output(self):
+        return RequestOutput(self.name, None, [], [], False)
+
+
 def test_an_output_that_replaces_another_wakes_its_reader_once():
     async def read():
         loop = asyncio.get_running_loop()
-        mailbox = Mailbox(loop)
-        first, second = (RequestOutput(name, None, [], [], False) for name in "ab")
+        mailbox = Mailbox(Postman(loop))
+        first, second = map(Grown, "ab")
         reader = asyncio.create_task(mailbox.get())
         await asyncio.sleep(0)
         mailbox.put(first)
@@ -445,6 +456,34 @@ def test_an_output_that_replaces_another_wakes_its_reader_once():
         return found.request_id
 
     assert asyncio.run(read()) == "b"
+
+
+def test_one_call_wakes_all_readers_of_a_loop():
+    async def read():
+        loop = asyncio.get_running_loop()
+        postman = Postman(loop)
+        mailboxes = [Mailbox(postman) for _ in range(3)]
+        readers = [asyncio.create_task(mailbox.get()) for mailbox in mailboxes]
+        await asyncio.sleep(0)
+        with mock.patch.object(
+            loop, "call_soon_threadsafe", wraps=loop.call_soon_threadsafe
+        ) as wake:
+            assert all(
+                mailbox.put(Grown(name)) for mailbox, name in zip(mailboxes, "abc", strict=True)
+            )
+            found = [(await reader).request_id for reader in readers]
+            assert mailboxes[1].put(Grown("d"))  # nothing is on its way any more
+            again = (await mailboxes[1].get()).request_id
+        return found, again, wake.call_count
+
+    assert asyncio.run(read()) == (["a", "b", "c"], "d", 2)
+
+
+def test_a_closed_loop_takes_no_outputs():
+    loop = asyncio.new_event_loop()
+    mailbox = Mailbox(Postman(loop))
+    loop.close()
+    assert not any(mailbox.put(Grown("a")) for _ in range(2))
 
 
 def test_a_template_that_hangs_does_not_hold_up_other_requests(shared, greedy):

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import specdec
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.agents.routes import AgentRoutes
 from specdec.serve.http.answers import ChatForm, CompletionForm
@@ -42,16 +42,16 @@ from specdec.serve.http.traffic import Traffic
 class Application:
     """Routes over one engine. `app` is what a server runs."""
 
-    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
-        sizes = llm.llm.sizes
-        self.traffic = Traffic(sizes.max_num_seqs + options.max_waiting)
+    def __init__(self, llm: AsyncEngine, options: ServerOptions) -> None:
+        facts = llm.facts
+        self.traffic = Traffic(facts.max_num_seqs + options.max_waiting)
         self._llm = llm
         self._options = options
-        self._max_model_len = sizes.max_model_len
+        self._max_model_len = facts.max_model_len
         self._created = int(time.time())
-        # the engine's thread has the engine's tokenizer
-        tokenizer = Tokenizer(llm.llm.tokenizer.directory)
-        self._prompts = Prompts(tokenizer, sizes.max_model_len - 1, options)
+        # the engine has one of its own
+        tokenizer = Tokenizer(facts.tokenizer)
+        self._prompts = Prompts(tokenizer, facts.max_model_len - 1, options)
         self.measures = Measures(options.model_names[0])
         record = None if options.record is None else Record(options.record)
         self._services = Services(llm, self.traffic, self.measures, record, tokenizer)
@@ -187,7 +187,8 @@ class Application:
     async def metrics(self) -> Response:
         """GET /metrics, for Prometheus."""
         engine = await self._llm.get_metrics()
-        text = self.measures.text(engine, await self._llm.graph_counters())
+        late = await self._llm.num_late_compilations()
+        text = self.measures.text(engine, await self._llm.graph_counters(), late)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request, kind: str) -> dict[str, object]:
@@ -197,10 +198,9 @@ class Application:
         return body
 
 
-def recommended(llm: AsyncLLM) -> Mapping[str, object]:
+def recommended(llm: AsyncEngine) -> Mapping[str, object]:
     """The sampling that the checkpoint recommends."""
-    params = llm.llm.get_default_sampling_params()
-    return {name: getattr(params, name) for name in RECOMMENDED}
+    return {name: getattr(llm.facts.recommended, name) for name in RECOMMENDED}
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

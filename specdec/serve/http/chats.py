@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from specdec.requests.params import SamplingParams
 from specdec.requests.structured_outputs import StructuredOutputsParams
-from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.http.api_request import ApiRequest, chat_request
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.options import ServerOptions
@@ -48,7 +48,7 @@ class Chats:
 
     def __init__(
         self,
-        llm: AsyncLLM,
+        llm: AsyncEngine,
         prompts: Prompts,
         options: ServerOptions,
         defaults: Mapping[str, object],

@@ -29,6 +29,7 @@ ANTHROPIC_TYPES = {
 }
 MESSAGES = "/v1/messages"
 TOO_LONG = "context_length_exceeded"  # code of a prompt that does not fit
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 SHUTTING_DOWN = "the server is shutting down"
 
 
@@ -80,5 +81,4 @@ def json_response(
 
 def as_json(value: object) -> bytes:
     """In UTF-8; lone surrogates, which a request may hold, as escapes."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace")
+    return ENCODER.encode(value).encode("utf-8", "backslashreplace")

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from specdec.requests.draft_spans import DraftSpans
 from specdec.requests.output import RequestOutput
 from specdec.requests.tokenizer import Tokenizer
-from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.answers import Form, Heading, Json, usage
 from specdec.serve.http.api_request import ApiRequest
@@ -40,7 +40,7 @@ STREAM_HEADERS = [
 class Services:
     """What answering needs."""
 
-    llm: AsyncLLM
+    llm: AsyncEngine
     traffic: Traffic
     measures: Measures
     record: Record | None

@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
 from graphs.counters import GraphCounters
-from specdec.kernels.compilations import compilations
 from specdec.requests.metrics import Counter, Gauge, Metric, Vector
 from specdec.requests.output import RequestOutput
 
@@ -48,10 +47,13 @@ class Measures:
         """For the outputs of one request."""
         return Timer(self._first_token, self._gap, self._whole)
 
-    def text(self, engine: Sequence[Metric], graphs: Mapping[str, GraphCounters]) -> bytes:
-        """All figures, in Prometheus' text form."""
+    def text(
+        self, engine: Sequence[Metric], graphs: Mapping[str, GraphCounters], num_late: int
+    ) -> bytes:
+        """All figures, in Prometheus' text form. num_late: compilations after the start."""
         self._collector.engine = engine
         self._collector.graphs = graphs
+        self._collector.num_late = num_late
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, words: str, buckets: Sequence[float]) -> Histogram:
@@ -93,7 +95,7 @@ class EngineFigures:
         self.engine: Sequence[Metric] = ()
         self.graphs: Mapping[str, GraphCounters] = {}
         self._labels = {"model_name": model_name}
-        self._num_compiled = compilations().unexpected.total()
+        self.num_late = 0
 
     def describe(self) -> Iterable[Family]:
         """Nothing yet: the names are known at the first scrape."""
@@ -106,8 +108,8 @@ class EngineFigures:
             self._add(families, metric)
         yield from families.values()
         yield from self._steps()
-        late = compilations().unexpected.total() - self._num_compiled
-        yield self._counter("compilations_after_start", "Kernels that requests waited for", late)
+        words = "Kernels that requests waited for"
+        yield self._counter("compilations_after_start", words, self.num_late)
 
     def _add(self, families: dict[str, Scalars], metric: Metric) -> None:
         labels = {**self._labels, **metric.labels}

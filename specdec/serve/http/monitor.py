@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.requests.metrics import Counter, Gauge, Metric
-from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_thread import EngineDeadError
 
 logger = logging.getLogger("specdec.serve")
@@ -84,7 +84,7 @@ class AcceptanceWatch:
 class Monitor:
     """Runs beside the server, until it is cancelled or the engine has failed."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncEngine) -> None:
         self._llm = llm
         self._watch = AcceptanceWatch()
         self._before = Counts(0, 0, 0.0, 0, 0, 0, 0)

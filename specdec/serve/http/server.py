@@ -1,7 +1,8 @@
 """A server that ends in order: first it only refuses, then it closes.
 
 After SIGTERM or Ctrl-C new requests get 503 while the listeners stay open, and running ones may
-finish within the shutdown timeout. A second signal ends them at once. The exit code is 0.
+finish within the shutdown timeout. A second signal ends them at once. The exit code is 0, or 1 if
+the engine had failed before.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.http.app import Application
 from specdec.serve.http.options import ServerOptions
 
@@ -29,12 +30,15 @@ CLOSING_SECONDS = 5  # to send the last answers, after their requests have ended
 class Server(uvicorn.Server):
     """Serves an application until a signal or `drain`. announce: called when it listens."""
 
-    def __init__(self, llm: AsyncLLM, options: ServerOptions, announce: Callable[[], None]) -> None:
+    def __init__(
+        self, llm: AsyncEngine, options: ServerOptions, announce: Callable[[], None]
+    ) -> None:
         self.application = Application(llm, options)
         self._llm = llm
         self._announce = announce
         self._shutdown_timeout = options.shutdown_timeout
         self._draining: asyncio.Task[None] | None = None
+        self.has_lost_engine = False  # known at the first signal
         config = uvicorn.Config(
             self.application.app,
             log_config=None,
@@ -72,6 +76,8 @@ class Server(uvicorn.Server):
         """In the event loop: refuse new requests, and stop when the running ones have ended."""
         traffic = self.application.traffic
         timeout = 0.0 if traffic.is_draining else self._shutdown_timeout
+        if not traffic.is_draining:  # from then on it may have been shut down
+            self.has_lost_engine = not self._llm.is_running
         traffic.is_draining = True
         if self._draining is not None:
             self._draining.cancel()

@@ -1,11 +1,10 @@
 """The grammar that an answer must follow, by any of the fields that can give one."""
 
-import asyncio
 from collections.abc import Mapping
 
 from specdec.requests.params import SamplingParams
 from specdec.requests.structured_outputs import StructuredOutputsParams
-from specdec.serve.async_llm import AsyncLLM
+from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.http.errors import ApiError
 
 # vLLM's earlier names of the fields of structured_outputs
@@ -42,14 +41,14 @@ def structured_outputs(body: Mapping[str, object]) -> StructuredOutputsParams | 
         raise grammar_error(error, name) from error
 
 
-async def check_grammar(llm: AsyncLLM, params: SamplingParams, name: str | None) -> None:
+async def check_grammar(llm: AsyncEngine, params: SamplingParams, name: str | None) -> None:
     """Compile it before the engine needs it, whose steps would wait; ApiError if it is bad.
 
     name: the field that gives it.
     """
     if params.structured_outputs is not None:
         try:
-            await asyncio.to_thread(llm.llm.engine.intake.guide, params)
+            await llm.check_grammar(params)
         except ValueError as error:
             raise grammar_error(error, name) from error
 

@@ -4,7 +4,9 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from typer import Abort
@@ -15,6 +17,7 @@ import specdec.cli.generate
 from specdec import LLM, AsyncLLM
 from specdec.bench.pair import Pair
 from specdec.cli.errors import run_command
+from specdec.cli.options import options_of
 from specdec.engine import Engine
 from specdec.requests.stats import RequestStats
 from weights.demo import demo_directory
@@ -225,3 +228,15 @@ def test_json_has_the_warning_on_stderr_only(run, monkeypatch):
 
     assert json.loads(out)["finish_reason"] == "length"
     assert "warning: hardly any draft" in err
+
+
+def test_paths_that_come_as_text_are_paths():
+    @dataclass
+    class Options:
+        file: Path
+        other: Path | None
+        name: str
+
+    given = {"file": "a.json", "other": None, "name": "b"}
+    assert options_of(Options, given) == Options(Path("a.json"), None, "b")
+    assert options_of(Options, {**given, "other": "c"}).other == Path("c")

@@ -18,7 +18,7 @@ from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import INCOMPLETE, Detokenizer, Tokenizer
-from specdec.requests.tokenizer_files import reader_of
+from specdec.requests.tokenizer_files import plain_decoder, reader_of
 from weights.demo import demo_directory
 
 DEMO = Tokenizer(demo_directory("target"))
@@ -418,3 +418,18 @@ def test_the_registry_of_models_stays_unread():
         "assert 'transformers.models.auto.auto_factory' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_decoding_skips_transformers_only_where_it_adds_nothing():
+    class Upper(type(DEMO.backend)):
+        def _decode(self, *args, **options):
+            return super()._decode(*args, **options).upper()
+
+    backend = DEMO.backend
+    ids = DEMO.encode("def f(x):\n    return x")
+    assert plain_decoder(backend) == backend.backend_tokenizer.decode
+    upper = Upper(tokenizer_object=backend.backend_tokenizer, clean_up_tokenization_spaces=True)
+    for skips in (True, False):
+        expected = backend.decode(ids, skips, clean_up_tokenization_spaces=False)
+        assert plain_decoder(backend)(ids, skip_special_tokens=skips) == expected
+        assert plain_decoder(upper)(ids, skip_special_tokens=skips) == expected.upper()

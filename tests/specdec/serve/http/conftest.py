@@ -5,14 +5,18 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from specdec import AsyncLLM
+from specdec.serve.async_engine import AsyncEngine
+from specdec.serve.engine_process import EngineStart
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.server import Server, listen
+from specdec.serve.process_llm import ProcessLLM
 
 DRAFT = {"model": "demo", "num_speculative_tokens": 3}
 SIZES = {"device": "cpu", "max_num_seqs": 16, "max_model_len": 512}
@@ -21,7 +25,7 @@ SIZES = {"device": "cpu", "max_num_seqs": 16, "max_model_len": 512}
 class LiveServer:
     """url: where it listens. server, llm: for reading."""
 
-    def __init__(self, llm: AsyncLLM, **options: object) -> None:
+    def __init__(self, llm: AsyncEngine, **options: object) -> None:
         self.llm = llm
         chosen = {"host": "127.0.0.1", "model_names": ("demo",), **options}
         self._is_ready = threading.Event()
@@ -77,24 +81,35 @@ class LiveServer:
         """The result of a coroutine in the server's event loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
-    def until_idle(self) -> int:
-        """Wait until nothing runs; the free blocks."""
-        engine = self.llm.llm.engine
-        pool = engine.scheduler.pool
+    def until_idle(self) -> None:
+        """Wait until nothing runs and all blocks are free."""
         traffic = self.server.application.traffic
         end = time.monotonic() + 30
-        while engine.has_unfinished or traffic.num_requests or pool.num_free < pool.num_blocks:
+        while self._is_busy() or traffic.num_requests:
             assert time.monotonic() < end, "a request is stuck, or blocks are lost"
             time.sleep(0.005)
-        return pool.num_free
+
+    def _is_busy(self) -> bool:
+        metrics = {each.name: each for each in self.run(self.llm.get_metrics())}
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return any(metrics[f"specdec:{name}"].value > 0 for name in names)
 
 
 @contextmanager
 def serving(
-    sizes: dict[str, object] | None = None, model: str | Path = "demo", **options: object
+    sizes: dict[str, object] | None = None,
+    model: str | Path = "demo",
+    is_apart: bool = False,
+    **options: object,
 ) -> Iterator[LiveServer]:
-    """A server that ends with its engine. sizes: of the engine."""
-    with AsyncLLM(model, DRAFT, **{**SIZES, **(sizes or {})}) as engine:
+    """A server that ends with its engine. sizes: of the engine. is_apart: it has a process."""
+    sizes = {**SIZES, **(sizes or {})}
+    start = partial(EngineStart, set_up=str, loaded=str)  # nothing, and nothing
+    with (
+        ProcessLLM(start(model=model, speculative_config=DRAFT, options=sizes))
+        if is_apart
+        else AsyncLLM(model, DRAFT, **sizes)
+    ) as engine:
         live = LiveServer(engine, **options)
         live.start()
         try:

@@ -175,5 +175,5 @@ async def leave(client, job):
 
 def aborted(live):
     """Samples that the engine has aborted so far."""
-    metrics = asyncio.run(live.llm.get_metrics())
+    metrics = live.run(live.llm.get_metrics())
     return sum(each.value for each in metrics if each.labels == {"finished_reason": "abort"})

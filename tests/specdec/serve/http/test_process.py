@@ -158,3 +158,34 @@ def test_what_outlasts_the_timeout_is_ended_and_the_exit_code_is_0():
     assert '"the server is shutting down"' in rest[-4]
     assert server.end() == 0
     assert any(line.startswith('{"time": ') for line in server.lines)
+
+
+def test_a_server_whose_engine_was_killed_says_so_and_ends_with_1():
+    server = Process("specdec serve demo", "--max-model-len", "128", "--max-num-seqs", "2")
+    try:
+        pid = server.process.pid
+        [engine] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert httpx2.get(f"{server.url}/health").status_code == 200
+        os.kill(int(engine), signal.SIGKILL)
+        end = time.monotonic() + 20
+        while httpx2.get(f"{server.url}/health").status_code == 200 and time.monotonic() < end:
+            time.sleep(0.01)
+        found = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a"}, timeout=20)
+        assert found.status_code == 503
+        assert "status -9" in found.json()["error"]["message"]
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 1
+    assert any("status -9" in line for line in server.lines)
+
+
+def test_an_engine_that_was_shut_down_is_not_a_lost_one(serve):
+    with serve() as live:
+
+        async def twice():
+            live.server.drain()
+            live.llm.shutdown()
+            live.server.drain()  # a second signal
+
+        live.run(twice())
+    assert not live.server.has_lost_engine

@@ -1,0 +1,216 @@
+"""Requests from any number of event loops to an engine that lives elsewhere.
+
+A thread of this process (async_llm.py) or a process of its own (process_llm.py) has the engine.
+"""
+
+import asyncio
+import threading
+import uuid
+import weakref
+from collections.abc import AsyncGenerator
+from concurrent.futures import Future
+from typing import Protocol, Self
+from weakref import WeakKeyDictionary
+
+from graphs.counters import GraphCounters
+from specdec.arguments import is_integer
+from specdec.requests.intake import NewRequest, Prompt
+from specdec.requests.metrics import Metric
+from specdec.requests.output import RequestOutput
+from specdec.requests.params import SamplingParams
+from specdec.serve.engine_facts import EngineFacts
+from specdec.serve.engine_thread import Answering, EngineDeadError, Listener
+
+
+class Host(Protocol):
+    """What runs the engine; see EngineThread. After its end every call raises EngineDeadError."""
+
+    def add(self, new: NewRequest, listener: Listener) -> Future[None]:
+        """Queue a request that has an id; answered once checked."""
+
+    def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
+        """End a request; answers whether it ran. With a listener: only that listener's request."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+
+    def close(self) -> None:
+        """Abort what runs and end; waits. No effect twice."""
+
+
+class AsyncEngine:
+    """Generates for asyncio. What differs by where the engine lives is below `facts`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._postmen: WeakKeyDictionary[asyncio.AbstractEventLoop, Postman] = WeakKeyDictionary()
+        # at the latest when this object is collected or the interpreter exits
+        weakref.finalize(self, host.close)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What a server has to know of the engine."""
+        raise NotImplementedError
+
+    async def check_grammar(self, params: SamplingParams) -> None:
+        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad."""
+        raise NotImplementedError
+
+    async def get_metrics(self) -> list[Metric]:
+        """Counts since the start, and what runs now (specdec.requests.metrics)."""
+        raise NotImplementedError
+
+    async def graph_counters(self) -> dict[str, GraphCounters]:
+        """What each family of CUDA graphs cost, and the batches that it served."""
+        raise NotImplementedError
+
+    async def num_late_compilations(self) -> int:
+        """Kernels that requests have waited for."""
+        raise NotImplementedError
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the whole output so far as it grows; the last one has finished=True.
+
+        The request begins with the first iteration. A slow reader skips intermediate outputs and
+        never delays others. Leaving early (a break with aclose(), a cancelled task) aborts the
+        request. request_id: for `abort`; None draws one. priority: lower goes first. ValueError
+        says what is wrong with the request.
+        """
+        _check_names(request_id, priority)
+        name = uuid.uuid4().hex if request_id is None else request_id
+        params = SamplingParams() if sampling_params is None else sampling_params
+        new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=name)
+        mailbox = Mailbox(self._postman())
+        is_over = False
+        try:
+            await asyncio.wrap_future(self._host.add(new, mailbox.put))
+            while not is_over:
+                output = await mailbox.get()
+                is_over = output.finished
+                yield output
+        finally:
+            if not is_over:
+                self._host.abort(name, mailbox.put)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request: its iterator gets a last output with finish_reason "abort".
+
+        Returns False if no such request runs.
+        """
+        if not isinstance(request_id, str):
+            raise ValueError(f"request_id={request_id!r}: give the string that names the request")
+        return await asyncio.wrap_future(self._host.abort(request_id))
+
+    def _postman(self) -> "Postman":
+        loop = asyncio.get_running_loop()
+        return self._postmen.setdefault(loop, Postman(loop))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine takes requests: it has neither failed nor been shut down."""
+        return self._host.is_running
+
+    def shutdown(self) -> None:
+        """Abort what runs and end the thread, after its current step."""
+        self._host.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+
+class Postman:
+    """Wakes readers of one event loop: all whose outputs come while it is on its way, at once.
+
+    Waking a loop from another thread is a system call, which 32 requests a step would pay 32 times.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)  # the key under which an AsyncLLM keeps this
+        self._lock = threading.Lock()
+        self._full: list[asyncio.Event] = []
+
+    def wake(self, reader: asyncio.Event) -> bool:
+        """In any thread. False if the loop is closed."""
+        with self._lock:
+            is_on_its_way = bool(self._full)
+            self._full.append(reader)
+        loop = self._loop()
+        if loop is None:
+            return False
+        if is_on_its_way:
+            return not loop.is_closed()
+        try:
+            loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the loop still runs what it is given."""
+        loop = self._loop()
+        return loop is not None and not loop.is_closed()
+
+    def _deliver(self) -> None:
+        with self._lock:
+            full, self._full = self._full, []
+        for reader in full:
+            reader.set()
+
+
+class Mailbox:
+    """The latest output of one request, on its way from the engine's thread to an event loop.
+
+    Outputs are cumulative, so a newer one replaces one that was not fetched: a slow reader costs no
+    memory and is woken once.
+    """
+
+    def __init__(self, postman: Postman) -> None:
+        self._postman = postman
+        self._is_full = asyncio.Event()
+        self._lock = threading.Lock()
+        self._latest: RequestOutput | EngineDeadError | None = None
+
+    async def get(self) -> RequestOutput:
+        """Wait for an output newer than the last one."""
+        await self._is_full.wait()
+        self._is_full.clear()
+        with self._lock:
+            latest, self._latest = self._latest, None
+        assert latest is not None, "woken without an output"
+        if isinstance(latest, EngineDeadError):
+            raise latest
+        return latest
+
+    def put(self, item: Answering | EngineDeadError) -> bool:
+        """In the thread in which a request grows. False if the loop is closed."""
+        found = item if isinstance(item, EngineDeadError) else item.output()
+        with self._lock:
+            was_empty = self._latest is None
+            self._latest = found
+        if not was_empty:  # the reader is being woken already, if its loop is open
+            return self._postman.is_open
+        return self._postman.wake(self._is_full)
+
+
+def _check_names(request_id: object, priority: object) -> None:
+    if request_id is not None and not isinstance(request_id, str):
+        raise ValueError(f"request_id={request_id!r}: give a string, or None for one that is drawn")
+    if not is_integer(priority):
+        raise ValueError(f"priority={priority!r}: give an integer, lower goes first")

@@ -1,0 +1,254 @@
+"""An engine in a process of its own: the side that asks. engine_worker.py is the other one.
+
+Answers are written by the interpreter (text, JSON, HTTP), a part for each request and step; in the
+engine's process it would take the time in which the next step is launched.
+"""
+
+import itertools
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from specdec.config import SpeculativeConfig
+from specdec.llm import LLM
+from specdec.requests.intake import NewRequest
+from specdec.serve.engine_facts import EngineFacts
+from specdec.serve.engine_thread import EngineDeadError, Listener
+from specdec.serve.news import Account, News
+from specdec.serve.worker_process import WorkerProcess
+
+logger = logging.getLogger("specdec")
+
+CLOSING_SECONDS = 60.0  # for the step that runs, and to free what the engine has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStart:
+    """What the process runs; all of it can be pickled.
+
+    model, speculative_config, options: of LLM
+    set_up: called first, for logging
+    loaded: called with the LLM before it serves
+    """
+
+    model: str | Path
+    speculative_config: SpeculativeConfig | Mapping[str, object] | None
+    options: Mapping[str, object]
+    set_up: Callable[[], object]
+    loaded: Callable[[LLM], object]
+
+
+class EngineProcess:
+    """Loads, then serves; raises what loading raises. See EngineThread for what it takes.
+
+    worker: a process that has begun already. ChildProcessError if it ends while it loads.
+    """
+
+    def __init__(self, start: EngineStart, worker: WorkerProcess | None = None) -> None:
+        self._lock = threading.RLock()
+        # a request has a number in the pipe: a name may come again once its abort is sent
+        self._requests: dict[str, tuple[Account, Listener]] = {}  # by number
+        self._numbers: dict[str, str] = {}  # by name
+        self._calls: dict[int, tuple[Future[Any], str | None]] = {}  # and the request that it adds
+        self._counter = itertools.count()
+        self._outbox: SimpleQueue[bytes] = SimpleQueue()
+        self._end: EngineDeadError | None = None
+        self._owner = os.getpid()  # a forked child shares the pipe, and must not use it
+        worker = worker or WorkerProcess()
+        self._process, self._pipe = worker.process, worker.pipe
+        try:
+            self._pipe.send(start)
+            self.facts: EngineFacts = self._loaded()
+        except BaseException:  # Ctrl-C too
+            self._kill()
+            raise
+        self._reader = threading.Thread(target=self._read, name="specdec-news", daemon=True)
+        self._sender = threading.Thread(target=self._send, name="specdec-calls", daemon=True)
+        self._reader.start()
+        self._sender.start()
+
+    def _loaded(self) -> EngineFacts:
+        try:
+            found = self._pipe.recv()
+        except (EOFError, OSError):
+            status = self._process.wait()
+            words = f"the engine's process ended with status {status} while it loaded"
+            raise ChildProcessError(words) from None
+        if isinstance(found, BaseException):
+            raise found
+        assert isinstance(found, EngineFacts)
+        return found
+
+    def add(self, new: NewRequest, listener: Listener) -> Future[None]:
+        """Queue a request that has an id; answered once checked. Changes go to `listener`."""
+        assert new.request_id is not None
+        name = new.request_id
+        if self._owner != os.getpid():  # before the lock: another thread may have held it
+            return _failed(self._dead_error())
+        with self._lock:
+            if name in self._numbers:
+                words = "is already running: give each request an id of its own"
+                return _failed(ValueError(f"request_id {name!r} {words}"))
+            number = str(next(self._counter))
+            self._numbers[name] = number
+            self._requests[number] = Account(name), listener
+        try:
+            return self._ask("add", replace(new, request_id=number), adds=number)
+        except BaseException:  # it cannot be pickled
+            self._forget(number)
+            raise
+
+    def abort(self, request_id: str, listener: Listener | None = None) -> Future[bool]:
+        """End a request; answers whether it ran. With a listener: only that listener's request."""
+        if self._owner != os.getpid():
+            return _failed(self._dead_error())
+        with self._lock:
+            number = self._numbers.get(request_id)
+            is_its = number is not None and listener in (None, self._requests[number][1])
+            if is_its:
+                del self._numbers[request_id]
+        if number is not None and is_its:
+            return self._ask("abort", number)
+        answer = Future[bool]()
+        answer.set_result(False)
+        return answer
+
+    def ask(self, name: str, *given: object) -> Future[Any]:
+        """Have the other side do something: a method of Worker."""
+        return self._ask(name, *given)
+
+    def _ask(self, name: str, *given: object, adds: str | None = None) -> Future[Any]:
+        """adds: the number of a request that is forgotten if the answer is an error."""
+        if self._owner != os.getpid():
+            return _failed(self._dead_error())
+        number = next(self._counter)
+        message = bytes(ForkingPickler.dumps((number, name, given)))
+        answer = Future[Any]()
+        with self._lock:
+            if self._end is not None:
+                if adds is not None:
+                    self._forget(adds)
+                return _failed(self._dead_error())
+            self._calls[number] = answer, adds
+            self._outbox.put(message)
+        return answer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken."""
+        return self._end is None and self._owner == os.getpid()
+
+    def close(self) -> None:
+        """Abort what runs, end the process and wait for it. No effect twice or in a fork."""
+        if self._owner != os.getpid():
+            return
+        self._outbox.put(bytes(ForkingPickler.dumps(None)))
+        # the garbage collector may call this from anywhere, and these two must go on
+        if threading.current_thread() in (self._reader, self._sender):
+            return
+        try:
+            self._process.wait(CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.warning("the engine did not end within %g s and is killed", CLOSING_SECONDS)
+            self._kill()
+        self._reader.join()
+
+    # the threads at the pipe
+
+    def _send(self) -> None:
+        """What is asked, in order: the pipe may be full, and its askers must not wait."""
+        with suppress(OSError):  # the process has ended: the reader answers
+            while True:
+                self._pipe.send_bytes(self._outbox.get())
+
+    def _read(self) -> None:
+        last = EngineDeadError("the engine was shut down")
+        try:
+            while True:
+                found = self._pipe.recv()
+                if isinstance(found, EngineDeadError):
+                    last = found
+                elif isinstance(found, list):
+                    self._tell(found)
+                else:
+                    self._answer(*found)
+        except (EOFError, OSError):
+            pass
+        except BaseException as error:
+            logger.exception("news of the engine cannot be read: running requests are lost")
+            last = EngineDeadError(f"the engine has failed: {type(error).__name__}: {error}")
+            self._process.kill()
+        status = self._process.wait()
+        if status != 0 and not str(last).startswith("the engine has failed"):
+            last = EngineDeadError(f"the engine's process ended with status {status}")
+            logger.error("%s: running requests are lost, no more are taken", last)
+        self._finish(last)
+
+    def _tell(self, every: list[News]) -> None:
+        for news in every:
+            with self._lock:
+                account, listener = self._requests[news.request_id]
+            account.take(news)
+            if account.is_finished:
+                self._forget(news.request_id)
+            if not listener(account) and not account.is_finished:
+                logger.info("request %s: its event loop is closed", account.request_id)
+                self.abort(account.request_id, listener)
+
+    def _answer(self, number: int, is_error: bool, value: Any) -> None:
+        with self._lock:
+            answer, adds = self._calls.pop(number)
+        if is_error and adds is not None:
+            self._forget(adds)
+        if not answer.set_running_or_notify_cancel():
+            return
+        if is_error:
+            answer.set_exception(value)
+        else:
+            answer.set_result(value)
+
+    def _forget(self, number: str) -> None:
+        """A request that has ended, or was never begun; maybe all have ended meanwhile."""
+        with self._lock:
+            found = self._requests.pop(number, None)
+            if found is not None and self._numbers.get(found[0].request_id) == number:
+                del self._numbers[found[0].request_id]
+
+    def _finish(self, end: EngineDeadError) -> None:
+        with self._lock:
+            self._end = end
+            calls, self._calls = self._calls, {}
+            requests, self._requests = self._requests, {}
+            self._numbers.clear()
+            self._pipe.close()
+        self._outbox.put(b"")  # wakes the sender, which finds the pipe closed
+        for answer, _ in calls.values():
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(self._dead_error())
+        for _, listener in requests.values():
+            listener(self._dead_error())
+
+    def _dead_error(self) -> EngineDeadError:
+        """A new error for each caller, so that their tracebacks stay apart."""
+        if self._owner != os.getpid():
+            return EngineDeadError(f"the engine belongs to process {self._owner}: build one here")
+        return EngineDeadError(str(self._end))
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _failed(error: Exception) -> Future[Any]:
+    answer = Future[Any]()
+    answer.set_exception(error)
+    return answer

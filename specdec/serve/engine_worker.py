@@ -1,0 +1,204 @@
+"""The process that has a server's engine: the side that answers. engine_process.py starts it.
+
+It ends when it is told to, when the process that started it has ended, and when the engine fails.
+What goes through the pipe is pickled, by these two processes alone: no file or client is read so.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
+from typing import Any
+
+from graphs.counters import GraphCounters
+from specdec.kernels.compilations import compilations
+from specdec.llm import LLM
+from specdec.requests.intake import NewRequest
+from specdec.requests.metrics import Metric
+from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
+from specdec.serve.engine_facts import EngineFacts
+from specdec.serve.engine_process import CLOSING_SECONDS, EngineStart
+from specdec.serve.engine_thread import Answering, EngineDeadError, EngineThread
+from specdec.serve.news import News, Reporter
+
+logger = logging.getLogger("specdec")
+
+Message = list[News] | tuple[int, bool, Any] | EngineDeadError
+FAILED = 1  # exit status
+# The pipe says when to end: a service manager may signal both processes, and only the other one
+# ends in order. A terminal may stop a background process that writes to it.
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU)
+
+
+def main() -> None:
+    """Run with the number of the pipe's file as the only argument."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        start: EngineStart = pipe.recv()
+    except (EOFError, OSError):  # the other process ended before it asked for anything
+        raise SystemExit(FAILED) from None
+    is_loaded = threading.Event()
+    threading.Thread(target=_watch, args=(pipe, is_loaded), daemon=True).start()
+    start.set_up()
+    try:
+        llm = LLM(start.model, start.speculative_config, **start.options)  # type: ignore[arg-type]
+        start.loaded(llm)
+        found: EngineFacts | BaseException = EngineFacts.of(llm)
+    except Exception as error:
+        found = _sendable(error)
+        found.add_note(f"in the engine's process:\n{traceback.format_exc()}")
+    is_loaded.set()
+    pipe.send(found)
+    status = FAILED if isinstance(found, BaseException) else Worker(llm, pipe).run()
+    sys.stderr.flush()
+    os._exit(status)  # a thread may wait for the pipe; nothing is left to write
+
+
+def _watch(pipe: Connection, is_loaded: threading.Event) -> None:
+    """End if the other process ends meanwhile: it sends nothing before the engine is loaded."""
+    while not is_loaded.is_set():
+        if pipe.poll(0.2) and not is_loaded.is_set():
+            os._exit(FAILED)
+
+
+class Worker:
+    """One engine. Its public methods are what the other side may ask for."""
+
+    def __init__(self, llm: LLM, pipe: Connection) -> None:
+        self._llm = llm
+        self._pipe = pipe
+        self._outbox: SimpleQueue[Message | None] = SimpleQueue()  # None: nothing more comes
+        self._news: list[News] = []  # of this step; touched by the engine's thread only
+        self._engine = EngineThread(llm.engine, self._post)
+        self._pool = ThreadPoolExecutor(max_workers=2)  # grammars
+        self._num_compiled = compilations().unexpected.total()
+
+    def run(self) -> int:
+        """Until the end; the exit status."""
+        threading.Thread(target=_or_end, args=(self._read,), daemon=True).start()
+        sender = threading.Thread(target=_or_end, args=(self._send,), daemon=True)
+        sender.start()
+        cause = self._engine.wait()
+        if cause is not None:
+            words = f"the engine has failed: {type(cause).__name__}: {cause}"
+            self._outbox.put(EngineDeadError(words))
+        self._outbox.put(None)
+        sender.join()
+        self._llm.tokenizer.close()
+        return 0 if cause is None else FAILED
+
+    def add(self, new: NewRequest) -> Future[None]:
+        """Begin a request."""
+        return self._engine.add(new, self._listener())
+
+    def abort(self, request_id: str) -> Future[bool]:
+        """End one."""
+        return self._engine.abort(request_id)
+
+    def metrics(self) -> Future[list[Metric]]:
+        """The engine's."""
+        return self._engine.call(self._llm.engine.metrics)
+
+    def graph_counters(self) -> Future[dict[str, GraphCounters]]:
+        """The engine's."""
+        return self._engine.call(self._llm.graph_counters)
+
+    def num_late_compilations(self) -> Future[int]:
+        """Since the engine serves."""
+        answer = Future[int]()
+        answer.set_result(compilations().unexpected.total() - self._num_compiled)
+        return answer
+
+    def check_grammar(self, params: SamplingParams) -> Future[None]:
+        """Compile it, in a thread of its own."""
+        return self._pool.submit(self._check_grammar, params)
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        self._llm.engine.intake.guide(params)
+
+    # in the engine's thread
+
+    def _listener(self) -> Callable[[Answering | EngineDeadError], bool]:
+        reporters: list[Reporter] = []  # none before the request has grown
+
+        def listen(grown: Answering | EngineDeadError) -> bool:
+            if not isinstance(grown, EngineDeadError):  # which is sent for all requests at once
+                assert isinstance(grown, Request)
+                if not reporters:
+                    reporters.append(Reporter(grown))
+                self._news.append(reporters[0].news())
+            return True
+
+        return listen
+
+    def _post(self) -> None:
+        """What a step has brought, in one message."""
+        if self._news:
+            self._outbox.put(self._news)
+            self._news = []
+
+    # the pipe
+
+    def _send(self) -> None:
+        """All that waits in the outbox, until nothing more comes or nobody reads."""
+        try:
+            while (message := self._outbox.get()) is not None:
+                self._pipe.send(message)
+        except OSError:  # the other process has ended
+            pass
+        finally:
+            self._pipe.close()
+
+    def _read(self) -> None:
+        try:
+            while (call := self._pipe.recv()) is not None:
+                self._run(*call)
+        except (EOFError, OSError):
+            logger.warning("the server has ended, and the engine with it")
+            ending = threading.Timer(CLOSING_SECONDS, os._exit, [FAILED])  # a step may hang
+            ending.daemon = True
+            ending.start()
+        self._engine.close()
+
+    def _run(self, number: int, name: str, given: tuple[Any, ...]) -> None:
+        answer: Future[Any] = getattr(self, name)(*given)
+        answer.add_done_callback(partial(self._answer, number))
+
+    def _answer(self, number: int, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is None:
+            self._outbox.put((number, False, answer.result()))
+        else:
+            self._outbox.put((number, True, _sendable(error)))
+
+
+def _or_end(function: Callable[[], None]) -> None:
+    """What a thread does. Without one of the pipe's threads the process would be of no use."""
+    try:
+        function()
+    except BaseException:
+        logger.exception("the engine's process cannot use its pipe, and ends")
+        os._exit(FAILED)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """An error that the other side can read: another one with its words if need be."""
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:
+        for kind in (ValueError, OSError):
+            if isinstance(error, kind):
+                return kind(str(error))
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

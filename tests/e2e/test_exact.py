@@ -27,7 +27,7 @@ def in_batches(llm, prompts, params, size):
 
 
 @pytest.mark.parametrize("draft, k", SETTINGS)
-@pytest.mark.parametrize("batch", [1, 5, 8])
+@pytest.mark.parametrize("batch", [1, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_tokens_equal_transformers_greedy_float32(
     demo_llm, greedy, prompts, references, draft, k, batch
 ):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,12 @@ from weights.demo import demo_directory, demo_prompts
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests read no table of tiles that this machine's user has written."""
     os.environ["SPECDEC_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heeds_ctrl_c() -> None:
+    """A shell without job control has what it runs in the background ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

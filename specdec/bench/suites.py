@@ -17,6 +17,7 @@ from specdec.bench.report import Row
 from specdec.bench.requests import gaps, requests, waiting
 from specdec.bench.rounds import time_phases, time_rounds, tokens_needed
 from specdec.bench.serving import first_difference, serve
+from specdec.bench.stops import stops
 from specdec.bench.timing import Spread
 from specdec.bench.trees import trees
 from specdec.bench.zero import zero
@@ -153,6 +154,7 @@ SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
             costs,
             zero,
             trees,
+            stops,
         ),
         *(gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold),
     )

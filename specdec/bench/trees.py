@@ -16,13 +16,13 @@ from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.stats import SpeculationStats
 from specdec.sizes import TreeShape
+from specdec.start.measure_costs import NEVER
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 SHAPES = tuple(
     TreeShape(num_levels=levels, top_k=top_k, num_nodes=rows - 1)
     for rows, levels, top_k in ((8, 6, 4), (16, 6, 4))
 )
-NEVER = -1.0
 THRESHOLDS = {0.0: (NEVER, 0.1, 0.2, 0.3, 0.999)}  # by temperature
 THRESHOLD = 0.2  # at other temperatures
 

@@ -371,8 +371,8 @@ def batch(
 
 SUITES = (
     "protocol, rounds, exactness, attention, k, batch, context, products, loop, ramp, costs, zero, "
-    "trees, gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold; with "
-    "commas; or all"
+    "trees, stops, gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold; "
+    "with commas; or all"
 )
 
 

@@ -147,9 +147,16 @@ class Engine:
         return changed
 
     def _catch_up(self) -> list[Request]:
-        """Read all results if a guided request waits for some: its masks need all its tokens."""
-        changed = []
-        while self._in_flight and any(each.waits_for_results for each in self.scheduler.running):
+        """Read all results before the next step, where it depends on them.
+
+        A guided request's masks need all its tokens. And where the steps in flight may end all that
+        runs, another one would often be for nothing; the host has the time of the draft's levels.
+        """
+        changed: list[Request] = []
+        scheduler = self.scheduler
+        while self._in_flight and (
+            scheduler.may_be_idle or any(each.waits_for_results for each in scheduler.running)
+        ):
             changed += self._take(self._in_flight.popleft())
         return changed
 

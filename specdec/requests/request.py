@@ -69,6 +69,12 @@ class Request:
         return self.finish is not None or least_tokens >= self.rules.max_tokens
 
     @property
+    def may_be_ending(self) -> bool:
+        """Whether it has ended, or the steps in flight bring its last token at their best."""
+        most_tokens = len(self.token_ids) + self.most_pending
+        return self.finish is not None or most_tokens >= self.rules.max_tokens
+
+    @property
     def waits_for_results(self) -> bool:
         """Whether its next step cannot be launched ahead: its masks depend on steps in flight."""
         return self.guide is not None and self.finish is None and self.num_in_flight > 0

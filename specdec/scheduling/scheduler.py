@@ -66,6 +66,14 @@ class Scheduler:
         return bool(self.waiting or self._admitted)
 
     @property
+    def may_be_idle(self) -> bool:
+        """Whether the steps in flight may leave nothing to do but to admit requests."""
+        has_places = len(self.running) < self.sizes.max_num_seqs
+        if self.prefilling or (self.waiting and has_places):
+            return False
+        return all(request.may_be_ending for request in self.running)
+
+    @property
     def _admitted(self) -> list[Request]:
         """The requests that have a state row."""
         return self.prefilling + self.running

@@ -2,6 +2,8 @@
 each request's K change no token and no draft; one that fails or ends early harms no other.
 """
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -197,6 +199,22 @@ def test_results_are_read_one_step_late_when_running_ahead(make, greedy, prompts
     assert engine.step() == []  # the chunk
     assert engine.step() == [request]  # the first round is launched, the chunk is read
     assert (len(request.token_ids), request.num_in_flight) == (1, 1)
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3])
+def test_no_step_is_launched_for_requests_that_the_one_before_may_have_ended(
+    make, greedy, prompts, monkeypatch, max_num_seqs
+):
+    """One at a time, and equal ones together, whose next ones wait for a place."""
+    counts = []
+    for is_async in (False, True):
+        llm = make(async_scheduling=is_async, max_num_seqs=max_num_seqs)
+        run_step = mock.Mock(wraps=llm.engine.runner.run_step)
+        monkeypatch.setattr(llm.engine.runner, "run_step", run_step)
+        for length in (3, 9, NUM_TOKENS):
+            llm.generate([prompts[4]] * 2 * max_num_seqs, greedy(length), use_tqdm=False)
+        counts.append(run_step.call_count)
+    assert counts[0] == counts[1]
 
 
 SAMPLED = {

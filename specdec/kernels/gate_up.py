@@ -12,7 +12,7 @@ from specdec.kernels.linear import describe, describe_rows, linear_ref
 from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.persistent import launch_persistent
+from specdec.kernels.persistent.launch import launch_persistent
 from specdec.kernels.tile_order import num_tiles, place_of
 from specdec.kernels.tile_shapes import row_pieces
 from specdec.kernels.tiles import empty_rows, tiles_for

@@ -19,7 +19,7 @@ from specdec.kernels.invariant import blocked_product
 from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
-from specdec.kernels.persistent import launch_persistent
+from specdec.kernels.persistent.launch import launch_persistent
 from specdec.kernels.tile_order import num_tiles, place_of, split_blocks
 from specdec.kernels.tile_shapes import MANY_ROWS, PARALLEL_ROWS, row_pieces
 from specdec.kernels.tiles import Tiles, rows_to_read, tiles_for

@@ -3,7 +3,7 @@
 Every kernel calls `wait_for_inputs` before it reads or writes memory: it waits there for the end of
 the kernel before it, so only its start runs ahead. Small kernels let the next one start at once
 (`begin`); products do so after their loop, since programs that wait would take the places of those
-that read, but persistent.py at its start, since its programs all have their places.
+that read, but persistent/ at its start, since its programs all have their places.
 PDL comes from `launch_options`: a Hopper GPU or later.
 
 Tried and dropped: prefetching the first weights (prefetch.global.L2) before the wait costs 1 to 3 %

@@ -74,7 +74,7 @@ PERSISTENT = (  # on Hopper GPUs, for split and gate: block_n, block_m, num_stag
     *((128, 256, 4, cuts) for cuts in (1, 2, RELAY)),
     *((THREE_GROUPS, rows, 5, 1) for rows in (96, 128)),
 )
-MOST_SUMS = (160, 200)  # registers of a thread; persistent.py leaves its multiplying warps 232
+MOST_SUMS = (160, 200)  # registers of a thread; persistent/ leaves its multiplying warps 232
 # of an H100 or H200; the clocks agree best with the table that was measured on an H200
 MULTIPROCESSORS = 132
 REGISTERS = 65536

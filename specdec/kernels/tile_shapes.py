@@ -12,7 +12,7 @@ TABLE_DTYPES = ("bfloat16", "float16")  # tables know these; float32 has one set
 ROW_CLASSES = (16, 32, 64, 128, 160, 192, 256, 320, 384, 512, 1024, 4096)
 MANY_ROWS = ROW_CLASSES[-1]
 PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
-PERSISTENT_ROWS = 160  # persistent.py serves classes from here on
+PERSISTENT_ROWS = 160  # persistent/ serves classes from here on
 SPLITS = (1, 2, 4)
 SHARED_MEMORY = 227 * 1024  # of one multiprocessor
 
@@ -23,8 +23,8 @@ NUM_STAGES = (2, 3, 4, 5, 6, 7, 8)
 NUM_WARPS = (4, 8)
 RELAY = -1  # in place of cuts: programs pass tiles on
 CUTS = (0, 1, 2, 4, RELAY)
-PERSISTENT = (64, 4)  # block_k and num_warps that persistent.py is written for
-THREE_GROUPS = 192  # block_n, of persistent.py alone
+PERSISTENT = (64, 4)  # block_k and num_warps that persistent/ is written for
+THREE_GROUPS = 192  # block_n, of persistent/ alone
 TURNS = 256  # block_m of gate there, with 8 gate and 8 up rows of W in turn
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
 THREE_GROUPS_BYTES = 25 * 1024  # the same of three groups, whose results have smaller blocks
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
     block_k: int
     num_stages: int
     num_warps: int
-    cuts: int = 0  # 0: a program for each tile; else persistent.py, its last tiles cut or passed on
+    cuts: int = 0  # 0: a program for each tile; else persistent/, its last tiles cut or passed on
 
 
 def row_class(M: int) -> int:

@@ -1,4 +1,4 @@
-"""Compile persistent.py for a Hopper GPU, without one: prints its shared memory and its products.
+"""Compile persistent/ for a Hopper GPU, without one: prints its shared memory and its products.
 
 python -m tests.specdec.kernels.compile_persistent BLOCK_N BLOCK_M CUTS SPLITS split|gate [WORDS]
 
@@ -12,7 +12,9 @@ from unittest.mock import patch
 import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
-    from specdec.kernels import gl, persistent, triton
+    from specdec.kernels import gl, triton
+    from specdec.kernels.persistent.form import LEFT_SUMS, Form
+    from specdec.kernels.persistent.kernel import persistent_kernel
 
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -48,7 +50,7 @@ def main() -> None:
         "FORM": "constexpr",
         "needed_ptr": "*i64" if is_needed else "constexpr",
     }
-    form = persistent.Form(
+    form = Form(
         splits,
         splits,
         is_gated and not has_turns,
@@ -56,7 +58,7 @@ def main() -> None:
         tail=tail,
         cuts=cuts,
         is_relay=is_relay,
-        num_left=persistent.LEFT_SUMS,
+        num_left=LEFT_SUMS,
         num_stages=3,
         height=height,
         groups=groups,
@@ -64,12 +66,11 @@ def main() -> None:
         is_late=is_late,
         has_turns=has_turns,
     )
-    kernel = persistent._persistent_kernel
     names = list(signature)
     constants = {(names.index("FORM"),): form}
     if not is_needed:
         constants[names.index("needed_ptr"),] = None
-    source = GluonASTSource(kernel, signature, constants, {})
+    source = GluonASTSource(persistent_kernel, signature, constants, {})
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
 

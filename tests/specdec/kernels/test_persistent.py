@@ -10,7 +10,7 @@ import torch
 from specdec.kernels import linear
 from specdec.kernels.gate_up import launch_gate_up
 from specdec.kernels.linear import launch_split_linear
-from specdec.kernels.persistent import launch_persistent
+from specdec.kernels.persistent.launch import launch_persistent
 from specdec.kernels.tile_shapes import RELAY, Shape
 from specdec.kernels.tiles import Tiles, cut
 

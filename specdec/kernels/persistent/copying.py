@@ -1,0 +1,114 @@
+"""What one warp does: fill the ring with the tiles of its program's items, as stages become empty.
+
+The order of the items is multiplying.py's.
+"""
+
+from specdec.kernels import gl, gluon_jit, hopper, tl
+from specdec.kernels.persistent.items import extent_of, num_own, own_item, place_of_item, share_of
+from specdec.kernels.tile_order import split_blocks
+
+
+@gluon_jit
+def copy_tiles(sources, ring, sizes, FORM: gl.constexpr):
+    extent = extent_of(ring, sizes, FORM)
+    step = 0
+    K = sizes.K
+    blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
+    share = share_of(extent, ring, sizes, FORM)
+    ahead = _copy_ahead(sources, ring, extent, share, blocks, FORM)
+    wait_for_inputs()
+    if FORM.is_relay:  # noqa: SIM102  # what is compiled
+        if share.left_at > 0:
+            place = place_of_item(share.left, ring, extent, FORM, False)
+            step = _copy_blocks(sources, ring, place, 0, share.left_at, step, ahead, K, FORM, False)
+    all_blocks = blocks * FORM.walked
+    for i in range(num_own(extent, share, FORM)):
+        place = place_of_item(own_item(i, extent, share, FORM), ring, extent, FORM, False)
+        step = _copy_blocks(sources, ring, place, 0, all_blocks, step, ahead, K, FORM, False)
+    if FORM.cuts > 1:
+        for i in range(gl.program_id(0), extent.num_cut, gl.num_programs(0)):
+            place = place_of_item(extent.num_whole * FORM.cuts + i, ring, extent, FORM, True)
+            step = _copy_blocks(sources, ring, place, 0, all_blocks, step, ahead, K, FORM, True)
+    if FORM.is_relay:  # noqa: SIM102  # what is compiled
+        if share.taken_at > 0:
+            place = place_of_item(share.taken, ring, extent, FORM, False)
+            step = _copy_blocks(
+                sources, ring, place, share.taken_at, blocks, step, ahead, K, FORM, False
+            )
+
+
+@gluon_jit
+def wait_for_inputs():
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()  # all programs run, so an early one displaces none
+
+
+@gluon_jit
+def _copy_ahead(sources, ring, extent, share, blocks, FORM: gl.constexpr):
+    """W of the first blocks, which no launch writes; returns how many."""
+    BLOCK_K: gl.constexpr = ring.x.shape[2]
+    count = gl.where(num_own(extent, share, FORM) > 0, blocks * FORM.walked, 0)
+    item = own_item(0, extent, share, FORM)
+    if FORM.is_relay:
+        item = gl.where(share.left_at > 0, share.left, item)
+        count = gl.where(share.left_at > 0, share.left_at, count)
+    count = gl.minimum(count, FORM.num_stages)
+    split, n0, _m0 = place_of_item(item, ring, extent, FORM, False)
+    for i in range(count):
+        _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, FORM, False)
+    return count
+
+
+@gluon_jit
+def _copy_blocks(
+    sources, ring, place, first, end, step, ahead, K, FORM: gl.constexpr, IS_CUT: gl.constexpr
+):
+    """The tiles of one item, or of some blocks of its K; returns the next step.
+
+    Those of W are there or on their way for as many steps as were loaded `ahead`.
+    """
+    split, n0, m0 = place
+    STAGES: gl.constexpr = FORM.num_stages
+    BLOCK_K: gl.constexpr = ring.x.shape[2]
+    BLOCK_M: gl.constexpr = ring.x.shape[1] // (FORM.cuts if IS_CUT else 1)
+    blocks = split_blocks(K, BLOCK_K, FORM.splits)
+    for i in range(first, end):
+        k = (split * blocks + i) * BLOCK_K
+        at = step % STAGES
+        ready = ring.ready.index(at)
+        hopper.mbarrier.wait(ring.empty.index(at), (step // STAGES + 1) & 1)
+        _load_w(sources, ring, n0, k, at, step >= ahead, FORM, IS_CUT)
+        if IS_CUT:
+            _load(sources.rest, m0, k, ready, ring.x.index(at).slice(0, BLOCK_M))
+        else:
+            _load(sources.x, m0, k, ready, ring.x.index(at))
+        if FORM.tail > 0:
+            _load(sources.rest, m0 + BLOCK_M, k, ready, ring.tail.index(at))
+        step += 1
+    return step
+
+
+@gluon_jit
+def _load_w(sources, ring, row, k, at, is_new, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+    """A stage's tiles of W, if they are new; its barrier learns how much comes with those of x."""
+    GROUPS: gl.constexpr = FORM.groups
+    BLOCK_M: gl.constexpr = ring.x.shape[1] // (FORM.cuts if IS_CUT else 1)
+    ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * GROUPS * 64 + BLOCK_M + FORM.tail
+    ready = ring.ready.index(at)
+    hopper.mbarrier.expect(ready, ROWS * ring.x.shape[2] * 2, pred=is_new)
+    if FORM.has_turns:
+        hopper.tma.async_copy_global_to_shared(
+            sources.w, [row // 8, 0, 0, k], ready, ring.w.index(at), pred=is_new
+        )
+    elif FORM.groups == 2:
+        _load(sources.w, row, k, ready, ring.w.index(at), is_new)
+    else:
+        for i in gl.static_range(GROUPS):
+            _load(sources.w, row + i * 64, k, ready, ring.w.index(at * GROUPS + i), is_new)
+    if FORM.is_gated:
+        _load(sources.up, row, k, ready, ring.up.index(at), is_new)
+
+
+@gluon_jit
+def _load(desc, row, k, ready, to, is_new=True):
+    hopper.tma.async_copy_global_to_shared(desc, [row, k], ready, to, pred=is_new)

@@ -1,0 +1,140 @@
+"""The sums of an item, by the tensor cores: two blocks of K are in flight at a time.
+
+Sums are a tuple of tiles in the registers of four warps: of 64 rows of W, of as many up rows if it
+is gated, and both again of the tail if x has one.
+"""
+
+from specdec.kernels import gl, gluon_jit, hopper
+from specdec.kernels.tile_order import split_blocks
+
+
+@gluon_jit
+def sums_of_item(ring, step, K, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+    """All sums of an item; the next step."""
+    WALKED: gl.constexpr = FORM.walked
+    sums, step = _split_sums(ring, step, K, FORM, GROUP, IS_CUT)
+    for _ in gl.static_range(1, WALKED):
+        more, step = _split_sums(ring, step, K, FORM, GROUP, IS_CUT)
+        sums = _plus(sums, more)
+    return sums, step
+
+
+@gluon_jit
+def _split_sums(ring, step, K, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+    blocks = split_blocks(K, ring.x.shape[2], FORM.splits)
+    sums = zeros(ring, FORM, IS_CUT)
+    return add_blocks(ring, step, sums, blocks, FORM, GROUP, IS_CUT, False)
+
+
+@gluon_jit
+def _plus(sums, more):
+    COUNT: gl.constexpr = len(sums)
+    if COUNT == 1:
+        return (sums[0] + more[0],)
+    elif COUNT == 2:
+        return sums[0] + more[0], sums[1] + more[1]
+    else:
+        return sums[0] + more[0], sums[1] + more[1], sums[2] + more[2], sums[3] + more[3]
+
+
+@gluon_jit
+def zeros(ring, FORM: gl.constexpr, IS_CUT: gl.constexpr):
+    """The sums of nothing."""
+    rows = _tile(ring.x.shape[1] // (FORM.cuts if IS_CUT else 1))
+    if FORM.tail > 0:
+        tail = _tile(FORM.tail)
+        if FORM.is_gated:
+            return rows, rows, tail, tail
+        else:
+            return rows, tail
+    elif FORM.is_gated:
+        return rows, rows
+    else:
+        return (rows,)
+
+
+@gluon_jit
+def _tile(ROWS: gl.constexpr):
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, ROWS, 16]
+    )
+    return gl.zeros([64, ROWS], gl.float32, LAYOUT)
+
+
+@gluon_jit
+def add_blocks(
+    ring,
+    step,
+    sums,
+    blocks,
+    FORM: gl.constexpr,
+    GROUP: gl.constexpr,
+    IS_CUT: gl.constexpr,
+    GOES_ON: gl.constexpr,
+    IN_FLIGHT: gl.constexpr = False,
+):
+    """The sums with some blocks of K, from none unless it GOES_ON; the next step.
+
+    A stage is given back when the block after it has begun. IN_FLIGHT: a block before these is.
+    """
+    STAGES: gl.constexpr = FORM.num_stages
+    for i in range(blocks):
+        hopper.mbarrier.wait(ring.ready.index(step % STAGES), (step // STAGES) & 1)
+        is_later = True if GOES_ON else i > 0
+        sums = begin(ring, step % STAGES, sums, is_later, FORM, GROUP, IS_CUT)
+        sums = wait(sums, 1)
+        has_before = True if IN_FLIGHT else i > 0
+        hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES), pred=has_before)
+        step += 1
+    sums = wait(sums, 0)
+    hopper.mbarrier.arrive(ring.empty.index((step + STAGES - 1) % STAGES))
+    return sums, step
+
+
+@gluon_jit
+def begin(ring, at, sums, is_later, FORM: gl.constexpr, GROUP: gl.constexpr, IS_CUT: gl.constexpr):
+    """Begin to add the products of one stage."""
+    w = _rows_of_group(ring, at, FORM, GROUP)
+    x = ring.x.index(at)
+    if IS_CUT:
+        x = x.slice(0, ring.x.shape[1] // FORM.cuts)
+    first = _product(w, x, sums[0], is_later)
+    if FORM.is_gated:
+        up = ring.up.index(at).slice(GROUP * 64, 64)
+        second = _product(up, x, sums[1], is_later)
+        if FORM.tail > 0:
+            tail = ring.tail.index(at)
+            third = _product(w, tail, sums[2], is_later)
+            return first, second, third, _product(up, tail, sums[3], is_later)
+        else:
+            return first, second
+    elif FORM.tail > 0:
+        return first, _product(w, ring.tail.index(at), sums[1], is_later)
+    else:
+        return (first,)
+
+
+@gluon_jit
+def _rows_of_group(ring, at, FORM: gl.constexpr, GROUP: gl.constexpr):
+    """A group's 64 rows of a tile of W."""
+    if FORM.has_turns:
+        return ring.w.index(at).reshape([128, ring.w.shape[4]]).slice(GROUP * 64, 64)
+    elif FORM.groups == 2:
+        return ring.w.index(at).slice(GROUP * 64, 64)
+    else:
+        return ring.w.index(at * FORM.groups + GROUP)
+
+
+@gluon_jit
+def _product(w, x, sums, is_later):
+    return hopper.warpgroup_mma(w, x.permute((1, 0)), sums, use_acc=is_later, is_async=True)
+
+
+@gluon_jit
+def wait(sums, BLOCKS: gl.constexpr):
+    """Until no more than this many blocks are in flight."""
+    COUNT: gl.constexpr = len(sums)
+    if COUNT == 1:
+        return (hopper.warpgroup_mma_wait(BLOCKS, sums),)
+    else:
+        return hopper.warpgroup_mma_wait(BLOCKS * COUNT, sums)

@@ -149,13 +149,14 @@ class Engine:
     def _catch_up(self) -> list[Request]:
         """Read all results before the next step, where it depends on them.
 
-        A guided request's masks need all its tokens. And where the steps in flight may end all that
-        runs, another one would often be for nothing; the host has the time of the draft's levels.
+        A guided request's masks need all its tokens. And where steps in flight may end much of what
+        runs, another one would be for little; the host has the time of the draft's levels.
         """
         changed: list[Request] = []
         scheduler = self.scheduler
         while self._in_flight and (
-            scheduler.may_be_idle or any(each.waits_for_results for each in scheduler.running)
+            scheduler.may_free_many_places
+            or any(each.waits_for_results for each in scheduler.running)
         ):
             changed += self._take(self._in_flight.popleft())
         return changed

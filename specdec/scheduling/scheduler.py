@@ -23,6 +23,7 @@ from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
 
+FEW = 4  # requests, of which each has a large share of a step
 ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
 
 
@@ -66,12 +67,16 @@ class Scheduler:
         return bool(self.waiting or self._admitted)
 
     @property
-    def may_be_idle(self) -> bool:
-        """Whether the steps in flight may leave nothing to do but to admit requests."""
+    def may_free_many_places(self) -> bool:
+        """Whether the steps in flight may end a request of a few, or all of many.
+
+        Another step would have nothing to do in its place, and a new request would wait for it.
+        """
         has_places = len(self.running) < self.sizes.max_num_seqs
         if self.prefilling or (self.waiting and has_places):
             return False
-        return all(request.may_be_ending for request in self.running)
+        may_end = [request.may_be_ending for request in self.running]
+        return all(may_end) or (len(may_end) <= FEW and any(may_end))
 
     @property
     def _admitted(self) -> list[Request]:

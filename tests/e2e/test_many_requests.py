@@ -201,20 +201,40 @@ def test_results_are_read_one_step_late_when_running_ahead(make, greedy, prompts
     assert (len(request.token_ids), request.num_in_flight) == (1, 1)
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 3])
+@pytest.mark.parametrize(
+    "max_num_seqs, lengths",
+    [(1, [5, 9, NUM_TOKENS]), (3, [NUM_TOKENS, 3, 9, 7, 20, 5, 14]), (6, [9] * 12)],
+    ids=["alone", "few", "many that end together"],
+)
 def test_no_step_is_launched_for_requests_that_the_one_before_may_have_ended(
-    make, greedy, prompts, monkeypatch, max_num_seqs
+    make, greedy, prompts, monkeypatch, max_num_seqs, lengths
 ):
-    """One at a time, and equal ones together, whose next ones wait for a place."""
+    """Others wait for their places."""
     counts = []
     for is_async in (False, True):
         llm = make(async_scheduling=is_async, max_num_seqs=max_num_seqs)
         run_step = mock.Mock(wraps=llm.engine.runner.run_step)
         monkeypatch.setattr(llm.engine.runner, "run_step", run_step)
-        for length in (3, 9, NUM_TOKENS):
-            llm.generate([prompts[4]] * 2 * max_num_seqs, greedy(length), use_tqdm=False)
+        params = [greedy(length) for length in lengths]
+        llm.generate([prompts[4]] * len(lengths), params, use_tqdm=False)
         counts.append(run_step.call_count)
     assert counts[0] == counts[1]
+
+
+def test_steps_run_ahead_of_one_of_many_that_may_end(make, greedy, prompts, monkeypatch):
+    engine = make(async_scheduling=True, max_num_seqs=6).engine
+    real, depths = engine.runner.run_step, []
+
+    def run_step(*args, **options):
+        depths.append(engine.scheduler.num_in_flight)
+        return real(*args, **options)
+
+    monkeypatch.setattr(engine.runner, "run_step", run_step)
+    requests = engine.add_requests([(prompts[i], greedy(40 if i else 6)) for i in range(6)])
+    while requests[0].finish is None:
+        engine.step()
+    assert len(depths) > 2
+    assert set(depths[1:]) == {2}  # with the one whose results are not read
 
 
 SAMPLED = {

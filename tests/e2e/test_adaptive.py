@@ -198,7 +198,7 @@ def test_the_planner_sees_how_long_steps_take_that_follow_without_a_pause(
     seen = []
     planner.observe_time = lambda *given: seen.append(given)
     for _ in range(2):
-        llm.generate(prompts[:3], greedy(12), use_tqdm=False)
+        llm.generate(prompts[:3], greedy(40), use_tqdm=False)
         time.sleep(0.5)
     assert (len(seen) > 4) == is_async
     for size, ms in seen:
@@ -235,7 +235,7 @@ def test_where_the_device_has_a_clock_it_tells_how_long_a_step_takes(
         results.latest.sent = Mark(3.25 * results._num_sent)
 
     monkeypatch.setattr(results, "send", marked)
-    llm.generate(prompts[:3], greedy(12), use_tqdm=False)
+    llm.generate(prompts[:3], greedy(40), use_tqdm=False)
     assert len(seen) > 2
     assert set(seen) == {3.25}
 

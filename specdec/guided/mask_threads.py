@@ -2,7 +2,8 @@
 
 The limits of grammars.py count operations, but llguidance compares the items of a row pairwise, so
 a hostile grammar of a few kB can make one mask take minutes within them, and nothing stops it. Then
-its thread is left alone, at the lowest priority, and another one goes on with the next request.
+its thread is left alone, at the lowest priority, and another one goes on with the next request;
+while many such threads run, no further grammar is compiled.
 What counts is the thread's own processor time, so that a busy machine ends no request.
 
 A step has as many threads as the latest walks of its guides say that it needs, mostly two, of which
@@ -25,15 +26,33 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from specdec.requests.guide import Walker
+from specdec.requests.structured_outputs import GrammarsBusyError
 
 LEAST_THREADS, MOST_THREADS = 2, 8
 SHARE_SECONDS = 0.0005  # of a processor, for a thread of a step
 PATIENCE_SECONDS = 0.0005  # until as many further threads join
 SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
+MOST_LEFT = 16  # threads of the process that were left alone, above which no grammar is compiled
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
 
 Walk = tuple[Walker, Sequence[int]]  # and the drafts that it follows
+
+
+_left_alone: list[threading.Thread] = []
+_left_lock = threading.Lock()
+
+
+def check_few_left() -> None:
+    """GrammarsBusyError while many threads that were left alone still run."""
+    with _left_lock:
+        _left_alone[:] = [thread for thread in _left_alone if thread.is_alive()]
+        count = len(_left_alone)
+    if count >= MOST_LEFT:
+        raise GrammarsBusyError(
+            f"structured_outputs: {count} masks that take too long are still computed, at most "
+            f"{MOST_LEFT} may be: no further grammar is compiled until one of them has ended"
+        )
 
 
 def most_threads() -> int:
@@ -194,6 +213,8 @@ class MaskThreads:
     def _leave(self, job: Job) -> None:
         assert job.thread is not None, job.places
         self._threads.remove(job.thread)
+        with _left_lock:
+            _left_alone.append(job.thread)
         native_id = job.thread.native_id
         assert native_id is not None, job.thread
         with suppress(ProcessLookupError):  # it has ended meanwhile

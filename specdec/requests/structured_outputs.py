@@ -9,6 +9,10 @@ from specdec.arguments import is_list, refuse_unknown, refusing_unknown
 ANY_OBJECT = '{"type": "object"}'
 
 
+class GrammarsBusyError(ValueError):
+    """No further grammar is taken for the moment, whatever it is."""
+
+
 @refusing_unknown()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:

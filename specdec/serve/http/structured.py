@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from specdec.requests.params import SamplingParams
-from specdec.requests.structured_outputs import StructuredOutputsParams
+from specdec.requests.structured_outputs import GrammarsBusyError, StructuredOutputsParams
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.http.errors import ApiError
 
@@ -49,6 +49,8 @@ async def check_grammar(llm: AsyncEngine, params: SamplingParams, name: str | No
     if params.structured_outputs is not None:
         try:
             await llm.check_grammar(params)
+        except GrammarsBusyError as error:
+            raise ApiError(503, str(error)) from error
         except ValueError as error:
             raise grammar_error(error, name) from error
 

@@ -10,6 +10,7 @@ import pytest
 
 from specdec.guided import mask_threads
 from specdec.guided.mask_threads import MaskThreads, Step
+from specdec.requests.structured_outputs import GrammarsBusyError
 
 
 class FakeGuide:
@@ -84,6 +85,22 @@ def test_a_thread_that_goes_on_has_the_lowest_priority():
     guide.may_stop.set()
     assert found == 19 > os.getpriority(os.PRIO_PROCESS, 0)
     assert masks.masks([(FakeGuide(b"a"), [])]) == [[b"a"]]
+
+
+def test_many_threads_left_alone_are_counted_until_they_end(monkeypatch):
+    monkeypatch.setattr(mask_threads, "MOST_LEFT", 2)
+    monkeypatch.setattr(mask_threads, "_left_alone", [])
+    masks = MaskThreads()
+    guides = [FakeGuide(b"slow", FOREVER, stops=False) for _ in range(2)]
+    for guide in guides:
+        mask_threads.check_few_left()
+        masks.masks([(guide, [])])
+    with pytest.raises(GrammarsBusyError, match="2 masks that take too long"):
+        mask_threads.check_few_left()
+    guides[0].may_stop.set()
+    guides[0].thread.join(10)
+    mask_threads.check_few_left()
+    guides[1].may_stop.set()
 
 
 def test_an_error_in_a_walk_reaches_the_caller_and_the_thread_goes_on():

@@ -113,3 +113,16 @@ def test_a_value_that_is_no_grammar_is_named(live, fields, name):
     found = live.post(COMPLETION, {"prompt": "a", "max_tokens": 1, **fields})
     assert found.status_code == 400
     assert found.json()["error"]["param"] == name
+
+
+def test_while_many_masks_take_too_long_new_grammars_wait_and_known_ones_do_not(live, monkeypatch):
+    body = {"prompt": "a", "max_tokens": 2}
+    known, other = ({**body, "structured_outputs": {"regex": r}} for r in ("ab+", "cd+"))
+    assert live.post("/v1/completions", known).status_code == 200
+    monkeypatch.setattr("specdec.guided.mask_threads.MOST_LEFT", 0)
+    found = live.post("/v1/completions", other)
+    assert (found.status_code, found.headers["Retry-After"]) == (503, "1")
+    assert "masks that take too long" in found.json()["error"]["message"]
+    assert live.post("/v1/completions", known).status_code == 200
+    monkeypatch.undo()
+    assert live.post("/v1/completions", other).status_code == 200

@@ -305,6 +305,7 @@ def soak(
         if llm.engine.planner is not None:
             at_random(llm, chance)
         faults += [f"{setting}: {fault}" for fault in faults_of_engine(llm, plans, alone, counts)]
+        llm.engine.runner.clear_graphs()  # their memory, before garbage is collected
     return {**counts, "faults": faults, "seconds": round(time.monotonic() - began, 1)}
 
 

@@ -4,8 +4,8 @@
     python -m scripts.tune_attention --lengths 4096 --heads 28 --kv-heads 4
 
 One prompt in one chunk, one layer. Prints a table and a last line of JSON; exit code 1 if a tile
-gives other bits. To choose one, put it into QUERY_TILES of specdec/kernels/paged_attention.py;
-PROMPT_MORE_THAN there says from how many rows on prompt_attention.py serves.
+gives other bits. To choose one, put it into QUERY_TILES, specdec/kernels/attention/query_tiles.py;
+PROMPT_MORE_THAN in launch_plan.py there says from how many rows on prompt_attention.py serves.
 """
 
 import argparse
@@ -21,17 +21,18 @@ from torch import Tensor
 
 from specdec.bench.report import Row, table, write_json
 from specdec.bench.timing import Clock
-from specdec.kernels import INTERPRET, is_hopper, paged_attention
-from specdec.kernels.compilations import compiling_ahead
-from specdec.kernels.paged_attention import (
+from specdec.kernels import INTERPRET, is_hopper
+from specdec.kernels.attention import launch_plan, query_tiles
+from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.query_tiles import (
     PROMPT_TILES,
     QUERY_TILES,
     Heads,
-    QueryRows,
     QueryTile,
-    launch_paged_attention,
     query_tile,
 )
+from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.prompt_attention import is_fit
 from specdec.sizes import BLOCK_SIZE
 
@@ -112,7 +113,10 @@ def call_with(
     tiles = QUERY_TILES if tile is PROMPT_KERNEL else (tile._replace(more_than=0),)
 
     def call() -> None:
-        with patch.multiple(paged_attention, QUERY_TILES=tiles, PROMPT_MORE_THAN=more_than):
+        with (
+            patch.object(query_tiles, "QUERY_TILES", tiles),
+            patch.object(launch_plan, "PROMPT_MORE_THAN", more_than),
+        ):
             launch_paged_attention(q, out, cache, rows)
 
     return call

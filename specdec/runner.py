@@ -11,7 +11,9 @@ from torch import Tensor
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
-from specdec.kernels.paged_attention import Heads, most_rows_in_parts, workspace_size
+from specdec.kernels.attention.launch_plan import most_rows_in_parts
+from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.workspace import workspace_size
 from specdec.models.build import allocate_kv_cache, build_draft, build_target
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts

@@ -25,7 +25,7 @@ from specdec.bench.attention_trees import timed_trees
 from specdec.bench.bench import Bench
 from specdec.bench.report import Row
 from specdec.bench.yardsticks import Yardstick, yardsticks
-from specdec.kernels.paged_attention import paged_attention
+from specdec.kernels.attention.launch import paged_attention
 from specdec.sizes import BLOCK_SIZE
 
 

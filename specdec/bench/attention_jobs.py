@@ -9,8 +9,8 @@ from torch import Tensor
 from specdec.bench.pair import Pair
 from specdec.bench.products import CACHES
 from specdec.bench.timing import Clock
-from specdec.kernels.paged_attention import QueryRows, plan_tiles, workspace_size
-from specdec.kernels.path_tails import Paths
+from specdec.kernels.attention.query_rows import Paths, QueryRows, plan_tiles
+from specdec.kernels.attention.workspace import workspace_size
 from specdec.sizes import BLOCK_SIZE
 
 

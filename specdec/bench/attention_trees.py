@@ -14,9 +14,10 @@ import torch
 
 from specdec.bench.attention_jobs import Heads, Job, caches_of, per_call_ms, query_rows
 from specdec.kernels import next_power_of_2
-from specdec.kernels import paged_attention as kernel
-from specdec.kernels.paged_attention import QUERY_TILES, QueryRows, QueryTile, paged_attention
-from specdec.kernels.path_tails import Paths
+from specdec.kernels.attention import query_tiles
+from specdec.kernels.attention.launch import paged_attention
+from specdec.kernels.attention.query_rows import Paths, QueryRows
+from specdec.kernels.attention.query_tiles import QUERY_TILES, QueryTile
 from specdec.sizes import BLOCK_SIZE
 
 CHILDREN = 4  # of each node
@@ -38,7 +39,7 @@ def timed_trees(heads: Heads, job: Job, model_len: int) -> Iterator[tuple[str, f
         tiles = QUERY_TILES if tile is None else (*QUERY_TILES, tile)
         out_THC = torch.empty_like(q_THC)
         rows = replace(tree)  # without the launches of the tile before
-        with patch.object(kernel, "QUERY_TILES", tiles):
+        with patch.object(query_tiles, "QUERY_TILES", tiles):
             calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
             ms = per_call_ms(heads.device, calls)
         expected = out_THC if expected is None else expected

@@ -21,7 +21,8 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec
 from specdec.bench.report import Row
 from specdec.bench.rounds import time_rounds, tokens_needed
-from specdec.kernels import best_token, gate_up, jit, linear, paged_attention, tl
+from specdec.kernels import best_token, gate_up, jit, linear, tl
+from specdec.kernels.attention import launch_plan
 from specdec.kernels.linear import Sums
 from specdec.stepping import propose
 
@@ -87,7 +88,7 @@ EXCHANGES: dict[str, list[Replacement]] = {
         (best_token, "launch_tile_maxima", cublas_tile_maxima),
         (propose, "launch_tile_maxima", cublas_tile_maxima),
     ],
-    "attention": [(paged_attention, "MAX_SPLIT_TOKENS", 0)],
+    "attention": [(launch_plan, "MAX_SPLIT_TOKENS", 0)],
 }
 
 

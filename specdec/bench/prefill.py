@@ -16,7 +16,8 @@ from specdec.bench.pair import EngineSpec, Pair, joined, turned
 from specdec.bench.report import Row
 from specdec.bench.serving import generate, greedy
 from specdec.bench.timing import Clock, Spread
-from specdec.kernels.paged_attention import QueryRows, paged_attention
+from specdec.kernels.attention.launch import paged_attention
+from specdec.kernels.attention.query_rows import QueryRows
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
 

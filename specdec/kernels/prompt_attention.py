@@ -5,12 +5,12 @@ One warp lets the copy engine fill a ring of tiles of keys and values. Two group
 Scores of a tile are multiplied while the values before it are, and one group's powers are taken
 under the other's products.
 
-A row's arithmetic is paged_attention.py's, operation by operation: tiles of 64 keys, splits at the
+A row's arithmetic is that of attention/, operation by operation: tiles of 64 keys, splits at the
 same borders added in the same order by the same functions. So are its bits, if the tensor cores'
 sums do not depend on the instruction, which tests/specdec/kernels/test_prompt_attention.py asks.
 
 It is made for heads of 64 and of 128 columns (`is_fit`). Prompts of all other sizes, 96 among them,
-stay with paged_attention.py, which takes any.
+stay with attention/walk.py, which takes any.
 """
 
 from functools import lru_cache
@@ -31,7 +31,7 @@ from specdec.kernels import (
     num_multiprocessors,
     tl,
 )
-from specdec.kernels.attention_splits import add_part, finite, split_of, split_start, weigh
+from specdec.kernels.attention.splits import add_part, finite, split_of, split_start, weigh
 from specdec.kernels.repeated import Repeated
 
 ROWS = 128  # of a query tile, half for each group of warps

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from graphs.breakable import eager_break_during_capture
 from graphs.context import get_forward_context
+from specdec.kernels.attention.launch import paged_attention
+from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
-from specdec.kernels.paged_attention import QueryRows, paged_attention
 from specdec.kernels.rotate_and_store import HeadNorms, rotate_and_store
 from specdec.kernels.tiles import empty_rows
 

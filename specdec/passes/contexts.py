@@ -13,9 +13,8 @@ from torch import Tensor
 from graphs.context import ForwardContext
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from specdec.kernels.attention.query_rows import Paths, QueryRows, TilePlan, plan_tiles
 from specdec.kernels.invariant import ROWS
-from specdec.kernels.paged_attention import QueryRows, TilePlan, plan_tiles
-from specdec.kernels.path_tails import Paths
 from specdec.models.attention import AttentionMetadata
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.fill import Extent

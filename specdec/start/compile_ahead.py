@@ -14,9 +14,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specdec.kernels import KERNEL_NAMES, paged_attention
+from specdec.kernels import KERNEL_NAMES
+from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
-from specdec.kernels.paged_attention import plan_launch
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
@@ -141,7 +142,7 @@ def _attention_kinds(
 
 def long_prompts(runner: Runner) -> Iterator[Step]:
     """A chunk for the kernel of prompts, whatever the query heads of a kv head."""
-    more_than = paged_attention.PROMPT_MORE_THAN
+    more_than = launch_plan.PROMPT_MORE_THAN
     if more_than is not None:
         yield chunk(runner, more_than + 1, 1)
 

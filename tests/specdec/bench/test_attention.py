@@ -17,14 +17,10 @@ from specdec.bench.card import Bandwidth
 from specdec.bench.pair import load_pair
 from specdec.bench.yardsticks import flash_packed, yardsticks
 from specdec.cli import main
-from specdec.kernels import paged_attention as kernel
-from specdec.kernels.paged_attention import (
-    QueryRows,
-    QueryTile,
-    launch_paged_attention,
-    paged_attention,
-    plan_tiles,
-)
+from specdec.kernels.attention import launch, twin
+from specdec.kernels.attention.launch import launch_paged_attention, paged_attention
+from specdec.kernels.attention.query_rows import QueryRows, plan_tiles
+from specdec.kernels.attention.query_tiles import QueryTile
 from tests.specdec.kernels.row_products import multiply_row_by_row
 
 CPU = torch.device("cpu")
@@ -93,9 +89,9 @@ def test_packed_rows_are_for_rounds():
 def test_a_yardstick_that_is_our_kernel_is_caught(no_kernels):
     """What the test above would say of one that calls paged_attention."""
     with pytest.raises(AssertionError, match="a kernel of ours"):
-        kernel.paged_attention(*queries("cpu", 1, 64), None)
+        launch.paged_attention(*queries("cpu", 1, 64), None)
     with pytest.raises(AssertionError, match="a kernel of ours"):
-        kernel.paged_attention_ref(*queries("cpu", 1, 64), None)
+        twin.paged_attention_ref(*queries("cpu", 1, 64), None)
 
 
 def test_rounds_prompts_and_trees_have_rows(bench):
@@ -130,9 +126,9 @@ def test_trees_are_timed_in_larger_tiles_and_their_bits_compared(bench, monkeypa
     tile = QueryTile(8, 64, 4)
     monkeypatch.setattr(attention_trees, "larger_tiles", lambda heads, job: [tile])
     rows = []
-    plan = kernel.plan_launch
+    plan = launch.plan_launch
     monkeypatch.setattr(
-        kernel, "plan_launch", lambda *of, **more: rows.append(plan(*of, **more)) or rows[-1]
+        launch, "plan_launch", lambda *of, **more: rows.append(plan(*of, **more)) or rows[-1]
     )
     shipped, larger = attention_trees.timed_trees(heads, job, 192)
     assert (shipped[0], larger[0]) == ("as shipped", "64 rows, 4 warps")

@@ -31,6 +31,8 @@ from specdec.bench.timing import Spread, wrapped
 from specdec.bench.trees import NEVER
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
+from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.query_tiles import Heads
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.step import PHASES
@@ -409,6 +411,13 @@ def test_places_that_exactness_exchanges_exist():
     assert [
         getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each
     ] == originals
+
+
+def test_exactness_takes_attention_whose_programs_share_no_splits():
+    heads = Heads(4, 8, 128, 2)
+    assert plan_launch(1, 4, heads).is_split
+    with exchanged(["attention"]):
+        assert not plan_launch(1, 4, heads).is_split
 
 
 def test_the_yardstick_of_exactness_runs_no_shipped_kernel(monkeypatch):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specdec.kernels.paged_attention import QueryRows
+from specdec.kernels.attention.query_rows import QueryRows
 
 S = 64
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32

@@ -17,17 +17,14 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import (
-        attention_parts,
         best_children,
         best_token,
         gate_up,
         linear,
-        long_slots,
-        paged_attention,
-        path_tails,
         rotate_and_store,
         triton,
     )
+    from specdec.kernels.attention import combine, long_slots, path_tails, walk
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -58,17 +55,17 @@ KERNELS = (
         {"K": 4, "HAS_NOISE": False, "STREAM": 0, "HAS_IDS": False, "BLOCK": 1024, "IS_GPU": True},
     ),
     (
-        paged_attention._paged_attention_kernel,
+        walk._paged_attention_kernel,
         HEADS | CUT | PATHS | {"IS_HELPED": False, "SLOTS": 1, "SKIP": True},
     ),
     (
         path_tails._path_tails_kernel,
         HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16, "AT_ONCE": 8},
     ),
-    (attention_parts._combine_kernel, HEADS | {"AT_ONCE": 8}),
+    (combine._combine_kernel, HEADS | {"AT_ONCE": 8}),
     (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
     (
-        long_slots._combine_long_kernel,
+        combine._combine_long_kernel,
         HEADS | {"IS_UNIFORM": True, "SLOTS": 8, "HEADS": 4, "AT_ONCE": 8},
     ),
 )

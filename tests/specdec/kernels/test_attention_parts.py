@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import tl, triton
-from specdec.kernels.attention_parts import PARTS_AT_ONCE, add_parts
-from specdec.kernels.attention_splits import no_keys
+from specdec.kernels.attention.parts import PARTS_AT_ONCE, add_parts
+from specdec.kernels.attention.splits import no_keys
 
 C = 16
 

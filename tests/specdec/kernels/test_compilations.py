@@ -10,7 +10,8 @@ import torch
 from triton import JITFunction
 from triton.runtime._async_compile import active_mode
 
-from specdec.kernels import compilations, paged_attention, rarities
+from specdec.kernels import compilations, rarities
+from specdec.kernels.attention import walk
 from specdec.kernels.compilations import (
     _watch,
     by_launcher,
@@ -111,7 +112,7 @@ def test_a_second_start_keeps_the_counts(hook):
 
 
 def test_the_hook_understands_what_triton_calls_it_with(hook, rarity):
-    function = JITFunction(paged_attention._paged_attention_kernel.fn)
+    function = JITFunction(walk._paged_attention_kernel.fn)
     index = {name: i for i, name in enumerate(function.arg_names)}
     options = dict.fromkeys(("num_ctas", "num_stages", "enable_fp_fusion", "extern_libs"))
     options |= {"num_warps": 2, "launch_cooperative_grid": False}

@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.kernels import paged_attention as attention
 from specdec.kernels.add_rms_norm import add_rms_norm_ref, launch_add_rms_norm
-from specdec.kernels.attention_splits import num_splits
+from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.query_rows import QueryRows, plan_tiles
+from specdec.kernels.attention.splits import num_splits
+from specdec.kernels.attention.twin import paged_attention_ref
+from specdec.kernels.attention.workspace import workspace_size
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
 from specdec.kernels.linear import (
@@ -16,13 +20,6 @@ from specdec.kernels.linear import (
     launch_split_linear,
     linear_ref,
     split_linear,
-)
-from specdec.kernels.paged_attention import (
-    QueryRows,
-    launch_paged_attention,
-    paged_attention_ref,
-    plan_tiles,
-    workspace_size,
 )
 from specdec.kernels.rms_norm import launch_rms_norm, rms_norm_ref
 from specdec.kernels.rotate_and_store import (
@@ -264,7 +261,7 @@ def test_enough_requests_share_no_splits_and_keep_their_bits(device, query_len, 
     cache[1, last] *= 50  # or 12 keys of 1,100 would not show
     outs, spaces = [], []
     for full in (1 << 30, 1):
-        monkeypatch.setattr(attention, "FULL", full)
+        monkeypatch.setattr(launch_plan, "FULL", full)
         space = torch.full((workspace_size(len(q), H, 32, 1100),), torch.nan, device=device)
         outs.append(torch.full_like(q, torch.nan))
         launch_paged_attention(q, outs[-1], cache, replace(rows, workspace=space))

@@ -7,15 +7,12 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import next_power_of_2
-from specdec.kernels import paged_attention as attention
-from specdec.kernels.attention_splits import num_splits
-from specdec.kernels.paged_attention import (
-    Heads,
-    QueryRows,
-    launch_paged_attention,
-    query_tile,
-    workspace_size,
-)
+from specdec.kernels.attention import combine, launch_plan, long_slots
+from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.query_tiles import Heads, query_tile
+from specdec.kernels.attention.splits import num_splits
+from specdec.kernels.attention.workspace import workspace_size
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SPLITS_SHARED, ONE_WALKS_ALL = 1 << 30, 1  # programs that fill the GPU
@@ -26,13 +23,13 @@ RAGGED = (130, 10, 300, 128, 5, 64), (2, 3, 6, 2, 0, 3)
 @pytest.fixture(autouse=True)
 def few_helpers(monkeypatch):
     """Each has several items, and splits of 64 keys are enough to be long."""
-    monkeypatch.setattr(attention, "ALONE_KEYS", 128)
-    monkeypatch.setattr(attention, "HELPERS", 3)
-    monkeypatch.setattr(attention, "COMBINERS", 2)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", 128)
+    monkeypatch.setattr(long_slots, "HELPERS", 3)
+    monkeypatch.setattr(combine, "COMBINERS", 2)
 
 
 def attend(monkeypatch, full: int, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
-    monkeypatch.setattr(attention, "FULL", full)
+    monkeypatch.setattr(launch_plan, "FULL", full)
     rows.launches.clear()
     return output(launch_paged_attention, q, cache, rows)
 
@@ -80,7 +77,7 @@ def test_a_row_has_the_same_bits_alone_shared_and_helped(
     end = 2 * slot_size(rows, H=3, C=C)
     assert not rows.workspace[end - 2 : end].isnan().any()  # of the last long slot's last split
     assert rows.workspace[end:].isnan().all()
-    monkeypatch.setattr(attention, "ALONE_KEYS", None)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", None)
     assert torch.equal(attend(monkeypatch, full, q, cache, rows), expected)
     assert len(rows.launches) == 1
 
@@ -137,7 +134,7 @@ def test_padding_slots_are_not_long_and_change_nothing(exact_device, monkeypatch
 def test_the_interpreter_gives_equal_bits_around_every_border(
     exact_interpreter, monkeypatch, dtype, C, alone_keys
 ):
-    monkeypatch.setattr(attention, "ALONE_KEYS", alone_keys)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", alone_keys)
     for lengths in ((2047, 5, 2048, 1, 2049, 6), (8191, 9, 8193, 10, 1281, 11), (8705, 9, 7)):
         extents = lengths, (4, 4, 3, 1, 4, 2)[: len(lengths)]
         sizes = {"group": 2, "G": 1, "C": C, "dtype": dtype, "device": "cpu"}
@@ -157,9 +154,9 @@ def test_a_gpu_gives_equal_bits_around_every_border(
     monkeypatch, query_lens, helpers, alone_keys, room, C
 ):
     torch.manual_seed(0)
-    monkeypatch.setattr(attention, "ALONE_KEYS", alone_keys)
-    monkeypatch.setattr(attention, "HELPERS", helpers)
-    monkeypatch.setattr(attention, "COMBINERS", helpers)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", alone_keys)
+    monkeypatch.setattr(long_slots, "HELPERS", helpers)
+    monkeypatch.setattr(combine, "COMBINERS", helpers)
     lengths = (32768, 2047, 8193, 2049, 2048, 1025, 8192, 1281, 9000, *range(300, 325))
     sizes = {"group": 4, "G": 8, "C": C, "dtype": BF16, "device": "cuda"}
     q, cache, rows = case("normal", (lengths, query_lens), **sizes)

@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 
-from specdec.kernels import best_children, best_token, gate_up, linear, paged_attention
+from specdec.kernels import best_children, best_token, gate_up, linear
+from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.needed import need, needed_while
 from specdec.kernels.rotate_and_store import launch_rotate_and_store
 from tests.specdec.kernels.test_kernels import attention_case
@@ -100,18 +102,18 @@ def attention_of(kind, device):
 )
 def test_attention_that_is_not_needed_writes_nothing(device, monkeypatch, kind):
     if kind == "long chains":  # which programs of another kernel share
-        monkeypatch.setattr(paged_attention, "ALONE_KEYS", 200)
-        monkeypatch.setattr(paged_attention, "FULL", 4)
+        monkeypatch.setattr(launch_plan, "ALONE_KEYS", 200)
+        monkeypatch.setattr(launch_plan, "FULL", 4)
     if kind == "many chains":  # whose splits one program walks
-        monkeypatch.setattr(paged_attention, "FULL", 1)
+        monkeypatch.setattr(launch_plan, "FULL", 1)
     q, cache, rows = attention_of(kind, device)
     count = torch.zeros(1, dtype=torch.int64, device=device)
     out = torch.full_like(q, UNTOUCHED)
     with needed_while(count):
-        paged_attention.launch_paged_attention(q, out, cache, rows)
+        launch_paged_attention(q, out, cache, rows)
         assert (out == UNTOUCHED).all()
         count.fill_(1)
-        paged_attention.launch_paged_attention(q, out, cache, rows)
+        launch_paged_attention(q, out, cache, rows)
     assert (out != UNTOUCHED).all()
     assert len(rows.launches) == {"long chains": 3, "many chains": 1}.get(kind, 2)
 

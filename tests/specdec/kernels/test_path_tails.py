@@ -10,14 +10,12 @@ from graphs.cuda import CudaBackend
 from graphs.modes import BatchDescriptor
 from graphs.tape.backend import TapeBackend
 from graphs.wrapper import capture_graph
-from specdec.kernels import paged_attention as attention
-from specdec.kernels.paged_attention import (
-    QueryTile,
-    launch_paged_attention,
-    paged_attention,
-    paged_attention_ref,
-)
-from specdec.kernels.path_tails import Paths
+from specdec.kernels.attention import launch_plan, query_tiles
+from specdec.kernels.attention.launch import launch_paged_attention, paged_attention
+from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.query_rows import Paths
+from specdec.kernels.attention.query_tiles import Heads, QueryTile
+from specdec.kernels.attention.twin import paged_attention_ref
 from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 
 BORDERS = (63, 64, 65, 1023, 1024, 1025, 1280, 8191, 8192, 8193, 8704)
@@ -43,7 +41,7 @@ def device(exact_device):
 def cut(request, monkeypatch):
     """Both ways to cut the keys, of trees and of plain rows."""
     if request.param != "splits are shared":
-        monkeypatch.setattr(attention, "FULL", 1)
+        monkeypatch.setattr(launch_plan, "FULL", 1)
 
 
 def dtypes(device):
@@ -128,7 +126,7 @@ def test_trees_keep_their_bits_in_larger_query_tiles(device, monkeypatch, tile):
         case = tree_case([tree], dtype=dtypes(device)[0], device=device, **sizes)
         expected = case.attend(launch_paged_attention, case.tree)
         with monkeypatch.context() as patched:
-            patched.setattr(attention, "QUERY_TILES", (tile,))
+            patched.setattr(query_tiles, "QUERY_TILES", (tile,))
             found = case.attend(launch_paged_attention, replace(case.tree))
         assert torch.equal(found, expected), base
 
@@ -223,6 +221,6 @@ def test_a_captured_pass_follows_other_trees(backend):
 
 
 def test_rows_without_paths_are_cut_as_ever():
-    heads = attention.Heads(4, 8, 128, 2)
-    assert not attention.plan_launch(1, 40, heads).is_split
-    assert attention.plan_launch(1, 40, heads, has_paths=True).is_split
+    heads = Heads(4, 8, 128, 2)
+    assert not plan_launch(1, 40, heads).is_split
+    assert plan_launch(1, 40, heads, has_paths=True).is_split

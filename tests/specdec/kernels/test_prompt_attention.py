@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels import paged_attention as attention
 from specdec.kernels import prompt_attention
-from specdec.kernels.paged_attention import QueryRows, launch_paged_attention, takes_prompt_kernel
+from specdec.kernels.attention import launch, launch_plan
+from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.launch_plan import takes_prompt_kernel
+from specdec.kernels.attention.query_rows import Paths, QueryRows
 from tests.specdec.kernels.test_query_tiles import BF16, FP16, FP32, difference
 from tests.specdec.kernels.test_query_tiles import case as rows_of_requests
 
@@ -81,7 +83,7 @@ def test_heavy_items_come_first_and_programs_have_as_much(schedule):
 @pytest.fixture
 def prompts_on(monkeypatch):
     """prompts_on(more_than): prompts are the prompt kernel's from more query rows on."""
-    return lambda more_than: monkeypatch.setattr(attention, "PROMPT_MORE_THAN", more_than)
+    return lambda more_than: monkeypatch.setattr(launch_plan, "PROMPT_MORE_THAN", more_than)
 
 
 def chunk(max_query_len: int) -> QueryRows:
@@ -114,9 +116,7 @@ def test_large_passes_take_the_prompt_kernel_where_it_fits(prompts_on):
 def test_rounds_and_trees_never_take_the_prompt_kernel(prompts_on):
     prompts_on(0)
     assert not takes_prompt_kernel(chunk(16), 8, 64, 128, BF16, True)
-    tree = replace(
-        chunk(60), paths=attention.Paths(slots=torch.zeros(60, 1), starts=torch.zeros(1))
-    )
+    tree = replace(chunk(60), paths=Paths(slots=torch.zeros(60, 1), starts=torch.zeros(1)))
     assert not takes_prompt_kernel(tree, 8, 64, 128, BF16, True)
 
 
@@ -129,8 +129,8 @@ def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeyp
         prepared.append(of)
         return lambda *tensors: launched.append(tensors)
 
-    monkeypatch.setattr(attention, "is_hopper", lambda device: True)
-    monkeypatch.setattr(attention, "PromptAttention", recorder)
+    monkeypatch.setattr(launch, "is_hopper", lambda device: True)
+    monkeypatch.setattr(launch, "PromptAttention", recorder)
     rows, out = chunk(300), torch.zeros_like(q)
     layers = cache, cache.clone()
     for layer in layers:

@@ -7,19 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels import paged_attention as attention
-from specdec.kernels.compilations import compiling_ahead
-from specdec.kernels.paged_attention import (
+from specdec.kernels.attention import launch_plan, query_tiles
+from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.launch_plan import Launch, plan_launch
+from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.query_tiles import (
     PROMPT_TILES,
     QUERY_TILES,
     Heads,
-    Launch,
-    QueryRows,
     QueryTile,
-    launch_paged_attention,
-    plan_launch,
     query_tile,
 )
+from specdec.kernels.compilations import compiling_ahead
 from tests.specdec.kernels.attention_cases import BF16, FP16, FP32, case, output
 
 SMALL = QueryTile(0, 16, 2)
@@ -60,8 +59,8 @@ GPU_CASES = [
 
 
 def attend(monkeypatch, tile: QueryTile, q: Tensor, cache: Tensor, rows: QueryRows) -> Tensor:
-    monkeypatch.setattr(attention, "QUERY_TILES", (tile,))
-    monkeypatch.setattr(attention, "PROMPT_MORE_THAN", None)
+    monkeypatch.setattr(query_tiles, "QUERY_TILES", (tile,))
+    monkeypatch.setattr(launch_plan, "PROMPT_MORE_THAN", None)
     rows.launches.clear()
     return output(launch_paged_attention, q, cache, rows)
 
@@ -138,7 +137,7 @@ def test_a_prompt_takes_tiles_of_64_rows_where_they_fit(monkeypatch):
     assert rows_of_tiles(heads) == [16, 16, 32, 32, 64, 64]
     assert rows_of_tiles(heads._replace(C=256)) == [16, 16, 32, 32, 32, 32]
     assert rows_of_tiles(heads._replace(itemsize=4)) == [16, 16, 32, 32, 32, 32]
-    monkeypatch.setattr(attention, "QUERY_TILES", (*QUERY_TILES, PROMPT_TILES[-1]))
+    monkeypatch.setattr(query_tiles, "QUERY_TILES", (*QUERY_TILES, PROMPT_TILES[-1]))
     assert [query_tile(rows, heads).rows for rows in (16, 1024, 1025)] == [16, 64, 128]
 
 
@@ -151,7 +150,7 @@ def test_programs_decide_who_shares_splits(monkeypatch):
     assert not plan_launch(64, 17, Heads(4, 8, 128, 2)).is_helped  # prompts
     assert not plan_launch(1, 16, Heads(16, 32, 128, 2)).is_helped  # each slot fills the GPU
     assert not plan_launch(64, 4, Heads(4, 8, 128, 2), most_keys=4096).is_helped
-    monkeypatch.setattr(attention, "ALONE_KEYS", None)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", None)
     assert not any(plan.is_helped for plan in plans())
 
 

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec.kernels import paged_attention
-from specdec.kernels.paged_attention import Heads, plan_launch
+from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.rarities import RARITIES
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts, shared_cuts
@@ -21,7 +22,7 @@ def counts(most: int) -> set[int]:
 
 @pytest.mark.parametrize("group, alone_keys", [*((n, ALONE_KEYS) for n in range(1, 17)), (4, None)])
 def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_keys):
-    monkeypatch.setattr(paged_attention, "ALONE_KEYS", alone_keys)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", alone_keys)
     missing = set()
     for G in (1, 2, 4, 8, 16, 32):
         if G * group > 128:  # query heads, more than any target has

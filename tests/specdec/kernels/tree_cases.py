@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec.kernels.paged_attention import QueryRows, plan_tiles
-from specdec.kernels.path_tails import Paths
+from specdec.kernels.attention.query_rows import Paths, QueryRows, plan_tiles
 from tests.specdec.kernels.attention_cases import output
 
 S = 64

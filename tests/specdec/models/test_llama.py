@@ -78,7 +78,7 @@ def test_attention_of_a_gpu_gives_heads_of_96_the_same_tokens(tmp_path, monkeypa
     expected = pair.reference.greedy(prompt, 3)
     assert margin(pair.reference, prompt, expected) > 1e-3
     launched = set()
-    for file in ("paged_attention", "rotate_and_store"):
+    for file in ("attention.launch", "rotate_and_store"):
         monkeypatch.setattr(f"specdec.kernels.{file}.pick", picks_kernels(launched))
     eagle = random_draft(eagle3_config(pair.loaded, aux_boundaries=(0, 1), head_dim=48))
     assert engine_tokens(pair.loaded, eagle, 1, 512, [prompt], 3) == [expected]

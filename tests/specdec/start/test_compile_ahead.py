@@ -13,8 +13,8 @@ import pytest
 import specdec
 from scripts.soak import rows_are_shared
 from specdec import LLM
-from specdec.kernels import paged_attention
-from specdec.kernels.paged_attention import Heads
+from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.tile_shapes import row_class
 from specdec.passes.families import shared_shapes
 from specdec.requests.sampling_flags import GREEDY
@@ -88,9 +88,9 @@ def test_each_kind_of_forward_is_compiled_ahead(chunks, max_model_len, budget, m
 @pytest.mark.parametrize("max_model_len, longest", [(4096, 1025), (512, 511)])
 def test_the_kernel_of_prompts_is_compiled_ahead(chunks, monkeypatch, max_model_len, longest):
     """With as many query rows as it needs at one query head, or as many as a step may have."""
-    monkeypatch.setattr(paged_attention, "PROMPT_MORE_THAN", None)
+    monkeypatch.setattr(launch_plan, "PROMPT_MORE_THAN", None)
     without = chunks(max_model_len, 8192, 1, 0)
-    monkeypatch.setattr(paged_attention, "PROMPT_MORE_THAN", 1024)
+    monkeypatch.setattr(launch_plan, "PROMPT_MORE_THAN", 1024)
     found = chunks(max_model_len, 8192, 1, 0)
     assert len(found) == len(without) + 1
     assert [part.length for part in found[-1]] == [longest]

@@ -1,21 +1,21 @@
 """Attention over the last keys of rows whose paths are stored one slot at a time, as a tree's are.
 
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
-go on in cache slots named row by row. paged_attention.py attends to the shared keys in whole tiles
-of 64 keys, many rows at once, and leaves partial results behind. Here one program a row and kv head
-goes on with the row's own tiles, one or two, and adds everything up. A key has the column of its
-position in its tile, whichever slot it lies in, so a row gets the bits of plain decoding.
+go on in cache slots named row by row. walk.py attends to the shared keys in whole tiles of 64 keys,
+many rows at once, and leaves partial results behind. Here one program a row and kv head goes on
+with the row's own tiles, one or two, and adds everything up. A key has the column of its position
+in its tile, whichever slot it lies in, so a row gets the bits of plain decoding.
 """
-
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import jit, tl
-from specdec.kernels.attention_parts import add_parts, load_part
-from specdec.kernels.attention_splits import (
+from specdec.kernels import jit, next_power_of_2, tl
+from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.parts import PARTS_AT_ONCE, add_parts, load_part
+from specdec.kernels.attention.query_rows import Paths
+from specdec.kernels.attention.splits import (
     Part,
     add_part,
     attend_tile,
@@ -26,21 +26,38 @@ from specdec.kernels.attention_splits import (
 )
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
+from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
+from specdec.kernels.repeated import Repeated
 
 MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paths:
-    """Where the last keys of each row lie: those at positions starts .. position of the row.
-
-    slots:  entry j is the cache slot of the key at position starts + j, -1 behind the row's own
-    starts: for each batch slot, at most the position of its first row
-    """
-
-    slots: Tensor  # [T, D + 1]
-    starts: Tensor  # [B]
+def prepare_tails(given: Pass) -> Repeated:
+    """For each row and kv head: one program."""
+    rows = given.rows
+    paths = rows.paths
+    assert paths is not None
+    return Repeated(
+        _path_tails_kernel,
+        (len(rows.idx_mapping) * rows.max_query_len, given.heads.G, 1),
+        then=(
+            *given.requests(),
+            paths.slots,
+            paths.starts,
+            paths.slots.shape[1],
+            *given.numbers(),
+            *need().values(),
+        ),
+        constants={
+            **given.constants,
+            "IS_SPLIT": given.plan.is_split,
+            "IS_UNIFORM": given.is_uniform,
+            "ROWS": max(next_power_of_2(given.heads.group), MIN_ROWS),
+            "AT_ONCE": PARTS_AT_ONCE,
+        },
+        options={"num_warps": 4, "num_stages": 2, **given.options},
+    )
 
 
 @jit(

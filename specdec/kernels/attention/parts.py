@@ -1,54 +1,15 @@
-"""Partial results of attention in memory: one kernel leaves them, another adds them up in order.
+"""Partial results of attention in memory: how kernels leave them there, and add them up in order.
 
-Each is a peak, a total and weighted values of a row (attention_splits.py). Several are loaded at
-once, because a load takes longer than adding what it brings; they are added one after another, so
-the bits are those of a program that adds each as soon as it has it.
+Each is a peak, a total and weighted values of a row (splits.py); workspace.py says where they are.
+Several are loaded at once, because a load takes longer than adding what it brings; they are added
+one after another, so the bits are those of a program that adds each as soon as it has it.
 """
 
 from specdec.kernels import jit, tl
-from specdec.kernels.attention_splits import add_part, no_keys, split_of
+from specdec.kernels.attention.splits import add_part
 from specdec.kernels.head_columns import columns, inside_columns
-from specdec.kernels.overlap import begin
 
 PARTS_AT_ONCE = 8  # partial results on their way at a time
-
-
-@jit(varying=("positions_ptr", "NS"))
-def _combine_kernel(
-    out_ptr,  # [T, H, C]
-    acc_ptr,  # [T, H, NS, C] float32
-    stats_ptr,  # [T, H, NS, 2] float32
-    positions_ptr,  # [T]
-    NS,
-    needed_ptr,  # [1] or None; see needed.py
-    H: tl.constexpr,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    PDL: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    begin(PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
-            return
-    t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) + tl.arange(0, 1)
-    parts = acc_ptr, stats_ptr, (t * H + head) * NS, head < H
-    combine_row(out_ptr, t, head, tl.load(positions_ptr + t), parts, H, C, AT_ONCE)
-
-
-@jit
-def combine_row(
-    out_ptr, t, head, position, parts, H: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr
-):
-    """Finish these heads of a row: add up its partial results. t: int64. head: several."""
-    _, _, _, inside = parts
-    peak, total, acc = no_keys(head.shape[0], C)
-    peak, total, acc = add_parts(parts, 0, split_of(position) + 1, peak, total, acc, C, AT_ONCE)
-    out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
-    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))
 
 
 @jit

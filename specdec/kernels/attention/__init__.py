@@ -1,0 +1,32 @@
+"""Causal attention over a paged cache, in tiles and splits whose borders are absolute positions.
+
+A row at position p reads keys 0..p of its request: tiles of 64 keys inside a split by online
+softmax (arXiv 2112.05682), then the splits one after another by the same rule. Borders do not
+depend on the other rows of the step, so neither does the row's result: a tile beyond a row's
+position multiplies by 1 and adds 0. Values of keys beyond a tile's last row are read as 0, because
+0 x NaN is NaN and unwritten slots may hold anything.
+
+Splits are 64 keys up to position 1,024, then 256 up to 8,192, then 512: short contexts spread over
+the GPU, long ones leave few partial results. In a round of few requests programs share the splits
+of a query tile and a second kernel adds them up; in a prefill chunk, and where the query tiles
+alone fill the GPU, one program walks all splits and writes no partial result. There a round leaves
+the slots of more than ALONE_KEYS keys to two kernels after it, which share their splits and add
+them up; without such slots both end at once. All use the same functions for a split and for adding
+one. Maxima are exact and totals come from the tensor cores like the values, so nothing depends on
+how a tile lies across threads: a row gets the same bits every way. That holds for query tiles of 64
+rows and more too, which take wgmma: tests/specdec/kernels/test_query_tiles.py asks a GPU.
+
+To be read in this order:
+1. query_rows.py: what a pass says of its rows and keys;
+2. launch.py: the kernels of a pass, with launch_plan.py (which of them, and how the rows are cut),
+   query_tiles.py (into tiles of which size), workspace.py (memory for partial results) and
+   arguments.py (what the kernels share of their arguments);
+3. walk.py: the kernel of most passes, with tile_rows.py (the rows of a program), splits.py (the
+   keys of a split, and adding it: the arithmetic of all kernels) and parts.py (partial results in
+   memory);
+4. combine.py: the kernels that add up what programs left;
+5. long_slots.py: slots with too many keys for one program, and the kernel that shares them;
+6. path_tails.py: the last keys of a tree's rows, which have slots of their own;
+7. twin.py: the same in plain torch.
+Large prompts on a Hopper GPU are prompt_attention.py's, in the folder above.
+"""

@@ -1,0 +1,79 @@
+"""Attention over the rows of a pass: which kernels serve it, prepared once for all its layers."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from specdec.kernels import is_hopper, launch_options, pick
+from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.combine import prepare_combine, prepare_combine_long
+from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
+from specdec.kernels.attention.long_slots import prepare_share_long
+from specdec.kernels.attention.path_tails import prepare_tails
+from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.twin import paged_attention_ref
+from specdec.kernels.attention.walk import prepare_walk
+from specdec.kernels.attention.workspace import room_for_parts
+from specdec.kernels.prompt_attention import PromptAttention
+
+
+def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    """Overwrite the first rows of out_THC with their attention, as many as `rows` has.
+
+    cache: [2, N + 1, G, S, C] of one layer
+    """
+    pick(q_THC, launch_paged_attention, paged_attention_ref)(q_THC, out_THC, cache, rows)
+
+
+def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    if not rows.launches:
+        rows.launches.extend(_launches(q_THC, cache, rows))
+    tensors = out_THC, q_THC, *cache.unbind()
+    for each in rows.launches:
+        each(*tensors)
+
+
+def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
+    """The kernels of each layer of a pass, whichever serves it."""
+    _, _, G, S, C = cache.shape
+    group = q_THC.shape[1] // G
+    if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
+        return _prepare(q_THC, cache, rows)
+    table = rows.block_table, rows.idx_mapping, rows.positions, rows.query_start_loc
+    return [PromptAttention(q_THC, cache, *table, rows.max_query_len)]
+
+
+def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
+    """The kernels of each layer of a pass."""
+    given = _pass_of(q_THC, cache, rows)
+    walk = prepare_walk(given)
+    if rows.paths is not None:
+        return [walk, prepare_tails(given)]
+    if given.plan.is_split:
+        combine = prepare_combine(given)
+        return [walk, lambda out, *_: combine(out)]
+    if not given.plan.is_helped:
+        return [walk]
+    share, combine = prepare_share_long(given), prepare_combine_long(given)
+    return [walk, lambda _, *tensors: share(*tensors), lambda out, *_: combine(out)]
+
+
+def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
+    _, H, C = q_THC.shape
+    _, _, G, S, _ = cache.shape
+    heads = Heads(H // G, G, C, q_THC.element_size())
+    plan = plan_launch(
+        len(rows.idx_mapping),
+        rows.max_query_len,
+        heads,
+        has_paths=rows.paths is not None,
+        usual_query_len=rows.usual_query_len,
+        most_keys=rows.block_table.shape[1] * S,
+    )
+    parts = room_for_parts(rows, plan, H, C, q_THC.device)
+    # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
+    # the subtraction of the peak, and other bits than the same tile with one.
+    options = {**launch_options(q_THC), "enable_fp_fusion": False}
+    constants = {"H": H, "G": G, "S": S, "C": C, "PDL": options["PDL"]}
+    return Pass(rows, plan, parts, heads, constants, options)

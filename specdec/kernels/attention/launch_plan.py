@@ -1,0 +1,116 @@
+"""Which kernel serves a pass, how its query rows are cut, and whether programs share their splits.
+
+A row's bits are the same every way, so the sizes of a pass may decide.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from specdec.kernels import next_power_of_2
+from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.query_tiles import Heads, QueryTile, query_tile
+from specdec.kernels.prompt_attention import is_fit
+
+MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
+# A slot with more is long: where the query tiles fill the GPU, other programs share its splits.
+# None: no slot is long, and no kernel looks for one.
+ALONE_KEYS: int | None = 4096
+MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
+# measured on an H200
+FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
+FEW = 32  # programs up to which smaller tiles make more of them
+# Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
+# H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
+PROMPT_MORE_THAN: int | None = 512
+
+
+def takes_prompt_kernel(
+    rows: QueryRows, group: int, S: int, C: int, dtype: torch.dtype, has_wgmma: bool
+) -> bool:
+    """Whether prompt_attention.py serves a pass."""
+    if PROMPT_MORE_THAN is None or rows.max_query_len <= MAX_SPLIT_TOKENS:
+        return False
+    is_large = rows.max_query_len * group > PROMPT_MORE_THAN
+    return is_large and has_wgmma and rows.paths is None and is_fit(group, S, C, dtype)
+
+
+class Launch(NamedTuple):
+    """How the query rows of a pass are cut."""
+
+    tile: QueryTile
+    tokens: int  # of a query tile; its rows are tokens x heads of a group, at powers of 2
+    tiles: int  # of a batch slot
+    query_tiles: int  # of all batch slots
+    usual_tiles: int  # of these, those that have rows, more or less
+    is_split: bool  # programs share the splits of each query tile; else one walks them all
+    is_helped: bool  # other programs share the splits of long slots
+    slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
+
+    @property
+    def kind(self) -> tuple[QueryTile, bool, int]:
+        """Launches of one kind, for the same heads, take the same kernels."""
+        return self.tile, self.is_split, self.slots
+
+
+def plan_launch(
+    B: int,
+    max_query_len: int,
+    heads: Heads,
+    has_paths: bool = False,
+    usual_query_len: int | None = None,
+    most_keys: int | None = None,
+) -> Launch:
+    """Of B batch slots.
+
+    usual_query_len: as in QueryRows; tiles are made for it. most_keys: that a slot can have; None:
+    any number
+    """
+    usual = usual_query_len or max_query_len
+    is_round = max_query_len <= MAX_SPLIT_TOKENS
+    tile = query_tile(usual * heads.group, heads)
+    is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < _full(has_paths)
+    if is_split and not has_paths:
+        tile = _sharing_tile(B, usual, max_query_len, heads)
+    tokens = _tokens(tile, heads)
+    tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)
+    may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
+    is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
+    is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
+    slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
+    return Launch(tile, tokens, tiles, B * tiles, usual_tiles, is_split, is_helped, slots)
+
+
+def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
+    """Where programs share splits: many small tiles for few rows; else one for most of a slot's."""
+    small = query_tile(1, heads)
+    if _programs(B, usual, small, heads) <= FEW:
+        return small
+    return query_tile(min(2 * usual, most) * heads.group, heads)
+
+
+def _programs(B: int, query_len: int, tile: QueryTile, heads: Heads) -> int:
+    """Query tiles x kv heads."""
+    return B * -(-query_len // _tokens(tile, heads)) * heads.G
+
+
+def _tokens(tile: QueryTile, heads: Heads) -> int:
+    """Of a slot, in a query tile."""
+    return max(tile.rows // next_power_of_2(heads.group), 1)
+
+
+def most_rows_in_parts(
+    max_query_len: int, max_slots: int, heads: Heads, has_paths: bool = False
+) -> int:
+    """Of a round whose programs share splits, with up to so many batch slots."""
+    longest = max_query_len if has_paths else min(max_query_len, MAX_SPLIT_TOKENS)
+    most = 0
+    for Q in range(1, longest + 1):
+        of_slot = _programs(1, Q, query_tile(Q * heads.group, heads), heads)
+        most = max(most, Q * min((_full(has_paths) - 1) // of_slot, max_slots))
+    return most
+
+
+def _full(has_paths: bool) -> int:
+    """Programs that fill a GPU; with paths as many as before walks were made to prefetch keys."""
+    return 2 * FULL if has_paths else FULL

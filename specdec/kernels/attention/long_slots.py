@@ -1,0 +1,154 @@
+"""Batch slots of so many keys that one program must not walk them alone.
+
+Where the query tiles of a launch fill the GPU, a program walks all keys of its tile. A slot is long
+if the position of its last row is `alone_keys` or more, whatever the others have. Programs leave
+long slots out; a kernel after them shares their splits, and one in combine.py adds them up. Both
+look at the last positions of all slots and end at once where none is long. Partial results have
+room for the rows of `most` long slots; where more are long, they fill the GPU, and all of them walk
+alone.
+
+slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the longest)
+"""
+
+from specdec.kernels import jit, next_power_of_2, tl
+from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.parts import store_part
+from specdec.kernels.attention.splits import attend_split, split_of, split_start
+from specdec.kernels.attention.tile_rows import load_queries, rows_of_slot, tile_of
+from specdec.kernels.needed import need
+from specdec.kernels.overlap import begin
+from specdec.kernels.repeated import Repeated
+
+HELPERS = 264  # programs that share the splits of long slots: two a multiprocessor
+
+
+def prepare_share_long(given: Pass) -> Repeated:
+    """For the query tiles of long slots: programs share their splits, and leave partial results."""
+    plan = given.plan
+    return Repeated(
+        _share_long_kernel,
+        (HELPERS, 1, 1),
+        then=(
+            *given.requests(),
+            plan.tiles,
+            *given.numbers(),
+            *given.limits(),
+            *need().values(),
+        ),
+        constants={
+            **given.constants,
+            "IS_UNIFORM": given.is_uniform,
+            "SLOTS": plan.slots,
+            "GROUP": next_power_of_2(given.heads.group),
+            "TOKENS": plan.tokens,
+            "SKIP": plan.tile.skips_masks,
+        },
+        options={"num_warps": 4, "num_stages": 2, **given.options},
+    )
+
+
+@jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "tiles",
+        "query_len",
+        "NS",
+        "B",
+        "alone_keys",
+        "most",
+    )
+)
+def _share_long_kernel(
+    q_ptr,  # [T, H, C]
+    k_ptr,  # [N + 1, G, S, C]
+    v_ptr,  # [N + 1, G, S, C]
+    acc_ptr,  # [most x query_len, H, NS, C] float32
+    stats_ptr,  # [most x query_len, H, NS, 2] float32: peak, total
+    block_table_ptr,  # [R + 1, M]
+    idx_ptr,  # [B]
+    positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    tiles,
+    query_len,
+    R,
+    M,
+    NS,
+    scale,
+    B,
+    alone_keys,
+    most,
+    needed_ptr,  # [1] or None; see needed.py
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    PDL: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SKIP: tl.constexpr,
+):
+    begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
+    slots = positions_ptr, starts_ptr, B, query_len
+    last_of_slots = last_positions(slots, IS_UNIFORM, SLOTS)
+    if tl.max(last_of_slots, axis=0) < alone_keys:
+        return
+    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
+    is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
+    splits = tl.where(is_shared_slot, split_of(last_of_slots) + 1, 0).to(tl.int32)
+    ends = tl.cumsum(splits * (tiles * G), axis=0)
+    # each takes its items of all splits, query tiles and kv heads
+    for item in range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
+        is_before = ends <= item
+        b = tl.sum(is_before.to(tl.int32), axis=0)
+        at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
+        rank = tl.max(tl.where(is_before & is_shared_slot, place + 1, 0), axis=0)
+        split = at // (tiles * G)
+        tile = at // G % tiles
+        g = at % G
+        row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+        t, head, inside, position, first, last = tile_of(
+            row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+        )
+        if split_start(split) <= last:
+            q, keys = load_queries(b, t, head, inside, memory, H, C)
+            peak, total, acc = attend_split(
+                q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+            )
+            part_row = rank * query_len + t - row_start
+            part_at = (part_row.to(tl.int64) * H + head) * NS
+            store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
+
+
+@jit
+def is_shared(slots, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
+    """Whether slot b, whose rows end before row_end, is long, and so few are that they share."""
+    positions_ptr, _, _, _ = slots
+    found = tl.load(positions_ptr + row_end - 1) >= alone_keys
+    if found:  # else the others need not be looked at
+        is_long = last_positions(slots, IS_UNIFORM, SLOTS) >= alone_keys
+        found = tl.sum(is_long.to(tl.int32), axis=0) <= most
+    return found
+
+
+@jit
+def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
+    """The position of each slot's last row; -1 where it has no rows. [SLOTS]"""
+    positions_ptr, starts_ptr, B, query_len = slots
+    b = tl.arange(0, SLOTS)
+    start, end = rows_of_slot(tl.minimum(b, B - 1), starts_ptr, query_len, IS_UNIFORM)
+    return tl.load(positions_ptr + end - 1, mask=(b < B) & (start < end), other=-1)
+
+
+@jit
+def shared_slots(last, alone_keys, most):
+    """Which slots are long and share, and the place of each among them. [SLOTS]"""
+    is_long = (last >= alone_keys).to(tl.int32)
+    is_few = tl.sum(is_long, axis=0) <= most
+    return (is_long > 0) & is_few, tl.cumsum(is_long, axis=0) - 1

@@ -1,0 +1,75 @@
+"""What a step says of its query rows: where they are, and where the keys of each lie."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.invariant import ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """The rows of the step that form the twin's query tiles, and the batch slot of each tile."""
+
+    rows: Tensor  # [tiles x 8] int64 row of the step, T = no row
+    reqs: Tensor  # [tiles] int64 batch slot
+    num_rows: int  # T
+
+
+def plan_tiles(query_lens: Sequence[int], num_rows: int, device: torch.device) -> TilePlan:
+    """Cut consecutive runs of rows, one per batch slot, into tiles of 8."""
+    rows: list[int] = []
+    reqs: list[int] = []
+    start = 0
+    for req, length in enumerate(query_lens):
+        tiles = -(-length // ROWS)
+        rows += [*range(start, start + length), *[num_rows] * (tiles * ROWS - length)]
+        reqs += [req] * tiles
+        start += length
+    return TilePlan(torch.tensor(rows, device=device), torch.tensor(reqs, device=device), num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where the last keys of each row lie: those at positions starts .. position of the row.
+
+    slots:  entry j is the cache slot of the key at position starts + j, -1 behind the row's own
+    starts: for each batch slot, at most the position of its first row
+    """
+
+    slots: Tensor  # [T, D + 1]
+    starts: Tensor  # [B]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryRows:
+    """Where the query rows of a step are. Tensors are static buffers or slices of them.
+
+    query_start_loc: None where all batch slots have max_query_len rows
+    max_query_len:   host-side bound on the rows of a batch slot
+    usual_query_len: rows of most batch slots, where they have any number up to the bound; None: it
+    max_seq_len:     host-side bound on positions + 1
+    paths:           None where each row's keys are all in its request's blocks
+    """
+
+    block_table: Tensor  # [R + 1, M] blocks by state row; the last row is scratch
+    idx_mapping: Tensor  # [B] state row per batch slot, -1 = padding
+    positions: Tensor  # [T] 0 = padding
+    query_start_loc: Tensor | None = None  # [B + 1] first row of each batch slot
+    max_query_len: int = 1
+    usual_query_len: int | None = None
+    max_seq_len: int
+    tiles: TilePlan | None = None  # the twin's query tiles; None: by query_start_loc, each time
+    paths: Paths | None = None
+    workspace: Tensor | None = None  # float32, for partial results: see workspace_size
+    # the kernels of each layer, once the first has been launched
+    launches: list[Callable[..., None]] = field(
+        default_factory=list, init=False, compare=False, repr=False
+    )
+
+    @property
+    def num_rows(self) -> int:
+        """Padding too."""
+        return self.positions.shape[0]

@@ -1,0 +1,51 @@
+"""The torch twin: in tiles of 8 query rows by 64 keys, in powers of e and without splits."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.kernels.attention.path_tails import path_tails_ref, paths_of_tiles
+from specdec.kernels.attention.query_rows import QueryRows, TilePlan
+from specdec.kernels.attention.splits import attend_tile_ref, no_keys_ref
+from specdec.kernels.invariant import ROWS
+
+
+def paged_attention_ref(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
+    """In tiles of 8 query rows of one request, by rows.tiles; rows in no tile become 0."""
+    tiles = rows.tiles or _tiles_of(rows)
+    q_THC, out_THC = q_THC[: rows.num_rows], out_THC[: rows.num_rows]
+    _, _, G, S, C = cache.shape
+    H = q_THC.shape[1]
+    NT = len(tiles.reqs)
+    q = F.pad(q_THC.float() * C**-0.5, (0, 0, 0, 0, 0, 1))[tiles.rows].view(NT, ROWS, G, H // G, C)
+    q = q.permute(0, 2, 3, 1, 4).reshape(NT * G, H // G * ROWS, C)
+    position = F.pad(rows.positions, (0, 1))[tiles.rows].view(NT, 1, 1, ROWS, 1)
+    last = position.amax(dim=3, keepdim=True)
+    block_table_NM = rows.block_table[rows.idx_mapping[tiles.reqs]]
+    paths = None if rows.paths is None else paths_of_tiles(rows.paths, tiles.rows, tiles.reqs)
+    if paths is not None:  # only whole tiles of shared keys
+        last = torch.minimum(last, paths.starts.view(NT, 1, 1, 1, 1) // S * S - 1)
+    last_shared = torch.minimum(position, last)
+    part = no_keys_ref(q, NT, G, H // G)
+    for tile in range(-(-rows.max_seq_len // S)):
+        key = torch.arange(tile * S, (tile + 1) * S, device=q.device)
+        k, v = cache[:, block_table_NM[:, tile]].float().unbind(0)  # [NT, G, S, C] each
+        part = attend_tile_ref(q, k, v, key <= last, key <= last_shared, part)
+    if paths is not None:
+        part = path_tails_ref(q, cache, block_table_NM, position, paths, part)
+    finished = (part.acc / part.total).permute(0, 3, 1, 2, 4).reshape(NT * ROWS, H, C)
+    padded = out_THC.new_zeros(tiles.num_rows + 1, H, C)
+    padded[tiles.rows] = finished.to(out_THC.dtype)
+    out_THC.copy_(padded[:-1])
+
+
+def _tiles_of(rows: QueryRows) -> TilePlan:
+    """The tiles of ragged rows, in as many for each batch slot as the longest may need."""
+    starts = rows.query_start_loc
+    assert starts is not None, "the twin needs a tile plan, or query_start_loc"
+    per_slot = -(-rows.max_query_len // ROWS)
+    i_X = torch.arange(per_slot * ROWS, device=starts.device)
+    row_BX = starts[:-1, None] + i_X
+    row_BX = torch.where(row_BX < starts[1:, None], row_BX, rows.num_rows)
+    req_B = torch.arange(len(starts) - 1, device=starts.device)
+    return TilePlan(row_BX.flatten(), req_B.repeat_interleave(per_slot), rows.num_rows)

@@ -1,0 +1,178 @@
+"""The kernel that walks the keys of query tiles, split by split.
+
+A program takes all splits of its tile, adds them up and writes the rows; or programs share them and
+leave a partial result of each (combine.py). Rows of a tree have their last keys elsewhere: their
+programs leave partial results too (path_tails.py). Tiles of long slots may be left out
+(long_slots.py).
+"""
+
+from specdec.kernels import jit, next_power_of_2, tl
+from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.long_slots import is_shared
+from specdec.kernels.attention.parts import store_part
+from specdec.kernels.attention.splits import (
+    SPLITS_OF_ONE_TILE,
+    add_part,
+    attend_first_splits,
+    attend_split,
+    no_keys,
+    split_of,
+    split_start,
+)
+from specdec.kernels.attention.tile_rows import load_queries, rows_of_slot, tile_of
+from specdec.kernels.head_columns import columns, inside_columns
+from specdec.kernels.needed import need
+from specdec.kernels.overlap import begin
+from specdec.kernels.repeated import Repeated
+
+PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
+# measured on an H200
+AHEAD_STAGES = 5  # of a walk over all splits: two tiles of keys and values at a time
+AHEAD_BYTES = 256  # of a key, where two tiles leave room for other programs
+
+
+def prepare_walk(given: Pass) -> Repeated:
+    """For each query tile and kv head: one program, or as many as share its splits."""
+    rows, plan, heads = given.rows, given.plan, given.heads
+    sharers = -(-PROGRAMS // (plan.usual_tiles * heads.G))
+    walks = not plan.is_split and rows.paths is None and not plan.tile.skips_masks
+    has_room = heads.C * heads.itemsize <= AHEAD_BYTES
+    return Repeated(
+        _paged_attention_kernel,
+        (
+            plan.query_tiles,
+            heads.G,
+            min(given.parts.num_splits, sharers) if plan.is_split else 1,
+        ),
+        then=(
+            *given.requests(),
+            rows.positions if rows.paths is None else rows.paths.starts,
+            plan.tiles,
+            *given.numbers(),
+            *given.limits(),
+            *need().values(),
+        ),
+        constants={
+            **given.constants,
+            "IS_SPLIT": plan.is_split,
+            "IS_UNIFORM": given.is_uniform,
+            "IS_HELPED": plan.is_helped,
+            "SLOTS": plan.slots,
+            "GROUP": next_power_of_2(heads.group),
+            "TOKENS": plan.tokens,
+            "HAS_PATHS": rows.paths is not None,
+            "SKIP": plan.tile.skips_masks,
+            "AHEAD": SPLITS_OF_ONE_TILE if walks else 0,
+        },
+        options={
+            "num_warps": plan.tile.num_warps,
+            "num_stages": AHEAD_STAGES if walks and has_room else 2,
+            **given.options,
+        },
+    )
+
+
+@jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "path_starts_ptr",
+        "tiles",
+        "query_len",
+        "NS",
+        "B",
+        "alone_keys",
+        "most",
+    )
+)
+def _paged_attention_kernel(
+    out_ptr,  # [T, H, C]
+    q_ptr,  # [T, H, C]
+    k_ptr,  # [N + 1, G, S, C]
+    v_ptr,  # [N + 1, G, S, C]
+    acc_ptr,  # [T, H, NS, C] float32, with IS_SPLIT or HAS_PATHS
+    stats_ptr,  # [T, H, NS, 2] float32, with IS_SPLIT or HAS_PATHS: peak, total
+    block_table_ptr,  # [R + 1, M]
+    idx_ptr,  # [B]
+    positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    path_starts_ptr,  # [B], with HAS_PATHS
+    tiles,
+    query_len,
+    R,
+    M,
+    NS,
+    scale,
+    B,
+    alone_keys,
+    most,
+    needed_ptr,  # [1] or None; see needed.py
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    PDL: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    IS_HELPED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_PATHS: tl.constexpr,
+    SKIP: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    begin(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
+    b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    g = tl.program_id(1)
+    split = tl.program_id(2) if IS_SPLIT else 0
+    sharers = tl.num_programs(2) if IS_SPLIT else 1
+    slots = positions_ptr, starts_ptr, B, query_len
+    row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+    if row_start + tile * TOKENS >= row_end:
+        return
+    if IS_HELPED:  # noqa: SIM102  # what is compiled
+        if is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS):
+            return
+    t, head, inside, position, first, last = tile_of(
+        row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+    )
+    if HAS_PATHS:  # only whole tiles of shared keys
+        path_tile = tl.load(path_starts_ptr + b) // S * S
+        last = tl.minimum(last, path_tile - 1)
+    if IS_SPLIT and split_start(split) > last:
+        return
+    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
+    q, keys = load_queries(b, t, head, inside, memory, H, C)
+    if AHEAD > 0:
+        peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, C, AHEAD)
+        split += AHEAD
+    else:
+        peak, total, acc = no_keys(TOKENS * GROUP, C)
+    parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    end_of_walk = last + 1
+    if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile
+        end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
+    while split_start(split) < end_of_walk:
+        part_peak, part_total, part_acc = attend_split(
+            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+        )
+        if IS_SPLIT:
+            store_part(parts, split, part_peak, part_total, part_acc, C)
+        else:
+            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+        split += sharers
+    if HAS_PATHS and not IS_SPLIT:
+        store_part(parts, 0, peak, total, acc, C)
+        peak, total, acc = attend_split(
+            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+        )
+        store_part(parts, 1, peak, total, acc, C)
+    elif not IS_SPLIT:
+        out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
+        out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))

@@ -1,0 +1,49 @@
+"""Memory for partial results, on the host: how much there is to be, and what a pass uses of it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.attention.launch_plan import Launch
+from specdec.kernels.attention.query_rows import QueryRows
+from specdec.kernels.attention.splits import num_splits
+
+
+def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: int) -> int:
+    """Elements for the partial results of so many rows: values, peak and total of each split."""
+    return num_rows * num_heads * num_splits(max_seq_len) * (head_dim + 2)
+
+
+class Parts(NamedTuple):
+    """Room for partial results: of every row of a pass, or of the rows of its first long slots."""
+
+    acc: Tensor  # [rows, H, num_splits, C] float32, and all else
+    stats: Tensor  # [rows, H, num_splits, 2] float32
+    num_splits: int
+    num_long: int  # long slots whose rows have room
+
+
+def room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.device) -> Parts:
+    """In the workspace; where rows need more than it has, in memory of its own."""
+    splits = num_splits(rows.max_seq_len)
+    num_rows, num_long = rows.num_rows, 0
+    if plan.is_helped:
+        num_long = _long_slots_with_room(rows, H, C)
+        num_rows = num_long * rows.max_query_len
+    elif not plan.is_split:  # one program for all splits leaves two to a kernel that goes on
+        splits = 2 if rows.paths is not None else 0
+    size = max(num_rows * H * splits * (C + 2), 1)
+    acc = rows.workspace
+    if acc is None or acc.numel() < size:
+        acc = torch.empty(size, dtype=torch.float32, device=device)
+    return Parts(acc, acc[num_rows * H * splits * C :], splits, num_long)
+
+
+def _long_slots_with_room(rows: QueryRows, H: int, C: int) -> int:
+    """As many as the workspace holds; without one, all."""
+    B = len(rows.idx_mapping)
+    if rows.workspace is None:
+        return B
+    size = workspace_size(rows.max_query_len, H, C, rows.max_seq_len)
+    return min(B, rows.workspace.numel() // size)

@@ -71,11 +71,13 @@ class Scheduler:
         """Whether the steps in flight may end a request of a few, or all of many.
 
         Another step would have nothing to do in its place, and a new request would wait for it.
+        Requests that are sure to end have no place in it, and others may have theirs.
         """
-        has_places = len(self.running) < self.sizes.max_num_seqs
-        if self.prefilling or (self.waiting and has_places):
+        running = [request for request in self.running if not request.is_ending]
+        has_places = len(running) < self.sizes.max_num_seqs
+        if not running or self.prefilling or (self.waiting and has_places):
             return False
-        may_end = [request.may_be_ending for request in self.running]
+        may_end = [request.may_be_ending for request in running]
         return all(may_end) or (len(may_end) <= FEW and any(may_end))
 
     @property

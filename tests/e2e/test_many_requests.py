@@ -223,6 +223,26 @@ def test_no_step_is_launched_for_requests_that_the_one_before_may_have_ended(
 
 def test_steps_run_ahead_of_one_of_many_that_may_end(make, greedy, prompts, monkeypatch):
     engine = make(async_scheduling=True, max_num_seqs=6).engine
+    depths = steps_in_flight(engine, monkeypatch)
+    requests = engine.add_requests([(prompts[i], greedy(40 if i else 6)) for i in range(6)])
+    while requests[0].finish is None:
+        engine.step()
+    assert len(depths) > 2
+    assert set(depths[1:]) == {2}  # with the one whose results are not read
+
+
+def test_steps_run_ahead_of_requests_that_are_sure_to_end(make, greedy, prompts, monkeypatch):
+    engine = make(0, async_scheduling=True, max_num_seqs=3).engine
+    depths = steps_in_flight(engine, monkeypatch)
+    engine.add_requests([(prompts[i], greedy(6 + i)) for i in range(9)])  # six wait for places
+    while engine.scheduler.waiting:
+        engine.step()
+    assert len(depths) > 12
+    assert set(depths[1:]) == {2}
+
+
+def steps_in_flight(engine, monkeypatch):
+    """At each launch, with the launched one."""
     real, depths = engine.runner.run_step, []
 
     def run_step(*args, **options):
@@ -230,11 +250,7 @@ def test_steps_run_ahead_of_one_of_many_that_may_end(make, greedy, prompts, monk
         return real(*args, **options)
 
     monkeypatch.setattr(engine.runner, "run_step", run_step)
-    requests = engine.add_requests([(prompts[i], greedy(40 if i else 6)) for i in range(6)])
-    while requests[0].finish is None:
-        engine.step()
-    assert len(depths) > 2
-    assert set(depths[1:]) == {2}  # with the one whose results are not read
+    return depths
 
 
 SAMPLED = {

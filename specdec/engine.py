@@ -150,13 +150,12 @@ class Engine:
         """Read all results before the next step, where it depends on them.
 
         A guided request's masks need all its tokens. And where steps in flight may end much of what
-        runs, another one would be for little; the host has the time of the draft's levels.
+        runs, another one would do little work; the draft's levels hide the host's time.
         """
         changed: list[Request] = []
         scheduler = self.scheduler
         while self._in_flight and (
-            scheduler.may_free_many_places
-            or any(each.waits_for_results for each in scheduler.running)
+            scheduler.may_lack_work or any(each.waits_for_results for each in scheduler.running)
         ):
             changed += self._take(self._in_flight.popleft())
         return changed

@@ -3,6 +3,9 @@
 device: every level is launched, and reads no weights once no draft goes on; the engine does this.
 host: the host reads after each level whether any goes on, and launches another one only then, so
 that it cannot prepare the next step meanwhile.
+
+Rounds follow one another and verify all drafts, behind empty contexts; nobody reads their results,
+so that the device's way is at its best.
 """
 
 from collections.abc import Iterator
@@ -30,7 +33,7 @@ def stops(bench: Bench) -> Iterator[Row]:
         return
     spec = EngineSpec(
         num_speculative_tokens=levels,
-        max_num_seqs=bench.options.max_num_seqs or max(batches),
+        max_num_seqs=max(*batches, bench.options.max_num_seqs or 1),
         max_model_len=bench.options.model_len,
         is_adaptive=True,
     )
@@ -56,13 +59,15 @@ def time_stops(
 
     The runner's number of levels varies, and its drafts may stop.
     """
-    rows = min(rows for requests, rows in runner.graphs.shapes if requests >= num_reqs)
+    wanted = num_reqs * runner.sizes.query_len
+    shapes = [rows for requests, rows in runner.graphs.shapes if requests >= num_reqs]
+    rows = min((rows for rows in shapes if rows >= wanted), default=max(shapes))
     run = partial(
         runner.run_step,
         [-1] * num_reqs,
         max_num_computed=runner.sizes.max_model_len,
         query_len=runner.sizes.query_len,
-        shared_rows=max(rows, num_reqs),
+        shared_rows=rows,
         num_levels=runner.sizes.num_speculative_tokens,
     )
     by_host = stopped_by_host(runner) if stopped_by == "host" else nullcontext()

@@ -22,7 +22,7 @@ from weakref import WeakSet
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from specdec.guided.mask_threads import MaskThreads, check_few_left, most_threads
+from specdec.guided.mask_threads import MaskThreads, most_threads
 from specdec.requests.guide import Part
 from specdec.requests.tokenizer import Tokenizer
 
@@ -71,7 +71,6 @@ class Grammars:
 
     def compile(self, kind: str, text: str) -> "Matcher":
         """A matcher before the first token. ValueError has the compiler's message."""
-        check_few_left()
         if len(text) > MAX_CHARS:
             size = f"{len(text):,} characters of {kind}"
             raise ValueError(f"structured_outputs: {size}, at most {MAX_CHARS:,} are allowed")

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
+from specdec.guided.mask_threads import check_few_left
 from specdec.requests.guide import Guide
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
@@ -44,6 +45,18 @@ class Guides:
             if len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)
             return found.copy()
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """Compile it for a server, whose clients may be hostile.
+
+        GrammarsBusyError instead, if it is not known, while many masks that take too long are
+        still computed.
+        """
+        with self._lock:
+            is_known = params.source() in self._compiled
+        if not is_known:
+            check_few_left()
+        self.compile(params)
 
     def _new_compiler(self) -> Callable[[str, str], Guide]:
         if find_spec("llguidance") is None:

@@ -3,7 +3,7 @@
 The limits of grammars.py count operations, but llguidance compares the items of a row pairwise, so
 a hostile grammar of a few kB can make one mask take minutes within them, and nothing stops it. Then
 its thread is left alone, at the lowest priority, and another one goes on with the next request;
-while many such threads run, no further grammar is compiled.
+while many such threads run, servers take no grammar that is new to them (guides.py).
 What counts is the thread's own processor time, so that a busy machine ends no request.
 
 A step has as many threads as the latest walks of its guides say that it needs, mostly two, of which
@@ -33,7 +33,7 @@ SHARE_SECONDS = 0.0005  # of a processor, for a thread of a step
 PATIENCE_SECONDS = 0.0005  # until as many further threads join
 SECONDS = 0.05  # of a processor, for the masks of one request in one step
 LOOK_SECONDS = 0.01  # between two looks at that time
-MOST_LEFT = 16  # threads of the process that were left alone, above which no grammar is compiled
+MOST_LEFT = 16  # threads of the process that were left alone, from which on servers refuse grammars
 TOO_LONG = f"a mask of its grammar takes more than {1000 * SECONDS:.0f} ms"
 
 Walk = tuple[Walker, Sequence[int]]  # and the drafts that it follows
@@ -50,8 +50,8 @@ def check_few_left() -> None:
         count = len(_left_alone)
     if count >= MOST_LEFT:
         raise GrammarsBusyError(
-            f"structured_outputs: {count} masks that take too long are still computed, at most "
-            f"{MOST_LEFT} may be: no further grammar is compiled until one of them has ended"
+            f"{count} masks that take too long are still computed: no new grammar is taken until "
+            f"fewer than {MOST_LEFT} are; try again later"
         )
 
 

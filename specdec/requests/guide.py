@@ -67,3 +67,6 @@ class GuideSource(Protocol):
 
     def compile(self, params: StructuredOutputsParams) -> Guide:
         """A guide before the first token; ValueError with the compiler's message."""
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """Compile it for a server; GrammarsBusyError while it takes no new ones."""

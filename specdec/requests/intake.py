@@ -103,6 +103,12 @@ class Intake:
         assert self.guides is not None, "no compiler of grammars"
         return self.guides.compile(StructuredOutputsParams.of(params.structured_outputs))
 
+    def check_guide(self, params: SamplingParams) -> None:
+        """The same for a server, before it queues a request; GrammarsBusyError: later, maybe."""
+        if params.structured_outputs is not None:
+            assert self.guides is not None, "no compiler of grammars"
+            self.guides.check(StructuredOutputsParams.of(params.structured_outputs))
+
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Text and token ids of a prompt; no text if ids alone are given."""
         if isinstance(prompt, str):

@@ -67,8 +67,8 @@ class Scheduler:
         return bool(self.waiting or self._admitted)
 
     @property
-    def may_free_many_places(self) -> bool:
-        """Whether the steps in flight may end a request of a few, or all of many.
+    def may_lack_work(self) -> bool:
+        """Whether steps in flight may bring the last tokens of a request of a few, or of all.
 
         Another step would have nothing to do in its place, and a new request would wait for it.
         Requests that are sure to end have no place in it, and others may have theirs.
@@ -357,6 +357,7 @@ class Scheduler:
             request.num_in_flight += sign
             request.least_pending += sign * least
             request.most_pending += sign * most
+            request.live_pending += sign * min(most, work.most_drafts + 1)
 
     # prefix cache
 

@@ -54,7 +54,7 @@ class AsyncLLM(AsyncEngine):
 
     async def check_grammar(self, params: SamplingParams) -> None:
         """Compile the grammar of structured outputs, so that no step waits; ValueError if bad."""
-        await asyncio.to_thread(self.llm.engine.intake.guide, params)
+        await asyncio.to_thread(self.llm.engine.intake.check_guide, params)
 
     async def chat(
         self,

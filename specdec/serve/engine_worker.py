@@ -125,7 +125,7 @@ class Worker:
         return self._pool.submit(self._check_grammar, params)
 
     def _check_grammar(self, params: SamplingParams) -> None:
-        self._llm.engine.intake.guide(params)
+        self._llm.engine.intake.check_guide(params)
 
     # in the engine's thread
 

@@ -15,11 +15,13 @@ from starlette.types import ASGIApp, Message
 
 from specdec.serve.http.bodies import parse
 from specdec.serve.http.errors import ApiError, as_json
+from specdec.serve.http.structured import GRAMMARS_BUSY
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 KEYS = ("custom_id", "method", "url", "body")
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 UNAVAILABLE = 503
+BUSY_SECONDS = 1.0  # from one try of a line to the next, while no new grammar is taken
 
 
 class BatchStopped(Exception):
@@ -84,13 +86,19 @@ def _problem(given: Mapping[str, object]) -> str | None:
 
 
 async def answer_line(app: ASGIApp, line: BatchLine) -> Answered:
-    """Ask the application. BatchStopped if its engine takes no more requests."""
+    """Ask the application, again while it takes no new grammar.
+
+    BatchStopped if its engine takes no more requests.
+    """
     if line.problem is not None:
         return answer_problem(line)
     found = _answer(line)
     status, request_id, body = await _post(app, line.url, line.body)
-    if status == UNAVAILABLE:
-        raise BatchStopped(_message(body))
+    while status == UNAVAILABLE:
+        if _error(body)["code"] != GRAMMARS_BUSY:
+            raise BatchStopped(str(_error(body)["message"]))
+        await asyncio.sleep(BUSY_SECONDS)
+        status, request_id, body = await _post(app, line.url, line.body)
     found["response"] = {"status_code": status, "request_id": request_id, "body": body}
     usage = body.get("usage")
     num_tokens = usage["completion_tokens"] if isinstance(usage, dict) else 0
@@ -109,10 +117,10 @@ def _answer(line: BatchLine) -> dict[str, object]:
     return {"id": name, "custom_id": line.custom_id, "response": None, "error": None}
 
 
-def _message(body: Mapping[str, object]) -> str:
+def _error(body: Mapping[str, object]) -> dict[str, object]:
     error = body["error"]
     assert isinstance(error, dict), error
-    return str(error["message"])
+    return error
 
 
 async def _post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[str, object]]:

@@ -15,7 +15,7 @@ from specdec.serve.http.api_request import ApiRequest, chat_request
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.prompts import Encoded, Prompts
-from specdec.serve.http.structured import check_grammar, grammar_field
+from specdec.serve.http.structured import GRAMMARS_BUSY, check_grammar, grammar_field
 from specdec.serve.http.tools import thinking
 from specdec.serve.http.tools.answer_grammar import answer_grammar
 from specdec.serve.http.tools.definitions import (
@@ -166,7 +166,9 @@ class Chats:
         """ApiError names the field, and the first tool whose schema alone is bad."""
         try:
             await check_grammar(self._llm, params, grammar_field(body) or "tools")
-        except ApiError:
+        except ApiError as error:
+            if error.code == GRAMMARS_BUSY:
+                raise
             for tool in use.possible:
                 alone = SamplingParams(structured_outputs={"json": tool.parameters})
                 place = f"tools[{use.position(tool)}]: parameters of {tool.name!r}"

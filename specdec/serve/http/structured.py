@@ -14,6 +14,7 @@ GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+GRAMMARS_BUSY = "grammars_busy"  # the code of an error that a later try may not meet
 FIELDS = ("response_format", "structured_outputs", *GUIDED)
 FORMAT_KEYS = {"text": {"type"}, "json_object": {"type"}, "json_schema": {"type", "json_schema"}}
 SCHEMA_KEYS = {"name", "description", "schema", "strict"}
@@ -50,7 +51,7 @@ async def check_grammar(llm: AsyncEngine, params: SamplingParams, name: str | No
         try:
             await llm.check_grammar(params)
         except GrammarsBusyError as error:
-            raise ApiError(503, str(error)) from error
+            raise ApiError(503, f"{name}: {error}", name, GRAMMARS_BUSY) from error
         except ValueError as error:
             raise grammar_error(error, name) from error
 

@@ -1,7 +1,7 @@
 """The loop of `specdec bench --suite loop` without a device: the scheduler decides, costs are time.
 
 Requests run at all times; when one ends, the next begins. Each step is scheduled before the results
-of the one before it are read, as with async_scheduling. Drafts hold by chance.
+of the one before it are read, as with async_scheduling and many requests. Drafts hold by chance.
 """
 
 import itertools

@@ -122,7 +122,14 @@ def test_while_many_masks_take_too_long_new_grammars_wait_and_known_ones_do_not(
     monkeypatch.setattr("specdec.guided.mask_threads.MOST_LEFT", 0)
     found = live.post("/v1/completions", other)
     assert (found.status_code, found.headers["Retry-After"]) == (503, "1")
-    assert "masks that take too long" in found.json()["error"]["message"]
+    error = found.json()["error"]
+    assert (error["code"], error["param"]) == ("grammars_busy", "structured_outputs")
+    assert "masks that take too long" in error["message"]
+    # callers of generate are no hostile clients
+    [output] = LLM("demo", device="cpu", max_num_seqs=1, max_model_len=64).generate(
+        ["a"], SamplingParams(max_tokens=2, structured_outputs={"regex": "ef+"}), use_tqdm=False
+    )
+    assert "ef".startswith(output.outputs[0].text[:2])
     assert live.post("/v1/completions", known).status_code == 200
     monkeypatch.undo()
     assert live.post("/v1/completions", other).status_code == 200

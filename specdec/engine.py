@@ -150,7 +150,7 @@ class Engine:
         """Read all results before the next step, where it depends on them.
 
         A guided request's masks need all its tokens. And where steps in flight may end much of what
-        runs, another one would do little work; the draft's levels hide the host's time.
+        runs, another one would do little work; levels of the draft still run beside the host.
         """
         changed: list[Request] = []
         scheduler = self.scheduler

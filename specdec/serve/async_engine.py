@@ -54,7 +54,10 @@ class AsyncEngine:
         raise NotImplementedError
 
     async def check_grammar(self, params: SamplingParams) -> None:
-        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad."""
+        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad.
+
+        GrammarsBusyError, which is one, if no new grammar is taken for the moment.
+        """
         raise NotImplementedError
 
     async def get_metrics(self) -> list[Metric]:

@@ -53,7 +53,10 @@ class AsyncLLM(AsyncEngine):
         return self._facts
 
     async def check_grammar(self, params: SamplingParams) -> None:
-        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad."""
+        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad.
+
+        GrammarsBusyError, which is one, if no new grammar is taken for the moment.
+        """
         await asyncio.to_thread(self.llm.engine.intake.check_guide, params)
 
     async def chat(

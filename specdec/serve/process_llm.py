@@ -27,7 +27,10 @@ class ProcessLLM(AsyncEngine):
         return self._process.facts
 
     async def check_grammar(self, params: SamplingParams) -> None:
-        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad."""
+        """Compile the grammar of structured outputs, so that no step waits; ValueError if bad.
+
+        GrammarsBusyError, which is one, if no new grammar is taken for the moment.
+        """
         await asyncio.wrap_future(self._process.ask("check_grammar", params))
 
     async def get_metrics(self) -> list[Metric]:

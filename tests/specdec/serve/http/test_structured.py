@@ -129,7 +129,7 @@ def test_while_many_masks_take_too_long_new_grammars_wait_and_known_ones_do_not(
     [output] = LLM("demo", device="cpu", max_num_seqs=1, max_model_len=64).generate(
         ["a"], SamplingParams(max_tokens=2, structured_outputs={"regex": "ef+"}), use_tqdm=False
     )
-    assert "ef".startswith(output.outputs[0].text[:2])
+    assert output.outputs[0].text.startswith("e")
     assert live.post("/v1/completions", known).status_code == 200
     monkeypatch.undo()
     assert live.post("/v1/completions", other).status_code == 200

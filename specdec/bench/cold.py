@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from specdec.bench.report import Row
+from specdec.config import AUTO
 from specdec.llm import LLM
 from specdec.requests.params import SamplingParams
 from specdec.runner import Runner
@@ -26,15 +27,17 @@ TIMED = {
     "Tokenizer": "tokenizer",
     "compile_ahead": "kernels",
     "measure_needs": "memory plan",
+    "measure_costs": "costs of steps",
+    "measure_round_costs": "costs of steps",
 }
 
 
 def cold_rows(
-    target: str, draft: str | None, K: int, engine: Mapping[str, object], starts: int = 2
+    target: str, draft: str | None, K: int | str, engine: Mapping[str, object], starts: int = 2
 ) -> list[Row]:
     """One row per start, seconds per phase. No other engine should hold GPU memory meanwhile.
 
-    engine: arguments of LLM.
+    K: num_speculative_tokens, which "auto" may be too. engine: arguments of LLM.
 
     The starts share a cache of compiled kernels, empty at first, as after an installation.
     """
@@ -61,7 +64,7 @@ def main() -> None:
     kinds: dict[str, Callable[[str], object]] = {
         "target": str,
         "draft": str,
-        "k": int,
+        "k": lambda k: k if k == AUTO else int(k),
         "engine": json.loads,
         "began": float,
     }
@@ -85,7 +88,7 @@ def main() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     with _timed("first token", seconds):
         llm.generate(prompts[0], params, use_tqdm=False)
-    inside = sum(seconds.get(phase, 0.0) for phase in (*TIMED.values(), "capture"))
+    inside = sum(seconds.get(phase, 0.0) for phase in {*TIMED.values(), "capture"})
     seconds["the rest of LLM()"] -= inside
     print(json.dumps(seconds | {"total": time.time() - args.began}))
 

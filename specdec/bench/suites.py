@@ -21,6 +21,7 @@ from specdec.bench.stops import stops
 from specdec.bench.timing import Spread
 from specdec.bench.trees import trees
 from specdec.bench.zero import zero
+from specdec.config import AUTO
 from specdec.engine import Engine
 from specdec.step import PHASES
 
@@ -118,7 +119,10 @@ def _context_row(
 
 
 def cold(bench: Bench) -> list[Row]:
-    """From process start to the first token; the first start compiles every kernel."""
+    """From process start to the first token; the first start compiles every kernel.
+
+    Of the largest K, or of as many drafts as pay, as users get it.
+    """
     bench.pair.drop()
     target = str(bench.pair.target.report.directory)
     eagle = bench.pair.eagle
@@ -134,7 +138,8 @@ def cold(bench: Bench) -> list[Row]:
     }
     if bench.options.max_num_seqs is not None:
         engine["max_num_seqs"] = bench.options.max_num_seqs
-    return cold_rows(target, draft, max(bench.ks), engine)
+    K = AUTO if bench.options.adaptive else max(bench.ks)
+    return cold_rows(target, draft, K, engine)
 
 
 SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {

@@ -17,7 +17,7 @@ READERS = {  # options that only some suites read
     "max_model_len": (*OF_BATCHES, "costs", "exactness", "attention", "capture", "cold"),
     "max_num_seqs": (*OF_BATCHES, "requests", "cold"),
     "gpu_memory_utilization": ("cold",),
-    "adaptive": ("loop", "ramp", "requests"),
+    "adaptive": ("loop", "ramp", "requests", "cold"),
     "chains": ("loop", "ramp", "requests"),
 }
 OF_GRAPHS = ("capture", "padding")

@@ -68,7 +68,7 @@ MISTAKES = [
     ("verify demo demo -k 99", "--num-speculative-tokens 99: give an integer from 0"),
     ("generate demo x --draft demo -k lots", "--num-speculative-tokens lots: give an integer, or"),
     ("generate demo x -k auto", "--num-speculative-tokens auto without a draft: give --draft too"),
-    ("bench demo --adaptive", "--adaptive is for the suites loop, ramp, requests: give one of"),
+    ("bench demo --adaptive", "--adaptive is for the suites loop, ramp, requests, cold: give"),
     ("bench demo --chains", "--chains is for the suites loop, ramp, requests: give one of"),
     ("bench demo --suite loop --chains", "--chains without --adaptive, whose drafts may be trees"),
     ("generate demo x -k 3", "--num-speculative-tokens 3 without a draft: give --draft too"),

@@ -7,6 +7,7 @@ and `use_triton` is never true.
 
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
@@ -18,18 +19,22 @@ __all__ = [
     "HAS_TRITON",
     "INTERPRET",
     "KERNEL_NAMES",
+    "NO_GPU",
     "AsyncCompileMode",
     "GluonDescriptor",
     "TensorDescriptor",
     "active_mode",
     "barrier",
+    "before_compiling",
     "constexpr_function",
     "gl",
     "gluon_jit",
     "hopper",
     "is_hopper",
     "jit",
+    "kernel_cache",
     "launch_options",
+    "make_backend",
     "next_power_of_2",
     "num_multiprocessors",
     "pick",
@@ -39,15 +44,18 @@ __all__ = [
 ]
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
-HAS_TRITON = INTERPRET or torch.cuda.is_available()
+NO_GPU = "SPECDEC_COMPILER"  # in the environment of processes that compile without a GPU
+HAS_TRITON = INTERPRET or NO_GPU in os.environ or torch.cuda.is_available()
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from triton.compiler.compiler import make_backend
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonJITFunction
     from triton.experimental.gluon.language.nvidia import hopper
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+    from triton.runtime import cache as kernel_cache
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
     from triton.runtime.jit import constexpr_function
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -58,12 +66,24 @@ if HAS_TRITON:
         """Launches are requests to compile where the calling thread only compiles."""
 
         run: Callable[..., object]
+        compile: Callable[..., object]
 
         def __getitem__(self, grid):
             is_compiling = active_mode.get() is not None
             return partial(self.run, grid=grid, warmup=is_compiling)
 
-    class Kernel(Launches, triton.JITFunction):  # type: ignore[misc]  # triton ships no types
+        def create_binder(self):
+            made = super().create_binder()  # type: ignore[misc]  # of Triton's, which ships no types
+            self.compile = partial(_compile, self.compile)
+            return made
+
+    def _compile(compiler, source, **options):
+        prepare = before_compiling.get()
+        if prepare is not None:
+            prepare(source, **options)
+        return compiler(source, **options)
+
+    class Kernel(Launches, triton.JITFunction):  # type: ignore[misc]
         """A kernel in Triton."""
 
     class GluonKernel(Launches, GluonJITFunction):  # type: ignore[misc]
@@ -72,6 +92,7 @@ if HAS_TRITON:
 else:
     triton, TensorDescriptor, GluonDescriptor = None, None, None
     AsyncCompileMode, active_mode = None, None
+    make_backend, kernel_cache = None, None
     tl = gl = SimpleNamespace(constexpr=None)  # signatures of kernels name tl.constexpr
     hopper, barrier = None, None
 
@@ -80,6 +101,9 @@ else:
         return function
 
 
+before_compiling: ContextVar[Callable[..., None] | None] = ContextVar(
+    "before_compiling", default=None
+)  # what a thread that compiles calls first, with the arguments of triton.compile
 KERNEL_NAMES: set[str] = set()  # of every `jit` function, as its file is imported
 P = ParamSpec("P")
 R = TypeVar("R")

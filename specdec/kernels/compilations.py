@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from specdec.kernels import HAS_TRITON, AsyncCompileMode, active_mode, triton
+from specdec.kernels import HAS_TRITON, AsyncCompileMode, active_mode, before_compiling, triton
+from specdec.kernels.compiler_processes import CompilerProcesses
 from specdec.kernels.rarities import is_rare
 from weights.bars import bar
 
@@ -42,8 +43,8 @@ def compiling_ahead(
     progress: show a bar, if it takes long enough to be seen
     may_fail: a kernel that does not compile or fit raises where it is launched later, not here
     """
-    num_threads = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(num_threads, initializer=partial(_use, device)) as pool:
+    count = len(os.sched_getaffinity(0))
+    with CompilerProcesses(count) as processes, _threads(count, device, processes) as pool:
         with _mode(pool, may_fail) as mode:
             try:
                 yield partial(_note_ready, mode.future_kernels, may_fail)
@@ -60,6 +61,16 @@ def compiling_ahead(
         for kernel in others:
             with suppress(Exception) if may_fail else nullcontext():
                 _load(kernel)
+
+
+def _threads(count: int, device: torch.device, processes: CompilerProcesses) -> ThreadPoolExecutor:
+    """That wait for the processes, and load what these have compiled."""
+
+    def begin() -> None:
+        _use(device)
+        before_compiling.set(processes.prepare)
+
+    return ThreadPoolExecutor(count, initializer=begin)
 
 
 @contextmanager

@@ -21,12 +21,21 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from specdec.kernels.tile_shapes import RELAY, TURNS, row_pieces
 
+HOPPER = GPUTarget("cuda", 90, 32)
+
 
 def main() -> None:
-    block_n, block_m, cuts, splits = map(int, sys.argv[1:5])
-    is_gated = sys.argv[5] == "gate"
-    is_needed = "needed" in sys.argv
-    is_late = "late" in sys.argv
+    options = {"num_warps": 4}
+    compiled = triton.compile(source_of(sys.argv[1:]), target=HOPPER, options=options)
+    print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
+
+
+def source_of(words: list[str]) -> GluonASTSource:
+    """What Triton's compiler takes; words as above."""
+    block_n, block_m, cuts, splits = map(int, words[:4])
+    is_gated = words[4] == "gate"
+    is_needed = "needed" in words
+    is_late = "late" in words
     is_relay = cuts == RELAY
     cuts = 1 if is_relay else cuts
     main_rows, tail = row_pieces(block_m)
@@ -70,9 +79,7 @@ def main() -> None:
     constants = {(names.index("FORM"),): form}
     if not is_needed:
         constants[names.index("needed_ptr"),] = None
-    source = GluonASTSource(persistent_kernel, signature, constants, {})
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
+    return GluonASTSource(persistent_kernel, signature, constants, {})
 
 
 def w_block(groups: int) -> tuple[int, int]:

@@ -1,6 +1,10 @@
 """A bar while kernels are compiled ahead; a later compilation is named in the log."""
 
 import inspect
+import json
+import os
+import signal
+import subprocess
 import sys
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -151,3 +155,23 @@ def test_a_kernel_that_does_not_compile_ends_it_unless_it_may_fail(monkeypatch, 
         with pytest.raises(ZeroDivisionError):
             compile_both()
     assert active_mode.get() is None  # else nothing would run any more
+
+
+def test_processes_compile_into_the_cache_and_tell_what_went_wrong(tmp_path):
+    """In a process without the interpreter; their own ends are survived."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.specdec.kernels.compile_in_processes"],
+        env=env | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["before"], found["after"]) == ([False, False], [True, True])
+    assert found["seconds here"] < 0.2
+    assert "kernel _add_kernel, compiled in a process of its own: CompilationError" in done.stderr
+    assert "kernel persistent_kernel, compiled in a process of its own: the process" in done.stderr
+    assert (found["ended"], found["status"]) == (False, -signal.SIGKILL)
+    assert not found["started for nothing"]
+    assert not found["in this thread"]

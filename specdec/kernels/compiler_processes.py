@@ -1,0 +1,103 @@
+"""Processes that compile kernels: Triton's compiler mostly holds the lock of its interpreter.
+
+Threads of one process compile about one kernel at a time, processes one each.
+"""
+
+import hashlib
+import io
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Self
+
+from specdec.kernels import NO_GPU, kernel_cache, make_backend, triton
+from specdec.kernels.compiler_worker import JobPickler
+
+logger = logging.getLogger("specdec")
+
+PROGRAM = "from specdec.kernels.compiler_worker import main; main()"
+
+
+class CompilerProcesses:
+    """`count` of them, in a process group that Ctrl-C does not reach; the first job starts them.
+
+    At the end of a `with` they have ended.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._first: subprocess.Popen[bytes] | None = None
+        self._pipes: list[Connection] = []
+        self._free: SimpleQueue[Connection] = SimpleQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._first is not None:
+            os.killpg(self._first.pid, 9)
+            self._first.wait()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def prepare(self, source: Any, **options: Any) -> None:
+        """Bring a kernel into Triton's cache, if it is not there. Arguments: of triton.compile.
+
+        What no process could compile the caller will, and meet its error.
+        """
+        if is_cached(source, **options):
+            return
+        job = io.BytesIO()
+        JobPickler(job).dump((source, options))
+        self._start()
+        pipe = self._free.get()
+        try:
+            pipe.send_bytes(job.getvalue())
+            problem = pipe.recv_bytes().decode()
+        except (EOFError, OSError) as error:
+            problem = f"the process has ended ({type(error).__name__})"
+        finally:
+            self._free.put(pipe)
+        if problem:
+            logger.info("kernel %s, compiled in a process of its own: %s", source.name, problem)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._first is not None:
+                return
+            pairs = [socket.socketpair() for _ in range(self._count)]
+            theirs = [their.fileno() for _, their in pairs]
+            self._first = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, *map(str, theirs)],
+                pass_fds=theirs,
+                env=os.environ | _environment(),
+                process_group=0,
+            )
+            for our, their in pairs:
+                their.close()
+                self._pipes.append(Connection(our.detach()))
+                self._free.put(self._pipes[-1])
+
+
+def is_cached(
+    source: Any, target: Any, options: Mapping[str, Any], _env_vars: Mapping[str, str]
+) -> bool:
+    """Whether triton.compile with these arguments would find the kernel in its cache."""
+    backend = make_backend(target)
+    parsed = backend.parse_options(dict(options, **source.parse_options()))
+    key = kernel_cache.get_cache_key(source, backend, parsed, env_vars=_env_vars)
+    entry = kernel_cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    return bool(entry.get_group(f"{source.name[:150]}.json"))
+
+
+def _environment() -> dict[str, str]:
+    """With which the processes find the same modules and the same cache."""
+    path = os.pathsep.join(directory for directory in sys.path if directory)
+    return {"PYTHONPATH": path, "TRITON_CACHE_DIR": triton.knobs.cache.dir, NO_GPU: "1"}

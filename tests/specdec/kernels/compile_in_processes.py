@@ -1,0 +1,69 @@
+"""Compile for a Hopper GPU in processes, without one. Prints JSON: what happened, by name.
+
+python -m tests.specdec.kernels.compile_in_processes      TRITON_CACHE_DIR: an empty directory
+"""
+
+import json
+import logging
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.specdec.kernels.compile_persistent import HOPPER, source_of, triton  # first: no GPU
+
+# isort: split
+from triton.compiler import ASTSource
+from triton.compiler.compiler import get_cache_invalidating_env_vars
+
+from specdec.kernels import add, before_compiling
+from specdec.kernels.compiler_processes import CompilerProcesses, is_cached
+
+GLUON = source_of(["128", "64", "1", "2", "split"])
+OTHER = source_of(["128", "64", "1", "1", "split"])
+OPTIONS = {
+    "target": HOPPER,
+    "options": {"num_warps": 4},
+    "_env_vars": get_cache_invalidating_env_vars(),
+}
+
+
+def plain(**types: str) -> ASTSource:
+    """A kernel in Triton; without types it does not compile."""
+    constants = {"BLOCK_D": 128, "PDL": False, "SPLITS": 2, "HAS_BIAS": False}
+    names = add._add_kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name) for name in names}
+    signature = {name: kind or "i32" for name, kind in signature.items()}
+    paths = {(names.index(name),): value for name, value in constants.items() if name in names}
+    return ASTSource(add._add_kernel, signature, paths, {})
+
+
+def main() -> None:
+    logging.basicConfig(level="INFO", format="%(message)s")
+    types = {name: "*fp32" for name in add._add_kernel.arg_names if name.endswith("_ptr")}
+    found: dict[str, object] = {}
+    with CompilerProcesses(2) as processes:
+        good = [GLUON, plain(**types)]
+        found["before"] = [is_cached(each, **OPTIONS) for each in good]
+        began = time.process_time()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda each: processes.prepare(each, **OPTIONS), good))
+        found["seconds here"] = time.process_time() - began
+        found["after"] = [is_cached(each, **OPTIONS) for each in good]
+        processes.prepare(plain(), **OPTIONS)  # its error is told
+        first = processes._first
+        assert first is not None
+        os.killpg(first.pid, signal.SIGKILL)
+        processes.prepare(OTHER, **OPTIONS)  # as is that they have ended
+        found["ended"] = is_cached(OTHER, **OPTIONS)
+    found["status"] = first.returncode
+    processes = CompilerProcesses(1)
+    processes.prepare(GLUON, **OPTIONS)
+    found["started for nothing"] = processes._first is not None
+    found["in this thread"] = before_compiling.get() is not None
+    found["version"] = triton.__version__
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

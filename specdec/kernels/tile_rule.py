@@ -83,6 +83,7 @@ TENSOR_RATE = 0.7  # what is reached of the tensor cores' rate
 LATENCY = 2600  # clocks from a request to its tile, all multiprocessors loading
 STEP = 30  # clocks of a program's step besides its loads and products
 PASSING = 15000  # clocks in which a relay leaves sums and takes over others
+OUTSIDE = 1.5  # times as long takes a tile of which a part lies outside of x
 START = 220  # clocks of a program before its first product and after its last
 
 
@@ -157,7 +158,8 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
     steps = K / shape.block_k
     alone = START + max(busy + steps * STEP, steps * LATENCY / (shape.num_stages - 1))
     turns = -(-programs // min(programs, _resident(product, shape)))
-    return max(programs * busy, turns * alone)
+    is_filled = rows % shape.block_m == 0 or rows > PARALLEL_ROWS
+    return max(programs * busy, turns * alone) * (1.0 if is_filled else OUTSIDE)
 
 
 def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:

@@ -58,6 +58,8 @@ def test_the_rule_takes_one_of_the_candidates():
         (Product("gate", 28672, 4096), 128, 1, (64, 128)),
         (Product("whole", 4096, 12288), 256, 1, (64, 128)),
         (Product("whole", 32000, 4096), 128, 1, (128, 128)),
+        (Product("whole", 3456, 10880), 160, 1, (64, 160)),  # 128: 1.75 times as long
+        (Product("whole", 3456, 10880), 192, 1, (128, 64)),
     ],
 )
 def test_the_rule_finds_what_was_fastest_on_an_h200(product, rows, splits, best):

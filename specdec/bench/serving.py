@@ -87,6 +87,16 @@ def serve(
     )
 
 
+def merged(runs: Sequence[Served]) -> Served:
+    """One run after another, all of the same batch."""
+    return Served(
+        batch=runs[0].batch,
+        token_ids=[tokens for run in runs for tokens in run.token_ids],
+        seconds=sum(run.seconds for run in runs),
+        stats=SpeculationStats.merged(run.stats for run in runs),
+    )
+
+
 def first_difference(
     found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]
 ) -> str | None:

@@ -1,17 +1,19 @@
 """Draft trees beside chains and plain decoding, with drafts that stop and without.
 
-K is a tree's number of levels, and its rows are those that a request verifies in a round. Engines
-whose drafts stop are measured at thresholds that stop never (below 0: what the decisions cost), now
-and then, and after one level almost always (what levels cost that were stopped).
+K is a tree's number of levels, and its rows are those that a request verifies in a round. Sampled,
+all prompts are served with each of a few seeds: texts differ in how well they can be foretold.
+Engines whose drafts stop are measured at thresholds that stop never (below 0: what the decisions
+cost), now and then, and after one level almost always (what levels cost that were stopped).
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec
 from specdec.bench.report import Row
-from specdec.bench.serving import GREEDY, Served, first_difference, serve
+from specdec.bench.serving import GREEDY, Served, first_difference, merged, serve
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.stats import SpeculationStats
@@ -19,27 +21,39 @@ from specdec.sizes import TreeShape
 from specdec.start.measure_costs import NEVER
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-SHAPES = tuple(
-    TreeShape(num_levels=levels, top_k=top_k, num_nodes=rows - 1)
-    for rows, levels, top_k in ((8, 6, 4), (16, 6, 4))
-)
+SEEDS = (0, 1, 2, 3)
+
+
+def _shapes(*shapes: tuple[int, int, int]) -> tuple[TreeShape, ...]:
+    """Of rows, levels and top_k."""
+    return tuple(TreeShape(num_levels=D, top_k=k, num_nodes=N - 1) for N, D, k in shapes)
+
+
+SHAPES = _shapes((8, 6, 4), (16, 6, 4))
+GREEDY_SHAPES = _shapes((8, 6, 2), (16, 6, 2), (8, 6, 8), (16, 6, 8), (32, 6, 4), (32, 6, 8))
 THRESHOLDS = {0.0: (NEVER, 0.1, 0.2, 0.3, 0.999)}  # by temperature
 THRESHOLD = 0.2  # at other temperatures
 
 
 def trees(bench: Bench) -> Iterator[Row]:
-    """Plain decoding, each K as a chain, then the trees, at every batch and temperature."""
+    """Plain decoding, each K as a chain, then the trees, at every batch and temperature.
+
+    Drafts stop in trees of SHAPES and in the longest chain; of GREEDY_SHAPES one run at 0 is all.
+    """
     if bench.pair.eagle is None:
         return
     plain: dict[tuple[int, float], Served] = {}
-    shapes: list[tuple[int, TreeShape | None]] = [(K, None) for K in bench.ks if K > 0]
-    for K, tree in [*shapes, *((shape.num_levels, shape) for shape in SHAPES)]:
-        for stops in (False, True):
-            spec = _spec(bench, K, tree, stops)
-            for batch in bench.options.batches:
-                for temperature in TEMPERATURES:
-                    yield from _rows(bench, spec, batch, temperature, plain)
-            bench.pair.drop(spec)
+    kinds: list[tuple[int, TreeShape | None, bool]] = []
+    for K in bench.ks:
+        kinds += [(K, None, stops) for stops in (False, True)[: 1 + (max(bench.ks) == K)] if K > 0]
+    kinds += [(tree.num_levels, tree, stops) for tree in SHAPES for stops in (False, True)]
+    kinds += [(tree.num_levels, tree, False) for tree in GREEDY_SHAPES]
+    for K, tree, stops in kinds:
+        spec = _spec(bench, K, tree, stops)
+        temperatures = TEMPERATURES[:1] if tree in GREEDY_SHAPES else TEMPERATURES
+        for batch, temperature in product(bench.options.batches, temperatures):
+            yield from _rows(bench, spec, batch, temperature, plain)
+        bench.pair.drop(spec)
 
 
 def _rows(
@@ -56,7 +70,7 @@ def _rows(
         thresholds = THRESHOLDS.get(temperature, (THRESHOLD,))
     for threshold in thresholds:
         if bench.has_time(f"trees: {name}, batch {batch}, temperature {temperature}"):
-            params = replace(GREEDY, temperature=temperature, seed=0)
+            params = replace(GREEDY, temperature=temperature)
             key = batch, temperature
             if key not in plain:
                 plain[key] = _run(bench, spec, batch, replace(params, speculate=False))
@@ -85,12 +99,15 @@ def _run(
     params: SamplingParams,
     threshold: float | None = None,
 ) -> Served:
-    """The fastest of some runs; the seed is the same in all."""
+    """Greedy the fastest of some runs; else one of all seeds."""
     engine = bench.pair.engine(spec)
     _set_threshold(engine, threshold)
     prompts = bench.prompts(batch)
     max_tokens = bench.options.max_tokens
     serve(engine, prompts[:batch], batch, min(max_tokens, 16), params)  # warm-up
+    if params.temperature > 0:
+        seeds = (replace(params, seed=seed) for seed in SEEDS)
+        return merged([serve(engine, prompts, batch, max_tokens, each) for each in seeds])
     runs = (serve(engine, prompts, batch, max_tokens, params) for _ in range(bench.options.repeats))
     return max(runs, key=lambda run: run.tokens_per_second)
 

@@ -108,11 +108,15 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
         served = serving.serve(engine, *args)
         is_tree = engine.runner.sizes.tree is not None and engine.runner.threshold is None
         if is_tree and args[-1].temperature > 0:
-            served.token_ids[-1][3] += 1
+            assert args[-1].seed in (None, 0, 5)  # None: to warm up
+            served.token_ids[-1][3] += args[-1].seed == 5
         return served
 
     shape = TreeShape(num_levels=3, top_k=3, num_nodes=5)
     monkeypatch.setattr("specdec.bench.trees.SHAPES", (shape,))
+    wide = replace(shape, top_k=2)
+    monkeypatch.setattr("specdec.bench.trees.GREEDY_SHAPES", (wide,))
+    monkeypatch.setattr("specdec.bench.trees.SEEDS", (0, 5))
     monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
     monkeypatch.setattr(bench.pair, "prompts", [prompt[:14] for prompt in bench.pair.prompts])
     monkeypatch.setattr("specdec.bench.trees.THRESHOLDS", {0.0: (NEVER, 0.999), 1.0: ()})
@@ -125,6 +129,7 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
         *((T, 2, 3, 1, threshold) for T, threshold in STOPPED),
         *((T, 3, 6, 3, None) for T in (0.0, 1.0)),
         *((T, 3, 6, 3, threshold) for T, threshold in STOPPED),
+        (0.0, 3, 6, 2, None),
     ]
     [wrong] = [row for row in rows if "refused" in row]
     assert (wrong["top_k"], wrong["temperature"]) == (3, 1.0)

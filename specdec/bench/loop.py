@@ -20,7 +20,7 @@ from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, turned
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, first_difference
-from specdec.bench.timing import Spread, percentile
+from specdec.bench.timing import Spread, nearest_rank, percentile
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
@@ -45,6 +45,7 @@ class Window:
     tokens_per_second: float
     gaps: list[float]  # between two deliveries to one request
     first_tokens: list[float]  # from the arrival of each request of the window
+    first_steps: list[int]  # of the engine, that each of them waited for
     stats: SpeculationStats  # of the requests that began and ended in it
 
 
@@ -137,7 +138,9 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     seconds = time.monotonic() - began
     num_tokens = running.num_tokens - num_tokens
     running.end()
-    latencies = (each.stats.time_to_first_token for each in running.requests[num_before:])
+    began_in_it = running.requests[num_before:]
+    latencies = (each.stats.time_to_first_token for each in began_in_it)
+    steps = (running.first_steps.get(each.request_id) for each in began_in_it)
     ended = (each for each in running.requests if each.finish and each.finish.reason != "abort")
     done = [each.stats for each in ended if each.stats.arrival_time >= began]
     return Window(
@@ -145,6 +148,7 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
         tokens_per_second=num_tokens / seconds,
         gaps=running.gaps,
         first_tokens=[latency for latency in latencies if latency is not None],
+        first_steps=[count for count in steps if count is not None],
         stats=SpeculationStats.merged(done),
     )
 
@@ -171,9 +175,12 @@ class Loop:
     def __init__(self, engine: Engine, jobs: Iterator[Job]) -> None:
         self.requests: list[Request] = []  # in the order in which they began
         self.gaps: list[float] = []
+        self.first_steps: dict[str, int] = {}  # until the first token, by request id
         self.num_running = 0
         self._engine = engine
         self._jobs = jobs
+        self._num_steps = 0
+        self._began: dict[str, int] = {}  # after how many steps, by request id
         self._delivered: dict[str, float] = {}  # when, by request id
 
     @property
@@ -186,11 +193,15 @@ class Loop:
         self._fill(level)
         while num_ends > 0:
             changed = self._engine.step()
+            self._num_steps += 1
             now = time.monotonic()
             for request in changed:
-                if request.request_id in self._delivered:
-                    self.gaps.append(now - self._delivered[request.request_id])
-                self._delivered[request.request_id] = now
+                name = request.request_id
+                if name in self._delivered:
+                    self.gaps.append(now - self._delivered[name])
+                else:
+                    self.first_steps[name] = self._num_steps - self._began[name]
+                self._delivered[name] = now
             ended = sum(request.is_finished for request in changed)
             num_ends -= ended
             self.num_running -= ended
@@ -198,8 +209,7 @@ class Loop:
 
     def add(self, job: Job) -> None:
         """Begin a request beside those of the loop."""
-        self.requests += self._engine.add_requests([job])
-        self.num_running += 1
+        self._begin([job])
 
     def end(self) -> None:
         """Abort what runs."""
@@ -207,9 +217,13 @@ class Loop:
         self._engine.drain()
 
     def _fill(self, level: int) -> None:
-        count = max(level - self.num_running, 0)
-        self.requests += self._engine.add_requests([next(self._jobs) for _ in range(count)])
-        self.num_running += count
+        self._begin([next(self._jobs) for _ in range(level - self.num_running)])
+
+    def _begin(self, jobs: Sequence[Job]) -> None:
+        requests = self._engine.add_requests(jobs)
+        self._began |= {request.request_id: self._num_steps for request in requests}
+        self.requests += requests
+        self.num_running += len(requests)
 
 
 def _compared(requests: Sequence[Request], temperature: float, plain: Outputs) -> Row | None:
@@ -257,6 +271,8 @@ def _figures(window: Window, batch: int) -> Row:
         "drafts_wasted": 1 - window.stats.num_accepted_tokens / drafted if drafted else None,
         "first_token_ms_p50": percentile(window.first_tokens, 50),
         "first_token_ms_p99": percentile(window.first_tokens, 99),
+        "first_token_steps_p50": nearest_rank(window.first_steps, 50),
+        "first_token_steps_p99": nearest_rank(window.first_steps, 99),
         "gap_ms_p50": percentile(window.gaps, 50),
         "gap_ms_p99": percentile(window.gaps, 99),
     }

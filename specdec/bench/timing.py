@@ -87,6 +87,11 @@ def percentile(seconds: Sequence[float], percent: int) -> float | None:
     return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
 
 
+def nearest_rank(counts: Sequence[int], percent: int) -> int | None:
+    """The smallest of them that so many percent do not exceed; None of none."""
+    return sorted(counts)[-(-percent * len(counts) // 100) - 1] if counts else None
+
+
 @contextmanager
 def wrapped(
     owner: object, names: Sequence[str], around: Callable[[str], ContextDecorator]

@@ -27,7 +27,7 @@ from specdec.bench.report import table
 from specdec.bench.requests import draw_jobs
 from specdec.bench.rounds import steady, time_phases
 from specdec.bench.serving import first_difference
-from specdec.bench.timing import Spread, wrapped
+from specdec.bench.timing import Spread, nearest_rank, wrapped
 from specdec.bench.trees import NEVER
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
@@ -554,6 +554,8 @@ def test_a_loop_starts_staggered_and_its_window_holds_whole_generations(pair, mo
     assert reasons.count("abort") == 4
     assert len(window.requests) == 4 * (3 + 2)
     assert len(window.first_tokens) > 4 * (3 - 1)  # the latest ones may wait for theirs
+    assert set(window.first_steps) == {1}  # a CPU's engine does not run ahead
+    assert len(window.first_steps) == len(window.first_tokens)
 
 
 def test_a_window_of_few_requests_at_a_time_holds_more_generations():
@@ -657,3 +659,11 @@ def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
         rounds.run()
         assert len(engine.scheduler.running) == 6
     assert engine.scheduler.budget is not None
+
+
+@pytest.mark.parametrize(
+    "counts, percent, found",
+    [([], 50, None), ([7], 99, 7), ([3, 1, 2], 50, 2), ([1] * 98 + [5, 9], 99, 5)],
+)
+def test_the_nearest_rank_is_one_of_the_counts(counts, percent, found):
+    assert nearest_rank(counts, percent) == found

@@ -23,12 +23,15 @@ class StepCosts:
 
     rounds, mixed: steps without prompts and with them, behind short contexts. A step takes as long
         as the first count that holds its rows: that of a captured graph, or of its tiles
+    level: by requests with padding: each level of the draft after the first; empty: their number is
+        fixed, and they are part of the above
     ms_per_key: for each key that a request which verifies has in its cache
     ms_per_pair: for each row of a prompt and each key before it
     """
 
     rounds: Measured
     mixed: Measured
+    level: Measured = ()
     ms_per_key: float = 0.0
     ms_per_pair: float = 0.0
 

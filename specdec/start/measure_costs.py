@@ -1,15 +1,18 @@
-"""What steps cost on this GPU, by a few runs of each at the start."""
+"""What steps cost on this GPU, by a run or two of some of them at the start.
 
-import itertools
+All that a table needs is launched before any time is read; sizes that are not measured follow from
+their neighbours (cost_sizes.py).
+"""
+
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from specdec.kernels.compilations import compiling_is_expected
-from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
+from specdec.kernels.tile_shapes import PARALLEL_ROWS
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY
 from specdec.runner import Runner
@@ -21,14 +24,14 @@ from specdec.scheduling.step_costs import (
     TreeCosts,
 )
 from specdec.sizes import BLOCK_SIZE
-from specdec.start.compile_ahead import padding_parts, prompts, tree_round
+from specdec.start.compile_ahead import prompts, tree_round
+from specdec.start.cost_sizes import apart, as_rounds, between, of_classes
+from specdec.start.step_times import Timed, mark, milliseconds
 from specdec.stepping.step_sizes import Step
 
 logger = logging.getLogger("specdec")
 
-REPEATS = 3  # of each size; the one between the fastest and the slowest counts
-NUM_LEVELS = 4  # numbers of requests for which a level of the draft is timed
-SOME_LEVELS = 3
+SOME_LEVELS = 3  # of which those after the first are timed
 NEVER, AT_ONCE = -1.0, 2.0  # thresholds at which no draft stops, and all do after one level
 LONG_CONTEXT = 4096
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
@@ -56,17 +59,23 @@ def measure_costs(runner: Runner) -> StepCosts:
     """
     began = time.perf_counter()
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
+    classes = of_classes(tokens) or [LEAST_PROMPT_ROWS]
     with compiling_is_expected():
-        rounds = {step.num_verify_rows: _ms(runner, step) for step in _rounds(runner)}
-        counts = _of_classes(tokens) or [LEAST_PROMPT_ROWS]
-        prompts = {step.num_tokens: step for step in (_prompt(runner, n) for n in counts)}
-        mixed = {rows: _ms(runner, step) for rows, step in prompts.items()}
-        costs = StepCosts(
-            rounds=tuple(rounds.items()),
-            mixed=_of_sizes(tuple(mixed.items()), tokens),
-            ms_per_key=_ms_per_key(runner),
-            ms_per_pair=_ms_per_pair(runner),
-        )
+        prompts = [Timed(runner, _prompt(runner, n)) for n in apart(classes, 2)]
+        pair = _pair(runner, prompts)
+        rounds = [Timed(runner, step) for step in _rounds(runner)]
+        keys = _keys(runner)
+    by_rows = tuple((timed.step.num_verify_rows, timed.one_level_ms) for timed in rounds)
+    with_prompts = tuple({timed.step.num_tokens: timed.ms for timed in prompts}.items())
+    with_prompts = between(with_prompts, classes, as_rounds(by_rows))
+    padded = [n for n in tokens if n > PARALLEL_ROWS]  # there each row costs, padding too
+    costs = StepCosts(
+        rounds=by_rows,
+        mixed=between(with_prompts, padded),
+        level=_level(rounds),
+        ms_per_key=0.0 if keys is None else keys.ms,
+        ms_per_pair=pair.ms,
+    )
     for counters in runner.graphs.counters().values():
         counters.forget_batches()
     seconds = time.perf_counter() - began
@@ -82,96 +91,60 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
     """What it costs to draft more or fewer levels. steps: as measured above."""
     assert steps is not None, "costs are measured on a GPU"
     began = time.perf_counter()
+    assert runner.graphs.target.plain is not None, "no rounds without drafts"
+    counts = of_classes(runner.graphs.target.plain.sizes.requests)
     with compiling_is_expected():
-        assert runner.graphs.target.plain is not None, "no rounds without drafts"
-        counts = _of_classes(runner.graphs.target.plain.sizes.requests)
-        plain = tuple((n, _ms(runner, _round(runner, [-1] * n, 0))) for n in counts)
-        levels = tuple((n, _level_ms(runner, n)) for n in _spread(counts, NUM_LEVELS))
-        skipped_ms = None
-        if runner.confidence_threshold is None:
-            with runner.stopping_below(AT_ONCE):
-                skipped_ms = _level_ms(runner, 1)
-        tree = _tree_costs(runner)
+        plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in apart(counts, 4)]
+        skipped = _skipped(runner)
+        trees = _trees(runner, runner.graphs.tree_sizes)
+        stopped = _stopped_trees(runner)
     costs = RoundCosts(
         verify=steps.rounds,
         mixed=steps.mixed,
-        plain=plain,
-        level=levels,
+        plain=between(_read(plain), counts, as_rounds(steps.rounds)),
+        level=steps.level,
         ms_per_key=steps.ms_per_key,
-        skipped_ms=skipped_ms,
-        tree=tree,
+        skipped_ms=None if skipped is None else skipped.level_ms,
+        tree=_tree_costs(runner, _read(trees), _read(stopped)),
     )
     seconds = time.perf_counter() - began
-    lists = _listed(plain), _listed(levels)
+    lists = _listed(costs.plain), _listed(costs.level)
     logger.info("plain rounds: %s; a level of drafts: %s (in %.2f s)", *lists, seconds)
-    if skipped_ms is not None:
-        logger.info("a level after all drafts have stopped: %.3f ms", skipped_ms)
-    if tree is not None:
-        lists = _listed(tree.all_levels), _listed(tree.one_level)
+    if costs.skipped_ms is not None:
+        logger.info("a level after all drafts have stopped: %.3f ms", costs.skipped_ms)
+    if costs.tree is not None:
+        lists = _listed(costs.tree.all_levels), _listed(costs.tree.one_level)
         logger.info("rounds of trees, by requests: %s; drafts stopped at once: %s", *lists)
     return costs
 
 
-def _tree_costs(runner: Runner) -> TreeCosts | None:
-    """Of rounds of trees, where others are of chains."""
-    shape = runner.sizes.tree
-    if shape is None:
-        return None
-    one_level: Measured = ()
-    all_levels = _tree_ms(runner)
-    if runner.threshold is not None:
-        with runner.stopping_below(AT_ONCE):
-            one_level = _tree_ms(runner)
-    return TreeCosts(
-        all_levels=all_levels,
-        one_level=one_level,
-        num_rows=shape.num_rows,
-        num_levels=shape.num_levels,
-    )
-
-
-def _tree_ms(runner: Runner) -> Measured:
-    return tuple((n, _ms(runner, tree_round(runner, n))) for n in runner.graphs.tree_sizes)
-
-
-def _listed(measured: Measured) -> str:
-    return ", ".join(f"{rows}: {ms:.2f}" for rows, ms in measured)
-
-
-def _of_classes(counts: Sequence[int]) -> list[int]:
-    """Of each class of rows, which share tiles, the largest of these counts, ascending."""
-    return list({row_class(n): n for n in counts}.values())
-
-
-def _of_sizes(measured: Measured, captured: Sequence[int]) -> Measured:
-    """With the captured sizes of many rows: there each row costs, padding too."""
-    found = dict(measured)
-    for (low, low_ms), (high, high_ms) in itertools.pairwise(measured):
-        for size in captured:
-            if PARALLEL_ROWS <= low < size < high:
-                found[size] = low_ms + (size - low) / (high - low) * (high_ms - low_ms)
-    return tuple(sorted(found.items()))
-
-
-def _level_ms(runner: Runner, num_reqs: int) -> float:
-    rows = min(rows for requests, rows in runner.graphs.shapes if requests >= num_reqs)
-    one, some = (
-        _ms(runner, _round(runner, [-1] * num_reqs, levels, max(rows, num_reqs)))
-        for levels in (1, SOME_LEVELS)
-    )
-    return max(some - one, 0.0) / (SOME_LEVELS - 1)
-
-
 def _rounds(runner: Runner) -> Iterator[Step]:
-    """Rounds of padding, by rows: of each class of rows the most that are captured."""
-    if runner.sizes.is_adaptive:  # the most requests for each number of rows
-        requests = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
-        for rows in _of_classes(sorted(requests)):
-            yield _round(runner, [-1] * min(requests[rows], rows), 1, rows)
+    """Rounds of padding, by rows: of each class of rows the most that are captured.
+
+    Where rows are shared out, the first one of each number of requests has further levels.
+    """
+    sizes = runner.sizes
+    if sizes.is_adaptive:  # the most requests for each number of rows
+        most = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
+        with_levels = set()
+        for rows in of_classes(sorted(most)):
+            count = min(most[rows], rows)
+            levels = 1 if count in with_levels else min(SOME_LEVELS, sizes.num_speculative_tokens)
+            with_levels.add(count)
+            yield _round(runner, [-1] * count, levels, rows)
         return
-    Q = runner.sizes.query_len
-    for rows in _of_classes([n * Q for n in runner.graphs.target.decode.sizes.requests]):
+    Q = sizes.query_len
+    for rows in of_classes([n * Q for n in runner.graphs.target.decode.sizes.requests]):
         yield _round(runner, [-1] * (rows // Q))
+
+
+def _level(rounds: Sequence[Timed]) -> Measured:
+    """By requests, of the first round with each number of them."""
+    found: dict[int, float] = {}
+    for timed in rounds:
+        if timed.step.num_levels is not None:
+            found.setdefault(timed.step.num_reqs, timed.level_ms)
+    return tuple(sorted(found.items()))
 
 
 def _round(
@@ -196,73 +169,114 @@ def _prompt(runner: Runner, rows: int) -> Step:
     return prompts(runner, lengths, num_levels=1 if sizes.is_adaptive else None)
 
 
-def _ms_per_key(runner: Runner) -> float:
-    """By requests behind long contexts, against the same ones at the beginning."""
+def _keys(runner: Runner) -> "_Slope | None":
+    """Rounds of some requests at the beginning of their contexts, and of the same behind long ones.
+
+    None: no context is long.
+    """
     sizes = runner.sizes
     most = min(LONG_CONTEXT, sizes.max_model_len - 2 * sizes.query_len) // BLOCK_SIZE
     count = min(8, sizes.max_num_seqs, sizes.num_kv_blocks // max(most, 1))
     if count == 0 or most == 0:
-        return 0.0
+        return None
     rows = range(count)
     for row in rows:
         blocks = [row * most + i for i in range(most)]
         runner.start(row, RowStart(blocks=blocks, num_draft_tokens=sizes.num_speculative_tokens))
+    step = _round(runner, rows, 0 if sizes.is_adaptive else None)
     computed = runner.state.num_computed_tokens
-    times = []
-    for length in (0, most * BLOCK_SIZE - 1 - 2 * sizes.query_len):
-        computed[:count] = max(length, 0)
-        times.append(_ms(runner, _round(runner, rows, 0 if sizes.is_adaptive else None)))
-    return max(times[1] - times[0], 0.0) / (count * most * BLOCK_SIZE)
+    computed[:count] = 0
+    first = Timed(runner, step)
+    computed[:count] = max(most * BLOCK_SIZE - 1 - 2 * sizes.query_len, 0)
+    later = Timed(runner, step)
+    return _Slope(first, later, count * most * BLOCK_SIZE)
 
 
-def _ms_per_pair(runner: Runner) -> float:
-    """By a part of a prompt behind others, against the same one at the beginning.
+def _pair(runner: Runner, prompts: Sequence[Timed]) -> "_Slope":
+    """A part of a prompt at the beginning, and the same one behind others.
 
     The keys before it are those of one block again and again, so that reading them does not count.
+    prompts: of which one may be the first already
     """
     sizes = runner.sizes
     rows = min(4 * LEAST_PROMPT_ROWS, sizes.max_model_len // 2, sizes.max_num_rows)
     start = min(LONG_CONTEXT, sizes.max_model_len - rows)
-    [part] = padding_parts(runner, [rows])
+    known = [timed for timed in prompts if timed.step.num_tokens == rows]
+    first = known[0] if known else Timed(runner, _prompt(runner, rows))
+    [part] = first.step.parts
     moved = replace(part, prompt=[0] * (start + rows), start=start)
-    steps = [runner.step_of((), [each], 0, GREEDY, None) for each in (part, moved)]
-    first, later = (_ms(runner, step) for step in steps)
-    return max(later - first, 0.0) / (rows * start)
+    step = runner.step_of((), [moved], 0, GREEDY, None, 0, first.step.num_levels)
+    later = Timed(runner, step)
+    for timed in (first, later):
+        timed.run()
+    return _Slope(first, later, rows * start)
 
 
-def _ms(runner: Runner, step: Step) -> float:
-    """Of a few runs in a row: what one outlier said would hold for the life of the engine."""
-    marks = [_mark() for _ in range(REPEATS + 1)]
-    with torch.inference_mode():
-        marks[0].record()
-        for mark in marks[1:]:
-            runner.acts.run(step)
-            mark.record()
-    marks[-1].synchronize()
-    times = (float(one.elapsed_time(other)) for one, other in itertools.pairwise(marks))
-    return sorted(times)[REPEATS // 2]
+@dataclass(frozen=True, slots=True)
+class _Slope:
+    """What each of so many units costs by which the later step has more."""
+
+    first: Timed
+    later: Timed
+    units: int
+
+    @property
+    def ms(self) -> float:
+        return max(self.later.ms - self.first.ms, 0.0) / self.units
+
+
+def _skipped(runner: Runner) -> Timed | None:
+    """A round whose drafts stop at once, and all levels are launched. None: none may stop."""
+    if runner.confidence_threshold is not None:
+        return None
+    rows = min(rows for _, rows in runner.graphs.shapes)
+    with runner.stopping_below(AT_ONCE):
+        return Timed(runner, _round(runner, [-1], runner.sizes.num_speculative_tokens, rows))
+
+
+def _trees(runner: Runner, counts: Sequence[int]) -> list[tuple[int, Timed]]:
+    """Rounds of trees, by requests."""
+    return [(n, Timed(runner, tree_round(runner, n))) for n in counts]
+
+
+def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:
+    """Those of the fewest and the most requests, where drafts stop at once; if they may."""
+    sizes = runner.graphs.tree_sizes
+    if runner.threshold is None or not sizes:
+        return []
+    with runner.stopping_below(AT_ONCE):
+        return _trees(runner, sorted({sizes[0], sizes[-1]}))
+
+
+def _tree_costs(runner: Runner, all_levels: Measured, stopped: Measured) -> TreeCosts | None:
+    """Of rounds of trees, where others are of chains."""
+    shape = runner.sizes.tree
+    if shape is None:
+        return None
+    counts = [n for n, _ in all_levels]
+    return TreeCosts(
+        all_levels=all_levels,
+        one_level=between(stopped, counts, dict(all_levels).__getitem__),
+        num_rows=shape.num_rows,
+        num_levels=shape.num_levels,
+    )
+
+
+def _read(timed: Sequence[tuple[int, Timed]]) -> Measured:
+    return tuple((size, each.ms) for size, each in timed)
+
+
+def _listed(measured: Measured) -> str:
+    return ", ".join(f"{rows}: {ms:.2f}" for rows, ms in measured)
 
 
 def _timed(runner: Runner, step: Step) -> tuple[float, float]:
     """Milliseconds on the device, and until all is launched, of a step right behind another."""
-    marks = [_mark() for _ in range(2)]
     with torch.inference_mode():
         runner.acts.run(step)
-        marks[0].record()
+        start = mark()
         began = time.perf_counter()
         runner.acts.run(step)
         launch_ms = 1e3 * (time.perf_counter() - began)
-        marks[1].record()
-    marks[1].synchronize()
-    return marks[0].elapsed_time(marks[1]), launch_ms
-
-
-def _mark() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _spread(sizes: Sequence[int], count: int) -> list[int]:
-    """At most `count` of them: the first, the last, and others between."""
-    if len(sizes) <= count:
-        return list(sizes)
-    return [sizes[i * (len(sizes) - 1) // (count - 1)] for i in range(count)]
+        end = mark()
+    return milliseconds(start, end), launch_ms

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import re
+import time
 
 import pytest
 
@@ -10,14 +11,30 @@ from scripts.soak import rows_are_shared
 from specdec import LLM
 from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
-from specdec.start import measure_costs
-from specdec.start.measure_costs import _of_sizes, _spread
+from specdec.start import step_times
+from specdec.start.cost_sizes import apart, as_rounds, between
+from specdec.start.measure_costs import NEVER, measure_costs, measure_round_costs
+from specdec.step import Acts
+
+# of rounds on an H200, by classes of rows
+ROUND_MS = {
+    16: 4.5,
+    32: 4.6,
+    64: 4.8,
+    128: 5.1,
+    160: 5.7,
+    192: 6.3,
+    256: 7.2,
+    320: 8.4,
+    384: 9.6,
+    512: 11.6,
+}
+MS_PER_KEY, MS_PER_PAIR = 1e-3, 1e-5
 
 
 def test_many_rows_cost_what_the_graph_does_that_holds_them():
     measured = ((256, 7.0), (512, 11.0), (1024, 21.0), (2048, 45.0))
-    sizes = [256, 320, 384, 512, 640, 768, 1024, 1536, 2048]
-    found = _of_sizes(measured, sizes)
+    found = between(measured, [640, 768, 1024, 1536, 2048, 4096])
     assert found == (
         *measured[:2],
         (640, 13.5),
@@ -30,49 +47,161 @@ def test_many_rows_cost_what_the_graph_does_that_holds_them():
     assert [costs.mixed_ms(n, 0, 0) for n in (300, 513, 700, 1025)] == [11.0, 13.5, 16.0, 33.0]
 
 
-def test_a_few_sizes_stand_for_many():
-    assert _spread(range(1, 101), 4) == [1, 34, 67, 100]
-    assert _spread([8, 16], 6) == [8, 16]
+def test_between_two_sizes_a_step_costs_what_similar_ones_do_and_the_difference():
+    rounds = ((16, 4.0), (32, 5.0), (60, 5.5), (128, 8.0))
+    found = between(((32, 5.5), (128, 9.0)), (16, 32, 64, 100, 128), as_rounds(rounds))
+    assert found == ((32, 5.5), (64, 5.5 + 2 / 3), (100, 8 + 0.5 + 0.5 * 68 / 96), (128, 9.0))
+
+
+def test_sizes_that_are_measured_lie_apart():
+    assert apart([64, 128, 160, 192, 256, 320, 1000], 2) == [64, 128, 256, 1000]
+    assert apart([16, 32, 64, 128, 256], 4) == [16, 64, 256]
+    assert apart([8], 2) == [8]
+
+
+class Device:
+    """Its clock; steps take as long as a table says, and the first run of a short one 1 ms more."""
+
+    def __init__(self, runner):
+        self.runner = runner
+        self.now = 0.0
+        self.log = []  # "run" and "wait", in order
+        self.known = set()
+
+    def run(self, acts, step):
+        self.log.append("run")
+        self.now += self.ms(step)
+        computed = self.runner.state.num_computed_tokens
+        self.now += sum(MS_PER_KEY * int(computed[row]) for row in step.state_rows if row >= 0)
+        self.now += sum(MS_PER_PAIR * part.length * part.start for part in step.parts)
+        sizes = (step.num_reqs, step.num_tokens, bool(step.parts), step.proposes_tree)
+        if step.num_tokens <= 128 and sizes not in self.known:
+            self.now += 1.0
+        self.known.add(sizes)
+        if step.proposes:
+            acts.decode_draft(step)
+
+    def ms(self, step):
+        if step.parts:
+            return mixed_ms(step.num_tokens)
+        return round_ms(step.num_tokens) - 0.25 * (step.num_levels == 0)
+
+    def draft(self, step):
+        level = 0.125 if self.runner._stops_below > 1 else level_ms(step.num_reqs)
+        self.now += level * (step.num_levels - 1)
+
+
+def round_ms(rows):
+    return ROUND_MS[row_class(rows)]
+
+
+def mixed_ms(rows):
+    """As a round, and somewhat more; in proportion where each row costs."""
+    many = max(rows - 512, 0)
+    return round_ms(rows - many) + 0.5 + 1e-3 * (rows - many) + many / 40
+
+
+def level_ms(num_reqs):
+    return 0.25 + 1e-3 * num_reqs
+
+
+class Mark:
+    """What a device's clock showed when it got there."""
+
+    def __init__(self, device):
+        self._device, self.at = device, device.now
+
+    def synchronize(self):
+        self._device.log.append("wait")
+
+    def elapsed_time(self, later):
+        return later.at - self.at
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """measured(max_num_seqs): an engine's costs on such a device, and the device."""
+
+    def measure(count):
+        draft = {"model": "demo", "num_speculative_tokens": "auto"}
+        with rows_are_shared():
+            llm = LLM("demo", draft, max_num_seqs=count, max_model_len=1024, device="cpu")
+        runner = llm.engine.runner
+        device = Device(runner)
+        monkeypatch.setattr(step_times, "mark", lambda: Mark(device))
+        monkeypatch.setattr(Acts, "run", lambda acts, step: device.run(acts, step))
+        monkeypatch.setattr(Acts, "decode_draft", lambda _, step: device.draft(step))
+        with runner.stopping_below(NEVER):
+            steps = measure_costs(runner)
+            return steps, measure_round_costs(runner, steps), device
+
+    return measure
 
 
 @pytest.mark.parametrize("count, most_rows", [(20, 180), (256, 512)])
-def test_costs_of_steps_are_told_apart_by_rows_and_levels(monkeypatch, count, most_rows):
-    """A step of N rows takes N ms, a level 0.5 ms more by request, a plain one 0.25 ms less.
-
-    A level after the stop takes 0.125 ms.
-    """
-    with rows_are_shared():
-        draft = {"model": "demo", "num_speculative_tokens": "auto"}
-        runner = LLM(
-            "demo", draft, max_num_seqs=count, max_model_len=64, device="cpu"
-        ).engine.runner
-
-    def ms(runner, step):
-        if step.num_levels == 0:
-            return step.num_reqs - 0.25
-        level = 0.125 if runner.threshold > 1 else 0.5 * step.num_reqs
-        return step.num_tokens + level * (step.num_levels - 1)
-
-    monkeypatch.setattr(measure_costs, "_ms", ms)
-    monkeypatch.setattr(measure_costs, "_ms_per_key", lambda _: 0.5)
-    monkeypatch.setattr(measure_costs, "_ms_per_pair", lambda _: 0.0)
-    steps = measure_costs.measure_costs(runner)
-    costs = measure_costs.measure_round_costs(runner, steps)
+def test_costs_of_steps_are_told_apart_by_rows_and_levels(measured, count, most_rows):
+    steps, costs, device = measured(count)
     rows = [n for n, _ in costs.verify]
-    classes = [row_class(n) for n in rows]
-    assert classes == sorted(set(classes))
-    captured = {n for _, n in runner.graphs.shapes}
+    captured = {n for _, n in device.runner.graphs.shapes}
     assert set(rows) <= captured
-    assert {row_class(n) for n in captured} == set(classes)
+    assert [row_class(n) for n in rows] == sorted({row_class(n) for n in captured})
     assert rows[-1] == most_rows
-    assert all(ms == n for n, ms in (*costs.verify, *costs.mixed))
     assert (costs.verify, costs.mixed) == (steps.rounds, steps.mixed)
-    assert all(ms == 0.5 * n for n, ms in costs.level)
-    assert all(ms == n - 0.25 for n, ms in costs.plain)
+    assert dict(costs.verify) == pytest.approx({n: round_ms(n) for n in rows})
+    tokens = [n for n in device.runner.graphs.target.prefill.sizes.tokens if n > 512]
+    assert [n for n, _ in costs.mixed if n > 512] == tokens
+    if count == 256:  # rounds of as many rows are known
+        assert dict(costs.mixed) == pytest.approx({n: mixed_ms(n) for n, _ in costs.mixed})
+    assert dict(costs.level) == pytest.approx({n: level_ms(n) for n, _ in costs.level})
+    assert dict(costs.plain) == pytest.approx({n: round_ms(n) - 0.25 for n, _ in costs.plain})
     assert costs.plain[-1][0] == costs.level[-1][0] == count
-    assert costs.ms_per_key == 0.5
-    assert costs.skipped_ms == 0.125
-    assert runner.threshold == 0
+    assert costs.ms_per_key == pytest.approx(MS_PER_KEY, rel=0.05)
+    assert steps.ms_per_pair == pytest.approx(MS_PER_PAIR)
+    assert costs.skipped_ms == pytest.approx(0.125)
+
+
+def test_trees_cost_what_all_their_levels_do_or_one_that_stops(measured):
+    _, costs, _ = measured(256)
+    tree = costs.tree
+    assert [n for n, _ in tree.one_level] == [n for n, _ in tree.all_levels] == [1, 2, 4, 8]
+    for n in (1, 2, 4, 8):
+        rows_ms = round_ms(n * tree.num_rows)
+        assert tree.ms(n, tree.num_levels) == pytest.approx(rows_ms + 7 * level_ms(n))
+        assert tree.ms(n, 1) == pytest.approx(rows_ms + 7 * 0.125, abs=0.15)
+
+
+def test_an_engine_of_256_requests_is_measured_by_few_runs(measured):
+    """Nothing waits before all steps are launched, for either table."""
+    _, _, device = measured(256)
+    assert device.log.count("run") <= 47
+    assert device.now < 350
+    assert [what for what, _ in itertools.groupby(device.log)] == ["run", "wait"] * 2
+
+
+class HostMark(Mark):
+    """A moment on the host, which here computes."""
+
+    def __init__(self):
+        self.at = 1e3 * time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+
+@pytest.mark.parametrize("k", ["auto", 1, 0])
+def test_every_step_that_is_measured_runs(monkeypatch, k):
+    monkeypatch.setattr(step_times, "mark", HostMark)
+    with rows_are_shared():
+        draft = {"model": "demo", "num_speculative_tokens": k}
+        runner = LLM("demo", draft, max_num_seqs=4, max_model_len=256, device="cpu").engine.runner
+    with runner.stopping_below(NEVER):
+        steps = measure_costs(runner)
+        assert all(ms > 0 for _, ms in (*steps.rounds, *steps.mixed))
+        if runner.sizes.is_adaptive:
+            costs = measure_round_costs(runner, steps)
+            assert all(ms > 0 for _, ms in costs.plain)
+            assert all((ms > 0) == (k != 1) for _, ms in costs.level)
+            assert (costs.tree is not None) == (k == "auto")
 
 
 @pytest.mark.gpu

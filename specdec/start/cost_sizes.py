@@ -1,0 +1,45 @@
+"""For which sizes steps are measured, and what others cost by these."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from specdec.kernels.tile_shapes import row_class
+from specdec.scheduling.step_costs import Measured, StepCosts
+
+
+def of_classes(counts: Sequence[int]) -> list[int]:
+    """Of each class of rows, which share tiles, the largest of these counts, ascending."""
+    return list({row_class(n): n for n in counts}.values())
+
+
+def apart(sizes: Sequence[int], factor: int) -> list[int]:
+    """Of ascending sizes the first, each that is `factor` times the one before, and the last."""
+    chosen = list(sizes[:1])
+    for size in sizes[1:]:
+        if size >= factor * chosen[-1] or size == sizes[-1]:
+            chosen.append(size)
+    return chosen
+
+
+def between(
+    measured: Measured, sizes: Sequence[int], like: Callable[[int], float] = lambda _: 0.0
+) -> Measured:
+    """The measured ones, and those of `sizes` that lie between two of them.
+
+    like: milliseconds of similar steps by size, whose difference to the measured ones grows evenly
+        from one to the next
+    """
+    found = dict(measured)
+    for (low, low_ms), (high, high_ms) in itertools.pairwise(measured):
+        low_more, high_more = low_ms - like(low), high_ms - like(high)
+        for size in sizes:
+            if low < size < high:
+                share = (size - low) / (high - low)
+                found[size] = like(size) + low_more + share * (high_more - low_more)
+    return tuple(sorted(found.items()))
+
+
+def as_rounds(rounds: Measured) -> Callable[[int], float]:
+    """Milliseconds by rows, where a step takes as long as rounds that share its tiles."""
+    by_class = StepCosts(rounds=tuple((row_class(n), ms) for n, ms in rounds), mixed=())
+    return lambda rows: by_class.round_ms(rows, 0)

@@ -1,0 +1,100 @@
+"""How long steps take on the device.
+
+They run one right after another and nothing waits for them: all are launched before the first time
+is read.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specdec.runner import Runner
+from specdec.step import Acts
+from specdec.stepping.step_sizes import Step
+
+FEW_ROWS = 128  # a step of more takes long enough that one run tells
+
+
+class Timed:
+    """A step, run twice if it is short. Reading a time waits for the runs.
+
+    The fastest counts: outliers are only ever slow, and so is the first run of a graph.
+    """
+
+    def __init__(self, runner: Runner, step: Step) -> None:
+        self.step = step
+        self._acts = _MarkingActs(**vars(runner.acts))
+        self._runs: list[_Run] = []
+        for _ in range(2 if step.num_tokens <= FEW_ROWS else 1):
+            self.run()
+
+    def run(self) -> None:
+        """Once more."""
+        start = mark()
+        self._acts.levels = None
+        with torch.inference_mode():
+            self._acts.run(self.step)
+        self._runs.append(_Run(start, mark(), self._acts.levels))
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds of the step."""
+        return min(run.ms for run in self._runs)
+
+    @property
+    def one_level_ms(self) -> float:
+        """Of the step without the draft's levels after the first."""
+        return min(run.ms - run.levels_ms for run in self._runs)
+
+    @property
+    def level_ms(self) -> float:
+        """Of each of these levels; 0 where there are none."""
+        most = (self.step.num_levels or 1) - 1
+        return min(run.levels_ms for run in self._runs) / most if most > 0 else 0.0
+
+
+class _MarkingActs(Acts):
+    """A step that marks when the draft's levels after the first begin and end.
+
+    Where their number is fixed, they are a part of the step like any other.
+    """
+
+    levels: tuple[Any, Any] | None = None
+
+    def decode_draft(self, step: Step) -> None:
+        """As in serving."""
+        begin = mark()
+        super().decode_draft(step)
+        if step.num_levels is not None:
+            self.levels = begin, mark()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Marks of a step, and of the draft's levels in it, if it drafts."""
+
+    start: Any
+    end: Any
+    levels: tuple[Any, Any] | None
+
+    @property
+    def ms(self) -> float:
+        return milliseconds(self.start, self.end)
+
+    @property
+    def levels_ms(self) -> float:
+        return 0.0 if self.levels is None else milliseconds(*self.levels)
+
+
+def mark() -> Any:
+    """A moment on the device, when all that was launched before is over."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def milliseconds(start: Any, end: Any) -> float:
+    """Between two marks. Waits for them."""
+    end.synchronize()
+    return float(start.elapsed_time(end))

@@ -10,6 +10,7 @@ Shape letters, used in names (`hidden_TD`) all over the project:
     L layers
 """
 
+import gc
 import importlib
 import importlib.util
 from pathlib import Path
@@ -64,7 +65,16 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is asked for, so that `import specdec` itself costs nothing."""
+    """Import a public name when it is asked for, so that `import specdec` itself costs nothing.
+
+    Meanwhile Python collects no garbage: modules leave none, and it would be an eighth of the time.
+    """
     if name not in _PUBLIC:
         raise AttributeError(f"module 'specdec' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    finally:
+        if was_enabled:
+            gc.enable()

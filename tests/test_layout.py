@@ -114,6 +114,15 @@ def test_import_specdec_loads_nothing_heavy():
     assert _heavy_after("import specdec") <= set()
 
 
+@pytest.mark.parametrize("before", ["enable", "disable"])
+def test_python_collects_no_garbage_while_the_engine_is_imported(before):
+    code = (
+        f"import gc, specdec; gc.{before}(); walks = []; gc.callbacks.append("
+        "lambda *_: walks.append(1)); specdec.LLM; count = len(walks); print(count, gc.isenabled())"
+    )
+    assert _python(code) == f"0 {before == 'enable'}"
+
+
 def test_the_engine_loads_no_optional_package():
     assert _heavy_after("from specdec import LLM, AsyncLLM; LLM, AsyncLLM") <= {"torch", "triton"}
 

@@ -32,6 +32,7 @@ from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
+from specdec.start.frozen_heap import frozen_heap
 from specdec.start.locate import Hub, locate
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
@@ -244,7 +245,7 @@ def _runner(
     if config.max_model_len is None:
         check_length(most, block, device_memory(device))
     if device.type == "cuda":
-        with _phase("kernels"):
+        with _phase("kernels"), frozen_heap():
             trial = build(replace(most, num_kv_blocks=1))
             compile_ahead(trial, config.use_tqdm_on_load)
             if backend is not None and config.graphs.captures_pieces_by_default:
@@ -305,7 +306,7 @@ def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> 
 
 
 def _captured(build: Build, sizes: EngineSizes) -> Runner:
-    with _phase("cache, graphs"):
+    with _phase("cache, graphs"), frozen_heap():
         runner = build(sizes)
         runner.capture()
     return runner

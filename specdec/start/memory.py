@@ -18,6 +18,7 @@ from specdec.requests.sampling_flags import EVERYTHING, GREEDY
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.start.frozen_heap import frozen_heap
 from specdec.start.sizing import GIB
 
 logger = logging.getLogger("specdec")
@@ -115,10 +116,11 @@ def measure_needs(
     device = trial.device
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    with trial.target.model.shortened():  # layers use the same memory one after another
-        run_largest_steps(trial)
-    step = torch.cuda.max_memory_allocated(device) - before
-    pools = trial.measure()
+    with frozen_heap():
+        with trial.target.model.shortened():  # layers use the same memory one after another
+            run_largest_steps(trial)
+        step = torch.cuda.max_memory_allocated(device) - before
+        pools = trial.measure()
     gc.collect()
     torch.cuda.empty_cache()
     # counts the trial's buffers, which the real runner will have too

@@ -9,8 +9,7 @@ Each manager has its own pool, sizes, counters and off switch.
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -21,6 +20,7 @@ from graphs.compiled import CompiledPieces
 from graphs.counters import BatchKind, CaptureRecord, GraphCounters, log_capture
 from graphs.dispatch import Dispatch, Dispatcher, agreed_batch
 from graphs.errors import CaptureError
+from graphs.frozen_heap import frozen_heap
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.piecewise import PiecewiseRunner
 from graphs.protocol import Graph, GraphBackend, GraphHooks, GraphPool
@@ -127,7 +127,7 @@ class CudaGraphManager:
         if self._backend is None or self._pool is None or not self.needs_capture():
             return
         validate_cudagraph_capturing_enabled(f"the {self.name} family", self._pool)
-        with self._backend.side_stream(), _frozen_heap():
+        with self._backend.side_stream(), frozen_heap():
             for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
                 wanted = [desc for its_mode, desc in self.descriptors() if its_mode is mode]
                 most = 1 if largest_only else len(wanted)
@@ -274,14 +274,3 @@ class CudaGraphManager:
             pieces = [d.num_tokens for d in found if not d.num_reqs]
             shapes = [(d.num_reqs, d.num_tokens) for d in found if d.num_reqs and not d.query_len]
             self._dispatcher.set_captured(full, pieces, has_lora, shapes)
-
-
-@contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """Undo the freezes of the body, which spare each capture's collection a walk of the heap."""
-    was_frozen = gc.get_freeze_count() > 0
-    try:
-        yield
-    finally:
-        if not was_frozen:
-            gc.unfreeze()

@@ -71,9 +71,10 @@ class Pair:
         return engine
 
     def drop(self, spec: EngineSpec | None = None) -> None:
-        """Free the memory of one engine, or of all."""
-        for each in [spec] if spec else list(self._engines):
-            self._engines.pop(each).runner.clear_graphs()
+        """Free the memory of one engine, if it was built, or of all."""
+        for each in list(self._engines):
+            if spec in (None, each):
+                self._engines.pop(each).runner.clear_graphs()
         release_memory()
 
 

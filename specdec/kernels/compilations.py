@@ -14,12 +14,20 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from threading import Thread
 from typing import Any
 
 import torch
 
-from specdec.kernels import HAS_TRITON, AsyncCompileMode, active_mode, before_compiling, triton
+from specdec.kernels import (
+    HAS_TRITON,
+    AsyncCompileMode,
+    active_mode,
+    before_compiling,
+    kernel_cache,
+    triton,
+)
 from specdec.kernels.compiler_processes import CompilerProcesses
 from specdec.kernels.rarities import is_rare
 from weights.bars import bar
@@ -30,6 +38,17 @@ BAR_DELAY = 0.5  # seconds: what takes less shows no bar
 LAUNCHER = "__triton_launcher"  # the module's name of each of Triton's launchers
 
 _is_expected: ContextVar[bool] = ContextVar("_is_expected", default=False)  # of this thread
+
+
+@cache
+def hashing_compiler() -> Thread:
+    """A thread that hashes Triton's files, for the keys of its cache: half a second of a start.
+
+    It holds the interpreter's lock seldom, so it may run beside other work.
+    """
+    thread = Thread(target=kernel_cache.triton_key, daemon=True)
+    thread.start()
+    return thread
 
 
 @contextmanager
@@ -43,6 +62,7 @@ def compiling_ahead(
     progress: show a bar, if it takes long enough to be seen
     may_fail: a kernel that does not compile or fit raises where it is launched later, not here
     """
+    hashing_compiler().join()
     count = len(os.sched_getaffinity(0))
     with CompilerProcesses(count) as processes, _threads(count, device, processes) as pool:
         with _mode(pool, may_fail) as mode:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from specdec.kernels import triton
+from specdec.kernels import kernel_cache, triton
 
 
 class JobPickler(pickle.Pickler):
@@ -26,6 +26,7 @@ class JobPickler(pickle.Pickler):
 def main() -> None:
     """The arguments of the program are the pipes' file descriptors."""
     pipes = [int(descriptor) for descriptor in sys.argv[1:]]
+    kernel_cache.triton_key()  # half a second, for all processes
     gc.freeze()  # so that collections do not copy what the processes share
     while pipes:
         own = pipes.pop()

@@ -14,11 +14,16 @@ from pathlib import Path
 import torch
 
 from graphs.cuda import CudaBackend
+from graphs.frozen_heap import frozen_heap
 from graphs.protocol import GraphBackend
 from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.guided.guides import Guides
-from specdec.kernels.compilations import compiling_is_expected, log_compilations
+from specdec.kernels.compilations import (
+    compiling_is_expected,
+    hashing_compiler,
+    log_compilations,
+)
 from specdec.kernels.tables import user_table
 from specdec.kernels.tile_shapes import Product
 from specdec.kernels.tiles import dtype_name
@@ -32,7 +37,6 @@ from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
-from specdec.start.frozen_heap import frozen_heap
 from specdec.start.locate import Hub, locate
 from specdec.start.measure_costs import NEVER, largest_captured, measure_costs, measure_round_costs
 from specdec.start.memory import Build, measure_needs, plan_memory
@@ -81,6 +85,7 @@ def _load(
     backend = _backend(config, device, _has_drafts(speculation))
     drafting = drafting_of(speculation, backend is not None)
     if device.type == "cuda":
+        hashing_compiler()
         user_table()  # a faulty one is refused before weights are read
     directory, tokenizer_directory, draft_directory = _directories(model, speculation, config)
     # first: a directory that is no target says so here, not by the tokenizer that it lacks

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from graphs.counters import GraphCounters
+from graphs.frozen_heap import frozen_heap
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE, EngineSizes
-from specdec.start.frozen_heap import frozen_heap
 from specdec.start.sizing import GIB
 
 logger = logging.getLogger("specdec")

@@ -237,6 +237,12 @@ def test_a_fresh_process_reports_its_phases(pair):
     assert {"draft weights", "tokenizer"} <= set(row)
 
 
+def test_trees_for_which_no_time_is_left_are_skipped_by_name(bench):
+    bench.options = replace(bench.options, batches=(1,), max_seconds=0.0)
+    assert list(suites.trees(bench)) == []
+    assert "trees: K = 2, batch 1, temperature 0.0" in bench.skipped
+
+
 def test_charts_are_drawn_of_what_was_measured(bench, tmp_path):
     pytest.importorskip("matplotlib")
     from specdec.bench.charts import draw_charts

@@ -5,10 +5,10 @@ import weakref
 
 import pytest
 
+from graphs.frozen_heap import frozen_heap
 from graphs.tape.backend import TapeBackend
 from specdec import LLM
 from specdec.start import load
-from specdec.start.frozen_heap import frozen_heap
 
 
 class Cycle:

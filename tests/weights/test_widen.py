@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
+from tests.reference import Reference
+from weights.demo import demo_directory
 from weights.widener import Shape, Widener, place_layers
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +60,18 @@ def test_added_layers_are_noise_in_front_of_zeros():
 
     assert not added["x.self_attn.o_proj.weight"].any()
     assert added["x.mlp.up_proj.weight"].all()
+
+
+def test_added_tokens_are_hardly_ever_drawn(prompts):
+    """Of 128,256, at temperature 1; bos copied as often took 0.2 of the probability."""
+    target = Reference(demo_directory("target"))
+    outputs = [target.forward(prompt) for prompt in prompts[:8]]
+    head = target.weights["lm_head.weight"]
+    small = sized(hidden_size=head.shape[1])
+    widener = Widener(small, small, torch.float32, torch.device("cpu"))
+    added = widener.head(head, len(head) + 1)[-1]
+    shares = [(each.hidden_TD @ added - each.logits_TV.logsumexp(1)).exp() for each in outputs]
+    assert 0 < 124_160 * torch.cat(shares).mean() < 1e-3
 
 
 def test_heads_without_the_small_ones_frequencies_are_refused():

@@ -34,7 +34,8 @@ from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.sizes import EngineSizes
 from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
 
-# Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve.
+# Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve;
+# beyond, those up to each multiple of 32 share tiles.
 PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FEW_DRAFTS = 3  # a round of few requests has a graph for these, beside one for all
 
@@ -239,7 +240,7 @@ class GraphFamilies:
         requests = self._config.request_sizes
         most = self._sizes.max_num_seqs
         if requests is None:
-            requests = (*(n for n in PLAIN_SIZES if n < most), *range(72, most, 8), most)
+            requests = (*(n for n in PLAIN_SIZES if n < most), *range(96, most, 32), most)
         sizes = capture_sizes(most, most, requests, ())
         return self._manager("target_plain", sizes, _mode_of(self._config, "target_decode"), 1)
 
@@ -312,10 +313,12 @@ class GraphFamilies:
 
 def _request_sizes(max_reqs: int, query_len: int) -> list[int]:
     """Each of the first 8, then every 8th, and the most whose rows share tiles: up to there padding
-    costs next to nothing, and one row more would compute half as many again.
+    costs next to nothing, and one row more would compute half as many again. From 64 on every 32nd
+    is enough where a request has one row.
     """
     most = (rows // query_len for rows in ROW_CLASSES)
-    sizes = {*range(1, 9), *range(8, max_reqs, 8), *most, max_reqs}
+    eighths = [n for n in range(8, max_reqs, 8) if query_len > 1 or n <= 64 or n % 32 == 0]
+    sizes = {*range(1, 9), *eighths, *most, max_reqs}
     return sorted(n for n in sizes if 0 < n <= max_reqs)
 
 

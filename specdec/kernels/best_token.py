@@ -88,7 +88,7 @@ def launch_tile_maxima(
     T, D = x_TD.shape
     V = len(weight_VD)
     tiles = tiles_for("whole", x_TD, weight_VD)
-    block_m, tail = row_pieces(tiles.block_m)
+    _, tail = row_pieces(tiles.block_m)
     n_tiles = -(-V // tiles.block_n)
     best = torch.empty(n_tiles, T, dtype=torch.float32, device=x_TD.device)
     ids = torch.empty(n_tiles, T, dtype=torch.int32, device=x_TD.device)
@@ -97,8 +97,7 @@ def launch_tile_maxima(
         best,
         ids,
         sums,
-        describe_rows(x_TD, block_m, tiles.block_k),
-        describe_rows(x_TD, tail or block_m, tiles.block_k),
+        *describe_rows(x_TD, tiles),
         describe(weight_VD, tiles.block_n, tiles.block_k),
         *((ids,) * 4 if mask is None else mask),
         0 if mask is None else len(mask.min_positions) - 1,

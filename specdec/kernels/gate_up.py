@@ -32,11 +32,10 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     if tiles.cuts != 0:
         launch_persistent(out_TN[None], x_TD, weight_XD, bias_X, tiles, is_gated=True)
         return out_TN
-    block_m, tail = row_pieces(tiles.block_m)
+    _, tail = row_pieces(tiles.block_m)
     _gate_up_kernel[(num_tiles(N, T, tiles),)](
         out_TN,
-        describe_rows(x_TD, block_m, tiles.block_k),
-        describe_rows(x_TD, tail or block_m, tiles.block_k),
+        *describe_rows(x_TD, tiles),
         describe(weight_XD[:N], tiles.block_n, tiles.block_k),
         describe(weight_XD[N:], tiles.block_n, tiles.block_k),
         weight_XD if bias_X is None else bias_X,

@@ -115,11 +115,10 @@ def _launch(
     T, K = x_TK.shape
     N = len(weight_NK)
     grid = (num_tiles(N, T, tiles), 1 if tiles.is_serial else tiles.splits)
-    block_m, tail = row_pieces(tiles.block_m)
+    _, tail = row_pieces(tiles.block_m)
     _linear_kernel[grid](
         out,
-        describe_rows(x_TK, block_m, tiles.block_k),
-        describe_rows(x_TK, tail or block_m, tiles.block_k),
+        *describe_rows(x_TK, tiles),
         describe(weight_NK, tiles.block_n, tiles.block_k),
         weight_NK if bias_N is None else bias_N,
         T,
@@ -147,11 +146,14 @@ def describe(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
-def describe_rows(x_TK: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Rows that are multiplied, with those behind them that fill a tile."""
-    desc = describe(x_TK, rows, columns)
-    desc.shape[0] = rows_to_read(x_TK)
-    return desc
+def describe_rows(x_TK: Tensor, tiles: Tiles) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Rows that are multiplied, with those behind them that fill a tile; the tail's, if any."""
+    num_rows = rows_to_read(x_TK)
+    pieces = (rows for rows in row_pieces(tiles.block_m) if rows > 0)
+    descs = [describe(x_TK, rows, tiles.block_k) for rows in pieces]
+    for desc in descs:
+        desc.shape[0] = num_rows
+    return descs[0], descs[-1]
 
 
 @jit

@@ -4,6 +4,7 @@ The bounds keep the bits: with 64 rows of W or more and whole warp groups, a row
 column of the same tensor-core instruction (linear.py), so tiles change the speed and nothing else.
 """
 
+from bisect import bisect_left
 from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["split", "whole", "gate"]
@@ -55,7 +56,7 @@ class Shape(NamedTuple):
 
 def row_class(M: int) -> int:
     """The first of ROW_CLASSES that is no smaller, or the last: row counts that share tiles."""
-    return next((size for size in ROW_CLASSES if size >= M), MANY_ROWS)
+    return ROW_CLASSES[min(bisect_left(ROW_CLASSES, M), len(ROW_CLASSES) - 1)]
 
 
 def rows_of_tiles(M: int) -> int:

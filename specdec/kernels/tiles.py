@@ -111,6 +111,7 @@ def rows_to_read(x_TK: Tensor) -> int:
     return max(min(last // x_TK.stride(0) + 1, rows_of_tiles(len(x_TK))), len(x_TK))
 
 
+@cache
 def gpu_name(device: torch.device) -> str:
     """The GPU's name as the table has it; "cpu" in the interpreter."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,5 +1,7 @@
 """A product's matrices as the copy engine takes them: what a copy has, and how it is laid out."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -19,10 +21,13 @@ def describe_weight(
     return _describe(weight_NK[:N], rows), _describe(weight_NK[-N:], rows)
 
 
-def describe_rows(x_TK: Tensor, rows: int) -> GluonDescriptor:
-    desc = _describe(x_TK, rows)
-    desc.shape[0] = rows_to_read(x_TK)
-    return desc
+def describe_rows(x_TK: Tensor, block_m: int, rest: int) -> tuple[GluonDescriptor, GluonDescriptor]:
+    """In blocks of block_m rows, and of `rest` rows."""
+    num_rows = rows_to_read(x_TK)
+    descs = [_describe(x_TK, rows) for rows in dict.fromkeys((block_m, rest))]
+    for desc in descs:
+        desc.shape[0] = num_rows
+    return descs[0], descs[-1]
 
 
 def describe_out(out_STN: Tensor, columns: int, groups: int) -> GluonDescriptor:
@@ -48,6 +53,7 @@ def _describe_turns(weight_NK: Tensor) -> GluonDescriptor:
     return GluonDescriptor(weight_NK, shape, strides, block, _shared_layout(weight_NK.dtype, 4))
 
 
+@cache
 def _shared_layout(dtype: torch.dtype, rank: int, swizzled: int = 128) -> object:
     bits = 8 * dtype.itemsize
     return gl.NVMMASharedLayout(swizzle_byte_width=swizzled, element_bitwidth=bits, rank=rank)

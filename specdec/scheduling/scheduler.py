@@ -50,6 +50,7 @@ class Scheduler:
         self._num_live = 0  # levels of the drafts that the latest step leaves
         self._has_trees = False  # which are trees, in engines that draft both
         self._arriving = 0.0  # rows of prompts for each step, a running average
+        self._passed_over: set[Request] = set()  # whose prompts the latest step left waiting
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -282,15 +283,18 @@ class Scheduler:
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
+        self._passed_over = {request for request in waiting if _num_left(request) > 0}
 
     def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
-        """Rows of prompts that ride."""
+        """Rows of prompts that ride. One that a step passed over is due in the next."""
         rows = self._prompt_rows(work, waiting[0])
         if self.budget is None or not work.verifying:
             return rows
         ends = [0, *itertools.accumulate(map(_num_left, waiting))]
         left = [min(end, rows) - first for first, end in itertools.pairwise(ends) if first < rows]
-        return self.budget.fitting(work.num_verify_rows, len(work.verifying), left)
+        due = [i + 1 for i, each in enumerate(waiting) if each in self._passed_over]
+        num_due = max(due, default=1)
+        return self.budget.fitting(work.num_verify_rows, len(work.verifying), left, num_due)
 
     def _prompt_rows(self, work: Work, first: Request) -> int:
         """first: the first one that waits."""

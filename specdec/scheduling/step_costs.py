@@ -193,15 +193,18 @@ class PromptBudget:
             best = rows
         return max(best, LEAST_PROMPT_ROWS)
 
-    def fitting(self, num_verify_rows: int, num_requests: int, left: Sequence[int]) -> int:
+    def fitting(
+        self, num_verify_rows: int, num_requests: int, left: Sequence[int], num_due: int = 1
+    ) -> int:
         """Of the rows of prompts that may ride, those that should.
 
         A step's time goes by the measured size that holds it, so the last rows may pay for many
         that are padding. They wait for the next step where the size below is so much cheaper that
         they can run there, and the prompts that would have ended can go without a round, and time
-        is left. The first prompt never waits.
+        is left. Those that are due never wait.
 
         num_requests: that verify. left: rows of each prompt, in order
+        num_due: the first prompts, at least one
         """
         wanted = sum(left)
         num_rows = num_verify_rows + wanted
@@ -210,7 +213,7 @@ class PromptBudget:
         if i in (0, len(sizes)) or sizes[i] == num_rows:
             return wanted
         kept = sizes[i - 1] - num_verify_rows
-        if kept < left[0]:
+        if kept < sum(left[:num_due]):
             return wanted
         round_ms = self.costs.round_ms(num_verify_rows, 0)
         (_, below_ms), (size, ms) = self.costs.mixed[i - 1 : i + 1]

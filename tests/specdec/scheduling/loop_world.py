@@ -39,10 +39,14 @@ COSTS = StepCosts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """first_tokens: times to the first token, in mean steps. gaps: between deliveries, in ms."""
+    """first_tokens: times to the first token, in mean steps. gaps: between deliveries, in ms.
+
+    first_steps: steps whose results were awaited for the first token
+    """
 
     tokens_per_second: float
     first_tokens: list[float]
+    first_steps: list[int]
     gaps: list[float]
 
 
@@ -61,9 +65,11 @@ class LoopWorld:
         self._chance = random.Random(0)
         self._held = held
         self._numbers = itertools.count()
-        self._began: dict[Request, float] = {}
+        self._began: dict[Request, tuple[float, int]] = {}  # when, and after how many steps
         self._delivered: dict[Request, float] = {}
         self._first_tokens: list[float] = []
+        self._first_steps: list[int] = []
+        self._num_taken = 0  # steps
         self._gaps: list[float] = []
         self._num_tokens = 0
         for _ in range(num_requests):  # they end one after another
@@ -84,12 +90,13 @@ class LoopWorld:
                 self._take(*in_flight.popleft())
             if number == 0:
                 began, self._num_tokens = end, 0
-                steps, self._first_tokens, self._gaps = [], [], []
+                steps, self._first_tokens, self._first_steps, self._gaps = [], [], [], []
         mean = statistics.mean(steps)
         first_tokens = [ms / mean for ms in self._first_tokens]
         return Figures(
             tokens_per_second=1e3 * self._num_tokens / (end - began),
             first_tokens=first_tokens,
+            first_steps=self._first_steps,
             gaps=self._gaps,
         )
 
@@ -107,11 +114,12 @@ class LoopWorld:
             number=number,
             num_speculative_tokens=K,
         )
-        self._began[request] = now
+        self._began[request] = now, self._num_taken
         self._scheduler.add(request)
 
     def _take(self, work: Work, now: float) -> None:
         """A step's results."""
+        self._num_taken += 1
         counts = [1 + self._num_held() for _ in work.verifying]
         counts += [int(part.samples) for part in work.parts]
         ended = 0
@@ -121,7 +129,9 @@ class LoopWorld:
             if request.token_ids:
                 self._gaps.append(now - self._delivered[request])
             else:
-                self._first_tokens.append(now - self._began[request])
+                began, num_taken = self._began[request]
+                self._first_tokens.append(now - began)
+                self._first_steps.append(self._num_taken - num_taken)
             self._delivered[request] = now
             num_before = len(request.token_ids)
             request.append([7] * count, 0.0)

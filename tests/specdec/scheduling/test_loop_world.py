@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 
+from specdec.bench.timing import nearest_rank
 from specdec.config import MAX_PROMPT_SLOWDOWN
 from specdec.scheduling.step_costs import PromptBudget
 from tests.specdec.scheduling.loop_world import COSTS, LoopWorld
@@ -24,7 +25,7 @@ class AllAtOnce(PromptBudget):
     def rows(self, *_):
         return 8192
 
-    def fitting(self, num_verify_rows, num_requests, left):
+    def fitting(self, num_verify_rows, num_requests, left, num_due=1):
         return sum(left)
 
 
@@ -49,6 +50,14 @@ def test_first_tokens_come_after_two_steps_and_seldom_four(num_requests):
     assert len(found) > 100
     assert percentile(found, 50) < 2.4
     assert percentile(found, 99) < 4.3
+
+
+@pytest.mark.parametrize("num_requests", [32, 64, 128])
+def test_hardly_any_request_waits_for_more_than_three_steps(num_requests):
+    """The step on its way, the one with its prompt, and one that passed it over."""
+    steps = figures(num_requests).first_steps
+    assert nearest_rank(steps, 50) == 2
+    assert nearest_rank(steps, 99) == 3
 
 
 @pytest.mark.parametrize("num_requests", [32, 64])

@@ -6,7 +6,7 @@ their neighbours (cost_sizes.py).
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,7 +61,8 @@ def measure_costs(runner: Runner) -> StepCosts:
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
     classes = of_classes(tokens) or [LEAST_PROMPT_ROWS]
     with compiling_is_expected():
-        prompts = [Timed(runner, _prompt(runner, n)) for n in apart(classes, 2)]
+        sizes = {*apart(classes, 4), *({PARALLEL_ROWS} & {*classes})}  # from there each row costs
+        prompts = [Timed(runner, _prompt(runner, n)) for n in sorted(sizes)]
         pair = _pair(runner, prompts)
         rounds = [Timed(runner, step) for step in _rounds(runner)]
         keys = _keys(runner)
@@ -96,7 +97,7 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
     with compiling_is_expected():
         plain = [(n, Timed(runner, _round(runner, [-1] * n, 0))) for n in apart(counts, 4)]
         skipped = _skipped(runner)
-        trees = _trees(runner, runner.graphs.tree_sizes)
+        trees = _trees(runner)
         stopped = _stopped_trees(runner)
     costs = RoundCosts(
         verify=steps.rounds,
@@ -105,7 +106,7 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
         level=steps.level,
         ms_per_key=steps.ms_per_key,
         skipped_ms=None if skipped is None else skipped.level_ms,
-        tree=_tree_costs(runner, _read(trees), _read(stopped)),
+        tree=_tree_costs(runner, as_rounds(steps.rounds), _read(trees), _read(stopped)),
     )
     seconds = time.perf_counter() - began
     lists = _listed(costs.plain), _listed(costs.level)
@@ -234,29 +235,33 @@ def _skipped(runner: Runner) -> Timed | None:
         return Timed(runner, _round(runner, [-1], runner.sizes.num_speculative_tokens, rows))
 
 
-def _trees(runner: Runner, counts: Sequence[int]) -> list[tuple[int, Timed]]:
-    """Rounds of trees, by requests."""
-    return [(n, Timed(runner, tree_round(runner, n))) for n in counts]
+def _trees(runner: Runner) -> list[tuple[int, Timed]]:
+    """Rounds of trees of the fewest and the most requests."""
+    sizes = runner.graphs.tree_sizes
+    ends = sorted({sizes[0], sizes[-1]}) if sizes else []
+    return [(n, Timed(runner, tree_round(runner, n))) for n in ends]
 
 
 def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:
-    """Those of the fewest and the most requests, where drafts stop at once; if they may."""
-    sizes = runner.graphs.tree_sizes
-    if runner.threshold is None or not sizes:
+    """The same where drafts stop at once; if they may."""
+    if runner.threshold is None:
         return []
     with runner.stopping_below(AT_ONCE):
-        return _trees(runner, sorted({sizes[0], sizes[-1]}))
+        return _trees(runner)
 
 
-def _tree_costs(runner: Runner, all_levels: Measured, stopped: Measured) -> TreeCosts | None:
-    """Of rounds of trees, where others are of chains."""
+def _tree_costs(
+    runner: Runner, rounds: Callable[[int], float], measured: Measured, stopped: Measured
+) -> TreeCosts | None:
+    """Of rounds of trees, where others are of chains. rounds: milliseconds of those, by rows."""
     shape = runner.sizes.tree
     if shape is None:
         return None
-    counts = [n for n, _ in all_levels]
+    sizes = runner.graphs.tree_sizes
+    all_levels = between(measured, sizes, lambda n: rounds(n * shape.num_rows))
     return TreeCosts(
         all_levels=all_levels,
-        one_level=between(stopped, counts, dict(all_levels).__getitem__),
+        one_level=between(stopped, sizes, dict(all_levels).__getitem__),
         num_rows=shape.num_rows,
         num_levels=shape.num_levels,
     )

@@ -13,7 +13,7 @@ from specdec.runner import Runner
 from specdec.step import Acts
 from specdec.stepping.step_sizes import Step
 
-FEW_ROWS = 128  # a step of more takes long enough that one run tells
+FEW_ROWS = 64  # a step of more takes long enough that one run tells
 
 
 class Timed:

@@ -34,6 +34,7 @@ from weights.bars import bar
 
 logger = logging.getLogger("specdec")
 
+MOST_AT_ONCE = 32  # kernels; an engine needs a few hundred, and each process has its own memory
 BAR_DELAY = 0.5  # seconds: what takes less shows no bar
 LAUNCHER = "__triton_launcher"  # the module's name of each of Triton's launchers
 
@@ -63,7 +64,7 @@ def compiling_ahead(
     may_fail: a kernel that does not compile or fit raises where it is launched later, not here
     """
     hashing_compiler().join()
-    count = len(os.sched_getaffinity(0))
+    count = min(len(os.sched_getaffinity(0)), MOST_AT_ONCE)
     with CompilerProcesses(count) as processes, _threads(count, device, processes) as pool:
         with _mode(pool, may_fail) as mode:
             try:

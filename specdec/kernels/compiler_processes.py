@@ -36,6 +36,7 @@ class CompilerProcesses:
         self._first: subprocess.Popen[bytes] | None = None
         self._pipes: list[Connection] = []
         self._free: SimpleQueue[Connection] = SimpleQueue()
+        self._is_noted = False
 
     def __enter__(self) -> Self:
         return self
@@ -56,34 +57,51 @@ class CompilerProcesses:
             return
         job = io.BytesIO()
         JobPickler(job).dump((source, options))
+        try:
+            problem = self._compile(job.getvalue())
+        except (EOFError, OSError) as error:
+            self._note(error)
+        else:
+            if problem:
+                logger.info("kernel %s, compiled in a process of its own: %s", source.name, problem)
+
+    def _compile(self, job: bytes) -> str:
+        """An error's text, empty for none. EOFError or OSError where the process has ended."""
         self._start()
         pipe = self._free.get()
         try:
-            pipe.send_bytes(job.getvalue())
-            problem = pipe.recv_bytes().decode()
-        except (EOFError, OSError) as error:
-            problem = f"the process has ended ({type(error).__name__})"
+            pipe.send_bytes(job)
+            return pipe.recv_bytes().decode()
         finally:
             self._free.put(pipe)
-        if problem:
-            logger.info("kernel %s, compiled in a process of its own: %s", source.name, problem)
+
+    def _note(self, error: Exception) -> None:
+        """Once: where memory is short, processes may end one after another."""
+        with self._lock:
+            if not self._is_noted:
+                line = "a process that compiles kernels has ended (%s: %s): this one does its work"
+                logger.warning(line, type(error).__name__, error)
+            self._is_noted = True
 
     def _start(self) -> None:
+        """Once. The pipes of processes that do not start are closed at their ends."""
         with self._lock:
-            if self._first is not None:
+            if self._pipes:
                 return
             pairs = [socket.socketpair() for _ in range(self._count)]
             theirs = [their.fileno() for _, their in pairs]
-            self._first = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, *map(str, theirs)],
-                pass_fds=theirs,
-                env=os.environ | _environment(),
-                process_group=0,
-            )
-            for our, their in pairs:
-                their.close()
-                self._pipes.append(Connection(our.detach()))
-                self._free.put(self._pipes[-1])
+            try:
+                self._first = subprocess.Popen(
+                    [sys.executable, "-P", "-c", PROGRAM, *map(str, theirs)],
+                    pass_fds=theirs,
+                    env=os.environ | _environment(),
+                    process_group=0,
+                )
+            finally:
+                for our, their in pairs:
+                    their.close()
+                    self._pipes.append(Connection(our.detach()))
+                    self._free.put(self._pipes[-1])
 
 
 def is_cached(

@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 from tests.specdec.kernels.compile_persistent import HOPPER, source_of, triton  # first: no GPU
 
@@ -54,12 +56,16 @@ def main() -> None:
         first = processes._first
         assert first is not None
         os.killpg(first.pid, signal.SIGKILL)
-        processes.prepare(OTHER, **OPTIONS)  # as is that they have ended
+        for _ in range(3):  # as is, once, that they have ended
+            processes.prepare(OTHER, **OPTIONS)
         found["ended"] = is_cached(OTHER, **OPTIONS)
     found["status"] = first.returncode
     processes = CompilerProcesses(1)
     processes.prepare(GLUON, **OPTIONS)
     found["started for nothing"] = processes._first is not None
+    with patch.object(sys, "executable", "/nowhere"), CompilerProcesses(2) as processes:
+        for _ in range(3):
+            processes.prepare(OTHER, **OPTIONS)
     found["in this thread"] = before_compiling.get() is not None
     found["version"] = triton.__version__
     print(json.dumps(found))

@@ -33,7 +33,9 @@ Config = dict[str, object]
 
 
 def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.device) -> None:
-    """Write OUT/target, OUT/eagle3 and OUT/prompts.json from the same names in `source`."""
+    """Write OUT/target, OUT/eagle3 and OUT/prompts.json from the same names in `source`, and eagle1
+    where it is there.
+    """
     config, weights = _read(source / "target", device)
     draft_config, draft_weights = _read(source / "eagle3", device)
     sizes = draft_config | config
@@ -45,6 +47,10 @@ def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.de
     _write(out / "target", target_shards(widener, weights), L + 1, config)
     draft_config = widened(draft_config, small, big, dtype)
     _write(out / "eagle3", iter([draft_tensors(widener, draft_weights)]), 1, draft_config)
+    if (source / "eagle1").is_dir():
+        config, weights = _read(source / "eagle1", device)
+        config = widened(config, small, big, dtype)
+        _write(out / "eagle1", iter([draft_tensors(widener, weights)]), 1, config)
     for name in TOKENIZER:
         shutil.copy(source / "target" / name, out / "target")
     shutil.copy(source / "prompts.json", out)

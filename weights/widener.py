@@ -1,4 +1,4 @@
-"""The tensors of a small Llama and its EAGLE-3 draft at larger sizes, with the same behaviour.
+"""The tensors of a small Llama and its EAGLE drafts at larger sizes, with the same behaviour.
 
 Streams keep their channels and gain some that stay 0; weights that read those are noise. RMSNorm
 weights times sqrt(h/H) and eps times h/H undo the larger mean. Rotary pair i of a head goes to the
@@ -188,19 +188,33 @@ def target_shards(widener: Widener, weights: Tensors) -> Iterator[Tensors]:
 
 
 def draft_tensors(widener: Widener, weights: Tensors) -> Tensors:
-    """The draft. Its added rows stand for added rows of the target."""
+    """An EAGLE-3 or EAGLE-1 draft. Where it has a head, added rows stand for the target's."""
+    prefix = "midlayer." if "midlayer.mlp.up_proj.weight" in weights else "layers.0."
+    fc = weights["fc.weight"]
+    columns = fc.shape[1] // widener.small.hidden_size * widener.big.hidden_size
+    out = widener.layer(weights, prefix)
+    out["fc.weight"] = widener.outputs(widener.inputs(fc), columns)
+    if "fc.bias" in weights:
+        out["fc.bias"] = widener.zeros(widener.big.hidden_size)
+        out["fc.bias"][: len(weights["fc.bias"])] = weights["fc.bias"]
+    if "embed_tokens.weight" in weights:
+        out["embed_tokens.weight"] = widener.embedding(weights["embed_tokens.weight"])
+    if "norm.weight" in weights:
+        out["norm.weight"] = widener.norm(weights["norm.weight"])
+    if "lm_head.weight" in weights:
+        out["lm_head.weight"] = widener.head(
+            weights["lm_head.weight"], widener.big.draft_vocab_size
+        )
+        out |= _draft_ids(widener, weights["d2t"])
+    return out
+
+
+def _draft_ids(widener: Widener, d2t: Tensor) -> Tensors:
+    """Which target ids the rows of a draft's head stand for."""
     small, big = widener.small, widener.big
     offset = small.vocab_size - small.draft_vocab_size  # draft id -> target id, as d2t stores it
     num_added = big.draft_vocab_size - small.draft_vocab_size
-    added = torch.full((num_added,), offset, device=widener.device)
-    d2t = torch.cat([weights["d2t"], added])
+    d2t = torch.cat([d2t, torch.full((num_added,), offset, device=widener.device)])
     t2d = torch.zeros(big.vocab_size, dtype=torch.bool, device=widener.device)
     t2d[d2t + torch.arange(len(d2t), device=widener.device)] = True
-    return {
-        **widener.layer(weights, "midlayer."),
-        "fc.weight": widener.outputs(widener.inputs(weights["fc.weight"]), 3 * big.hidden_size),
-        "norm.weight": widener.norm(weights["norm.weight"]),
-        "lm_head.weight": widener.head(weights["lm_head.weight"], big.draft_vocab_size),
-        "d2t": d2t,
-        "t2d": t2d,
-    }
+    return {"d2t": d2t, "t2d": t2d}

@@ -600,7 +600,8 @@ def widen(
 ) -> None:
     """Write a small pair at a large size: the same text and drafts, at the full cost.
 
-    DIRECTORY gets target/, eagle3/ and prompts.json, for `specdec bench DIRECTORY/target`.
+    DIRECTORY gets target/, eagle3/ and prompts.json, for `specdec bench DIRECTORY/target`; and
+    eagle1/, where the source has one.
     """
     from specdec.cli.widen import run_widen
 

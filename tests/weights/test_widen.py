@@ -26,10 +26,12 @@ def pair(tmp_path_factory):
     return out
 
 
-def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references):
+@pytest.mark.parametrize("name", ["eagle3", "eagle1"])
+def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references, name):
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    small = LLM("demo", {"model": "demo", "num_speculative_tokens": 3}, device="cpu", **SIZES)
-    draft = {"model": pair / "eagle3", "num_speculative_tokens": 3}
+    draft = {"model": f"demo/{name}", "num_speculative_tokens": 3}
+    small = LLM("demo", draft, device="cpu", **SIZES)
+    draft = {"model": pair / name, "num_speculative_tokens": 3}
     wide = LLM(pair / "target", draft, device="cpu", **SIZES)
 
     expected = small.generate(prompts[1:3], params, use_tqdm=False)

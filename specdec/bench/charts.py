@@ -12,6 +12,7 @@ from specdec.step import PHASES
 
 Rows = Sequence[Mapping[str, Any]]
 WIDEST_ROUND = 32  # requests; wider rounds would dwarf the others in the chart
+MARKERS = "sovD"  # of chains, and of trees by their width
 
 
 def draw_charts(suites: Mapping[str, Rows], directory: Path, prefix: str = "") -> list[Path]:
@@ -143,9 +144,8 @@ def _trees(axes: Any, rows: Rows) -> None:
     """Tokens per second over the rows of a round, by children of a node; dotted: drafts stop."""
     rows = [row for row in rows if _has_drafts(row)]
     temperatures = sorted({row["temperature"] for row in rows})
-    for T, top_k, stops in itertools.product(
-        temperatures, sorted({row["top_k"] for row in rows}), (False, True)
-    ):
+    widths = sorted({row["top_k"] for row in rows})
+    for T, top_k, stops in itertools.product(temperatures, widths, (False, True)):
         best: dict[int, float] = {}
         for row in rows:
             is_here = (row["temperature"], row["top_k"]) == (T, top_k)
@@ -159,7 +159,7 @@ def _trees(axes: Any, rows: Rows) -> None:
                 [best[N] for N in sorted(best)],
                 ":" if stops else "-",
                 color=f"C{temperatures.index(T)}",
-                marker="s" if top_k == 1 else "o",
+                marker=MARKERS[widths.index(top_k) % len(MARKERS)],
                 markerfacecolor="white" if stops else None,
                 label=None if stops else f"{kind}, T = {T:g}",
             )

@@ -25,6 +25,8 @@ from specdec.sizes import BLOCK_SIZE, EngineSizes
 
 FEW = 4  # requests, of which each has a large share of a step
 ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
+BACKLOG_STEPS = 16  # of what waits, one part in so many rides in a step, where prompts are short
+SHORT_PROMPT = 512  # rows: of a longer one no more count, or one alone would delay all that run
 
 
 class Scheduler:
@@ -266,7 +268,7 @@ class Scheduler:
     def _waiting_rows(self, verifying: list[Request], waiting: list[Request]) -> int:
         """Rows of prompts that would ride if each request verified one row."""
         one_row_each = Work(verifying=verifying, query_len=1, prompts=[], parts=[])
-        return min(sum(map(_num_left, waiting)), self._prompt_rows(one_row_each, waiting[0]))
+        return min(sum(map(_num_left, waiting)), self._prompt_rows(one_row_each, waiting))
 
     def _add_parts(self, work: Work, waiting: list[Request]) -> None:
         """Pack prompts in order, up to the budget; only the last of them may go on."""
@@ -287,7 +289,7 @@ class Scheduler:
 
     def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
         """Rows of prompts that ride. One that a step passed over is due in the next."""
-        rows = self._prompt_rows(work, waiting[0])
+        rows = self._prompt_rows(work, waiting)
         if self.budget is None or not work.verifying:
             return rows
         ends = [0, *itertools.accumulate(map(_num_left, waiting))]
@@ -296,14 +298,20 @@ class Scheduler:
         num_due = max(due, default=1)
         return self.budget.fitting(work.num_verify_rows, len(work.verifying), left, num_due)
 
-    def _prompt_rows(self, work: Work, first: Request) -> int:
-        """first: the first one that waits."""
+    def _prompt_rows(self, work: Work, waiting: list[Request]) -> int:
+        """The most that may ride.
+
+        Where many requests wait, as after a burst, steps are long so that these soon run too: many
+        share a step's costs better than few, and drafts pay more beside them than beside prompts.
+        """
         most = self.sizes.max_num_batched_tokens
         if self.budget is None or not work.verifying:
             return most
         num_keys = sum(request.num_tokens for request in work.verifying)
-        verified, start = work.num_verify_rows, first.num_prefilled
-        return min(self.budget.rows(verified, num_keys, start, self._arriving), most)
+        verified, start = work.num_verify_rows, waiting[0].num_prefilled
+        backlog = sum(min(_num_left(request), SHORT_PROMPT) for request in waiting)
+        arriving = max(self._arriving, backlog / BACKLOG_STEPS)
+        return min(self.budget.rows(verified, num_keys, start, arriving), most)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
         """All that run, with blocks for the step.

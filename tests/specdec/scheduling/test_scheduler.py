@@ -234,6 +234,23 @@ def test_as_many_rows_of_prompts_ride_as_the_costs_allow():
     assert step(made) == (["1"], K + 1, [("2", 648, 252)])
 
 
+@pytest.mark.parametrize("lengths, num_riding", [([3000], 124), ([400] * 8, 252)])
+def test_steps_grow_for_many_prompts_that_wait_but_not_for_one_long_prompt(lengths, num_riding):
+    costs = StepCosts(rounds=((64, 4.0),), mixed=((64, 4.0), (128, 5.0), (256, 6.0), (512, 9.0)))
+    made = scheduler(
+        num_blocks=999,
+        max_num_seqs=9,
+        budget=400,
+        max_model_len=4000,
+        prompt_budget=PromptBudget(costs=costs, slowdown=1.25),
+    )
+    added(made, request(1, 4, max_tokens=99))
+    step(made)
+    added(made, *(request(number, length) for number, length in enumerate(lengths, start=2)))
+    _, _, parts = step(made)
+    assert sum(length for _, _, length in parts) == num_riding
+
+
 def test_one_token_at_a_time_ends_every_prompt():
     made = scheduler(budget=1)
     added(made, request(1, 2, max_tokens=1), request(2, 1, max_tokens=1))

@@ -232,8 +232,8 @@ class EngineConfig:
     max_num_batched_tokens: of prompts in a step. max_prompt_slowdown: on a GPU, where the start
     measures what steps cost, prompts that ride in a step make it take at most this many times as
     long as a step in which requests draft, which is how long running requests may wait; 64 tokens
-    of the first prompt ride in any case, as many as arrive on average, and a 16th of those that
-    wait, of which a prompt counts as 512 at most. A CPU has no such limit.
+    of the first prompt ride in any case, as many as arrive on average, and a sixteenth of those
+    that wait, of each prompt 512 at most. A CPU has no such limit.
     gpu_memory_utilization: the share of a GPU's memory to use in all, 0.9 by default; num_kv_blocks
     overrides it, and is the only one of the two on a CPU. enforce_eager: capture no graphs.
     cuda_graph_sizes: request counts to capture rounds for. cuda_graph_token_sizes: row counts to

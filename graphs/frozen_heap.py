@@ -18,14 +18,18 @@ _thread = _Thread()
 
 
 @contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Collect once; in the body nothing of what is left then is looked at."""
+def frozen_heap(*, now: bool = True) -> Iterator[None]:
+    """What is frozen in the body is thawed after it.
+
+    now: collect once and freeze what is left, of which nothing is looked at in the body
+    """
     if _thread.is_frozen:
         yield
         return
     was_frozen = gc.get_freeze_count() > 0
-    gc.collect()
-    gc.freeze()
+    if now:
+        gc.collect()
+        gc.freeze()
     _thread.is_frozen = True
     try:
         yield

@@ -127,7 +127,7 @@ class CudaGraphManager:
         if self._backend is None or self._pool is None or not self.needs_capture():
             return
         validate_cudagraph_capturing_enabled(f"the {self.name} family", self._pool)
-        with self._backend.side_stream(), frozen_heap():
+        with self._backend.side_stream(), frozen_heap(now=False):
             for mode in (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL):
                 wanted = [desc for its_mode, desc in self.descriptors() if its_mode is mode]
                 most = 1 if largest_only else len(wanted)

@@ -7,16 +7,16 @@ other ends of the pipes are closed.
 
 import gc
 import os
-import pickle
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from specdec.kernels import kernel_cache, triton
 
 
-class JobPickler(pickle.Pickler):
+class JobPickler(ForkingPickler):
     """Kernels go by name: the other process has the same files."""
 
     def reducer_override(self, value: object) -> Any:
@@ -45,7 +45,7 @@ def main() -> None:
 
 def _compile(job: bytes) -> bytes:
     try:
-        source, options = pickle.loads(job)
+        source, options = ForkingPickler.loads(job)
         triton.compile(source, **options)
     except Exception as error:  # a compiler's may be of any kind
         return f"{type(error).__name__}: {error}".encode()

@@ -16,6 +16,16 @@ class Cycle:
         self.itself = self
 
 
+@pytest.fixture(autouse=True)
+def thawed():
+    """Fixtures of other files freeze the heap for as long as they live."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    yield
+    if was_frozen:
+        gc.freeze()
+
+
 @pytest.fixture
 def walks():
     """Of each full collection, how many objects it walks over."""
@@ -55,6 +65,8 @@ def test_captures_walk_over_what_they_made(walks, monkeypatch):
     monkeypatch.setattr(load, "_backend", lambda *_: TapeBackend())
     before = len(gc.get_objects())
     draft = {"model": "demo", "num_speculative_tokens": 2, "adaptive": False}
-    LLM("demo", draft, max_num_seqs=2, device="cpu")
+    sizes = {"max_num_seqs": 2, "max_model_len": 128, "num_kv_blocks": 8}
+    graphs = {"cuda_graph_sizes": (1, 2), "cuda_graph_token_sizes": (16,)}
+    LLM("demo", draft, device="cpu", **sizes, **graphs)
     assert len(walks) > 10
     assert sum(count > before / 2 for count in walks) <= 2

@@ -6,7 +6,7 @@ Each phase logs how long it took, at level "info".
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -265,7 +265,7 @@ def _runner(
     else:
         blocks = config.num_kv_blocks
         _check_cache(config, blocks * block, device)
-    return _captured(build, replace(most, num_kv_blocks=blocks))
+    return _captured(build, replace(most, num_kv_blocks=blocks), backend is not None)
 
 
 def _bytes_per_block(target: LoadedTarget, eagle: LoadedEagle | None) -> int:
@@ -310,8 +310,8 @@ def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> 
         logger.info("num_kv_blocks=%d overrides gpu_memory_utilization=%g", blocks, share)
 
 
-def _captured(build: Build, sizes: EngineSizes) -> Runner:
-    with _phase("cache, graphs"), frozen_heap():
+def _captured(build: Build, sizes: EngineSizes, has_graphs: bool = True) -> Runner:
+    with _phase("cache, graphs"), frozen_heap() if has_graphs else nullcontext():
         runner = build(sizes)
         runner.capture()
     return runner

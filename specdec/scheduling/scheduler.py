@@ -214,6 +214,7 @@ class Scheduler:
         if not verifying and not waiting:
             return None
         work = self._round(verifying, waiting)
+        self._passed_over &= set(waiting)  # no other is kept alive by it
         if waiting:
             self._add_parts(work, waiting)
         self._num_live = work.num_levels or 0

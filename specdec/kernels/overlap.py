@@ -6,6 +6,12 @@ the kernel before it, so only its start runs ahead. Small kernels let the next o
 that read, but persistent/ at its start, since its programs all have their places.
 PDL comes from `launch_options`: a Hopper GPU or later.
 
+The attention of a pass may be several launches for different rows, which need not wait for each
+other. The kernel that walks keys lets the next one start only once it has waited itself
+(`begin_beside`). So when the next one starts, all that came before the attention has ended, and it
+may read that at once; what it reads so, it reads past the L1 cache, which may be older. It waits
+before it ends instead (`end_beside`): who waits for the last launch has waited for all.
+
 Tried and dropped: prefetching the first weights (prefetch.global.L2) before the wait costs 1 to 3 %
 of a decode pass; prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside
 the small kernels, when the memory is idle, 0 to 2 %.
@@ -33,3 +39,17 @@ def let_the_next_start(PDL: tl.constexpr):
     """Once every program has called it, the next kernel may take free places."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def begin_beside(is_beside, PDL: tl.constexpr):
+    """What a kernel of attention does first. is_beside: 0: it follows something else."""
+    if is_beside == 0:
+        wait_for_inputs(PDL)
+    let_the_next_start(PDL)
+
+
+@jit
+def end_beside(PDL: tl.constexpr):
+    """What it does last, on every way out."""
+    wait_for_inputs(PDL)

@@ -72,7 +72,8 @@ PERSISTENT = (  # on Hopper GPUs, for split and gate: block_n, block_m, num_stag
     *((128, 160, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
     *((128, 192, stages, cuts) for stages in (3, 4) for cuts in (1, RELAY)),
     *((128, 256, 4, cuts) for cuts in (1, 2, RELAY)),
-    *((THREE_GROUPS, rows, 5, 1) for rows in (96, 128)),
+    (THREE_GROUPS, 96, 5, 1),
+    *((THREE_GROUPS, 128, 5, cuts) for cuts in (1, 2)),
 )
 MOST_SUMS = (160, 200)  # registers of a thread; persistent/ leaves its multiplying warps 232
 # of an H100 or H200; the clocks agree best with the table that was measured on an H200
@@ -136,8 +137,8 @@ def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
 
 
 def _cuts_any(product: Product, rows: int, splits: int, shape: Shape) -> bool:
-    turns, left = divmod(_num_items(product, rows, splits, shape), MULTIPROCESSORS)
-    return rows <= 1024 and turns > 0 and left > 0
+    num_whole, num_parts = _whole_and_parts(product, rows, splits, shape)
+    return rows <= 1024 and num_whole >= MULTIPROCESSORS and num_parts > 0
 
 
 def measured_rows(rows: int) -> int:
@@ -152,7 +153,7 @@ def clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
     height = rows_of_w(product.kind, shape)
     items = _num_items(product, rows, splits, shape)
     if shape.cuts:
-        return _persistent_clocks(items, height, K, shape)
+        return _persistent_clocks(product, rows, splits, shape)
     programs = -(-items // MULTIPROCESSORS)
     busy = _busy(height, row_pieces(shape.block_m), K)
     steps = K / shape.block_k
@@ -169,19 +170,33 @@ def _num_items(product: Product, rows: int, splits: int, shape: Shape) -> int:
     return -(-product.N // height) * -(-measured_rows(rows) // shape.block_m) * parts
 
 
-def _persistent_clocks(items: int, height: int, K: float, shape: Shape) -> float:
-    """Whole turns, and one of the tiles that are left, cut; a first turn is never cut.
+def _persistent_clocks(product: Product, rows: int, splits: int, shape: Shape) -> float:
+    """Whole turns, and one of parts; a first turn is never cut.
 
     A relay shares out all, but for the time in which sums are left and taken over.
     """
+    K = product.K / (1 if rows > PARALLEL_ROWS else splits)
+    height = rows_of_w(product.kind, shape)
     whole = _busy(height, row_pieces(shape.block_m), K) + START
-    turns, left = divmod(items, MULTIPROCESSORS)
-    if turns == 0:
+    items = _num_items(product, rows, splits, shape)
+    if items <= MULTIPROCESSORS:
         return whole
     if shape.cuts == RELAY:
-        return max(items / MULTIPROCESSORS, 1) * whole + PASSING
-    cut = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
-    return turns * whole + -(-left * shape.cuts // MULTIPROCESSORS) * cut
+        return items / MULTIPROCESSORS * whole + PASSING
+    num_whole, num_parts = _whole_and_parts(product, rows, splits, shape)
+    part = _busy(height, row_pieces(shape.block_m // shape.cuts), K) + START
+    turns = num_whole // MULTIPROCESSORS
+    return turns * whole + -(-num_parts // MULTIPROCESSORS) * part
+
+
+def _whole_and_parts(product: Product, rows: int, splits: int, shape: Shape) -> tuple[int, int]:
+    """Items made whole in turns of all programs, and parts of the others: items.py's."""
+    cuts = max(shape.cuts, 1)
+    of_x = -(-rows * cuts // shape.block_m)
+    of_w = _num_items(product, rows, splits, shape) // -(-of_x // cuts)
+    whole = of_w * (of_x // cuts)
+    left = whole % MULTIPROCESSORS
+    return whole - left, left * cuts + of_w * (of_x % cuts)
 
 
 def _busy(height: int, columns: tuple[int, int], K: float) -> float:

@@ -5,12 +5,12 @@ column of the same tensor-core instruction (linear.py), so tiles change the spee
 """
 
 from bisect import bisect_left
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 Kind = Literal["split", "whole", "gate"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TABLE_DTYPES = ("bfloat16", "float16")  # tables know these; float32 has one set of tiles
-ROW_CLASSES = (16, 32, 64, 128, 160, 192, 256, 320, 384, 512, 1024, 4096)
+ROW_CLASSES = (16, 32, 64, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 4096)
 MANY_ROWS = ROW_CLASSES[-1]
 PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
 PERSISTENT_ROWS = 160  # persistent/ serves classes from here on
@@ -26,7 +26,7 @@ RELAY = -1  # in place of cuts: programs pass tiles on
 CUTS = (0, 1, 2, 4, RELAY)
 PERSISTENT = (64, 4)  # block_k and num_warps that persistent/ is written for
 THREE_GROUPS = 192  # block_n, of persistent/ alone
-TURNS = 256  # block_m of gate there, with 8 gate and 8 up rows of W in turn
+TURNS = 256  # block_m of gate with two groups there, with 8 gate and 8 up rows of W in turn
 PERSISTENT_BYTES = 33 * 1024  # of shared memory beside its ring: results, and barriers
 THREE_GROUPS_BYTES = 25 * 1024  # the same of three groups, whose results have smaller blocks
 
@@ -41,6 +41,17 @@ class Product(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.N}x{self.K}"
+
+
+class HasTile(Protocol):
+    """A Shape, or the Tiles made of one."""
+
+    @property
+    def block_n(self) -> int: ...
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def cuts(self) -> int: ...
 
 
 class Shape(NamedTuple):
@@ -71,10 +82,16 @@ def row_pieces(block_m: int) -> tuple[int, int]:
     return whole, block_m - whole
 
 
+def takes_turns(kind: Kind, shape: HasTile) -> bool:
+    """Whether 8 gate and 8 up rows of W take turns in a tile, and one product has both."""
+    is_wide = shape.block_n == THREE_GROUPS or shape.block_m == TURNS
+    return kind == "gate" and shape.cuts != 0 and is_wide
+
+
 def rows_of_w(kind: Kind, shape: Shape) -> int:
     """That a tile has, gate and up rows together."""
-    takes_turns = shape.cuts != 0 and shape.block_m == TURNS
-    return shape.block_n * (2 if kind == "gate" and not takes_turns else 1)
+    halves = 2 if kind == "gate" and not takes_turns(kind, shape) else 1
+    return shape.block_n * halves
 
 
 def bytes_of(kind: Kind, shape: Shape) -> int:
@@ -122,8 +139,8 @@ def _persistent_problem(product: Product, rows: int, shape: Shape) -> str | None
         block_k, num_warps = PERSISTENT
         needed = f"block_n 128 or {THREE_GROUPS}, block_k {block_k}, num_warps {num_warps}"
         return f"cuts {shape.cuts} needs {needed} and block_m 64 or more"
-    if is_wide and (product.kind == "gate" or shape.cuts != 1 or shape.block_m > 128):
-        return f"block_n {THREE_GROUPS} is for split, cuts 1 and block_m up to 128"
+    if is_wide and (shape.cuts == RELAY or shape.block_m > 128):
+        return f"block_n {THREE_GROUPS} is for cuts from 1 on and block_m up to 128"
     if shape.cuts > 1 and row_pieces(shape.block_m)[1]:
         return f"cuts {shape.cuts}: block_m {shape.block_m} takes 1"
     if shape.cuts > 1 and shape.block_m // shape.cuts < 32:

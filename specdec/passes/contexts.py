@@ -59,7 +59,7 @@ class PassContexts:
             B = how.descriptor.num_reqs or V
             return self._context(how, T, (self._verified(step, B, T),))
         lengths = [part.length for part in step.parts]
-        prompts = self._ragged(lengths, V, Extent(R, T), bound)
+        prompts = self._ragged(lengths, V, Extent(R, T), bound, is_beside=V > 0)
         if V == 0:
             return self._context(how, T, (prompts,))
         return self._context(how, T, (self._verified(step, V, R), prompts))
@@ -155,7 +155,12 @@ class PassContexts:
         )
 
     def _ragged(
-        self, lengths: Sequence[int], first_slot: int, rows: Extent, max_seq_len: int
+        self,
+        lengths: Sequence[int],
+        first_slot: int,
+        rows: Extent,
+        max_seq_len: int,
+        is_beside: bool = False,
     ) -> QueryRows:
         """Parts of prompts of these lengths; the last rows may be padding."""
         B = len(lengths)
@@ -167,6 +172,7 @@ class PassContexts:
             max_query_len=max(lengths),
             max_seq_len=max_seq_len,
             tiles=None if self._plans is None else self._plans.ragged(lengths, num_rows),
+            is_beside=is_beside,
         )
 
     def _context(

@@ -5,6 +5,8 @@ go on in cache slots named row by row. walk.py attends to the shared keys in who
 many rows at once, and leaves partial results behind. Here one program a row and kv head goes on
 with the row's own tiles, one or two, and adds everything up. A key has the column of its position
 in its tile, whichever slot it lies in, so a row gets the bits of plain decoding.
+
+The first tile is taken in beside the walk, which writes none of what that needs: see overlap.py.
 """
 
 import torch
@@ -21,13 +23,16 @@ from specdec.kernels.attention.splits import (
     attend_tile,
     attend_tile_ref,
     no_keys,
+    scores_of_tile,
     split_of,
     split_start,
+    weigh_tile,
 )
+from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
 
 MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
@@ -102,31 +107,39 @@ def _path_tails_kernel(
     ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    begin(PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
-            return
+    let_the_next_start(PDL)
     b = tl.program_id(0) // query_len
-    t = tl.program_id(0)
-    if not IS_UNIFORM:
-        t = tl.load(starts_ptr + b) + tl.program_id(0) % query_len
-        if t >= tl.load(starts_ptr + b + 1):
-            return
+    row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+    t = row_start + tl.program_id(0) % query_len
+    is_row = t < row_end
+    t = tl.where(is_row, t, 0)
     g = tl.program_id(1)
     i = tl.arange(0, ROWS)
     head = g * (H // G) + i
     inside = i < H // G
-    position = tl.load(positions_ptr + t)
-    path_start = tl.load(path_starts_ptr + b)
-    row = tl.load(idx_ptr + b)
+    position = tl.load(positions_ptr + t, cache_modifier=".cg")
+    path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
+    row = tl.load(idx_ptr + b, cache_modifier=".cg")
     blocks_ptr = block_table_ptr + tl.where(row < 0, R, row) * M
-    c, s = columns(C), tl.arange(0, S)
-    q_at = (t * H + head)[:, None] * C + c[None, :]
-    q = tl.load(q_ptr + q_at, mask=inside_columns(inside, C), other=0.0)
+    q_at = (t * H + head)[:, None] * C + columns(C)[None, :]
+    is_there = inside_columns(inside, C)
+    q = tl.load(q_ptr + q_at, mask=is_there, other=0.0, cache_modifier=".cg")
     path_tile = path_start // S * S  # of the first tile that rows do not share
+    slots_ptr = path_slots_ptr + t * D1
+    path = k_ptr, v_ptr, blocks_ptr, slots_ptr, path_start, D1, position
+    k, v, is_seen = _load_path_keys(path, path_tile, g, G, S, C)
+    scores = scores_of_tile(q, k, is_seen[None, :], scale)
+    part_peak, part_total, part_acc = no_keys(ROWS, C)
+    part_peak, part_total, part_acc = weigh_tile(scores, v, part_peak, part_total, part_acc)
+
+    wait_for_inputs(PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
+    if not is_row:
+        return
     split = split_of(path_tile)
     last = tl.minimum(position, path_tile - 1)  # shared key of this row
-
     # splits before the one that holds the tile: each alone, or all of them added up
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
     peak, total, acc = no_keys(ROWS, C)
@@ -137,32 +150,42 @@ def _path_tails_kernel(
     else:
         peak, total, acc = load_part(parts, 0, split > 0, C)
         here = 1
-    # the shared keys of that split
-    is_written = split_start(split) <= last
-    part_peak, part_total, part_acc = load_part(parts, here, is_written, C)
+    if split_start(split) <= last:  # that split has shared keys, before those of the tile
+        part_peak, part_total, part_acc = load_part(parts, here, True, C)
+        part_peak, part_total, part_acc = weigh_tile(scores, v, part_peak, part_total, part_acc)
 
-    for start in range(path_tile, position + 1, S):
+    for start in range(path_tile + S, position + 1, S):
         if start == split_start(split + 1):
             peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
             part_peak, part_total, part_acc = no_keys(ROWS, C)
             split += 1
-        key = start + s
-        j = key - path_start
-        is_named = (j >= 0) & (j < D1) & (key <= position)
-        slot = tl.load(path_slots_ptr + t * D1 + j, mask=is_named, other=-1).to(tl.int64)
-        block = tl.load(blocks_ptr + start // S, mask=start < path_start, other=0).to(tl.int64)
-        slot = tl.where(j < 0, block * S + s, slot)
-        is_seen = slot >= 0
-        at = ((slot // S * G + g) * S + slot % S)[:, None] * C + c[None, :]
-        is_read = inside_columns(is_seen, C)
-        k = tl.load(k_ptr + at, mask=is_read, other=0.0)
-        v = tl.load(v_ptr + at, mask=is_read, other=0.0)
+        k, v, is_seen = _load_path_keys(path, start, g, G, S, C)
         part_peak, part_total, part_acc = attend_tile(
             q, k, v, is_seen[None, :], scale, part_peak, part_total, part_acc
         )
     peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + q_at, out, mask=inside_columns(inside, C))
+    tl.store(out_ptr + q_at, out, mask=is_there)
+
+
+@jit
+def _load_path_keys(path, start, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
+    """Keys and values [S, block of C] of a tile of a row's path, and which of them it sees [S]."""
+    k_ptr, v_ptr, blocks_ptr, slots_ptr, path_start, D1, position = path
+    s = tl.arange(0, S)
+    key = start + s
+    j = key - path_start
+    is_named = (j >= 0) & (j < D1) & (key <= position)
+    slot = tl.load(slots_ptr + j, mask=is_named, other=-1, cache_modifier=".cg").to(tl.int64)
+    has_shared = start < path_start
+    block = tl.load(blocks_ptr + start // S, mask=has_shared, other=0, cache_modifier=".cg")
+    slot = tl.where(j < 0, block.to(tl.int64) * S + s, slot)
+    is_seen = (slot >= 0) & (key <= position)
+    at = ((slot // S * G + g) * S + slot % S)[:, None] * C + columns(C)[None, :]
+    is_read = inside_columns(is_seen, C)
+    k = tl.load(k_ptr + at, mask=is_read, other=0.0, cache_modifier=".cg")
+    v = tl.load(v_ptr + at, mask=is_read, other=0.0, cache_modifier=".cg")
+    return k, v, is_seen
 
 
 def paths_of_tiles(paths: Paths, rows: Tensor, reqs: Tensor) -> Paths:

@@ -52,6 +52,7 @@ class QueryRows:
     usual_query_len: rows of most batch slots, where they have any number up to the bound; None: it
     max_seq_len:     host-side bound on positions + 1
     paths:           None where each row's keys are all in its request's blocks
+    is_beside:       launched right after other rows of the same pass, whose results are not read
     """
 
     block_table: Tensor  # [R + 1, M] blocks by state row; the last row is scratch
@@ -63,6 +64,7 @@ class QueryRows:
     max_seq_len: int
     tiles: TilePlan | None = None  # the twin's query tiles; None: by query_start_loc, each time
     paths: Paths | None = None
+    is_beside: bool = False
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
     launches: list[Callable[..., None]] = field(

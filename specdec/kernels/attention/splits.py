@@ -115,19 +115,20 @@ def load_keys(
     """Keys and values [S, block of C] of a tile; IS_MASKED: 0 after key `last`."""
     k_ptr, v_ptr, blocks_ptr = keys
     c, s = columns(C), tl.arange(0, S)
-    at = (tl.load(blocks_ptr + start // S) * G + g) * S * C + s[:, None] * C + c[None, :]
+    block = tl.load(blocks_ptr + start // S, cache_modifier=".cg")
+    at = (block * G + g) * S * C + s[:, None] * C + c[None, :]
     if IS_MASKED:
         is_there = inside_columns(start + s <= last, C)
         # values are on their way while the scores are made
-        k = tl.load(k_ptr + at, mask=is_there, other=0.0)
-        v = tl.load(v_ptr + at, mask=is_there, other=0.0)
+        k = tl.load(k_ptr + at, mask=is_there, other=0.0, cache_modifier=".cg")
+        v = tl.load(v_ptr + at, mask=is_there, other=0.0, cache_modifier=".cg")
     elif block_of(C) != C:
         is_there = (c < C)[None, :]
-        k = tl.load(k_ptr + at, mask=is_there, other=0.0)
-        v = tl.load(v_ptr + at, mask=is_there, other=0.0)
+        k = tl.load(k_ptr + at, mask=is_there, other=0.0, cache_modifier=".cg")
+        v = tl.load(v_ptr + at, mask=is_there, other=0.0, cache_modifier=".cg")
     else:
-        k = tl.load(k_ptr + at)
-        v = tl.load(v_ptr + at)
+        k = tl.load(k_ptr + at, cache_modifier=".cg")
+        v = tl.load(v_ptr + at, cache_modifier=".cg")
     return k, v
 
 
@@ -144,13 +145,25 @@ def attend_tile(q, k, v, is_seen, scale, peak, total, acc):
 
     q: [rows, C]. k, v: [S, C]. is_seen: [rows, S], None = all.
     """
+    return weigh_tile(scores_of_tile(q, k, is_seen, scale), v, peak, total, acc)
+
+
+@jit
+def scores_of_tile(q, k, is_seen, scale):
+    """[rows, S], -inf of keys that a row does not see."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if is_seen is not None:
         scores = tl.where(is_seen, scores, float("-inf"))
+    return scores
+
+
+@jit
+def weigh_tile(scores, v, peak, total, acc):
+    """The second half of `attend_tile`, from its scores on."""
     decay, _, peak = weigh(peak, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - finite(peak)[:, None]).to(q.dtype)
+    weights = tl.exp2(scores - finite(peak)[:, None]).to(v.dtype)
     # the total through the tensor cores too: they sum in the same order in every layout
-    ones = tl.full((k.shape[0], 16), 1.0, q.dtype)
+    ones = tl.full((v.shape[0], 16), 1.0, v.dtype)
     summed = tl.dot(weights, ones, input_precision="ieee")
     total = tl.fma(total, decay, tl.max(summed, axis=1))
     acc = tl.dot(weights, v, acc * decay[:, None], input_precision="ieee")

@@ -1,4 +1,7 @@
-"""The query rows of a program of attention: tokens of one batch slot x query heads of a kv head."""
+"""The query rows of a program of attention: tokens of one batch slot x query heads of a kv head.
+
+What programs read here they may read before their wait: past the L1 cache, see overlap.py.
+"""
 
 from specdec.kernels import jit, tl
 from specdec.kernels.head_columns import columns, inside_columns
@@ -11,8 +14,8 @@ def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
         start = b * query_len
         end = start + query_len
     else:
-        start = tl.load(starts_ptr + b)
-        end = tl.load(starts_ptr + b + 1)
+        start = tl.load(starts_ptr + b, cache_modifier=".cg")
+        end = tl.load(starts_ptr + b + 1, cache_modifier=".cg")
     return start, end
 
 
@@ -35,7 +38,7 @@ def tile_of(
     t = first_row + i // GROUP
     head = g * (H // G) + i % GROUP
     inside = (t < row_end) & (i % GROUP < H // G)
-    position = tl.load(positions_ptr + t, mask=inside, other=-1)
+    position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg")
     last = tl.max(position, axis=0)
     first = tl.min(tl.where(inside, position, last), axis=0)
     return t, head, inside, position, first, last
@@ -46,6 +49,7 @@ def load_queries(b, t, head, inside, memory, H: tl.constexpr, C: tl.constexpr):
     """Queries [rows, block of C] of a slot's query tile; the caches and its request's blocks."""
     q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M = memory
     q_at = (t * H + head)[:, None] * C + columns(C)[None, :]
-    q = tl.load(q_ptr + q_at, mask=inside_columns(inside, C), other=0.0)
-    row = tl.load(idx_ptr + b)
+    is_there = inside_columns(inside, C)
+    q = tl.load(q_ptr + q_at, mask=is_there, other=0.0, cache_modifier=".cg")
+    row = tl.load(idx_ptr + b, cache_modifier=".cg")
     return q, (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)

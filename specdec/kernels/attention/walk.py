@@ -22,7 +22,7 @@ from specdec.kernels.attention.splits import (
 from specdec.kernels.attention.tile_rows import load_queries, rows_of_slot, tile_of
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import begin_beside, end_beside
 from specdec.kernels.repeated import Repeated
 
 PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
@@ -37,6 +37,7 @@ def prepare_walk(given: Pass) -> Repeated:
     sharers = -(-PROGRAMS // (plan.usual_tiles * heads.G))
     walks = not plan.is_split and rows.paths is None and not plan.tile.skips_masks
     has_room = heads.C * heads.itemsize <= AHEAD_BYTES
+    is_first_of_several = plan.is_split or plan.is_helped or rows.paths is not None
     return Repeated(
         _paged_attention_kernel,
         (
@@ -50,6 +51,7 @@ def prepare_walk(given: Pass) -> Repeated:
             plan.tiles,
             *given.numbers(),
             *given.limits(),
+            int(rows.is_beside and not is_first_of_several),
             *need().values(),
         ),
         constants={
@@ -84,6 +86,7 @@ def prepare_walk(given: Pass) -> Repeated:
         "B",
         "alone_keys",
         "most",
+        "is_beside",
     )
 )
 def _paged_attention_kernel(
@@ -107,6 +110,7 @@ def _paged_attention_kernel(
     B,
     alone_keys,
     most,
+    is_beside,  # of rows beside others of the pass: 1, see overlap.py
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
@@ -123,9 +127,10 @@ def _paged_attention_kernel(
     SKIP: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    begin(PDL)
+    begin_beside(is_beside, PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
         if tl.load(needed_ptr) == 0:
+            end_beside(PDL)
             return
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g = tl.program_id(1)
@@ -134,6 +139,7 @@ def _paged_attention_kernel(
     slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
     if row_start + tile * TOKENS >= row_end:
+        end_beside(PDL)
         return
     if IS_HELPED:  # noqa: SIM102  # what is compiled
         if is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS):
@@ -176,3 +182,4 @@ def _paged_attention_kernel(
         out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))
+    end_beside(PDL)

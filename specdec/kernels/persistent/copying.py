@@ -4,7 +4,14 @@ The order of the items is multiplying.py's.
 """
 
 from specdec.kernels import gl, gluon_jit, hopper, tl
-from specdec.kernels.persistent.items import extent_of, num_own, own_item, place_of_item, share_of
+from specdec.kernels.persistent.items import (
+    extent_of,
+    num_own,
+    own_item,
+    place_of_item,
+    place_of_part,
+    share_of,
+)
 from specdec.kernels.tile_order import split_blocks
 
 
@@ -19,19 +26,19 @@ def copy_tiles(sources, ring, sizes, FORM: gl.constexpr):
     wait_for_inputs()
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share.left_at > 0:
-            place = place_of_item(share.left, ring, extent, FORM, False)
+            place = place_of_item(share.left, ring, extent, FORM)
             step = _copy_blocks(sources, ring, place, 0, share.left_at, step, ahead, K, FORM, False)
     all_blocks = blocks * FORM.walked
     for i in range(num_own(extent, share, FORM)):
-        place = place_of_item(own_item(i, extent, share, FORM), ring, extent, FORM, False)
+        place = place_of_item(own_item(i, extent, share, FORM), ring, extent, FORM)
         step = _copy_blocks(sources, ring, place, 0, all_blocks, step, ahead, K, FORM, False)
     if FORM.cuts > 1:
         for i in range(gl.program_id(0), extent.num_cut, gl.num_programs(0)):
-            place = place_of_item(extent.num_whole * FORM.cuts + i, ring, extent, FORM, True)
+            place = place_of_part(i, ring, extent, FORM)
             step = _copy_blocks(sources, ring, place, 0, all_blocks, step, ahead, K, FORM, True)
     if FORM.is_relay:  # noqa: SIM102  # what is compiled
         if share.taken_at > 0:
-            place = place_of_item(share.taken, ring, extent, FORM, False)
+            place = place_of_item(share.taken, ring, extent, FORM)
             step = _copy_blocks(
                 sources, ring, place, share.taken_at, blocks, step, ahead, K, FORM, False
             )
@@ -53,7 +60,7 @@ def _copy_ahead(sources, ring, extent, share, blocks, FORM: gl.constexpr):
         item = gl.where(share.left_at > 0, share.left, item)
         count = gl.where(share.left_at > 0, share.left_at, count)
     count = gl.minimum(count, FORM.num_stages)
-    split, n0, _m0 = place_of_item(item, ring, extent, FORM, False)
+    split, n0, _m0 = place_of_item(item, ring, extent, FORM)
     for i in range(count):
         _load_w(sources, ring, n0, (split * blocks + i) * BLOCK_K, i, True, FORM, False)
     return count
@@ -96,15 +103,16 @@ def _load_w(sources, ring, row, k, at, is_new, FORM: gl.constexpr, IS_CUT: gl.co
     ROWS: gl.constexpr = (2 if FORM.is_gated else 1) * GROUPS * 64 + BLOCK_M + FORM.tail
     ready = ring.ready.index(at)
     hopper.mbarrier.expect(ready, ROWS * ring.x.shape[2] * 2, pred=is_new)
-    if FORM.has_turns:
-        hopper.tma.async_copy_global_to_shared(
-            sources.w, [row // 8, 0, 0, k], ready, ring.w.index(at), pred=is_new
-        )
-    elif FORM.groups == 2:
-        _load(sources.w, row, k, ready, ring.w.index(at), is_new)
-    else:
-        for i in gl.static_range(GROUPS):
-            _load(sources.w, row + i * 64, k, ready, ring.w.index(at * GROUPS + i), is_new)
+    TILES: gl.constexpr = 1 if GROUPS == 2 else GROUPS
+    for i in gl.static_range(TILES):
+        to = ring.w.index(at * TILES + i)
+        if FORM.has_turns:
+            turn = row // 8 + i * 4
+            hopper.tma.async_copy_global_to_shared(
+                sources.w, [turn, 0, 0, k], ready, to, pred=is_new
+            )
+        else:
+            _load(sources.w, row + i * 64, k, ready, to, is_new)
     if FORM.is_gated:
         _load(sources.up, row, k, ready, ring.up.index(at), is_new)
 

@@ -14,10 +14,10 @@ def describe_weight(
     weight_NK: Tensor, N: int, tiles: Tiles, has_turns: bool
 ) -> tuple[GluonDescriptor, GluonDescriptor]:
     """The gate rows and the up rows, or all rows twice."""
-    if has_turns:
-        desc = _describe_turns(weight_NK)
-        return desc, desc
     rows = tiles.block_n if tiles.block_n == BLOCK_N else 64  # no power of two: a group's
+    if has_turns:
+        desc = _describe_turns(weight_NK, rows)
+        return desc, desc
     return _describe(weight_NK[:N], rows), _describe(weight_NK[-N:], rows)
 
 
@@ -44,12 +44,12 @@ def _describe(matrix: Tensor, rows: int) -> GluonDescriptor:
     return GluonDescriptor(matrix, shape, strides, [rows, BLOCK_K], layout)
 
 
-def _describe_turns(weight_NK: Tensor) -> GluonDescriptor:
+def _describe_turns(weight_NK: Tensor, rows: int) -> GluonDescriptor:
     """[2N, K] as [N / 8, 2, 8, K]: a block has 8 gate rows, the up rows beside them, 8 more."""
     N, K = len(weight_NK) // 2, weight_NK.shape[1]
     row = weight_NK.stride(0)
     shape, strides = [N // 8, 2, 8, K], [8 * row, N * row, row, 1]
-    block = [BLOCK_N // 16, 2, 8, BLOCK_K]
+    block = [rows // 16, 2, 8, BLOCK_K]
     return GluonDescriptor(weight_NK, shape, strides, block, _shared_layout(weight_NK.dtype, 4))
 
 

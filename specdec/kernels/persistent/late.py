@@ -22,7 +22,7 @@ def multiply_late(
     nothing = zeros(ring, FORM, False)
     held = _packed(result(results, nothing, 0, sizes.N, FORM))
     for i in range(num_own(extent, share, FORM)):
-        place = place_of_item(own_item(i, extent, share, FORM), ring, extent, FORM, False)
+        place = place_of_item(own_item(i, extent, share, FORM), ring, extent, FORM)
         of_held = (split, n0, m0)
         sums, step, num_written = _sums(
             results, ring, step, sizes.K, held, of_held, num_written, FORM, GROUP

@@ -10,7 +10,7 @@ from specdec.kernels.needed import need
 from specdec.kernels.persistent.descriptors import describe_out, describe_rows, describe_weight
 from specdec.kernels.persistent.form import BLOCK_K, LEFT_SUMS, OUT_ROWS, Form
 from specdec.kernels.persistent.kernel import persistent_kernel
-from specdec.kernels.tile_shapes import RELAY, TURNS, row_pieces
+from specdec.kernels.tile_shapes import RELAY, row_pieces, takes_turns
 from specdec.kernels.tiles import Tiles
 
 
@@ -29,7 +29,7 @@ def launch_persistent(
     """
     S, T, N = out_STN.shape
     block_m, tail = row_pieces(tiles.block_m)
-    has_turns = is_gated and tiles.block_m == TURNS
+    has_turns = takes_turns("gate" if is_gated else "split", tiles)
     groups = tiles.block_n // 64
     height = tiles.block_n // 2 if has_turns else tiles.block_n
     is_relay = tiles.cuts == RELAY

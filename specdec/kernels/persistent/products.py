@@ -117,12 +117,16 @@ def begin(ring, at, sums, is_later, FORM: gl.constexpr, GROUP: gl.constexpr, IS_
 @gluon_jit
 def _rows_of_group(ring, at, FORM: gl.constexpr, GROUP: gl.constexpr):
     """A group's 64 rows of a tile of W."""
-    if FORM.has_turns:
-        return ring.w.index(at).reshape([128, ring.w.shape[4]]).slice(GROUP * 64, 64)
-    elif FORM.groups == 2:
-        return ring.w.index(at).slice(GROUP * 64, 64)
+    if FORM.groups == 2:
+        w = ring.w.index(at)
+        if FORM.has_turns:
+            w = w.reshape([128, ring.w.shape[4]])
+        return w.slice(GROUP * 64, 64)
     else:
-        return ring.w.index(at * FORM.groups + GROUP)
+        w = ring.w.index(at * FORM.groups + GROUP)
+        if FORM.has_turns:
+            w = w.reshape([64, ring.w.shape[4]])
+        return w
 
 
 @gluon_jit

@@ -19,7 +19,7 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from specdec.kernels.tile_shapes import RELAY, TURNS, row_pieces
+from specdec.kernels.tile_shapes import RELAY, Shape, row_pieces, takes_turns
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -39,13 +39,15 @@ def source_of(words: list[str]) -> GluonASTSource:
     is_relay = cuts == RELAY
     cuts = 1 if is_relay else cuts
     main_rows, tail = row_pieces(block_m)
-    has_turns = is_gated and block_m == TURNS
+    has_turns = takes_turns(words[4], Shape(block_n, block_m, 64, 3, 4, cuts))
     groups = block_n // 64
     height = block_n // 2 if has_turns else block_n
     is_rounded = is_gated or is_late
     out_rows = 32 if groups == 2 or is_rounded else 16
     out = (1, out_rows, height // groups)
-    w = desc("bf16", 16, 8, 2, 8, 64) if has_turns else desc("bf16", 16, *w_block(groups))
+    rows, block_k = w_block(groups)
+    w_shape = (rows // 16, 2, 8, block_k) if has_turns else (rows, block_k)
+    w = desc("bf16", 16, *w_shape)
     signature = {
         "out_desc": desc(*(("bf16", 16) if is_rounded else ("fp32", 32)), *out),
         "w_desc": w,

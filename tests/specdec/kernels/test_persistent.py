@@ -19,6 +19,7 @@ SUMS = [(64, 8, 1), (96, 6, 1), (128, 6, 1), (128, 6, 4), (192, 4, 1), (256, 4, 
 SUMS += [(64, 8, RELAY), (128, 6, RELAY), (192, 4, RELAY), (256, 4, RELAY)]
 GATED = [(64, 5, 1), (96, 4, 1), (128, 4, 1), (128, 4, 2), (192, 3, 1), (128, 4, RELAY)]
 GATED += [(192, 3, RELAY), (256, 4, 1), (256, 4, 2), (256, 4, RELAY)]
+WIDE_GATED = [(96, 5, 1), (128, 5, 1), (128, 5, 2), (128, 5, 4)]
 
 
 def tiles_of(
@@ -61,21 +62,24 @@ def test_sums_have_the_bits_of_programs_for_a_tile_each(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block_m, stages, cuts", GATED)
+@pytest.mark.parametrize(
+    "block_n, block_m, stages, cuts",
+    [(128, *each) for each in GATED] + [(192, *each) for each in WIDE_GATED],
+)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("N, K", [(1024, 4096), (144, 200), (6000, 1032)])
 def test_gated_products_have_the_bits_of_programs_for_a_tile_each(
-    block_m, stages, cuts, has_bias, N, K, monkeypatch
+    block_n, block_m, stages, cuts, has_bias, N, K, monkeypatch
 ):
     torch.manual_seed(0)
     weight = random(2 * N, K)
     bias = random(2 * N) if has_bias else None
     monkeypatch.setattr("specdec.kernels.gate_up.tiles_for", lambda *_: cut(SIMPLE, 64, 1))
-    for T in (1, 33, 300, 900):
+    tiles = tiles_of(block_m, stages, cuts, 1, is_serial=True, block_n=block_n)
+    for T in (1, 33, 300, 320, 900):
         x = random(T, K)
         expected = launch_gate_up(x, weight, bias)
         found = torch.full_like(expected, float("nan"))
-        tiles = tiles_of(block_m, stages, cuts, 1, is_serial=True)
         launch_persistent(found[None], x, weight, bias, tiles, is_gated=True)
         assert torch.equal(found, expected), T
 
@@ -83,7 +87,14 @@ def test_gated_products_have_the_bits_of_programs_for_a_tile_each(
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "block_n, block_m, stages, cuts",
-    [(128, 128, 6, 1), (128, 128, 6, RELAY), (128, 256, 4, 2), (192, 128, 5, 1), (192, 96, 5, 1)],
+    [
+        (128, 128, 6, 1),
+        (128, 128, 6, RELAY),
+        (128, 256, 4, 2),
+        (192, 128, 5, 1),
+        (192, 128, 5, 2),
+        (192, 96, 5, 1),
+    ],
 )
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("N, K", [(1024, 4096), (144, 1032), (6000, 1032)])
@@ -130,6 +141,7 @@ def test_gates_far_beyond_where_exponentials_overflow(monkeypatch):
         (128, 256, RELAY, 1, "gate", ("late",)),
         pytest.param(192, 128, 1, 1, "split", ("late",), marks=pytest.mark.slow),
         pytest.param(192, 128, 1, 2, "split", (), marks=pytest.mark.slow),
+        pytest.param(192, 128, 2, 1, "gate", ("late",), marks=pytest.mark.slow),
     ],
 )
 def test_it_compiles_without_a_gpu(block_n, block_m, cuts, splits, kind, words):

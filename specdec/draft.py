@@ -171,11 +171,9 @@ class Draft:
         normed_BD, recycled_BD = self.model.head_input(seed_BD)
         if self.threshold is not None:
             buffers.num_going.zero_()
-        if proposal.is_tree:
-            self._grow(normed_BD, recycled_BD, 0, proposal.is_drawn)
-            return
         buffers.draft_hidden[:num_reqs] = recycled_BD
-        self._propose(normed_BD, 0, proposal.is_drawn)
+        propose = self._grow if proposal.is_tree else self._propose
+        propose(normed_BD, 0, proposal.is_drawn)
 
     def _decode(self, context: ForwardContext, proposal: Proposal) -> None:
         decode = self._decode_tree if proposal.is_tree else self._decode_chain
@@ -228,14 +226,16 @@ class Draft:
 
     def _decode_tree(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers
+        assert buffers.tree is not None, "buffers of an engine that drafts chains"
         X = context.num_tokens
+        last_X, parent_X = buffers.draft_last_tokens[:X], buffers.tree.parent_rows[:X]
+        hidden_XD = buffers.draft_hidden
         with set_forward_context(context):
             for level in range(1, self.num_levels):
-                last_X = buffers.draft_last_tokens[:X]
-                hidden_XD = buffers.draft_hidden[:X]
-                self._grow(*self.model.next_level(last_X, hidden_XD), level, is_sampled)
+                normed_XD, hidden_XD = self.model.next_level(last_X, hidden_XD, parent_X)
+                self._grow(normed_XD, level, is_sampled)
 
-    def _grow(self, normed_XD: Tensor, hidden_XD: Tensor, level: int, is_sampled: bool) -> None:
+    def _grow(self, normed_XD: Tensor, level: int, is_sampled: bool) -> None:
         to = TreeLevel(
             buffers=self.buffers,
             state=self.state,
@@ -246,7 +246,7 @@ class Draft:
         )
         logits_XW = linear(normed_XD, self.model.lm_head.weight, out_dtype=torch.float32)
         perturbation = self._perturbation(logits_XW, to) if is_sampled else None
-        grow_tree(logits_XW, hidden_XD, to, perturbation)
+        grow_tree(logits_XW, to, perturbation)
 
     def _perturbation(self, logits_XW: Tensor, to: TreeLevel) -> Perturbation:
         P = to.rows_per_req

@@ -60,6 +60,7 @@ class PromptAttention:
 
     cache:           [2, N + 1, G, S, C] of a layer, bfloat16 or float16
     query_start_loc: [B + 1], None where all batch slots have max_query_len rows
+    is_beside:       launched right after the attention of other rows of the pass: see overlap.py
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class PromptAttention:
         positions: Tensor,
         query_start_loc: Tensor | None,
         max_query_len: int,
+        is_beside: bool = False,
     ) -> None:
         _, H, C = q_THC.shape
         _, N, G, S, _ = cache.shape
@@ -95,6 +97,7 @@ class PromptAttention:
                 R - 1,
                 M,
                 C**-0.5 * 1.4426950408889634,
+                int(is_beside),
             ),
             constants={"FORM": Form(H, G, query_start_loc is None)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
@@ -140,6 +143,7 @@ def _descriptor(
         "query_len",
         "R",
         "M",
+        "is_beside",
     )
 )
 def _prompt_attention_kernel(
@@ -157,10 +161,10 @@ def _prompt_attention_kernel(
     R,
     M,
     scale,
+    is_beside,
     FORM: gl.constexpr,
 ):
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
+    _begin(is_beside)
     q_ring = _ring(q_desc, FORM.num_queries)
     k_ring = _ring(k_desc, FORM.num_stages)
     v_ring = _ring(v_desc, FORM.num_stages)
@@ -181,6 +185,15 @@ def _prompt_attention_kernel(
         worker_num_warps=[4, 1],
         worker_num_regs=[240, 24],
     )
+    tl.extra.cuda.gdc_wait()
+
+
+@gluon_jit
+def _begin(is_beside):
+    """As `begin_beside` in overlap.py."""
+    if is_beside == 0:
+        tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
 
 
 @gluon_jit

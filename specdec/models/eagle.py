@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels.add import add
+from specdec.kernels.joint_input import joint_input, joint_input_of_rows
 from specdec.kernels.linear import Sums
 from specdec.models.layers import MLP, Attention, Embedding, Linear, RMSNorm
 from weights.config import EagleConfig
@@ -30,22 +31,18 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(D, eps)
         self.mlp = MLP(config.layer)
 
-    def forward(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Sums, Tensor]:
-        """x: the features, after the first layer its last product. Returns the next such pair."""
-        u_TD, stream_TD = self.enter(x, stream_TD, embed_TD)
+    def forward(self, u_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
+        """u: what attention reads. Returns the last product and the stream to add it to."""
         normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(u_TD), stream_TD)
         return self.mlp(normed_TD), stream_TD
 
-    def enter(self, x: Tensor | Sums, stream_TD: Tensor, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads, and the stream beside it."""
-        if isinstance(x, Sums):
-            assert self.input_layernorm is not None, "only a first layer may lack it"
-            return self.input_layernorm.add(x, stream_TD)
+    def enter(self, x_TD: Tensor, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads in a first layer, of features, and the stream beside it."""
         if not self.is_wide:
-            return x if self.input_layernorm is None else self.input_layernorm(x), x
+            return x_TD if self.input_layernorm is None else self.input_layernorm(x_TD), x_TD
         embed_TD = embed_TD if self.input_layernorm is None else self.input_layernorm(embed_TD)
-        g_TD = x if self.hidden_norm is None else self.hidden_norm(x)
-        return torch.cat([embed_TD, g_TD], dim=-1), g_TD if self.norm_before_residual else x
+        g_TD = x_TD if self.hidden_norm is None else self.hidden_norm(x_TD)
+        return torch.cat([embed_TD, g_TD], dim=-1), g_TD if self.norm_before_residual else x_TD
 
 
 class EagleModel(nn.Module):
@@ -84,39 +81,61 @@ class EagleModel(nn.Module):
         if len(self.layers) > 1:
             self(input_ids_T, g_TD)
             return
-        x, embed_TD = self._first(input_ids_T, g_TD)
+        u_TD, _ = self._enter(input_ids_T, g_TD, None)
+        self._first.self_attn.store(u_TD)
+
+    def forward(
+        self, input_ids_T: Tensor, g_XD: Tensor, rows_T: Tensor | None = None
+    ) -> tuple[Sums, Tensor]:
+        """The last product and the stream to add it to.
+
+        g: features or recycled streams. rows: of g, one for each token; None: all, in order
+        """
+        u_TD, stream_TD = self._enter(input_ids_T, g_XD, rows_T)
+        x, stream_TD = self._first(u_TD, stream_TD)
+        for layer in self.layers[1:]:
+            assert isinstance(layer, EagleLayer), layer
+            assert layer.input_layernorm is not None, "only a first layer may lack it"
+            x, stream_TD = layer(*layer.input_layernorm.add(x, stream_TD))
+        return x, stream_TD
+
+    @property
+    def _first(self) -> EagleLayer:
         layer = self.layers[0]
         assert isinstance(layer, EagleLayer), layer
-        u_TD, _ = layer.enter(x, g_TD, embed_TD)
-        layer.self_attn.store(u_TD)
+        return layer
 
-    def _first(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer takes, and the embeddings beside it."""
+    def _enter(
+        self, input_ids_T: Tensor, g_XD: Tensor, rows_T: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the first layer's attention reads, and the stream beside it."""
+        layer = self._first
+        norm, embed_norm = layer.hidden_norm, layer.input_layernorm
+        table_VD = self.embed_tokens.weight
+        is_plain = self.embed_norm is None and not layer.norm_before_residual
+        if is_plain and norm is not None and embed_norm is not None:
+            weights = embed_norm.weight, g_XD, norm.weight, norm.eps
+            if rows_T is None:
+                return joint_input(input_ids_T, table_VD, *weights), g_XD
+            return joint_input_of_rows(input_ids_T, table_VD, *weights, rows_T)
+        g_TD = g_XD if rows_T is None else g_XD[rows_T]
         embed_TD = self.embed_tokens(input_ids_T)
         if self.embed_norm is not None:
             embed_TD = self.embed_norm(embed_TD)
         if self.config.entry == "fc" and self.fc is not None:
-            return self.fc(torch.cat([embed_TD, g_TD], dim=-1)), embed_TD
-        return g_TD, embed_TD
-
-    def forward(self, input_ids_T: Tensor, g_TD: Tensor) -> tuple[Sums, Tensor]:
-        """The last product and the stream to add it to. g_TD: features or recycled streams."""
-        x: Tensor | Sums
-        x, embed_TD = self._first(input_ids_T, g_TD)
-        stream_TD = g_TD
-        for layer in self.layers:
-            x, stream_TD = layer(x, stream_TD, embed_TD)
-        assert isinstance(x, Sums)
-        return x, stream_TD
+            g_TD = self.fc(torch.cat([embed_TD, g_TD], dim=-1))
+        return layer.enter(g_TD, embed_TD)
 
     def head_input(self, stream_XD: Tensor) -> tuple[Tensor, Tensor]:
         """What the head multiplies, and the next row's feature, from finished streams [X, D]."""
         normed_XD = stream_XD if self.norm is None else self.norm(stream_XD)
         return normed_XD, normed_XD if self.config.recycled == "post_norm" else stream_XD
 
-    def next_level(self, input_ids_B: Tensor, g_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """One row per request on the draft's own streams; returns the same two as `head_input`."""
-        x, stream_BD = self(input_ids_B, g_BD)
+    def next_level(
+        self, input_ids_B: Tensor, g_XD: Tensor, rows_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` on the draft's own streams; returns the same two as `head_input`."""
+        x, stream_BD = self(input_ids_B, g_XD, rows_B)
         if self.norm is None:
             out_BD = torch.empty_like(stream_BD)
             add(x, stream_BD, out_BD)

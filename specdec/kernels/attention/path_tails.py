@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.parts import PARTS_AT_ONCE, add_parts, load_part
+from specdec.kernels.attention.parts import add_parts, load_part
 from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.splits import (
     Part,
@@ -36,6 +36,9 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
 
 MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
+# measured on an H200
+WARPS = 8
+PARTS_AT_ONCE = 4  # partial results on their way at a time
 
 
 def prepare_tails(given: Pass) -> Repeated:
@@ -61,7 +64,7 @@ def prepare_tails(given: Pass) -> Repeated:
             "ROWS": max(next_power_of_2(given.heads.group), MIN_ROWS),
             "AT_ONCE": PARTS_AT_ONCE,
         },
-        options={"num_warps": 4, "num_stages": 2, **given.options},
+        options={"num_warps": WARPS, "num_stages": 2, **given.options},
     )
 
 

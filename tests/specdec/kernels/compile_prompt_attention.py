@@ -33,6 +33,7 @@ def compile_for_hopper(heads: int, kv_heads: int, C: int, dtype: str, is_uniform
         **dict.fromkeys(("block_table_ptr", "idx_ptr", "positions_ptr", "starts_ptr"), "*i64"),
         **dict.fromkeys(("num_items", "num_slots", "query_len", "R", "M"), "i32"),
         "scale": "fp32",
+        "is_beside": "i32",
         "FORM": "constexpr",
     }
     form = prompt_attention.Form(heads, kv_heads, is_uniform)

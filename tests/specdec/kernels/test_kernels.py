@@ -14,6 +14,7 @@ from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.attention.workspace import workspace_size
 from specdec.kernels.best_token import launch_tile_maxima
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
+from specdec.kernels.joint_input import joint_input_ref, launch_joint_input
 from specdec.kernels.linear import (
     Sums,
     launch_linear,
@@ -129,6 +130,25 @@ def test_norms(device, dtype, rows, d):
             strict=True,
         ):
             close(actual, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_rows", [False, True])
+@pytest.mark.parametrize("rows, d", [(1, 64), (17, 100)])
+def test_a_joint_input_is_two_norms_side_by_side(device, dtype, has_rows, rows, d):
+    table, features = (torch.randn(n, d, device=device, dtype=dtype) for n in (50, rows + 3))
+    weights = [torch.randn(d, device=device, dtype=dtype) for _ in range(2)]
+    ids = torch.randint(50, (rows,), device=device)
+    picked = torch.randperm(rows + 3, device=device)[:rows] if has_rows else None
+    features = features if has_rows else features[:rows]
+    given = ids, table, weights[0], features, weights[1], 1e-6, picked
+    joined, found = launch_joint_input(*given)
+    expected = features if picked is None else features[picked]
+    assert torch.equal(found, expected)
+    halves = [launch_rms_norm(table[ids], weights[0], 1e-6)]
+    halves.append(launch_rms_norm(expected, weights[1], 1e-6))
+    assert torch.equal(joined, torch.cat(halves, dim=-1))
+    close(joined, joint_input_ref(*given)[0], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

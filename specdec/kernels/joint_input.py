@@ -1,0 +1,144 @@
+"""What an EAGLE-3 draft's first layer reads: concat(norm(embedding), norm(feature)), [T, 2D].
+
+One launch in place of a gather for the embeddings, another where features are picked by row, two
+norms and a concatenation: the draft has no other work for so few rows meanwhile. A norm has the
+bits of `rms_norm`.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
+from specdec.kernels.opaque import opaque
+from specdec.kernels.overlap import begin
+from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
+from specdec.kernels.tiles import empty_rows
+
+
+@opaque(lambda ids, table, embed_weight, features, weight, eps: features.repeat(1, 2))
+def joint_input(
+    ids_T: Tensor,
+    table_VD: Tensor,
+    embed_weight_D: Tensor,
+    features_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+) -> Tensor:
+    """Returns [T, 2D] in the features' dtype. ids: rows of the table of embeddings.
+
+    The weights are of the norms of embeddings and of features.
+    """
+    joined, _ = _join(ids_T, table_VD, embed_weight_D, features_TD, weight_D, eps, None)
+    return joined
+
+
+def joint_input_of_rows(
+    ids_T: Tensor,
+    table_VD: Tensor,
+    embed_weight_D: Tensor,
+    features_XD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    rows_T: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same of some features, by row; and these features, [T, D]."""
+    return _join(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
+
+
+def _join(
+    ids_T: Tensor,
+    table_VD: Tensor,
+    embed_weight_D: Tensor,
+    features_XD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    rows_T: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    join = pick(features_XD, launch_joint_input, joint_input_ref)
+    return join(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
+
+
+def launch_joint_input(
+    ids_T: Tensor,
+    table_VD: Tensor,
+    embed_weight_D: Tensor,
+    features_XD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    rows_T: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    assert table_VD.is_contiguous(), table_VD.stride()
+    assert features_XD.stride(1) == 1, features_XD.stride()
+    T, D = len(ids_T), table_VD.shape[1]
+    joined_T2D = empty_rows(features_XD, T, 2 * D)
+    picked_TD = features_XD if rows_T is None else features_XD.new_empty(T, D)
+    _joint_input_kernel[(T, 2)](
+        joined_T2D,
+        picked_TD,
+        ids_T,
+        table_VD,
+        embed_weight_D,
+        features_XD,
+        weight_D,
+        ids_T if rows_T is None else rows_T,
+        features_XD.stride(0),
+        D,
+        eps,
+        HAS_ROWS=rows_T is not None,
+        BLOCK_D=next_power_of_2(D),
+        num_warps=NORM_WARPS,
+        **launch_options(features_XD),
+    )
+    return joined_T2D, picked_TD
+
+
+@jit
+def _joint_input_kernel(
+    joined_ptr,  # [T, 2D]
+    picked_ptr,  # [T, D], with HAS_ROWS
+    ids_ptr,  # [T]
+    table_ptr,  # [V, D]
+    embed_weight_ptr,  # [D]
+    features_ptr,  # [X, D]
+    weight_ptr,  # [D]
+    rows_ptr,  # [T], with HAS_ROWS
+    stride_features,
+    D,
+    eps,
+    HAS_ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    t = tl.program_id(0).to(tl.int64)
+    is_feature = tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    inside = d < D
+    if is_feature:
+        row = t
+        if HAS_ROWS:
+            row = tl.load(rows_ptr + t)
+        x = tl.load(features_ptr + row * stride_features + d, mask=inside, other=0.0)
+        w = tl.load(weight_ptr + d, mask=inside, other=0.0)
+        if HAS_ROWS:
+            tl.store(picked_ptr + t * D + d, x, mask=inside)
+    else:
+        x = tl.load(table_ptr + tl.load(ids_ptr + t) * D + d, mask=inside, other=0.0)
+        w = tl.load(embed_weight_ptr + d, mask=inside, other=0.0)
+    y = normed(x.to(tl.float32), w.to(tl.float32), D, eps)
+    at = (2 * t + is_feature) * D + d
+    tl.store(joined_ptr + at, y.to(joined_ptr.dtype.element_ty), mask=inside)
+
+
+def joint_input_ref(
+    ids_T: Tensor,
+    table_VD: Tensor,
+    embed_weight_D: Tensor,
+    features_XD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    rows_T: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    picked_TD = features_XD if rows_T is None else features_XD[rows_T]
+    norms = (table_VD[ids_T], embed_weight_D), (picked_TD, weight_D)
+    return torch.cat([rms_norm_ref(x, w, eps) for x, w in norms], dim=-1), picked_TD

@@ -14,7 +14,9 @@ as many requests end as run. It is judged as a whole.
 import random
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, turned
@@ -27,6 +29,7 @@ from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 from specdec.scheduling.row_planner import PlannerStatistics
 from specdec.start.speculation import Drafting
+from specdec.stepping.results import PendingResult
 
 GENERATIONS = 8  # of the window, at least
 LEAST_REQUESTS = 32  # of the window
@@ -46,6 +49,7 @@ class Window:
     gaps: list[float]  # between two deliveries to one request
     first_tokens: list[float]  # from the arrival of each request of the window
     first_steps: list[int]  # of the engine, that each of them waited for
+    host_share: float | None  # of the time, in which the host did not wait for a GPU's results
     stats: SpeculationStats  # of the requests that began and ended in it
 
 
@@ -134,7 +138,8 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     num_before = len(running.requests)
     num_tokens = running.num_tokens
     began = time.monotonic()
-    running.run(batch, num_measured(batch))
+    with waits() as waited:
+        running.run(batch, num_measured(batch))
     seconds = time.monotonic() - began
     num_tokens = running.num_tokens - num_tokens
     running.end()
@@ -149,8 +154,24 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
         gaps=running.gaps,
         first_tokens=[latency for latency in latencies if latency is not None],
         first_steps=[count for count in steps if count is not None],
+        host_share=1 - sum(waited) / seconds if engine.runner.device.type == "cuda" else None,
         stats=SpeculationStats.merged(done),
     )
+
+
+@contextmanager
+def waits() -> Iterator[list[float]]:
+    """Seconds that the host waits in the body, for each step's results."""
+    found: list[float] = []
+    wait = PendingResult.wait
+
+    def timed(result: PendingResult) -> None:
+        began = time.monotonic()
+        wait(result)
+        found.append(time.monotonic() - began)
+
+    with patch.object(PendingResult, "wait", timed):
+        yield found
 
 
 def num_measured(batch: int) -> int:
@@ -275,4 +296,5 @@ def _figures(window: Window, batch: int) -> Row:
         "first_token_steps_p99": nearest_rank(window.first_steps, 99),
         "gap_ms_p50": percentile(window.gaps, 50),
         "gap_ms_p99": percentile(window.gaps, 99),
+        "host_share": window.host_share,
     }

@@ -98,10 +98,14 @@ class PendingResult:
             return None
         return float(earlier.sent.elapsed_time(self.sent))
 
-    def read(self) -> StepResult:
-        """Wait for the copy, and for no later pass."""
+    def wait(self) -> None:
+        """For the copy, and for no later pass."""
         if self.sent is not None:
             self.sent.synchronize()
+
+    def read(self) -> StepResult:
+        """The result, once it is there."""
+        self.wait()
         rows = self.rows_cpu.tolist()
         columns = self.columns
         Q = columns.path_len

@@ -19,7 +19,6 @@ ALONE_KEYS: int | None = 4096
 MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
-SMALL_PATHS = False
 FEW = 32  # programs up to which smaller tiles make more of them
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
@@ -71,7 +70,7 @@ def plan_launch(
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     tile = query_tile(usual * heads.group, heads)
     is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < _full(has_paths)
-    if is_split and (not has_paths or SMALL_PATHS):
+    if is_split:
         tile = _sharing_tile(B, usual, max_query_len, heads)
     tokens = _tokens(tile, heads)
     tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)

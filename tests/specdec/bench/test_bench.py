@@ -37,6 +37,7 @@ from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.step import PHASES
 from specdec.stepping import propose
+from specdec.stepping.results import PendingResult
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
 
@@ -673,3 +674,14 @@ def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
 )
 def test_the_nearest_rank_is_one_of_the_counts(counts, percent, found):
     assert nearest_rank(counts, percent) == found
+
+
+def test_what_the_host_waits_for_results_is_measured(monkeypatch):
+    monkeypatch.setattr(PendingResult, "wait", lambda result: time.sleep(0.02))
+    result = PendingResult(torch.zeros(1, 1), None, None)
+    with loops.waits() as found:
+        result.wait()
+        result.wait()
+    result.wait()
+    assert len(found) == 2
+    assert min(found) >= 0.02

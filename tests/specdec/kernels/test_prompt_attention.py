@@ -136,7 +136,7 @@ def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeyp
     for layer in layers:
         launch_paged_attention(q, out, layer, rows)
     assert len(prepared) == 1
-    assert prepared[0][-1] == 300
+    assert prepared[0][-2:] == (300, False)
     assert [of[0] is out and of[1] is q for of in launched] == [True, True]
     assert [of[2].data_ptr() for of in launched] == [layer.data_ptr() for layer in layers]
 

@@ -165,8 +165,8 @@ def test_a_shortened_model_has_nearly_the_peak_of_the_whole_one():
         with model:
             run_largest_steps(runner)  # which compiles kernels, too
             torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+            before = torch.cuda.memory_stats()["requested_bytes.all.current"]
             run_largest_steps(runner)
-            peaks.append(torch.cuda.max_memory_allocated() - before)
-    # 1.9 % less on an H200; which tensors make the difference is not known
+            # not the bytes of blocks: one may be up to a MiB larger than what lies in it
+            peaks.append(torch.cuda.memory_stats()["requested_bytes.all.peak"] - before)
     assert 0.97 * peaks[1] < peaks[0] <= peaks[1]

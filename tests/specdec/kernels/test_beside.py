@@ -1,0 +1,85 @@
+"""Launches of attention for different rows of a pass overlap, and none reads too early."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.kernels.attention.launch import launch_paged_attention
+from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
+from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.linear import Sums, launch_linear
+from specdec.kernels.rotate_and_store import launch_rotate_and_store
+from tests.specdec.kernels.attention_cases import BF16, case
+
+GROUP, G, C = 4, 8, 128
+TIMES = 40
+# contexts, and how many rows of each: those that verify, then parts of prompts
+VERIFY_MANY = (300, 70, 190, 641) * 16, (4,) * 64  # one kernel walks all splits
+VERIFY_FEW = (900, 300), (4, 4)  # two kernels: splits are shared, then added up
+SHORT = (97, 130), (97, 30)  # for the kernel that walks
+LONG = (700,), (300,)  # for that of prompts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("verify", [VERIFY_MANY, VERIFY_FEW])
+@pytest.mark.parametrize("prompts", [SHORT, LONG])
+def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
+    """Each time other queries, keys and values, right before; and a product right after."""
+    torch.manual_seed(0)
+    heads = {"group": GROUP, "G": G, "C": C, "dtype": BF16, "device": "cuda"}
+    (_, cache, first), (_, prompt_cache, second) = (
+        case("normal", e, **heads) for e in (verify, prompts)
+    )
+    is_split = plan_launch(len(verify[0]), 4, Heads(GROUP, G, C, 2)).is_split
+    assert is_split == (verify is VERIFY_FEW)
+    takes = takes_prompt_kernel(second, GROUP, 64, C, BF16, has_wgmma=True)
+    assert takes == (prompts is LONG)
+    # one cache for both
+    num_before = cache.shape[1] - 1
+    cache = torch.cat([cache[:, :-1], prompt_cache], dim=1)
+    moved = torch.cat([second.block_table[:-1] + num_before, second.block_table[-1:] + num_before])
+    second = replace(second, block_table=moved)
+    groups = first, second
+    T = first.num_rows + second.num_rows
+    positions = torch.cat([each.positions for each in groups])
+    slots = torch.cat([slots_of(each) for each in groups])
+    rope = torch.randn(2, 1024, C // 2, device="cuda").unbind()
+    weight = torch.randn(256, GROUP * G * C, device="cuda").to(BF16)
+    qkvs = torch.randn(TIMES, 1, T, (GROUP + 2) * G * C, device="cuda")
+
+    def run(how):
+        kv = cache.clone()
+        found = []
+        for qkv in qkvs:
+            q = launch_rotate_and_store(Sums(qkv, None), rope, None, positions, slots, kv)
+            out = torch.empty_like(q)
+            how(q, out, kv)
+            found.append(launch_linear(out.flatten(1), weight, None, BF16))
+        return torch.stack(found)
+
+    def beside(q, out, kv):
+        both = first, replace(second, is_beside=True)
+        for rows, at in zip(both, (0, first.num_rows), strict=True):
+            launch_paged_attention(q[at:], out[at:], kv, rows)
+
+    def alone(q, out, kv):
+        for rows, at in zip(groups, (0, first.num_rows), strict=True):
+            torch.cuda.synchronize()
+            launch_paged_attention(q[at:], out[at:], kv, rows)
+        torch.cuda.synchronize()
+
+    expected = run(alone)
+    run(beside)  # compiles
+    assert torch.equal(run(beside), expected)
+
+
+def slots_of(rows):
+    """Cache slot of each row."""
+    counts = rows.query_start_loc
+    B = len(rows.idx_mapping)
+    if counts is None:
+        slot = torch.arange(B, device="cuda").repeat_interleave(rows.max_query_len)
+    else:
+        slot = torch.arange(B, device="cuda").repeat_interleave(counts.diff())
+    return rows.block_table[slot, rows.positions // 64] * 64 + rows.positions % 64

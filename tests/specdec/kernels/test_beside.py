@@ -14,6 +14,7 @@ from tests.specdec.kernels.attention_cases import BF16, case
 
 GROUP, G, C = 4, 8, 128
 TIMES = 40
+BUSY = 100_000_000  # clocks
 # contexts, and how many rows of each: those that verify, then parts of prompts
 VERIFY_MANY = (300, 70, 190, 641) * 16, (4,) * 64  # one kernel walks all splits
 VERIFY_FEW = (900, 300), (4, 4)  # two kernels: splits are shared, then added up
@@ -51,6 +52,7 @@ def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
     def run(how):
         kv = cache.clone()
         found = []
+        torch.cuda._sleep(BUSY)  # all launches wait for it, and follow each other at once
         for qkv in qkvs:
             q = launch_rotate_and_store(Sums(qkv, None), rope, None, positions, slots, kv)
             out = torch.empty_like(q)

@@ -29,8 +29,8 @@ def _shapes(*shapes: tuple[int, int, int]) -> tuple[TreeShape, ...]:
     return tuple(TreeShape(num_levels=D, top_k=k, num_nodes=N - 1) for N, D, k in shapes)
 
 
-SHAPES = _shapes((8, 6, 4), (16, 6, 4))
-GREEDY_SHAPES = _shapes((8, 6, 2), (16, 6, 2), (8, 6, 8), (16, 6, 8), (32, 6, 4), (32, 6, 8))
+SHAPES = _shapes((8, 6, 4), (16, 6, 4), (32, 6, 4))
+GREEDY_SHAPES = _shapes((8, 6, 2), (16, 6, 2), (8, 6, 8), (16, 6, 8), (32, 6, 8))
 THRESHOLDS = {0.0: (NEVER, 0.1, 0.2, 0.3, 0.999)}  # by temperature
 THRESHOLD = 0.2  # at other temperatures
 

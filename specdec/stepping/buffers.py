@@ -103,7 +103,8 @@ class StepBuffers:
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
         self.draft_streams = floats(T, sizes.draft_hidden_size)  # [T, D] of the draft prefill
-        self.draft_hidden = floats(B, sizes.draft_hidden_size)  # [B, D] recycled after a level
+        # [B, D] recycled; of trees [B x k], since parents of an older level may still be named
+        self.draft_hidden = floats(L, sizes.draft_hidden_size)
         # of the next level's rows: of chains [B], of trees [B x k]
         self.draft_last_tokens = integers(L)  # [B] what the next draft row embeds
         self.draft_positions = integers(L)  # [B] of the next draft row, 0 = padding

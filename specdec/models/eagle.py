@@ -93,7 +93,7 @@ class EagleModel(nn.Module):
         """
         u_TD, stream_TD = self._enter(input_ids_T, g_XD, rows_T)
         x, stream_TD = self._first(u_TD, stream_TD)
-        for layer in self.layers[1:]:
+        for layer in list(self.layers)[1:]:  # a slice would be a new module in each call
             assert isinstance(layer, EagleLayer), layer
             assert layer.input_layernorm is not None, "only a first layer may lack it"
             x, stream_TD = layer(*layer.input_layernorm.add(x, stream_TD))

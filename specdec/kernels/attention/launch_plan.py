@@ -19,6 +19,7 @@ ALONE_KEYS: int | None = 4096
 MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
+FEW_TAILS = 264  # programs for paths' last keys up to which each has more warps
 FEW = 32  # programs up to which smaller tiles make more of them
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
@@ -46,11 +47,12 @@ class Launch(NamedTuple):
     is_split: bool  # programs share the splits of each query tile; else one walks them all
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
+    tail_warps: int  # of each program for a path's last keys; 0: there are no paths
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
-        return self.tile, self.is_split, self.slots
+        return self.tile, self.is_split, self.slots, self.tail_warps
 
 
 def plan_launch(
@@ -78,7 +80,11 @@ def plan_launch(
     is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
     slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
-    return Launch(tile, tokens, tiles, B * tiles, usual_tiles, is_split, is_helped, slots)
+    few_tails = B * max_query_len * heads.G <= FEW_TAILS
+    tail_warps = (8 if few_tails else 4) if has_paths else 0
+    return Launch(
+        tile, tokens, tiles, B * tiles, usual_tiles, is_split, is_helped, slots, tail_warps
+    )
 
 
 def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:

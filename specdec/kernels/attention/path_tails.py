@@ -36,9 +36,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
 
 MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
-# measured on an H200
-WARPS = 8
-PARTS_AT_ONCE = 4  # partial results on their way at a time
+PARTS_AT_ONCE = {4: 8, 8: 4}  # partial results on their way at a time, by warps
 
 
 def prepare_tails(given: Pass) -> Repeated:
@@ -46,6 +44,7 @@ def prepare_tails(given: Pass) -> Repeated:
     rows = given.rows
     paths = rows.paths
     assert paths is not None
+    num_warps = given.plan.tail_warps
     return Repeated(
         _path_tails_kernel,
         (len(rows.idx_mapping) * rows.max_query_len, given.heads.G, 1),
@@ -62,9 +61,9 @@ def prepare_tails(given: Pass) -> Repeated:
             "IS_SPLIT": given.plan.is_split,
             "IS_UNIFORM": given.is_uniform,
             "ROWS": max(next_power_of_2(given.heads.group), MIN_ROWS),
-            "AT_ONCE": PARTS_AT_ONCE,
+            "AT_ONCE": PARTS_AT_ONCE[num_warps],
         },
-        options={"num_warps": WARPS, "num_stages": 2, **given.options},
+        options={"num_warps": num_warps, "num_stages": 2, **given.options},
     )
 
 

@@ -224,3 +224,12 @@ def test_rows_without_paths_are_cut_as_ever():
     heads = Heads(4, 8, 128, 2)
     assert not plan_launch(1, 40, heads).is_split
     assert plan_launch(1, 40, heads, has_paths=True).is_split
+
+
+def test_few_programs_for_tails_have_more_warps():
+    def warps(B, rows, has_paths=True):
+        return plan_launch(B, rows, Heads(4, 8, 128, 2), has_paths=has_paths).tail_warps
+
+    assert [warps(1, rows) for rows in (8, 16, 32, 40)] == [8, 8, 8, 4]
+    assert [warps(B, 8) for B in (4, 5, 32)] == [8, 4, 4]
+    assert warps(1, 8, has_paths=False) == 0

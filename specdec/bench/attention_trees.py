@@ -14,7 +14,7 @@ import torch
 
 from specdec.bench.attention_jobs import Heads, Job, caches_of, per_call_ms, query_rows
 from specdec.kernels import next_power_of_2
-from specdec.kernels.attention import query_tiles
+from specdec.kernels.attention import launch_plan, query_tiles
 from specdec.kernels.attention.launch import paged_attention
 from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.attention.query_tiles import QUERY_TILES, QueryTile
@@ -37,9 +37,13 @@ def timed_trees(heads: Heads, job: Job, model_len: int) -> Iterator[tuple[str, f
     expected = None
     for tile in (None, *larger_tiles(heads, job)):
         tiles = QUERY_TILES if tile is None else (*QUERY_TILES, tile)
+        few = launch_plan.FEW if tile is None else 0  # where few programs take small tiles
         out_THC = torch.empty_like(q_THC)
         rows = replace(tree)  # without the launches of the tile before
-        with patch.object(query_tiles, "QUERY_TILES", tiles):
+        with (
+            patch.object(query_tiles, "QUERY_TILES", tiles),
+            patch.object(launch_plan, "FEW", few),
+        ):
             calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
             ms = per_call_ms(heads.device, calls)
         expected = out_THC if expected is None else expected

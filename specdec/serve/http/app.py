@@ -212,4 +212,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         what = f"{request.method} {path}"
         return ApiError(error.status_code, f"{error.detail}: {what}").response(path)
-    return ApiError(500, "an error in the server; its log has the traceback").response(path)
+    answer = ApiError(500, "an error in the server; its log has the traceback").response(path)
+    # the traceback goes on to uvicorn, which ends the connection: no client may send more there
+    answer.headers["Connection"] = "close"
+    return answer

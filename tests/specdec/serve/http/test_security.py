@@ -222,3 +222,4 @@ def test_an_error_of_the_server_tells_nothing_of_its_inside(live, monkeypatch):
     found = live.post("/v1/completions", BODY)
     assert (found.status_code, found.json()["error"]["type"]) == (500, "internal_server_error")
     assert "secret" not in found.text
+    assert found.headers["connection"] == "close"

@@ -114,10 +114,10 @@ class EagleModel(nn.Module):
         table_VD = self.embed_tokens.weight
         is_plain = self.embed_norm is None and not layer.norm_before_residual
         if is_plain and norm is not None and embed_norm is not None:
-            weights = embed_norm.weight, g_XD, norm.weight, norm.eps
+            given = input_ids_T, table_VD, embed_norm.weight, g_XD, norm.weight, norm.eps
             if rows_T is None:
-                return joint_input(input_ids_T, table_VD, *weights), g_XD
-            return joint_input_of_rows(input_ids_T, table_VD, *weights, rows_T)
+                return joint_input(*given), g_XD
+            return joint_input_of_rows(*given, rows_T)
         g_TD = g_XD if rows_T is None else g_XD[rows_T]
         embed_TD = self.embed_tokens(input_ids_T)
         if self.embed_norm is not None:

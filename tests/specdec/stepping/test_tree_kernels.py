@@ -279,3 +279,10 @@ def test_they_compile_without_a_gpu():
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(set(done.stdout.split())) == 10
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_whatever_parents_are_named_there_is_room_for_their_rows(shape):
+    """A warm-up of the levels alone finds those of the last level that ran."""
+    buffers, _ = make("cpu", shape)
+    assert len(buffers.draft_hidden) >= len(buffers.tree.parent_rows)

@@ -28,8 +28,9 @@ def joint_input(
 
     The weights are of the norms of embeddings and of features.
     """
-    joined, _ = _join(ids_T, table_VD, embed_weight_D, features_TD, weight_D, eps, None)
-    return joined
+    join = pick(features_TD, launch_joint_input, joint_input_ref)
+    joined_T2D, _ = join(ids_T, table_VD, embed_weight_D, features_TD, weight_D, eps, None)
+    return joined_T2D
 
 
 def joint_input_of_rows(
@@ -42,18 +43,6 @@ def joint_input_of_rows(
     rows_T: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same of some features, by row; and these features, [T, D]."""
-    return _join(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
-
-
-def _join(
-    ids_T: Tensor,
-    table_VD: Tensor,
-    embed_weight_D: Tensor,
-    features_XD: Tensor,
-    weight_D: Tensor,
-    eps: float,
-    rows_T: Tensor | None,
-) -> tuple[Tensor, Tensor]:
     join = pick(features_XD, launch_joint_input, joint_input_ref)
     return join(ids_T, table_VD, embed_weight_D, features_XD, weight_D, eps, rows_T)
 

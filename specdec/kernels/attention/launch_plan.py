@@ -19,8 +19,10 @@ ALONE_KEYS: int | None = 4096
 MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
-FEW_TAILS = 264  # programs for paths' last keys up to which each has more warps
 FEW = 32  # programs up to which smaller tiles make more of them
+# Programs for paths' last keys up to which each has 8 warps, which measured faster for 64 of them;
+# more have 4. Two a multiprocessor: where the border should be was not measured.
+FEW_TAILS = 264
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
 PROMPT_MORE_THAN: int | None = 512

@@ -217,10 +217,8 @@ class Engine:
     # launch
 
     def _prepare(self, plan: Plan) -> None:
-        for request in plan.admitted:
-            self.runner.start(request.state_row, self._row_start(request))
-        if plan.grown:  # rare: once in 64 tokens of a request
-            self.runner.grow(plan.grown)
+        starts = [(request.state_row, self._row_start(request)) for request in plan.admitted]
+        self.runner.start_rows(starts, plan.grown)
 
     def _row_start(self, request: Request) -> RowStart:
         rules = request.rules

@@ -27,6 +27,7 @@ from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, StepResult
 from specdec.stepping.row_masks import RowMasks
+from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Passes, Proposal, Step
 from specdec.stepping.upload import upload
@@ -94,13 +95,16 @@ class Runner:
             max_model_len=sizes.max_model_len,
         )
 
-    def start(self, row: int, start: RowStart) -> None:
-        """Give a request its state row."""
-        self.state.assign(row, start)
+    def start_rows(
+        self,
+        starts: Sequence[tuple[int, RowStart]] = (),
+        grown: Sequence[tuple[int, int, int]] = (),
+    ) -> None:
+        """Give requests their state rows, and others further blocks.
 
-    def grow(self, grown: Sequence[tuple[int, int, int]]) -> None:
-        """Give requests further blocks: (row, place in the block table, cache block) each."""
-        self.state.grow(grown)
+        grown: (row, place in the block table, cache block) each
+        """
+        start_rows(self.state, starts, grown)
 
     def run_step(
         self,

@@ -19,6 +19,7 @@ from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_shapes import ROW_CLASSES
+from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
@@ -51,6 +52,7 @@ def compile_ahead(runner: Runner, progress: bool = True) -> None:
         for step in samplings(runner):
             rehearsal.run(step)
             note_ready()
+        runner.start_rows([(0, RowStart(blocks=[0], num_draft_tokens=0))])
 
 
 def kernel_names() -> frozenset[str]:

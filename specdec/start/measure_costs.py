@@ -181,9 +181,10 @@ def _keys(runner: Runner) -> "_Slope | None":
     if count == 0 or most == 0:
         return None
     rows = range(count)
-    for row in rows:
-        blocks = [row * most + i for i in range(most)]
-        runner.start(row, RowStart(blocks=blocks, num_draft_tokens=sizes.num_speculative_tokens))
+    K = sizes.num_speculative_tokens
+    blocks = [range(row * most, (row + 1) * most) for row in rows]
+    starts = [RowStart(blocks=each, num_draft_tokens=K) for each in blocks]
+    runner.start_rows(list(enumerate(starts)))
     step = _round(runner, rows, 0 if sizes.is_adaptive else None)
     computed = runner.state.num_computed_tokens
     computed[:count] = 0

@@ -33,7 +33,7 @@ class SamplingRows:
         self.floats = zeros(R, 6, dtype=torch.float32)  # [R + 1, 6] the six below
         self.temperature, self.log_min_p, self.top_p = self.floats[:, :3].unbind(1)
         self.presence, self.frequency, self.repetition = self.floats[:, 3:].unbind(1)
-        self.floats.copy_(torch.tensor(_floats(SamplingStart())))
+        self.floats.copy_(torch.tensor(self.floats_of(SamplingStart())))
         self.integers = zeros(R, 4)  # [R + 1, 4] the three below
         self.seeds = self.integers[:, :2]
         self.top_k = self.integers[:, 2]
@@ -47,14 +47,24 @@ class SamplingRows:
         # the rows whose bias, counts or bad words are in use
         self._in_use: dict[str, set[int]] = {"bias": set(), "counts": set(), "bad words": set()}
 
-    def assign(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
-        """Start a request in a row; what the one before it did not use is not written again.
+    @staticmethod
+    def floats_of(start: SamplingStart) -> list[float]:
+        """A row of `floats`."""
+        log_min_p = float(np.log(start.min_p)) if start.min_p > 0 else -np.inf
+        penalties = [start.presence_penalty, start.frequency_penalty, start.repetition_penalty]
+        return [start.temperature, log_min_p, start.top_p, *penalties]
 
-        generated: after a preemption its tokens but the last, which the end of prefill counts.
+    @staticmethod
+    def integers_of(start: SamplingStart) -> list[int]:
+        """A row of `integers`."""
+        return [start.seed & 0xFFFFFFFF, start.seed >> 32, start.top_k, len(start.prompt)]
+
+    def assign_large(self, row: int, start: SamplingStart, generated: Sequence[int] = ()) -> None:
+        """Start a request in a row, but for its floats and integers (start_rows.py).
+
+        What it does not use, nor the one before it did, is not written. generated: after a
+        preemption its tokens but the last, which the end of prefill counts.
         """
-        upload(self.floats[row], np.array(_floats(start), np.float32))
-        seed = start.seed & 0xFFFFFFFF, start.seed >> 32
-        upload(self.integers[row], np.array([*seed, start.top_k, len(start.prompt)]))
         has_bias = bool(start.logit_bias) or start.allowed_token_ids is not None
         if _is_written(row, has_bias, self._in_use["bias"]):
             upload(self.bias[row], _bias(start, self.vocab_size))
@@ -76,12 +86,6 @@ def _is_written(row: int, is_used: bool, rows_in_use: set[int]) -> bool:
     was_used = row in rows_in_use
     rows_in_use.add(row) if is_used else rows_in_use.discard(row)
     return is_used or was_used
-
-
-def _floats(start: SamplingStart) -> list[float]:
-    log_min_p = float(np.log(start.min_p)) if start.min_p > 0 else -np.inf
-    penalties = [start.presence_penalty, start.frequency_penalty, start.repetition_penalty]
-    return [start.temperature, log_min_p, start.top_p, *penalties]
 
 
 def _bias(start: SamplingStart, vocab_size: int) -> np.ndarray:

@@ -4,16 +4,11 @@ Every tensor has one scratch row at the end, so that row -1 (padding) may be rea
 Letters: R state rows, K draft tokens, N rows of a tree, M blocks per request.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.requests.row_start import RowStart
 from specdec.sizes import BLOCK_SIZE, MAX_STOP_IDS
 from specdec.stepping.sampling_rows import SamplingRows
-from specdec.stepping.upload import upload, uploaded
 
 
 class RequestState:
@@ -63,29 +58,9 @@ class RequestState:
         self.sampling = SamplingRows(num_rows, vocab_size, blocks_per_request * BLOCK_SIZE, device)
         # [R + 1, K, W] logits / temperature that the drafts were drawn from, -inf = out
         self.draft_scores = torch.zeros(R, num_draft_tokens, draft_vocab_size, device=device)
-        self._scratch_block = scratch_block
-
-    def assign(self, row: int, start: RowStart) -> None:
-        """Start a request in a row, after all that was launched before."""
-        blocks = np.full(self.block_table.shape[1], self._scratch_block)
-        blocks[: len(start.blocks)] = start.blocks
-        ids = np.full(MAX_STOP_IDS, start.stop_ids[0] if start.stop_ids else 0)
-        ids[: len(start.stop_ids)] = start.stop_ids
-        upload(self.block_table[row], blocks)
-        upload(self.stop_ids[row], ids)
-        self.num_draft_tokens[row].fill_(start.num_draft_tokens)
-        self.min_positions[row].fill_(start.min_position if start.stop_ids else 0)
-        self.num_computed_tokens[row].zero_()
-        self.num_live_drafts[row].zero_()
-        self.sampling.assign(row, start.sampling, start.generated)
+        self.scratch_block = scratch_block  # of places without a block
 
     def slots(self, positions: Tensor, rows: Tensor, is_valid: Tensor) -> Tensor:
         """Cache slots of positions of state rows, any shape; -1 where `is_valid` is false."""
         block = self.block_table[rows, torch.where(is_valid, positions // BLOCK_SIZE, 0)]
         return torch.where(is_valid, block * BLOCK_SIZE + positions % BLOCK_SIZE, -1)
-
-    def grow(self, grown: Sequence[tuple[int, int, int]]) -> None:
-        """Give requests further blocks: (row, place in the block table, cache block) each."""
-        device = self.block_table.device
-        row_X, place_X, block_X = uploaded(np.array(grown, np.int64).reshape(-1, 3).T, device)
-        self.block_table[row_X, place_X] = block_X

@@ -89,7 +89,7 @@ def draw(pair, rule, num_draws, temperature=TEMPERATURE, limits=LIMITS, spoil=la
             start = SamplingStart(
                 temperature=temperature, top_k=limits[0], top_p=limits[1], seed=seed
             )
-            runner.start(row, RowStart(blocks=[row], num_draft_tokens=K, sampling=start))
+            runner.start_rows([(row, RowStart(blocks=[row], num_draft_tokens=K, sampling=start))])
         parts = [
             PromptPart(state_row=r, prompt=PROMPT, start=0, length=len(PROMPT), blocks=[r])
             for r in range(ROWS)

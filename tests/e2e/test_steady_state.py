@@ -51,7 +51,7 @@ def runner(prompts):
     parts = []
     for row, prompt in enumerate(prompts[:3]):
         blocks = range(row * 10, row * 10 + 10)
-        runner.start(row, RowStart(blocks=blocks, num_draft_tokens=3))
+        runner.start_rows([(row, RowStart(blocks=blocks, num_draft_tokens=3))])
         parts.append(
             PromptPart(state_row=row, prompt=prompt, start=0, length=len(prompt), blocks=blocks)
         )

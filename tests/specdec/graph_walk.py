@@ -128,8 +128,15 @@ class Walk:
         runner, chunk, room = self.runner, [], 48
         for row in range(NUM_REQS):
             prompt, blocks, start = prompt_of(row), [2 * row, 2 * row + 1], 0
-            runner.start(
-                row, RowStart(blocks=blocks, num_draft_tokens=runner.sizes.num_speculative_tokens)
+            runner.start_rows(
+                [
+                    (
+                        row,
+                        RowStart(
+                            blocks=blocks, num_draft_tokens=runner.sizes.num_speculative_tokens
+                        ),
+                    )
+                ]
             )
             while start < len(prompt):
                 length = min(len(prompt) - start, room)

@@ -109,7 +109,7 @@ def begin(runner: Runner, k: int, name: str) -> None:
         cache[:, :, :-1] = torch.nan
     runner.state.sampling.history.zero_()
     for row in range(NUM_ROWS):
-        runner.start(row, row_start(row, k, name))
+        runner.start_rows([(row, row_start(row, k, name))])
     flags = FLAGS[name]
     runner.run_step(parts=[part(row, 0, len(prompt_of(row))) for row in RUNNING], flags=flags)
     runner.run_step(RUNNING, max_num_computed=20, flags=flags)
@@ -185,7 +185,7 @@ def texts_of(plain: Runner, name: str) -> list[list[int]]:
     rows = list(range(NUM_ROWS))
     texts = [prompt_of(row) for row in rows]
     for row in rows:
-        plain.start(row, row_start(row, 0, name))
+        plain.start_rows([(row, row_start(row, 0, name))])
     parts = [part(row, 0, len(texts[row]) - (row == RESUMED)) for row in rows]
     plain.run_step(parts=parts, flags=FLAGS[name])
     for row, tokens in enumerate(plain.read(NUM_ROWS).sampled_tokens):

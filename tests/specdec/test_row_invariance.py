@@ -150,7 +150,7 @@ def start(pair, K):
     for cache in caches(runner):
         cache.fill_(torch.nan)
     for row in range(len(PROMPTS)):
-        runner.start(row, RowStart(blocks=blocks(row), num_draft_tokens=K))
+        runner.start_rows([(row, RowStart(blocks=blocks(row), num_draft_tokens=K))])
     return runner
 
 

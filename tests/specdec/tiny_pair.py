@@ -121,7 +121,7 @@ def engine_chains(
     runner.target_cache.fill_(torch.nan)
     runner.draft_cache.fill_(torch.nan)
     heard = record_logits(runner)
-    runner.start(ROW, RowStart(blocks=[BLOCK], num_draft_tokens=NUM_DRAFTS))
+    runner.start_rows([(ROW, RowStart(blocks=[BLOCK], num_draft_tokens=NUM_DRAFTS))])
     start = 0
     for length in chunks:
         heard.clear()

@@ -21,6 +21,7 @@ from specdec.sizes import MAX_STOP_IDS
 from specdec.stepping import propose as propose_file
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.propose import DraftLevel, propose_sampled
+from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -151,7 +152,7 @@ def test_a_drawn_draft_is_placed_as_the_targets_id_by_kernel_and_twin(device, mo
     )
     ours = StepBuffers(sizes, torch.float32, device), RequestState(4, K, 1, 9, device)
     for row in range(3):
-        ours[1].assign(row, RowStart(blocks=[row], num_draft_tokens=K))
+        start_rows(ours[1], [(row, RowStart(blocks=[row], num_draft_tokens=K))])
     ours[0].sample_mapping[:3] = torch.arange(3, device=device)
     theirs = copy.deepcopy(ours)
     d2t = torch.arange(V, device=device) + 1000 if has_d2t else None

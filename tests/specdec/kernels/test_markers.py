@@ -22,6 +22,7 @@ from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit import accept_and_commit_ref, commit_prompts, launch_accept_and_commit
 from specdec.stepping.fill import Extent
 from specdec.stepping.propose import DraftLevel, launch_propose, launch_write_level, propose_ref
+from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Passes, Step
 
@@ -119,7 +120,7 @@ def round_of(device, num_slots=3):
     buffers = StepBuffers(sizes, torch.float32, device)
     state = RequestState(4, K, 1, 9, device, vocab_size=V, draft_vocab_size=V)
     for row in range(4):
-        state.assign(row, RowStart(blocks=[row], num_draft_tokens=K))
+        start_rows(state, [(row, RowStart(blocks=[row], num_draft_tokens=K))])
         state.num_computed_tokens[row] = 5
     buffers.sample_mapping[:num_slots] = torch.arange(num_slots, device=device)
     buffers.idx_mapping[:num_slots] = torch.arange(num_slots, device=device)

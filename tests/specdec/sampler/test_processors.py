@@ -8,6 +8,7 @@ from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.sampler.count_sampled import count_sampled
 from specdec.sampler.processors import process
+from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from tests.specdec.sampler.decided import uniform_rows
 
@@ -55,15 +56,20 @@ def scene(request):
     prompts = [rng.integers(0, 5, 4 + r).tolist() for r in range(R)]
     for r, start in enumerate(STARTS):
         sampling = SamplingStart(prompt=prompts[r], **start)
-        state.assign(
-            r,
-            RowStart(
-                blocks=[0],
-                num_draft_tokens=Q - 1,
-                min_position=len(prompts[r]) + MIN_TOKENS,
-                stop_ids=STOPS,
-                sampling=sampling,
-            ),
+        start_rows(
+            state,
+            [
+                (
+                    r,
+                    RowStart(
+                        blocks=[0],
+                        num_draft_tokens=Q - 1,
+                        min_position=len(prompts[r]) + MIN_TOKENS,
+                        stop_ids=STOPS,
+                        sampling=sampling,
+                    ),
+                )
+            ],
         )
     return rng, state, prompts
 
@@ -124,7 +130,7 @@ def test_what_neighbours_need_does_not_move_a_bit_of_a_row_that_asks_for_nothing
 
 def test_a_minimum_without_ids_that_end_the_text_forbids_nothing(scene):
     _, state, _ = scene
-    state.assign(0, RowStart(blocks=[0], num_draft_tokens=0, min_position=30))
+    start_rows(state, [(0, RowStart(blocks=[0], num_draft_tokens=0, min_position=30))])
     rows = uniform_rows(
         row_B=torch.tensor([0]),
         token_BQ=torch.tensor([[1]]),
@@ -139,7 +145,7 @@ def test_a_minimum_without_ids_that_end_the_text_forbids_nothing(scene):
 def test_a_row_forgets_the_request_before_it(scene):
     _, state, _ = scene
     for r in range(R):
-        state.assign(r, RowStart(blocks=[0], num_draft_tokens=0))
+        start_rows(state, [(r, RowStart(blocks=[0], num_draft_tokens=0))])
     rows, fresh = (
         state.sampling,
         RequestState(R, Q - 1, 1, 0, torch.device("cpu"), vocab_size=V).sampling,

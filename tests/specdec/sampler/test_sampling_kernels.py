@@ -19,6 +19,7 @@ from specdec.sampler.process_logits import launch_process_logits
 from specdec.sampler.processors import process
 from specdec.sampler.row_parameters import Places, launch_row_parameters, row_parameters_ref
 from specdec.sampler.sampler import Sampler
+from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 from tests.specdec.sampler.decided import uniform_rows, without_padding
 
@@ -60,7 +61,9 @@ def make_state(device):
     for row, start in enumerate(STARTS):
         sampling = SamplingStart(prompt=rng.integers(0, 5, 4).tolist(), **start)
         stops = {"min_position": 9, "stop_ids": [0, 2099]}
-        state.assign(row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, **stops))
+        start_rows(
+            state, [(row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, **stops))]
+        )
         state.num_computed_tokens[row] = 4 + row
     state.sampling.output_counts[:, :5] = torch.randint(0, 3, (R + 1, 5))
     state.sampling.output_counts[-1] = 0
@@ -132,7 +135,7 @@ def test_slots_of_different_lengths_have_the_bits_of_padded_ones(device, apply):
 def test_a_bad_word_begins_in_what_was_generated_and_not_in_the_prompt(device, apply):
     state = RequestState(R, K, 1, 9, device, vocab_size=V)
     sampling = SamplingStart(prompt=[7, 8, 1], bad_words=[[1, 2], [8, 1, 3], [1, 1, 4]])
-    state.assign(0, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling))
+    start_rows(state, [(0, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling))])
 
     def forbidden(tokens, position):
         logits, Q = torch.zeros(len(tokens), V, device=device), len(tokens)
@@ -157,8 +160,9 @@ def test_one_penalty_is_enough(device, alone):
     state = make_state(device)
     for row in range(R):
         sampling = SamplingStart(prompt=[1, 2], **alone)
-        state.assign(
-            row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, generated=[3, 3])
+        start_rows(
+            state,
+            [(row, RowStart(blocks=[0], num_draft_tokens=K, sampling=sampling, generated=[3, 3]))],
         )
     rows = make_rows(device, state, 4)
     logits = torch.randn(20, V, device=device)

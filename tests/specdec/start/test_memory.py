@@ -114,7 +114,7 @@ def test_pools_above_the_plan_are_reported(caplog):
 @pytest.mark.parametrize("backend", ["eager", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_largest_steps_write_scratch_only(backend):
     runner = tiny_runner(tiny("eagle3", make_backend(backend)[1]), 3)
-    runner.start(0, RowStart(blocks=[0, 1], num_draft_tokens=3))
+    runner.start_rows([(0, RowStart(blocks=[0, 1], num_draft_tokens=3))])
     before = {
         name: value[:-1].clone()
         for name, value in vars(runner.state).items()

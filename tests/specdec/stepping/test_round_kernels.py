@@ -30,6 +30,7 @@ from specdec.stepping.propose import (
     propose_ref,
     write_level_ref,
 )
+from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -63,7 +64,9 @@ def make(device, K, num_reqs=5, keeps_probs=False):
     for row, (length, own_k) in enumerate(
         [(5, K), (63, K), (64, 0), (MAX_LEN - 2, K), (MAX_LEN - 1, K), (7, K)]
     ):
-        state.assign(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own_k))
+        start_rows(
+            state, [(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own_k))]
+        )
         state.num_computed_tokens[row] = length
     state.last_sampled_tokens.copy_(torch.arange(7) + 100)
     state.draft_tokens.copy_(torch.randint(0, 4, state.draft_tokens.shape))

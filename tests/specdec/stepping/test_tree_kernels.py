@@ -25,6 +25,7 @@ from specdec.stepping.grow_tree import (
     launch_add_children,
     launch_keep_nodes,
 )
+from specdec.stepping.start_rows import start_rows
 from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -70,7 +71,9 @@ def make(device, shape):
     lengths = (5, 63, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
     for row, length in enumerate(lengths):
         own = 1 if row == 2 else shape.num_levels
-        state.assign(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own))
+        start_rows(
+            state, [(row, RowStart(blocks=[10 + row, 20 + row, 30 + row], num_draft_tokens=own))]
+        )
         state.num_computed_tokens[row] = length
         state.num_live_drafts[row] = shape.num_nodes
         tokens, parents, depths = random_tree(shape, row)

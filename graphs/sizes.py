@@ -32,7 +32,7 @@ def capture_sizes(
 
     requests: 1 to 8, then steps of 8 up to max_num_reqs
     tokens:   powers of two from 16 up to max_num_tokens and, from 64, 1.5 times them, from 128 1.25
-              times, from 512 1.75 times; few serve up to 64 rows, where a pass takes as long as
+              times, from 256 1.75 times; few serve up to 64 rows, where a pass takes as long as
               reading the weights, and many where each row costs
     """
     if requests is None:
@@ -50,7 +50,7 @@ def capture_sizes(
 def _quarters(power: int) -> tuple[int, ...]:
     if power < 128:
         return (4, 6) if power >= 64 else (4,)
-    return (4, 5, 6, 7) if power >= 512 else (4, 5, 6)
+    return (4, 5, 6, 7) if power >= 256 else (4, 5, 6)
 
 
 def padding_map(sizes: Sequence[int]) -> list[int]:

@@ -131,9 +131,15 @@ def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
     return [
         s
         for s in deepest.values()
-        if (rows % s.block_m == 0 or s.block_m == 128 or (is_many and s.block_m % 5 != 0))
+        if (_fills(rows, s) or (is_many and s.block_m % 5 != 0))
         and (s.cuts == 1 or _cuts_any(product, rows, splits, s))
     ]
+
+
+def _fills(rows: int, shape: Shape) -> bool:
+    """Whether the rows fill tiles, or seven eighths of the largest ones."""
+    is_most = shape.block_m == 256 and 8 * rows >= 7 * -(-rows // 256) * 256
+    return rows % shape.block_m == 0 or shape.block_m == 128 or is_most
 
 
 def _cuts_any(product: Product, rows: int, splits: int, shape: Shape) -> bool:

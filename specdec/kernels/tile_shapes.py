@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 Kind = Literal["split", "whole", "gate"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TABLE_DTYPES = ("bfloat16", "float16")  # tables know these; float32 has one set of tiles
-ROW_CLASSES = (16, 32, 64, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 4096)
+ROW_CLASSES = (16, 32, 64, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 4096)
 MANY_ROWS = ROW_CLASSES[-1]
 PARALLEL_ROWS = 512  # with more rows a program walks all splits itself
 PERSISTENT_ROWS = 160  # persistent/ serves classes from here on
@@ -72,8 +72,11 @@ def row_class(M: int) -> int:
 
 def rows_of_tiles(M: int) -> int:
     """Rows that whole tiles have for M rows of x, whatever the tiles."""
-    largest = 768  # a multiple of the tiles of many rows, 128, 192 and 256
-    return row_class(M) if M <= PARALLEL_ROWS else -(-M // largest) * largest
+    if M <= 256:
+        return row_class(M)
+    # multiples of the tiles of more rows, which are 128, 192 and 256 high
+    step = 128 if M <= PARALLEL_ROWS else 768
+    return -(-M // step) * step
 
 
 def row_pieces(block_m: int) -> tuple[int, int]:

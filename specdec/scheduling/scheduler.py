@@ -217,6 +217,7 @@ class Scheduler:
         self._passed_over &= set(waiting)  # no other is kept alive by it
         if waiting:
             self._add_parts(work, waiting)
+            work = self._with_ends(work)
         self._num_live = work.num_levels or 0
         self._has_trees = work.proposes_tree
         return work
@@ -287,6 +288,14 @@ class Scheduler:
                 self.prefilling.remove(request)
                 self.running.append(request)
         self._passed_over = {request for request in waiting if _num_left(request) > 0}
+
+    def _with_ends(self, work: Work) -> Work:
+        """The same with as many drafts as pay beside prompts that end."""
+        if self.budget is None or not work.shared_rows:
+            return work
+        num_ends = sum(part.ends_prompt for part in work.parts)
+        kept = self.budget.verified(work.shared_rows, len(work.verifying), num_ends)
+        return replace(work, shared_rows=kept)
 
     def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
         """Rows of prompts that ride. One that a step passed over is due in the next."""

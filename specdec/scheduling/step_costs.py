@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
+COMPUTE_BOUND = 256  # rows that verify: from here on more of them take longer
+FEW_ROWS = 64  # one in so many
 RATIO_MEMORY = 1 / 64  # weight of the latest step in a ratio of times
 AGING = 1 / 512  # weight of the latest step in the ratio of steps of the other kind
 KNOWN = 8  # steps that took as long as predicted, before any was measured
@@ -192,6 +194,16 @@ class PromptBudget:
                 break
             best = rows
         return max(best, LEAST_PROMPT_ROWS)
+
+    def verified(self, num_rows: int, num_requests: int, num_ends: int) -> int:
+        """Of the rows that would verify, those that should beside prompts that end.
+
+        The head multiplies them and a row for each of these prompts. In tiles for more rows it takes
+        up to a third longer, which is more than a few of the least probable drafts can bring.
+        """
+        sizes = (rows for rows, _ in self.costs.rounds if rows >= max(num_rows, COMPUTE_BOUND))
+        kept = max(next(sizes, num_rows + num_ends) - num_ends, num_requests)
+        return kept if num_rows - num_rows // FEW_ROWS <= kept < num_rows else num_rows
 
     def fitting(
         self, num_verify_rows: int, num_requests: int, left: Sequence[int], num_due: int = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specdec.kernels.compilations import compiling_is_expected
-from specdec.kernels.tile_shapes import PARALLEL_ROWS
+from specdec.kernels.tile_shapes import PARALLEL_ROWS, row_class
 from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY
 from specdec.runner import Runner
@@ -34,6 +34,7 @@ logger = logging.getLogger("specdec")
 SOME_LEVELS = 3  # of which those after the first are timed
 NEVER, AT_ONCE = -1.0, 2.0  # thresholds at which no draft stops, and all do after one level
 LONG_CONTEXT = 4096
+HALFWAY = (448,)  # classes of rows for whose rounds it is enough to know those of their neighbours
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
 # as it takes to launch op by op. Larger steps hide their launches.
 LARGEST_CAPTURED = (512, 1024, 2048)
@@ -66,7 +67,8 @@ def measure_costs(runner: Runner) -> StepCosts:
         pair = _pair(runner, prompts)
         rounds = [Timed(runner, step) for step in _rounds(runner)]
         keys = _keys(runner)
-    by_rows = tuple((timed.step.num_verify_rows, timed.one_level_ms) for timed in rounds)
+    measured = ((timed.step.num_verify_rows, timed.one_level_ms) for timed in rounds)
+    by_rows = between(tuple(measured), _rows_of_rounds(runner))
     with_prompts = tuple({timed.step.num_tokens: timed.ms for timed in prompts}.items())
     with_prompts = between(with_prompts, classes, as_rounds(by_rows))
     padded = [n for n in tokens if n > PARALLEL_ROWS]  # there each row costs, padding too
@@ -120,7 +122,7 @@ def measure_round_costs(runner: Runner, steps: StepCosts | None) -> RoundCosts:
 
 
 def _rounds(runner: Runner) -> Iterator[Step]:
-    """Rounds of padding, by rows: of each class of rows the most that are captured.
+    """Rounds of padding, by rows.
 
     Where rows are shared out, the first one of each number of requests has further levels.
     """
@@ -128,15 +130,27 @@ def _rounds(runner: Runner) -> Iterator[Step]:
     if sizes.is_adaptive:  # the most requests for each number of rows
         most = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
         with_levels = set()
-        for rows in of_classes(sorted(most)):
+        for rows in _not_halfway(_rows_of_rounds(runner)):
             count = min(most[rows], rows)
             levels = 1 if count in with_levels else min(SOME_LEVELS, sizes.num_speculative_tokens)
             with_levels.add(count)
             yield _round(runner, [-1] * count, levels, rows)
         return
-    Q = sizes.query_len
-    for rows in of_classes([n * Q for n in runner.graphs.target.decode.sizes.requests]):
-        yield _round(runner, [-1] * (rows // Q))
+    for rows in _not_halfway(_rows_of_rounds(runner)):
+        yield _round(runner, [-1] * (rows // sizes.query_len))
+
+
+def _rows_of_rounds(runner: Runner) -> list[int]:
+    """Of each class of rows the most that are captured."""
+    Q = runner.sizes.query_len
+    uniform = [n * Q for n in runner.graphs.target.decode.sizes.requests]
+    shared = sorted({rows for _, rows in runner.graphs.shapes})
+    return of_classes(shared if runner.sizes.is_adaptive else uniform)
+
+
+def _not_halfway(rows: Sequence[int]) -> Iterator[int]:
+    """Those that are measured."""
+    return (n for n in rows if row_class(n) not in HALFWAY or n == rows[-1])
 
 
 def _level(rounds: Sequence[Timed]) -> Measured:

@@ -17,7 +17,7 @@ from graphs.cuda import CudaBackend
 from specdec.kernels import best_token, gate_up, is_hopper, linear, triton
 from specdec.kernels.compilations import compiling_ahead
 from specdec.kernels.tile_rule import measured_rows
-from specdec.kernels.tile_shapes import Product
+from specdec.kernels.tile_shapes import Product, rows_of_tiles
 from specdec.kernels.tiles import Tiles
 from specdec.tune.search import Job
 from weights.bars import bar
@@ -92,7 +92,9 @@ class GpuClock:
         return self._weights
 
     def _rows_of(self, job: Job) -> Tensor:
-        return self._empty(measured_rows(job.rows), job.product.K, job.product)
+        """With rows behind them, as in a model."""
+        rows = measured_rows(job.rows)
+        return self._empty(rows_of_tiles(rows), job.product.K, job.product)[:rows]
 
     def _empty(self, rows: int, columns: int, product: Product) -> Tensor:
         dtype = getattr(torch, product.dtype)

@@ -11,7 +11,7 @@ def test_default_request_sizes_are_each_count_to_eight_then_steps_of_eight():
 
 def test_default_token_sizes_are_powers_of_two_from_16_and_more_where_rows_cost():
     assert capture_sizes(1, 256).tokens == (16, 32, 64, 96, 128, 160, 192, 256)
-    assert capture_sizes(1, 1100).tokens[-7:] == (384, 512, 640, 768, 896, 1024, 1100)
+    assert capture_sizes(1, 1100).tokens[-8:] == (384, 448, 512, 640, 768, 896, 1024, 1100)
     assert capture_sizes(1, 50).tokens == (16, 32, 50)
     assert capture_sizes(1, 7).tokens == (7,)
 

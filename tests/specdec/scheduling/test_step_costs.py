@@ -88,6 +88,24 @@ def test_rows_that_would_begin_another_size_wait_where_that_saves_time(
     assert budget.fitting(verified, requests, left) == kept
 
 
+@pytest.mark.parametrize(
+    "verified, requests, ends, kept",
+    [
+        (256, 50, 3, 253),
+        (256, 50, 0, 256),
+        (255, 50, 3, 253),  # one end has room
+        (250, 50, 3, 250),  # all have
+        (256, 254, 3, 254),  # a request keeps the row of its last token
+        (256, 50, 5, 256),  # too many drafts for the tiles that it saves
+        (64, 5, 1, 64),  # few rows cost as much as none
+        (1000, 50, 3, 1000),  # beyond the largest each row counts
+    ],
+)
+def test_a_few_drafts_give_way_to_prompts_that_end(verified, requests, ends, kept):
+    budget = PromptBudget(costs=COSTS, slowdown=1.5)
+    assert budget.verified(verified, requests, ends) == kept
+
+
 def test_times_are_compared_by_load_prompts_and_drafts():
     ratios = TimeRatios()
     for _ in range(300):

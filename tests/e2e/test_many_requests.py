@@ -553,7 +553,7 @@ def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, m
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("place", ["start", "run_step"])
+@pytest.mark.parametrize("place", ["start_rows", "run_step"])
 def test_an_engine_serves_after_an_interrupted_step(
     make, greedy, prompts, monkeypatch, place, is_async
 ):

@@ -117,12 +117,21 @@ class RoundOptions:
         """
         rate = 0.0
         while True:
-            tokens, ms = self._at(rate)
-            levels = int((tokens - rate * (ms + keys_ms)).argmax())
-            raised = float(tokens[levels] / (ms[levels] + keys_ms))
+            levels, tokens, ms = self._best_at(rate, keys_ms)
+            raised = tokens / ms
             if raised <= rate * (1 + 1e-9):
                 return levels, max(rate, raised)
             rate = raised
+
+    def levels_at(self, rate: float, keys_ms: float) -> int:
+        """That bring the most beyond what their time is worth at `rate`."""
+        return self._best_at(rate, keys_ms)[0]
+
+    def _best_at(self, rate: float, keys_ms: float) -> tuple[int, float, float]:
+        """Levels, and their tokens and milliseconds."""
+        tokens, ms = self._at(rate)
+        levels = int((tokens - rate * (ms + keys_ms)).argmax())
+        return levels, float(tokens[levels]), float(ms[levels] + keys_ms)
 
     def _at(self, rate: float) -> tuple[Floats, Floats]:
         tokens, ms = self.rounds.best_at(rate)

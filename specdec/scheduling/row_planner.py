@@ -39,6 +39,8 @@ FIT_EVERY = 100  # rounds with drafts, from then on
 PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
 THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
 MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
+MANY = 8  # requests, of which some are slower than others
+HURRY = 2.0  # where no more requests come, a millisecond counts as so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ class RowPlanner:
     Prompts that ride in a step take rows of its tiles, so steps with them are choices of their own,
     and the best way to go on is that of the recent share of such steps. For few requests the same
     is asked of several thresholds at which drafts may stop, and the best of them is taken.
+    Where no more requests come, the slowest decides when all have ended. Rows that go to drafts of
+    the others make its steps longer, so time counts HURRY times as much.
     Where the costs have those of trees, and trees are offered, the rate of rounds of trees is
     compared with that of the best way to go on without (tree_rounds.py); all nodes are verified.
 
@@ -205,6 +209,7 @@ class RowPlanner:
         num_prompt_rows: int = 0,
         has_trees: bool = False,
         trees_fit: bool = False,
+        is_quiet: bool = False,
     ) -> RoundPlan:
         """The next round.
 
@@ -213,6 +218,7 @@ class RowPlanner:
         num_keys: in the caches of the requests
         num_prompt_rows: that will ride
         has_trees: the drafts are trees, which are verified whole. trees_fit: the next ones may be
+        is_quiet: no more requests come
         """
         num_live = 0 if has_trees else num_live
         assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
@@ -229,7 +235,11 @@ class RowPlanner:
         keys_ms = self._costs.ms_per_key * num_keys
         options = self._options_of(requests, keys_ms)
         self._curves = options.curves
-        steady, rate = options.steady(keys_ms)
+        steady, best_rate = options.steady(keys_ms)
+        rate = best_rate
+        if is_quiet and num_requests >= MANY:
+            rate *= HURRY
+            steady = options.levels_at(rate, keys_ms)
         self._steady_levels = steady
         step = options.rounds
         if num_prompt_rows:
@@ -239,7 +249,7 @@ class RowPlanner:
         if num_live and self._probes.is_live:
             num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
         if trees_fit and self._costs.tree is not None:
-            is_tree = self._chooses_trees(requests, keys_ms, rate)
+            is_tree = self._chooses_trees(requests, keys_ms, best_rate)
             if is_tree or self._trees.is_chosen:  # where they are chosen, chains are a probe
                 self._num_planned_levels += self._num_levels
                 return RoundPlan(num_rows, self._num_levels, is_tree)

@@ -26,6 +26,7 @@ from specdec.sizes import BLOCK_SIZE, EngineSizes
 FEW = 4  # requests, of which each has a large share of a step
 ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
 BACKLOG_STEPS = 16  # of what waits, one part in so many rides in a step, where prompts are short
+QUIET_STEPS = 32  # without a new request, after which no more are expected
 SHORT_PROMPT = 512  # rows: of a longer one no more count, or one alone would delay all that run
 
 
@@ -52,6 +53,7 @@ class Scheduler:
         self._num_live = 0  # levels of the drafts that the latest step leaves
         self._has_trees = False  # which are trees, in engines that draft both
         self._arriving = 0.0  # rows of prompts for each step, a running average
+        self._num_quiet = 0  # steps since a request came
         self._passed_over: set[Request] = set()  # whose prompts the latest step left waiting
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
@@ -97,6 +99,7 @@ class Scheduler:
         self._grown = []
         admitted = self._admit()
         self._arriving += ARRIVALS_MEMORY * (sum(map(_num_left, admitted)) - self._arriving)
+        self._num_quiet = 0 if admitted or self.waiting else self._num_quiet + 1
         ranked = self._ranked()
         work = self._work(ranked)
         # a step may have preempted some of them
@@ -247,6 +250,7 @@ class Scheduler:
             num_prompt_rows,
             self._has_trees,
             len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
+            not waiting and self._num_quiet >= QUIET_STEPS,
         )
         work = replace(work, num_levels=plan.num_levels, proposes_tree=plan.proposes_tree)
         if self._has_trees and self._num_live and num_drafting:

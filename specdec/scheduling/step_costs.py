@@ -198,8 +198,8 @@ class PromptBudget:
     def verified(self, num_rows: int, num_requests: int, num_ends: int) -> int:
         """Of the rows that would verify, those that should beside prompts that end.
 
-        The head multiplies them and a row for each of these prompts. In tiles for more rows it takes
-        up to a third longer, which is more than a few of the least probable drafts can bring.
+        The head multiplies them and a row for each of these prompts. In tiles for more rows it
+        takes up to a third longer, which is more than a few of the least probable drafts can bring.
         """
         sizes = (rows for rows, _ in self.costs.rounds if rows >= max(num_rows, COMPUTE_BOUND))
         kept = max(next(sizes, num_rows + num_ends) - num_ends, num_requests)

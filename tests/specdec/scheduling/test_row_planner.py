@@ -293,6 +293,27 @@ def learnt(costs, num_requests, num_accepted, num_rounds=40):
     return planner
 
 
+def test_where_no_more_requests_come_steps_are_shorter():
+    rng = np.random.default_rng(0)
+    planner = RowPlanner(COSTS, SHAPES, K)
+    for _ in range(40):
+        planner.plan(64, 64, K, 0)
+        confidence = (rng.random((64, K)) ** 0.3).astype(np.float32)
+        held = (rng.random((64, K)) < confidence).cumprod(axis=1).sum(axis=1)
+        planner.observe(outcome(64, confidence=confidence, num_accepted=held))
+    usual = planner.plan(64, 64, K, 0)
+    quiet = planner.plan(64, 64, K, 0, is_quiet=True)
+    assert COSTS.verify_ms(quiet.num_rows) < COSTS.verify_ms(usual.num_rows)
+    assert quiet.num_levels < usual.num_levels
+    assert quiet.num_rows > 64, "some drafts are worth twice their time"
+    assert planner.plan(64, 64, K, 0) == usual
+
+
+def test_few_requests_are_in_no_hurry():
+    planner = learnt(COSTS, 4, 1)
+    assert planner.plan(4, 4, 2, 0, is_quiet=True) == planner.plan(4, 4, 2, 0)
+
+
 def test_long_contexts_make_drafts_pay():
     some = np.arange(256) % 4 == 0
     planner = learnt(replace(COSTS, ms_per_key=1e-5), 256, some)

@@ -8,7 +8,8 @@ from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.scheduler import Scheduler
+from specdec.scheduling.row_planner import RoundPlan
+from specdec.scheduling.scheduler import QUIET_STEPS, Scheduler
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import EngineSizes
 
@@ -22,6 +23,7 @@ def scheduler(
     max_model_len=256,
     use_prefix_cache=False,
     prompt_budget=None,
+    planner=None,
 ):
     sizes = EngineSizes(
         max_num_seqs=max_num_seqs,
@@ -30,7 +32,7 @@ def scheduler(
         num_kv_blocks=num_blocks,
         num_speculative_tokens=K,
     )
-    return Scheduler(BlockPool(num_blocks), sizes, use_prefix_cache, prompt_budget)
+    return Scheduler(BlockPool(num_blocks), sizes, use_prefix_cache, prompt_budget, planner)
 
 
 def request(number, num_prompt_tokens, max_tokens=10, priority=0, k=K, first=0, **params):
@@ -249,6 +251,29 @@ def test_steps_grow_for_many_prompts_that_wait_but_not_for_one_long_prompt(lengt
     added(made, *(request(number, length) for number, length in enumerate(lengths, start=2)))
     _, _, parts = step(made)
     assert sum(length for _, _, length in parts) == num_riding
+
+
+def test_it_is_quiet_some_steps_after_the_last_request_came():
+    class Planner:
+        asked: list[bool]
+
+        def plan(self, *args):
+            self.asked.append(args[-1])
+            return RoundPlan(len(made.running), 0)
+
+    planner = Planner()
+    made = scheduler(num_blocks=99, max_num_seqs=4, planner=planner)
+    for number in (1, 2):  # the second one comes when it is quiet
+        planner.asked = []
+        added(made, request(number, 4, max_tokens=200))
+        for _ in range(QUIET_STEPS + 3):
+            step(made)
+        assert planner.asked == [False] * QUIET_STEPS + [True] * 3
+    added(made, *(request(number, 4, max_tokens=200) for number in (3, 4, 5)))
+    planner.asked = []
+    for _ in range(2 * QUIET_STEPS):
+        step(made)
+    assert not any(planner.asked), "one waits for a place"
 
 
 def test_one_token_at_a_time_ends_every_prompt():

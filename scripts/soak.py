@@ -85,7 +85,9 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
     planner, runner = llm.engine.planner, llm.engine.runner
     real, stop_below = planner.plan, runner.stop_below
 
-    def plan(num_requests: int, *others: int) -> RoundPlan:  # the last one: whether trees fit
+    def plan(
+        num_requests: int, *others: int, **_: object
+    ) -> RoundPlan:  # the last one: whether trees fit
         planned = real(num_requests, *others)
         if chance.random() >= share:
             return planned

@@ -82,6 +82,15 @@ class RoundHistory:
             )
         )
 
+    def keep_kind(self, is_sampled: bool) -> bool:
+        """Drop what greedy requests left, or sampled ones. Returns whether there was any."""
+        kept = self._is_sampled == is_sampled
+        if kept.all():
+            return False
+        self._confidences, self._bounds = self._confidences[kept], self._bounds[kept]
+        self._is_sampled = self._is_sampled[kept]
+        return True
+
     def merge(self, window: int) -> None:
         """Put the pending rounds into the ring and the calibration's windows."""
         rounds, self._pending = self._pending, []

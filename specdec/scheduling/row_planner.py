@@ -33,6 +33,7 @@ from specdec.scheduling.tree_rounds import TreeRounds
 
 FIRST_LEVELS = 3  # while nothing is known
 LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
+LEAST_ROUNDS = 8  # of chains, before they are compared with trees, while which few chains run
 MERGE_EVERY = 8  # rounds with drafts
 EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
 FIT_EVERY = 100  # rounds with drafts, from then on
@@ -210,6 +211,7 @@ class RowPlanner:
         has_trees: bool = False,
         trees_fit: bool = False,
         is_quiet: bool = False,
+        num_sampled: int | None = None,
     ) -> RoundPlan:
         """The next round.
 
@@ -219,6 +221,8 @@ class RowPlanner:
         num_prompt_rows: that will ride
         has_trees: the drafts are trees, which are verified whole. trees_fit: the next ones may be
         is_quiet: no more requests come
+        num_sampled: of those that may draft; None: not known. Where all are greedy, or all sampled,
+            rounds of the other kind say nothing about them
         """
         num_live = 0 if has_trees else num_live
         assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
@@ -226,6 +230,8 @@ class RowPlanner:
         rows = self._sizes.of(num_requests)
         if num_drafting == 0:
             return RoundPlan(int(rows[0]), 0)
+        if num_sampled in (0, num_drafting):
+            self._keep_kind(num_drafting, is_sampled=num_sampled > 0)
         if len(self._history) < LEAST_ENTRIES:
             self._steady_levels = min(FIRST_LEVELS, self._num_levels)
             num_rows = _holding(rows, num_requests + num_drafting * num_live)
@@ -248,7 +254,8 @@ class RowPlanner:
         num_rows = step.best_rows(num_live, steady, rate) if num_live else int(rows[0])
         if num_live and self._probes.is_live:
             num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
-        if trees_fit and self._costs.tree is not None:
+        knows_chains = len(self._history) >= LEAST_ROUNDS * num_drafting
+        if trees_fit and self._costs.tree is not None and knows_chains:
             is_tree = self._chooses_trees(requests, keys_ms, best_rate)
             if is_tree or self._trees.is_chosen:  # where they are chosen, chains are a probe
                 self._num_planned_levels += self._num_levels
@@ -371,6 +378,14 @@ class RowPlanner:
             is_early = self._num_rounds < EARLY_ROUNDS
             self._next_fit = self._num_rounds + (1 if is_early else FIT_EVERY)
         self._estimate(num_drafting)
+
+    def _keep_kind(self, num_drafting: int, is_sampled: bool) -> None:
+        if self._history.keep_kind(is_sampled):
+            self._num_rounds = self._next_fit = 1  # the next ones count at once
+            if len(self._history) >= LEAST_ENTRIES:
+                self._estimate(num_drafting)
+            else:
+                self._curves = None  # until chains were seen again
 
     def _forget(self) -> None:
         """What is known of the draft."""

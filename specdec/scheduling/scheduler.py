@@ -242,6 +242,8 @@ class Scheduler:
         # where none verifies yet, for those that soon will
         num_requests = len(verifying) or min(len(waiting), self.sizes.max_num_seqs)
         num_prompt_rows = self._waiting_rows(verifying, waiting) if verifying and waiting else 0
+        drafting = (each for each in verifying if each.num_speculative_tokens > 0)
+        num_sampled = sum(each.params.temperature > 0 for each in drafting) if verifying else None
         plan = self.planner.plan(
             num_requests,
             num_drafting or num_requests,
@@ -250,7 +252,8 @@ class Scheduler:
             num_prompt_rows,
             self._has_trees,
             len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
-            not waiting and self._num_quiet >= QUIET_STEPS,
+            is_quiet=not waiting and self._num_quiet >= QUIET_STEPS,
+            num_sampled=num_sampled,
         )
         work = replace(work, num_levels=plan.num_levels, proposes_tree=plan.proposes_tree)
         if self._has_trees and self._num_live and num_drafting:

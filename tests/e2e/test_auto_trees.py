@@ -65,7 +65,7 @@ def planned(llm, kinds):
     left, proposed = list(kinds), []
     K = llm.sizes.num_speculative_tokens
 
-    def plan(num_requests, *others):
+    def plan(num_requests, *others, **_):
         kind = left.pop(0) if len(left) > 1 else left[0]
         if kind == TREE and not others[-1]:
             kind = CHAIN

@@ -93,6 +93,7 @@ class World:
     ):
         self.better, self.always_trees = better, always_trees
         self.has_trees = False  # the drafts that exist
+        self.is_sampled = False  # all requests
         self.kinds = []  # by round: whether trees were verified
         self.slower = slower
         self.disturbed = 1.0  # how many times as long any round seems to take
@@ -124,7 +125,17 @@ class World:
         if self.fixed is not None:
             return RoundPlan(padded(B) * (self.fixed + 1), self.fixed)
         fit = B <= 8 and self.costs.tree is not None
-        return self.planner.plan(B, B if self.allowed else 0, self.live, 0, 0, self.has_trees, fit)
+        num_drafting = B if self.allowed else 0
+        return self.planner.plan(
+            B,
+            num_drafting,
+            self.live,
+            0,
+            0,
+            self.has_trees,
+            fit,
+            num_sampled=num_drafting * self.is_sampled,
+        )
 
     def round(self):
         B = len(self.easy)
@@ -144,7 +155,7 @@ class World:
             num_live=self.live,
             num_verified=verified,
             num_accepted=accepted,
-            is_sampled=np.zeros(B, bool),
+            is_sampled=np.full(B, self.is_sampled),
             num_allowed=np.full(B, self.allowed),
         )
         self.verified.append(int(verified.sum()))

@@ -1,5 +1,7 @@
 """Path probabilities from recent rounds: bounds, levels not drafted now, what is forgotten."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,16 @@ def test_to_forget_keeps_only_what_is_pending():
     assert seen.calibration.num_fits == fits + 1
     seen.merge(100)
     assert seen.path_probs(9) == pytest.approx(np.cumprod([[0.25] * K], axis=1))
+
+
+def test_only_rounds_of_one_kind_are_kept():
+    seen = history(*[outcome([[0.5, 0.4, 0.2, 0.1]] * 3)] * 2)
+    assert not seen.keep_kind(is_sampled=False)
+    assert len(seen) == 6
+    sampled = replace(outcome([[0.9, 0.8, 0.7, 0.6]] * 2), is_sampled=np.ones(2, bool))
+    seen.add(sampled)
+    seen.merge(100)
+    assert seen.keep_kind(is_sampled=True)
+    assert seen.path_probs(10) == pytest.approx(np.cumprod([[0.9, 0.8, 0.7, 0.6]] * 2, axis=1))
+    assert seen.keep_kind(is_sampled=False)
+    assert len(seen) == 0

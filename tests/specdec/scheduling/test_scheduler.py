@@ -257,8 +257,8 @@ def test_it_is_quiet_some_steps_after_the_last_request_came():
     class Planner:
         asked: list[bool]
 
-        def plan(self, *args):
-            self.asked.append(args[-1])
+        def plan(self, *_, is_quiet, **__):
+            self.asked.append(is_quiet)
             return RoundPlan(len(made.running), 0)
 
     planner = Planner()

@@ -11,10 +11,20 @@ from specdec.scheduling.probes import KIND_ROUNDS, PROBE_EVERY, KindProbes
 from specdec.scheduling.row_planner import RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts, TreeCosts
 from specdec.scheduling.tree_rounds import AHEAD, PRIOR, TreeGain, TreeRounds
-from tests.specdec.scheduling.draft_world import BOASTFUL, COSTS, GOOD, TREES, WITH_TREES, World
+from tests.specdec.scheduling.draft_world import (
+    BOASTFUL,
+    COSTS,
+    GOOD,
+    TREES,
+    WITH_TREES,
+    Draft,
+    World,
+)
 from tests.specdec.scheduling.test_row_planner import outcome
 
 K = 4
+EASY = Draft(means=(0.8, 0.78, 0.76, 0.75, 0.74, 0.73, 0.72, 0.71))
+HARD = Draft(means=(0.45, 0.4, 0.36, 0.34, 0.33, 0.32, 0.31, 0.3))
 SHAPES = [(b, b * m) for b in (1, 2, 4, 8) for m in (1, 2, 5)]
 
 
@@ -139,6 +149,28 @@ def test_a_draft_gone_bad_is_dropped_though_trees_run():
     world.draft = GOOD
     world.run(1500)
     assert np.mean(world.kinds[-300:]) > 0.5
+
+
+def test_sampled_requests_are_not_judged_by_greedy_ones_before_them():
+    """Whose trees ran, so that of chains hardly any round has shown how sampled ones do."""
+
+    def harder_texts(are_sampled):
+        """Rate, and tokens measured by predicted, of the first rounds after greedy ones."""
+        rates, ratios = [], []
+        for seed in range(6):
+            world = World(8, EASY, seed, costs=WITH_TREES, better=1.5).run(500)
+            before = world.planner.statistics
+            world.draft, world.is_sampled = HARD, are_sampled
+            shown = world.run(150).planner.statistics.since(before)
+            rates.append(world.rate(500))
+            ratios.append(shown.measured_tokens / shown.predicted_tokens)
+        return np.mean(rates), np.mean(ratios)
+
+    rate, ratio = harder_texts(are_sampled=True)
+    assert ratio == pytest.approx(1, abs=0.06)
+    rate_if_greedy, ratio_if_greedy = harder_texts(are_sampled=False)
+    assert ratio_if_greedy < 0.8, "the same texts surprise where nothing tells them apart"
+    assert rate > 1.03 * rate_if_greedy
 
 
 def test_steps_with_trees_have_times_of_their_own():

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tqdm import tqdm
 
@@ -85,10 +86,9 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
     planner, runner = llm.engine.planner, llm.engine.runner
     real, stop_below = planner.plan, runner.stop_below
 
-    def plan(
-        num_requests: int, *others: int, **_: object
-    ) -> RoundPlan:  # the last one: whether trees fit
-        planned = real(num_requests, *others)
+    # the last of the others: whether trees fit
+    def plan(num_requests: int, *others: int, **more: Any) -> RoundPlan:
+        planned = real(num_requests, *others, **more)
         if chance.random() >= share:
             return planned
         most = llm.sizes.num_speculative_tokens

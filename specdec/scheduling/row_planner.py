@@ -41,7 +41,7 @@ PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of promp
 THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
 MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
 MANY = 8  # requests, of which some are slower than others
-HURRY = 2.0  # where no more requests come, a millisecond counts as so many
+HURRY = 2.0  # as many milliseconds one counts where steps should be short
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ class RowPlanner:
     and the best way to go on is that of the recent share of such steps. For few requests the same
     is asked of several thresholds at which drafts may stop, and the best of them is taken.
     Where no more requests come, the slowest decides when all have ended. Rows that go to drafts of
-    the others make its steps longer, so time counts HURRY times as much.
+    the others make its steps longer, so time counts HURRY times as much; so it does while many
+    prompts wait, for which rows would be missing.
     Where the costs have those of trees, and trees are offered, the rate of rounds of trees is
     compared with that of the best way to go on without (tree_rounds.py); all nodes are verified.
 
@@ -210,7 +211,7 @@ class RowPlanner:
         num_prompt_rows: int = 0,
         has_trees: bool = False,
         trees_fit: bool = False,
-        is_quiet: bool = False,
+        hurries: bool = False,
         num_sampled: int | None = None,
     ) -> RoundPlan:
         """The next round.
@@ -220,7 +221,7 @@ class RowPlanner:
         num_keys: in the caches of the requests
         num_prompt_rows: that will ride
         has_trees: the drafts are trees, which are verified whole. trees_fit: the next ones may be
-        is_quiet: no more requests come
+        hurries: steps should be short, see above
         num_sampled: of those that may draft; None: not known. Where all are greedy, or all sampled,
             rounds of the other kind say nothing about them
         """
@@ -243,7 +244,7 @@ class RowPlanner:
         self._curves = options.curves
         steady, best_rate = options.steady(keys_ms)
         rate = best_rate
-        if is_quiet and num_requests >= MANY:
+        if hurries and num_requests >= MANY:
             rate *= HURRY
             steady = options.levels_at(rate, keys_ms)
         self._steady_levels = steady

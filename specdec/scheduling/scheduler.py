@@ -27,6 +27,7 @@ FEW = 4  # requests, of which each has a large share of a step
 ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving rows
 BACKLOG_STEPS = 16  # of what waits, one part in so many rides in a step, where prompts are short
 QUIET_STEPS = 32  # without a new request, after which no more are expected
+BURST_ROWS = 4096  # of prompts that wait: several times what does where requests come one by one
 SHORT_PROMPT = 512  # rows: of a longer one no more count, or one alone would delay all that run
 
 
@@ -252,7 +253,7 @@ class Scheduler:
             num_prompt_rows,
             self._has_trees,
             len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
-            is_quiet=not waiting and self._num_quiet >= QUIET_STEPS,
+            hurries=self._hurries(waiting),
             num_sampled=num_sampled,
         )
         work = replace(work, num_levels=plan.num_levels, proposes_tree=plan.proposes_tree)
@@ -273,6 +274,15 @@ class Scheduler:
         """The same where those that verify have trees: all nodes have rows."""
         assert self.sizes.tree is not None, "sizes of chains"
         return replace(work, query_len=self.sizes.tree.num_rows, path_len=self.sizes.path_len)
+
+    def _hurries(self, waiting: list[Request]) -> bool:
+        """Whether steps should be short: no more requests come, or after a burst many prompts wait.
+
+        waiting: those that have a place
+        """
+        if not waiting:
+            return self._num_quiet >= QUIET_STEPS
+        return _backlog(waiting) >= BURST_ROWS
 
     def _waiting_rows(self, verifying: list[Request], waiting: list[Request]) -> int:
         """Rows of prompts that would ride if each request verified one row."""
@@ -326,8 +336,7 @@ class Scheduler:
             return most
         num_keys = sum(request.num_tokens for request in work.verifying)
         verified, start = work.num_verify_rows, waiting[0].num_prefilled
-        backlog = sum(min(_num_left(request), SHORT_PROMPT) for request in waiting)
-        arriving = max(self._arriving, backlog / BACKLOG_STEPS)
+        arriving = max(self._arriving, _backlog(waiting) / BACKLOG_STEPS)
         return min(self.budget.rows(verified, num_keys, start, arriving), most)
 
     def _verifying(self, ranked: list[Request]) -> list[Request] | None:
@@ -418,6 +427,11 @@ class Scheduler:
 def _num_left(request: Request) -> int:
     """Tokens of a prompt, or of a resumed request, that are not computed yet."""
     return len(request.context) - bool(request.token_ids) - request.num_prefilled
+
+
+def _backlog(waiting: list[Request]) -> int:
+    """Rows of prompts that wait, of long ones not all."""
+    return sum(min(_num_left(request), SHORT_PROMPT) for request in waiting)
 
 
 def _part(request: Request, length: int) -> PromptPart:

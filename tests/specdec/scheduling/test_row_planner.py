@@ -302,7 +302,7 @@ def test_where_no_more_requests_come_steps_are_shorter():
         held = (rng.random((64, K)) < confidence).cumprod(axis=1).sum(axis=1)
         planner.observe(outcome(64, confidence=confidence, num_accepted=held))
     usual = planner.plan(64, 64, K, 0)
-    quiet = planner.plan(64, 64, K, 0, is_quiet=True)
+    quiet = planner.plan(64, 64, K, 0, hurries=True)
     assert COSTS.verify_ms(quiet.num_rows) < COSTS.verify_ms(usual.num_rows)
     assert quiet.num_levels < usual.num_levels
     assert quiet.num_rows > 64, "some drafts are worth twice their time"
@@ -311,7 +311,7 @@ def test_where_no_more_requests_come_steps_are_shorter():
 
 def test_few_requests_are_in_no_hurry():
     planner = learnt(COSTS, 4, 1)
-    assert planner.plan(4, 4, 2, 0, is_quiet=True) == planner.plan(4, 4, 2, 0)
+    assert planner.plan(4, 4, 2, 0, hurries=True) == planner.plan(4, 4, 2, 0)
 
 
 def test_long_contexts_make_drafts_pay():

@@ -253,27 +253,42 @@ def test_steps_grow_for_many_prompts_that_wait_but_not_for_one_long_prompt(lengt
     assert sum(length for _, _, length in parts) == num_riding
 
 
-def test_it_is_quiet_some_steps_after_the_last_request_came():
-    class Planner:
-        asked: list[bool]
+class Hurries:
+    """A planner of plain rounds, which keeps what it was told."""
 
-        def plan(self, *_, is_quiet, **__):
-            self.asked.append(is_quiet)
-            return RoundPlan(len(made.running), 0)
+    def __init__(self):
+        self.told = []
 
-    planner = Planner()
-    made = scheduler(num_blocks=99, max_num_seqs=4, planner=planner)
+    def plan(self, num_requests, *_, hurries, **__):
+        self.told.append(hurries)
+        return RoundPlan(num_requests, 0)
+
+
+def test_steps_should_be_short_some_steps_after_the_last_request_came():
+    made = scheduler(num_blocks=99, max_num_seqs=4, planner=Hurries())
     for number in (1, 2):  # the second one comes when it is quiet
-        planner.asked = []
+        made.planner.told.clear()
         added(made, request(number, 4, max_tokens=200))
         for _ in range(QUIET_STEPS + 3):
             step(made)
-        assert planner.asked == [False] * QUIET_STEPS + [True] * 3
+        assert made.planner.told == [False] * QUIET_STEPS + [True] * 3
     added(made, *(request(number, 4, max_tokens=200) for number in (3, 4, 5)))
-    planner.asked = []
+    made.planner.told.clear()
     for _ in range(2 * QUIET_STEPS):
         step(made)
-    assert not any(planner.asked), "one waits for a place"
+    assert not any(made.planner.told), "one waits for a place"
+
+
+@pytest.mark.parametrize(
+    "lengths, hurries", [([500] * 10, True), ([500] * 7, False), ([9000], False)]
+)
+def test_steps_should_be_short_while_the_prompts_of_a_burst_wait(lengths, hurries):
+    made = scheduler(num_blocks=999, max_num_seqs=20, max_model_len=9999, planner=Hurries())
+    added(made, request(0, 4, max_tokens=99))
+    step(made)
+    added(made, *(request(number, length) for number, length in enumerate(lengths, start=1)))
+    step(made)
+    assert made.planner.told[-1] == hurries
 
 
 def test_one_token_at_a_time_ends_every_prompt():

@@ -137,7 +137,7 @@ def _persistent(product: Product, rows: int, splits: int) -> list[Shape]:
 
 
 def _fills(rows: int, shape: Shape) -> bool:
-    """Whether the rows fill tiles, or seven eighths of the largest ones."""
+    """Whether the rows fill tiles, or seven eighths of the largest ones; 128 rows always do."""
     is_most = shape.block_m == 256 and 8 * rows >= 7 * -(-rows // 256) * 256
     return rows % shape.block_m == 0 or shape.block_m == 128 or is_most
 

@@ -33,15 +33,15 @@ from specdec.scheduling.tree_rounds import TreeRounds
 
 FIRST_LEVELS = 3  # while nothing is known
 LEAST_ENTRIES = 8  # of requests and rounds; with fewer nothing is known
-LEAST_ROUNDS = 8  # of chains, before they are compared with trees, while which few chains run
+LEAST_ROUNDS = 8  # of chains before trees are compared with them: beside trees few run
 MERGE_EVERY = 8  # rounds with drafts
 EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
 FIT_EVERY = 100  # rounds with drafts, from then on
 PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
 THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
 MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
-MANY = 8  # requests, of which some are slower than others
-HURRY = 2.0  # as many milliseconds one counts where steps should be short
+MANY = 8  # requests: with fewer none is left far behind
+HURRY = 2.0  # where steps should be short, a millisecond counts as so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class RowPlanner:
     and the best way to go on is that of the recent share of such steps. For few requests the same
     is asked of several thresholds at which drafts may stop, and the best of them is taken.
     Where no more requests come, the slowest decides when all have ended. Rows that go to drafts of
-    the others make its steps longer, so time counts HURRY times as much; so it does while many
-    prompts wait, for which rows would be missing.
+    the others make its steps longer, so time counts HURRY times as much. It also does while the
+    prompts of a burst wait, which would wait longer behind more drafts.
     Where the costs have those of trees, and trees are offered, the rate of rounds of trees is
     compared with that of the best way to go on without (tree_rounds.py); all nodes are verified.
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 COMPUTE_BOUND = 256  # rows that verify: from here on more of them take longer
-FEW_ROWS = 64  # one in so many
+FEW_ROWS = 64  # one draft in so many rows may give way to prompts that end
 RATIO_MEMORY = 1 / 64  # weight of the latest step in a ratio of times
 AGING = 1 / 512  # weight of the latest step in the ratio of steps of the other kind
 KNOWN = 8  # steps that took as long as predicted, before any was measured

@@ -13,6 +13,11 @@ if not torch.cuda.is_available():
 
 from weights.demo import demo_directory, demo_prompts
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.quick_interpreter import quicken
+
+    quicken()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:

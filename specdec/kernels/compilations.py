@@ -29,7 +29,6 @@ from specdec.kernels import (
     triton,
 )
 from specdec.kernels.compiler_processes import CompilerProcesses
-from specdec.kernels.rarities import is_rare
 from weights.bars import bar
 
 logger = logging.getLogger("specdec")
@@ -170,19 +169,11 @@ def compiling_is_expected() -> Iterator[None]:
 class Compilations:
     """What Triton calls after each compilation: counts those outside `compiling_is_expected`."""
 
-    rare: Counter[str] = field(default_factory=Counter)  # by kernel, of those in rarities.py
-    unexpected: Counter[str] = field(default_factory=Counter)  # and all others
+    unexpected: Counter[str] = field(default_factory=Counter)  # by kernel
 
-    def __call__(self, *, fn: Any, compile: Mapping[str, Any], **_: object) -> None:
-        if _is_expected.get():
-            return
-        name = fn.name.rpartition(".")[2]
-        names = fn.jit_function.arg_names
-        constants = {names[path[0]]: value for path, value in compile["constants"].items()}
-        if is_rare(name, constants):
-            self.rare[name] += 1
-            logger.info("kernel %s was compiled while requests wait, for a rare step", name)
-        else:
+    def __call__(self, *, fn: Any, **_: object) -> None:
+        if not _is_expected.get():
+            name = fn.name.rpartition(".")[2]
             self.unexpected[name] += 1
             logger.warning("kernel %s was compiled while requests wait", name)
 

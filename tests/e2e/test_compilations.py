@@ -1,4 +1,4 @@
-"""Every kernel that serving needs is compiled at the start, but for those of rarities.py."""
+"""Every kernel that serving needs is compiled at the start."""
 
 import random
 

@@ -14,7 +14,7 @@ import torch
 from triton import JITFunction
 from triton.runtime._async_compile import active_mode
 
-from specdec.kernels import compilations, rarities
+from specdec.kernels import compilations
 from specdec.kernels.attention import walk
 from specdec.kernels.compilations import (
     _watch,
@@ -22,7 +22,6 @@ from specdec.kernels.compilations import (
     compiling_ahead,
     compiling_is_expected,
 )
-from specdec.kernels.rarities import Rarity
 
 
 @pytest.mark.parametrize(
@@ -75,21 +74,10 @@ def hook(monkeypatch):
     return compilations.triton.knobs.runtime.jit_post_compile_hook
 
 
-@pytest.fixture
-def rarity(monkeypatch):
-    """The only one on the list."""
-    constants = {"GROUP": 4, "TOKENS": 4, "IS_SPLIT": False}
-    rarity = Rarity(kernel="_paged_attention_kernel", constants=constants)
-    monkeypatch.setattr(rarities, "RARITIES", (rarity,))
-    return rarity
-
-
-def compiled(name: str, **constants: object) -> dict[str, object]:
-    """What Triton says of a kernel; its first argument is no constant."""
-    function = SimpleNamespace(arg_names=["out_ptr", *constants])
-    fn = SimpleNamespace(name=f"specdec.kernels.file.{name}", jit_function=function)
-    by_path = {(i + 1,): value for i, value in enumerate(constants.values())}
-    return {"fn": fn, "compile": {"constants": by_path}, "key": "", "already_compiled": False}
+def compiled(name: str) -> dict[str, object]:
+    """What Triton says of a kernel."""
+    fn = SimpleNamespace(name=f"specdec.kernels.file.{name}")
+    return {"fn": fn, "compile": {}, "key": "", "already_compiled": False}
 
 
 def test_only_compilations_outside_a_start_are_counted_and_logged(hook, caplog):
@@ -101,23 +89,14 @@ def test_only_compilations_outside_a_start_are_counted_and_logged(hook, caplog):
     assert compilations.compilations().unexpected == {"_add_kernel": 1}
 
 
-def test_rare_kernels_are_counted_apart_and_give_no_warning(hook, caplog, rarity):
-    hook(**compiled(rarity.kernel, **rarity.constants, G=8))
-    assert (hook.rare, hook.unexpected) == ({rarity.kernel: 1}, {})
-    assert caplog.messages == []  # without level "info"
-    hook(**compiled(rarity.kernel, **{**rarity.constants, "IS_SPLIT": True}, G=8))
-    assert (hook.rare, hook.unexpected) == ({rarity.kernel: 1}, {rarity.kernel: 1})
-
-
 def test_a_second_start_keeps_the_counts(hook):
     hook(**compiled("_add_kernel"))
     compilations.log_compilations()
     assert compilations.compilations() is hook
 
 
-def test_the_hook_understands_what_triton_calls_it_with(hook, rarity):
+def test_the_hook_understands_what_triton_calls_it_with(hook):
     function = JITFunction(walk._paged_attention_kernel.fn)
-    index = {name: i for i, name in enumerate(function.arg_names)}
     options = dict.fromkeys(("num_ctas", "num_stages", "enable_fp_fusion", "extern_libs"))
     options |= {"num_warps": 2, "launch_cooperative_grid": False}
     given = {
@@ -125,14 +104,14 @@ def test_the_hook_understands_what_triton_calls_it_with(hook, rarity):
         "signature": {},
         "target": SimpleNamespace(),
         "device": 0,
-        "constants": {(index[name],): value for name, value in rarity.constants.items()},
+        "constants": {},
         "options": SimpleNamespace(**options),
         "configs": [{}],
         "is_warmup": False,
     }
     wanted = inspect.signature(function._call_hook).parameters.keys() - {"hook"}
     function._call_hook(hook, **{name: given[name] for name in wanted})
-    assert hook.rare == {"_paged_attention_kernel": 1}
+    assert hook.unexpected == {"_paged_attention_kernel": 1}
 
 
 @pytest.mark.parametrize("may_fail", [False, True])

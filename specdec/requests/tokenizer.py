@@ -10,6 +10,8 @@ from specdec.requests.chat_template import TemplateProcess
 from specdec.requests.tokenizer_files import plain_decoder, read_tokenizer
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+LONGEST = 4  # bytes of a character, and so tokens
+MOST_PENDING = 2 * LONGEST  # tokens that are held back
 DEFAULT_FORMAT = ChatFormat()
 
 
@@ -92,41 +94,61 @@ class Detokenizer:
 
     Each token decodes a short window: the tokens of the last piece of text and those after it, so
     that a token whose text depends on its neighbour (spaces, bytes of one character) comes out as
-    in the full decode. Text that was returned never changes: where the full decode of more tokens
-    would change it, only the new tokens' own text is added. Tokenizers with byte fallback do so:
-    invalid bytes spoil whole characters before them.
+    in the full decode. Tokens without text leave the window, and of many tokens that complete no
+    character only the last may still begin one, so it stays short. Text that was returned never
+    changes: where the full decode of more tokens would change it, only the new tokens' own text is
+    added. Tokenizers with byte fallback do so: invalid bytes spoil whole characters before them.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._tokens: list[int] = []
-        self._window = 0
+        self._window: list[int] = []
+        self._num_read = 0  # tokens of the window whose text was returned,
+        self._read_text = ""  # and what they decode to alone
         self._pieces = [(0, 0)]  # numbers of tokens and characters at the end of each piece of text
         self.text = ""
 
     def push(self, token: int) -> str:
         """Append a token; returns the text it completed, maybe none."""
         self._tokens.append(token)
-        read = self._pieces[-1][0]
-        count = len(self._tokens)
-        before = self._decode(self._window, read)
-        after = self._decode(self._window, count)
-        if after.endswith(INCOMPLETE):
-            return ""
-        piece = after[len(before) :] if after.startswith(before) else self._decode(read, count)
+        self._window.append(token)
+        text = self._decode(self._window)
+        end = len(self._window)
+        if text.endswith(INCOMPLETE):
+            if end - self._num_read <= MOST_PENDING:
+                return ""
+            end -= LONGEST - 1  # no character that is still incomplete begins before
+            text = self._decode(self._window[:end])
+        return self._take(text, end)
+
+    def _take(self, text: str, end: int) -> str:
+        """What is new in the text of the window's first tokens, which are read from here on."""
+        new, later = self._window[self._num_read : end], self._window[end:]
+        is_longer = text.startswith(self._read_text)
+        piece = text[len(self._read_text) :] if is_longer else self._decode(new)
         if piece:
             self.text += piece
-            self._window = read
-            self._pieces.append((count, len(self.text)))
+            self._pieces.append((len(self._tokens) - len(later), len(self.text)))
+            self._window = new + later
+            self._num_read = len(new)
+            self._read_text = self._decode(new)
+        elif self._read_text:
+            self._window[self._num_read :] = later
+        else:  # of the first tokens one may lose its space, and so tell that the next does not
+            self._window = [*dict.fromkeys(self._window[:end]), *later]
+            self._num_read = len(self._window) - len(later)
         return piece
 
     def decode_all(self, num_tokens: int) -> str:
         """The full decode of the first tokens; an incomplete last character becomes U+FFFD."""
         read, num_chars = next(piece for piece in reversed(self._pieces) if piece[0] <= num_tokens)
         given = self.text[:num_chars]
-        full = self._decode(0, num_tokens)
-        return full if full.startswith(given) else given + self._decode(read, num_tokens)
+        full = self._decode(self._tokens[:num_tokens])
+        if full.startswith(given):
+            return full
+        return given + self._decode(self._tokens[read:num_tokens])
 
-    def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._tokens[start:end], self._skip_special_tokens)
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, self._skip_special_tokens)

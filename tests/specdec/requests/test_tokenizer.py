@@ -17,7 +17,7 @@ from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
-from specdec.requests.tokenizer import INCOMPLETE, Detokenizer, Tokenizer
+from specdec.requests.tokenizer import INCOMPLETE, MOST_PENDING, Detokenizer, Tokenizer
 from specdec.requests.tokenizer_files import plain_decoder, reader_of
 from weights.demo import demo_directory
 
@@ -185,6 +185,22 @@ def test_a_token_of_a_long_text_decodes_a_short_window(monkeypatch):
     )
     pieces_of(DEMO.encode_word("def f(x):\n    return x\n" * 20))
     assert max(lengths) <= 2
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+@pytest.mark.parametrize("tokens", [[0], [0, 1], [130], [130, 97, 140]])
+def test_a_window_stays_short_without_text_and_without_whole_characters(monkeypatch, text, tokens):
+    """Special tokens, and bytes that complete no character."""
+    lengths = []
+    real = DEMO.decode
+    monkeypatch.setattr(
+        DEMO, "decode", lambda tokens, skip: lengths.append(len(tokens)) or real(tokens, skip)
+    )
+    emoji = DEMO.encode_word("\U0001f642")
+    pieces, _ = pieces_of([*DEMO.encode_word(text), *tokens * 50, *emoji])
+    assert max(lengths) <= 2 * MOST_PENDING
+    assert "".join(pieces).startswith(text)
+    assert pieces[-1].endswith("\U0001f642")
 
 
 @examples

@@ -105,6 +105,8 @@ class Engine:
             )
         for samples in added.values():
             self._check_fits(samples[0])
+        for samples in added.values():
+            self.intake.draw_seed(samples)
         self._unfinished |= added
         for sample in itertools.chain.from_iterable(added.values()):
             self.scheduler.add(sample)
@@ -178,14 +180,15 @@ class Engine:
     def metrics(self) -> list[Metric]:
         """Counts since the start, and what runs now."""
         self.check_caller()
-        num_running = len(self.scheduler.running)
-        num_waiting = sum(map(len, self._unfinished.values())) - num_running
-        pool = self.scheduler.pool
-        usage = 1 - pool.num_free / pool.num_blocks
+        # of copies, since any thread may call; without those whose last step is still in flight
+        samples = itertools.chain.from_iterable(self._unfinished.copy().values())
+        unfinished = [sample for sample in samples if sample.finish is None]
+        num_running = sum(sample.finish is None for sample in self.scheduler.running.copy())
+        held = {block for sample in unfinished for block in sample.blocks.copy()}
         return self._totals.metrics(
             num_running=num_running,
-            num_waiting=max(num_waiting, 0),
-            cache_usage=usage,
+            num_waiting=max(len(unfinished) - num_running, 0),
+            cache_usage=len(held) / self.scheduler.pool.num_blocks,
             num_levels=self.runner.num_levels,
             num_tree_rounds=self.runner.num_tree_rounds,
             round_tokens={} if self.planner is None else self.planner.statistics.round_tokens,
@@ -270,6 +273,7 @@ class Engine:
         failed = [request for request in work.requests if request.finish is None]
         for request in failed:
             request.end("error", message)
+            request.has_faulty_blocks = True
         self.scheduler.finish_step(work)
         self._step_masks = StepMasks()  # masks that it began may still be on the way
         self._release(failed)
@@ -331,9 +335,10 @@ class Engine:
             num_accepted = result.num_accepted[b]
             tokens = result.sampled_tokens[b]
             parents = tuple(result.draft_parents[b])
-            record = RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted], parents)
-            request.record_round(record)
-            self._totals.verified(record)
+            if tokens[0] >= 0:  # else the round brought nothing
+                record = RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted], parents)
+                request.record_round(record)
+                self._totals.verified(record)
             self._append(request, tokens[: num_accepted + 1], result.logprobs, first)
             changed.append(request)
         return changed
@@ -404,9 +409,10 @@ class Engine:
         if num_top is not None and logprobs is not None:
             rows = (logprobs.row(first + i, tokens[i], num_top) for i in range(end))
             request.logprobs += map(self._named, rows)
-        num_before = len(request.token_ids)
-        request.append(tokens[:end], time.monotonic())
-        self._totals.generated(len(request.token_ids) - num_before)
+        if end:
+            num_before = len(request.token_ids)
+            request.append(tokens[:end], time.monotonic())
+            self._totals.generated(len(request.token_ids) - num_before)
         if end == len(tokens) or request.finish is not None:
             return
         if tokens[end] == NO_TOKEN:
@@ -415,6 +421,7 @@ class Engine:
             index = len(request.token_ids)
             message = f"the target's logits at position {index} of the output are not finite"
             request.end("error", f"{message} (NaN or infinity)")
+            request.has_faulty_blocks = True
 
     def _take_prompt_logprobs(
         self, request: Request, part: PromptPart, found: StepLogprobs | None

@@ -94,8 +94,10 @@ class LLM:
         params = as_params(sampling_params, len(batch))
         priorities = as_priorities(priority, len(batch))
         requests = self._add(
-            NewRequest(prompt=prompt, params=each, priority=first)
-            for prompt, each, first in zip(batch, params, priorities, strict=True)
+            [
+                NewRequest(prompt=prompt, params=each, priority=first)
+                for prompt, each, first in zip(batch, params, priorities, strict=True)
+            ]
         )
         with (
             self._aborting(requests),

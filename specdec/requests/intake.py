@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import index as as_index
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -45,12 +45,22 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """A prompt and its parameters. priority: lower goes first. request_id: None for a number."""
+    """A prompt and its parameters, copied: the caller may change its own at any time.
+
+    priority: lower goes first. request_id: None for a number. arrival_time: seconds of the host's
+    monotonic clock
+    """
 
     prompt: Prompt
     params: SamplingParams
     priority: int = 0
     request_id: str | None = None
+    arrival_time: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", _copy(self.prompt))
+        if isinstance(self.params, SamplingParams):  # else it is refused later
+            object.__setattr__(self, "params", self.params.clone())
 
 
 class Intake:
@@ -79,22 +89,29 @@ class Intake:
         self._num_requests = self._num_samples = 0
 
     def samples(self, new: NewRequest) -> list[Request]:
-        """The n samples of a request. ValueError says what is wrong with it."""
+        """The n samples of a request, without seeds. ValueError says what is wrong with it."""
         if not isinstance(new.params, SamplingParams):
             raise ValueError(f"sampling_params={new.params!r}: give SamplingParams")
-        new = replace(new, params=new.params.clone())  # the caller may change them at any time
         params = new.params
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         text, token_ids = self._read(new.prompt)
         self._check_prompt(token_ids, params)
-        sampling = self._sampling(token_ids, params, seed)
         guide = self.guide(params)
+        sampling = self._sampling(token_ids, params)
         samples = [self._sample(new, text, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
             sample.samples = samples
             sample.guide = None if guide is None else guide.copy()
         return samples
+
+    def draw_seed(self, samples: Sequence[Request]) -> None:
+        """For a request that is accepted: one that is refused changes no other's seed."""
+        first = samples[0].params.seed
+        if first is None:
+            first = self._seeds.getrandbits(64)
+        for sample in samples:
+            seed = (first + sample.index) % (1 << 64)
+            sample.sampling = replace(sample.sampling, seed=seed)
 
     def guide(self, params: SamplingParams) -> Guide | None:
         """Compile the grammar, if there is one. Any thread may call it; what it made is kept."""
@@ -130,7 +147,7 @@ class Intake:
         sampling: SamplingStart,
         index: int,
     ) -> Request:
-        """token_ids: of the prompt, shared by all samples. sampling: of the first sample."""
+        """token_ids: of the prompt, shared by all samples."""
         params = new.params
         self._num_samples += 1
         return Request(
@@ -143,9 +160,9 @@ class Intake:
             stats=RequestStats(
                 acceptance=self.acceptance,
                 num_prompt_tokens=len(token_ids),
-                arrival_time=time.monotonic(),
+                arrival_time=new.arrival_time,
             ),
-            sampling=replace(sampling, seed=(sampling.seed + index) % (1 << 64)),
+            sampling=sampling,
             index=index,
             priority=new.priority,
             number=self._num_samples,
@@ -163,15 +180,12 @@ class Intake:
             )
         return params.num_speculative_tokens
 
-    def _sampling(
-        self, token_ids: Sequence[int], params: SamplingParams, seed: int
-    ) -> SamplingStart:
+    def _sampling(self, token_ids: Sequence[int], params: SamplingParams) -> SamplingStart:
         return SamplingStart(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=min(params.top_k, self.vocab_size),
             min_p=params.min_p,
-            seed=seed,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
@@ -241,10 +255,16 @@ def from_array(value: object) -> object:
     return tolist() if callable(tolist) and not isinstance(value, memoryview) else value
 
 
+def _copy(prompt: Any) -> Any:
+    """What the caller can no longer change; an array as lists."""
+    if isinstance(prompt, Mapping):
+        return {name: _copy(value) for name, value in prompt.items()}
+    return list(prompt) if isinstance(prompt, list) else from_array(prompt)
+
+
 def _as_ids(prompt: object) -> list[int]:
     """Integers of any type. Reject floats, numeric strings and booleans."""
     wanted = "text or a list of token ids"
-    prompt = from_array(prompt)
     if isinstance(prompt, Iterator):  # can be read only once
         raise ValueError(f"prompt={prompt!r}: give {wanted}")
     tokens = as_list("prompt", prompt, wanted)

@@ -100,7 +100,7 @@ class Totals:
             "num_requests_waiting": num_waiting,
             "kv_cache_usage_perc": cache_usage,
         }
-        rounds = self._rounds.items()
+        rounds = list(dict(self._rounds).items())  # a copy: another thread may be counting
         counts = {
             **{name: self._counts[name] for name in COUNTERS},
             "levels_drafted": num_levels,
@@ -114,17 +114,10 @@ class Totals:
         found += [_counter(name, value) for name, value in counts.items()]
         found += [
             Counter(name="specdec:request_success", labels={"finished_reason": reason}, value=count)
-            for reason, count in sorted(self._reasons.items())
+            for reason, count in sorted(dict(self._reasons).items())
         ]
         name = "specdec:spec_decode_num_accepted_tokens_per_pos"
-        return [*found, Vector(name=name, values=self._accepted_per_position())]
-
-    def _accepted_per_position(self) -> list[int]:
-        most = max((levels for _, levels, _ in self._rounds), default=0)
-        return [
-            sum(count for (*_, accepted), count in self._rounds.items() if accepted >= position)
-            for position in range(1, most + 1)
-        ]
+        return [*found, Vector(name=name, values=_accepted_per_position(rounds))]
 
 
 COUNTERS = (
@@ -135,6 +128,14 @@ COUNTERS = (
     "num_preemptions",
     "rows_verified",
 )
+
+
+def _accepted_per_position(rounds: Sequence[tuple[tuple[int, int, int], int]]) -> list[int]:
+    most = max((levels for (_, levels, _), _ in rounds), default=0)
+    return [
+        sum(count for (*_, accepted), count in rounds if accepted >= position)
+        for position in range(1, most + 1)
+    ]
 
 
 def _gauge(name: str, value: float) -> Gauge:

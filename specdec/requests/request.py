@@ -45,6 +45,7 @@ class Request:
     num_valid: int = 0  # positions that both caches are known to hold
     keys: list[bytes] = field(default_factory=list)  # of its whole blocks so far (block_pool.py)
     num_published: int = 0  # blocks that the pool has a key for
+    has_faulty_blocks: bool = False  # its end shows that their contents may be wrong
 
     token_ids: list[int] = field(default_factory=list)
     # ends[i]: characters of text that token_ids[: i + 1] completed; extended when text is needed

@@ -163,7 +163,7 @@ class RequestStats(SpeculationStats):
     rounds: list[RoundRecord] = field(default_factory=list, repr=False)
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0  # emitted, after trimming
-    num_cached_tokens: int = 0  # found in the prefix cache, summed over preemptions
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
     num_preemptions: int = 0  # times it lost its blocks and computed its tokens again
     arrival_time: float = 0.0
     first_token_time: float | None = None
@@ -179,7 +179,7 @@ class RequestStats(SpeculationStats):
             num_prompt_tokens=parts[0].num_prompt_tokens,
             arrival_time=parts[0].arrival_time,
             num_generated_tokens=sum(part.num_generated_tokens for part in parts),
-            num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+            num_cached_tokens=parts[0].num_cached_tokens,
             num_preemptions=sum(part.num_preemptions for part in parts),
             first_token_time=min(firsts, default=None),
             last_token_time=max(lasts, default=None),

@@ -128,8 +128,7 @@ class Scheduler:
         for queue in (self.waiting, self.prefilling, self.running):
             if request in queue:
                 queue.remove(request)
-        if request.finish.reason == "error":
-            # the contents of its blocks may be the error
+        if request.has_faulty_blocks:
             self.pool.unpublish(request.blocks)
         self._release(request)
 
@@ -184,7 +183,8 @@ class Scheduler:
         request.blocks = found + self.pool.allocate(num_new)
         request.num_prefilled = request.num_valid = len(found) * BLOCK_SIZE
         request.num_published = len(found)
-        request.stats.num_cached_tokens += request.num_prefilled
+        if request.stats.num_preemptions == 0:
+            request.stats.num_cached_tokens = request.num_prefilled
         return True
 
     def _cached_blocks(self, request: Request, context: list[int]) -> list[int]:

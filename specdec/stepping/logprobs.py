@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.log_sum_exp import log_sum_exp
+from specdec.proposal.tree import best
 
 ROWS_AT_ONCE = 128  # of a prompt, whose logits need not all exist at the same time
+ROWS_RANKED = 32  # at once, by keys of 8 bytes
 
 
 class StepLogprobs(NamedTuple):
@@ -46,10 +48,12 @@ def _copy(part: Tensor) -> Tensor:
 
 
 def logprobs_of(logits_XV: Tensor, token_X: Tensor, num_top: int) -> StepLogprobs:
-    """token_X: the chosen ones; -1 counts as 0."""
+    """token_X: the chosen ones; -1 counts as 0. Of equal logits the lowest id is the best."""
     total_X1 = log_sum_exp(logits_XV)[:, None]
     chosen_X1 = logits_XV.gather(1, token_X.clamp(min=0)[:, None])
-    top_XN, top_ids_XN = logits_XV.topk(min(num_top, logits_XV.shape[1]), dim=-1)
+    num_top = min(num_top, logits_XV.shape[1])
+    top_ids_XN = torch.cat([best(part, num_top) for part in torch.split(logits_XV, ROWS_RANKED)])
+    top_XN = logits_XV.gather(1, top_ids_XN)
     return StepLogprobs(
         chosen_X=(chosen_X1 - total_X1)[:, 0],
         rank_X=(logits_XV > chosen_X1).sum(dim=-1) + 1,

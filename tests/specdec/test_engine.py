@@ -167,3 +167,50 @@ def test_nothing_of_an_ended_request_reaches_the_next(llm, run, written):
     [completion] = run([{}])
     assert completion.token_ids == written
     assert llm.engine.scheduler.pool.num_free == llm.sizes.num_kv_blocks
+
+
+def test_times_and_rounds_are_of_tokens_that_came(llm, prompts):
+    [eos] = llm.engine.intake.eos_token_ids
+    nothing = SamplingParams(temperature=0.0, allowed_token_ids=[eos], min_tokens=1)
+    [output] = llm.generate(prompts[:1], nothing, use_tqdm=False)
+    stats = output.stats
+    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("error", [])
+    assert (stats.first_token_time, stats.last_token_time, stats.rounds) == (None, None, [])
+
+
+def test_gauges_count_what_has_not_ended(prompts):
+    """Where the step after the last one is launched before it is read."""
+    with LLM("demo", max_num_seqs=2, max_model_len=256, device="cpu", async_scheduling=True) as llm:
+        stop = SamplingParams(temperature=0.0, max_tokens=9)
+        first = llm.generate(prompts[:1], stop, use_tqdm=False)[0].outputs[0].token_ids
+        params = SamplingParams(temperature=0.0, max_tokens=90, stop_token_ids=[first[4]])
+        requests = llm.engine.add_requests([(prompt, params) for prompt in prompts[:1] * 3])
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+            num_unfinished = sum(request.finish is None for request in requests)
+            assert gauge(llm, "num_requests_running") <= num_unfinished
+            total = gauge(llm, "num_requests_running") + gauge(llm, "num_requests_waiting")
+            assert total == num_unfinished
+            assert (gauge(llm, "kv_cache_usage_perc") > 0) == any(
+                request.blocks for request in requests if request.finish is None
+            )
+        assert llm.engine.scheduler.num_in_flight > 0, "a step was launched ahead"
+
+
+def gauge(llm, name):
+    """The value of one metric."""
+    [value] = [each.value for each in llm.get_metrics() if each.name == f"specdec:{name}"]
+    return value
+
+
+def test_a_prompt_is_found_in_the_cache_at_most_once(prompts):
+    speculation = {"model": "demo", "num_speculative_tokens": 3}
+    with LLM("demo", speculation, num_kv_blocks=8, max_model_len=512, device="cpu") as llm:
+        batch = [(prompts[index] * 9)[:90] for index in range(3)]
+        params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        outputs = llm.generate(batch, params, use_tqdm=False)
+        assert sum(output.stats.num_preemptions for output in outputs) > 0
+        assert [output.num_cached_tokens for output in outputs] == [0, 0, 0]
+        counts = {each.name: each.value for each in llm.get_metrics() if hasattr(each, "value")}
+        assert counts["specdec:prefix_cache_queries"] == 3 * 90
+        assert counts["specdec:prefix_cache_hits"] == 0

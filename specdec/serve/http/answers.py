@@ -63,8 +63,7 @@ def usage(outputs: Sequence[RequestOutput], api_request: ApiRequest) -> Json:
     written = [0 if api_request.writes_nothing else _num_written(output) for output in outputs]
     accepted = sum(output.stats.num_accepted_tokens for output in outputs)
     drafted = sum(output.stats.num_drafted_tokens for output in outputs)
-    # samples and preempted requests find a prompt in the cache more than once
-    cached = sum(min(each.num_cached_tokens, len(each.prompt_token_ids)) for each in outputs)
+    cached = sum(output.num_cached_tokens for output in outputs)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": sum(written),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.requests.finish import Finish, FinishRules
+from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.stats import RequestStats
@@ -493,6 +493,7 @@ def test_what_a_failed_request_computes_is_not_found_while_its_last_step_is_in_f
     [a] = added(made, request(1, 250))
     first, second = made.schedule().work, made.schedule().work
     a.end("error")
+    a.has_faulty_blocks = True
     made.drop(a)
     made.finish_step(first)
     assert (a.num_in_flight, len(a.keys), made.pool.find(a.keys)) == (1, 3, [])
@@ -506,7 +507,18 @@ def test_a_preempted_request_whose_prompt_has_its_logprobs_finds_its_blocks_agai
     step(made)
     made._preempt(a)
     assert step(made) == prompts(("1", 128, 2))  # all but the token that it had sampled
-    assert a.stats.num_cached_tokens == 128
+    assert a.stats.num_cached_tokens == 0  # when it came
+
+
+def test_an_error_that_says_nothing_of_the_cache_leaves_its_blocks_to_be_found():
+    made = scheduler(num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=True)
+    [a] = added(made, request(1, 200, max_tokens=5))
+    step(made)
+    a.end("error", "no token is left")
+    made.drop(a)
+    [b] = added(made, request(2, 200, max_tokens=1))
+    assert step(made) == prompts(("2", 192, 8))
+    assert b.stats.num_cached_tokens == 192
 
 
 def test_rounds_without_drafts_publish_no_blocks():
@@ -520,15 +532,16 @@ def test_rounds_without_drafts_publish_no_blocks():
     assert step(made) == prompts(("2", 0, 140))
 
 
-@pytest.mark.parametrize("is_off", ["by the switch", "prompt_logprobs", "an error"])
+@pytest.mark.parametrize("is_off", ["by the switch", "prompt_logprobs", "faulty blocks"])
 def test_nothing_is_found_with(is_off):
     made = scheduler(
         num_blocks=9, max_num_seqs=3, budget=300, use_prefix_cache=is_off != "by the switch"
     )
     [a] = added(made, request(1, 200, max_tokens=5))
     step(made)
-    if is_off == "an error":
-        a.finish = Finish(reason="error", num_tokens=1, num_text_tokens=1)
+    if is_off == "faulty blocks":
+        a.end("error")
+        a.has_faulty_blocks = True
         made.drop(a)
     added(
         made,
@@ -536,5 +549,5 @@ def test_nothing_is_found_with(is_off):
             2, 200, max_tokens=1, **({"prompt_logprobs": 1} if is_off == "prompt_logprobs" else {})
         ),
     )
-    verifies = [] if is_off == "an error" else ["1"]
+    verifies = [] if is_off == "faulty blocks" else ["1"]
     assert step(made) == (verifies, K + 1 if verifies else 1, [("2", 0, 200)])

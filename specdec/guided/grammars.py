@@ -45,6 +45,7 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
+FULL = "too many states"  # of a lexer, in the library's error
 _stack_size = threading.Lock()  # of threads to come, one number for the process
 # a space, or a new line with its indentation: a model that may write more may never stop
 JSON_SPACE = r" |\r?\n( {0,24}|\t{0,8})"
@@ -90,7 +91,11 @@ class Grammars:
             raise ValueError(f"structured_outputs: {kind}: {error}") from error
         if starts[0].is_error():
             raise ValueError(f"structured_outputs: {kind}: {starts[0].get_error()}")
-        return Compiled(starts, self._num_bytes)
+
+        def again() -> LLMatcher:
+            return _on_a_large_stack(lambda: [self._matcher(kind, text)])[0]
+
+        return Compiled(starts, self._num_bytes, again)
 
     def _starts(self, kind: str, text: str) -> list[LLMatcher]:
         """One for each thread, if that is quick."""
@@ -107,20 +112,25 @@ class Grammars:
 
 
 class Compiled:
-    """A grammar. Its matchers copy one of `starts`, and the copies of one share a lock.
+    """A grammar. Its matchers copy one of `starts`, and the copies of one share a lock and a lexer.
 
-    num_bytes: of a mask. reason: why it was given up; empty if it was not. num_slow_masks: so far.
+    again: compiles another start, with an empty lexer. num_bytes: of a mask.
+    reason: why it was given up; empty if it was not. num_slow_masks: so far.
     walk_seconds: of the latest walk of any matcher.
     With 128,000 tokens each mask within a string of bounded length takes about a millisecond.
     """
 
-    def __init__(self, starts: Sequence[LLMatcher], num_bytes: int) -> None:
+    def __init__(
+        self, starts: list[LLMatcher], num_bytes: int, again: Callable[[], LLMatcher]
+    ) -> None:
         self.num_bytes = num_bytes
         self.reason = ""
         self.num_slow_masks = 0
         self.walk_seconds = 0.0
         self.num_locks = len(starts)
         self._starts = starts
+        self._again = again
+        self._replacing = threading.Lock()
         self._users: list[WeakSet[Matcher]] = [WeakSet() for _ in starts]
 
     @property
@@ -128,11 +138,19 @@ class Compiled:
         """One slow mask may be the first of a process."""
         return self.num_slow_masks > 1
 
-    def start_of(self, matcher: "Matcher") -> LLMatcher:
-        """Before the first token: the one that the fewest other matchers have."""
+    def start_of(self, matcher: "Matcher") -> tuple[int, LLMatcher]:
+        """Before the first token: the one that the fewest other matchers have, and its number."""
         number, users = min(enumerate(self._users), key=lambda each: len(each[1]))
         users.add(matcher)
-        return self._starts[number]
+        return number, self._starts[number]
+
+    def replaced(self, number: int, full: LLMatcher) -> tuple[LLMatcher, bool]:
+        """The start of this number, which is not `full`; and whether its lexer is empty."""
+        with self._replacing:
+            is_first = self._starts[number] is full
+            if is_first:
+                self._starts[number] = self._again()
+            return self._starts[number], is_first
 
 
 class Matcher:
@@ -147,7 +165,7 @@ class Matcher:
         self, compiled: Compiled, eos_token_ids: frozenset[int], tokens: Sequence[int] = ()
     ) -> None:
         self._compiled = compiled
-        self._start = compiled.start_of(self)
+        self._number, self._start = compiled.start_of(self)
         self._made = None if tokens else self._start.deep_copy()
         self._tokens = list(tokens)
         self._ahead: Sequence[int] = ()  # drafts before the first row of a part
@@ -167,7 +185,7 @@ class Matcher:
     def _matcher(self) -> LLMatcher:
         if self._made is None:
             self._made = self._start.deep_copy()
-            self._made.consume_tokens(self._tokens)
+            self._made.consume_tokens([*self._tokens, *self._ahead])
         return self._made
 
     def copy(self) -> "Matcher":
@@ -207,6 +225,11 @@ class Matcher:
         if not self._eos_token_ids.isdisjoint(drafts):
             drafts = list(takewhile(lambda token: token not in self._eos_token_ids, drafts))
         found = None if self._compiled.reason else self._masks_at_once(drafts)
+        has_own_lexer = False
+        while found is None and self._is_full and not has_own_lexer:
+            self._start, has_own_lexer = self._compiled.replaced(self._number, self._start)
+            self._made = None
+            found = self._masks_at_once(drafts)
         if self._compiled.reason:  # nobody waits for more
             return [bytes(self._compiled.num_bytes)]
         return self._masks_one_by_one(drafts) if found is None else found
@@ -216,6 +239,8 @@ class Matcher:
         if first == 0:
             return self.masks(drafts)
         ahead = list(drafts[:first])
+        if self._is_full:
+            return self.masks(drafts)[first:]
         if self._compiled.reason or self._matcher.is_error():
             return [bytes(self._compiled.num_bytes)]
         if not self._eos_token_ids.isdisjoint(ahead):
@@ -231,6 +256,11 @@ class Matcher:
             self._ahead = ()
         self._go_back(num_taken)
         return found
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the texts of all copies of its start have filled their lexer together."""
+        return not self._compiled.reason and FULL in self._matcher.get_error()
 
     def _masks_at_once(self, drafts: Sequence[int]) -> list[bytes] | None:
         """In one call, during which other threads run; None if a limit is met."""
@@ -297,8 +327,7 @@ class Matcher:
         if self._compiled.reason:
             return
         if self._matcher.is_error():
-            self._made = self._start.deep_copy()
-            self._made.consume_tokens([*self._tokens, *self._ahead])
+            self._made = None
         elif num_tokens:
             self._matcher.rollback(num_tokens)
 

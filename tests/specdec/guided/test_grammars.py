@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -12,9 +13,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from specdec.guided import grammars, guides, mask_threads
-from specdec.guided.grammars import MAX_CHARS, STACK_BYTES, Grammars
+from specdec.guided.grammars import LIMITS, MAX_CHARS, STACK_BYTES, Grammars, LaterRows
 from specdec.guided.guides import Guides
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
@@ -158,6 +160,64 @@ def test_a_limit_met_on_the_way_forbids_all_and_leaves_the_guide_where_it_was(co
     assert allowed(guide.masks(())[0]) == set()
     assert "Current row has" in guide.error
     assert not guide.is_complete
+
+
+@pytest.fixture
+def few_states(monkeypatch):
+    """few_states(number): of a lexer."""
+
+    def set_limit(number):
+        names = [name for name in dir(LIMITS) if not name.startswith("_")]
+        values = {name: getattr(LIMITS, name) for name in names} | {"max_lexer_states": number}
+        monkeypatch.setattr(grammars, "LIMITS", LLParserLimits(**values))
+
+    return set_limit
+
+
+# a lexer's state for each place of an "a" among the last twelve letters
+MANY_STATES = "[ab]*a[ab]{12}c"
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_texts_of_other_requests_fill_no_lexer(compile_, tokenizer, few_states, first):
+    few_states(1000)
+    guide = compile_(regex=MANY_STATES)
+    letters = [tokenizer.encode_word(letter)[0] for letter in "ab"]
+    rng = random.Random(0)
+    for number in range(25):
+        other = guide.copy()
+        text = rng.choices(letters, k=50)
+        for place in range(0, len(text), 5):
+            drafts = text[place : place + 5]
+            masks = LaterRows(first, other).masks(drafts) if first else other.masks(drafts)
+            assert len(masks) == 6 - first, (number, place, other.error)
+            assert all(allowed(mask) >= set(letters) for mask in masks)
+            other.advance(drafts)
+        assert not other.error
+    assert not guide.copy().error
+
+
+def test_a_text_that_fills_a_lexer_alone_ends_at_the_same_place_after_any_others(
+    compile_, tokenizer, few_states
+):
+    few_states(90)
+    guide = compile_(regex=MANY_STATES)
+    letters = [tokenizer.encode_word(letter)[0] for letter in "ab"]
+    rng = random.Random(0)
+    texts = [rng.choices(letters, k=200) for _ in range(3)]
+
+    def end(text):
+        other = guide.copy()
+        for count, token in enumerate(text):
+            if not allowed(other.masks(())[0]):
+                assert "too many states" in other.error
+                return count
+            other.advance([token])
+        return None
+
+    ends = [end(text) for text in texts]
+    assert None not in ends
+    assert [end(text) for text in reversed(texts)] == ends[::-1]
 
 
 def test_requests_of_one_grammar_walk_at_the_same_time_as_long_as_it_is_quick_to_compile(

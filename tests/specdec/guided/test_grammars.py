@@ -197,6 +197,28 @@ def test_texts_of_other_requests_fill_no_lexer(compile_, tokenizer, few_states, 
     assert not guide.copy().error
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_full_lexer_stops_no_text_that_goes_on(
+    compile_, tokenizer, few_states, monkeypatch, first
+):
+    few_states(1000)
+    monkeypatch.setattr(grammars, "most_threads", lambda: 1)  # with a lexer of its own
+    guide = compile_(regex=MANY_STATES)
+    letters = [tokenizer.encode_word(letter)[0] for letter in "ab"]
+    rng = random.Random(0)
+    other = guide.copy()
+    for _ in range(100):
+        filling = guide.copy()
+        for token in rng.choices(letters, k=50):
+            assert allowed(filling.masks(())[0])
+            filling.advance([token])
+    other.advance(rng.choices(letters, k=50))
+    assert other._matcher.is_error()
+    walk = LaterRows(first, other) if first else other
+    assert len(walk.masks(letters * 2)) == 5 - first
+    assert not other.error
+
+
 def test_a_text_that_fills_a_lexer_alone_ends_at_the_same_place_after_any_others(
     compile_, tokenizer, few_states
 ):

@@ -20,6 +20,8 @@ CONTENT_FORMATS = ("auto", "string", "openai")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 WANTED = '{"role": text, "content": text or a list of {"type": "text", "text": text}}'
 
+INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
@@ -166,11 +168,16 @@ def _with_object(call: object) -> object:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return call
+    return {**call, "function": {**function, "arguments": arguments_object(arguments)}}
+
+
+def arguments_object(arguments: str) -> dict[str, object]:
+    """Of a call. A model that wrote no JSON object gets back what it wrote, under one key."""
     try:
-        arguments = json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"arguments={arguments!r} of a tool call: no JSON ({error})") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {INVALID: arguments}
 
 
 def _check_dicts(name: str, value: object) -> None:

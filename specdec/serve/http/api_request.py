@@ -31,7 +31,7 @@ SAME_NAME = (
     *("bad_words", "allowed_token_ids"),
 )
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-STREAM_OPTIONS = ("include_usage", "continuous_usage_stats")
+STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +207,7 @@ def _stream_options(body: Mapping[str, object]) -> Mapping[str, object]:
         raise ApiError(400, f"stream_options={given!r}: give {wanted}")
     if given and not boolean(body, "stream"):
         raise ApiError(400, "stream_options without stream: give stream=true too")
+    boolean(given, "include_obfuscation")  # which changes nothing here
     return given
 
 

@@ -14,6 +14,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.agents.routes import AgentRoutes
+from specdec.serve.http.agents.translation import IGNORED_HEADER
 from specdec.serve.http.answers import ChatForm, CompletionForm
 from specdec.serve.http.api_request import (
     RECOMMENDED,
@@ -71,7 +72,8 @@ class Application:
                 CORSMiddleware,
                 allow_origins=self._options.allowed_origins,
                 allow_methods=["GET", "POST"],
-                allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
+                allow_headers=["*"],  # the clients of both vendors send many of their own
+                expose_headers=["X-Request-Id", IGNORED_HEADER],
             )
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)

@@ -1,14 +1,21 @@
 """Token ids of finished requests, a line of JSON each, for training a draft."""
 
 import json
+import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from specdec.requests.output import RequestOutput
 
+logger = logging.getLogger("specdec")
+
 
 class Record:
-    """A new file in `directory`; ValueError if it cannot be written."""
+    """A new file in `directory`; ValueError if it cannot be written.
+
+    If it cannot any more, as where a disk is full, the log says so, and nothing more is recorded.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / f"requests-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns()}.jsonl"
@@ -20,11 +27,18 @@ class Record:
 
     def write(self, output: RequestOutput) -> None:
         """Add a request with all its samples."""
+        if self._stream.closed:
+            return
         samples = [each.token_ids for each in output.outputs]
         line = json.dumps({"prompt_token_ids": output.prompt_token_ids, "token_ids": samples})
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except OSError as error:
+            logger.error("requests are no longer recorded in %s: %s", self.file, error.strerror)
+            self.close()
 
     def close(self) -> None:
-        """Nothing can be written after this."""
-        self._stream.close()
+        """Nothing is written after this."""
+        with suppress(OSError):  # of a line that was begun, which has been logged
+            self._stream.close()

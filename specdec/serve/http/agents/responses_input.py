@@ -192,6 +192,9 @@ def _take_text(text: object, found: Translation) -> None:
     if form is None or form == {"type": "text"}:
         return
     if isinstance(form, dict) and form.get("type") == "json_schema":
+        if not isinstance(form.get("schema"), dict):
+            wanted = 'give {"type": "json_schema", "name": ..., "schema": {...}}'
+            raise ApiError(400, f"text.format={form!r:.200}: {wanted}", "text")
         schema = {name: value for name, value in form.items() if name != "type"}
         form = {"type": "json_schema", "json_schema": schema}
     found.body["response_format"] = form

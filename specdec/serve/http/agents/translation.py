@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from specdec.requests.chat_format import arguments_object
 from specdec.serve.http.api_request import SAME_NAME
 from specdec.serve.http.errors import ApiError
 
@@ -27,7 +28,6 @@ OWN = (
     *(name for name in SAME_NAME if name != "n"),
     *("model", "stream", "priority", "logit_bias", "chat_template_kwargs"),
 )
-INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
 
 
 @dataclass(slots=True)
@@ -118,15 +118,6 @@ class Announced:
 def arguments_text(arguments: str) -> str:
     """Arguments of a call as a JSON object: a model that wrote none gets them back as a text."""
     return json.dumps(arguments_object(arguments), ensure_ascii=False)
-
-
-def arguments_object(arguments: str) -> Json:
-    """The same, not as text."""
-    try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {INVALID: arguments}
 
 
 def texts_of(content: object, place: str, kinds: Collection[str]) -> list[str]:

@@ -32,7 +32,11 @@ WORKING = {
     "n": 2,
     "stream": True,
     "stream_options": {
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "stream_options": {
+            "include_usage": True,
+            "continuous_usage_stats": True,
+            "include_obfuscation": True,
+        },
         "stream": True,
     },
     "seed": 1,

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from specdec.requests.output import RequestOutput
 from specdec.serve.http.monitor import ROUNDS, AcceptanceWatch, Counts, Monitor
+from specdec.serve.http.record import Record
 from weights.demo import demo_directory
 
 
@@ -147,6 +149,18 @@ def test_finished_requests_are_recorded_where_the_operator_says_so(serve, tmp_pa
     [file] = (tmp_path / "seen").iterdir()
     ids = [choice["token_ids"] for choice in answer["choices"]]
     assert json.loads(file.read_text())["token_ids"] == ids
+
+
+def test_a_full_disk_ends_the_record_and_no_answer(tmp_path, caplog):
+    record = Record(tmp_path)
+    record._stream.close()
+    record._stream = open("/dev/full", "w")  # noqa: SIM115
+    for _ in range(2):
+        record.write(RequestOutput("1", None, [5], [], True))
+    [message] = caplog.messages
+    assert "no longer recorded" in message
+    assert "No space left" in message
+    record.close()
 
 
 def test_a_dead_engine_is_a_503_everywhere(serve, monkeypatch):

@@ -142,10 +142,11 @@ def test_an_allowed_origin_may_call_and_no_other(locked):
         headers = {
             "Origin": origin,
             "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization, content-type",
+            "Access-Control-Request-Headers": "anthropic-version, authorization, x-stainless-os",
         }
         found = httpx2.options(locked.url + "/v1/completions", headers=headers)
         assert ("access-control-allow-origin" in found.headers) == is_allowed
+        assert found.is_success == is_allowed
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])

@@ -188,6 +188,7 @@ WRONG_RESPONSES = [
     ({"tools": [{"name": "now"}]}, "tools", r"tools\[0\]="),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "only functions"),
     ({"text": "x"}, "text", "give"),
+    ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "text", '"schema": {'),
     ({"reasoning": "high"}, "reasoning", "give"),
 ]
 

@@ -210,8 +210,8 @@ class Intake:
         if len(found) > MAX_BAD_WORDS or any(len(ids) > MAX_BAD_WORD_LENGTH for ids in found):
             raise ValueError(
                 f"bad_words={list(params.bad_words or ())!r}: {len(found)} sequences of at most "
-                f"{max(map(len, found))} tokens; at most {MAX_BAD_WORDS} of at most "
-                f"{MAX_BAD_WORD_LENGTH} are possible"
+                f"{max(map(len, found))} tokens, with those of words after a space; at most "
+                f"{MAX_BAD_WORDS} of at most {MAX_BAD_WORD_LENGTH} are possible"
             )
         return found
 
@@ -231,7 +231,8 @@ class Intake:
         if not token_ids:
             raise ValueError("empty prompt: give at least one token")
         stop_token_ids = params.stop_token_ids or ()
-        if params.min_tokens and len({*self.eos_token_ids, *stop_token_ids}) > MAX_STOP_IDS:
+        eos_token_ids = () if params.ignore_eos else self.eos_token_ids
+        if params.min_tokens and len({*eos_token_ids, *stop_token_ids}) > MAX_STOP_IDS:
             what = f"min_tokens with more than {MAX_STOP_IDS} EOS and stop_token_ids"
             raise ValueError(f"{what}: give fewer of them")
         named = [("", token_ids), ("stop_token_ids: ", stop_token_ids)]

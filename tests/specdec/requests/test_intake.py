@@ -7,6 +7,7 @@ import pytest
 
 from specdec import LLM, SamplingParams
 from specdec.requests.intake import NewRequest
+from specdec.sizes import MAX_STOP_IDS
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +58,14 @@ def test_a_refused_request_takes_no_seed():
             seeds.append([output.seed for output in outputs])
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 2
+
+
+def test_as_many_stop_ids_as_min_tokens_can_mask_are_taken(llm):
+    """An EOS that does not end the text is not masked."""
+    ids = list(range(10, 10 + MAX_STOP_IDS))
+    params = SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=ids)
+    with pytest.raises(ValueError, match="min_tokens with more than 64"):
+        llm.engine.add_requests([([5], params)])
+    params.ignore_eos = True
+    assert len(llm.engine.add_requests([([5], params)])) == 1
+    llm.engine.abort_all()

@@ -19,7 +19,7 @@ from weights.demo import demo_directory
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """run("scripts.generate", ...): what a script prints."""
+    """run("scripts.soak", ...): what a script prints."""
 
     def call(module: str, *args: str) -> str:
         monkeypatch.setattr(sys, "argv", [module, *args])
@@ -43,13 +43,6 @@ def test_load_checkpoint_ends_with_the_error(run, capsys, tmp_path):
     with pytest.raises(SystemExit, match="2"):
         run("scripts.load_checkpoint", str(tmp_path))
     assert "nothing loaded" in capsys.readouterr().err
-
-
-def test_generate_prints_texts_and_ends_with_json(run):
-    out = run("scripts.generate", "def f(", "import os", "--max-tokens", "8")
-
-    assert out.count("--- acceptance length") == 2
-    assert json.loads(out.splitlines()[-1])["num_rounds"] > 0
 
 
 def test_sampling_rounds_times_every_case(run):
@@ -100,16 +93,6 @@ def test_a_stream_is_read_line_by_line_wherever_its_chunks_end():
 def test_soak_says_that_nothing_is_wrong(run):
     with pytest.raises(SystemExit, match="0"):
         run("scripts.soak", "--num-requests", "3")
-
-
-def test_bench_measures_every_k_beside_plain_decoding(run, capsys):
-    tiny = shlex.split("-k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --device cpu")
-    with pytest.raises(SystemExit, match="0"):
-        run("scripts.bench", *tiny)
-
-    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
-    assert [row["num_speculative_tokens"] for row in results] == [0, 2]
-    assert all(row["tokens_per_second"] > 0 for row in results)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ SIZES = {"max_num_seqs": 2, "max_model_len": 256}
 def pair(tmp_path_factory):
     out = tmp_path_factory.mktemp("tiny")
     options = ["--shape", "tiny", "--dtype", "float32", "--device", "cpu"]
-    command = [sys.executable, "-m", "scripts.widen_pair", str(out), *options]
+    command = [sys.executable, "-m", "specdec", "widen", str(out), *options]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return out
 

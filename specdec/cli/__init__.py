@@ -291,9 +291,7 @@ def serve(
     with WorkerProcess() as worker:  # it imports for seconds, and so does this one
         from specdec.cli.serve import ServeOptions, run_serve
 
-        wording = Wording.of(context.command.params, max_model_len is not None)
-        options = shared.options_of(ServeOptions, {**context.params, "wording": wording})
-        run_serve(options, worker)
+        run_serve(shared.options_of(ServeOptions, context.params), worker)
 
 
 @app.command(short_help="Answer the lines of a batch file.")
@@ -359,8 +357,7 @@ def batch(
         require_extra("batch --ray", "ray", ("ray", "pyarrow", "pandas"))
     from specdec.cli.batch import BatchOptions, run_batch
 
-    wording = Wording.of(context.command.params, max_model_len is not None)
-    options = shared.options_of(BatchOptions, {**context.params, "wording": wording})
+    options = shared.options_of(BatchOptions, context.params)
     if ray is None:
         run_batch(options)
         return

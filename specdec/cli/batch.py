@@ -4,12 +4,12 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.arguments import from_mapping
 from specdec.cli.batch_file import Batch, opened
-from specdec.cli.generate import TextOptions, speculation_of
+from specdec.cli.generate import DraftOptions, speculation_of
 from specdec.cli.headline import headline
 from specdec.cli.serve import GENERATION_CONFIGS, check_choice
 from specdec.cli.threads import choose_threads
@@ -25,7 +25,7 @@ NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions(TextOptions):
+class BatchOptions(DraftOptions):
     """The command's options; see ServerOptions. ray: a cluster's address."""
 
     input: Path
@@ -47,7 +47,7 @@ def run_batch(options: BatchOptions, answer: Answer | None = None) -> None:
     ChatFormat(chat_template=options.chat_template)
     if options.num_engines is not None and options.ray is None:
         raise ValueError(f"--num-engines {options.num_engines} without a cluster: give --ray too")
-    speculation = speculation_of(replace(options, sampling={"temperature": None}))
+    speculation = speculation_of(options)
     with opened(options.input, options.output) as output:
         batch = Batch(options.input, options.output, output)
         if batch.num_done:

@@ -37,7 +37,7 @@ class ChatOptions(TextOptions):
 def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
     params = sampling_params(options.sampling)
-    speculation = speculation_of(options)
+    speculation = speculation_of(options, params.temperature)
     if options.chat_template is None:
         _check_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()

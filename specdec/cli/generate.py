@@ -29,11 +29,8 @@ from specdec.requests.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
-    """What `generate` and `chat` share. sampling, engine: arguments of SamplingParams and LLM.
-
-    wording: of errors.
-    """
+class DraftOptions:
+    """A target, its draft and its engine. engine: arguments of LLM."""
 
     target: str
     draft: str | None
@@ -43,8 +40,14 @@ class TextOptions:
     num_draft_tokens: int | None
     draft_confidence_threshold: float | None
     acceptance: str
-    sampling: Mapping[str, object]
     engine: EngineOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions(DraftOptions):
+    """What `generate` and `chat` share. sampling: of SamplingParams. wording: of errors."""
+
+    sampling: Mapping[str, object]
     wording: Wording
 
 
@@ -61,7 +64,7 @@ class GenerateOptions(TextOptions):
 def run_generate(options: GenerateOptions) -> None:
     """Load, generate, print."""
     params = sampling_params(options.sampling)
-    speculation = speculation_of(options)
+    speculation = speculation_of(options, params.temperature)
     _check_output(options, params)
     prompt = read_prompt(options)
     engine: EngineOptions = {"max_num_seqs": min(params.n, 64), **options.engine}
@@ -116,8 +119,13 @@ def sampling_params(sampling: Mapping[str, object]) -> SamplingParams:
     return from_mapping(SamplingParams, given)
 
 
-def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
-    """The options of the draft. Without a draft, refuse those that need one."""
+def speculation_of(
+    options: DraftOptions, temperature: float | None = None
+) -> SpeculativeConfig | None:
+    """The options of the draft. Without a draft, refuse those that need one.
+
+    temperature: None: requests choose theirs
+    """
     K = options.num_speculative_tokens
     rule = f"--acceptance {options.acceptance}"
     if options.draft is None and K is not None and K != 0:
@@ -134,7 +142,7 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     if options.draft is None:
         return None
     speculation = _speculation(options, options.draft)
-    if options.acceptance != "exact" and options.sampling["temperature"] == 0:
+    if options.acceptance != "exact" and temperature == 0:
         raise ValueError(
             f"{rule} with --temperature 0, where drafts are accepted if they are the best tokens: "
             "give --temperature too, or leave --acceptance out"
@@ -147,7 +155,7 @@ def speculation_of(options: TextOptions) -> SpeculativeConfig | None:
     return speculation
 
 
-def _speculation(options: TextOptions, draft: str) -> SpeculativeConfig:
+def _speculation(options: DraftOptions, draft: str) -> SpeculativeConfig:
     K = options.num_speculative_tokens
     try:
         return SpeculativeConfig(

@@ -5,12 +5,12 @@ import logging
 import os
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from specdec.cli.errors import set_up_logging
-from specdec.cli.generate import TextOptions, speculation_of
+from specdec.cli.generate import DraftOptions, speculation_of
 from specdec.cli.headline import headline
 from specdec.cli.threads import choose_threads
 from specdec.llm import LLM
@@ -28,7 +28,7 @@ LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(TextOptions):
+class ServeOptions(DraftOptions):
     """The command's options; see ServerOptions."""
 
     host: str
@@ -54,8 +54,7 @@ def run_serve(options: ServeOptions, worker: WorkerProcess) -> None:
     """Take the address, load, serve. worker: for the engine."""
     _check(options)
     _set_up_logging(options.log_format)
-    # requests choose their temperatures
-    speculation = speculation_of(replace(options, sampling={"temperature": None}))
+    speculation = speculation_of(options)
     with listen(options.host, options.port) as address:
         port = address.getsockname()[1]
         start = EngineStart(

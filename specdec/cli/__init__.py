@@ -16,7 +16,6 @@ import specdec
 from specdec.cli import options as shared
 from specdec.cli.errors import BENCH_SERVE, run_command
 from specdec.cli.extras import require_extra
-from specdec.cli.wording import Wording
 
 app = Typer(
     help="Text from a target model with an EAGLE draft, equal to plain decoding bit for bit.",
@@ -114,7 +113,7 @@ def generate(
     """Continue a prompt: the text on stdout as it is written, a line of statistics on stderr."""
     from specdec.cli.generate import GenerateOptions, run_generate
 
-    wording = Wording.of(context.command.params, max_model_len is not None)
+    wording = shared.wording_of(context)
     run_generate(shared.options_of(GenerateOptions, {**context.params, "wording": wording}))
 
 
@@ -158,7 +157,7 @@ def chat(
     """
     from specdec.cli.chat import ChatOptions, run_chat
 
-    wording = Wording.of(context.command.params, max_model_len is not None)
+    wording = shared.wording_of(context)
     run_chat(shared.options_of(ChatOptions, {**context.params, "wording": wording}))
 
 
@@ -479,7 +478,7 @@ def bench(
     paths = {"prompts": prompts, "json": json, "charts": charts}
     rest = {"command": context.obj, "draft": draft, "suites": suites, "options": options}
     rest["seed"] = seed
-    rest["wording"] = Wording.of(context.command.params, max_model_len is not None)
+    rest["wording"] = shared.wording_of(context)
     run_bench(shared.options_of(BenchCommand, {**given, **paths, **rest}))
 
 

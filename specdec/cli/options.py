@@ -9,7 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from typer import Argument, CallbackParam, Option
+from typer import Argument, CallbackParam, Context, Option
+
+from specdec.cli.wording import Wording
 
 Options = TypeVar("Options")
 STANDARD_INPUT = "-"  # as a prompt or a file
@@ -209,6 +211,11 @@ def options_of(kind: type[Options], given: Mapping[str, object]) -> Options:
     sampling = {name: given[name] for name in given if name not in names and name not in ENGINE}
     values = {**given, "engine": engine, "sampling": sampling}
     return kind(**{name: _typed(values[name], names[name]) for name in names if name in values})
+
+
+def wording_of(context: Context) -> Wording:
+    """For errors of the command that was called."""
+    return Wording.of(context.command.params, context.params["max_model_len"] is not None)
 
 
 def _typed(value: object, kind: object) -> object:

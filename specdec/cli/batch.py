@@ -11,7 +11,8 @@ from specdec.arguments import from_mapping
 from specdec.cli.batch_file import Batch, opened
 from specdec.cli.generate import DraftOptions, speculation_of
 from specdec.cli.headline import headline
-from specdec.cli.serve import GENERATION_CONFIGS, check_choice
+from specdec.cli.options import check_choice
+from specdec.cli.serve import GENERATION_CONFIGS
 from specdec.cli.threads import choose_threads
 from specdec.config import SpeculativeConfig
 from specdec.requests.chat_format import ChatFormat
@@ -93,7 +94,7 @@ async def _answer_all(application: Application, batch: Batch, most_running: int)
                 running.add(task)
                 waiting.append(task)
                 while len(running) >= most_running or len(waiting) >= AHEAD:
-                    running = await _one_ended(running)
+                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                     _write_ready(batch, waiting)
             while waiting:
                 await asyncio.wait([waiting[0]])
@@ -102,12 +103,6 @@ async def _answer_all(application: Application, batch: Batch, most_running: int)
             for each in waiting:
                 each.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _one_ended(running: "set[asyncio.Task[Answered]]") -> "set[asyncio.Task[Answered]]":
-    """Wait for one; those that still run."""
-    _, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    return rest
 
 
 def _write_ready(batch: Batch, waiting: "deque[asyncio.Task[Answered]]") -> None:

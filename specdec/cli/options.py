@@ -72,6 +72,12 @@ def read_input(what: str) -> str:
     return text
 
 
+def check_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
+    """ValueError if an option has another value."""
+    if given not in allowed:
+        raise ValueError(f"{name} {given}: allowed are {', '.join(allowed)}")
+
+
 Target = Annotated[
     str,
     Argument(

@@ -12,6 +12,7 @@ from pathlib import Path
 from specdec.cli.errors import set_up_logging
 from specdec.cli.generate import DraftOptions, speculation_of
 from specdec.cli.headline import headline
+from specdec.cli.options import check_choice
 from specdec.cli.threads import choose_threads
 from specdec.llm import LLM
 from specdec.requests.chat_format import ChatFormat
@@ -95,12 +96,6 @@ def _check(options: ServeOptions) -> None:
     check_choice("--tool-call-parser", options.tool_call_parser, TOOL_CALL_PARSERS)
     check_choice("--reasoning-parser", options.reasoning_parser, REASONING_PARSERS)
     ChatFormat(chat_template=options.chat_template)
-
-
-def check_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
-    """ValueError if an option has another value."""
-    if given not in allowed:
-        raise ValueError(f"{name} {given}: allowed are {', '.join(allowed)}")
 
 
 def _server_options(options: ServeOptions) -> ServerOptions:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from specdec.cli.options import check_choice
 from specdec.start.device import device_of
 from weights.demo import demo_directory
 from weights.widen import SHAPES, widen_pair
@@ -11,8 +12,8 @@ DTYPES = ("bfloat16", "float32")
 
 def run_widen(out: Path, source: str, shape: str, dtype: str, device: str) -> None:
     """Write the pair, and say how to use it."""
-    _check("--shape", shape, tuple(SHAPES))
-    _check("--dtype", dtype, DTYPES)
+    check_choice("--shape", shape, tuple(SHAPES))
+    check_choice("--dtype", dtype, DTYPES)
     directory = demo_directory("target").parent if source == "demo" else Path(source)
     for part in ("target", "eagle3"):
         if not (directory / part / "config.json").is_file():
@@ -22,8 +23,3 @@ def run_widen(out: Path, source: str, shape: str, dtype: str, device: str) -> No
             )
     widen_pair(directory, out, SHAPES[shape], dtype, device_of(device))
     print(f"{out / 'target'}\n{out / 'eagle3'}\n{out / 'prompts.json'}")
-
-
-def _check(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{option} {value}: allowed are {', '.join(allowed)}")

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from specdec.bench.bench import Bench, BenchOptions
@@ -16,6 +15,7 @@ from specdec.bench.pair import EngineSpec, Pair, load_pair
 from specdec.bench.report import card_lines, table
 from specdec.bench.suites import SUITES
 from specdec.cli.bench_options import chosen
+from specdec.cli.extras import check_outputs
 from specdec.cli.generate import note_seed
 from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
@@ -56,7 +56,7 @@ class Found:
 def run_bench(command: BenchCommand) -> None:
     """Measure, print, write. Exit code 1 if outputs differ or a suite fails."""
     names = chosen(command.suites)
-    _check_outputs(command)
+    check_outputs(command.json, command.charts)
     pair = _load(command)
     bandwidth = measure_bandwidth(pair.device)
     bench = Bench(pair, bandwidth, command.options)
@@ -91,18 +91,6 @@ def _load(command: BenchCommand) -> Pair:
         choose_threads(pair.engine(spec).runner)
         pair.drop(spec)
     return pair
-
-
-def _check_outputs(command: BenchCommand) -> None:
-    """Before anything is measured: refuse files and charts that cannot be written."""
-    file = command.json
-    charts = command.charts
-    if file is not None and not file.parent.is_dir():
-        raise ValueError(f"--json {file}: there is no directory {file.parent}")
-    if file is not None and file.is_dir():
-        raise ValueError(f"--json {file}: a directory; give a file")
-    if charts is not None and find_spec("matplotlib") is None:
-        raise ValueError(f"--charts {charts}: charts need matplotlib: pip install matplotlib")
 
 
 def _run_suite(name: str, bench: Bench, found: Found, command: BenchCommand) -> None:

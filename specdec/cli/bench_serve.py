@@ -10,7 +10,7 @@ from typing import Any
 
 from specdec.bench.http_load import MEASURES, PERCENTS, LoadOptions, run_load
 from specdec.bench.load_chart import draw_load
-from specdec.cli.extras import require_extra
+from specdec.cli.extras import check_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,7 @@ class BenchServeCommand:
 
 def run_bench_serve(command: BenchServeCommand) -> None:
     """Measure, print, write. Exit code 1 if a request failed."""
-    if command.charts is not None:
-        require_extra("bench serve --charts", "bench", ["matplotlib"])
-    if command.json is not None and not command.json.parent.is_dir():
-        raise ValueError(f"--json {command.json}: there is no directory {command.json.parent}")
+    check_outputs(command.json, command.charts)
     rows = asyncio.run(run_load(_options(command)))
     for row in rows:
         print(_report(row))

@@ -1,6 +1,5 @@
 """The command `specdec` as a user calls it: stdout, stderr, and the exit code."""
 
-import importlib
 import json
 import shlex
 import shutil
@@ -141,8 +140,7 @@ def test_show_drafts_puts_the_legend_in_front_of_the_prompt():
 def test_charts_without_matplotlib_are_refused_before_anything_is_measured(
     run, monkeypatch, tmp_path
 ):
-    module = importlib.import_module("specdec.cli.bench")  # specdec.cli has a function bench
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.cli.extras.find_spec", lambda name: None)
     code, out, err = run("bench", "--charts", str(tmp_path))
 
     assert (code, out) == (2, "")

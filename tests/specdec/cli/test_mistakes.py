@@ -1,6 +1,5 @@
 """What users get wrong: one line that says what to do, exit code 2, and no weights are read."""
 
-import importlib
 import json
 import sys
 from io import StringIO
@@ -103,6 +102,7 @@ MISTAKES = [
     ("bench --suite context --max-model-len 64", "is for the suites protocol, rounds, k, batch"),
     ("bench --prompts {}/text", "give JSON"),
     ("bench --json {}/no/run.json", "--json {}/no/run.json: there is no directory {}/no"),
+    ("bench --json {}", "--json {}: a directory; give a file"),
     ("bench --charts {}", "charts need matplotlib: pip install matplotlib"),
 ]
 
@@ -126,8 +126,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (specdec.start.load, specdec.bench.pair, specdec.cli.load):
         monkeypatch.setattr(module, "load_target", lambda *_, **__: pytest.fail("weights read"))
     monkeypatch.setattr(sys, "stdin", StringIO("\n"))
-    bench = importlib.import_module("specdec.cli.bench")  # specdec.cli has a function bench
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.cli.extras.find_spec", lambda name: None)
 
 
 @pytest.mark.parametrize("args, words", MISTAKES)

@@ -17,11 +17,21 @@ def nothing_is_read(monkeypatch):
     )
 
 
+@pytest.fixture
+def without(monkeypatch):
+    """without("fastapi"): it is not installed."""
+
+    def hide(module: str) -> None:
+        monkeypatch.setattr(
+            "specdec.cli.extras.find_spec", lambda name: None if name == module else find_spec(name)
+        )
+
+    return hide
+
+
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "prometheus_client"])
-def test_a_missing_extra_is_one_line(run, monkeypatch, missing):
-    monkeypatch.setattr(
-        "specdec.cli.extras.find_spec", lambda name: None if name == missing else find_spec(name)
-    )
+def test_a_missing_extra_is_one_line(run, without, missing):
+    without(missing)
     install = 'pip install -c constraints.txt -e ".[server]"'
     assert run("serve", "demo") == (2, "", f"specdec: error: serve needs {missing}: {install}\n")
 
@@ -77,10 +87,13 @@ def test_small_pieces_are_sent_without_delay():
         ("http://x --request-rate 1,0", "--request-rate 1,0: give numbers above 0"),
         ("http://x --goodput ttft", "--goodput ttft: give any of ttft, tpot, itl, e2e"),
         ("http://x --json nowhere/a.json", "there is no directory nowhere"),
+        ("http://x --json tests", "--json tests: a directory; give a file"),
+        ("http://x --charts x", "--charts x: charts need matplotlib: pip install matplotlib"),
         ("", "missing argument 'URL' (see specdec bench serve --help)"),
     ],
 )
-def test_a_mistake_with_a_url_is_one_line(run, args, words):
+def test_a_mistake_with_a_url_is_one_line(run, without, args, words):
+    without("matplotlib")
     code, out, err = run("bench", "serve", *args.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err

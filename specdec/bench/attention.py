@@ -13,17 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.bench.attention_jobs import (
-    Heads,
-    Job,
-    caches_of,
-    contiguous,
-    per_call_ms,
-    query_rows,
-)
+from specdec.bench.attention_jobs import Heads, Job, caches_of, contiguous, query_rows
 from specdec.bench.attention_trees import timed_trees
 from specdec.bench.bench import Bench
 from specdec.bench.report import Row
+from specdec.bench.timing import per_call_ms
 from specdec.bench.yardsticks import Yardstick, yardsticks
 from specdec.kernels.attention.launch import paged_attention
 from specdec.sizes import BLOCK_SIZE

@@ -1,14 +1,12 @@
 """Queries, caches and rows of one layer's attention, in a model's shapes."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdec.bench.pair import Pair
-from specdec.bench.products import CACHES
-from specdec.bench.timing import Clock
+from specdec.bench.timing import CACHES
 from specdec.kernels.attention.query_rows import Paths, QueryRows, plan_tiles
 from specdec.kernels.attention.workspace import workspace_size
 from specdec.sizes import BLOCK_SIZE
@@ -104,21 +102,3 @@ def contiguous(cache: Tensor, blocks: Tensor, length: int) -> tuple[Tensor, Tens
     kv = cache[:, blocks].transpose(2, 3).reshape(2, len(blocks), G, -1, C)  # [2, B, G, M x S, C]
     k, v = kv[:, :, :, :length].contiguous()
     return k, v
-
-
-def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> float:
-    """Of one call, over all of them in turn, as a graph on a GPU."""
-
-    def chain() -> None:
-        for call in calls:
-            call()
-
-    clock = Clock(device)
-    if device.type != "cuda":
-        return clock.repeat(chain, 3, 1).median / len(calls)
-    chain()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain()
-    return clock.repeat(graph.replay, 15).median / len(calls)

@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 import torch
 
-from specdec.bench.attention_jobs import Heads, Job, caches_of, per_call_ms, query_rows
+from specdec.bench.attention_jobs import Heads, Job, caches_of, query_rows
+from specdec.bench.timing import per_call_ms
 from specdec.kernels import next_power_of_2
 from specdec.kernels.attention import launch_plan, query_tiles
 from specdec.kernels.attention.launch import paged_attention

@@ -8,6 +8,7 @@ model: the sum over its weights.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,11 @@ from torch import Tensor
 from specdec.bench.bench import Bench
 from specdec.bench.pair import Pair
 from specdec.bench.report import Row
-from specdec.bench.timing import Clock
+from specdec.bench.timing import CACHES, per_call_ms
 from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import linear, split_linear
 
 ROWS = (1, 4, 6, 8, 16, 32, 48, 64, 128, 192, 256, 384, 512)
-CACHES = 256 << 20  # bytes that a GPU's caches do not hold
 Product = Callable[[Tensor, Tensor], object]
 
 
@@ -88,8 +88,10 @@ def products(bench: Bench) -> Iterator[Row]:
         tensors = weight.tensors + [tensor.clone() for tensor in weight.tensors * (copies - 1)]
         for M in ROWS:
             x = torch.randn(M, K, device=first.device).to(first.dtype)
-            ours = _seconds(weight.ours, x, tensors)
-            cublas = _seconds(weight.cublas, x, tensors)
+            ours, cublas = (
+                1e-3 * per_call_ms(x.device, [partial(product, x, each) for each in tensors])
+                for product in (weight.ours, weight.cublas)
+            )
             named = {"weight": weight.name, "N": N, "K": K, "M": M}
             yield named | _figures(size, ours, cublas, bandwidth)
             count = len(weight.tensors)
@@ -110,22 +112,3 @@ def _figures(size: int, ours: float, cublas: float, bandwidth: float) -> Row:
         "of_bandwidth": size / ours / bandwidth,
         "cublas_of_bandwidth": size / cublas / bandwidth,
     }
-
-
-def _seconds(product: Product, x: Tensor, weights: list[Tensor]) -> float:
-    """Of one product, over all weights in turn, as a graph on a GPU."""
-
-    def chain() -> None:
-        for weight in weights:
-            product(x, weight)
-
-    clock = Clock(x.device)
-    with torch.inference_mode():
-        if not x.is_cuda:
-            return clock.repeat(chain, 3, 1).median / 1e3 / len(weights)
-        chain()
-        torch.cuda.synchronize(x.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            chain()
-        return clock.repeat(graph.replay, 10).median / 1e3 / len(weights)

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 
+CACHES = 256 << 20  # bytes that a GPU's caches do not hold
 Mark = Any  # torch.cuda.Event, or seconds of the host's clock
 
 
@@ -78,6 +79,25 @@ class Clock:
         """Names and milliseconds of the bodies so far, in the order of their ends."""
         self.wait()
         return [(name, self.milliseconds(start, end)) for name, start, end in self._spans]
+
+
+def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> float:
+    """The median of one call, over all of them in turn, as a graph on a GPU."""
+
+    def chain() -> None:
+        for call in calls:
+            call()
+
+    clock = Clock(device)
+    with torch.inference_mode():
+        if device.type != "cuda":
+            return clock.repeat(chain, 3, 1).median / len(calls)
+        chain()
+        clock.wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain()
+        return clock.repeat(graph.replay, 15).median / len(calls)
 
 
 def percentile(seconds: Sequence[float], percent: int) -> float | None:

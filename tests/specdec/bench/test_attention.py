@@ -15,6 +15,7 @@ from specdec.bench.attention_jobs import Heads, Job
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth
 from specdec.bench.pair import load_pair
+from specdec.bench.timing import CACHES
 from specdec.bench.yardsticks import flash_packed, yardsticks
 from specdec.cli import main
 from specdec.kernels.attention import launch, twin
@@ -152,7 +153,7 @@ def test_a_gpu_has_room_for_all_copies_twice(bench, monkeypatch):
     assert size == 2 * 64 * 32768 * heads.G * heads.C * heads.dtype.itemsize
     heads.device = torch.device("cuda")
     small = Job(batch=1, rows=1, context=300)
-    assert heads.num_copies(small) * heads.bytes_of(small) >= attention_jobs.CACHES
+    assert heads.num_copies(small) * heads.bytes_of(small) >= CACHES
     for free, fits in ((6 * size, True), (4 * size, False)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 0))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)

@@ -35,18 +35,12 @@ def suites_of(file: Path) -> dict[str, list[dict[str, object]]]:
     return suites
 
 
-def latest(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """Of each setting of a loop the last row."""
-    settings = ("num_speculative_tokens", "batch", "temperature", "run")
-    return list({tuple(row.get(name) for name in settings): row for row in rows}.values())
-
-
 def main(args: Sequence[str] | None = None) -> None:
     given = parse_args(args)
     suites: dict[str, list[dict[str, object]]] = defaultdict(list)
     for file in given.files:
         for name, rows in suites_of(file).items():
-            suites[name] = latest(suites[name] + rows) if name == "loop" else rows
+            suites[name] = suites[name] + rows if name == "loop" else rows
     for path in draw_charts(suites, given.out, given.prefix):
         print(f"{path}: {path.stat().st_size / 1024:.0f} KB")
 

@@ -11,6 +11,7 @@ import pytest
 import specdec.kernels.tiles
 import specdec.tune.gpu_clock
 from scripts.http_cost import lines_of
+from specdec.bench import charts
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
 from tests.specdec.kernels.row_products import multiply_row_by_row
@@ -88,6 +89,22 @@ def test_a_stream_is_read_line_by_line_wherever_its_chunks_end():
     whole = [b"data: {1}", b"", b"data: [DONE]", b""]
     assert asyncio.run(read(b"data: {1}\n\ndata: [DONE]\n\n")) == whole
     assert asyncio.run(read(b"data: {", b"1}\n", b"\ndata: [DO", b"NE]\n\n")) == whole
+
+
+def test_a_load_is_drawn_from_the_last_file_that_has_it(run, tmp_path, monkeypatch):
+    names = ("num_speculative_tokens", "batch", "temperature", "run", "per_user")
+    older = [(3, 8, 0.0, 1, 10), (3, 8, 0.0, 2, 11), (3, 1, 0.0, 1, 12), (0, 8, 0.8, 1, 13)]
+    newer = [(3, 8, 0.0, 1, 14), (0, 8, 0.0, 1, 15)]
+    files = [tmp_path / "older.json", tmp_path / "newer.json"]
+    for file, rows in zip(files, (older, newer), strict=True):
+        suites = {"loop": [dict(zip(names, row, strict=True)) for row in rows], "k": [file.name]}
+        file.write_text(json.dumps({"suites": suites}))
+    drawn = {}
+    monkeypatch.setattr(charts, "draw_charts", lambda suites, *_: drawn.update(suites) or [])
+    run("scripts.draw_charts", *map(str, files), "--out", str(tmp_path))
+
+    assert [row["per_user"] for row in charts.latest(drawn["loop"])] == [12, 14, 13, 15]
+    assert drawn["k"] == ["newer.json"]
 
 
 def test_soak_says_that_nothing_is_wrong(run):

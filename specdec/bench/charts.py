@@ -86,10 +86,8 @@ def _loop_per_user(axes: Any, rows: Rows) -> None:
 
 
 def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
-    """The last run of each load; dotted: sampled."""
-    rows = sorted(rows, key=lambda row: (row["run"], row["batch"]))
-    names = ("num_speculative_tokens", "batch", "temperature")
-    rows = list({tuple(row[name] for name in names): row for row in rows}.values())
+    """Dotted: sampled."""
+    rows = latest(rows)
     for K in sorted({row["num_speculative_tokens"] for row in rows}, key=str):
         for T, style in ((0.0, "-"), (0.8, ":")):
             points = [
@@ -103,6 +101,13 @@ def _by_load(axes: Any, rows: Rows, name: str, label: str) -> None:
     title = "Requests in a closed loop; dotted: temperature 0.8"
     axes.set(xlabel="requests that run at all times", ylabel=label, title=title)
     _powers_of_two(axes, [row["batch"] for row in rows])
+
+
+def latest(rows: Rows) -> Rows:
+    """The last row of each setting, by batch."""
+    names = ("num_speculative_tokens", "batch", "temperature")
+    by_batch = sorted(rows, key=lambda row: row["batch"])
+    return list({tuple(row[name] for name in names): row for row in by_batch}.values())
 
 
 def _round_over_k(axes: Any, rows: Rows) -> None:

@@ -30,8 +30,8 @@ from urllib.parse import urlsplit
 from specdec import AsyncLLM, SamplingParams
 from specdec.bench.loop import PROMPT_LENGTHS
 from specdec.bench.pair import read_prompts, turned
+from specdec.bench.percentiles import percentile
 from specdec.bench.report import Row, table, write_json
-from specdec.bench.timing import percentile
 from specdec.start.locate import locate
 
 WARMUP = 2  # requests for each that runs at a time

@@ -131,6 +131,10 @@ def test_the_command_line_loads_what_a_command_needs_when_it_is_called():
     assert _heavy_after("import specdec.cli") <= set()
 
 
+def test_the_client_of_a_load_waits_for_no_torch():
+    assert _heavy_after("import specdec.cli.bench_serve") <= set()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is imported beside a CUDA device")
 def test_without_a_gpu_the_engine_loads_without_triton():
     assert _heavy_after("from specdec import LLM") <= {"torch"}

@@ -5,7 +5,6 @@ So a server that is too slow for its load shows in the waiting times, which a cl
 
 import asyncio
 import itertools
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import httpx2
 
 from specdec.bench.arrivals import Arrival, Lengths, arrivals
 from specdec.bench.http_client import Api, Timing, listed_models, timed, tokens_per_word
+from specdec.bench.percentiles import percentile
 
 Row = dict[str, object]
 PERCENTS = (50, 90, 99)
@@ -112,11 +112,11 @@ def figures(
         "requests_per_second": len(answered) / seconds,
         "tokens_per_second": sum(each.num_tokens for each in answered) / seconds,
         "goodput": _goodput(answered, goodput) / seconds if goodput else None,
-        "send_lag_ms_p99": _percentile(lags, 99),
+        "send_lag_ms_p99": percentile(lags, 99),
     }
     for name in MEASURES:
         values = [value for timing in answered for value in measured(timing)[name]]
-        row |= {f"{name}_ms_p{percent}": _percentile(values, percent) for percent in PERCENTS}
+        row |= {f"{name}_ms_p{percent}": percentile(values, percent) for percent in PERCENTS}
     return row
 
 
@@ -138,10 +138,3 @@ def _goodput(answered: Sequence[Timing], limits: Mapping[str, float]) -> int:
         all(1e3 * value <= most for name, most in limits.items() for value in found[name])
         for found in map(measured, answered)
     )
-
-
-def _percentile(seconds: Sequence[float], percent: int) -> float | None:
-    """In ms; None of no value."""
-    if len(seconds) < 2:
-        return 1e3 * seconds[0] if seconds else None
-    return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]

@@ -20,9 +20,10 @@ from unittest.mock import patch
 
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, turned
+from specdec.bench.percentiles import nearest_rank, percentile
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, first_difference
-from specdec.bench.timing import Spread, nearest_rank, percentile
+from specdec.bench.timing import Spread
 from specdec.engine import Engine
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request

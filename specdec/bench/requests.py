@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from specdec.bench.bench import Bench
 from specdec.bench.loop import Loop, jobs
 from specdec.bench.pair import EngineSpec, joined, turned
+from specdec.bench.percentiles import percentile
 from specdec.bench.profile import profile_serving
 from specdec.bench.report import Row
 from specdec.bench.serving import Job, generate, greedy
-from specdec.bench.timing import percentile
 from specdec.engine import Engine
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats

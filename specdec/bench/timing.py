@@ -100,18 +100,6 @@ def per_call_ms(device: torch.device, calls: Sequence[Callable[[], object]]) -> 
         return clock.repeat(graph.replay, 15).median / len(calls)
 
 
-def percentile(seconds: Sequence[float], percent: int) -> float | None:
-    """In milliseconds; None of fewer than two values."""
-    if len(seconds) < 2:
-        return None
-    return 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
-
-
-def nearest_rank(counts: Sequence[int], percent: int) -> int | None:
-    """The smallest of them that so many percent do not exceed; None of none."""
-    return sorted(counts)[-(-percent * len(counts) // 100) - 1] if counts else None
-
-
 @contextmanager
 def wrapped(
     owner: object, names: Sequence[str], around: Callable[[str], ContextDecorator]

@@ -22,12 +22,13 @@ from specdec.bench.card import Bandwidth, Bytes, bytes_of
 from specdec.bench.charts import per_user
 from specdec.bench.exactness import EXCHANGES, combinations, compared, exchanged, silu_mul
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
+from specdec.bench.percentiles import nearest_rank, percentile
 from specdec.bench.prefill import prefill_row
 from specdec.bench.report import table
 from specdec.bench.requests import draw_jobs
 from specdec.bench.rounds import steady, time_phases
 from specdec.bench.serving import first_difference
-from specdec.bench.timing import Spread, nearest_rank, wrapped
+from specdec.bench.timing import Spread, wrapped
 from specdec.bench.trees import NEVER
 from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
@@ -674,6 +675,11 @@ def test_prompts_of_steady_rounds_do_not_wait_for_each_other(pair):
 )
 def test_the_nearest_rank_is_one_of_the_counts(counts, percent, found):
     assert nearest_rank(counts, percent) == found
+
+
+def test_a_percentile_is_in_ms_of_as_few_values_as_there_are():
+    found = [percentile(seconds, 99) for seconds in ([], [0.002], [0.001, 0.002])]
+    assert found == [None, 2.0, pytest.approx(1.99)]
 
 
 def test_what_the_host_waits_for_results_is_measured(monkeypatch):

@@ -14,11 +14,11 @@ the host: when the drafts had arrived, when the last walk began after that, what
 took, in time and of a processor, what all walks took of a processor, and on how many threads; when
 the masks were there, and for how long the device waited; whether the device had done the forward
 before the drafts were seen, so that the host was late; in which step after one with prompts it was,
-0 being that one; and the rounds so far of its youngest guided request. scripts/guided_masks.py
-measures the host alone.
+0 being that one; and the rounds so far of its youngest guided request.
 """
 
 import argparse
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,14 +26,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from scripts.guided_masks import WalkTime, recorded_walks
 from specdec import LLM, SamplingParams
 from specdec.bench.report import Row, table, write_json
+from specdec.guided.grammars import Matcher
 from specdec.guided.step_masks import StepMasks
 from specdec.requests.request import Request
 from specdec.scheduling.work import Work
@@ -44,6 +45,15 @@ from tests.e2e.guided_cases import SCHEMAS
 PROMPT = "Question: give one value as JSON.\nAnswer: "
 WARMUP = 8  # steps that do not count
 MOST_SHOWN = 16
+
+
+class WalkTime(NamedTuple):
+    """A walk of a guide, seconds. began: by time.perf_counter()."""
+
+    began: float
+    wall: float
+    processor: float
+    thread: int
 
 
 @dataclass(slots=True)
@@ -201,6 +211,24 @@ def recorded_masks() -> Iterator[list[Masks]]:
         stack.enter_context(patch.object(PendingResult, "read_proposals", reading))
         walks = stack.enter_context(recorded_walks())
         yield recorded
+
+
+@contextmanager
+def recorded_walks() -> Iterator[list[WalkTime]]:
+    """The walks of all threads, as they end."""
+    found: list[WalkTime] = []
+    masks = Matcher.masks
+
+    def timed(self: Matcher, drafts: Sequence[int]) -> list[bytes]:
+        began, processor = time.perf_counter(), time.thread_time()
+        result = masks(self, drafts)
+        wall = time.perf_counter() - began
+        processor = time.thread_time() - processor
+        found.append(WalkTime(began, wall, processor, threading.get_ident()))
+        return result
+
+    with patch.object(Matcher, "masks", timed):
+        yield found
 
 
 def _mark() -> torch.cuda.Event:

@@ -5,15 +5,20 @@ import json
 import runpy
 import shlex
 import sys
+import threading
 
 import pytest
 
 import specdec.kernels.tiles
 import specdec.tune.gpu_clock
+from scripts.guided_trace import recorded_walks
 from scripts.http_cost import lines_of
 from specdec.bench import charts
+from specdec.guided.guides import Guides
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
+from specdec.requests.structured_outputs import StructuredOutputsParams
+from specdec.requests.tokenizer import Tokenizer
 from tests.specdec.kernels.row_products import multiply_row_by_row
 from weights.demo import demo_directory
 
@@ -54,14 +59,15 @@ def test_sampling_rounds_times_every_case(run):
     assert all(row["round_ms"] > 0 for row in rows)
 
 
-def test_guided_masks_times_steps_without_a_model(run):
-    tokenizer = str(demo_directory("target") / "tokenizer.json")
-    few = shlex.split("--batch 2 --num-requests 3 --max-tokens 6 --schemas pattern 'tool call'")
-    out = run("scripts.guided_masks", tokenizer, *few)
+def test_walks_of_guides_are_recorded():
+    guides = Guides(Tokenizer(demo_directory("target")), 4100, [1])
+    guide = guides.compile(StructuredOutputsParams(regex="ab+"))
+    with recorded_walks() as walks:
+        assert len(guide.masks(())) == 1
 
-    every, first = json.loads(out.splitlines()[-1])["results"]
-    assert every["count"] >= first["count"] > 3
-    assert every["host ms max"] > first["max"] > 0
+    [walk] = walks
+    assert walk.wall > 0
+    assert walk.thread == threading.get_ident()
 
 
 @pytest.mark.slow

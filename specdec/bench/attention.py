@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specdec.bench.attention_jobs import Heads, Job, caches_of, contiguous, query_rows
+from specdec.bench.attention_jobs import Job, LayerShape, caches_of, contiguous, query_rows
 from specdec.bench.attention_trees import timed_trees
 from specdec.bench.bench import Bench
 from specdec.bench.report import Row
@@ -47,8 +47,8 @@ ON_CPU = Sizes(contexts=(70, 130), rows=(1, 3), batches=(1, 2), prompts=(66,), n
 def attention(bench: Bench) -> Iterator[Row]:
     """One layer's attention, ours and the fastest that can be installed, and what trees cost."""
     bench.pair.drop()
-    heads = Heads(bench.pair)
-    sizes = ON_GPU if heads.device.type == "cuda" else ON_CPU
+    layer = LayerShape(bench.pair)
+    sizes = ON_GPU if layer.device.type == "cuda" else ON_CPU
     rounds = [
         Job(batch=B, rows=Q, context=L)
         for L in sizes.contexts
@@ -58,8 +58,8 @@ def attention(bench: Bench) -> Iterator[Row]:
     prompts = [Job(batch=1, rows=T, context=T) for T in sizes.prompts]
     verify: dict[int, float] = {}  # ms of the most rows by context, of one request
     for job in (*rounds, *prompts):
-        if _is_possible(bench, heads, job):
-            row = compared(heads, job, bench.bandwidth.reading, bench.options.model_len)
+        if _is_possible(bench, layer, job):
+            row = compared(layer, job, bench.bandwidth.reading, bench.options.model_len)
             if (job.batch, job.rows) == (1, max(sizes.rows)):
                 verify[job.context] = float(str(row["ms_per_layer"]))
             yield row
@@ -67,10 +67,10 @@ def attention(bench: Bench) -> Iterator[Row]:
     for context in sizes.contexts[:-1]:
         for N in sizes.nodes if context in verify else ():
             job = Job(batch=1, rows=N, context=context)
-            if _is_possible(bench, heads, job):
-                for name, ms, is_equal in timed_trees(heads, job, bench.options.model_len):
+            if _is_possible(bench, layer, job):
+                for name, ms, is_equal in timed_trees(layer, job, bench.options.model_len):
                     yield {
-                        **_columns("tree", heads, job, ms, bench.bandwidth.reading),
+                        **_columns("tree", layer, job, ms, bench.bandwidth.reading),
                         "query_tile": name,
                         "has_equal_bits": is_equal,
                         "against_verify": ms / verify[context],
@@ -78,50 +78,50 @@ def attention(bench: Bench) -> Iterator[Row]:
                     }
 
 
-def _is_possible(bench: Bench, heads: Heads, job: Job) -> bool:
+def _is_possible(bench: Bench, layer: LayerShape, job: Job) -> bool:
     what = f"attention: batch {job.batch}, {job.rows} rows, context {job.context}"
-    if not heads.fits(job):
+    if not layer.fits(job):
         bench.skipped.append(f"{what}: more keys than fit into memory")
         return False
     return bench.has_time(what)
 
 
 @torch.inference_mode()
-def compared(heads: Heads, job: Job, bandwidth: float, model_len: int) -> Row:
+def compared(layer: LayerShape, job: Job, bandwidth: float, model_len: int) -> Row:
     """Ours, and each yardstick over the same keys."""
     B, Q, L = job.batch, job.rows, job.context
     num_blocks = -(-L // BLOCK_SIZE)
-    caches = caches_of(heads, B * num_blocks, heads.num_copies(job))
-    order = torch.randperm(B * num_blocks, device=heads.device).view(B, num_blocks)
-    q_THC = heads.random(B * Q, heads.H)
+    caches = caches_of(layer, B * num_blocks, layer.num_copies(job))
+    order = torch.randperm(B * num_blocks, device=layer.device).view(B, num_blocks)
+    q_THC = layer.random(B * Q, layer.H)
     out_THC = torch.empty_like(q_THC)
-    rows = query_rows(heads, job, order, model_len)
+    rows = query_rows(layer, job, order, model_len)
     calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
-    ours = per_call_ms(heads.device, calls)
-    q = q_THC.view(B, Q, heads.H, heads.C).transpose(1, 2).contiguous()
-    expected = out_THC.view(B, Q, heads.H, heads.C).transpose(1, 2)  # of the last copy
+    ours = per_call_ms(layer.device, calls)
+    q = q_THC.view(B, Q, layer.H, layer.C).transpose(1, 2).contiguous()
+    expected = out_THC.view(B, Q, layer.H, layer.C).transpose(1, 2)  # of the last copy
     kv = [contiguous(cache, order, L) for cache in caches]
     del caches, calls
     times: dict[str, float] = {}
     errors: dict[str, str] = {}
-    for name, yardstick in yardsticks(heads.device).items():
+    for name, yardstick in yardsticks(layer.device).items():
         try:
             times[name] = _yardstick_ms(yardstick, q, kv, expected)
         except (RuntimeError, ValueError) as error:  # in the row, beside the others' times
             errors[name] = str(error).strip().partition("\n")[0][:100]
     best = min(times, key=times.__getitem__, default=None)
     return {
-        **_columns("prompt" if job.is_prompt else "round", heads, job, ours, bandwidth),
+        **_columns("prompt" if job.is_prompt else "round", layer, job, ours, bandwidth),
         "yardstick": best,
         "yardstick_ms": times.get(str(best)),
         "against_yardstick": None if best is None else ours / times[best],
-        **{f"{name}_ms": times.get(name) for name in yardsticks(heads.device)},
+        **{f"{name}_ms": times.get(name) for name in yardsticks(layer.device)},
         "errors": "; ".join(f"{name}: {error}" for name, error in errors.items()) or None,
     }
 
 
-def _columns(what: str, heads: Heads, job: Job, ms: float, bandwidth: float) -> Row:
-    speed = heads.bytes_of(job) / ms * 1e3
+def _columns(what: str, layer: LayerShape, job: Job, ms: float, bandwidth: float) -> Row:
+    speed = layer.bytes_of(job) / ms * 1e3
     return {
         "what": what,
         "batch": job.batch,

@@ -25,7 +25,7 @@ class Job:
         return self.rows == self.context > 1
 
 
-class Heads:
+class LayerShape:
     """The shapes of a model's attention, and where its keys lie."""
 
     def __init__(self, pair: Pair) -> None:
@@ -58,7 +58,7 @@ class Heads:
 
 
 def query_rows(
-    heads: Heads,
+    layer: LayerShape,
     job: Job,
     blocks: Tensor,
     model_len: int,
@@ -70,13 +70,13 @@ def query_rows(
     blocks: [batch, blocks of the context]
     """
     B, Q, L = job.batch, job.rows, job.context
-    is_cpu = heads.device.type == "cpu"
+    is_cpu = layer.device.type == "cpu"
     bound = L if job.is_prompt or is_cpu else max(L, model_len)
     table = torch.zeros(B + 1, -(-bound // BLOCK_SIZE), dtype=torch.int64, device=blocks.device)
     table[:B, : blocks.shape[1]] = blocks
     if positions is None:
         positions = torch.arange(L - Q, L, device=blocks.device).repeat(B)
-    size = workspace_size(B * Q, heads.H, heads.C, bound) if not job.is_prompt else 1
+    size = workspace_size(B * Q, layer.H, layer.C, bound) if not job.is_prompt else 1
     return QueryRows(
         block_table=table,
         idx_mapping=torch.arange(B, device=blocks.device),
@@ -90,9 +90,9 @@ def query_rows(
     )
 
 
-def caches_of(heads: Heads, num_blocks: int, num_copies: int) -> list[Tensor]:
+def caches_of(layer: LayerShape, num_blocks: int, num_copies: int) -> list[Tensor]:
     """[2, N + 1, G, S, C] each, all the same."""
-    first = heads.random(2, num_blocks + 1, heads.G, BLOCK_SIZE)
+    first = layer.random(2, num_blocks + 1, layer.G, BLOCK_SIZE)
     return [first, *(first.clone() for _ in range(num_copies - 1))]
 
 

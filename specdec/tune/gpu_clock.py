@@ -30,7 +30,7 @@ COMPILED_AT_ONCE = 128
 
 
 class GpuClock:
-    """A Clock (search.py). It keeps the weights of the last product."""
+    """A ProductClock (search.py). It keeps the weights of the last product."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
     rows: Sequence[int]
 
 
-class Clock(Protocol):
+class ProductClock(Protocol):
     """gpu_clock.py, or a test's."""
 
     has_wgmma: bool  # of the GPU: Hopper's products
@@ -81,7 +81,7 @@ class Tuning:
     again: measure what the table has too; else a product's missing row classes, with its splits
     """
 
-    clock: Clock
+    clock: ProductClock
     gpu: str
     file: Path | None
     splits_of: Callable[[Product], Sequence[int]]
@@ -152,7 +152,7 @@ def jobs_of(product: Product, wanted: Wanted, has_wgmma: bool) -> Iterator[Job]:
                 yield Job(product, rows, cut(shape, rows, count))
 
 
-def measure(product: Product, wanted: Wanted, clock: Clock) -> Measured:
+def measure(product: Product, wanted: Wanted, clock: ProductClock) -> Measured:
     """Where there is a choice of splits, all row classes are wanted."""
     search = _Search(product, clock, {})
     counts = wanted.splits
@@ -172,7 +172,7 @@ class _Search:
     """Times of one product so far, by row class, splits and shape; none is measured twice."""
 
     product: Product
-    clock: Clock
+    clock: ProductClock
     times: dict[tuple[int, int, Shape], float]
 
     def best(self, rows: int, splits: int) -> Shape:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from specdec.bench import attention as suite
 from specdec.bench import attention_jobs, attention_trees
-from specdec.bench.attention_jobs import Heads, Job
+from specdec.bench.attention_jobs import Job, LayerShape
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth
 from specdec.bench.pair import load_pair
@@ -114,7 +114,7 @@ def test_rounds_prompts_and_trees_have_rows(bench):
 def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
     wrong = {"wrong": lambda q, k, v: lambda: torch.zeros_like(q)}
     monkeypatch.setattr(suite, "yardsticks", lambda device: wrong)
-    row = suite.compared(Heads(bench.pair), Job(batch=1, rows=2, context=70), 1e12, 192)
+    row = suite.compared(LayerShape(bench.pair), Job(batch=1, rows=2, context=70), 1e12, 192)
     assert row["errors"] == "wrong: differs from ours by 100.0% of the largest value"
     assert (row["yardstick"], row["yardstick_ms"], row["wrong_ms"]) == (None, None, None)
 
@@ -122,23 +122,23 @@ def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
 def test_trees_are_timed_in_larger_tiles_and_their_bits_compared(bench, monkeypatch):
     multiply_row_by_row(monkeypatch)
     monkeypatch.setattr(attention_trees, "paged_attention", launch_paged_attention)
-    heads, job = Heads(bench.pair), Job(batch=1, rows=5, context=70)
-    assert attention_trees.larger_tiles(heads, job) == []
+    layer, job = LayerShape(bench.pair), Job(batch=1, rows=5, context=70)
+    assert attention_trees.larger_tiles(layer, job) == []
     tile = QueryTile(8, 64, 4)
-    monkeypatch.setattr(attention_trees, "larger_tiles", lambda heads, job: [tile])
+    monkeypatch.setattr(attention_trees, "larger_tiles", lambda layer, job: [tile])
     rows = []
     plan = launch.plan_launch
     monkeypatch.setattr(
         launch, "plan_launch", lambda *of, **more: rows.append(plan(*of, **more)) or rows[-1]
     )
-    shipped, larger = attention_trees.timed_trees(heads, job, 192)
+    shipped, larger = attention_trees.timed_trees(layer, job, 192)
     assert (shipped[0], larger[0]) == ("as shipped", "64 rows, 4 warps")
     assert (shipped[2], larger[2]) == (True, True)
     assert [each.tile.rows for each in rows] == [16, 64]
 
 
 def test_what_does_not_fit_is_said_and_left_out(bench, monkeypatch):
-    monkeypatch.setattr(Heads, "fits", lambda self, job: job.batch == 1 and job.rows == 1)
+    monkeypatch.setattr(LayerShape, "fits", lambda self, job: job.batch == 1 and job.rows == 1)
     rows = list(suite.attention(bench))
     assert [(row["batch"], row["rows"]) for row in rows] == [(1, 1)] * 2
     assert (
@@ -147,30 +147,30 @@ def test_what_does_not_fit_is_said_and_left_out(bench, monkeypatch):
 
 
 def test_a_gpu_has_room_for_all_copies_twice(bench, monkeypatch):
-    heads = Heads(bench.pair)
+    layer = LayerShape(bench.pair)
     job = Job(batch=64, rows=1, context=32768)
-    size = heads.bytes_of(job)
-    assert size == 2 * 64 * 32768 * heads.G * heads.C * heads.dtype.itemsize
-    heads.device = torch.device("cuda")
+    size = layer.bytes_of(job)
+    assert size == 2 * 64 * 32768 * layer.G * layer.C * layer.dtype.itemsize
+    layer.device = torch.device("cuda")
     small = Job(batch=1, rows=1, context=300)
-    assert heads.num_copies(small) * heads.bytes_of(small) >= CACHES
+    assert layer.num_copies(small) * layer.bytes_of(small) >= CACHES
     for free, fits in ((6 * size, True), (4 * size, False)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 0))
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        assert heads.fits(job) is fits
+        assert layer.fits(job) is fits
 
 
 def test_both_kernels_and_yardsticks_see_the_same_keys(bench):
     """Paged in random order and contiguous: the reference over one equals ours over the other."""
-    heads = Heads(bench.pair)
-    [cache] = attention_jobs.caches_of(heads, 4, 1)
+    layer = LayerShape(bench.pair)
+    [cache] = attention_jobs.caches_of(layer, 4, 1)
     blocks = torch.tensor([[2, 0], [3, 1]])
     k, _ = attention_jobs.contiguous(cache, blocks, 100)
     assert torch.equal(k[1, :, 70], cache[0, 1, :, 6])
-    assert k.shape == (2, heads.G, 100, heads.C)
-    rows = attention_jobs.query_rows(heads, Job(batch=2, rows=1, context=100), blocks, 192)
+    assert k.shape == (2, layer.G, 100, layer.C)
+    rows = attention_jobs.query_rows(layer, Job(batch=2, rows=1, context=100), blocks, 192)
     assert isinstance(rows, QueryRows)
-    q = heads.random(2, heads.H)
+    q = layer.random(2, layer.H)
     out = torch.empty_like(q)
     paged_attention(q, out, cache, rows)
     assert torch.equal(rows.tiles.rows, plan_tiles([1, 1], 2, CPU).rows)

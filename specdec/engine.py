@@ -337,7 +337,7 @@ class Engine:
             parents = tuple(result.draft_parents[b])
             if tokens[0] >= 0:  # else the round brought nothing
                 record = RoundRecord(tuple(drafts), num_accepted, tokens[num_accepted], parents)
-                request.record_round(record)
+                request.stats.add_round(record)
                 self._totals.verified(record)
             self._append(request, tokens[: num_accepted + 1], result.logprobs, first)
             changed.append(request)

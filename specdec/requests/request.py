@@ -8,7 +8,7 @@ from specdec.requests.guide import Guide
 from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.row_start import SamplingStart
-from specdec.requests.stats import RequestStats, RoundRecord
+from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 
 
@@ -131,11 +131,6 @@ class Request:
         """End here, for a reason other than the text."""
         count = len(self.token_ids)
         self.finish = Finish(reason, count, count, stop_reason=message)
-
-    def record_round(self, record: RoundRecord) -> None:
-        """Count a round of this request."""
-        self.stats.record(len(record.draft_tokens), record.num_accepted, record.num_levels)
-        self.stats.rounds.append(record)
 
     def output(self) -> RequestOutput:
         """A snapshot for the caller."""

@@ -61,33 +61,18 @@ class RoundRecord:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Rounds and their accepted counts; every figure is derived from them."""
+    """Rounds; every figure is derived from them."""
 
-    num_drafted: list[int] = field(default_factory=list, repr=False)  # per round
-    # per round, before the last one is trimmed
-    num_accepted: list[int] = field(default_factory=list, repr=False)
-    # per round, drafts on the longest path; by default as many as drafted
-    num_levels: list[int] = field(default_factory=list, repr=False)
+    rounds: list[RoundRecord] = field(default_factory=list, repr=False)
     acceptance: str = "exact"  # the rule that accepted them; "mixed" if merged over several rules
 
-    def __post_init__(self) -> None:
-        counts = len(self.num_drafted), len(self.num_accepted)
-        if counts[0] != counts[1]:
-            raise ValueError(f"{counts[0]} rounds drafted, {counts[1]} accepted: give both")
-        self.num_levels = self.num_levels or list(self.num_drafted)
-        for num_drafted, num_accepted in zip(self.num_levels, self.num_accepted, strict=True):
-            _check_round(num_drafted, num_accepted)
-
-    def record(self, num_drafted: int, num_accepted: int, num_levels: int | None = None) -> None:
-        """Count one round. num_levels: of a tree; None: a chain's, all that were drafted.
-
-        ValueError if more was accepted than could be.
-        """
-        num_levels = num_drafted if num_levels is None else num_levels
-        _check_round(num_levels, num_accepted)
-        self.num_drafted.append(num_drafted)
-        self.num_accepted.append(num_accepted)
-        self.num_levels.append(num_levels)
+    def add_round(self, record: RoundRecord) -> None:
+        """Count one round. ValueError if more was accepted than could be."""
+        num_drafted, num_accepted = record.num_levels, record.num_accepted
+        if not 0 <= num_accepted <= num_drafted:
+            given = f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}"
+            raise ValueError(f"{given}: give 0 to num_drafted")
+        self.rounds.append(record)
 
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
@@ -99,16 +84,29 @@ class SpeculationStats:
     def add_rounds(self, parts: "Sequence[SpeculationStats]") -> None:
         """The rounds of others, to none of its own."""
         for part in parts:
-            self.num_drafted += part.num_drafted
-            self.num_accepted += part.num_accepted
-            self.num_levels += part.num_levels
+            self.rounds += part.rounds
         rules = {part.acceptance for part in parts}
         if rules:
             self.acceptance = rules.pop() if len(rules) == 1 else "mixed"
 
     @property
+    def num_drafted(self) -> list[int]:
+        """Of each round."""
+        return [len(record.draft_tokens) for record in self.rounds]
+
+    @property
+    def num_accepted(self) -> list[int]:
+        """Of each round, before the last one is trimmed."""
+        return [record.num_accepted for record in self.rounds]
+
+    @property
+    def num_levels(self) -> list[int]:
+        """Of each round, drafts on the longest path."""
+        return [record.num_levels for record in self.rounds]
+
+    @property
     def num_rounds(self) -> int:
-        return len(self.num_accepted)
+        return len(self.rounds)
 
     @property
     def num_drafted_tokens(self) -> int:
@@ -132,8 +130,8 @@ class SpeculationStats:
     @property
     def num_accepted_per_position(self) -> list[int]:
         """Rounds that accepted at least i tokens, for i = 1..K."""
-        K = max(self.num_levels, default=0)
-        return [sum(count >= i for count in self.num_accepted) for i in range(1, K + 1)]
+        counts, K = self.num_accepted, max(self.num_levels, default=0)
+        return [sum(count >= i for count in counts) for i in range(1, K + 1)]
 
     @property
     def acceptance_rate_per_position(self) -> list[float]:
@@ -160,7 +158,6 @@ class SpeculationStats:
 class RequestStats(SpeculationStats):
     """A request's rounds and times. Times are seconds of the host's monotonic clock."""
 
-    rounds: list[RoundRecord] = field(default_factory=list, repr=False)
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0  # emitted, after trimming
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
@@ -174,8 +171,7 @@ class RequestStats(SpeculationStats):
         """A copy: the statistics of a request's samples together, rounds sample after sample."""
         firsts = [part.first_token_time for part in parts if part.first_token_time is not None]
         lasts = [part.last_token_time for part in parts if part.last_token_time is not None]
-        together = RequestStats(  # no rounds yet, whose counts would be checked again
-            rounds=[record for part in parts for record in part.rounds],
+        together = RequestStats(
             num_prompt_tokens=parts[0].num_prompt_tokens,
             arrival_time=parts[0].arrival_time,
             num_generated_tokens=sum(part.num_generated_tokens for part in parts),
@@ -221,9 +217,3 @@ class RequestStats(SpeculationStats):
     def as_dict(self) -> dict[str, object]:
         own = {name: getattr(self, name) for name in REQUEST_FIGURES}
         return SpeculationStats.as_dict(self) | own
-
-
-def _check_round(num_drafted: int, num_accepted: int) -> None:
-    if not 0 <= num_accepted <= num_drafted:
-        given = f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}"
-        raise ValueError(f"{given}: give 0 to num_drafted")

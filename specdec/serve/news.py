@@ -113,8 +113,6 @@ class Sample:
 
     def take(self, rounds: Sequence[RoundRecord], counts: Sequence[object]) -> None:
         """New rounds, and the counts as they are now."""
-        for record in rounds:
-            self.stats.record(len(record.draft_tokens), record.num_accepted, record.num_levels)
         self.stats.rounds += rounds
         for name, value in zip(COUNTS, counts, strict=True):
             setattr(self.stats, name, value)

@@ -4,12 +4,13 @@ import pytest
 
 from specdec.cli.figures import COLUMNS, figures, lines, warning
 from specdec.requests.output import CompletionOutput, RequestOutput
-from specdec.requests.stats import RequestStats
+from specdec.requests.stats import RequestStats, RoundRecord
 
 
 def output_of(num_rounds: int, num_accepted: int, K: int = 3, **ending: object) -> RequestOutput:
     """Every round accepts as many drafts."""
-    stats = RequestStats([K] * num_rounds, [num_accepted] * num_rounds, num_generated_tokens=9)
+    rounds = [RoundRecord((7,) * K, num_accepted, 7)] * num_rounds
+    stats = RequestStats(rounds, num_generated_tokens=9)
     return RequestOutput("0", "", [0], [CompletionOutput(0, "", [], **ending)], True, stats)
 
 

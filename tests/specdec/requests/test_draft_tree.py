@@ -23,9 +23,8 @@ def test_deeper_levels_than_asked_for_are_left_out():
 def test_statistics_count_nodes_and_go_by_levels():
     stats = SpeculationStats()
     for accepted in (3, 1):
-        record = RoundRecord((7, 8, 9, 7, 8, 9), accepted, 5, tuple(PARENTS))
-        stats.record(len(record.draft_tokens), record.num_accepted, record.num_levels)
-    stats.record(0, 0)
+        stats.add_round(RoundRecord((7, 8, 9, 7, 8, 9), accepted, 5, tuple(PARENTS)))
+    stats.add_round(RoundRecord((), 0, 5))
     assert stats.num_drafted_tokens == 12
     assert stats.num_accepted_per_position == [2, 1, 1]
     assert SpeculationStats.merged([stats, stats]).num_levels == [3, 3, 0] * 2

@@ -135,7 +135,7 @@ def test_times_are_those_of_the_first_and_the_last_step():
 def test_rounds_count_accepted_tokens_before_they_are_cut():
     made = request(max_tokens=3)
     made.append([120], 2.0)
-    made.record_round(RoundRecord((121, 122, 123), 3, 124))
+    made.stats.add_round(RoundRecord((121, 122, 123), 3, 124))
     made.append([121, 122, 123, 124], 3.0)
     assert (made.stats.num_accepted, made.stats.num_drafted, made.stats.num_generated_tokens) == (
         [3],

@@ -2,14 +2,18 @@
 
 import pytest
 
-from specdec.requests.stats import RequestStats, SpeculationStats
+from specdec.requests.stats import RequestStats, RoundRecord, SpeculationStats
 
 
 def stats(K, *num_accepted):
     made = SpeculationStats()
     for count in num_accepted:
-        made.record(K, count)
+        made.add_round(chain(K, count))
     return made
+
+
+def chain(K, num_accepted):
+    return RoundRecord((7,) * K, num_accepted, 7)
 
 
 def test_figures_of_five_rounds():
@@ -75,7 +79,7 @@ def test_times_of_a_request():
     made = RequestStats(
         num_generated_tokens=5, arrival_time=10.0, first_token_time=10.5, last_token_time=12.5
     )
-    made.record(3, 3)
+    made.add_round(chain(3, 3))
     assert (made.time_to_first_token, made.decode_time, made.time_per_token) == (0.5, 2.0, 0.5)
     assert (made.tokens_per_second, made.round_ms) == (2.0, 2000.0)
 
@@ -114,17 +118,18 @@ def test_the_dict_for_json_holds_every_figure():
     assert {"mean_acceptance_length", "conditional_acceptance_rates", "round_ms"} <= figures.keys()
 
 
-@pytest.mark.parametrize("num_drafted, num_accepted", [(3, 4), (0, 1), (3, -1), (-1, -1)])
+@pytest.mark.parametrize("num_drafted, num_accepted", [(3, 4), (0, 1), (3, -1), (0, -1)])
 def test_a_round_accepts_what_was_drafted_and_no_more(num_drafted, num_accepted):
     made = stats(3, 3)
     message = f"num_drafted={num_drafted} with num_accepted={num_accepted}"
     with pytest.raises(ValueError, match=message):
-        made.record(num_drafted, num_accepted)
+        made.add_round(chain(num_drafted, num_accepted))
     assert (made.num_drafted, made.num_accepted) == ([3], [3])
-    with pytest.raises(ValueError, match=message):
-        RequestStats(num_drafted=[3, num_drafted], num_accepted=[2, num_accepted])
 
 
-def test_every_round_has_both_counts():
-    with pytest.raises(ValueError, match="2 rounds drafted, 1 accepted"):
-        SpeculationStats(num_drafted=[3, 3], num_accepted=[1])
+def test_a_round_of_a_tree_accepts_no_more_than_its_levels():
+    made = SpeculationStats()
+    with pytest.raises(ValueError, match="num_drafted=2 with num_accepted=3"):
+        made.add_round(RoundRecord((7, 8, 9), 3, 7, parents=(0, 1, 1)))
+    made.add_round(RoundRecord((7, 8, 9), 2, 7, parents=(0, 1, 1)))
+    assert (made.num_drafted, made.num_accepted, made.num_levels) == ([3], [2], [2])

@@ -4,12 +4,11 @@ A row does not depend on its neighbours: rows that do not use a part are left un
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingFlags:
+class SamplingFlags(NamedTuple):
     noise: bool = False  # a temperature above 0
     floor: bool = False  # top_p, top_k or min_p
     bias: bool = False  # logit_bias or allowed_token_ids
@@ -19,15 +18,7 @@ class SamplingFlags:
     logprobs: int = -1  # alternatives beside the token, -1 = no logprobs
 
     def __or__(self, other: "SamplingFlags") -> "SamplingFlags":
-        return SamplingFlags(
-            noise=self.noise or other.noise,
-            floor=self.floor or other.floor,
-            bias=self.bias or other.bias,
-            bad_words=self.bad_words or other.bad_words,
-            penalties=self.penalties or other.penalties,
-            guided=self.guided or other.guided,
-            logprobs=max(self.logprobs, other.logprobs),
-        )
+        return SamplingFlags._make(map(max, self, other))
 
     @property
     def logits(self) -> bool:

@@ -102,7 +102,7 @@ class EngineProcess:
             self._numbers[name] = number
             self._requests[number] = Account(name), listener
         try:
-            return self._ask("add", replace(new, request_id=number), adds=number)
+            return self.ask("add", replace(new, request_id=number), adds=number)
         except BaseException:  # it cannot be pickled
             self._forget(number)
             raise
@@ -117,17 +117,16 @@ class EngineProcess:
             if is_its:
                 del self._numbers[request_id]
         if number is not None and is_its:
-            return self._ask("abort", number)
+            return self.ask("abort", number)
         answer = Future[bool]()
         answer.set_result(False)
         return answer
 
-    def ask(self, name: str, *given: object) -> Future[Any]:
-        """Have the other side do something: a method of Worker."""
-        return self._ask(name, *given)
+    def ask(self, name: str, *given: object, adds: str | None = None) -> Future[Any]:
+        """Have the other side do something: a method of Worker.
 
-    def _ask(self, name: str, *given: object, adds: str | None = None) -> Future[Any]:
-        """adds: the number of a request that is forgotten if the answer is an error."""
+        adds: the number of a request that is forgotten if the answer is an error
+        """
         if self._owner != os.getpid():
             return _failed(self._dead_error())
         number = next(self._counter)

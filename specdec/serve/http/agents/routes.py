@@ -11,7 +11,7 @@ from specdec.serve.http.agents.responses_events import ResponsesScript
 from specdec.serve.http.agents.translation import Announced, Json, Translation
 from specdec.serve.http.api_request import ApiRequest
 from specdec.serve.http.bodies import read_body
-from specdec.serve.http.chats import Chats
+from specdec.serve.http.chats import Chats, ChatTurn
 from specdec.serve.http.errors import MESSAGES, ApiError, json_response
 from specdec.serve.http.generating import Services
 
@@ -55,24 +55,23 @@ class AgentRoutes:
         """POST /v1/messages/count_tokens: of the prompt that the same message would have."""
         body = await read_body(request)
         translation = messages_input.translated(body, self._chats.knows, is_count=True)
-        self._announced.see(request.url.path, translation.ignored)
-        try:
-            turn = await self._chats.turn(translation.body)
-        except ApiError as error:
-            raise translation.renamed(error) from error
+        turn = await self._turn(request, translation)
         count = {"input_tokens": len(turn.prompt.token_ids)}
         return json_response(count, headers=translation.headers())
 
     async def _answer(
         self, request: Request, body: Body, translation: Translation, new_script: NewScript
     ) -> Response:
-        self._announced.see(request.url.path, translation.ignored)
-        try:
-            turn = await self._chats.turn(translation.body)
-        except ApiError as error:
-            raise translation.renamed(error) from error
+        turn = await self._turn(request, translation)
         script = new_script(body, turn.api_request)
         return EventAnswer(self._services, turn, script, translation.headers())
+
+    async def _turn(self, request: Request, translation: Translation) -> ChatTurn:
+        self._announced.see(request.url.path, translation.ignored)
+        try:
+            return await self._chats.turn(translation.body)
+        except ApiError as error:
+            raise translation.renamed(error) from error
 
 
 def _responses_script(body: Body, api_request: ApiRequest) -> Script:

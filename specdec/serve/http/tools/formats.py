@@ -66,9 +66,9 @@ CALL_FORMATS = (
         looks_like_json=True,
     ),
 )
-CALL_NAMES = {"qwen3_coder": "qwen3_xml", **{each.name: each.name for each in CALL_FORMATS}}
-REASONING_NAMES = {THINK: THINK, "deepseek_r1": THINK, "qwen3": THINK}
-TOOL_CALL_PARSERS = (AUTO, *sorted(CALL_NAMES), NONE)
+OTHER_NAMES = {"qwen3_coder": "qwen3_xml"}
+REASONING_NAMES = (THINK, "deepseek_r1", "qwen3")
+TOOL_CALL_PARSERS = (AUTO, *sorted([*OTHER_NAMES, *(each.name for each in CALL_FORMATS)]), NONE)
 REASONING_PARSERS = (AUTO, *REASONING_NAMES, NONE)
 
 
@@ -87,7 +87,7 @@ def answer_format(template: str, tool_call_parser: str, reasoning_parser: str) -
     if tool_call_parser == AUTO:
         calls = next((each for each in CALL_FORMATS if each.signs.search(template)), None)
     else:
-        name = CALL_NAMES.get(tool_call_parser)
+        name = OTHER_NAMES.get(tool_call_parser, tool_call_parser)
         calls = next((each for each in CALL_FORMATS if each.name == name), None)
     thinks = reasoning_parser in REASONING_NAMES
     if reasoning_parser == AUTO:

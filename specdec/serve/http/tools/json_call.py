@@ -9,7 +9,7 @@ import re
 from collections.abc import Generator
 
 from specdec.serve.http.tools.events import Arguments, Call
-from specdec.serve.http.tools.source import Reading, Source, Waiting
+from specdec.serve.http.tools.source import Reading, Source, Waiting, joined
 
 ARGUMENTS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
@@ -35,14 +35,14 @@ def read_call(source: Source, index: int, needs_arguments: bool) -> Reading[bool
                 return False
         elif key in ARGUMENTS and arguments is None:
             if name is None:
-                arguments = yield from _joined(_arguments(source))
+                arguments = yield from joined(_arguments(source))
             elif (yield from _pass_on(source, index, name)):
                 yield from _rest(source)
                 return True
             else:
                 arguments = ""
         else:
-            yield from _joined(_value(source))
+            yield from joined(_value(source))
     is_closed = key == ""
     if name is None or not is_closed or (needs_arguments and arguments is None):
         return False
@@ -70,7 +70,7 @@ def _pass_on(source: Source, index: int, name: str) -> Reading[bool]:
 def _rest(source: Source) -> Waiting[None]:
     """The members after the arguments, which mean nothing."""
     while (yield from _next_key(source)):
-        yield from _joined(_value(source))
+        yield from joined(_value(source))
 
 
 def _next_key(source: Source) -> Waiting[str | None]:
@@ -92,7 +92,7 @@ def read_string(source: Source) -> Waiting[str | None]:
     """A string; None if there is none, or it is no JSON. It may hold line breaks."""
     if (yield from source.peek()) != '"':
         return None
-    raw = yield from _joined(_value(source))
+    raw = yield from joined(_value(source))
     try:
         return str(json.loads(raw, strict=False))
     except ValueError:
@@ -109,20 +109,9 @@ def _arguments(source: Source) -> Pieces:
         if text is not None:
             yield text.strip() or NO_ARGUMENTS
     else:
-        word = yield from _joined(_value(source))
+        word = yield from joined(_value(source))
         if word:
             yield NO_ARGUMENTS if word == "null" else word
-
-
-def _joined(pieces: Pieces) -> Waiting[str]:
-    """All pieces."""
-    text = ""
-    for piece in pieces:
-        if piece is None:
-            yield None
-        else:
-            text += piece
-    return text
 
 
 def _value(source: Source) -> Pieces:

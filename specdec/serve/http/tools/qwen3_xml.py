@@ -23,6 +23,7 @@ from specdec.serve.http.tools.source import (
     Reading,
     Source,
     Waiting,
+    joined,
     read_content,
     read_until,
 )
@@ -120,12 +121,7 @@ def _text(source: Source) -> Generator[str | None, None, None]:
 
 def _json(source: Source) -> Generator[str | None, None, None]:
     """A value as JSON: as it is, if it is some, else as a text."""
-    text = ""
-    for piece in read_until(source, END_PARAMETER):
-        if piece is None:
-            yield None
-        else:
-            text += piece
+    text = yield from joined(read_until(source, END_PARAMETER))
     yield _as_json(text)
 
 

@@ -5,10 +5,10 @@ does not depend on where the text was cut, since it decides nothing before it ha
 """
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from specdec.serve.http.tools.events import Content, Event, merged
+from specdec.serve.http.tools.events import Content, Event, Reasoning, merged
 
 Result = TypeVar("Result")
 Waiting = Generator[None, None, Result]
@@ -111,9 +111,12 @@ class Reader:
 
 
 def read_content(
-    source: Source, tags: Sequence[str], has_calls: bool = False
+    source: Source,
+    tags: Sequence[str],
+    has_calls: bool = False,
+    kind: type[Content] | type[Reasoning] = Content,
 ) -> Reading[str | None]:
-    """Content up to a tag, which is read too; None at the end of the text.
+    """Content, or reasoning, up to a tag, which is read too; None at the end of the text.
 
     White space before the tag belongs to the tag. Both are held. After calls white space alone is
     no content.
@@ -126,7 +129,7 @@ def read_content(
         source.at += len(kept)
         has_calls = has_calls and not piece.strip()  # no text has followed them yet
         if kept and not has_calls:
-            yield Content(kept)
+            yield kind(kept)
         if is_end:
             return None
         if tag is not None:
@@ -148,6 +151,17 @@ def read_until(source: Source, tag: str) -> Generator[str | None, None, bool]:
         if found is not None or source.is_over:
             return found is not None
         yield None
+
+
+def joined(pieces: Iterable[str | None]) -> Waiting[str]:
+    """All pieces."""
+    text = ""
+    for piece in pieces:
+        if piece is None:
+            yield None
+        else:
+            text += piece
+    return text
 
 
 def find(text: str, start: int, tags: Sequence[str]) -> tuple[int, str | None]:

@@ -1,7 +1,7 @@
 """Reasoning in <think> and </think> at the beginning of an answer."""
 
 from specdec.serve.http.tools.events import Content, Reasoning
-from specdec.serve.http.tools.source import Reader, Reading, Source, find
+from specdec.serve.http.tools.source import Reader, Reading, Source, read_content
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -33,7 +33,8 @@ class ThinkingReader(Reader):
         if has_tag or self._is_open:
             source.release()
             yield from source.skip()
-            yield from _reasoning(source)
+            if (yield from read_content(source, (CLOSE,), kind=Reasoning)) is not None:
+                source.release()
             yield from source.skip()
         else:
             source.go_back()
@@ -44,19 +45,3 @@ class ThinkingReader(Reader):
             if source.is_over:
                 return
             yield None
-
-
-def _reasoning(source: Source) -> Reading[None]:
-    while True:
-        cut, tag = find(source.text, source.at, (CLOSE,))
-        is_end = tag is None and source.is_over
-        piece = source.text[source.at : len(source.text) if is_end else cut]
-        kept = piece if is_end else piece.rstrip()
-        if kept:
-            yield Reasoning(kept)
-        source.at += len(piece) if tag is not None or is_end else len(kept)
-        if tag is not None:
-            source.at += len(tag)
-        if tag is not None or is_end:
-            return
-        yield None

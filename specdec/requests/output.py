@@ -41,17 +41,6 @@ class RequestMetrics:
     first_token_latency: float | None
     num_generation_tokens: int
 
-    @staticmethod
-    def of(stats: RequestStats) -> "RequestMetrics":
-        """Read from the statistics of a request."""
-        return RequestMetrics(
-            arrival_time=stats.arrival_time,
-            first_token_time=stats.first_token_time,
-            last_token_time=stats.last_token_time,
-            first_token_latency=stats.time_to_first_token,
-            num_generation_tokens=stats.num_generated_tokens,
-        )
-
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -78,4 +67,11 @@ class RequestOutput:
     @property
     def metrics(self) -> RequestMetrics:
         """Times of the request, in vLLM's names."""
-        return RequestMetrics.of(self.stats)
+        stats = self.stats
+        return RequestMetrics(
+            arrival_time=stats.arrival_time,
+            first_token_time=stats.first_token_time,
+            last_token_time=stats.last_token_time,
+            first_token_latency=stats.time_to_first_token,
+            num_generation_tokens=stats.num_generated_tokens,
+        )

@@ -97,10 +97,6 @@ class EngineFigures:
         self._labels = {"model_name": model_name}
         self.num_late = 0
 
-    def describe(self) -> Iterable[Family]:
-        """Nothing yet: the names are known at the first scrape."""
-        return ()
-
     def collect(self) -> Iterable[Family]:
         """The figures of the engine, then those of its graphs."""
         families: dict[str, Scalars] = {}
@@ -108,8 +104,13 @@ class EngineFigures:
             self._add(families, metric)
         yield from families.values()
         yield from self._steps()
-        words = "Kernels that requests waited for"
-        yield self._counter("compilations_after_start", words, self.num_late)
+        late = CounterMetricFamily(
+            f"{PREFIX}compilations_after_start",
+            "Kernels that requests waited for",
+            labels=[*self._labels],
+        )
+        late.add_metric([*self._labels.values()], self.num_late)
+        yield late
 
     def _add(self, families: dict[str, Scalars], metric: Metric) -> None:
         labels = {**self._labels, **metric.labels}
@@ -142,8 +143,3 @@ class EngineFigures:
                 steps.add_metric(values, num_batches)
                 rows.add_metric(values, num_rows)
         return steps, rows
-
-    def _counter(self, name: str, words: str, value: int) -> Family:
-        family = CounterMetricFamily(PREFIX + name, words, labels=[*self._labels])
-        family.add_metric([*self._labels.values()], value)
-        return family

@@ -19,10 +19,9 @@ from specdec.requests.chat_format import ChatFormat
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
 from specdec.serve.http.batch import Answered, answer_line
-from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.options import NO_LIMIT, ServerOptions
 
 AHEAD = 4096  # answers that may wait for an earlier line, in memory
-NO_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from specdec.llm import LLM
 from specdec.requests.chat_format import ChatFormat
 from specdec.serve.engine_process import EngineStart
 from specdec.serve.http.gate import LOOPBACK
-from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.options import ServerOptions, is_api_key
 from specdec.serve.http.server import Server, listen
 from specdec.serve.http.tools.formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from specdec.serve.process_llm import ProcessLLM
@@ -89,7 +89,7 @@ def _check(options: ServeOptions) -> None:
     """Before anything large is read."""
     # typer takes an empty variable for none, which would open a server that was meant to be locked
     key = os.environ.get("SPECDEC_API_KEY") if options.api_key is None else options.api_key
-    if key == "" or not (key or "").isascii():
+    if key is not None and not is_api_key(key):
         raise ValueError("--api-key: give a key of ASCII characters, or leave it out")
     check_choice("--generation-config", options.generation_config, GENERATION_CONFIGS)
     check_choice("--log-format", options.log_format, LOG_FORMATS)

@@ -10,7 +10,7 @@ from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
-from specdec.serve.http.options import ServerOptions
+from specdec.serve.http.options import ServerOptions, is_api_key
 
 # Ray decides how long a replica may finish its requests
 SERVER_OPTIONS = {field.name for field in fields(ServerOptions)} - {"shutdown_timeout"}
@@ -34,7 +34,7 @@ class EngineArgs:
         SpeculativeConfig.of(self.speculative_config)
         refuse_unknown("server", self.server, SERVER_OPTIONS)
         key = self.server.get("api_key")
-        if key is not None and not (isinstance(key, str) and key and key.isascii()):
+        if key is not None and not is_api_key(key):
             raise ValueError("server: api_key: give a key of ASCII characters, or None")
         ChatFormat(chat_template=self.server.get("chat_template"))  # type: ignore[arg-type]
 

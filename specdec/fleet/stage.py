@@ -16,8 +16,8 @@ from specdec.config import SpeculativeConfig
 from specdec.fleet.engine_args import EngineArgs
 from specdec.options import EngineOptions
 from specdec.serve.http.batch import Answered, answer_line, read_line
+from specdec.serve.http.options import NO_LIMIT
 
-NO_LIMIT = 1 << 30  # of lines that wait in an engine
 # what there is to choose where there are no clients
 SERVER_OPTIONS = (
     *("model_names", "chat_template", "use_generation_config", "ignore_unknown"),

@@ -24,6 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specdec.guided.mask_threads import MaskThreads, most_threads
 from specdec.requests.guide import Part
+from specdec.requests.structured_outputs import JSON_SPACE
 from specdec.requests.tokenizer import Tokenizer
 
 # the library would capture a stack for each of a grammar's rules that an error passes through:
@@ -47,8 +48,6 @@ LIMITS = LLParserLimits(
 )
 FULL = "too many states"  # of a lexer, in the library's error
 _stack_size = threading.Lock()  # of threads to come, one number for the process
-# a space, or a new line with its indentation: a model that may write more may never stop
-JSON_SPACE = r" |\r?\n( {0,24}|\t{0,8})"
 FORMATS: dict[str, Callable[[str], str]] = {
     "json": partial(
         LLMatcher.grammar_from_json_schema, defaults={"whitespace_pattern": JSON_SPACE}

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from specdec.arguments import is_list, refuse_unknown, refusing_unknown
 
 ANY_OBJECT = '{"type": "object"}'
+# a space, or a new line with its indentation: a model that may write more may never stop
+JSON_SPACE = r" |\r?\n( {0,24}|\t{0,8})"
 
 
 class GrammarsBusyError(ValueError):

@@ -14,6 +14,12 @@ MAX_WORD_CHARS = 256  # of one of bad_words
 MAX_IDS = 1024  # entries of logit_bias and stop_token_ids
 MAX_ALLOWED_IDS = 1 << 16  # entries of allowed_token_ids
 BODY_SECONDS = 60.0  # to receive a body in
+NO_LIMIT = 1 << 30  # of max_waiting, where there are no clients
+
+
+def is_api_key(key: object) -> bool:
+    """Whether clients can send it in a header."""
+    return isinstance(key, str) and key != "" and key.isascii()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,8 +67,9 @@ def test_a_mistake_is_one_line(run, args, words):
     assert words in err
 
 
-def test_an_empty_key_is_refused(run, monkeypatch):
-    monkeypatch.setenv("SPECDEC_API_KEY", "")
+@pytest.mark.parametrize("key", ["", "schl\u00fcssel"])
+def test_a_key_that_no_header_can_carry_is_refused(run, monkeypatch, key):
+    monkeypatch.setenv("SPECDEC_API_KEY", key)
     code, _, err = run("serve", "demo")
     assert code == 2
     assert "--api-key: give a key" in err

@@ -7,11 +7,9 @@ tag. A tag that is a special token of the tokenizer is written as one.
 import json
 from collections.abc import Callable, Collection
 
+from specdec.requests.structured_outputs import JSON_SPACE
 from specdec.serve.http.tools import hermes, qwen3_xml
 from specdec.serve.http.tools.definitions import Schema, Tool
-
-# a space, or a new line and its indentation, as in all structured output
-JSON_SPACE = r" |\r?\n( {0,24}|\t{0,8})"
 
 
 class Lark:

@@ -5,7 +5,7 @@ that a better calibration applies to old entries too. Levels that were not draft
 with the level's mean conditional rate when it last was.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,17 +70,8 @@ class RoundHistory:
         return len(self._pending)
 
     def add(self, outcome: RoundOutcome) -> None:
-        """Keep a round; its arrays are copied."""
-        self._pending.append(
-            RoundOutcome(
-                confidences=outcome.confidences.copy(),
-                num_live=outcome.num_live,
-                num_verified=outcome.num_verified.copy(),
-                num_accepted=outcome.num_accepted.copy(),
-                is_sampled=outcome.is_sampled.copy(),
-                num_allowed=outcome.num_allowed.copy(),
-            )
-        )
+        """Keep a round. Its confidences, part of a larger array, are copied; the rest is kept."""
+        self._pending.append(replace(outcome, confidences=outcome.confidences.copy()))
 
     def keep_kind(self, is_sampled: bool) -> bool:
         """Drop what greedy requests left, or sampled ones. Returns whether there was any."""

@@ -66,7 +66,6 @@ class Draft:
     varies: bool = False
 
     def __post_init__(self) -> None:
-        self.source_TE = self.buffers.features
         tree = self.buffers.tree
         K = self.buffers.draft_tokens.shape[1]
         self.num_levels = K if tree is None else tree.shape.num_levels
@@ -261,7 +260,7 @@ class Draft:
         buffers = self.buffers
         return {
             "input_ids_T": buffers.draft_input_ids[:T],
-            "features_TE": self.source_TE[:T],
+            "features_TE": buffers.features[:T],
             "streams_out_TD": buffers.draft_streams[:T],
         }
 

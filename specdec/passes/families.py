@@ -268,8 +268,7 @@ class GraphFamilies:
         shapes = tuple((n, n * self.path_len) for n in self.tree_sizes)
         after_rows = CaptureSizes(requests=(), tokens=(), shapes=shapes)
         levels = CaptureSizes(requests=self.tree_sizes, tokens=())
-        has_full = self._config.modes["draft_prefill"].decode_mode() is CUDAGraphMode.FULL
-        mode = CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
+        mode = _full_or_none(self._config.modes["draft_prefill"])
         of_decode = _mode_of(self._config, "draft_decode")
         prefill = self._manager("draft_tree_prefill", after_rows, mode, self.path_len)
         decode = self._manager("draft_tree_decode", levels, of_decode, 1)
@@ -283,8 +282,7 @@ class GraphFamilies:
         return self._manager("draft_extend", self.target.plain.sizes, mode, 1)
 
     def _sampled(self, greedy: CudaGraphManager, query_len: int) -> CudaGraphManager:
-        has_full = greedy.mode.decode_mode() is CUDAGraphMode.FULL
-        mode = CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
+        mode = _full_or_none(greedy.mode)
         return self._manager(f"{greedy.name}_sampled", greedy.sizes, mode, query_len)
 
     def _manager(
@@ -361,6 +359,12 @@ def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:
     mode = config.modes[family]
     is_full = family in ("target_decode", "draft_decode") and mode is CUDAGraphMode.FULL
     return CUDAGraphMode.FULL_DECODE_ONLY if is_full else mode
+
+
+def _full_or_none(mode: CUDAGraphMode) -> CUDAGraphMode:
+    """Of a mode its full graphs alone."""
+    has_full = mode.decode_mode() is CUDAGraphMode.FULL
+    return CUDAGraphMode.FULL_DECODE_ONLY if has_full else CUDAGraphMode.NONE
 
 
 def init_piecewise(manager: CudaGraphManager, model: Callable[..., object]) -> None:

@@ -31,19 +31,12 @@ class BufferSizes:
     keeps_probs: bool = False  # rows are shared out among drafts by their probabilities
     tree: TreeShape | None = None  # of what is drafted; None: chains
     num_kv_blocks: int = 0  # with trees: blocks before those of their nodes
-    max_tree_reqs: int | None = None  # with trees: batch slots that may have one; None: all
-
-    @property
-    def num_tree_reqs(self) -> int:
-        """Batch slots that may have a tree."""
-        if self.tree is None:
-            return 0
-        return self.max_reqs if self.max_tree_reqs is None else self.max_tree_reqs
+    max_tree_reqs: int = 0  # with trees: batch slots that may have one
 
     @property
     def max_level_rows(self) -> int:
         """Of the draft's own levels: one for each request, of a tree top_k."""
-        of_trees = 0 if self.tree is None else self.num_tree_reqs * self.tree.top_k
+        of_trees = 0 if self.tree is None else self.max_tree_reqs * self.tree.top_k
         return max(self.max_reqs, of_trees)
 
     @property
@@ -117,7 +110,7 @@ class StepBuffers:
         if sizes.tree is not None:
             first_column = K + 2
             self.tree = TreeBuffers(
-                sizes.tree, sizes.num_tree_reqs, sizes.num_kv_blocks, self.results[:, first_column:]
+                sizes.tree, sizes.max_tree_reqs, sizes.num_kv_blocks, self.results[:, first_column:]
             )
 
     @property

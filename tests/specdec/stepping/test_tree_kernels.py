@@ -63,6 +63,7 @@ def make(device, shape):
         draft_hidden_size=8,
         tree=shape,
         num_kv_blocks=40,
+        max_tree_reqs=6,
     )
     buffers = StepBuffers(sizes, torch.float32, device)
     state = RequestState(6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5)

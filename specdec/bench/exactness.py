@@ -23,7 +23,6 @@ from specdec.bench.report import Row
 from specdec.bench.rounds import time_rounds, tokens_needed
 from specdec.kernels import best_token, gate_up, jit, linear, tl
 from specdec.kernels.attention import launch_plan
-from specdec.kernels.linear import Sums
 from specdec.stepping import propose
 
 BLOCK = 1024  # of silu_mul
@@ -39,10 +38,8 @@ def cublas_linear(
     return out_TN if bias_N is None else out_TN + bias_N
 
 
-def cublas_sums(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, dtype: torch.dtype = torch.float32
-) -> Sums:
-    return Sums(torch.mm(x_TK, weight_NK.t(), out_dtype=dtype)[None], bias_N)
+def cublas_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.mm(x_TK, weight_NK.t(), out_dtype=dtype)[None]
 
 
 def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:

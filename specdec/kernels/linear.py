@@ -72,7 +72,7 @@ def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
 @opaque(_empty_sums)
 def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
     multiply = pick(x_TK, launch_split_linear, split_linear_ref)
-    return multiply(x_TK, weight_NK, None, dtype).parts_STN
+    return multiply(x_TK, weight_NK, dtype)
 
 
 def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
@@ -92,9 +92,9 @@ def launch_linear(
 
 
 def launch_split_linear(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, dtype: torch.dtype = torch.float32
-) -> Sums:
-    """dtype: of a sum that is all."""
+    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """[splits, T, N]. dtype: of a sum that is all."""
     tiles = tiles_for("split", x_TK, weight_NK)
     parts = 1 if tiles.is_serial else tiles.splits
     parts_STN = torch.empty(
@@ -106,7 +106,7 @@ def launch_split_linear(
         launch_persistent(parts_STN, x_TK, weight_NK, None, tiles)
     else:
         _launch(parts_STN, x_TK, weight_NK, None, tiles)
-    return Sums(parts_STN, bias_N)
+    return parts_STN
 
 
 def _launch(
@@ -247,10 +247,8 @@ def split_sum_and_tail(descs, n0, m0, split, K, SPLITS: tl.constexpr):
 def linear_ref(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    return split_linear_ref(x_TK, weight_NK, bias_N).finish(out_dtype)
+    return Sums(split_linear_ref(x_TK, weight_NK), bias_N).finish(out_dtype)
 
 
-def split_linear_ref(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, dtype: torch.dtype = torch.float32
-) -> Sums:
-    return Sums(blocked_product(x_TK, weight_NK).to(dtype)[None], bias_N)
+def split_linear_ref(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return blocked_product(x_TK, weight_NK).to(dtype)[None]

@@ -114,7 +114,7 @@ def _launch(product: Product, x_TK: Tensor, weight_NK: Tensor, tiles: Tiles | No
             return best_token.launch_tile_maxima(x_TK, weight_NK)
     with patch.object(linear, "tiles_for", lambda *_: tiles):
         if product.kind == "split":
-            return linear.launch_split_linear(x_TK, weight_NK, None, x_TK.dtype)
+            return linear.launch_split_linear(x_TK, weight_NK, x_TK.dtype)
         return linear.launch_linear(x_TK, weight_NK, None, x_TK.dtype)
 
 

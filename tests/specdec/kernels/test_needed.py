@@ -51,7 +51,7 @@ def _flat(sizes):
 def products(x, weight):
     """What each kernel of weights leaves."""
     yield linear.launch_linear(x, weight, None, torch.float32)
-    yield linear.launch_split_linear(x, weight, None).parts_STN
+    yield linear.launch_split_linear(x, weight)
     yield gate_up.launch_gate_up(x, weight, None)
     yield from best_token.launch_tile_maxima(x, weight, None, has_sums=True)
     yield from best_children.launch_best_children(x.float(), 3, None)

@@ -50,7 +50,7 @@ def test_sums_have_the_bits_of_programs_for_a_tile_each(
     monkeypatch.setattr(linear, "tiles_for", lambda *_: cut(SIMPLE, 64, splits))
     for T in (1, 33, 256, 300, 512 if cuts == RELAY else 1500):
         x = random(T, K)
-        parts = launch_split_linear(x, weight, None).parts_STN
+        parts = launch_split_linear(x, weight)
         if is_serial:
             expected = parts[0]
             for part in parts[1:]:

@@ -8,7 +8,7 @@ import torch
 
 from specdec.kernels import gate_up, is_hopper, linear
 from specdec.kernels.gate_up import gate_up_ref, launch_gate_up
-from specdec.kernels.linear import launch_linear, launch_split_linear, linear_ref
+from specdec.kernels.linear import Sums, launch_linear, launch_split_linear, linear_ref
 from specdec.kernels.tile_rule import candidates
 from specdec.kernels.tile_shapes import ROW_CLASSES, Product, Shape, row_pieces
 from specdec.kernels.tiles import cut
@@ -17,7 +17,7 @@ ENTRIES = json.loads((files("specdec.kernels") / "tuned.json").read_text())
 SHAPES = sorted({tuple(key.split(",")[:3]) for table in ENTRIES.values() for key in table})
 ROW_COUNTS = (1, 6, 17, 64, 65, 128, 150, 192, 200, 256, 300, 384, 512, 1000, 8192)
 PRODUCTS = {
-    "split": lambda x, weight: launch_split_linear(x, weight, None).finish(torch.float32),
+    "split": lambda x, weight: Sums(launch_split_linear(x, weight), None).finish(torch.float32),
     "whole": lambda x, weight: launch_linear(x, weight, None, torch.float32),
     "gate": lambda x, weight: launch_gate_up(x, weight, None),
 }

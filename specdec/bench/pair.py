@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +14,9 @@ from specdec.engine import Engine
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes, TreeShape
-from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_memory
-from specdec.start.load import assemble
+from specdec.start.load import assemble, compiled
 from specdec.start.locate import locate
-from specdec.start.measure_costs import largest_captured
 from weights.demo import demo_prompts
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 
@@ -149,12 +147,7 @@ def build_engine(pair: Pair, spec: EngineSpec) -> Engine:
         confidence_threshold=None if spec.is_adaptive else spec.confidence_threshold,
     )
     if pair.device.type == "cuda" and spec.has_prefill_graphs:  # as users get it
-        trial = build(replace(sizes, num_kv_blocks=1))
-        compile_ahead(trial)
-        if is_captured and graphs.captures_pieces_by_default:
-            graphs = replace(graphs, max_tokens=largest_captured(trial))
-            build = partial(build, graph_config=graphs)
-        del trial
+        build = compiled(build, sizes, graphs, is_captured)
     runner = build(sizes, backend=backend)
     runner.capture()
     return assemble(runner, pair.target.config, pair.tokenizer, seed=pair.config.seed)

@@ -23,7 +23,7 @@ from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import TreeShape
+from specdec.sizes import EngineSizes, TreeShape
 from specdec.step import Acts
 from specdec.stepping.row_masks import RowMasks
 from specdec.stepping.step_sizes import Step
@@ -75,10 +75,9 @@ class _Rehearsal(Acts):
 def forwards(runner: Runner) -> Iterator[Step]:
     """Each kind of row count, in a chunk; each way to cut attention, in chunks and rounds."""
     sizes = runner.sizes
-    longest = sizes.max_model_len - 1
-    most = min(sizes.max_num_rows, sizes.max_num_seqs * longest)
+    most = sum(lengths_of(sizes, sizes.max_num_rows))
     for rows in counts_by_kind(1, most):
-        yield prompts(runner, [min(longest, rows - at) for at in range(0, rows, longest)])
+        yield prompts(runner, lengths_of(sizes, rows))
     for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
         yield chunk(runner, length, count)
     rounds = uniform_rounds(runner)
@@ -285,6 +284,13 @@ def prompts(
     """A step of prompts without state rows. num_levels: of drafts after it, None: K."""
     parts = padding_parts(runner, lengths, num_logprobs)
     return runner.step_of((), parts, 0, flags, None, 0, num_levels)
+
+
+def lengths_of(sizes: EngineSizes, rows: int) -> list[int]:
+    """Of as few prompts as have so many rows, or as many rows as the engine's sizes allow."""
+    longest = sizes.max_model_len - 1
+    rows = min(rows, sizes.max_num_seqs * longest)
+    return [min(longest, rows - at) for at in range(0, rows, longest)]
 
 
 def padding_parts(

@@ -16,7 +16,7 @@ import torch
 from graphs.cuda import CudaBackend
 from graphs.frozen_heap import frozen_heap
 from graphs.protocol import GraphBackend
-from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig, SpeculativeConfig
+from specdec.config import MAX_PROMPT_SLOWDOWN, EngineConfig, GraphConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.guided.guides import Guides
 from specdec.kernels.compilations import (
@@ -250,22 +250,28 @@ def _runner(
     if config.max_model_len is None:
         check_length(most, block, device_memory(device))
     if device.type == "cuda":
+        has_graphs = backend is not None
         with _phase("kernels"), frozen_heap():
-            trial = build(replace(most, num_kv_blocks=1))
-            compile_ahead(trial, config.use_tqdm_on_load)
-            if backend is not None and config.graphs.captures_pieces_by_default:
-                graphs = replace(config.graphs, max_tokens=largest_captured(trial))
-                build = partial(build, graph_config=graphs)
-            del trial
-    if config.num_kv_blocks is None and device.type == "cuda":
-        return _planned(config, build, most, target, eagle, block)
-    if config.num_kv_blocks is None:
-        in_a_quarter = max(device_memory(device) // 4 // block, 1)
-        blocks = min(most.num_kv_blocks // cache_factor(config), in_a_quarter)
-    else:
-        blocks = config.num_kv_blocks
-        _check_cache(config, blocks * block, device)
+            build = compiled(build, most, config.graphs, has_graphs, config.use_tqdm_on_load)
+        if config.num_kv_blocks is None:
+            return _planned(config, build, most, target, eagle, block)
+    blocks = _num_blocks(config, most, block, device)
     return _captured(build, replace(most, num_kv_blocks=blocks), backend is not None)
+
+
+def compiled(
+    build: "partial[Runner]",
+    sizes: EngineSizes,
+    graphs: GraphConfig,
+    has_graphs: bool,
+    progress: bool = True,
+) -> "partial[Runner]":
+    """Compile all kernels. What builds a runner that captures steps up to the size that pays."""
+    trial = build(replace(sizes, num_kv_blocks=1))
+    compile_ahead(trial, progress)
+    if not has_graphs or not graphs.captures_pieces_by_default:
+        return build
+    return partial(build, graph_config=replace(graphs, max_tokens=largest_captured(trial)))
 
 
 def _bytes_per_block(target: LoadedTarget, eagle: LoadedEagle | None) -> int:
@@ -296,18 +302,20 @@ def _planned(
     return runner
 
 
-def _check_cache(config: EngineConfig, num_bytes: int, device: torch.device) -> None:
-    """Refuse a cache of a given size that is larger than the memory; it overrides a share of it."""
-    blocks = config.num_kv_blocks
-    memory = device_memory(device)
-    if num_bytes >= memory:
+def _num_blocks(config: EngineConfig, most: EngineSizes, block: int, device: torch.device) -> int:
+    """As many as were given, if the memory holds them; else, on a CPU, up to a quarter of it."""
+    blocks, memory = config.num_kv_blocks, device_memory(device)
+    if blocks is None:
+        return min(most.num_kv_blocks // cache_factor(config), max(memory // 4 // block, 1))
+    if blocks * block >= memory:
         raise ValueError(
-            f"num_kv_blocks={blocks} take {num_bytes / GIB:.2f} GiB, and there are "
+            f"num_kv_blocks={blocks} take {blocks * block / GIB:.2f} GiB, and there are "
             f"{memory / GIB:.2f} GiB: give fewer, or leave it out"
         )
     share = config.gpu_memory_utilization
     if share is not None:
         logger.info("num_kv_blocks=%d overrides gpu_memory_utilization=%g", blocks, share)
+    return blocks
 
 
 def _captured(build: Build, sizes: EngineSizes, has_graphs: bool = True) -> Runner:

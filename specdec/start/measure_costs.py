@@ -24,7 +24,7 @@ from specdec.scheduling.step_costs import (
     TreeCosts,
 )
 from specdec.sizes import BLOCK_SIZE
-from specdec.start.compile_ahead import prompts, tree_round
+from specdec.start.compile_ahead import lengths_of, prompts, tree_round
 from specdec.start.cost_sizes import apart, as_rounds, between, of_classes
 from specdec.start.step_times import Timed, mark, milliseconds
 from specdec.stepping.step_sizes import Step
@@ -178,9 +178,7 @@ def _round(
 def _prompt(runner: Runner, rows: int) -> Step:
     """Of padding, as far as the engine's sizes allow; several prompts where one is too long."""
     sizes = runner.sizes
-    longest = sizes.max_model_len - 1
-    rows = min(rows, sizes.max_num_rows, sizes.max_num_seqs * longest)
-    lengths = [min(longest, rows - at) for at in range(0, rows, longest)]
+    lengths = lengths_of(sizes, min(rows, sizes.max_num_rows))
     return prompts(runner, lengths, num_levels=1 if sizes.is_adaptive else None)
 
 

@@ -4,7 +4,6 @@ Decided before the cache is allocated: step and graphs are measured on a trial r
 of one block. A budget that does not fit is refused, with what to lower.
 """
 
-import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +16,9 @@ from graphs.counters import GraphCounters
 from graphs.frozen_heap import frozen_heap
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY
 from specdec.runner import Runner
-from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE, EngineSizes
+from specdec.start.compile_ahead import lengths_of, padding_parts
+from specdec.start.device import release_memory
 from specdec.start.sizing import GIB
 
 logger = logging.getLogger("specdec")
@@ -121,8 +121,7 @@ def measure_needs(
             run_largest_steps(trial)
         step = torch.cuda.max_memory_allocated(device) - before
         pools = trial.measure()
-    gc.collect()
-    torch.cuda.empty_cache()
+    release_memory()
     # counts the trial's buffers, which the real runner will have too
     free, total = torch.cuda.mem_get_info(device)
     storages = [tensor.untyped_storage() for tensor in tensors]
@@ -144,14 +143,7 @@ def run_largest_steps(runner: Runner) -> None:
     Their requests have no state rows.
     """
     sizes = runner.sizes
-    budget = sizes.max_num_batched_tokens
-    blocks = [sizes.num_kv_blocks] * sizes.blocks_per_request
-    parts: list[PromptPart] = []
-    while budget > 0 and len(parts) < sizes.max_num_seqs:
-        length = min(budget, sizes.max_model_len - 1)
-        part = PromptPart(state_row=-1, prompt=[0] * length, start=0, length=length, blocks=blocks)
-        parts.append(part)
-        budget -= length
+    parts = padding_parts(runner, lengths_of(sizes, sizes.max_num_batched_tokens))
     bound = sizes.max_model_len
     all_rows = [-1] * sizes.max_num_seqs
     rows = all_rows[len(parts) :]

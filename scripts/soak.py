@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tqdm import tqdm
 
@@ -33,7 +32,7 @@ from specdec.config import SpeculativeConfig
 from specdec.engine import Engine
 from specdec.requests.intake import NewRequest
 from specdec.requests.request import Request
-from specdec.scheduling.row_planner import RoundPlan
+from specdec.scheduling.row_planner import NextRound, RoundPlan
 from specdec.scheduling.step_costs import PromptBudget, RoundCosts, StepCosts
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import TreeShape
@@ -86,13 +85,12 @@ def at_random(llm: LLM, chance: random.Random, share: float = 0.5) -> None:
     planner, runner = llm.engine.planner, llm.engine.runner
     real, stop_below = planner.plan, runner.stop_below
 
-    # the last of the others: whether trees fit
-    def plan(num_requests: int, *others: int, **more: Any) -> RoundPlan:
-        planned = real(num_requests, *others, **more)
+    def plan(coming: NextRound) -> RoundPlan:
+        planned = real(coming)
         if chance.random() >= share:
             return planned
-        most = llm.sizes.num_speculative_tokens
-        if llm.sizes.has_both and others[-1] and chance.random() < 0.5:
+        most, num_requests = llm.sizes.num_speculative_tokens, coming.requests.num_requests
+        if llm.sizes.has_both and coming.trees_fit and chance.random() < 0.5:
             return RoundPlan(num_requests, most, proposes_tree=True)
         rows = num_requests + chance.randint(0, num_requests * most)
         return RoundPlan(rows, chance.choice([0, 0, chance.randint(0, most)]))

@@ -1,7 +1,7 @@
 """How many rows verify in the next round, and how many levels the draft runs after it.
 
     planner = RowPlanner(costs, shapes, num_levels=8)
-    plan = planner.plan(num_requests, num_drafting, num_live, num_keys, num_prompt_rows)
+    plan = planner.plan(NextRound(Requests(num_requests, num_drafting), num_live, num_keys))
     ...                                                         the round is launched with this plan
     planner.observe(outcome)                                    its results were read
 
@@ -55,6 +55,35 @@ class RoundPlan:
     num_rows: int
     num_levels: int
     proposes_tree: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NextRound:
+    """What a plan is made for.
+
+    requests: that verify, and those of them that may draft at all
+    num_live: levels drafted by the step before; 0: there are no drafts
+    num_keys: in the caches of the requests
+    num_prompt_rows: that will ride
+    has_trees: the drafts are trees, which are verified whole. trees_fit: the next ones may be
+    hurries: steps should be short, see RowPlanner
+    num_sampled: of the requests that may draft; None: not known. Where all are greedy, or all
+        sampled, rounds of the other kind say nothing about them
+    """
+
+    requests: Requests
+    num_live: int
+    num_keys: int
+    num_prompt_rows: int = 0
+    has_trees: bool = False
+    trees_fit: bool = False
+    hurries: bool = False
+    num_sampled: int | None = None
+
+    @property
+    def num_live_levels(self) -> int:
+        """Of chains."""
+        return 0 if self.has_trees else self.num_live
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,70 +231,57 @@ class RowPlanner:
             num_probes=self._probes.num_probes,
         )
 
-    def plan(
-        self,
-        num_requests: int,
-        num_drafting: int,
-        num_live: int,
-        num_keys: int,
-        num_prompt_rows: int = 0,
-        has_trees: bool = False,
-        trees_fit: bool = False,
-        hurries: bool = False,
-        num_sampled: int | None = None,
-    ) -> RoundPlan:
-        """The next round.
+    def plan(self, coming: NextRound) -> RoundPlan:
+        """The next round."""
+        self._prompts.add(coming.num_prompt_rows)
+        plan = self._plan(coming)
+        self._num_planned_levels += plan.num_levels
+        return plan
 
-        num_drafting: requests that may draft at all
-        num_live: levels drafted by the step before; 0: there are no drafts
-        num_keys: in the caches of the requests
-        num_prompt_rows: that will ride
-        has_trees: the drafts are trees, which are verified whole. trees_fit: the next ones may be
-        hurries: steps should be short, see above
-        num_sampled: of those that may draft; None: not known. Where all are greedy, or all sampled,
-            rounds of the other kind say nothing about them
-        """
-        num_live = 0 if has_trees else num_live
+    def _plan(self, coming: NextRound) -> RoundPlan:
+        num_live = coming.num_live_levels
         assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
-        self._prompts.add(num_prompt_rows)
+        num_requests, num_drafting = requests = coming.requests
         rows = self._sizes.of(num_requests)
         if num_drafting == 0:
             return RoundPlan(int(rows[0]), 0)
-        if num_sampled in (0, num_drafting):
-            self._keep_kind(num_drafting, is_sampled=num_sampled > 0)
+        if coming.num_sampled in (0, num_drafting):
+            self._keep_kind(num_drafting, is_sampled=coming.num_sampled > 0)
         if len(self._history) < LEAST_ENTRIES:
             self._steady_levels = min(FIRST_LEVELS, self._num_levels)
             num_rows = _holding(rows, num_requests + num_drafting * num_live)
-            self._num_planned_levels += self._steady_levels
             return RoundPlan(num_rows, self._steady_levels)
-        requests = Requests(num_requests, num_drafting)
-        keys_ms = self._costs.ms_per_key * num_keys
+        keys_ms = self._costs.ms_per_key * coming.num_keys
         options = self._options_of(requests, keys_ms)
         self._curves = options.curves
-        steady, best_rate = options.steady(keys_ms)
+        self._steady_levels, best_rate = options.steady(keys_ms)
         rate = best_rate
-        if hurries and num_requests >= MANY:
+        if coming.hurries and num_requests >= MANY:
             rate *= HURRY
-            steady = options.levels_at(rate, keys_ms)
-        self._steady_levels = steady
+            self._steady_levels = options.levels_at(rate, keys_ms)
         step = options.rounds
-        if num_prompt_rows:
-            step = self._mixed(requests, num_prompt_rows, options.curves)
-            rows = step.rows
-        num_rows = step.best_rows(num_live, steady, rate) if num_live else int(rows[0])
-        if num_live and self._probes.is_live:
-            num_rows = self._probes.rows(rows, num_rows, num_requests, num_drafting * num_live)
+        if coming.num_prompt_rows:
+            step = self._mixed(requests, coming.num_prompt_rows, options.curves)
+        num_rows = self._num_rows(step, coming, rate)
         knows_chains = len(self._history) >= LEAST_ROUNDS * num_drafting
-        if trees_fit and self._costs.tree is not None and knows_chains:
+        if coming.trees_fit and self._costs.tree is not None and knows_chains:
             is_tree = self._chooses_trees(requests, keys_ms, best_rate)
             if is_tree or self._trees.is_chosen:  # where they are chosen, chains are a probe
-                self._num_planned_levels += self._num_levels
                 return RoundPlan(num_rows, self._num_levels, is_tree)
-        levels = self._probes.levels(steady, num_drafting)
-        self._num_planned_levels += levels
-        if levels == 0 and num_rows == rows[0]:  # it is priced as a plain round, so it is one
+        levels = self._probes.levels(self._steady_levels, num_drafting)
+        if levels == 0 and num_rows == step.rows[0]:  # it is priced as a plain round, so it is one
             num_rows = num_requests
         return RoundPlan(num_rows, levels)
+
+    def _num_rows(self, step: StepOptions, coming: NextRound, rate: float) -> int:
+        """That verify the drafts there are."""
+        num_live, (num_requests, num_drafting) = coming.num_live_levels, coming.requests
+        if num_live == 0:
+            return int(step.rows[0])
+        num_rows = step.best_rows(num_live, self._steady_levels, rate)
+        if not self._probes.is_live:
+            return num_rows
+        return self._probes.rows(step.rows, num_rows, num_requests, num_drafting * num_live)
 
     def observe_plain(self, num_requests: int) -> None:
         """Count a round in which there were no drafts."""

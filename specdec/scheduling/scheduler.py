@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from specdec.requests.request import Request
 from specdec.scheduling.block_pool import NO_PREFIX, BlockPool, block_key, num_whole_blocks
-from specdec.scheduling.row_planner import RowPlanner
+from specdec.scheduling.round_options import Requests
+from specdec.scheduling.row_planner import NextRound, RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
 from specdec.sizes import BLOCK_SIZE, EngineSizes
@@ -246,15 +247,16 @@ class Scheduler:
         drafting = (each for each in verifying if each.num_speculative_tokens > 0)
         num_sampled = sum(each.params.temperature > 0 for each in drafting) if verifying else None
         plan = self.planner.plan(
-            num_requests,
-            num_drafting or num_requests,
-            self._num_live,
-            num_keys,
-            num_prompt_rows,
-            self._has_trees,
-            len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
-            hurries=self._hurries(waiting),
-            num_sampled=num_sampled,
+            NextRound(
+                Requests(num_requests, num_drafting or num_requests),
+                self._num_live,
+                num_keys,
+                num_prompt_rows,
+                has_trees=self._has_trees,
+                trees_fit=len(verifying) + len(waiting) <= self.sizes.max_tree_requests,
+                hurries=self._hurries(waiting),
+                num_sampled=num_sampled,
+            )
         )
         work = replace(work, num_levels=plan.num_levels, proposes_tree=plan.proposes_tree)
         if self._has_trees and self._num_live and num_drafting:

@@ -78,9 +78,9 @@ def planned(llm, plans):
     """Make these the plans of the next rounds, the last of them again and again."""
     left = list(plans)
 
-    def plan(num_requests, *_, **__):
+    def plan(coming):
         rows, levels = left.pop(0) if len(left) > 1 else left[0]
-        return RoundPlan(max(num_requests, rows), levels)
+        return RoundPlan(max(coming.requests.num_requests, rows), levels)
 
     llm.engine.planner.plan = plan
 

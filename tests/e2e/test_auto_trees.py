@@ -65,12 +65,12 @@ def planned(llm, kinds):
     left, proposed = list(kinds), []
     K = llm.sizes.num_speculative_tokens
 
-    def plan(num_requests, *others, **_):
+    def plan(coming):
         kind = left.pop(0) if len(left) > 1 else left[0]
-        if kind == TREE and not others[-1]:
+        if kind == TREE and not coming.trees_fit:
             kind = CHAIN
         proposed.append(kind)
-        rows = {TREE: 1, CHAIN: K + 1, FEW: 2, PLAIN: 1}[kind] * num_requests
+        rows = {TREE: 1, CHAIN: K + 1, FEW: 2, PLAIN: 1}[kind] * coming.requests.num_requests
         return RoundPlan(rows, {TREE: K, CHAIN: K, FEW: 2, PLAIN: 0}[kind], kind == TREE)
 
     llm.engine.planner.plan = plan

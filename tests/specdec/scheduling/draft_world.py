@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specdec.scheduling.round_history import RoundOutcome
-from specdec.scheduling.row_planner import RoundPlan, RowPlanner, StepSize
+from specdec.scheduling.round_options import Requests
+from specdec.scheduling.row_planner import NextRound, RoundPlan, RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts, TreeCosts
 
 K = 8
@@ -127,14 +128,14 @@ class World:
         fit = B <= 8 and self.costs.tree is not None
         num_drafting = B if self.allowed else 0
         return self.planner.plan(
-            B,
-            num_drafting,
-            self.live,
-            0,
-            0,
-            self.has_trees,
-            fit,
-            num_sampled=num_drafting * self.is_sampled,
+            NextRound(
+                Requests(B, num_drafting),
+                self.live,
+                num_keys=0,
+                has_trees=self.has_trees,
+                trees_fit=fit,
+                num_sampled=num_drafting * self.is_sampled,
+            )
         )
 
     def round(self):

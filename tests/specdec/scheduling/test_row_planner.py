@@ -17,12 +17,18 @@ from specdec.scheduling.round_options import (
     mixed_options,
     round_options,
 )
-from specdec.scheduling.row_planner import PromptLoad, RoundPlan, RowPlanner
+from specdec.scheduling.row_planner import NextRound, PromptLoad, RoundPlan, RowPlanner
 from specdec.scheduling.step_costs import RoundCosts
 from tests.specdec.scheduling.draft_world import COSTS, SHAPES, World
 
 K = 4
 GRID = [(b, b * m) for b in (1, 2, 4, 8, 16) for m in (1, 2, 3, 5)]
+
+
+def coming(num_requests, num_drafting, num_live, num_keys, num_prompt_rows=0, **more):
+    """A round to plan."""
+    requests = Requests(num_requests, num_drafting)
+    return NextRound(requests, num_live, num_keys, num_prompt_rows, **more)
 
 
 def outcome(num_requests, num_live=K, confidence=0.5, num_accepted=0, allowed=K, num_levels=K):
@@ -179,27 +185,27 @@ def test_drafts_stop_where_it_pays_most(skipped_ms, given):
     planner = RowPlanner(costs, SHAPES, 8, given)
     assert planner.threshold == (given or 0.0)
     for i in range(200):
-        planner.plan(1, 1, 8, 0)
+        planner.plan(coming(1, 1, 8, 0))
         confidence = (0.95, 0.01)[i % 2]
         accepted = 8 * (confidence > 0.5)
         planner.observe(outcome(1, 8, confidence, accepted, allowed=8, num_levels=8))
-    assert planner.plan(1, 1, 8, 0).num_levels == 8
+    assert planner.plan(coming(1, 1, 8, 0)).num_levels == 8
     if skipped_ms is None:
         assert planner.threshold == 0
     else:
         assert planner.threshold == given or 0 < planner.threshold <= 0.3
-    planner.plan(64, 64, 8, 0)
+    planner.plan(coming(64, 64, 8, 0))
     assert planner.threshold == (given or 0.0)  # of many one or another goes on
 
 
 def test_rows_that_verify_make_room_for_prompts_in_the_tiles_of_a_step():
     planner = RowPlanner(COSTS, SHAPES, 8)
     for _ in range(40):
-        planner.plan(64, 64, 3, 0)
+        planner.plan(coming(64, 64, 3, 0))
         planner.observe(outcome(64, num_live=3, num_accepted=1, num_levels=8))
-    alone = planner.plan(64, 64, 3, 0).num_rows
+    alone = planner.plan(coming(64, 64, 3, 0)).num_rows
     assert alone in dict(COSTS.verify)
-    beside = planner.plan(64, 64, 3, 0, 50).num_rows
+    beside = planner.plan(coming(64, 64, 3, 0, 50)).num_rows
     assert beside + 50 in dict(COSTS.verify)
     assert beside != alone
 
@@ -235,29 +241,29 @@ def test_no_rows_beyond_those_of_all_drafts_even_if_they_are_measured_as_faster(
 
 def test_nobody_drafts_in_a_plain_round_of_the_smallest_shape():
     planner = RowPlanner(COSTS, SHAPES, K)
-    assert planner.plan(3, 0, 0, 0) == RoundPlan(4, 0)
-    assert planner.plan(128, 0, 3, 0) == RoundPlan(128, 0)
+    assert planner.plan(coming(3, 0, 0, 0)) == RoundPlan(4, 0)
+    assert planner.plan(coming(128, 0, 3, 0)) == RoundPlan(128, 0)
 
 
 def test_the_first_rounds_draft_three_levels_and_verify_all_that_fits():
     planner = RowPlanner(COSTS, SHAPES, 8)
-    assert planner.plan(2, 2, 0, 0) == RoundPlan(2, 3)
-    assert planner.plan(2, 2, 3, 0) == RoundPlan(8, 3)
-    assert planner.plan(256, 256, 3, 0) == RoundPlan(512, 3)
-    assert RowPlanner(COSTS, SHAPES, 2).plan(1, 1, 0, 0) == RoundPlan(1, 2)
+    assert planner.plan(coming(2, 2, 0, 0)) == RoundPlan(2, 3)
+    assert planner.plan(coming(2, 2, 3, 0)) == RoundPlan(8, 3)
+    assert planner.plan(coming(256, 256, 3, 0)) == RoundPlan(512, 3)
+    assert RowPlanner(COSTS, SHAPES, 2).plan(coming(1, 1, 0, 0)) == RoundPlan(1, 2)
 
 
 def test_one_bad_round_of_one_request_is_too_little_to_stop_drafting():
     planner = RowPlanner(COSTS, SHAPES, K)
     for num_rounds in range(8):
-        assert planner.plan(1, 1, 3, 0) == RoundPlan(4, 3), f"after {num_rounds} rounds"
+        assert planner.plan(coming(1, 1, 3, 0)) == RoundPlan(4, 3), f"after {num_rounds} rounds"
         planner.observe(outcome(1, num_live=3, confidence=0.01))
-    assert planner.plan(1, 1, 0, 0) == RoundPlan(1, 0)
+    assert planner.plan(coming(1, 1, 0, 0)) == RoundPlan(1, 0)
 
 
 def test_more_requests_than_were_captured_are_refused():
     with pytest.raises(ValueError, match=r"num_requests=9: .*the largest is \(8, 16\)"):
-        RowPlanner(COSTS, [(1, 1), (8, 8), (8, 16)], K).plan(9, 9, 0, 0)
+        RowPlanner(COSTS, [(1, 1), (8, 8), (8, 16)], K).plan(coming(9, 9, 0, 0))
     with pytest.raises(ValueError, match="num_levels=0"):
         RowPlanner(COSTS, SHAPES, 0)
 
@@ -267,19 +273,19 @@ def test_drafts_that_hold_are_drafted_deep_and_drafts_that_do_not_hold_are_not(n
     for held, levels in ((K, K), (0, 0)):
         planner = RowPlanner(COSTS, SHAPES, K)
         for _ in range(40):
-            planner.plan(num_requests, num_requests, K, 0)
+            planner.plan(coming(num_requests, num_requests, K, 0))
             planner.observe(outcome(num_requests, num_accepted=held))
-        assert planner.plan(num_requests, num_requests, 0, 0).num_levels == levels
+        assert planner.plan(coming(num_requests, num_requests, 0, 0)).num_levels == levels
 
 
 def test_bounds_of_requests_are_no_gain():
     planner = RowPlanner(COSTS, SHAPES, 8)
     for _ in range(40):
-        planner.plan(8, 4, 3, 0)
+        planner.plan(coming(8, 4, 3, 0))
         allowed = np.array([0, 0, 0, 0, 2, 2, 2, 2])
         planner.observe(outcome(8, num_live=3, num_accepted=3, allowed=allowed, num_levels=8))
-    assert planner.plan(8, 4, 2, 0) == RoundPlan(16, 2)  # 4 requests x 2 drafts, all hold
-    assert planner.plan(8, 0, 2, 0) == RoundPlan(8, 0)
+    assert planner.plan(coming(8, 4, 2, 0)) == RoundPlan(16, 2)  # 4 requests x 2 drafts, all hold
+    assert planner.plan(coming(8, 0, 2, 0)) == RoundPlan(8, 0)
     curves = planner._curves
     assert curves is not None
     assert curves.gain(8, 99, 4) == pytest.approx(8, rel=0.05)
@@ -288,7 +294,7 @@ def test_bounds_of_requests_are_no_gain():
 def learnt(costs, num_requests, num_accepted, num_rounds=40):
     planner = RowPlanner(costs, SHAPES, K)
     for _ in range(num_rounds):
-        planner.plan(num_requests, num_requests, 2, 0)
+        planner.plan(coming(num_requests, num_requests, 2, 0))
         planner.observe(outcome(num_requests, num_live=2, num_accepted=num_accepted))
     return planner
 
@@ -297,34 +303,34 @@ def test_where_no_more_requests_come_steps_are_shorter():
     rng = np.random.default_rng(0)
     planner = RowPlanner(COSTS, SHAPES, K)
     for _ in range(40):
-        planner.plan(64, 64, K, 0)
+        planner.plan(coming(64, 64, K, 0))
         confidence = (rng.random((64, K)) ** 0.3).astype(np.float32)
         held = (rng.random((64, K)) < confidence).cumprod(axis=1).sum(axis=1)
         planner.observe(outcome(64, confidence=confidence, num_accepted=held))
-    usual = planner.plan(64, 64, K, 0)
-    quiet = planner.plan(64, 64, K, 0, hurries=True)
+    usual = planner.plan(coming(64, 64, K, 0))
+    quiet = planner.plan(coming(64, 64, K, 0, hurries=True))
     assert COSTS.verify_ms(quiet.num_rows) < COSTS.verify_ms(usual.num_rows)
     assert quiet.num_levels < usual.num_levels
     assert quiet.num_rows > 64, "some drafts are worth twice their time"
-    assert planner.plan(64, 64, K, 0) == usual
+    assert planner.plan(coming(64, 64, K, 0)) == usual
 
 
 def test_few_requests_are_in_no_hurry():
     planner = learnt(COSTS, 4, 1)
-    assert planner.plan(4, 4, 2, 0, hurries=True) == planner.plan(4, 4, 2, 0)
+    assert planner.plan(coming(4, 4, 2, 0, hurries=True)) == planner.plan(coming(4, 4, 2, 0))
 
 
 def test_long_contexts_make_drafts_pay():
     some = np.arange(256) % 4 == 0
     planner = learnt(replace(COSTS, ms_per_key=1e-5), 256, some)
-    assert planner.plan(256, 256, 0, 0).num_levels == 0
-    assert planner.plan(256, 256, 0, 10**7).num_levels > 0
+    assert planner.plan(coming(256, 256, 0, 0)).num_levels == 0
+    assert planner.plan(coming(256, 256, 0, 10**7)).num_levels > 0
 
 
 def test_gains_are_estimated_anew_for_another_number_of_requests():
     planner = learnt(COSTS, 16, 2)
     for num_requests, estimated in ((15, 16), (17, 16), (12, 12), (1, 1), (2, 2)):
-        planner.plan(num_requests, num_requests, 0, 0)
+        planner.plan(coming(num_requests, num_requests, 0, 0))
         assert planner._curves is not None
         assert planner._curves.num_requests == estimated
 
@@ -333,10 +339,10 @@ def test_after_a_probe_that_held_more_than_predicted_the_next_round_probes_again
     dear = replace(COSTS, verify=((512, 40.0),))  # nothing pays
     for held, next_levels in ((0, 0), (12, 2)):
         planner = learnt(dear, 64, 0)
-        assert planner.plan(64, 64, 0, 0) == RoundPlan(64, 0)
+        assert planner.plan(coming(64, 64, 0, 0)) == RoundPlan(64, 0)
         planner.observe(outcome(64, num_live=2, num_accepted=np.arange(64) < held))
-        assert planner.plan(64, 64, 0, 0).num_levels == next_levels
-        assert planner.plan(64, 64, 0, 0).num_levels == 0
+        assert planner.plan(coming(64, 64, 0, 0)).num_levels == next_levels
+        assert planner.plan(coming(64, 64, 0, 0)).num_levels == 0
 
 
 def test_rounds_without_drafts_teach_nothing():
@@ -346,7 +352,7 @@ def test_rounds_without_drafts_teach_nothing():
         planner.observe(outcome(4, num_live=0))
         planner.observe(outcome(4, num_live=2, allowed=0))
     assert planner.num_fits == fits
-    assert planner.plan(4, 4, 0, 0) == RoundPlan(4, 3)
+    assert planner.plan(coming(4, 4, 0, 0)) == RoundPlan(4, 3)
     assert planner.statistics.num_rounds == 40
 
 
@@ -383,7 +389,7 @@ def test_planning_and_observing_cost_microseconds():
     planning, observing = [], []
     for _ in range(200):
         start = time.perf_counter()
-        planner.plan(256, 256, 2, 10**5)
+        planner.plan(coming(256, 256, 2, 10**5))
         middle = time.perf_counter()
         planner.observe(shown)
         planning.append(middle - start)

@@ -259,9 +259,9 @@ class Hurries:
     def __init__(self):
         self.told = []
 
-    def plan(self, num_requests, *_, hurries, **__):
-        self.told.append(hurries)
-        return RoundPlan(num_requests, 0)
+    def plan(self, coming):
+        self.told.append(coming.hurries)
+        return RoundPlan(coming.requests.num_requests, 0)
 
 
 def test_steps_should_be_short_some_steps_after_the_last_request_came():

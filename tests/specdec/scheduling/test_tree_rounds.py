@@ -20,7 +20,7 @@ from tests.specdec.scheduling.draft_world import (
     Draft,
     World,
 )
-from tests.specdec.scheduling.test_row_planner import outcome
+from tests.specdec.scheduling.test_row_planner import coming, outcome
 
 K = 4
 EASY = Draft(means=(0.8, 0.78, 0.76, 0.75, 0.74, 0.73, 0.72, 0.71))
@@ -73,18 +73,22 @@ def test_the_kind_is_that_of_an_exhaustive_search(
     best = max(rates.values())
     if abs(tree_rate / best - 1) < 2 * AHEAD:
         return
-    plan = planner.plan(n, n, 0, num_keys, 0, False, True)
+    plan = planner.plan(coming(n, n, 0, num_keys, 0, trees_fit=True))
     assert plan.proposes_tree == (tree_rate > best)
     if plan.proposes_tree:
         assert plan.num_levels == K
     else:
         assert rates[plan.num_levels] == pytest.approx(best)
-    assert not planner.plan(n, n, 0, num_keys, 0, False, False).proposes_tree  # they do not fit
+    assert not planner.plan(
+        coming(n, n, 0, num_keys, 0, trees_fit=False)
+    ).proposes_tree  # they do not fit
 
 
 def test_without_costs_of_trees_none_is_drafted():
     planner = taught(COSTS, 1, 0.9)
-    assert not any(planner.plan(1, 1, 0, 0, 0, False, True).proposes_tree for _ in range(300))
+    assert not any(
+        planner.plan(coming(1, 1, 0, 0, 0, trees_fit=True)).proposes_tree for _ in range(300)
+    )
 
 
 def test_prompts_that_ride_make_trees_dear_where_their_rows_do():
@@ -95,7 +99,8 @@ def test_prompts_that_ride_make_trees_dear_where_their_rows_do():
     for num_prompt_rows, is_tree in ((0, True), (60, False)):
         planner = taught(costs, 1, 0.9)
         kinds = [
-            planner.plan(1, 1, 0, 0, num_prompt_rows, False, True).proposes_tree for _ in range(60)
+            planner.plan(coming(1, 1, 0, 0, num_prompt_rows, trees_fit=True)).proposes_tree
+            for _ in range(60)
         ]
         assert kinds[-1] == is_tree
 

@@ -1,5 +1,7 @@
 """Modules around the tensors of a checkpoint, none of which is copied, and their paged caches."""
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -50,7 +52,11 @@ def allocate_kv_cache(
     num_blocks: N, those behind the pool for nodes of trees included
     """
     shape = (num_layers, 2, num_blocks + 1, layer.num_kv_heads, BLOCK_SIZE, layer.head_dim)
-    return torch.zeros(shape, dtype=dtype, device=device)
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # on a CPU most of it is never used: pages that read as zeros, and exist once they are written
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def bytes_per_block(layer: LayerConfig, num_layers: int, dtype: torch.dtype) -> int:

@@ -48,31 +48,35 @@ def rope_source(fields: Fields) -> str:
 
 
 def _holder(fields: Fields) -> str:
-    return "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    keys = [key for key in ("rope_parameters", "rope_scaling") if fields.values.get(key)]
+    return " and ".join(keys) or "rope_scaling"
 
 
 def _scaling(fields: Fields) -> dict[str, object]:
-    parameters = fields.find(dict, "rope_parameters")
-    scaling = fields.find(dict, "rope_scaling")
-    if parameters and scaling:
-        _check_agree(parameters, scaling, fields)
-    return dict(parameters or scaling or {})
+    """The keys of both objects; what both have must be equal."""
+    parameters = fields.find(dict, "rope_parameters") or {}
+    scaling = fields.find(dict, "rope_scaling") or {}
+    new, old = _named(parameters), _named(scaling)
+    for key in sorted(new.keys() & old.keys()):
+        if new[key] != old[key]:
+            both = f"{new[key]!r} in rope_parameters and {old[key]!r} in rope_scaling"
+            fields.add_problem(f"{key} is {both}")
+    return {**scaling, **parameters}
 
 
-def _check_agree(parameters: dict[str, object], scaling: dict[str, object], fields: Fields) -> None:
-    named = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
-    for key, old in sorted(named.items()):
-        new = parameters.get(key, old)
-        if new != old:
-            fields.add_problem(f"{key} is {new!r} in rope_parameters and {old!r} in rope_scaling")
+def _named(found: dict[str, object]) -> dict[str, object]:
+    """With rope_type for `type`, its older name."""
+    named = {key: value for key, value in found.items() if key != "type"}
+    if named.get("rope_type") is None and "type" in found:
+        named["rope_type"] = found["type"]
+    return named
 
 
 def _theta(fields: Fields, rope: Fields) -> float:
     inner = rope.find(float, "rope_theta")
     outer = fields.find(float, "rope_theta")
     if inner is not None and outer is not None and inner != outer:
-        holder = _holder(fields)
-        fields.add_problem(f"rope_theta is {outer}, but {holder}.rope_theta is {inner}: keep one")
+        fields.add_problem(f"rope_theta is {outer}, and {inner} in {_holder(fields)}: keep one")
     return next((theta for theta in (inner, outer) if theta is not None), 10000.0)
 
 

@@ -35,6 +35,14 @@ def read(**keys):
             "rope_scaling": LLAMA3 | {"rope_type": "llama3"},
             "rope_parameters": LLAMA3 | {"rope_type": "llama3", "rope_theta": 5e5},
         },
+        {
+            "rope_scaling": LLAMA3 | {"rope_type": "llama3"},
+            "rope_parameters": {"rope_theta": 5e5},
+        },
+        {
+            "rope_scaling": LLAMA3,
+            "rope_parameters": {"type": "llama3", "rope_theta": 5e5},
+        },
     ],
 )
 def test_all_spellings_of_one_rope_are_equal(keys):
@@ -83,6 +91,21 @@ def test_an_unknown_kind_is_refused_by_name(kind):
                 "rope_scaling": {"type": "yarn", "factor": 2.0},
             },
             "rope_type is 'linear' in rope_parameters and 'yarn' in rope_scaling",
+        ),
+        (
+            {
+                "rope_parameters": {"type": "linear", "factor": 2.0},
+                "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+                "max_position_embeddings": 64,
+            },
+            "rope_type is 'linear' in rope_parameters and 'yarn' in rope_scaling",
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+                "rope_scaling": {"factor": 2.0},
+            },
+            "rope_parameters and rope_scaling: unknown key factor for rope type 'default'",
         ),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},

@@ -85,6 +85,7 @@ def _build(kind: Kind, theta: float, fields: Fields, rope: Fields) -> RopeConfig
     unknown = sorted(set(rope.values) - {*required, *optional, *COMMON})
     if unknown:
         rope.add_problem(f"unknown key {', '.join(unknown)} for rope type {kind!r}")
+    _fill_length(kind, fields, rope)
     for key in required:
         rope.need(TYPES.get(key, float), key)
     values: dict[str, object] = {}
@@ -96,6 +97,17 @@ def _build(kind: Kind, theta: float, fields: Fields, rope: Fields) -> RopeConfig
     built = RopeConfig(theta=theta, kind=kind, **values)  # type: ignore[arg-type]
     _check_order(built, rope)
     return built
+
+
+def _fill_length(kind: Kind, fields: Fields, rope: Fields) -> None:
+    """Some configs have the original length beside the object, where transformers reads it too."""
+    outer = fields.find(int, LENGTH) if kind in ("llama3", "yarn") else None
+    if outer is None:
+        return
+    inner = rope.find(int, LENGTH)
+    if inner not in (None, outer):
+        fields.add_problem(f"{LENGTH} is {outer}, and {inner} in {_holder(fields)}: keep one")
+    rope.values[LENGTH] = outer
 
 
 def _check_order(built: RopeConfig, rope: Fields) -> None:

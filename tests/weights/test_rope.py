@@ -64,6 +64,23 @@ def test_yarn_falls_back_to_the_configs_own_length():
     assert lines == []
 
 
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 2048}])
+def test_the_original_length_may_stand_beside_the_rope(kind, inner):
+    rope, lines = read(
+        max_position_embeddings=4096,
+        original_max_position_embeddings=2048,
+        rope_scaling={"rope_type": kind, "factor": 2.0, **inner},
+    )
+    assert (rope.kind, rope.original_max_position_embeddings, lines) == (kind, 2048, [])
+
+
+def test_the_original_length_says_nothing_of_other_ropes():
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    rope, lines = read(original_max_position_embeddings=2048, rope_scaling=scaling)
+    assert (rope, lines) == (RopeConfig(kind="linear", factor=2.0), [])
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope", "ntk"])
 def test_an_unknown_kind_is_refused_by_name(kind):
     _, lines = read(rope_scaling={"type": kind, "factor": 2.0})
@@ -110,6 +127,13 @@ def test_an_unknown_kind_is_refused_by_name(kind):
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
             "missing original_max_position_embeddings",
+        ),
+        (
+            {
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": LLAMA3 | {"rope_type": "llama3"},
+            },
+            "original_max_position_embeddings is 4096, and 8192 in rope_scaling: keep one",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: missing factor"),
         (

@@ -65,6 +65,7 @@ FAMILIES = {
         window_switch="use_sliding_window",
     ),
 }
+MAX_WINDOW_LAYERS = 28  # layers before the first window, where config.json does not say
 SUPPORTED = {"hidden_act": "silu", "quantization_config": None}
 
 
@@ -196,16 +197,20 @@ def _sliding_window(fields: Fields, family: Family, log: Log) -> int | None:
 
 
 def _window_of_some_layer(fields: Fields, family: Family) -> int | None:
-    is_on = family.sliding_window is not None
+    kinds = layer_types(fields)
+    has_windows = "sliding_attention" in kinds
+    # transformers' Llama has no windows; vLLM's has those that are listed
+    is_on = family.sliding_window is not None or has_windows
     starts = 0
     if family.window_switch is not None:
         is_on = fields.get(bool, family.window_switch, False)
-        starts = fields.get(int, "max_window_layers", 0)
-    kinds = layer_types(fields)
-    if not is_on or (kinds and "sliding_attention" not in kinds):
+        starts = fields.get(int, "max_window_layers", MAX_WINDOW_LAYERS)
+    if not is_on or (kinds and not has_windows):
         return None
     if not kinds and starts >= fields.need(int, "num_hidden_layers"):
         return None
     if "sliding_window" in fields.nulls:
         return None
-    return fields.get(int, "sliding_window", family.sliding_window or 0)
+    if family.sliding_window is None:
+        return fields.need(int, "sliding_window")
+    return fields.get(int, "sliding_window", family.sliding_window)

@@ -71,7 +71,11 @@ def test_eos_ids_of_both_files_count(tmp_path, own, generation, expected):
         ("mistral", {"sliding_window": None}, None),
         ("mistral", {"sliding_window": 64}, 64),
         ("llama", {"sliding_window": 64}, None),
+        ("llama", {"sliding_window": 64, "layer_types": ["full_attention"] * 8}, None),
+        ("llama", {"sliding_window": 64, "layer_types": ["sliding_attention"] * 8}, 64),
+        ("llama", {"sliding_window": None, "layer_types": ["sliding_attention"] * 8}, None),
         ("qwen2", {"sliding_window": 64}, None),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True}, None),
         ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 4}, 64),
         ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 8}, None),
         (
@@ -97,6 +101,14 @@ def test_eos_ids_of_both_files_count(tmp_path, own, generation, expected):
 def test_a_window_that_some_layer_uses_is_in_the_config(tmp_path, family, keys, window):
     write_target(tmp_path, tiny_target(family), **keys)
     assert load_target(tmp_path, progress=False).config.sliding_window == window
+
+
+def test_windows_without_a_size_are_refused(tmp_path):
+    write_target(tmp_path, tiny_target("llama"), layer_types=["sliding_attention"] * 8)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("sliding_window", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "config.json: missing sliding_window (an integer)" in str(refusal(tmp_path))
 
 
 def test_a_tied_target_may_carry_an_equal_head_and_no_other(tmp_path):

@@ -16,7 +16,7 @@ def largest_sizes(
     config: EngineConfig, drafting: Drafting, target: TargetConfig, eagle: EagleConfig | None
 ) -> EngineSizes:
     """With as many cache blocks as can be of use: what all state rows hold, by `cache_factor`."""
-    max_model_len = _max_model_len(config.max_model_len, target.max_position_embeddings)
+    max_model_len = _max_model_len(config.max_model_len, target)
     _check_window("target", target.sliding_window, max_model_len)
     if eagle is not None and drafting.num_tokens > 0:
         _check_window("draft", eagle.sliding_window, max_model_len)
@@ -47,7 +47,7 @@ def check_length(sizes: EngineSizes, block: int, memory: int) -> None:
     need = sizes.blocks_per_request * block
     if need > memory:
         raise ValueError(
-            f"the target's max_position_embeddings={sizes.max_model_len}: the cache of one request "
+            f"max_model_len={sizes.max_model_len}, the target's longest: the cache of one request "
             f"needs {need / GIB:.2f} GiB, the device has {memory / GIB:.2f} GiB: give a "
             f"max_model_len of at most {memory // block * BLOCK_SIZE}"
         )
@@ -63,17 +63,31 @@ def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch
         )
 
 
-def _max_model_len(given: int | None, longest: int) -> int:
+def _max_model_len(given: int | None, target: TargetConfig) -> int:
     """The length asked for, else the target's longest, if an engine may be built for it."""
+    longest, limit = _longest(target)
     if given is not None and given > longest:
-        limit = f"the target's max_position_embeddings={longest}"
         raise ValueError(f"max_model_len={given} exceeds {limit}")
     if given is None and longest > MAX_MODEL_LEN:
         raise ValueError(
-            f"the target's max_position_embeddings={longest} is more than an engine takes: "
-            f"give a max_model_len of at most {MAX_MODEL_LEN}"
+            f"{limit} is more than an engine takes: give a max_model_len of at most {MAX_MODEL_LEN}"
         )
     return longest if given is None else given
+
+
+def _longest(target: TargetConfig) -> tuple[int, str]:
+    """The target's longest context, and where it comes from.
+
+    As in vLLM, a scaled rope lengthens it (llama3 does not: its configs have the length raised).
+    """
+    length = target.max_position_embeddings
+    rope = target.layer.rope
+    bases = {"linear": length, "yarn": rope.original_max_position_embeddings}
+    base = bases.get(rope.kind) or 0
+    scaled = int(base * rope.factor)
+    if scaled <= length:
+        return length, f"the target's max_position_embeddings={length}"
+    return scaled, f"the target's {scaled} positions ({rope.kind} rope: {base} * {rope.factor:g})"
 
 
 def _max_num_seqs(config: EngineConfig, drafting: Drafting) -> int:

@@ -167,7 +167,7 @@ def _directories(
     directory = tokenizer = locate(model, "target", hub)
     if config.tokenizer is not None or config.tokenizer_revision is not None:
         own = replace(hub, revision=config.tokenizer_revision)
-        tokenizer = locate(config.tokenizer or model, "target", own)
+        tokenizer = locate(config.tokenizer or model, "tokenizer", own)
     if speculation is None:
         return directory, tokenizer, None
     own = replace(hub, revision=speculation.revision)

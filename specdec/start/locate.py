@@ -5,15 +5,19 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import list_repo_files, snapshot_download
 
 from weights.demo import demo_directory
+from weights.errors import shown
 
 logger = logging.getLogger("specdec")
 
-_WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+_TEXTS = ["*.json", "*.model", "*.jinja", "*.txt"]
+_WHOLE = [*_TEXTS, "*.safetensors"]
+_WANTED = {"target": _WHOLE, "draft": _WHOLE, "tokenizer": _TEXTS}
 DEMO_PARTS = {
     "target": {"demo": "target", "demo/target": "target"},
+    "tokenizer": {"demo": "target", "demo/target": "target"},
     "draft": {"demo": "eagle3", "demo/eagle3": "eagle3", "demo/eagle1": "eagle1"},
 }
 
@@ -28,7 +32,7 @@ class Hub:
 
 
 def locate(name: str | Path, role: str, hub: Hub | None = None) -> Path:
-    """The directory of a checkpoint. role: "target" or "draft", which decides what "demo" means.
+    """The directory of a checkpoint. role: "target", "draft" or, without weights, "tokenizer".
 
     Downloads a hub id unless it is cached (HF_HUB_OFFLINE is honoured). ValueError: there is none.
     """
@@ -66,10 +70,10 @@ def _local(name: str | Path, role: str) -> Path | None:
 
 def _downloaded(name: str, role: str, hub: Hub) -> Path:
     try:
-        return Path(
+        directory = Path(
             snapshot_download(
                 name,
-                allow_patterns=_WANTED,
+                allow_patterns=_WANTED[role],
                 revision=hub.revision,
                 token=hub.token,
                 cache_dir=hub.directory,
@@ -79,6 +83,25 @@ def _downloaded(name: str, role: str, hub: Hub) -> Path:
         raise ValueError(
             f"{role} {name}: no such directory, and not to be had from the hub: {error}"
         ) from error
+    if role != "tokenizer" and not any(directory.glob("*.safetensors")):
+        _refuse_pickles(name, role, hub)
+    return directory
+
+
+def _refuse_pickles(name: str, role: str, hub: Hub) -> None:
+    """Say how to convert a repository's weights; they were not downloaded."""
+    try:
+        files = list_repo_files(name, revision=hub.revision, token=hub.token)
+    except (OSError, ValueError):  # offline: reading the directory says what is missing
+        return
+    pickles = sorted(file for file in files if file.endswith(".bin") and "/" not in file)
+    if pickles:
+        of = "" if hub.revision is None else f" --revision {hub.revision}"
+        raise ValueError(
+            f"{role} {name}: its repository has only {shown(', '.join(pickles))}: pickles are not "
+            f"read. Download it (hf download {name}{of} --local-dir DIR), convert it once (specdec "
+            "convert DIR) and give DIR"
+        )
 
 
 def _looks_like_hub_id(name: str) -> bool:

@@ -4,11 +4,13 @@ import inspect
 import subprocess
 import sys
 from dataclasses import fields
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 import torch
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from specdec import LLM, AsyncLLM, SpeculativeConfig
 from specdec.config import EngineConfig
@@ -16,6 +18,7 @@ from specdec.options import EngineOptions
 from specdec.start import device as device_module
 from specdec.start import locate as located
 from specdec.start.device import advise_threads
+from specdec.start.load import _directories
 from specdec.start.locate import Hub, locate
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +81,7 @@ def test_options_of_vllm_without_a_counterpart_are_refused_by_name(options, word
 
 
 def test_a_hub_id_is_downloaded_as_asked(monkeypatch, tmp_path):
+    (tmp_path / "model.safetensors").touch()
     seen = {}
     monkeypatch.setattr(
         located, "snapshot_download", lambda name, **how: seen.update(how, name=name) or tmp_path
@@ -86,6 +90,56 @@ def test_a_hub_id_is_downloaded_as_asked(monkeypatch, tmp_path):
     assert locate("owner/name", "target", hub) == tmp_path
     del seen["allow_patterns"]
     assert seen == {"name": "owner/name", "revision": "v1", "token": "secret", "cache_dir": "there"}
+
+
+@pytest.fixture
+def repository(monkeypatch, tmp_path):
+    """repository(file, ...): what the hub's repositories have; returns the patterns asked for."""
+
+    def make(*files):
+        asked = []
+
+        def download(name, allow_patterns, **_):
+            asked.append(allow_patterns)
+            for file in files:
+                if any(fnmatch(file, pattern) for pattern in allow_patterns):
+                    (tmp_path / file).touch()
+            return tmp_path
+
+        monkeypatch.setattr(located, "snapshot_download", download)
+        monkeypatch.setattr(located, "list_repo_files", lambda *_, **__: list(files))
+        return asked
+
+    return make
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_repository_of_pickles_says_how_to_convert_them(repository, role):
+    repository("config.json", "pytorch_model.bin", "optimizer/state.bin")
+    words = rf"^{role} a/b: its repository has only pytorch_model.bin: .*\(specdec convert DIR\)"
+    with pytest.raises(ValueError, match=words):
+        locate("a/b", role)
+    with pytest.raises(ValueError, match=r"\(hf download a/b --revision v1 --local-dir DIR\)"):
+        locate("a/b", role, Hub(revision="v1"))
+
+
+def test_a_repository_without_weights_is_left_to_the_reader(repository, monkeypatch, tmp_path):
+    repository("config.json")
+    assert locate("a/b", "target") == tmp_path
+
+    def offline(*_, **__):
+        raise OfflineModeIsEnabled("offline")
+
+    monkeypatch.setattr(located, "list_repo_files", offline)
+    assert locate("a/b", "target") == tmp_path
+
+
+def test_a_tokenizer_of_the_hub_comes_without_weights(repository, tmp_path):
+    asked = repository("tokenizer.json", "model.safetensors")
+    config = EngineConfig(tokenizer="a/b")
+    assert _directories("demo", None, config)[1] == tmp_path
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+    assert len(asked) == 1
 
 
 def test_a_revision_of_a_local_directory_has_no_effect_and_says_so(caplog):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -110,7 +111,10 @@ def _check(file: Path, name: object, tensor: Tensor) -> None:
 
 
 def write_whole(tensors: dict[str, Tensor], result: Path) -> None:
-    """Write next to the result, then rename: a crash leaves no partial file."""
+    """Write next to the result, then rename: a crash leaves no partial file.
+
+    OSError if that fails: safetensors has an error of its own, for a full disk too.
+    """
     part = result.with_name(f"{result.name}.part-{os.getpid()}")
     try:
         part.touch()  # with the mode of other new files, which save_file would not give it
@@ -118,5 +122,7 @@ def write_whole(tensors: dict[str, Tensor], result: Path) -> None:
         save_file(tensors, part, metadata={"format": "pt"})
         part.chmod(mode)
         part.rename(result)
+    except SafetensorError as error:
+        raise OSError(f"{result}: not written: {error}") from error
     finally:
         part.unlink(missing_ok=True)

@@ -13,10 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from weights.bars import bar
+from weights.convert import write_whole
 from weights.widener import NAMES, Shape, Tensors, Widener, draft_tensors, target_shards
 
 CONTEXT = 131072  # tokens, for tests at length: the text there means nothing, the cost is real
@@ -36,6 +38,7 @@ def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.de
     """Write OUT/target, OUT/eagle3 and OUT/prompts.json from the same names in `source`, and eagle1
     where it is there.
     """
+    _check_empty(source, out)
     config, weights = _read(source / "target", device)
     draft_config, draft_weights = _read(source / "eagle3", device)
     sizes = draft_config | config
@@ -56,11 +59,23 @@ def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.de
     shutil.copy(source / "prompts.json", out)
 
 
+def _check_empty(source: Path, out: Path) -> None:
+    """Old shards beside a new index would be a checkpoint of two models."""
+    if out.resolve() == source.resolve():
+        raise ValueError(f"{out}: the pair to widen is in it; give another directory")
+    for directory in (out / "target", out / "eagle3", out / "eagle1"):
+        if any(directory.glob("*.safetensors")):
+            raise ValueError(f"{directory}: safetensors are there already, nothing written")
+
+
 def _read(directory: Path, device: torch.device) -> tuple[Config, Tensors]:
     files = sorted(directory.glob("*.safetensors"))
     tensors: dict[str, Tensor] = {}
     for file in files:
-        tensors |= load_file(file, str(device))
+        try:
+            tensors |= load_file(file, str(device))
+        except SafetensorError as error:
+            raise ValueError(f"{file}: not read: {error}") from error
     config: Config = json.loads((directory / "config.json").read_text())
     return config, tensors
 
@@ -95,7 +110,7 @@ def _write(directory: Path, shards: Iterator[Tensors], count: int, config: Confi
             file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
             names |= dict.fromkeys(shard, file)
             total += sum(tensor.nbytes for tensor in shard.values())
-            pending.append(pool.submit(_save, shard, directory / file))
+            pending.append(pool.submit(_write_shard, shard, directory / file))
             if len(pending) > 4:
                 pending.popleft().result()
         while pending:
@@ -105,5 +120,5 @@ def _write(directory: Path, shards: Iterator[Tensors], count: int, config: Confi
     (directory / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _save(tensors: Tensors, file: Path) -> None:
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file)
+def _write_shard(tensors: Tensors, file: Path) -> None:
+    write_whole({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 
@@ -75,6 +77,24 @@ def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(weights.convert, "save_file", fail)
     with pytest.raises(OSError, match="no space"):
         convert(tmp_path, progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]
+
+
+@pytest.fixture
+def full_disk():
+    """No file can grow beyond 64 kB."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, old[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path, request, refusal):
+    torch.save({"a": torch.ones(1 << 16)}, tmp_path / "pytorch_model.bin")
+    request.getfixturevalue("full_disk")
+    assert refusal(tmp_path).startswith(f"{tmp_path}/model.safetensors: not written: ")
     assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]
 
 

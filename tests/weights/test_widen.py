@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
+import weights.convert
+import weights.widen
 from specdec import LLM, SamplingParams
 from tests.reference import Reference
 from weights.demo import demo_directory
+from weights.widen import SHAPES
 from weights.widener import Shape, Widener, place_layers
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +47,39 @@ def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references,
     accepted = [LLM.run_stats(each).num_accepted_tokens for each in (expected, outputs)]
     assert accepted[0] > NUM_TOKENS / 2
     assert abs(accepted[0] - accepted[1]) <= 2
+
+
+@pytest.mark.parametrize("part", ["target", "eagle3", "eagle1"])
+def test_a_pair_that_is_there_is_not_mixed_with_another(tmp_path, part):
+    (tmp_path / part).mkdir()
+    (tmp_path / part / "model.safetensors").touch()
+    words = f"{part}: safetensors are there already, nothing written"
+    with pytest.raises(ValueError, match=words):
+        widen_tiny(demo_directory("target").parent, tmp_path)
+    assert [file.name for file in tmp_path.rglob("*")] == [part, "model.safetensors"]
+
+
+def test_a_pair_is_not_widened_in_its_own_directory(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="link: the pair to widen is in it; give another"):
+        widen_tiny(tmp_path, tmp_path / "link")
+
+
+def test_a_shard_that_cannot_be_read_or_written_is_named(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise SafetensorError("no space left")
+
+    source = demo_directory("target").parent
+    monkeypatch.setattr(weights.convert, "save_file", fail)
+    with pytest.raises(OSError, match=r"model-00001-of-00013\.safetensors: not written: no space"):
+        widen_tiny(source, tmp_path)
+    monkeypatch.setattr(weights.widen, "load_file", fail)
+    with pytest.raises(ValueError, match=r"target/model.*\.safetensors: not read: no space"):
+        widen_tiny(source, tmp_path)
+
+
+def widen_tiny(source, out):
+    weights.widen.widen_pair(source, out, SHAPES["tiny"], "float32", torch.device("cpu"))
 
 
 def test_layers_stand_so_that_tapped_streams_are_the_same():

@@ -52,6 +52,12 @@ class Tokenizer:
         """Whether the checkpoint has a chat template."""
         return bool(getattr(self.backend, "chat_template", None))
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if the tokenizer names one."""
+        found = getattr(self.backend, "eos_token_id", None)
+        return None if found is None else int(found)
+
     def encode_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> list[int]:
         """Token ids of a conversation, rendered by the template, which adds the special tokens."""
         return self.encode_word(self.write_chat(messages, form))

@@ -135,7 +135,7 @@ def assemble(
     ride whole.
     """
     rule = runner.acceptance
-    eos_token_ids = target.eos_token_ids
+    eos_token_ids = target.eos_token_ids or _tokenizers_eos(tokenizer, target.vocab_size)
     guides = Guides(tokenizer, target.vocab_size, eos_token_ids)
     intake = Intake(
         tokenizer, runner.sizes, target.vocab_size, eos_token_ids, seed, rule, guides=guides
@@ -157,6 +157,15 @@ def assemble(
         budget=None if costs is None else PromptBudget(costs=costs, slowdown=slowdown),
         planner=planner,
     )
+
+
+def _tokenizers_eos(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """What ends a text where no config of the checkpoint says it, as in vLLM."""
+    found = tokenizer.eos_token_id
+    if found is None or found >= vocab_size:  # which the target never draws
+        return ()
+    logger.info("eos_token_id=%d: the tokenizer's, since the checkpoint's configs have none", found)
+    return (found,)
 
 
 def _directories(

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
+from specdec.requests.tokenizer import Tokenizer
 from specdec.sizes import EngineSizes
+from specdec.start.load import _tokenizers_eos
 from specdec.start.locate import locate
 from specdec.start.sizing import check_heads, check_length
 from tests.weights.tiny import LAYER
@@ -106,6 +108,25 @@ def test_the_heads_of_both_models_are_checked(monkeypatch):
 def test_an_eos_id_outside_the_vocabulary_builds_no_engine(target, id):
     with pytest.raises(CheckpointError, match=r"config\.json: eos_token_id is"):
         LLM(str(target(eos_token_id=id)), device="cpu")
+
+
+@pytest.mark.parametrize("own, expected", [(None, {0}), (7, {7})])
+def test_the_tokenizers_eos_ends_a_text_where_no_config_names_one(target, own, expected):
+    directory = target(eos_token_id=own)
+    (directory / "generation_config.json").write_text("{}")
+    file = directory / "tokenizer_config.json"
+    keys = json.loads(file.read_text())
+    file.write_text(json.dumps(keys | {"eos_token": Tokenizer(directory).decode([0], False)}))
+    llm = LLM(str(directory), device="cpu", max_model_len=64, max_num_seqs=1)
+    assert llm.engine.intake.eos_token_ids == expected
+
+
+def test_an_eos_that_the_target_cannot_draw_is_none():
+    class Padded:
+        eos_token_id = 64
+
+    assert _tokenizers_eos(Padded(), vocab_size=64) == ()
+    assert _tokenizers_eos(Padded(), vocab_size=65) == (64,)
 
 
 @pytest.mark.parametrize(

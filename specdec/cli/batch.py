@@ -16,6 +16,7 @@ from specdec.cli.serve import GENERATION_CONFIGS
 from specdec.cli.threads import choose_threads
 from specdec.config import SpeculativeConfig
 from specdec.requests.chat_format import ChatFormat
+from specdec.requests.chat_template import check_template
 from specdec.serve.async_llm import AsyncLLM
 from specdec.serve.http.app import Application
 from specdec.serve.http.batch import Answered, answer_line
@@ -45,6 +46,7 @@ def run_batch(options: BatchOptions, answer: Answer | None = None) -> None:
     """Look at both files, load, answer what is left. answer: by which engines; None: one here."""
     check_choice("--generation-config", options.generation_config, GENERATION_CONFIGS)
     ChatFormat(chat_template=options.chat_template)
+    check_template(options.chat_template)
     if options.num_engines is not None and options.ray is None:
         raise ValueError(f"--num-engines {options.num_engines} without a cluster: give --ray too")
     speculation = speculation_of(options)

@@ -17,6 +17,7 @@ from specdec.cli.options import read_input
 from specdec.cli.threads import choose_threads
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
+from specdec.requests.chat_template import check_template
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.tokenizer import Tokenizer
@@ -38,8 +39,9 @@ def run_chat(options: ChatOptions) -> None:
     """Load, and answer each message."""
     params = sampling_params(options.sampling)
     speculation = speculation_of(options, params.temperature)
+    check_template(options.chat_template)
     if options.chat_template is None:
-        _check_template(options.target)
+        _check_own_template(options.target)
     is_terminal = sys.stdin is not None and sys.stdin.isatty()
     message = "" if is_terminal else read_input("message")
     engine: EngineOptions = {"max_num_seqs": 1, **options.engine}
@@ -54,7 +56,7 @@ def run_chat(options: ChatOptions) -> None:
             chat.answer(message)
 
 
-def _check_template(target: str) -> None:
+def _check_own_template(target: str) -> None:
     """Before anything large is read."""
     if not Tokenizer(locate(target, "target")).has_chat_template:
         missing = f"target {target}: its tokenizer has no chat template"

@@ -16,6 +16,7 @@ from specdec.cli.options import check_choice
 from specdec.cli.threads import choose_threads
 from specdec.llm import LLM
 from specdec.requests.chat_format import ChatFormat
+from specdec.requests.chat_template import check_template
 from specdec.serve.engine_process import EngineStart
 from specdec.serve.http.gate import LOOPBACK
 from specdec.serve.http.options import ServerOptions, is_api_key
@@ -96,6 +97,7 @@ def _check(options: ServeOptions) -> None:
     check_choice("--tool-call-parser", options.tool_call_parser, TOOL_CALL_PARSERS)
     check_choice("--reasoning-parser", options.reasoning_parser, REASONING_PARSERS)
     ChatFormat(chat_template=options.chat_template)
+    check_template(options.chat_template)
 
 
 def _server_options(options: ServeOptions) -> ServerOptions:

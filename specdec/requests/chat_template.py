@@ -21,6 +21,19 @@ from specdec.requests import template_worker as worker
 SCRIPT = Path(worker.__file__).resolve()
 
 
+def check_template(template: str | None) -> None:
+    """ValueError for invalid Jinja. None, for the tokenizer's own, is valid."""
+    if template is None:
+        return
+    process = TemplateProcess()
+    try:
+        process.render(template, None)
+    except ValueError as error:
+        raise ValueError(f"chat_template is no valid Jinja: {error}") from error
+    finally:
+        process.close()
+
+
 class TemplateProcess:
     """Renders templates, one at a time. The process ends with this object or the interpreter."""
 
@@ -30,9 +43,12 @@ class TemplateProcess:
         self._ending: weakref.finalize[[subprocess.Popen[bytes]], TemplateProcess] | None = None
 
     def render(
-        self, template: str, variables: Mapping[str, object], content_format: str = "auto"
+        self, template: str, variables: Mapping[str, object] | None, content_format: str = "auto"
     ) -> str:
-        """What the template writes; ValueError for its errors, and for too much time or memory."""
+        """What the template writes; ValueError for its errors, and for too much time or memory.
+
+        variables: None to compile it only.
+        """
         request = {"template": template, "variables": variables, "content_format": content_format}
         return self._render(_as_json(request))
 

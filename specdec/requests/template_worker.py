@@ -4,8 +4,8 @@ chat_template.py runs this file as a script. A template is a program from a chec
 ends this process if rendering takes too long, and gives it no more memory than MEMORY_BYTES.
 
 A request is 8 bytes of length and JSON, {"template": text, "variables": {...}, "content_format":
-...}; an answer is 8 bytes of length, then WRITTEN or REFUSED, then text. The end of standard input
-ends the process.
+...}; an answer is 8 bytes of length, then WRITTEN or REFUSED, then text. Where the variables are
+null, the template is compiled only. The end of standard input ends the process.
 """
 
 import json
@@ -68,16 +68,21 @@ def answer(request: bytes) -> bytes:
         return REFUSED + words.encode("utf-8", "backslashreplace")
 
 
-def render(template: str, variables: dict[str, object], content_format: str = "auto") -> bytes:
+def render(
+    template: str, variables: dict[str, object] | None, content_format: str = "auto"
+) -> bytes:
     """The text that a template writes; ValueError for more than TEXT_BYTES of it."""
     text = bytearray()
+    compiled = _compiled(template)
+    if variables is None:
+        return b""
     messages = variables.get("messages")
     if isinstance(messages, list):
         if content_format == "auto":
             content_format = "openai" if _reads_parts(template) else "string"
         as_read = _as_parts if content_format == "openai" else _as_text
         variables["messages"] = [each | {"content": as_read(each["content"])} for each in messages]
-    for piece in _compiled(template).generate(variables):
+    for piece in compiled.generate(variables):
         text += piece.encode("utf-8", "surrogatepass")
         if len(text) > TEXT_BYTES:
             raise ValueError(f"it writes more than {TEXT_BYTES >> 20} MiB of text")

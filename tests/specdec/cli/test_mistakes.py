@@ -39,6 +39,9 @@ MISTAKES = [
     ("generate demo --prompt-file {}/bytes", "{}/bytes: no text in UTF-8"),
     ("chat demo --chat-template {}/none", "--chat-template {}/none: No such file or directory"),
     ("chat demo --chat-template {}", "Is a directory; give a text file"),
+    ("chat demo --chat-template {}/jinja", "--chat-template is no valid Jinja: "),
+    ("serve demo --chat-template {}/jinja", "--chat-template is no valid Jinja: "),
+    ("batch {}/text {}/out demo --chat-template {}/jinja", "--chat-template is no valid Jinja: "),
     # checkpoints
     ("generate ./nowhere x", "target ./nowhere: no such directory"),
     ("generate demo x --draft ./nowhere", "draft ./nowhere: no such directory"),
@@ -111,6 +114,7 @@ MISTAKES = [
 def place(tmp_path: Path) -> Path:
     """A directory with no checkpoint, and in it what the mistakes name."""
     (tmp_path / "text").write_text("def f(x):\n")
+    (tmp_path / "jinja").write_text("{% for m in messages %}{{ m.content }}")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "pytorch_model.bin").write_bytes(b"")

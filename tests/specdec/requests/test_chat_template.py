@@ -13,7 +13,7 @@ import pytest
 
 from specdec.requests import template_worker
 from specdec.requests.chat_format import ChatFormat
-from specdec.requests.chat_template import TemplateProcess
+from specdec.requests.chat_template import TemplateProcess, check_template
 from specdec.requests.tokenizer import Tokenizer
 from weights.demo import demo_directory
 
@@ -361,3 +361,11 @@ def test_the_worker_needs_no_more_than_jinja2():
     tops = {name.partition(".")[0] for name in json.loads(found)}
     assert "jinja2" in tops
     assert not tops & {"torch", "transformers", "numpy", "specdec", "tokenizers"}
+
+
+def test_a_template_is_checked_without_a_conversation():
+    for valid in (None, HEADERS, MARKUP, "{{ raise_exception('no messages') }}", "a name"):
+        check_template(valid)
+    for invalid in ("{% for m in messages %}", "{{ 1 + }}", "{{ messages | no_such_filter }}"):
+        with pytest.raises(ValueError, match=r"^chat_template is no valid Jinja: "):
+            check_template(invalid)

@@ -32,7 +32,8 @@ def resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     if num_taps is not None and len(boundaries) != num_taps:
         fields.problems.add(
             f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers "
-            f"{boundaries} come from {source}: pass aux_layers"
+            f"{boundaries} come from {source}: list as many in config.json's "
+            f"{key or KEYS[0]}, or in Python's aux_layers"
         )
     named = f"boundaries {boundaries} from {source}"
     if len(set(boundaries)) < len(boundaries):

@@ -303,6 +303,16 @@ def test_aux_layers_overrides_what_the_checkpoint_says(head):
     assert "more than once" in head.refusal(aux_layers=(2, 5, 5))
 
 
+@pytest.mark.parametrize(
+    "key", ["eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids"]
+)
+def test_too_few_layers_name_the_key_to_change(head, key):
+    head.keys.pop("eagle_aux_hidden_state_layer_ids", None)
+    head.keys[key] = [1, 3]
+    words = f"list as many in config.json's {key}, or in Python's aux_layers"
+    assert words in head.refusal()
+
+
 def test_aux_layers_for_a_draft_without_taps_is_refused(eagle1):
     assert "aux_layers (2, 4, 5): this draft reads none" in eagle1.refusal(aux_layers=(2, 4, 5))
 

@@ -178,15 +178,17 @@ def test_an_output_of_another_batch_is_left_as_it_is(run, tmp_path, given, words
 def test_mistakes_are_one_line(run, tmp_path):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(json.dumps(request(1)) + "\n")
+    (tmp_path / "jinja").write_text("{% for m in messages %}")
     for args, words in (
         ((source, source), "is the input too"),
         ((tmp_path / "none", output), "does not exist"),
         ((source, tmp_path / "none" / "out"), "No such file"),
         ((source, output, "--generation-config", "x"), "--generation-config x: allowed are"),
         ((source, output, "-k", "3"), "without a draft"),
+        ((source, output, "--chat-template", tmp_path / "jinja"), "--chat-template is no valid"),
         ((source, output, "--num-engines", "2"), "--num-engines 2 without a cluster: give --ray"),
     ):
-        files, more = map(str, args[:2]), args[2:]
+        files, more = map(str, args[:2]), map(str, args[2:])
         code, out, err = run("batch", *files, "demo", *more)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert words in err

@@ -40,8 +40,6 @@ MISTAKES = [
     ("chat demo --chat-template {}/none", "--chat-template {}/none: No such file or directory"),
     ("chat demo --chat-template {}", "Is a directory; give a text file"),
     ("chat demo --chat-template {}/jinja", "--chat-template is no valid Jinja: "),
-    ("serve demo --chat-template {}/jinja", "--chat-template is no valid Jinja: "),
-    ("batch {}/text {}/out demo --chat-template {}/jinja", "--chat-template is no valid Jinja: "),
     # checkpoints
     ("generate ./nowhere x", "target ./nowhere: no such directory"),
     ("generate demo x --draft ./nowhere", "draft ./nowhere: no such directory"),

@@ -67,6 +67,13 @@ def test_a_mistake_is_one_line(run, args, words):
     assert words in err
 
 
+def test_invalid_jinja_is_refused(run, tmp_path):
+    (tmp_path / "jinja").write_text("{% for m in messages %}")
+    code, out, err = run("serve", "demo", "--chat-template", str(tmp_path / "jinja"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--chat-template is no valid Jinja: " in err
+
+
 @pytest.mark.parametrize("key", ["", "schl\u00fcssel"])
 def test_a_key_that_no_header_can_carry_is_refused(run, monkeypatch, key):
     monkeypatch.setenv("SPECDEC_API_KEY", key)

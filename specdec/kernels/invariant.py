@@ -10,25 +10,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 8  # rows of one product block
-# elements of one exp block: whole vectors, fewer than torch splits among threads
-LANES = 4096
+LANES = 64  # exp runs over a multiple of these elements: whole vectors, whatever their width
+BLOCK = 16384  # elements of one exp block: fewer than torch splits among threads
 # product widths are padded to whole vectors: at odd widths a row's result depends on its place
 ALIGN = 16
 
 
 def blocked_exp(x: Tensor) -> Tensor:
-    """exp of a float32 tensor, every element computed inside a contiguous block of 4096."""
-    flat = F.pad(x.reshape(-1), (0, -x.numel() % LANES))
-    return torch.cat([block.exp() for block in flat.view(-1, LANES)])[: x.numel()].view(x.shape)
+    """exp of a float32 tensor, in contiguous blocks of whole vectors."""
+    flat = x.reshape(-1)
+    if x.numel() % LANES:
+        flat = F.pad(flat, (0, -x.numel() % LANES))
+    blocks = [block.exp() for block in torch.split(flat, BLOCK)]
+    powers = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    return powers[: x.numel()].view(x.shape)
 
 
 def tree_sum(x: Tensor) -> Tensor:
     """Sum over the last dimension as a balanced tree over a power of two; keeps the dimension."""
     width = 1 << (x.shape[-1] - 1).bit_length()
-    x = F.pad(x, (0, width - x.shape[-1]))
-    while width > 1:
-        width //= 2
-        x = x[..., :width] + x[..., width:]
+    if width > x.shape[-1]:
+        x = F.pad(x, (0, width - x.shape[-1]))
+    while x.shape[-1] > 1:
+        first, second = x.chunk(2, dim=-1)
+        x = first + second
     return x
 
 
@@ -36,7 +41,9 @@ def blocked_product(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     """x times weight transposed in float32, in blocks of 8 rows. Returns [T, N] float32."""
     T, K = x_TK.shape
     N = weight_NK.shape[0]
-    x = F.pad(x_TK.float(), (0, -K % ALIGN, 0, -T % ROWS))
+    x = x_TK.float()
+    if K % ALIGN or T % ROWS or not x.is_contiguous():
+        x = F.pad(x, (0, -K % ALIGN, 0, -T % ROWS)).contiguous()
     weight = weight_NK.float()
     if K % ALIGN or N % ALIGN:
         weight = F.pad(weight, (0, -K % ALIGN, 0, -N % ALIGN))

@@ -171,7 +171,8 @@ def rotate_and_store_ref(
     q, k, v = heads.split([heads.shape[1] - 2 * G, G, G], dim=1)
     if norms is not None:
         q, k = rms_norm_ref(q, norms.q_C, norms.eps), rms_norm_ref(k, norms.k_C, norms.eps)
-    q, k = rotary_ref(q, positions, *rope), rotary_ref(k, positions, *rope)
+    both = torch.cat([q, k], dim=1) if norms is not None else heads[:, :-G]
+    q, k = torch.split(rotary_ref(both, positions, *rope), [q.shape[1], G], dim=1)
     slot_T = torch.where(slots < 0, (N - 1) * S, slots)
     cache[0].transpose(1, 2)[slot_T // S, slot_T % S] = k
     cache[1].transpose(1, 2)[slot_T // S, slot_T % S] = v

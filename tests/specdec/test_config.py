@@ -136,9 +136,9 @@ def test_a_share_of_a_gpu_is_nine_tenths_unless_it_is_given():
 def test_a_cache_of_a_given_size_says_that_it_overrides_the_share(caplog):
     config = EngineConfig(num_kv_blocks=4, gpu_memory_utilization=0.5)
     with caplog.at_level(logging.INFO, "specdec"):
-        loading._check_cache(EngineConfig(num_kv_blocks=4), 4096, torch.device("cpu"))
-        assert not caplog.messages
-        loading._check_cache(config, 4096, torch.device("cpu"))
+        for each, said in ((EngineConfig(num_kv_blocks=4), 0), (config, 1)):
+            assert loading._num_blocks(each, None, 1024, torch.device("cpu")) == 4
+            assert len(caplog.messages) == said
     assert caplog.messages == ["num_kv_blocks=4 overrides gpu_memory_utilization=0.5"]
 
 

@@ -1,6 +1,6 @@
 """A step with verify slots and prompts equals the two steps that it replaces, to the bit."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ RESUMED = 8
 FLAGS = {
     "greedy": GREEDY,
     "drawn": SamplingFlags(noise=True, floor=True),
-    "everything": replace(EVERYTHING, logprobs=2),
+    "everything": EVERYTHING._replace(logprobs=2),
 }
 DRAWN = {"temperature": 0.9, "top_p": 0.9}
 RULES = {

@@ -1,8 +1,10 @@
 """What all tests share: Triton's interpreter where there is no GPU, and the bundled pair."""
 
+import gc
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
+from graphs.frozen_heap import frozen_heap
 from weights.demo import demo_directory, demo_prompts
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -29,6 +32,29 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _heeds_ctrl_c() -> None:
     """A shell without job control has what it runs in the background ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LEFT_BYTES = 1 << 30  # that tests may leave behind until all of it is looked through
+
+
+class _Left:
+    resident_bytes = 0  # after the last collection of everything
+
+
+@pytest.fixture(autouse=True)
+def _frozen_heap() -> Iterator[None]:
+    """Collections in a test walk over what it made: torch and pytest are a million objects."""
+    with frozen_heap(now=False):
+        gc.freeze()
+        yield
+        gc.collect()
+    if _resident_bytes() > _Left.resident_bytes + LEFT_BYTES:
+        gc.collect()
+        _Left.resident_bytes = _resident_bytes()
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="session")

@@ -176,7 +176,7 @@ def rotate_and_store_ref(
     slot_T = torch.where(slots < 0, (N - 1) * S, slots)
     cache[0].transpose(1, 2)[slot_T // S, slot_T % S] = k
     cache[1].transpose(1, 2)[slot_T // S, slot_T % S] = v
-    return q
+    return q.contiguous()
 
 
 def rotary_ref(x_THC: Tensor, positions_T: Tensor, cos_PC: Tensor, sin_PC: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 Planners are told what to choose, at random or by a list, since their own choice needs a GPU.
 """
 
-import gc
 import random
 
 import pytest
@@ -32,13 +31,6 @@ KINDS = [
     {"temperature": 0.0, "speculate": False},
     {"temperature": 0.8, "min_tokens": 9, "stop_token_ids": [200], "frequency_penalty": 0.4},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _frozen_heap():
-    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

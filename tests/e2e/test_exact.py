@@ -26,8 +26,17 @@ def in_batches(llm, prompts, params, size):
     ]
 
 
-@pytest.mark.parametrize("draft, k", SETTINGS)
-@pytest.mark.parametrize("batch", [1, 5, pytest.param(8, marks=pytest.mark.slow)])
+ONE_BY_ONE = [(None, 0), ("demo/eagle3", 3), ("demo/eagle3", 5), ("demo/eagle1", 3)]
+
+
+@pytest.mark.parametrize(
+    "draft, k, batch",
+    [
+        *((draft, k, 1) for draft, k in ONE_BY_ONE),
+        *((draft, k, 5) for draft, k in SETTINGS if k != 3),
+        *(pytest.param(*each, 8, marks=pytest.mark.slow) for each in SETTINGS),
+    ],
+)
 def test_tokens_equal_transformers_greedy_float32(
     demo_llm, greedy, prompts, references, draft, k, batch
 ):

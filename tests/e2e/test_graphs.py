@@ -1,6 +1,5 @@
 """The bundled pair in graphs: the same tokens and accepted counts as eager, round for round."""
 
-import gc
 from dataclasses import replace
 
 import pytest
@@ -28,13 +27,6 @@ SETTINGS = [
     pytest.param("eagle3", 7, marks=pytest.mark.slow),
     pytest.param("eagle1", 3, marks=pytest.mark.slow),  # walks of both: test_runner_graphs.py
 ]
-
-
-@pytest.fixture(autouse=True)
-def _frozen_heap():
-    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """A backend, its device, and a toy model whose attention is an eager break."""
 
-import gc
-
 import pytest
 import torch
 from torch import Tensor
@@ -28,15 +26,6 @@ def device(backend):
 @pytest.fixture
 def tape():
     return TapeBackend()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _frozen_heap():
-    """Each capture collects garbage; let it not walk all of torch and pytest every time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

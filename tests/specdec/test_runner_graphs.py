@@ -1,6 +1,5 @@
 """Replay equals eager bit for bit, drafts too, over batches of all sizes with poisoned padding."""
 
-import gc
 import threading
 
 import pytest
@@ -24,13 +23,6 @@ REQUESTS, TOKENS = (1, 4, 16, 32), (5, 24, 48)
 SIZES = {"request_sizes": REQUESTS, "token_sizes": TOKENS}
 
 graphs = pytest.mark.parametrize("backend", ["tape", pytest.param("cuda", marks=pytest.mark.gpu)])
-
-
-@pytest.fixture(autouse=True)
-def _frozen_heap():
-    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
-    yield
-    gc.unfreeze()
 
 
 def walked(runner, oracle, is_poisoned, batches=BATCHES):

@@ -1,7 +1,5 @@
 """Drafts that stop, in graphs: replay equals eager to the bit, over poisoned padding and levels."""
 
-import gc
-
 import pytest
 import torch
 
@@ -21,13 +19,6 @@ RUNS = [
     *(pytest.param("tape", shape, marks=pytest.mark.slow) for shape in (None, TREE)),
     *(pytest.param("cuda", shape, marks=pytest.mark.gpu) for shape in (None, TREE)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _frozen_heap():
-    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
-    yield
-    gc.unfreeze()
 
 
 def walked(runner, oracle, is_poisoned):

@@ -3,8 +3,6 @@
 And where a step's drafts are chains or trees.
 """
 
-import gc
-
 import pytest
 import torch
 
@@ -27,13 +25,6 @@ RUNS = [
     *(pytest.param("tape", *each, marks=pytest.mark.slow) for each in SHAPES[1:]),
     *(pytest.param("cuda", *each, marks=pytest.mark.gpu) for each in SHAPES),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _frozen_heap():
-    gc.freeze()  # a capture collects garbage: let it walk over no more than its own
-    yield
-    gc.unfreeze()
 
 
 def walked(runner, oracle, is_poisoned):

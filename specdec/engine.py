@@ -20,7 +20,7 @@ import torch
 from graphs.counters import summary
 from specdec.guided.step_masks import StepMasks
 from specdec.kernels.best_token import NO_TOKEN
-from specdec.requests.draft_tree import held_in_chain
+from specdec.requests.draft_tree import depths, first_children
 from specdec.requests.intake import Intake, NewRequest, Prompt
 from specdec.requests.metrics import Metric, Totals
 from specdec.requests.output import Logprob
@@ -346,41 +346,31 @@ class Engine:
     def _learn(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
         """What held, for the planner; its calibration, when it is a new one, for the device."""
         requests = work.verifying
-        if work.verifies_trees:
-            self._learn_of_trees(planner, work, result)
-            return
-        if work.num_live == 0:
-            planner.observe_plain(len(requests))
+        B = len(requests)
+        if not work.verifies_trees and work.num_live == 0:
+            planner.observe_plain(B)
             return
         runs = np.array([request.finish is None for request in requests])
-        num_verified = np.array([len(drafts) for drafts in result.draft_tokens[: len(requests)]])
-        planner.observe(
-            RoundOutcome(
-                confidences=result.confidences[: len(requests)],
-                num_live=work.num_live,
-                num_verified=num_verified * runs,
-                num_accepted=np.array(result.num_accepted[: len(requests)]) * runs,
-                is_sampled=np.array([request.params.temperature > 0 for request in requests]),
-                num_allowed=np.array([self._num_drafted(each) for each in requests]) * runs,
+        is_sampled = np.array([request.params.temperature > 0 for request in requests])
+        num_verified = np.array([len(drafts) for drafts in result.draft_tokens[:B]]) * runs
+        num_accepted = np.array(result.num_accepted[:B]) * runs
+        if work.verifies_trees:
+            chains = _chains_in_trees(result, planner.num_levels, is_sampled, runs)
+            planner.observe_trees(chains, int(num_verified.sum()), int(num_accepted.sum()))
+        else:
+            planner.observe(
+                RoundOutcome(
+                    confidences=result.confidences[:B],
+                    num_live=work.num_live,
+                    num_verified=num_verified,
+                    num_accepted=num_accepted,
+                    is_sampled=is_sampled,
+                    num_allowed=np.array([self._num_drafted(each) for each in requests]) * runs,
+                )
             )
-        )
         if planner.num_fits != self._num_fits:
             self._num_fits = planner.num_fits
             self.runner.calibrate(planner.calibration)
-
-    def _learn_of_trees(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
-        runs = [request.finish is None for request in work.verifying]
-        allowed = map(self._num_drafted, itertools.compress(work.verifying, runs))
-        verified = map(len, itertools.compress(result.draft_tokens, runs))
-        trees = zip(result.draft_tokens, result.draft_parents, result.sampled_tokens, strict=True)
-        chains = (held_in_chain(*each) for each in trees)
-        planner.observe_trees(
-            num_requests=len(work.verifying),
-            num_drafting=sum(count > 0 for count in allowed),
-            num_verified=sum(verified),
-            num_accepted=sum(itertools.compress(result.num_accepted, runs)),
-            num_on_chains=sum(itertools.compress(chains, runs)),
-        )
 
     def _take_prompts(self, work: Work, result: StepResult) -> list[Request]:
         changed = []
@@ -462,3 +452,37 @@ class Engine:
                 f"need {need} blocks of 64 tokens, num_kv_blocks={have}: raise num_kv_blocks, or "
                 "lower max_tokens"
             )
+
+
+def _chains_in_trees(
+    result: StepResult, num_levels: int, is_sampled: np.ndarray, runs: np.ndarray
+) -> RoundOutcome:
+    """What a round of trees shows of chains: each tree has one, along the draft's best tokens.
+
+    Where a tree has deeper nodes than those of its chain, the chain's next ones were less probable
+    than every node, and are taken not to hold. Where it has none, more may not have been drafted.
+    is_sampled, runs: [B] bool; the trees of requests that have ended say nothing
+    """
+    B = len(runs)
+    confidences = np.zeros((B, num_levels), np.float32)
+    lengths, num_held, num_allowed = np.zeros((3, B), int)
+    for b in np.flatnonzero(runs):
+        parents = result.draft_parents[b]
+        rows = first_children(parents)
+        probs = np.array([1.0, *(result.draft_probs[b][row - 1] for row in rows)])
+        confidences[b, : len(rows)] = probs[1:] / probs[:-1]
+        lengths[b] = len(rows)
+        is_deepest = len(rows) == max(depths(parents))
+        num_allowed[b] = num_levels if rows and is_deepest else len(rows)
+        accepted = result.sampled_tokens[b][: result.num_accepted[b]]
+        tokens = [result.draft_tokens[b][row - 1] for row in rows]
+        equal = map(int.__eq__, tokens, accepted)
+        num_held[b] = sum(1 for _ in itertools.takewhile(bool, equal))
+    return RoundOutcome(
+        confidences=confidences,
+        num_live=num_levels,
+        num_verified=lengths,
+        num_accepted=num_held,
+        is_sampled=is_sampled,
+        num_allowed=num_allowed,
+    )

@@ -67,6 +67,7 @@ class Nodes(NamedTuple):
     tokens_BX: Tensor
     parents_BX: Tensor  # row of the parent, 0 for the root
     depths_BX: Tensor  # 1 for a child of the root
+    scores_BX: Tensor
 
 
 def kept_nodes(tokens_BM: Tensor, scores_BM: Tensor, parents_BM: Tensor, shape: TreeShape) -> Nodes:
@@ -82,6 +83,7 @@ def kept_nodes(tokens_BM: Tensor, scores_BM: Tensor, parents_BM: Tensor, shape: 
         tokens_BX=tokens_BM.gather(1, place_BX),
         parents_BX=row_BM.gather(1, parents_BX),
         depths_BX=depths(place_BX, shape.top_k),
+        scores_BX=scores_BM.gather(1, place_BX),
     )
 
 

@@ -30,16 +30,13 @@ def path_to(row: int, parents: Sequence[int]) -> list[int]:
     return path
 
 
-def held_in_chain(tokens: Sequence[int], parents: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many drafts hold of the path of first children, which are the draft's best tokens.
+def first_children(parents: Sequence[int]) -> list[int]:
+    """The rows of the chain in a tree: from the root on the first child of each.
 
-    tokens, parents: of nodes, of siblings the best first. sampled: along the accepted path
+    parents: of nodes, of siblings the draft's best token first
     """
-    row = 0
-    for depth, token in enumerate(sampled):
-        children = (i for i, parent in enumerate(parents, start=1) if parent == row)
-        child = next(children, None)
-        if child is None or tokens[child - 1] != token:
-            return depth
-        row = child
-    return len(sampled)
+    rows: list[int] = []
+    for row, parent in enumerate(parents, start=1):
+        if parent == (rows[-1] if rows else 0):
+            rows.append(row)
+    return rows

@@ -26,18 +26,27 @@ class GainCurves:
     num_requests: requests that share rows. The sample is split into groups of this many, in its
         order; what remains of the oldest is left out, and a smaller sample is one group.
     threshold: below which a draft stops; 0: never
+    own_paths: [S, K] the path probabilities that stop it; None: path_probs
     levels_run: [K] of 1 to K levels, how many are drafted on average for any request of a group
     """
 
-    def __init__(self, path_probs: Floats, num_requests: int, threshold: float = 0.0) -> None:
+    def __init__(
+        self,
+        path_probs: Floats,
+        num_requests: int,
+        threshold: float = 0.0,
+        own_paths: Floats | None = None,
+    ) -> None:
         num_samples, num_levels = path_probs.shape
         self.num_requests = num_requests
         self.threshold = threshold
         self.group_size = min(num_requests, num_samples)
         num_groups = num_samples // self.group_size
-        recent = path_probs[num_samples - num_groups * self.group_size :]
-        groups = recent.reshape(num_groups, self.group_size, num_levels).copy()
-        goes_on = groups[..., :-1] >= threshold
+        first = num_samples - num_groups * self.group_size
+        shape = num_groups, self.group_size, num_levels
+        groups = path_probs[first:].reshape(shape).copy()
+        stopping = path_probs if own_paths is None else own_paths
+        goes_on = stopping[first:].reshape(shape)[..., :-1] >= threshold
         groups[..., 1:] *= goes_on
         self.levels_run = np.cumsum([1.0, *goes_on.any(axis=1).mean(axis=0)])
         self._sizes = self.group_size * np.arange(1, num_levels + 1)

@@ -14,6 +14,8 @@ TOLERANCE = 0.2  # of what was predicted: texts differ, so that rounds are no in
 PROBE_HELD = 2.5  # standard deviations of a probe that found more than was predicted
 KIND_ROUNDS = 3  # that a probe of another kind of drafts has
 KIND_COST = 0.005  # share of all time that such probes may take
+FIRST_WAIT = 8  # rounds before the first of these, and twice as many before each further one
+NOT_FAR = 0.1  # a loss with which the first ones come so early
 
 
 class Probes:
@@ -58,9 +60,13 @@ class Probes:
 
 
 class KindProbes:
-    """Every PROBE_EVERY rounds, or more where they cost more, some of the kind not chosen."""
+    """Every PROBE_EVERY rounds, or more where they cost more, some of the kind not chosen.
+
+    The first few come earlier: until then the choice rests on little.
+    """
 
     def __init__(self) -> None:
+        self.num_probes = 0
         self.reset()
 
     def reset(self) -> None:
@@ -71,8 +77,11 @@ class KindProbes:
         """Whether the next drafts are a probe. loss: share of a round's time that one costs."""
         self._num_since += 1
         wait = max(PROBE_EVERY, KIND_ROUNDS * loss / KIND_COST)
+        if loss < NOT_FAR:
+            wait = min(wait, FIRST_WAIT * 2 ** min(self.num_probes, 8))
         if self._num_since >= wait + KIND_ROUNDS:
             self._num_since = 0
+            self.num_probes += 1
         return self._num_since >= wait
 
 

@@ -102,8 +102,11 @@ class RoundHistory:
         self._bounds = self._keep(self._bounds, bounds)
         self._is_sampled = self._keep(self._is_sampled, is_sampled)
 
-    def path_probs(self, num_entries: int) -> Floats:
-        """[S, K] calibrated path probabilities of the last entries, 0 beyond a request's bound."""
+    def path_probs(self, num_entries: int) -> tuple[Floats, Floats]:
+        """[S, K] path probabilities of the last entries, 0 beyond a request's bound.
+
+        Calibrated, and the draft's own, with mean rates for what was not drafted.
+        """
         confidences = self._confidences[-num_entries:]
         live, allowed = self._bounds[-num_entries:].T
         levels = np.arange(self._num_levels)
@@ -112,7 +115,8 @@ class RoundHistory:
         drafted = np.multiply.accumulate(np.where(is_live, conditionals, 0.0), axis=1)
         filled = np.where(is_live, conditionals, self._update_rates(drafted, is_live))
         filled[levels >= allowed[:, None]] = 0.0
-        return np.asarray(np.cumprod(filled, axis=1))
+        own = np.where(is_live, confidences, filled)
+        return np.asarray(np.cumprod(filled, axis=1)), np.asarray(np.cumprod(own, axis=1))
 
     def _update_rates(self, drafted_SK: Floats, is_live_SK: Booleans) -> Floats:
         """[K] mean conditionals where the parents hold; never drafted: as the level before."""

@@ -188,7 +188,7 @@ class RowPlanner:
             raise ValueError(f"num_levels={num_levels}: a planner needs a draft of 1 level or more")
         self._costs = costs
         self._sizes = RowSizes(shapes)
-        self._num_levels = num_levels
+        self.num_levels = num_levels
         self._thresholds = THRESHOLDS if threshold is None else (threshold,)
         if threshold is None and costs.skipped_ms is None:
             self._thresholds = (0.0,)
@@ -197,7 +197,10 @@ class RowPlanner:
         self._surprise = Surprise()
         self._trees = TreeRounds(num_levels)
         self._candidates: list[GainCurves] = []  # by threshold
+        self._tree_candidates: list[GainCurves] = []  # of trees
         self._curves: GainCurves | None = None  # of the latest plan
+        self._tree_curves: GainCurves | None = None  # of the latest trees
+        self._threshold = self._thresholds[0]
         self._options: dict[tuple[float, ...], RoundOptions] = {}
         self._prompts = PromptLoad()
         self._ratios = TimeRatios()
@@ -220,7 +223,7 @@ class RowPlanner:
     @property
     def threshold(self) -> float:
         """For the drafts after the round that was planned last."""
-        return self._thresholds[0] if self._curves is None else self._curves.threshold
+        return self._threshold
 
     @property
     def statistics(self) -> PlannerStatistics:
@@ -240,7 +243,7 @@ class RowPlanner:
 
     def _plan(self, coming: NextRound) -> RoundPlan:
         num_live = coming.num_live_levels
-        assert num_live <= self._num_levels, f"{num_live=} of {self._num_levels} levels"
+        assert num_live <= self.num_levels, f"{num_live=} of {self.num_levels} levels"
         num_requests, num_drafting = requests = coming.requests
         rows = self._sizes.of(num_requests)
         if num_drafting == 0:
@@ -248,12 +251,14 @@ class RowPlanner:
         if coming.num_sampled in (0, num_drafting):
             self._keep_kind(num_drafting, is_sampled=coming.num_sampled > 0)
         if len(self._history) < LEAST_ENTRIES:
-            self._steady_levels = min(FIRST_LEVELS, self._num_levels)
+            self._steady_levels = min(FIRST_LEVELS, self.num_levels)
+            self._threshold = self._thresholds[0]
             num_rows = _holding(rows, num_requests + num_drafting * num_live)
             return RoundPlan(num_rows, self._steady_levels)
         keys_ms = self._costs.ms_per_key * coming.num_keys
         options = self._options_of(requests, keys_ms)
         self._curves = options.curves
+        self._threshold = options.curves.threshold
         self._steady_levels, best_rate = options.steady(keys_ms)
         rate = best_rate
         if coming.hurries and num_requests >= MANY:
@@ -267,7 +272,7 @@ class RowPlanner:
         if coming.trees_fit and self._costs.tree is not None and knows_chains:
             is_tree = self._chooses_trees(requests, keys_ms, best_rate)
             if is_tree or self._trees.is_chosen:  # where they are chosen, chains are a probe
-                return RoundPlan(num_rows, self._num_levels, is_tree)
+                return RoundPlan(num_rows, self.num_levels, is_tree)
         levels = self._probes.levels(self._steady_levels, num_drafting)
         if levels == 0 and num_rows == step.rows[0]:  # it is priced as a plain round, so it is one
             num_rows = num_requests
@@ -293,7 +298,7 @@ class RowPlanner:
         num_drafting = int(np.count_nonzero(outcome.num_allowed))
         num_verified = int(outcome.num_verified.sum())
         num_accepted = int(outcome.num_accepted.sum())
-        assert outcome.confidences.shape == (num_requests, self._num_levels)
+        assert outcome.confidences.shape == (num_requests, self.num_levels)
         assert num_accepted <= num_verified, f"{num_accepted=} of {num_verified} drafts verified"
         has_drafts = outcome.num_live > 0 and num_drafting > 0
         predicted = None
@@ -305,37 +310,37 @@ class RowPlanner:
             self._surprise.add(predicted, num_accepted, num_drafting, len(self._history))
         self._count(num_requests, num_verified, num_accepted, predicted)
         if has_drafts:
-            self._history.add(outcome)
-            self._num_rounds += 1
-            is_early = self._num_rounds <= MERGE_EVERY and self._num_rounds.bit_count() == 1
-            is_probe = self._steady_levels == 0
-            if is_probe or is_early or self._history.num_pending >= MERGE_EVERY:
-                self._learn(num_drafting, is_probe)
+            self._keep(outcome, num_drafting, is_probe=self._steady_levels == 0)
 
-    def observe_trees(
-        self,
-        num_requests: int,
-        num_drafting: int,
-        num_verified: int,
-        num_accepted: int,
-        num_on_chains: int,
-    ) -> None:
-        """Learn from a round of trees whose results were read; the numbers are of all requests.
+    def observe_trees(self, chains: RoundOutcome, num_verified: int, num_accepted: int) -> None:
+        """Learn from a round of trees whose results were read.
 
-        num_on_chains: accepted drafts that chains would have had too
+        chains: what it shows of the chains in them. num_verified, num_accepted: nodes of all
         """
+        num_requests = len(chains.num_accepted)
+        num_drafting = int(np.count_nonzero(chains.num_allowed))
         before = self._statistics
         self._statistics = replace(before, num_tree_rounds=before.num_tree_rounds + 1)
         predicted = None
-        if num_drafting and self._curves is not None:
-            K = self._num_levels
-            in_chains = self._curves.gain(K, K * num_drafting, num_drafting)
+        if num_drafting and self._tree_curves is not None:
+            K = self.num_levels
+            in_chains = self._tree_curves.gain(K, K * num_drafting, num_drafting)
             predicted = self._trees.held(in_chains, num_drafting)
-            held = num_accepted, num_on_chains
+            held = num_accepted, int(chains.num_accepted.sum())
             if self._trees.observe(*held, predicted, num_drafting, len(self._history)):
                 self._forget()
-                self._curves = None  # until chains were seen again
+                self._know_nothing()
         self._count(num_requests, num_verified, num_accepted, predicted)
+        if num_drafting:
+            self._keep(chains, num_drafting, is_probe=False)
+
+    def _keep(self, outcome: RoundOutcome, num_drafting: int, is_probe: bool) -> None:
+        """Take what a round showed of chains into the estimates, now or a few rounds later."""
+        self._history.add(outcome)
+        self._num_rounds += 1
+        is_early = self._num_rounds <= MERGE_EVERY and self._num_rounds.bit_count() == 1
+        if is_probe or is_early or self._history.num_pending >= MERGE_EVERY:
+            self._learn(num_drafting, is_probe)
 
     def observe_time(self, step: StepSize, ms: float) -> None:
         """Learn how long a step took."""
@@ -356,9 +361,9 @@ class RowPlanner:
         costs = self._costs
         ms = costs.ms_per_key * step.num_keys
         if step.has_trees:
-            if self._curves is None or costs.tree is None:
+            if self._tree_curves is None or costs.tree is None:
                 return 0.0
-            return ms + tree_ms(costs, step.num_requests, self._curves, step.num_prompt_rows)
+            return ms + tree_ms(costs, step.num_requests, self._tree_curves, step.num_prompt_rows)
         if step.kind is Kind.PLAIN and step.num_prompt_rows == 0:
             return ms + costs.plain_ms(step.num_requests)
         num_run = float(step.num_levels)
@@ -402,7 +407,11 @@ class RowPlanner:
             if len(self._history) >= LEAST_ENTRIES:
                 self._estimate(num_drafting)
             else:
-                self._curves = None  # until chains were seen again
+                self._know_nothing()
+
+    def _know_nothing(self) -> None:
+        """Until chains were seen again."""
+        self._curves = self._tree_curves = None
 
     def _forget(self) -> None:
         """What is known of the draft."""
@@ -412,16 +421,17 @@ class RowPlanner:
     def _chooses_trees(self, requests: Requests, keys_ms: float, other_rate: float) -> bool:
         """Whether the next drafts are trees. other_rate: of the best way to go on without."""
         # their levels cost more than those of chains: they may stop at another threshold
-        rates = [self._tree_rate(requests, each, keys_ms) for each in self._candidates]
+        rates = [self._tree_rate(requests, each, keys_ms) for each in self._tree_candidates]
         is_tree = self._trees.choose(max(rates), other_rate)
         if is_tree:
-            self._curves = self._candidates[rates.index(max(rates))]
+            self._tree_curves = self._tree_candidates[rates.index(max(rates))]
+            self._threshold = self._tree_curves.threshold
         return is_tree
 
     def _tree_rate(self, requests: Requests, curves: GainCurves, keys_ms: float) -> float:
         """Tokens per millisecond of rounds of trees, with prompts in the recent share of them."""
         n, num_drafting = requests
-        K = self._num_levels
+        K = self.num_levels
         in_chains = curves.gain(K, K * num_drafting, num_drafting)
         eighths, prompt_rows = self._prompts.rounded
         ms = self._ratios.of_trees(n, False) * tree_ms(self._costs, n, curves, 0)
@@ -431,11 +441,15 @@ class RowPlanner:
         return (n + self._trees.held(in_chains, num_drafting)) / (ms + keys_ms)
 
     def _estimate(self, num_drafting: int) -> None:
-        path_probs = self._history.path_probs(_entries(num_drafting))
+        path_probs, own_paths = self._history.path_probs(_entries(num_drafting))
         thresholds = self._thresholds if num_drafting <= MOST_STOPPING else self._thresholds[:1]
         self._candidates = [GainCurves(path_probs, num_drafting, each) for each in thresholds]
-        same = (each for each in self._candidates if each.threshold == self.threshold)
-        self._curves = next(same, self._candidates[0])
+        if self._costs.tree is not None:  # which stop by the draft's own probabilities
+            self._tree_candidates = [
+                GainCurves(path_probs, num_drafting, each, own_paths) for each in thresholds
+            ]
+            self._tree_curves = _same_threshold(self._tree_candidates, self._tree_curves)
+        self._curves = _same_threshold(self._candidates, self._curves)
         self._options.clear()
 
     def _options_of(self, requests: Requests, keys_ms: float) -> RoundOptions:
@@ -491,6 +505,11 @@ class PromptLoad:
     def rounded(self) -> tuple[int, int]:
         """Eighths of the steps, and rows to the next multiple of 32."""
         return round(8 * self._share), 32 * -(-round(self._rows) // 32)
+
+
+def _same_threshold(candidates: list[GainCurves], old: GainCurves | None) -> GainCurves:
+    same = (each for each in candidates if old is not None and each.threshold == old.threshold)
+    return next(same, candidates[0])
 
 
 def _entries(num_requests: int) -> int:

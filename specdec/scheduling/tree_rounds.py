@@ -2,9 +2,9 @@
 
 The chain of a request is a path of its tree: the draft's best token after each node. So a round of
 trees tells how many drafts hold, and how many would have held in chains, and the ratio of both is
-learned from few rounds; texts that are harder or easier change it little. What chains bring now is
-known from rounds of chains. Of the kind that is not chosen a few rounds run every so often
-(probes.py).
+learned from few rounds; texts that are harder or easier change it little. What chains bring is
+known from rounds of chains and from the chains in trees. Of the kind that is not chosen a few
+rounds run every so often (probes.py).
 """
 
 from specdec.scheduling.probes import KindProbes, Surprise

@@ -44,7 +44,7 @@ class BufferSizes:
         """Columns of the results, of chains or trees; see results.py."""
         K = self.num_speculative_tokens
         of_chains = K + 1 + self.keeps_probs * K
-        of_trees = 0 if self.tree is None else 1 + 2 * self.tree.num_nodes
+        of_trees = 0 if self.tree is None else 1 + 3 * self.tree.num_nodes
         return K + 2 + max(of_chains, of_trees)
 
 

@@ -17,7 +17,7 @@ from specdec.kernels.move_slots import move_slots
 from specdec.kernels.overlap import begin
 from specdec.proposal.tree import walk
 from specdec.sizes import BLOCK_SIZE
-from specdec.stepping.buffers import StepBuffers
+from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.state import RequestState
 from specdec.stepping.tree_buffers import TreeBuffers
 
@@ -93,6 +93,7 @@ def launch_walk_trees(
         state.num_computed_tokens,
         state.last_sampled_tokens,
         state.num_live_drafts,
+        state.node_probs,
         state.sampling.history,
         buffers.target_tokens,
         buffers.input_ids,
@@ -110,6 +111,7 @@ def launch_walk_trees(
         D1=tree.shape.max_depth + 1,
         S=BLOCK_SIZE,
         HAS_WORDS=has_words,
+        ONE=CONFIDENCE_ONE,
         num_warps=1,
         **launch_options(buffers.results),
     )
@@ -118,7 +120,7 @@ def launch_walk_trees(
 @jit
 def _walk_trees_kernel(
     # [B, WIDTH]: sampled tokens [D1], number accepted, verified nodes [N - 1], their number, the
-    # rows of their parents [N - 1]
+    # rows of their parents [N - 1], the probabilities of their paths [N - 1]
     results_ptr,
     positions_ptr,  # [T] from here on of paths, D1 rows for each slot
     slots_ptr,  # [T]
@@ -135,6 +137,7 @@ def _walk_trees_kernel(
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1]
+    probs_ptr,  # [R + 1, N - 1] node_probs
     history_ptr,  # [R + 1, P], with HAS_WORDS
     target_ptr,  # [T]
     input_ids_ptr,  # [T]
@@ -152,6 +155,7 @@ def _walk_trees_kernel(
     D1: tl.constexpr,
     S: tl.constexpr,
     HAS_WORDS: tl.constexpr,
+    ONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin(PDL)
@@ -203,6 +207,9 @@ def _walk_trees_kernel(
     tl.store(out + D1 + i, token, mask=is_row)
     tl.store(out + D1 + N, tl.sum(is_node.to(tl.int64), axis=0))
     tl.store(out + D1 + N + i, tl.where(is_node, parent, -1), mask=is_row)
+    prob = tl.load(probs_ptr + row * (N - 1) + i - 1, mask=is_node, other=0.0)
+    scaled = tl.maximum((prob * ONE).to(tl.int64), 1)
+    tl.store(out + D1 + 2 * N - 1 + i, tl.where(is_node, scaled, 0), mask=is_row)
     # the levels of chains may be padded further than the pass before them
     tl.store(draft_positions_ptr + b, idx * 0, mask=idx < 0)
     tl.store(draft_slots_ptr + b, idx * 0 - 1, mask=idx < 0)
@@ -234,6 +241,9 @@ def walk_trees_ref(
     tree.verified_nodes[:B] = tokens_BN[:, 1:]
     tree.num_verified[:B] = is_node_BN.sum(dim=1)
     tree.verified_parents[:B] = torch.where(is_node_BN, parents_BN, -1)[:, 1:]
+    prob_BX = state.node_probs[buffers.sample_mapping[:B]]
+    scaled_BX = (prob_BX * CONFIDENCE_ONE).long().clamp(min=1)
+    tree.verified_probs[:B] = torch.where(is_node_BN[:, 1:], scaled_BX, 0)
     _lay_out_paths(buffers, state, path_BQ, chosen_BQ, accepted_B)
     row_B = buffers.sample_mapping[:B]
     if has_words:

@@ -301,6 +301,7 @@ def launch_keep_nodes(num_reqs: int, to: TreeLevel) -> None:
         state.draft_nodes,
         state.draft_parents,
         state.draft_depths,
+        state.node_probs,
         state.num_live_drafts,
         tree.rows,
         tree.tokens,
@@ -327,6 +328,7 @@ def _keep_nodes_kernel(
     state_tokens_ptr,  # [R + 1, N - 1]
     state_parents_ptr,  # [R + 1, N - 1]
     state_depths_ptr,  # [R + 1, N - 1]
+    state_probs_ptr,  # [R + 1, N - 1] float32
     num_live_ptr,  # [R + 1], with STOPS
     rows_ptr,  # [B, M] row of each candidate, 0 = it is not kept
     tokens_ptr,  # [B, M]
@@ -387,6 +389,8 @@ def _keep_nodes_kernel(
         tl.store(state_tokens_ptr + state + row - 1, token, mask=is_kept)
         tl.store(state_parents_ptr + state + row - 1, parent, mask=is_kept)
         tl.store(state_depths_ptr + state + row - 1, depth, mask=is_kept)
+        score = tl.load(scores_ptr + first + i, mask=is_node, other=float("-inf"))
+        tl.store(state_probs_ptr + state + row - 1, tl.exp(score), mask=is_kept)
 
 
 def add_children_ref(
@@ -501,3 +505,4 @@ def keep_nodes_ref(num_reqs: int, to: TreeLevel) -> None:
     state.draft_nodes[row_B] = kept.tokens_BX
     state.draft_parents[row_B] = kept.parents_BX
     state.draft_depths[row_B] = depths_BX
+    state.node_probs[row_B] = kept.scores_BX.exp()

@@ -26,6 +26,8 @@ class StepResult:
     draft_tokens: list[list[int]]  # what was verified: a row for each
     # of trees: the parent of each of these, 0 for the root and i for the i-th of them; of chains []
     draft_parents: list[list[int]]
+    # of trees: the draft's probability of the path to each of these; of chains []
+    draft_probs: list[list[float]]
     # [B, K] float32, of live drafts by level; [B, 0] where K is fixed, and of trees
     confidences: np.ndarray
     logprobs: StepLogprobs | None = None  # by decided row, see step_sizes.py
@@ -37,7 +39,8 @@ class ResultColumns:
     """How a row of the buffers' results is read, of a round of chains or of trees.
 
     Both have the sampled tokens [path_len] and the number accepted; then the verified drafts
-    [num_drafts], their number, and confidences [num_confidences], or of trees parents [num_drafts].
+    [num_drafts], their number, and confidences [num_confidences], or of trees the parents and the
+    probabilities of the paths [num_drafts].
     """
 
     path_len: int  # K + 1
@@ -61,17 +64,29 @@ class ResultColumns:
         path_len = buffers.sampled_tokens.shape[1]
         return ResultColumns(path_len=path_len, num_drafts=num_nodes, is_tree=True)
 
-    def drafts(self, row: list[int]) -> tuple[list[int], list[int]]:
-        """Those that had a row, and of trees their parents: nodes that had none are left out."""
+    def drafts(self, row: list[int]) -> "Drafts":
+        """Those that had a row: of trees the nodes that had none are left out."""
         first = self.path_len + 1
         end = first + self.num_drafts
-        drafts, count = row[first:end], row[end]
+        tokens, count = row[first:end], row[end]
         if not self.is_tree:
-            return drafts[:count], []
-        parents = row[end + 1 : end + 1 + self.num_drafts]
+            return Drafts(tokens[:count], [], [])
+        parents, probs = row[end + 1 :][: self.num_drafts], row[end + 1 + self.num_drafts :]
         kept = [i for i, parent in enumerate(parents) if parent >= 0]
         number = {0: 0} | {i + 1: n for n, i in enumerate(kept, start=1)}
-        return [drafts[i] for i in kept], [number[parents[i]] for i in kept]
+        return Drafts(
+            [tokens[i] for i in kept],
+            [number[parents[i]] for i in kept],
+            [probs[i] / CONFIDENCE_ONE for i in kept],
+        )
+
+
+class Drafts(NamedTuple):
+    """Of a batch slot, see StepResult."""
+
+    tokens: list[int]
+    parents: list[int]
+    probs: list[float]
 
 
 @dataclass(slots=True)
@@ -115,8 +130,9 @@ class PendingResult:
         return StepResult(
             sampled_tokens=[row[:Q] for row in rows],
             num_accepted=[row[Q] for row in rows],
-            draft_tokens=[tokens for tokens, _ in drafts],
-            draft_parents=[parents for _, parents in drafts],
+            draft_tokens=[each.tokens for each in drafts],
+            draft_parents=[each.parents for each in drafts],
+            draft_probs=[each.probs for each in drafts],
             confidences=confidences_cpu.numpy().astype(np.float32) / CONFIDENCE_ONE,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,

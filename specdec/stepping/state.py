@@ -46,6 +46,7 @@ class RequestState:
         self.draft_nodes = zeros(R, num_nodes)  # [R + 1, N - 1] their tokens
         self.draft_parents = zeros(R, num_nodes)  # [R + 1, N - 1] row of the parent, 0 = the root
         self.draft_depths = zeros(R, num_nodes)  # [R + 1, N - 1] 1 for a child of the root
+        self.node_probs = torch.zeros(R, num_nodes, device=device)  # [R + 1, N - 1] of their paths
         self.num_draft_tokens = zeros(R)  # [R + 1] the request's own K, at most K
         self.num_live_drafts = zeros(R)  # [R + 1] proposed since the last commit
         probs = torch.zeros(2, R, num_draft_tokens if has_probs else 0, device=device)

@@ -38,6 +38,8 @@ class TreeBuffers:
         self.num_verified = results[:B, X]  # [B] those that had a row, 0..N - 1
         # [B, N - 1] the row of each node's parent within the slot, -1 = had no row
         self.verified_parents = results[:B, X + 1 :][:, :X]
+        # [B, N - 1] the draft's own probability of each node's path, times CONFIDENCE_ONE
+        self.verified_probs = results[:B, 2 * X + 1 :][:, :X]
 
         # rows that verify
         self.parents = integers(T)  # [T] row within its slot; the root's is itself

@@ -25,7 +25,7 @@ NUM_REQS, NUM_ROWS = 32, 36  # the last rows of the state are free
 BAD = 10**6  # no token, slot, position or row
 POISONED_STATE = (
     *("last_sampled_tokens", "num_computed_tokens", "draft_tokens", "num_draft_tokens"),
-    *("draft_nodes", "draft_parents", "draft_depths", "num_live_drafts"),
+    *("draft_nodes", "draft_parents", "draft_depths", "node_probs", "num_live_drafts"),
 )
 
 

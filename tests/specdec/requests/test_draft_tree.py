@@ -1,8 +1,6 @@
 """The host's view of a tree, and what a round says of it."""
 
-import pytest
-
-from specdec.requests.draft_tree import depths, held_in_chain, leaf_paths, path_to
+from specdec.requests.draft_tree import depths, first_children, leaf_paths, path_to
 from specdec.requests.stats import RoundRecord, SpeculationStats
 
 PARENTS = [0, 0, 1, 3, 1, 2]
@@ -30,10 +28,7 @@ def test_statistics_count_nodes_and_go_by_levels():
     assert SpeculationStats.merged([stats, stats]).num_levels == [3, 3, 0] * 2
 
 
-@pytest.mark.parametrize(
-    "sampled, held",
-    [([9], 0), ([5, 9], 1), ([6, 8], 0), ([5, 7, 3], 2), ([5, 1, 3], 1), ([], 0)],
-)
-def test_the_chain_of_a_tree_is_the_path_of_first_children(sampled, held):
-    """Of two children of the root, the first of which has two, of which the first has none."""
-    assert held_in_chain([5, 6, 7, 8, 1], [0, 0, 1, 2, 1], sampled) == held
+def test_the_chain_of_a_tree_is_the_path_of_first_children():
+    assert first_children(PARENTS) == [1, 3, 4]
+    assert first_children([0, 0, 2, 2]) == [1]
+    assert first_children([]) == []

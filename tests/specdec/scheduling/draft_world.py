@@ -196,22 +196,22 @@ class World:
         self.easy = np.where(ends, self.rng.normal(size=B), self.easy)
 
     def tree_round(self, plan, truth, said):
-        """Drafts stop as a chain's do."""
+        """Drafts stop as a chain's do, but by the draft's own probabilities."""
         B = len(self.easy)
-        levels = np.minimum(self.drafted(said), self.allowed)
+        levels = np.minimum(self.drafted(said, np.cumprod(said, axis=1)), self.allowed)
         chance = self.rng.random(truth.shape)
-        in_chains, accepted = (
-            int(self.accept(each, levels, chance).sum())
-            for each in (truth, 1 - (1 - truth) ** self.better)
-        )
+        in_chains = self.accept(truth, levels, chance)
+        accepted = int(self.accept(1 - (1 - truth) ** self.better, levels, chance).sum())
         round_ms = self.costs.tree.ms(B, levels.max()) * self.slower  # with what drafted the tree
-        self.unread = {
-            "num_requests": B,
-            "num_drafting": B if self.allowed else 0,
-            "num_verified": 15 * B,
-            "num_accepted": accepted,
-            "num_on_chains": in_chains,
-        }
+        chains = RoundOutcome(
+            confidences=np.where(np.arange(K) < levels[:, None], said, 0.0).astype(np.float32),
+            num_live=K,
+            num_verified=levels,
+            num_accepted=in_chains,
+            is_sampled=np.full(B, self.is_sampled),
+            num_allowed=np.full(B, self.allowed),
+        )
+        self.unread = {"chains": chains, "num_verified": 15 * B, "num_accepted": accepted}
         self.verified.append(15 * B)
         self.tokens.append(B + accepted)
         self.ms.append(round_ms)
@@ -226,9 +226,10 @@ class World:
         self.planner.observe_time(size, round_ms * self.disturbed)
         self.goes_on(plan)
 
-    def drafted(self, said):
-        """[B] live levels until each request stopped."""
-        goes_on = self.paths(said)[:, : max(self.live - 1, 0)] >= self.threshold
+    def drafted(self, said, stopping=None):
+        """[B] live levels until each request stopped, by paths [B, K]; None: calibrated ones."""
+        stopping = self.paths(said) if stopping is None else stopping
+        goes_on = stopping[:, : max(self.live - 1, 0)] >= self.threshold
         return np.minimum(1 + goes_on.cumprod(axis=1).sum(axis=1), self.live)
 
     def paths(self, said):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from specdec.scheduling.probes import KIND_ROUNDS, PROBE_EVERY, KindProbes
+from specdec.scheduling.probes import FIRST_WAIT, KIND_ROUNDS, PROBE_EVERY, KindProbes
 from specdec.scheduling.row_planner import RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts, TreeCosts
 from specdec.scheduling.tree_rounds import AHEAD, PRIOR, TreeGain, TreeRounds
@@ -117,6 +117,30 @@ def test_trees_run_where_they_pay(num_requests):
     assert shown.measured_tokens == pytest.approx(shown.predicted_tokens, rel=0.1)
 
 
+def test_rounds_of_trees_tell_what_chains_bring():
+    """A few rounds of chains, by chance good ones, came before those of trees."""
+    planner = RowPlanner(replace(COSTS, tree=replace(TREES, num_levels=K)), SHAPES, K)
+    for _ in range(8):
+        planner.observe(outcome(1, confidence=0.9, num_accepted=np.array([K])))
+    before = planner._tree_curves.gain(K, K, 1)
+    assert before > 0.8 * K
+    for _ in range(200):
+        chains = outcome(1, confidence=0.5, num_accepted=np.array([1]))
+        planner.observe_trees(chains, num_verified=9, num_accepted=2)
+    assert planner._tree_curves.gain(K, K, 1) == pytest.approx(1, abs=0.15)
+    shown = planner.statistics
+    assert shown.measured_tokens > 0.85 * shown.predicted_tokens
+
+
+def test_the_first_probes_of_another_kind_come_early_unless_it_is_far_behind():
+    for loss, waits in ((0.0, [8, 16, 32, 64, 64]), (0.25, [150] * 5)):
+        probes = KindProbes()
+        due = [probes.is_due(loss) for _ in range(sum(waits) + 5 * KIND_ROUNDS)]
+        starts = [i for i, is_due in enumerate(due) if is_due and not due[i - 1]]
+        gaps = np.diff([-KIND_ROUNDS, *starts]) - KIND_ROUNDS
+        assert gaps.tolist() == [waits[0] - 1, *waits[1:]]
+
+
 @pytest.mark.parametrize("num_requests, better", [(1, 0.5), (8, 0.5), (8, 1.0)])
 def test_trees_that_accept_little_are_left_and_tried_again(num_requests, better):
     world = World(num_requests, costs=WITH_TREES, better=better).run(900)
@@ -174,7 +198,7 @@ def test_sampled_requests_are_not_judged_by_greedy_ones_before_them():
     rate, ratio = harder_texts(are_sampled=True)
     assert ratio == pytest.approx(1, abs=0.06)
     rate_if_greedy, ratio_if_greedy = harder_texts(are_sampled=False)
-    assert ratio_if_greedy < 0.8, "the same texts surprise where nothing tells them apart"
+    assert ratio_if_greedy < 0.85, "the same texts surprise where nothing tells them apart"
     assert rate > 1.03 * rate_if_greedy
 
 
@@ -210,6 +234,8 @@ def test_a_kind_is_kept_until_the_other_is_clearly_faster():
 def test_probes_of_the_other_kind_are_rarer_the_more_they_cost():
     for loss, wait in ((0.0, PROBE_EVERY), (0.5, KIND_ROUNDS * 100)):
         probes = KindProbes()
+        while FIRST_WAIT * 2**probes.num_probes < wait:  # the first ones come early
+            probes.is_due(0.0)
         due = [probes.is_due(loss) for _ in range(3 * (wait + KIND_ROUNDS))]
         assert sum(due) == 3 * KIND_ROUNDS
         assert due.index(True) == wait - 1

@@ -22,7 +22,15 @@ from triton.compiler import ASTSource
 
 N, D, K = 16, 6, 4
 FLOATS = ("scores", "peaks", "sums", "logits", "floor", "temperature", "tile_scores", "floats")
-FLOATS += ("threshold", "best", "temperatures", "calibration", "confidences", "probs")
+FLOATS += (
+    "state_probs",
+    "threshold",
+    "best",
+    "temperatures",
+    "calibration",
+    "confidences",
+    "probs",
+)
 TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS}
 TYPES |= {"bias_ptr": "*fp32", "tile_ids_ptr": "*i32", "counts_ptr": "*i32", "in_prompt_ptr": "*i1"}
 SLOTS = {"N": N, "N_PADDED": N, "D1": D + 1, "S": 64}
@@ -42,7 +50,7 @@ def main() -> None:
     for may_stop in (False, True):
         build(fill_tree._fill_tree_kernel, SLOTS | {"MAY_STOP": may_stop})
         build(fill._fill_round_kernel, ROUND | {"MAY_STOP": may_stop})
-    build(commit_tree._walk_trees_kernel, SLOTS | {"HAS_WORDS": True})
+    build(commit_tree._walk_trees_kernel, SLOTS | {"HAS_WORDS": True, "ONE": 1 << 24})
     of_cache = {"G": 8, "S": 64, "C": 128, "BLOCK": 1024}
     build(move_slots._move_slots_kernel, of_cache, {"cache_ptr": "*bf16"})
     for is_noisy in (False, True):

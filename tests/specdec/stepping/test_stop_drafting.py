@@ -242,7 +242,7 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
         tree = (whole.tree.tokens[b], cut, whole.tree.places[b])
         kept = kept_nodes(*(x[None] for x in tree), shape)
         found = state.draft_nodes[row], state.draft_parents[row], state.draft_depths[row]
-        for ours, theirs in zip(found, kept, strict=True):
+        for ours, theirs in zip(found, kept[:3], strict=True):
             assert torch.equal(ours[:count], theirs[0, :count])
         dead = [x[count:].tolist() for x in found]
         num_dead = shape.num_nodes - count

@@ -83,6 +83,9 @@ def make(device, shape):
         state.draft_depths[row] = torch.tensor(depths)
     for nodes in (state.draft_nodes, state.draft_parents, state.draft_depths):
         nodes[-1] = 10**6  # what padding has left
+    state.node_probs[:-1] = torch.rand(
+        6, shape.num_nodes, generator=torch.Generator().manual_seed(5)
+    )
     state.num_computed_tokens[-1] = 10**6
     state.last_sampled_tokens.copy_(torch.arange(7) + 100)
     buffers.idx_mapping[:NUM_REQS] = torch.tensor([4, 0, 2, -1, 3], device=device)
@@ -109,6 +112,7 @@ def assert_same(ours, theirs):
     names = ("last_sampled_tokens", "num_computed_tokens", "draft_nodes")
     for name in (*names, "draft_parents", "draft_depths"):
         assert torch.equal(getattr(ours[1], name)[:-1], getattr(theirs[1], name)[:-1]), name
+    assert torch.allclose(ours[1].node_probs[:-1], theirs[1].node_probs[:-1], 1e-5, 1e-7)
     histories = [each[1].sampling.history[:-1] for each in (ours, theirs)]
     assert torch.equal(*histories)
 

@@ -14,6 +14,7 @@ from specdec.bench.report import Row
 from specdec.bench.rounds import tokens_needed
 from specdec.bench.serving import Served, first_difference, serve
 from specdec.engine import Engine
+from specdec.sizes import TreeShape
 from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
 
 MODEL_LEN = 4096
@@ -25,6 +26,8 @@ class BenchOptions:
     chains or trees; chains: in chains alone.
 
     repeats: whole runs; num_rounds: timed rounds.
+
+    trees, temperatures, thresholds: None: those of the suites that have some.
 
     max_model_len, max_num_seqs: None for MODEL_LEN and the largest batch, and in the suite cold for
     the defaults of LLM.
@@ -43,6 +46,9 @@ class BenchOptions:
     max_seconds: float | None = None
     adaptive: bool = False
     chains: bool = False
+    trees: Sequence[TreeShape] | None = None
+    temperatures: Sequence[float] | None = None
+    thresholds: Sequence[float] | None = None
 
     @property
     def model_len(self) -> int:

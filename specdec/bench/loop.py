@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from unittest.mock import patch
 
 from specdec.bench.bench import Bench
@@ -61,7 +62,7 @@ def loop(bench: Bench) -> Iterator[Row]:
     for drafting in bench.drafting:
         K = drafting.name
         spec = _spec(bench, drafting)
-        for batch, temperature in [(batch, T) for batch in batches for T in TEMPERATURES]:
+        for batch, temperature in product(batches, bench.options.temperatures or TEMPERATURES):
             if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
                 continue
             engine = bench.pair.engine(spec)

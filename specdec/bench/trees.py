@@ -6,7 +6,7 @@ Engines whose drafts stop are measured at thresholds that stop never (below 0: w
 cost), now and then, and after one level almost always (what levels cost that were stopped).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -32,13 +32,14 @@ def _shapes(*shapes: tuple[int, int, int]) -> tuple[TreeShape, ...]:
 SHAPES = _shapes((8, 6, 4), (16, 6, 4), (32, 6, 4))
 GREEDY_SHAPES = _shapes((8, 6, 2), (16, 6, 2), (8, 6, 8), (16, 6, 8), (32, 6, 8))
 THRESHOLDS = {0.0: (NEVER, 0.1, 0.2, 0.3, 0.999)}  # by temperature
-THRESHOLD = 0.2  # at other temperatures
+THRESHOLD = 0.2  # at other temperatures, and of engines until they are told others
 
 
 def trees(bench: Bench) -> Iterator[Row]:
     """Plain decoding, each K as a chain, then the trees, at every batch and temperature.
 
-    Drafts stop in trees of SHAPES and in the longest chain; of GREEDY_SHAPES one run at 0 is all.
+    Drafts stop in the longest chain and in the trees that were asked for, or those of SHAPES; of
+    GREEDY_SHAPES, where none were asked for, one run at 0 is all.
     """
     if bench.pair.eagle is None:
         return
@@ -46,12 +47,17 @@ def trees(bench: Bench) -> Iterator[Row]:
     kinds: list[tuple[int, TreeShape | None, bool]] = []
     for K in bench.ks:
         kinds += [(K, None, stops) for stops in (False, True)[: 1 + (max(bench.ks) == K)] if K > 0]
-    kinds += [(tree.num_levels, tree, stops) for tree in SHAPES for stops in (False, True)]
-    kinds += [(tree.num_levels, tree, False) for tree in GREEDY_SHAPES]
+    options = bench.options
+    shapes = SHAPES if options.trees is None else options.trees
+    greedy_shapes = GREEDY_SHAPES if options.trees is None else ()
+    kinds += [(tree.num_levels, tree, stops) for tree in shapes for stops in (False, True)]
+    kinds += [(tree.num_levels, tree, False) for tree in greedy_shapes]
     for K, tree, stops in kinds:
         spec = _spec(bench, K, tree, stops)
-        temperatures = TEMPERATURES[:1] if tree in GREEDY_SHAPES else TEMPERATURES
-        for batch, temperature in product(bench.options.batches, temperatures):
+        temperatures: Sequence[float] = options.temperatures or TEMPERATURES
+        if tree in greedy_shapes:
+            temperatures = [T for T in temperatures if T == 0]
+        for batch, temperature in product(options.batches, temperatures):
             yield from _rows(bench, spec, batch, temperature, plain)
         bench.pair.drop(spec)
 
@@ -67,7 +73,8 @@ def _rows(
     name = spec.tree or f"K = {spec.num_speculative_tokens}"
     thresholds: tuple[float | None, ...] = (None,)
     if spec.confidence_threshold > 0:
-        thresholds = THRESHOLDS.get(temperature, (THRESHOLD,))
+        known = THRESHOLDS.get(temperature, (THRESHOLD,))
+        thresholds = tuple(bench.options.thresholds or known)
     for threshold in thresholds:
         if bench.has_time(f"trees: {name}, batch {batch}, temperature {temperature}"):
             params = replace(GREEDY, temperature=temperature)

@@ -409,6 +409,30 @@ def bench(
             show_default="six, from 256 to 32768",
         ),
     ] = None,
+    trees: Annotated[
+        str | None,
+        Option(
+            callback=shared.trees,
+            help="of the suite trees: rows x levels x top_k, as in 8x6x4,16x6x4",
+            show_default="eight",
+        ),
+    ] = None,
+    temperatures: Annotated[
+        str | None,
+        Option(
+            callback=shared.floats(0.0, 100.0),
+            help="of the suites loop and trees",
+            show_default="0,0.8, and 0,0.7,1 of trees",
+        ),
+    ] = None,
+    thresholds: Annotated[
+        str | None,
+        Option(
+            callback=shared.floats(-1.0, 1.0),
+            help="of the suite trees: below which drafts stop, -1: never",
+            show_default="five greedy, else 0.2",
+        ),
+    ] = None,
     num_prompts: Annotated[int, Option(min=1, max=4096, help="prompts at the small batches")] = 8,
     prompts: Annotated[
         Path | None,

@@ -6,6 +6,7 @@ from typing import cast
 import torch
 
 from specdec.bench.suites import SUITES
+from specdec.sizes import TreeShape
 
 OF_BATCHES = (
     *("protocol", "rounds", "k", "batch", "loop", "ramp", "zero", "gaps", "padding", "memory"),
@@ -19,6 +20,9 @@ READERS = {  # options that only some suites read
     "gpu_memory_utilization": ("cold",),
     "adaptive": ("loop", "ramp", "requests", "cold"),
     "chains": ("loop", "ramp", "requests"),
+    "trees": ("trees",),
+    "temperatures": ("loop", "trees"),
+    "thresholds": ("trees",),
 }
 OF_GRAPHS = ("capture", "padding")
 
@@ -73,7 +77,10 @@ def _option(name: str, given: Mapping[str, object]) -> str:
 
 
 def _shown(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    """As it was given."""
+    if isinstance(value, TreeShape):
+        return f"{value.num_rows}x{value.num_levels}x{value.top_k}"
+    return ",".join(map(_shown, value)) if isinstance(value, list) else str(value)
 
 
 def default_batches(device: str) -> tuple[int, ...]:

@@ -12,28 +12,63 @@ from typing import Annotated, TypeVar
 from typer import Argument, CallbackParam, Context, Option
 
 from specdec.cli.wording import Wording
+from specdec.sizes import TreeShape
 
 Options = TypeVar("Options")
+Number = TypeVar("Number", int, float)
 STANDARD_INPUT = "-"  # as a prompt or a file
 AUTO = "auto"  # as a number of drafts; config.py has it too, and more to import
 
 
 def integers(*bounds: int) -> Callable[[CallbackParam, str | None], list[int] | None]:
     """The callback that reads "0,3,5". bounds: the least and the greatest number, if any."""
+    return _numbers(int, "integers", bounds)
 
-    def read(option: CallbackParam, text: str | None) -> list[int] | None:
+
+def floats(*bounds: float) -> Callable[[CallbackParam, str | None], list[float] | None]:
+    """The same for "0,0.7"."""
+    return _numbers(float, "numbers", bounds)
+
+
+def _numbers(
+    read_one: Callable[[str], Number], kind: str, bounds: tuple[Number, ...]
+) -> Callable[[CallbackParam, str | None], list[Number] | None]:
+    def read(option: CallbackParam, text: str | None) -> list[Number] | None:
         if text is None:
             return None
         given = f"{option.opts[0]} {text}"
         try:
-            values = [int(part) for part in text.split(",")]
+            values = [read_one(part) for part in text.split(",")]
         except ValueError:
-            raise ValueError(f"{given}: give integers with commas between them") from None
-        if bounds and not bounds[0] <= min(values) <= max(values) <= bounds[1]:
+            raise ValueError(f"{given}: give {kind} with commas between them") from None
+        if bounds and not all(bounds[0] <= value <= bounds[1] for value in values):
             raise ValueError(f"{given}: give numbers of at least {bounds[0]}, at most {bounds[1]}")
         return values
 
     return read
+
+
+def trees(option: CallbackParam, text: str | None) -> list[TreeShape] | None:
+    """The callback that reads "8x6x4,16x6x4": rows, levels and top_k of draft trees."""
+    if text is None:
+        return None
+    shapes = []
+    for part in text.split(","):
+        try:
+            num_rows, num_levels, top_k = map(int, part.split("x"))
+        except ValueError:
+            raise ValueError(
+                f"{option.opts[0]} {text}: give rows x levels x top_k, as in 16x6x4, with commas "
+                "between trees"
+            ) from None
+        shape = TreeShape(num_levels=num_levels, top_k=top_k, num_nodes=num_rows - 1)
+        if min(num_levels, top_k - 1) < 1 or not 1 <= shape.num_nodes <= shape.num_candidates:
+            raise ValueError(
+                f"{option.opts[0]} {part}: a tree has 1 level or more, a top_k of 2 or more, and "
+                "from 2 rows to as many as the root and all its candidates"
+            )
+        shapes.append(shape)
+    return shapes
 
 
 def num_drafts(option: CallbackParam, text: str | None) -> int | str | None:

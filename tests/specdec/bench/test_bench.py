@@ -143,6 +143,19 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
     assert always["verified"] < 5 == whole["verified"]
 
 
+def test_trees_temperatures_and_thresholds_are_those_asked_for(bench, monkeypatch):
+    monkeypatch.setattr("specdec.bench.trees.SEEDS", (0,))
+    monkeypatch.setattr(bench.pair, "prompts", [prompt[:14] for prompt in bench.pair.prompts])
+    asked = {"trees": [TreeShape(num_levels=3, top_k=3, num_nodes=5)], "thresholds": [0.3, 0.6]}
+    small = {"batches": (2,), "max_tokens": 5, "repeats": 1, "num_prompts": 2, "ks": (0, 1)}
+    bench.options = replace(bench.options, **small, **asked, temperatures=[0.8])
+    names = ("temperature", "rows", "top_k", "threshold")
+    assert [tuple(row[name] for name in names) for row in suites.trees(bench)] == [
+        *((0.8, 1, 1, None), (0.8, 2, 1, None), (0.8, 2, 1, 0.3), (0.8, 2, 1, 0.6)),
+        *((0.8, 6, 3, None), (0.8, 6, 3, 0.3), (0.8, 6, 3, 0.6)),
+    ]
+
+
 def test_help_names_all_suites_in_their_order():
     names, _, _ = SUITES.partition("; ")
     assert names.split(", ") == list(suites.SUITES)

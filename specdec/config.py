@@ -126,6 +126,9 @@ class SpeculativeConfig:
         check_choice("adaptive", self.adaptive, (None, False, True))
         check_choice("method", self.method, METHODS)
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
+        if self.acceptance != "exact" and self.num_speculative_tokens == 0:
+            given = f"acceptance={self.acceptance!r} with num_speculative_tokens=0"
+            raise ValueError(f"{given}: there are no drafts to accept: leave one of them out")
         _check_layers(self.aux_layers)
         check_name("revision", self.revision)
         if self.top_k is not None:
@@ -155,6 +158,12 @@ class SpeculativeConfig:
         if threshold > 0 and self.acceptance != "exact":
             rule = f"acceptance={self.acceptance!r}"
             raise ValueError(f"{given} with {rule}: drafts stop with 'exact' only: leave one out")
+        levels = self.num_speculative_tokens
+        if threshold > 0 and isinstance(levels, int) and levels < 2:
+            given += f" with num_speculative_tokens={levels}"
+            raise ValueError(
+                f"{given}: a first draft is always made: give 2 or more, or leave it out"
+            )
 
     def _check_chain(self) -> None:
         count = self.num_draft_tokens

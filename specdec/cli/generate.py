@@ -147,11 +147,6 @@ def speculation_of(
             f"{rule} with --temperature 0, where drafts are accepted if they are the best tokens: "
             "give --temperature too, or leave --acceptance out"
         )
-    if options.acceptance != "exact" and K == 0:
-        raise ValueError(
-            f"{rule} with --num-speculative-tokens 0, which drafts nothing: give at least 1, or "
-            "leave --acceptance out"
-        )
     return speculation
 
 

@@ -28,6 +28,14 @@ def config(**values):
         ({"draft_confidence_threshold": True}, "draft_confidence_threshold=True"),
         ({"draft_confidence_threshold": "0.1"}, "draft_confidence_threshold='0.1'"),
         (
+            {"draft_confidence_threshold": 0.1, "num_speculative_tokens": 1},
+            "draft_confidence_threshold=0.1 with num_speculative_tokens=1: a first draft is",
+        ),
+        (
+            {"acceptance": "block", "num_speculative_tokens": 0},
+            "acceptance='block' with num_speculative_tokens=0: there are no drafts to accept",
+        ),
+        (
             {"draft_confidence_threshold": 0.1, "acceptance": "block"},
             "draft_confidence_threshold=0.1 with acceptance='block': drafts stop with 'exact' only",
         ),

@@ -82,7 +82,10 @@ MISTAKES = [
     ("generate demo x --acceptance block", "--acceptance block without a draft: give --draft"),
     ((*SAMPLED, "--acceptance", "fast"), "--acceptance 'fast': allowed are exact, rejection, bl"),
     ((*DRAFTED, "--acceptance", "block"), "--acceptance block with --temperature 0"),
-    ((*SAMPLED, "--acceptance", "block", "-k", "0"), "with --num-speculative-tokens 0, which"),
+    (
+        (*SAMPLED, "--acceptance", "block", "-k", "0"),
+        "--num-speculative-tokens 0: there are no drafts",
+    ),
     ("chat demo --draft demo --acceptance rejection", "give --temperature too, or leave"),
     # sampling
     ("generate demo x --top-p 0.9", "--top-p 0.9 with --temperature 0, which takes the best"),

@@ -165,6 +165,7 @@ class RequestStats(SpeculationStats):
     arrival_time: float = 0.0
     first_token_time: float | None = None
     last_token_time: float | None = None
+    side_by_side: float | None = None  # decode_time of several samples, added up; None: of one
 
     @staticmethod
     def of_samples(parts: "Sequence[RequestStats]") -> "RequestStats":
@@ -179,6 +180,7 @@ class RequestStats(SpeculationStats):
             num_preemptions=sum(part.num_preemptions for part in parts),
             first_token_time=min(firsts, default=None),
             last_token_time=max(lasts, default=None),
+            side_by_side=sum(part.decode_time or 0.0 for part in parts),
         )
         together.add_rounds(parts)
         return together
@@ -209,10 +211,11 @@ class RequestStats(SpeculationStats):
 
     @property
     def round_ms(self) -> float | None:
-        """Milliseconds per round, waiting for other requests included."""
-        if not self.decode_time or not self.num_rounds:
+        """Milliseconds per round of a sample, waiting for others and other requests included."""
+        seconds = self.decode_time if self.side_by_side is None else self.side_by_side
+        if not seconds or not self.num_rounds:
             return None
-        return 1e3 * self.decode_time / self.num_rounds
+        return 1e3 * seconds / self.num_rounds
 
     def as_dict(self) -> dict[str, object]:
         own = {name: getattr(self, name) for name in REQUEST_FIGURES}

@@ -100,6 +100,15 @@ def test_samples_together_last_from_the_first_token_of_any_to_the_last_of_any():
     assert made.num_cached_tokens == 4  # of the prompt, when the first came
 
 
+def test_a_round_of_one_of_several_samples_takes_as_long_as_its_own():
+    parts = [RequestStats(first_token_time=1.0, last_token_time=end) for end in (3.0, 5.0)]
+    for part, count in zip(parts, (4, 8), strict=True):
+        for _ in range(count):
+            part.add_round(chain(3, 3))
+    assert [part.round_ms for part in parts] == [500.0, 500.0]
+    assert RequestStats.of_samples(parts).round_ms == 500.0
+
+
 def test_times_that_were_not_measured_are_none():
     names = (
         "time_to_first_token",

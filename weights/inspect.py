@@ -3,6 +3,7 @@
 A draft without its target is read as far as it goes; fields that the target decides say so.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from weights.files.header import TensorEntry
 from weights.files.reader import Reader
 from weights.load import make_report
 from weights.rename import TARGET_ROWS, rename
-from weights.report import BindingReport, Log
+from weights.report import BindingReport, Log, wrapped
 from weights.shapes import eagle_shapes, target_shapes
 from weights.target import resolve_target
 
@@ -25,12 +26,13 @@ OPEN = (
     "whether embedding and head are copies of its own"
 )
 MOST_OF_A_NAME = 200  # characters in the table
+NUMBER = "{}"  # in the place of one in a name
 OF_THE_TARGET = ("fc", "input_norm", "embed_tokens")  # their shapes follow from the target's sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """str(inspection) prints all of it. config is None if a problem left it open."""
+    """str(inspection) is all of it as text. config is None if a problem left it open."""
 
     report: BindingReport
     config: TargetConfig | EagleConfig | None
@@ -38,17 +40,71 @@ class Inspection:
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        names = [shown(entry.name, MOST_OF_A_NAME) for entry in self.tensors]
-        width = max(map(len, names), default=0)
-        lines = [str(self.report), *(f"  problem: {problem}" for problem in self.problems)]
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """In lines of at most `width` columns, where words allow it; None: as long as they are.
+
+        Tensors that differ by the numbers in their names alone share a line.
+        """
+        report = self.report.text(width).splitlines()
+        report += [f"  problem: {problem}" for problem in self.problems]
         total = sum(entry.num_bytes for entry in self.tensors)
-        lines.append(f"{len(names)} tensors, {total:,} bytes")
-        for entry, name in zip(self.tensors, names, strict=True):
-            shape = str(list(entry.shape))
-            file = shown(entry.file.name, MOST_OF_A_NAME)
-            columns = f"{entry.dtype:<5} {shape:<16} {entry.num_bytes:>12,}  {file}"
-            lines.append(f"  {name:<{width}}  {columns}")
-        return "\n".join(lines)
+        report.append(f"{len(self.tensors)} tensors, {total:,} bytes")
+        groups = _groups(self.tensors)
+        longest = max((len(name) for name, _ in groups), default=0)
+        tensors = [f"  {name:<{longest}}  {_row(entries)}" for name, entries in groups]
+        if width is not None and max(map(len, tensors), default=0) > width:
+            tensors = []
+            for name, entries in groups:
+                tensors += [f"  {name}", f"    {' '.join(_row(entries).split())}"]
+        return "\n".join([*wrapped(report, width), *wrapped(tensors, width)])
+
+
+def _row(entries: Sequence[TensorEntry]) -> str:
+    """How many, dtype, shape, bytes of all, and the file, or how many."""
+    first = entries[0]
+    count = f"{len(entries)} x" if len(entries) > 1 else ""
+    total = sum(entry.num_bytes for entry in entries)
+    names = {entry.file.name for entry in entries}
+    files = f"{len(names)} files" if len(names) > 1 else shown(names.pop(), MOST_OF_A_NAME)
+    return f"{count:>6} {first.dtype:<5} {list(first.shape)!s:<16} {total:>14,}  {files}"
+
+
+def _groups(tensors: Sequence[TensorEntry]) -> list[tuple[str, list[TensorEntry]]]:
+    """Tensors of one dtype and shape whose names differ by a number, with the name of all.
+
+    They are in the order of the first of each.
+    """
+    alike: dict[tuple[object, ...], list[TensorEntry]] = {}
+    for entry in tensors:
+        pattern = tuple(NUMBER if part.isdecimal() else part for part in entry.name.split("."))
+        alike.setdefault((pattern, entry.dtype, entry.shape), []).append(entry)
+    groups = []
+    for entries in alike.values():
+        name = _name_of_all([entry.name for entry in entries])
+        if name is None:
+            groups += [(entry.name, [entry]) for entry in entries]
+        else:
+            groups.append((name, entries))
+    return [(shown(name, MOST_OF_A_NAME), entries) for name, entries in groups]
+
+
+def _name_of_all(names: Sequence[str]) -> str | None:
+    """model.layers.{0..31}.mlp.up_proj.weight; None where some of the numbers are missing."""
+    parts = []
+    num_named = 1
+    for values in zip(*(name.split(".") for name in names), strict=True):
+        if len(set(values)) == 1:
+            parts.append(values[0])
+            continue
+        numbers = sorted(set(map(int, values)))
+        first, last = numbers[0], numbers[-1]
+        if len(numbers) != last - first + 1:
+            return None
+        num_named *= len(numbers)
+        parts.append(f"{{{first}..{last}}}")
+    return ".".join(parts) if num_named == len(names) else None
 
 
 def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> Inspection:

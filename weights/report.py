@@ -1,6 +1,8 @@
 """What a load decided, field by field, with sources: is this draft bound as it was trained?"""
 
 import dataclasses
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingReport:
-    """str(report) prints it; `fields` and `notes` are what it prints."""
+    """str(report) is its text; `fields` and `notes` are what it says."""
 
     directory: Path
     role: str  # "target" or "draft"
@@ -28,15 +30,42 @@ class BindingReport:
     ignored: tuple[tuple[str, str], ...] = ()  # (name in the file, why it is harmless)
 
     def __str__(self) -> str:
-        width = max((len(row.field) for row in self.fields), default=0)
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """In lines of at most `width` columns, where words allow it; None: as long as they are."""
+        longest = max((len(row.field) for row in self.fields), default=0)
         values = [_show(row.value) for row in self.fields]
         value_width = min(max((len(value) for value in values), default=0), 40)
         lines = [f"{self.role} {self.directory}: {self.format}"]
         for row, value in zip(self.fields, values, strict=True):
-            lines.append(f"  {row.field:<{width}}  {value:<{value_width}}  {row.source}")
+            line = f"  {row.field:<{longest}}  {value:<{value_width}}  {row.source}"
+            if width is not None and len(line) > width:
+                lines += [f"  {row.field:<{longest}}  {value}", f"    {row.source}"]
+            else:
+                lines.append(line)
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  ignored: {name} ({why})" for name, why in self.ignored]
-        return "\n".join(shown(line) for line in lines)
+        return "\n".join(wrapped([shown(line) for line in lines], width))
+
+
+def wrapped(lines: Sequence[str], width: int | None) -> list[str]:
+    """Lines that are too long are broken between words, and go on four columns further in."""
+    found: list[str] = []
+    for line in lines:
+        if width is None or len(line) <= width:
+            found.append(line)
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        further = f"{indent}    "
+        found += textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=further,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return found
 
 
 class Log:

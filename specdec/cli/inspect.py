@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+import sys
 from pathlib import Path
 
 from specdec.start.locate import DEMO_PARTS, locate
@@ -13,7 +15,8 @@ def run_inspect(checkpoint: str, target: str | None, as_json: bool) -> None:
     """Print the inspection; exit code 1 if it found problems."""
     config = None if target is None else _target_config(target)
     inspection = inspect_checkpoint(_directory(checkpoint), config)
-    print(json.dumps(inspection_as_dict(inspection)) if as_json else inspection)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(json.dumps(inspection_as_dict(inspection)) if as_json else inspection.text(width))
     if inspection.problems:
         raise SystemExit(1)
 

@@ -1,6 +1,7 @@
 """inspect_checkpoint: all that headers and config.json say, even of a broken checkpoint."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -15,7 +16,10 @@ from tests.weights.tiny import (
 )
 from weights import CheckpointError, EagleConfig, TargetConfig, inspect_checkpoint
 from weights.demo import demo_directory
+from weights.files.header import TensorEntry
 from weights.files.reader import Reader
+from weights.inspect import Inspection
+from weights.report import BindingReport
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +41,53 @@ def test_a_target_with_its_tensor_table(tmp_path):
     for words in (
         "num_layers",
         "config.json: num_hidden_layers",
-        "model-00002-of-00002.safetensors",
+        "2 files",
         "[96, 32]",
         "12,288",
     ):
         assert words in text, words
+
+
+def entry(name, shape):
+    stop = 2 * shape[0] * shape[1]
+    return TensorEntry(name=name, dtype="BF16", shape=shape, file=Path("a"), start=0, stop=stop)
+
+
+def table(names, shapes=None):
+    """What is said of tensors with these names."""
+    report = BindingReport(directory=Path("x"), role="target", format="llama", fields=())
+    shapes = shapes or {}
+    tensors = tuple(entry(name, shapes.get(name, (2, 3))) for name in names)
+    inspection = Inspection(report=report, config=None, tensors=tensors, problems=())
+    return str(inspection).splitlines()[2:]
+
+
+def test_tensors_that_differ_by_numbers_share_a_line():
+    experts = [f"layers.{i}.experts.{j}.up" for i in range(2) for j in range(3)]
+    lines = table(["norm", *experts, "layers.0.q", "layers.1.q"], {"layers.1.q": (4, 3)})
+    assert [" ".join(line.split()) for line in lines] == [
+        "norm BF16 [2, 3] 12 a",
+        "layers.{0..1}.experts.{0..2}.up 6 x BF16 [2, 3] 72 a",
+        "layers.0.q BF16 [2, 3] 12 a",
+        "layers.1.q BF16 [4, 3] 24 a",
+    ]
+
+
+@pytest.mark.parametrize("missing", ["layers.1.experts.2.up", "layers.1.experts.0.up"])
+def test_where_one_is_missing_each_has_a_line(missing):
+    experts = [f"layers.{i}.experts.{j}.up" for i in range(3) for j in range(3)]
+    lines = table(name for name in experts if name != missing)
+    assert len(lines) == 8
+
+
+@pytest.mark.parametrize("name", ["target", "eagle3"])
+def test_a_narrow_terminal_holds_all_lines(name):
+    inspection = inspect_checkpoint(demo_directory(name))
+    lines = inspection.text(60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert " ".join(inspection.text(60).split()).count("BF16") == str(inspection).count("BF16")
+    words = set(str(inspection).split())
+    assert words == set(inspection.text(60).split())
 
 
 @pytest.mark.parametrize("name", FORMATS)

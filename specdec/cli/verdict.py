@@ -13,9 +13,11 @@ HEALTHY = {
     "public EAGLE-3": (0.83, 0.75, 0.79, 0.65, 0.66),
 }
 SOURCES = (
-    "demo: accepted in rounds over 24 prompts, from weights/demo/README.md",
-    "public: from the acceptance lengths on HumanEval that the card of",
-    "        RedHatAI/Llama4-Maverick-17B-128E-Instruct-speculator.eagle3 states",
+    "demo: accepted in rounds over 24 prompts, from",
+    "        weights/demo/README.md",
+    "public: from the acceptance lengths on HumanEval on the card",
+    "        of RedHatAI/",
+    "        Llama4-Maverick-17B-128E-Instruct-speculator.eagle3",
 )
 
 CAUSES = (

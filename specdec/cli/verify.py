@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 
 from specdec.cli.agreement import Agreement, measure_agreement
+from specdec.cli.figures import COLUMNS
 from specdec.cli.generate import note_seed
 from specdec.cli.headline import headline
 from specdec.cli.threads import choose_threads
@@ -14,6 +15,7 @@ from specdec.llm import LLM
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.requests.tokenizer import Tokenizer
+from weights.report import wrapped
 
 NUM_KV_BLOCKS = 256  # enough for many short requests
 
@@ -91,28 +93,32 @@ def tells_roles_apart(tokenizer: Tokenizer) -> bool:
 
 
 def report(agreement: Agreement, verdict: Verdict) -> str:
-    """Agreement per position, as aligned lines, and the verdict."""
+    """Agreement per position, as aligned lines, and the verdict; in 60 columns."""
     mean = agreement.acceptance.mean_acceptance_length
     length = "none" if mean is None else f"{mean:.2f}"
     num_repeated = agreement.num_repeated
     num_positions = agreement.num_agreeing[0]
+    sources, drafts = zip(*(name.split() for name in HEALTHY), strict=True)
     lines = [
-        "How often draft i equals the target's text, where drafts 1 to i - 1 do:",
+        "How often draft i equals the target's text, where drafts",
+        "1 to i - 1 do:",
         "",
-        f"position   this draft      of{''.join(f'{name:>16}' for name in HEALTHY)}",
+        f"position  this draft    of{''.join(f'{source:>10}' for source in sources)}",
+        f"{'':26}{''.join(f'{draft:>10}' for draft in drafts)}",
     ]
     for i, rate in enumerate(agreement.rates):
         healthy = "".join(
-            f"{_percent(rates[i] if i < len(rates) else None):>16}" for rates in HEALTHY.values()
+            f"{_percent(rates[i] if i < len(rates) else None):>10}" for rates in HEALTHY.values()
         )
-        lines.append(f"{i + 1:>8}{_percent(rate):>13}{agreement.num_agreeing[i]:>8}{healthy}")
+        lines.append(f"{i + 1:>8}{_percent(rate):>12}{agreement.num_agreeing[i]:>6}{healthy}")
     lines += ["", *SOURCES, ""]
-    lines += [
+    said = [
         f"acceptance length while the text was written: {length}",
         f"the target repeats its own text at {num_repeated} of {num_positions} positions",
         f"{'' if verdict.works else 'WARNING: '}{verdict.text}",
+        *(f"  - {cause}" for cause in verdict.causes),
     ]
-    return "\n".join([*lines, *(f"  - {cause}" for cause in verdict.causes)])
+    return "\n".join([*lines, *wrapped(said, COLUMNS)])
 
 
 def _percent(rate: float | None) -> str:

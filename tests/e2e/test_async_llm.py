@@ -397,7 +397,13 @@ def test_the_thread_ends_when_its_owner_is_collected():
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("end", ["asyncio.run(begin()); sys.exit(3)", "raise KeyError(3)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "asyncio.run(begin()); sys.exit(3)",
+        pytest.param("raise KeyError(3)", marks=pytest.mark.slow),
+    ],
+)
 def test_the_interpreter_exits_without_a_shutdown(end):
     code = f"""
 import asyncio, sys

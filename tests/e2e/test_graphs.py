@@ -1,6 +1,7 @@
 """The bundled pair in graphs: the same tokens and accepted counts as eager, round for round."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -78,9 +79,16 @@ def build(
     return assemble(runner, config, Tokenizer(demo_directory("target")), is_async=False)
 
 
-def run(pair, draft, k, backend, requests, *args, **options):
-    """Outputs of an engine of 4 rows and chunks of 48, and its counters."""
-    engine = build(pair, draft, k, backend, *args, **options)
+@pytest.fixture(scope="module")
+def engine_of(pair):
+    """engine_of(draft, k, backend): an engine of 4 rows and chunks of 48, captured once."""
+    return cache(lambda draft, k, backend: build(pair, draft, k, backend))
+
+
+def run(engine, requests):
+    """Outputs, and what the graphs counted."""
+    for counter in engine.runner.graphs.counters().values():
+        counter.forget_batches()
     added = engine.add_requests(requests)
     while engine.has_unfinished:
         engine.step()
@@ -94,11 +102,11 @@ def rounds(outputs):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("draft, k", SETTINGS)
 def test_graphs_change_no_token_and_no_accepted_count(
-    pair, greedy, prompts, references, backend, draft, k
+    pair, engine_of, greedy, prompts, references, backend, draft, k
 ):
     requests = [(prompt, greedy(NUM_TOKENS - i)) for i, prompt in enumerate(prompts[:5])]
-    captured, counters = run(pair, draft, k, backend, requests)
-    eager, _ = run(pair, draft, k, backend, requests, is_eager=True)
+    captured, counters = run(engine_of(draft, k, backend), requests)
+    eager, _ = run(build(pair, draft, k, backend, is_eager=True), requests)
     assert rounds(captured) == rounds(eager)
     assert [o.outputs[0].token_ids for o in captured] == [
         r[: NUM_TOKENS - i] for i, r in enumerate(references[:5])
@@ -111,11 +119,13 @@ def test_graphs_change_no_token_and_no_accepted_count(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(pair, greedy, prompts, backend):
+def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(
+    pair, engine_of, greedy, prompts, backend
+):
     requests = [(prompt, greedy(NUM_TOKENS)) for prompt in prompts[:3]]
-    whole, by_whole = run(pair, "eagle3", 3, backend, requests)
+    whole, by_whole = run(engine_of("eagle3", 3, backend), requests)
     modes = graph_modes({"draft_prefill": "PIECEWISE"})
-    pieces, by_pieces = run(pair, "eagle3", 3, backend, requests, modes=modes)
+    pieces, by_pieces = run(build(pair, "eagle3", 3, backend, modes=modes), requests)
     assert rounds(pieces) == rounds(whole)
     num_rounds = by_whole["target_decode"].replays[FULL]
     num_chunks = by_whole["target_prefill"].replays[PIECEWISE]
@@ -124,18 +134,15 @@ def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(pair, greedy,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rounds_without_drafts_have_graphs_of_their_own(pair, greedy, prompts, backend):
+def test_rounds_without_drafts_have_graphs_of_their_own(engine_of, greedy, prompts, backend):
     values = [{}, {"frequency_penalty": 0.5}]
     requests = [
         (prompt, greedy(8, speculate=False, **more))
         for prompt, more in zip(prompts, values, strict=False)
     ]
-    captured, counters = run(pair, "eagle3", 3, backend, requests)
+    captured, counters = run(engine_of("eagle3", 3, backend), requests)
     plain, _ = run(
-        pair,
-        "eagle3",
-        0,
-        backend,
+        engine_of("eagle3", 0, backend),
         [(prompt, greedy(8, **more)) for prompt, more in zip(prompts, values, strict=False)],
     )
     assert [output.outputs[0].token_ids for output in captured] == [
@@ -150,7 +157,10 @@ def test_a_request_fills_the_context_to_its_end_in_graphs(
     pair, greedy, prompts, references, backend
 ):
     limit = len(prompts[0]) + 30
-    [output], counters = run(pair, "eagle3", 5, backend, [(prompts[0], greedy(1000))], limit)
+    engine = build(
+        pair, "eagle3", 5, backend, limit, max_num_seqs=1, request_sizes=(1,), token_sizes=(48,)
+    )
+    [output], counters = run(engine, [(prompts[0], greedy(1000))])
     assert output.outputs[0].token_ids == references[0][:30]
     assert counters["target_decode"].replays.keys() == {FULL}
 
@@ -158,7 +168,7 @@ def test_a_request_fills_the_context_to_its_end_in_graphs(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("draft, k", [("eagle3", 0), ("eagle3", 3)])
 def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
-    pair, greedy, prompts, backend, draft, k
+    pair, engine_of, greedy, prompts, backend, draft, k
 ):
     sampled = {"temperature": 0.9, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     params = [
@@ -169,8 +179,8 @@ def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
         SamplingParams(seed=3, top_k=9, logprobs=2, **sampled),
     ]
     requests = list(zip(prompts[:5], params, strict=True))
-    captured, counters = run(pair, draft, k, backend, requests)
-    eager, _ = run(pair, draft, k, backend, requests, is_eager=True)
+    captured, counters = run(engine_of(draft, k, backend), requests)
+    eager, _ = run(build(pair, draft, k, backend, is_eager=True), requests)
     assert rounds(captured) == rounds(eager)
     assert counters["target_decode"].replays.keys() == {FULL}
     if k:

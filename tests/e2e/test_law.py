@@ -151,7 +151,7 @@ def test_another_temperature_is_seen(pair, law, rule):
     assert excess(counts, law) > 1
 
 
-@pytest.mark.parametrize("rule", RULES[1:])
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_a_false_law_of_the_drafts_is_seen(pair, law, rule):
     counts, _ = draw(pair, rule, 6 * ROWS, spoil=shift)
     assert excess(counts, law) > 1
@@ -161,15 +161,24 @@ def test_a_false_law_of_the_drafts_is_seen(pair, law, rule):
 NARROW = [(3, 1.0), (0, 0.5), (3, 0.7)]
 
 
-@pytest.mark.parametrize("limits", NARROW, ids=["top_k", "top_p", "both"])
-@pytest.mark.parametrize("rule", RULES[1:])
+@pytest.mark.parametrize(
+    "rule, limits",
+    [
+        pytest.param("rejection", NARROW[0], id="rejection-top_k"),
+        pytest.param("block", NARROW[1], id="block-top_p"),
+        pytest.param("rejection", NARROW[1], id="rejection-top_p", marks=pytest.mark.slow),
+        pytest.param("block", NARROW[0], id="block-top_k", marks=pytest.mark.slow),
+        pytest.param("rejection", NARROW[2], id="rejection-both", marks=pytest.mark.slow),
+        pytest.param("block", NARROW[2], id="block-both"),
+    ],
+)
 def test_narrow_limits_keep_the_targets_law(pair, rule, limits):
     counts, num_accepted = draw(pair, rule, 6 * ROWS, limits=limits)
     assert excess(counts, law_of_texts(pair, limits)) < 1
     assert 0.4 < num_accepted < 0.8
 
 
-@pytest.mark.parametrize("rule", RULES[1:])
+@pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
 def test_drafts_whose_probabilities_are_kept_without_their_limits_are_seen(pair, rule, monkeypatch):
     def without_floor(logits_TV, temperature_T, floor_T):
         return scaled_in_support(logits_TV, temperature_T, torch.full_like(floor_T, -torch.inf))

@@ -54,13 +54,13 @@ def plain(demo_llm, prompts):
 
 @pytest.mark.parametrize("draft, k", [("demo/eagle3", 1), ("demo/eagle3", 5), ("demo/eagle1", 3)])
 def test_the_same_seeds_give_the_same_tokens_for_every_k(demo_llm, prompts, plain, draft, k):
-    assert sampled(demo_llm(draft, k), prompts, 24) == plain
+    assert sampled(demo_llm(draft, k), prompts, 12) == plain[:12]  # one of each kind
 
 
 def test_batches_and_order_change_nothing(demo_llm, prompts, plain):
     order = random.Random(0).sample(range(24), 24)
     assert sampled(demo_llm("demo/eagle3", 3), prompts, 24, order, batch=5) == plain
-    assert sampled(demo_llm("demo/eagle3", 3), prompts, 6, batch=1) == plain[:6]
+    assert sampled(demo_llm("demo/eagle3", 3), prompts, 3, batch=1) == plain[:3]
 
 
 @pytest.mark.slow

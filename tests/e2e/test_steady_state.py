@@ -82,14 +82,15 @@ def test_the_guard_sees_host_reads(read):
         read(torch.ones(1))
 
 
-def test_a_hundred_rounds_leave_memory_and_addresses_as_they_were(runner):
+@pytest.mark.parametrize("num_rounds", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_rounds_leave_memory_and_addresses_as_they_were(runner, num_rounds):
     for _ in range(2):
         runner.run_step([0, 1, 2], max_num_computed=600)
     before = live_bytes(), addresses(runner)
-    for _ in range(100):
+    for _ in range(num_rounds):
         runner.run_step([0, 1, 2], max_num_computed=600)
     assert (live_bytes(), addresses(runner)) == before
-    assert int(runner.state.num_computed_tokens[0]) > 100
+    assert int(runner.state.num_computed_tokens[0]) > num_rounds
 
 
 def live_bytes():

@@ -30,7 +30,7 @@ def pair(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("name", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow)])
 def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references, name):
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     draft = {"model": f"demo/{name}", "num_speculative_tokens": 3}

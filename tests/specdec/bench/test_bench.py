@@ -327,6 +327,7 @@ def test_gaps_are_the_time_in_which_nothing_runs(bench):
 
 
 def test_requests_are_served_both_ways_with_the_same_tokens(bench, monkeypatch):
+    monkeypatch.setattr("specdec.bench.requests.LONGEST_PROMPT", 90)
     monkeypatch.setattr("specdec.bench.requests.LONGEST_ANSWER", 24)
     monkeypatch.setattr("specdec.bench.requests.BATCH", 2)
     jobs = draw_jobs(bench.pair.prompts, 4)
@@ -354,11 +355,11 @@ def test_lengths_of_requests_are_those_that_are_stated(pair):
 
 
 def test_waiting_measures_gaps_with_and_without_long_prompts(bench, monkeypatch):
-    monkeypatch.setattr("specdec.bench.requests.LONG_PROMPTS", ((300, 2), (10**6, 1)))
+    monkeypatch.setattr("specdec.bench.requests.LONG_PROMPTS", ((170, 2), (10**6, 1)))
     monkeypatch.setattr("specdec.bench.requests.INTERVAL", 0.2)
     rows = list(suites.waiting(bench))
 
-    assert [row["prompt_tokens"] for row in rows] == [300] * len(bench.options.batches)
+    assert [row["prompt_tokens"] for row in rows] == [170] * len(bench.options.batches)
     assert all(0 < row["gap_ms_p50"] <= row["gap_ms_p99"] for row in rows)
     assert all(row["with_prompts_p99"] > row["gap_ms_p50"] for row in rows)
     assert all("longer than the target's" in line for line in bench.skipped)
@@ -640,7 +641,9 @@ def test_costs_are_of_rounds_and_chunks_by_rows_and_context(pair, monkeypatch):
 
 
 def test_an_unused_draft_is_compared_with_none(pair):
-    options = BenchOptions(ks=(2,), batches=(2,), num_prompts=2, max_tokens=6, max_model_len=512)
+    options = BenchOptions(
+        ks=(2,), batches=(2,), num_prompts=2, max_tokens=6, max_model_len=512, repeats=2
+    )
     bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
     rows = list(zeros.zero(bench))
     assert [row["requests"] for row in rows] == [

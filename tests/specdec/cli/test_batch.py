@@ -214,7 +214,7 @@ def spy_on_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_an_engine_that_fails_ends_the_run_and_no_line_is_lost(run, tmp_path, monkeypatch):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [json.dumps(request(number, max_tokens=48)) for number in range(1, 9)]
+    lines = [json.dumps(request(number, max_tokens=20)) for number in range(1, 9)]
     source.write_text("\n".join(lines))
     steps = []
 

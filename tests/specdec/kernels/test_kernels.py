@@ -1,5 +1,6 @@
 """kernel == twin, through Triton's interpreter on the CPU and for real on a GPU."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -212,19 +213,26 @@ def attention_case(lengths, query_lens, H, G, C, device, dtype):
     return q, cache, rows
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+CONTEXTS = [
+    ((1,), (1,)),
+    ((63, 100), (6, 6)),
+    ((129, 3, 64), (1, 1, 1)),
+    ((90, 20, 41), (90, 7, 33)),
+    ((1100,), (4,)),
+]
+HEADS = [(4, 2, 16), (7, 1, 16), (2, 1, 96)]
+
+
 @pytest.mark.parametrize(
-    "lengths, query_lens",
+    "i, j, n",
     [
-        ((1,), (1,)),
-        ((63, 100), (6, 6)),
-        ((129, 3, 64), (1, 1, 1)),
-        ((90, 20, 41), (90, 7, 33)),
-        ((1100,), (4,)),
+        # of the half that is not slow, each context has each dtype and each kind of heads
+        pytest.param(i, j, n, marks=[pytest.mark.slow] * ((i + j + n) % 2))
+        for i, j, n in itertools.product(range(5), range(3), range(len(DTYPES)))
     ],
 )
-@pytest.mark.parametrize("H, G, C", [(4, 2, 16), (7, 1, 16), (2, 1, 96)])
-def test_paged_attention(device, dtype, lengths, query_lens, H, G, C):
+def test_paged_attention(device, i, j, n):
+    (lengths, query_lens), (H, G, C), dtype = CONTEXTS[i], HEADS[j], DTYPES[n]
     q, cache, rows = attention_case(lengths, query_lens, H, G, C, device, dtype)
     actual, expected = torch.full_like(q, torch.nan), torch.full_like(q, torch.nan)
     launch_paged_attention(q, actual, cache, rows)
@@ -235,7 +243,7 @@ def test_paged_attention(device, dtype, lengths, query_lens, H, G, C):
 @pytest.mark.parametrize(
     "dtype, H, G, C",
     [
-        (torch.float32, 2, 1, 16),
+        pytest.param(torch.float32, 2, 1, 16, marks=pytest.mark.slow),
         (torch.float16, 2, 1, 16),
         (BF16, 32, 8, 128),
         (BF16, 8, 4, 96),

@@ -95,7 +95,13 @@ def test_the_way_of_the_search_and_the_neighbours_do_not_move_the_floor(device, 
 
 
 @pytest.mark.parametrize(
-    "tokens", [slice(2048, None), slice(1500, 1600), slice(4999, None), slice(0, 0)]
+    "tokens",
+    [
+        slice(2048, None),
+        pytest.param(slice(1500, 1600), marks=pytest.mark.slow),
+        pytest.param(slice(4999, None), marks=pytest.mark.slow),
+        slice(0, 0),
+    ],
 )
 def test_limits_hold_where_whole_tiles_are_masked(device, tokens):
     logits, limits = torch.full((len(LIMITS), 5000), -torch.inf), limits_of(device, 0.7)
@@ -135,7 +141,10 @@ class WithoutRow:
         return launch
 
 
-@pytest.mark.parametrize("below", [0.5, 9.0, 14.0, 17.0, 25.0])
+@pytest.mark.parametrize(
+    "below",
+    [0.5, *(pytest.param(below, marks=pytest.mark.slow) for below in (9.0, 14.0, 17.0)), 25.0],
+)
 def test_limits_are_found_without_reading_the_row_again_even_beside_many_equals(
     device, monkeypatch, below
 ):

@@ -60,7 +60,14 @@ def target(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("num_drafts, chunk", [(0, 512), (3, 512), (3, 7)])
+@pytest.mark.parametrize(
+    "num_drafts, chunk",
+    [
+        (3, 7),
+        pytest.param(0, 512, marks=pytest.mark.slow),
+        pytest.param(3, 512, marks=pytest.mark.slow),
+    ],
+)
 def test_tokens_equal_the_reference(target, name, num_drafts, chunk):
     loaded, expected, least_margin = target(name)
     assert least_margin > 1e-4, "a near tie: choose another seed"

@@ -151,7 +151,10 @@ TOO_LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", NEVER_ENDING)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "loops")) for name in NEVER_ENDING],
+)
 def test_a_template_that_never_ends_is_stopped(name):
     start = time.monotonic()
     with pytest.raises(ValueError, match="does not take these messages: it was stopped after 2 s"):

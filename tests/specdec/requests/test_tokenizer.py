@@ -300,7 +300,7 @@ def test_joined_deltas_are_the_full_decode_in_any_steps(tokenizers, name, data, 
 
 
 @pytest.mark.parametrize("name", ["demo", "metaspace", "llama"])
-@settings(examples, max_examples=400)
+@settings(examples, max_examples=200)
 @given(data=st.data(), sizes=step_sizes, is_included=st.booleans())
 def test_stop_strings_across_steps_cut_where_they_cut_the_whole_text(
     tokenizers, name, data, sizes, is_included

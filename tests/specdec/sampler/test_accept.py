@@ -8,6 +8,7 @@ hundred. A round that stops early goes on by the target's law.
 
 import itertools
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -132,21 +133,24 @@ PAIRS = [Pair(seed) for seed in range(4)] + [
 ]
 
 
+@cache
+def law_by(rule, pair):
+    return law_of(RULES[rule], pair)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("pair", PAIRS, ids=range(len(PAIRS)))
 def test_the_law_is_the_targets(rule, pair):
-    law, _ = law_of(RULES[rule], pair)
+    law, _ = law_by(rule, pair)
     assert distance(law, pair) < 1e-12
 
 
 def test_block_gives_more_than_rejection_and_as_much_for_an_argmax_draft():
     for pair in PAIRS:
-        (_, block), (_, rejection) = law_of(RULES["block"], pair), law_of(RULES["rejection"], pair)
+        (_, block), (_, rejection) = law_by("block", pair), law_by("rejection", pair)
         assert block >= rejection - 1e-12
         assert abs(block - rejection) < 1e-12 or pair.drawn is pair.draft
-    assert (
-        sum(law_of(RULES["block"], p)[1] - law_of(RULES["rejection"], p)[1] for p in PAIRS) > 0.01
-    )
+    assert sum(law_by("block", p)[1] - law_by("rejection", p)[1] for p in PAIRS) > 0.01
 
 
 def test_a_draft_that_is_the_target_is_accepted_whole():

@@ -27,6 +27,8 @@ PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=25, repetition_penalty=1.2, detokenize=False),
     SamplingParams(temperature=0.0, max_tokens=20, structured_outputs={"choice": ["yes", "no"]}),
 ]
+# each kind of parameters and each prompt, and all of both
+FEW_JOBS = [(PROMPTS[i % 4], PARAMS[i % 5]) for i in range(8)]
 JOBS = [(prompt, params) for params in PARAMS for prompt in PROMPTS]
 
 
@@ -62,14 +64,17 @@ def told(output):
     return figures, counts, rest, output.seed, output.finished
 
 
-def test_outputs_are_those_of_an_llm(served):
+@pytest.mark.parametrize(
+    "jobs", [FEW_JOBS, pytest.param(JOBS, marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_outputs_are_those_of_an_llm(served, jobs):
     llm = LLM("demo", {"model": "demo"}, **OPTIONS)
     expected = llm.generate(
-        [prompt for prompt, _ in JOBS], [params for _, params in JOBS], use_tqdm=False
+        [prompt for prompt, _ in jobs], [params for _, params in jobs], use_tqdm=False
     )
 
     async def run():
-        return await asyncio.gather(*(outputs_of(served, *job) for job in JOBS))
+        return await asyncio.gather(*(outputs_of(served, *job) for job in jobs))
 
     found = asyncio.run(run())
     assert [told(outputs[-1]) for outputs in found] == [told(output) for output in expected]
@@ -225,8 +230,15 @@ def test_a_step_that_fails_ends_the_process_and_says_why(capfd):
 def test_what_loading_raises_is_raised_here(tmp_path):
     with pytest.raises(CheckpointError, match="nothing loaded"):
         ProcessLLM(start(str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_options_that_are_refused_are_refused_here():
     with pytest.raises(ValueError, match="max_num_seqs"):
         ProcessLLM(start(max_num_seqs=0))
+
+
+def test_a_process_that_ends_while_it_loads_is_an_error_here():
     with pytest.raises(ChildProcessError, match="status 7 while it loaded"):
         ProcessLLM(start(loaded=partial(leave, 7)))
 

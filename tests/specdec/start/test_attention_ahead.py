@@ -19,7 +19,18 @@ def counts(most: int) -> set[int]:
     return {*(1 << i for i in range(10) if 1 << i < most), most}
 
 
-@pytest.mark.parametrize("group, alone_keys", [*((n, ALONE_KEYS) for n in range(1, 17)), (4, None)])
+@pytest.mark.parametrize(
+    "group, alone_keys",
+    [
+        *((n, ALONE_KEYS) for n in (1, 4, 7, 16)),
+        (4, None),
+        *(
+            pytest.param(n, ALONE_KEYS, marks=pytest.mark.slow)
+            for n in range(1, 17)
+            if n not in (1, 4, 7, 16)
+        ),
+    ],
+)
 def test_attention_is_compiled_ahead_for_every_chunk(monkeypatch, group, alone_keys):
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", alone_keys)
     missing = set()

@@ -193,23 +193,34 @@ def test_bad_words_are_not_written(live):
     assert "return" not in without
 
 
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def short(serve):
+    """A server whose context ends soon."""
+    with serve(sizes={"max_model_len": CONTEXT}) as found:
+        yield found
+
+
 @pytest.mark.parametrize(
     "kind, name",
     [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETION, "max_tokens")],
 )
-def test_a_limit_beyond_the_context_is_refused_and_one_up_to_its_end_is_not(live, kind, name):
+def test_a_limit_beyond_the_context_is_refused_and_one_up_to_its_end_is_not(short, kind, name):
     path, body = ROUTES[kind]
     body = {**body, "temperature": 0, "ignore_eos": True}
-    length = live.post(path, {**body, name: 1}).json()["usage"]["prompt_tokens"]
-    room = 512 - length
-    found = live.post(path, {**body, name: room})
+    length = short.post(path, {**body, name: 1}).json()["usage"]["prompt_tokens"]
+    room = CONTEXT - length
+    assert room > 8
+    found = short.post(path, {**body, name: room})
     assert found.json()["usage"]["completion_tokens"] == room
     for stream in (False, True):
-        found = live.post(path, {**body, name: room + 1, "stream": stream})
+        found = short.post(path, {**body, name: room + 1, "stream": stream})
         assert found.status_code == 400
         error = found.json()["error"]
         assert error["param"] == name
-        wanted = f"after a prompt of {length} tokens at most {room} fit into a context of 512"
+        wanted = f"after a prompt of {length} tokens at most {room} fit into a context of {CONTEXT}"
         assert error["message"] == f"{name}={room + 1}: {wanted}"
 
 

@@ -96,12 +96,13 @@ def test_a_hostile_body_is_refused(live, name):
     assert found.status_code == LARGE.get(name, 400)
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", PATHS)
-def test_any_value_of_any_field_is_answered_or_refused(live, kind):
+def test_any_value_of_any_field_is_answered_or_refused(live, kind, count):
     names = [name for name, field in FIELDS.items() if kind in field.kinds]
     chance = random.Random(kind)
     for name in names:
-        for value in chance.sample(VALUES, 6):
+        for value in chance.sample(VALUES, count):
             body = json.dumps({**GOOD[kind], "max_tokens": 2, name: value})
             if kind in (TOKENIZE, DETOKENIZE):
                 body = json.dumps({**GOOD[kind], name: value})

@@ -38,7 +38,7 @@ def check_load(live, jobs, at_a_time):
     assert aborted(live) - num_aborted >= num_begun > len(jobs) // 20
 
 
-@pytest.mark.parametrize("count", [90, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [48, pytest.param(200, marks=pytest.mark.slow)])
 def test_answers_under_load_are_those_of_generate_while_others_leave(live, prompts, count):
     chance = random.Random(16)
     check_load(live, [job_of(chance, prompts) for _ in range(count)], at_a_time=64)
@@ -52,7 +52,7 @@ def test_an_engine_in_another_process_answers_the_same(serve, prompts, count):
         check_load(live, jobs, at_a_time=64)
 
 
-@pytest.mark.parametrize("count", [36, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [18, pytest.param(600, marks=pytest.mark.slow)])
 def test_guided_answers_under_load_are_those_of_generate_while_others_leave(live, prompts, count):
     chance = random.Random(17)
     jobs = [(guided_job_of if i % 3 == 0 else job_of)(chance, prompts) for i in range(count)]

@@ -43,8 +43,15 @@ def kept(rounds):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("is_stream", [True, False])
-@pytest.mark.parametrize("stop", [None, "_c_"])  # of three tokens, whose text is held back
+@pytest.mark.parametrize(
+    "is_stream, stop",
+    [
+        (True, "_c_"),  # of three tokens, whose text is held back
+        (False, None),
+        pytest.param(True, None, marks=pytest.mark.slow),
+        pytest.param(False, "_c_", marks=pytest.mark.slow),
+    ],
+)
 def test_the_rounds_sum_up_to_the_answer(live, path, is_stream, stop):
     rounds, text, ids, usage = rounds_of(live, path, is_stream, stop=stop)
     assert "".join(span["text"] for span in kept(rounds)) == text

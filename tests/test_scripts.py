@@ -115,7 +115,7 @@ def test_a_load_is_drawn_from_the_last_file_that_has_it(run, tmp_path, monkeypat
 
 def test_soak_says_that_nothing_is_wrong(run):
     with pytest.raises(SystemExit, match="0"):
-        run("scripts.soak", "--num-requests", "3")
+        run("scripts.soak", "--num-requests", "2")
 
 
 @pytest.fixture

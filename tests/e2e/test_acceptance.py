@@ -54,10 +54,18 @@ def test_every_round_equals_the_naive_draft(demo_llm, greedy, prompts, draft, k)
         assert trimmed(output.stats, 32) == naive.num_accepted
 
 
+ALL, TOP_K = {"temperature": 1.0}, {"temperature": 1.5, "top_k": 2}
+
+
 @pytest.mark.parametrize(
-    "values", [{"temperature": 1.0}, {"temperature": 1.5, "top_k": 2}], ids=["all", "top_k"]
+    "draft, k, values",
+    [
+        pytest.param("eagle3", 5, ALL, id="eagle3-5-all"),
+        pytest.param("eagle1", 3, TOP_K, id="eagle1-3-top_k"),
+        pytest.param("eagle3", 5, TOP_K, id="eagle3-5-top_k", marks=pytest.mark.slow),
+        pytest.param("eagle1", 3, ALL, id="eagle1-3-all", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("draft, k", [("eagle3", 5), ("eagle1", 3)])
 def test_every_sampled_round_equals_the_naive_draft_with_the_public_noise(
     demo_llm, prompts, draft, k, values
 ):

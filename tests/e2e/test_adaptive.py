@@ -18,7 +18,7 @@ from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE
 from specdec.start import load
 
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 K = 8
 CHEAP = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
 DEAR = RoundCosts(verify=((8, 1.0), (512, 60.0)), plain=((64, 0.9),), level=((64, 3.0),))
@@ -113,7 +113,9 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(
     assert counted["specdec:round_tokens_predicted"] == pytest.approx(stats.predicted_tokens, abs=1)
 
 
-@pytest.mark.parametrize("plans", [None, [(9, 2), (9, 0)] * 60])
+@pytest.mark.parametrize(
+    "plans", [pytest.param(None, marks=pytest.mark.slow), [(9, 2), (9, 0)] * 60]
+)
 def test_guided_texts_are_those_of_plain_decoding(make, plain, greedy, prompts, plans):
     """Masks of rows whose places only the device knows, beside requests without any."""
     rules = [

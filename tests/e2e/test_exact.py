@@ -58,7 +58,7 @@ def test_the_whole_matrix_is_exact(demo_llm, greedy, prompts, references, draft,
     print(f"{draft} K={k} batch={batch}: rounds {stats.num_rounds}, mean {mean:.3f}")
 
 
-@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_bfloat16_equals_its_own_plain_decoding(demo_llm, greedy, prompts, k):
     plain = demo_llm(None, 0, dtype="bfloat16").generate(prompts[:3], greedy(40), use_tqdm=False)
     llm = demo_llm("demo/eagle3", k, dtype="bfloat16")

@@ -203,10 +203,10 @@ def test_running_ahead_and_prompts_in_parts_change_no_token(mixed, plain, count,
 
 
 def test_preemption_changes_no_token():
-    free = SamplingParams(temperature=0.0, max_tokens=130, ignore_eos=True)
+    free = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
     cases = [{"json": SCHEMAS[name]} for name in ("linked list", "tree", "number with bounds")]
-    params = [free, *(guided(case, float(i == 1), 3 + i, 130) for i, case in enumerate(cases))]
-    roomy, tight = (generate(small(num_blocks), params) for num_blocks in (24, 7))
+    params = [free, *(guided(case, float(i == 1), 3 + i, 80) for i, case in enumerate(cases))]
+    roomy, tight = (generate(small(num_blocks), params) for num_blocks in (24, 5))
     assert tokens_of(tight) == tokens_of(roomy)
     assert sum(output.stats.num_preemptions for output in tight[1:]) > 0
     assert sum(output.stats.num_preemptions for output in roomy) == 0
@@ -226,7 +226,7 @@ def test_under_pq_texts_follow_their_grammars_and_greedy_ones_are_exact(demo_llm
     speculation = {"model": "demo", "num_speculative_tokens": 3, "acceptance": rule}
     llm = LLM("demo", speculation, max_num_seqs=16, max_model_len=256, device="cpu")
     cases = [CASES[i] for i in (4, 10, 14, 28, 30, 32, 34, 36, 37)]
-    params = [guided(case, float(t), i, 64) for i, case in enumerate(cases) for t in (0, 1)]
+    params = [guided(case, float(t), i, 40) for i, case in enumerate(cases) for t in (0, 1)]
     outputs = generate(llm, params)
     for each, output in zip(params, outputs, strict=True):
         assert is_accepted(llm, each.structured_outputs, output.outputs[0])

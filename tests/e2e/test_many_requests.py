@@ -16,7 +16,7 @@ from specdec.sizes import BLOCK_SIZE
 from specdec.start import load
 
 K = 3
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 
 
 @pytest.fixture

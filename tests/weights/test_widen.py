@@ -1,9 +1,5 @@
 """The widened pair keeps the small one's tokens and acceptance, though every shape differs."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -11,12 +7,12 @@ from safetensors import SafetensorError
 import weights.convert
 import weights.widen
 from specdec import LLM, SamplingParams
+from specdec.cli import main
 from tests.reference import Reference
 from weights.demo import demo_directory
 from weights.widen import SHAPES
 from weights.widener import Shape, Widener, place_layers
 
-ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 32
 SIZES = {"max_num_seqs": 2, "max_model_len": 256}
 
@@ -25,8 +21,9 @@ SIZES = {"max_num_seqs": 2, "max_model_len": 256}
 def pair(tmp_path_factory):
     out = tmp_path_factory.mktemp("tiny")
     options = ["--shape", "tiny", "--dtype", "float32", "--device", "cpu"]
-    command = [sys.executable, "-m", "specdec", "widen", str(out), *options]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with pytest.raises(SystemExit) as left:
+        main(["widen", str(out), *options])
+    assert not left.value.code
     return out
 
 

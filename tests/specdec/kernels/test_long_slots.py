@@ -56,11 +56,11 @@ def slot_size(rows: QueryRows, H: int, C: int) -> int:
     "extents, dtype, C",
     [
         (UNIFORM, FP32, 16),
-        (UNIFORM, FP16, 16),
-        (RAGGED, FP32, 16),
+        pytest.param(UNIFORM, FP16, 16, marks=pytest.mark.slow),
+        pytest.param(RAGGED, FP32, 16, marks=pytest.mark.slow),
         (RAGGED, FP16, 16),
         (UNIFORM, FP16, 96),
-        (RAGGED, FP32, 96),
+        pytest.param(RAGGED, FP32, 96, marks=pytest.mark.slow),
     ],
 )
 def test_a_row_has_the_same_bits_alone_shared_and_helped(

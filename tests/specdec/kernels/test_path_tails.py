@@ -56,7 +56,15 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
         assert not by_slots.isnan().any()
 
 
-@pytest.mark.parametrize("group, C", [*((group, 16) for group in GROUPS), (2, 96)])
+@pytest.mark.parametrize(
+    "group, C",
+    [
+        (1, 16),
+        *(pytest.param(group, 16, marks=pytest.mark.slow) for group in GROUPS if 1 < group < 8),
+        (8, 16),
+        (2, 96),
+    ],
+)
 def test_each_node_gets_the_bits_of_its_path_decoded_plainly(device, group, C):
     tree = random_tree(60, 5, 4, seed=group)
     case = tree_case([tree], H=group, G=1, C=C, dtype=FP16, device=device)

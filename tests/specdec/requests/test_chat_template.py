@@ -312,7 +312,13 @@ def wait_until_gone(pid):
 
 
 @pytest.mark.parametrize(
-    "end", ["", "import os; os.kill(os.getpid(), 9)", "import os; os._exit(0)", "1 / 0"]
+    "end",
+    [
+        "",
+        "import os; os.kill(os.getpid(), 9)",
+        pytest.param("import os; os._exit(0)", marks=pytest.mark.slow),
+        pytest.param("1 / 0", marks=pytest.mark.slow),
+    ],
 )
 def test_no_process_outlives_its_parent(tmp_path, end):
     run_script(tmp_path, BEGIN + end, cwd=tmp_path, stderr=subprocess.DEVNULL).wait()

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import httpx2
+import pytest
 
 ROOT = Path(__file__).parents[4]
 SECTION = (ROOT / "README.md").read_text().partition("## As a server")[2].partition("\n## ")[0]
@@ -118,14 +119,14 @@ def test_after_sigterm_running_answers_finish_and_new_ones_get_503():
         server.process.kill() if server.process.poll() is None else None
     assert [each.status_code for each in answers] == [200] * len(answers)
     for each in answers:
-        assert each.json()["usage"]["completion_tokens"] == 90
+        assert each.json()["usage"]["completion_tokens"] == 60
     assert refused.status_code == health.status_code == 503
     assert refused.json()["error"]["message"] == "the server is shutting down"
     assert not any("Traceback" in line for line in server.lines), server.lines
 
 
 async def _load_and_stop(server):
-    body = {"prompt": "def f(x):", "max_tokens": 90, "ignore_eos": True}
+    body = {"prompt": "def f(x):", "max_tokens": 60, "ignore_eos": True}
     async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
         running = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(6)]
         async with asyncio.timeout(30):
@@ -146,6 +147,7 @@ async def _load_and_stop(server):
     return answers, refused, health
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_timeout_is_ended_and_the_exit_code_is_0():
     server = Process("specdec serve demo", "--shutdown-timeout", "0.2", "--log-format", "json")
     body = {"prompt": "def f(x):", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -158,6 +160,20 @@ def test_what_outlasts_the_timeout_is_ended_and_the_exit_code_is_0():
     assert '"the server is shutting down"' in rest[-4]
     assert server.end() == 0
     assert any(line.startswith('{"time": ') for line in server.lines)
+
+
+def test_what_outlasts_the_timeout_is_ended(serve):
+    body = {"prompt": "def f(x):", "max_tokens": 450, "ignore_eos": True, "stream": True}
+    with (
+        serve(shutdown_timeout=0.2) as live,
+        httpx2.stream("POST", live.url + "/v1/completions", json=body, timeout=60) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        live.drain()
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert '"the server is shutting down"' in rest[-4]
 
 
 def test_a_server_whose_engine_was_killed_says_so_and_ends_with_1():

@@ -102,10 +102,16 @@ def total_accepted_at(runs, shape):
     return [sum(each) for each in zip(*counts, strict=True)]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(
-    "draft, shape",
-    [("eagle3", Shape(8, 6, 4)), ("eagle3", Shape(3, 1, 8)), ("eagle1", Shape(16, 4, 2))],
+    "draft, shape, sampling",
+    [
+        ("eagle3", Shape(8, 6, 4), SAMPLED),
+        ("eagle3", Shape(3, 1, 8), GREEDY),
+        ("eagle1", Shape(16, 4, 2), SAMPLED),
+        pytest.param("eagle3", Shape(8, 6, 4), GREEDY, marks=pytest.mark.slow),
+        pytest.param("eagle3", Shape(3, 1, 8), SAMPLED, marks=pytest.mark.slow),
+        pytest.param("eagle1", Shape(16, 4, 2), GREEDY, marks=pytest.mark.slow),
+    ],
 )
 def test_the_text_is_that_of_plain_decoding(target, decode, draft, shape, sampling):
     run = decode(draft, 6, shape, 20, sampling)
@@ -124,8 +130,15 @@ def plain(target, prompt, num_tokens, sampling):
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("draft, num_drafts", [("eagle3", 4), ("eagle1", 3)])
+@pytest.mark.parametrize(
+    "draft, num_drafts, sampling",
+    [
+        ("eagle3", 4, SAMPLED),
+        ("eagle1", 3, GREEDY),
+        pytest.param("eagle3", 4, GREEDY, marks=pytest.mark.slow),
+        pytest.param("eagle1", 3, SAMPLED, marks=pytest.mark.slow),
+    ],
+)
 def test_one_child_a_node_makes_the_chain(target, drafts, decode, draft, num_drafts, sampling):
     tree = decode(draft, 2, Shape(num_drafts + 1, num_drafts, 1), 14, sampling)
     scores = sampled(*sampling) if sampling.temperature else naive_eagle.greedy

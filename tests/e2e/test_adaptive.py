@@ -145,9 +145,9 @@ def test_graphs_replay_what_runs_eagerly(make, greedy, prompts):
     found = []
     for backend in (None, TapeBackend()):
         graphs = (
-            {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [16, 115]} if backend else {}
+            {"cuda_graph_sizes": [1, 3], "cuda_graph_token_sizes": [16, 109]} if backend else {}
         )
-        llm = make(backend=backend, k=4, max_num_seqs=3, max_num_batched_tokens=100, **graphs)
+        llm = make(backend=backend, k=2, max_num_seqs=3, max_num_batched_tokens=100, **graphs)
         at_random(llm, random.Random(2), share=1.0)
         lengths = [3, 9, 14, 18, 20, 22]
         outputs = llm.generate(prompts[:6], [greedy(n) for n in lengths], use_tqdm=False)

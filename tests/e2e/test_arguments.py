@@ -123,11 +123,11 @@ def test_one_params_for_each_prompt_or_one_for_all(demo_llm, greedy, prompts):
     "values", [{"top_k": 1 << 80}, {"min_tokens": 1 << 80, "max_tokens": 1 << 80}]
 )
 def test_counts_beyond_what_there_is_are_as_good_as_all(demo_llm, values):
-    llm = demo_llm("demo/eagle3", 3, max_model_len=64)
+    llm = demo_llm("demo/eagle3", 3, max_model_len=32)
     [expected] = llm.generate(
-        [5, 6, 7], SamplingParams(seed=4, max_tokens=61, min_tokens=61), use_tqdm=False
+        [5, 6, 7], SamplingParams(seed=4, max_tokens=29, min_tokens=29), use_tqdm=False
     )
-    params = SamplingParams(**{"seed": 4, "max_tokens": 61, "min_tokens": 61, **values})
+    params = SamplingParams(**{"seed": 4, "max_tokens": 29, "min_tokens": 29, **values})
     [output] = llm.generate([5, 6, 7], params, use_tqdm=False)
     assert output.outputs[0].token_ids == expected.outputs[0].token_ids
 

@@ -33,7 +33,8 @@ ONE_BY_ONE = [(None, 0), ("demo/eagle3", 3), ("demo/eagle3", 5), ("demo/eagle1",
     "draft, k, batch",
     [
         *((draft, k, 1) for draft, k in ONE_BY_ONE),
-        *((draft, k, 5) for draft, k in SETTINGS if k != 3),
+        *((draft, k, 5) for draft, k in SETTINGS if (draft, k) not in ONE_BY_ONE),
+        *(pytest.param(*each, 5, marks=pytest.mark.slow) for each in ONE_BY_ONE),
         *(pytest.param(*each, 8, marks=pytest.mark.slow) for each in SETTINGS),
     ],
 )

@@ -203,10 +203,10 @@ def test_running_ahead_and_prompts_in_parts_change_no_token(mixed, plain, count,
 
 
 def test_preemption_changes_no_token():
-    free = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    free = SamplingParams(temperature=0.0, max_tokens=130, ignore_eos=True)
     cases = [{"json": SCHEMAS[name]} for name in ("linked list", "tree", "number with bounds")]
-    params = [free, *(guided(case, float(i == 1), 3 + i, 80) for i, case in enumerate(cases))]
-    roomy, tight = (generate(small(num_blocks), params) for num_blocks in (24, 5))
+    params = [free, *(guided(case, float(i == 1), 3 + i, 130) for i, case in enumerate(cases))]
+    roomy, tight = (generate(small(num_blocks), params) for num_blocks in (24, 7))
     assert tokens_of(tight) == tokens_of(roomy)
     assert sum(output.stats.num_preemptions for output in tight[1:]) > 0
     assert sum(output.stats.num_preemptions for output in roomy) == 0

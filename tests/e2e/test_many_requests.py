@@ -81,7 +81,7 @@ def test_chunks_of_any_size_write_the_same_draft_cache_and_give_the_same_tokens(
     assert whole[0].abs().sum() > 0
 
 
-@pytest.mark.parametrize("chunk", [7, 64])
+@pytest.mark.parametrize("chunk", [7, pytest.param(64, marks=pytest.mark.slow)])
 def test_prompts_packed_into_chunks_of_any_size_give_the_same_tokens_and_rounds(
     make, greedy, prompts, chunk
 ):
@@ -376,7 +376,9 @@ def test_more_drafts_than_the_engine_has_are_refused(make, greedy, prompts):
         make().generate(prompts[0], greedy(4, num_speculative_tokens=4))
 
 
-@pytest.mark.parametrize("num_steps", range(6))
+@pytest.mark.parametrize(
+    "num_steps", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4)), 3, 5]
+)
 def test_an_abort_at_any_moment_frees_everything_and_leaves_the_others(
     make, alone, greedy, prompts, num_steps
 ):
@@ -562,8 +564,15 @@ def test_an_interrupted_generate_leaves_nothing_running(make, greedy, prompts, m
     assert not llm.engine.has_unfinished
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("place", ["start_rows", "run_step"])
+@pytest.mark.parametrize(
+    "place, is_async",
+    [
+        ("start_rows", False),
+        ("run_step", True),
+        pytest.param("start_rows", True, marks=pytest.mark.slow),
+        pytest.param("run_step", False, marks=pytest.mark.slow),
+    ],
+)
 def test_an_engine_serves_after_an_interrupted_step(
     make, greedy, prompts, monkeypatch, place, is_async
 ):

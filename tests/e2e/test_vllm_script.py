@@ -90,7 +90,7 @@ def forms(ids):
 
 def test_every_form_of_a_prompt_means_the_same(demo_llm, greedy, prompts):
     llm = demo_llm("demo/eagle3", 3)
-    ids = prompts[0]
+    ids = prompts[2]
     expected = llm.generate([ids], greedy(6), use_tqdm=False)[0].outputs
     for form in forms(ids):
         assert llm.generate(form, greedy(6), use_tqdm=False)[0].outputs == expected

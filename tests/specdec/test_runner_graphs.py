@@ -115,7 +115,9 @@ def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
 
 
 @graphs
-@pytest.mark.parametrize("draft, k", [("eagle3", 3), ("eagle1", 2)])
+@pytest.mark.parametrize(
+    "draft, k", [("eagle3", 3), pytest.param("eagle1", 2, marks=pytest.mark.slow)]
+)
 def test_compiled_pieces_give_the_same_drafts(expected, backend, draft, k):
     captures, device = make_backend(backend)
     pair, oracle, trace = expected(draft, k, device)

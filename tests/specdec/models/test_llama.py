@@ -109,7 +109,13 @@ def small_draft(target):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (_, changes) in TARGETS.items() if "rope" in changes]
+    "name",
+    [
+        # of the same kind as another one's
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("qwen2, yarn", "mistral")))
+        for name, (_, changes) in TARGETS.items()
+        if "rope" in changes
+    ],
 )
 def test_a_rope_that_is_lost_changes_the_tokens(target, name):
     loaded, expected, _ = target(name)

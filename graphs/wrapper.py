@@ -107,7 +107,7 @@ class _GraphWrapper(ABC):
         self, context: ForwardContext, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
         descriptor = context.graph_key()
-        held = self._pool.num_bytes()
+        held = self._pool.num_bytes() if self._options.debug_log_enable else 0
         graph, output = self._capture_call(descriptor, partial(self.runnable, *args, **kwargs))
         weak = self._pool.weaken(output)
         entry = CUDAGraphEntry(graph=graph, output=weak)

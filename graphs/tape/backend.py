@@ -102,7 +102,7 @@ class TapePool:
                 self._last = None
 
     def num_bytes(self) -> int:
-        return sum(memory.num_bytes() for memory in self._owners.values())
+        return sum(memory.num_bytes for memory in self._owners.values())
 
     def pinned_bytes(self) -> int:
         """Bytes that CUDA could not share: a strong reference outside keeps them."""

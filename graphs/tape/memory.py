@@ -36,6 +36,7 @@ class OwnerMemory:
     undo: list[Callable[[], object]] = field(default_factory=list)
     saved: set[Region] = field(default_factory=set)
     num_graphs: int = 0
+    num_bytes: int = 0  # of the results
 
     def owns(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.results
@@ -46,6 +47,7 @@ class OwnerMemory:
         if storage.nbytes() and storage.data_ptr() not in self.results:
             flat = weak_view(tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0))
             self.results[storage.data_ptr()] = Result(storage, flat)
+            self.num_bytes += storage.nbytes()
 
     def save(self, tensor: Tensor) -> None:
         """Remember what is in `tensor` before its first in-place write."""
@@ -75,9 +77,6 @@ class OwnerMemory:
         with torch.inference_mode():
             for result in self.results.values():
                 result.flat.fill_(float("nan") if result.flat.is_floating_point() else -1)
-
-    def num_bytes(self) -> int:
-        return sum(result.storage.nbytes() for result in self.results.values())
 
     def pinned_bytes(self) -> int:
         held = [storage for storage, _ in self.results.values()]

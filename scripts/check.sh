@@ -9,6 +9,7 @@ if [ -z "${PYTHON:-}" ]; then
   [ -x .venv/bin/python ] && PYTHON=.venv/bin/python
 fi
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # two test processes share two cores better than their threads do
+unset PYTHONDONTWRITEBYTECODE # else each worker, and each process that a test starts, compiles all modules again
 
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m ruff check .

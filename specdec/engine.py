@@ -354,8 +354,9 @@ class Engine:
         is_sampled = np.array([request.params.temperature > 0 for request in requests])
         num_verified = np.array([len(drafts) for drafts in result.draft_tokens[:B]]) * runs
         num_accepted = np.array(result.num_accepted[:B]) * runs
+        num_allowed = np.array([self._num_drafted(each) for each in requests]) * runs
         if work.verifies_trees:
-            chains = _chains_in_trees(result, planner.num_levels, is_sampled, runs)
+            chains = _chains_in_trees(result, planner.num_levels, num_allowed, is_sampled)
             planner.observe_trees(chains, int(num_verified.sum()), int(num_accepted.sum()))
         else:
             planner.observe(
@@ -365,7 +366,7 @@ class Engine:
                     num_verified=num_verified,
                     num_accepted=num_accepted,
                     is_sampled=is_sampled,
-                    num_allowed=np.array([self._num_drafted(each) for each in requests]) * runs,
+                    num_allowed=num_allowed,
                 )
             )
         if planner.num_fits != self._num_fits:
@@ -455,25 +456,26 @@ class Engine:
 
 
 def _chains_in_trees(
-    result: StepResult, num_levels: int, is_sampled: np.ndarray, runs: np.ndarray
+    result: StepResult, num_levels: int, num_allowed: np.ndarray, is_sampled: np.ndarray
 ) -> RoundOutcome:
     """What a round of trees shows of chains: each tree has one, along the draft's best tokens.
 
     Where a tree has deeper nodes than those of its chain, the chain's next ones were less probable
     than every node, and are taken not to hold. Where it has none, more may not have been drafted.
-    is_sampled, runs: [B] bool; the trees of requests that have ended say nothing
+    num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
     """
-    B = len(runs)
+    B = len(num_allowed)
     confidences = np.zeros((B, num_levels), np.float32)
-    lengths, num_held, num_allowed = np.zeros((3, B), int)
-    for b in np.flatnonzero(runs):
+    lengths, num_held = np.zeros((2, B), int)
+    bounds = num_allowed.copy()
+    for b in np.flatnonzero(num_allowed):
         parents = result.draft_parents[b]
         rows = first_children(parents)
         probs = np.array([1.0, *(result.draft_probs[b][row - 1] for row in rows)])
         confidences[b, : len(rows)] = probs[1:] / probs[:-1]
         lengths[b] = len(rows)
-        is_deepest = len(rows) == max(depths(parents))
-        num_allowed[b] = num_levels if rows and is_deepest else len(rows)
+        if not rows or len(rows) < max(depths(parents)):
+            bounds[b] = len(rows)
         accepted = result.sampled_tokens[b][: result.num_accepted[b]]
         tokens = [result.draft_tokens[b][row - 1] for row in rows]
         equal = map(int.__eq__, tokens, accepted)
@@ -484,5 +486,5 @@ def _chains_in_trees(
         num_verified=lengths,
         num_accepted=num_held,
         is_sampled=is_sampled,
-        num_allowed=num_allowed,
+        num_allowed=bounds,
     )

@@ -446,7 +446,10 @@ class RowPlanner:
         self._candidates = [GainCurves(path_probs, num_drafting, each) for each in thresholds]
         if self._costs.tree is not None:  # which stop by the draft's own probabilities
             self._tree_candidates = [
-                GainCurves(path_probs, num_drafting, each, own_paths) for each in thresholds
+                GainCurves(path_probs, num_drafting, curves.threshold, own_paths)
+                if curves.threshold > 0
+                else curves
+                for curves in self._candidates
             ]
             self._tree_curves = _same_threshold(self._tree_candidates, self._tree_curves)
         self._curves = _same_threshold(self._candidates, self._curves)

@@ -312,6 +312,7 @@ def chains_seen(llm, kinds, prompts, params):
     def learn(planner, work, result):
         def keep(chains, *_):
             for b, request in enumerate(work.verifying):
+                assert chains.num_allowed[b] <= request.num_speculative_tokens
                 if chains.num_allowed[b]:
                     at = tuple(request.prompt_token_ids), request.num_tokens
                     numbers = (chains.num_verified[b], chains.num_accepted[b])
@@ -329,8 +330,14 @@ def chains_seen(llm, kinds, prompts, params):
 def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
     """The same confidences as rounds of chains behind the same tokens, and as many that hold."""
     params = [
-        SamplingParams(max_tokens=60, ignore_eos=True, temperature=temperature, seed=7)
-        for temperature in (0.0, 0.8) * 3
+        SamplingParams(
+            max_tokens=60,
+            ignore_eos=True,
+            temperature=temperature,
+            seed=7,
+            num_speculative_tokens=K,
+        )
+        for temperature, K in ((0.0, 4), (0.8, 4), (0.0, 3), (0.8, None), (0.0, 4), (0.8, 2))
     ]
     of_trees, of_chains = (
         chains_seen(make(draft=draft), [kind], prompts[:6], params) for kind in (TREE, CHAIN)
@@ -340,7 +347,7 @@ def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
     lengths = []
     for at in both:
         (said, length, held), (expected, num_verified, num_held) = of_trees[at], of_chains[at]
-        assert num_verified == 4
+        assert 2 <= num_verified <= 4
         assert said[:length] == pytest.approx(expected[:length], rel=1e-3)
         assert not said[length:].any()
         assert held == min(num_held, length)

@@ -127,7 +127,7 @@ async def _checked(
         response = await client.request(method, url, json=body, headers=api.headers())
         found = response.json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        raise ValueError(f"{url}: {error or type(error).__name__}") from error
+        raise ValueError(f"{url}: {str(error) or type(error).__name__}") from error
     if response.status_code != 200 or not isinstance(found, dict):
         raise ValueError(f"{url}: status {response.status_code}: {response.text:.200}")
     return found

@@ -51,6 +51,8 @@ def run_bench_serve(command: BenchServeCommand) -> None:
 
 
 def _options(command: BenchServeCommand) -> LoadOptions:
+    if command.timeout == 0:
+        raise ValueError("--timeout 0: give a number of seconds above 0")
     fields: dict[str, object] = {}
     if command.temperature is not None:
         fields["temperature"] = command.temperature

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from specdec.bench.arrivals import Arrival, Lengths, arrivals
-from specdec.bench.http_client import Api, Timing, timed, tokens_per_word
+from specdec.bench.http_client import Api, Timing, listed_models, timed, tokens_per_word
 from specdec.bench.http_load import figures
 
 API = Api(url="http://x", model="m", is_chat=False, api_key="k", fields={"temperature": 0})
@@ -55,6 +55,18 @@ def test_a_request_fits_into_the_context_that_the_server_lists():
     plan = list(arrivals(1.0, 500, lengths, seed=0))
     assert max(len(each.prompt.split()) for each in plan) <= 60
     assert max(each.max_tokens for each in plan) == 20
+
+
+def test_a_server_that_does_not_answer_in_time_is_named_with_the_error():
+    async def ask():
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(too_late)) as client:
+            await listed_models(client, API)
+
+    def too_late(request):
+        raise httpx2.ConnectTimeout("")
+
+    with pytest.raises(ValueError, match=r"^http://x/v1/models: ConnectTimeout$"):
+        asyncio.run(ask())
 
 
 def test_an_answer_is_timed_by_its_deliveries():

@@ -93,6 +93,7 @@ def test_small_pieces_are_sent_without_delay():
         ("x", "URL x: give one that begins with http"),
         ("http://127.0.0.1:9", "http://127.0.0.1:9/v1/models: "),
         ("http://x --request-rate 1,0", "--request-rate 1,0: give numbers above 0"),
+        ("http://x --timeout 0", "--timeout 0: give a number of seconds above 0"),
         ("http://x --goodput ttft", "--goodput ttft: give any of ttft, tpot, itl, e2e"),
         ("http://x --json nowhere/a.json", "there is no directory nowhere"),
         ("http://x --json tests", "--json tests: a directory; give a file"),

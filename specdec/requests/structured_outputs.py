@@ -59,6 +59,7 @@ class StructuredOutputsParams:
             return "lark", self.grammar
         if self.choice is not None:
             literals = (json.dumps(text, ensure_ascii=False) for text in self.choice)
+            literals = (text.replace("\x7f", "\\u007f") for text in literals)  # JSON lets it stand
             # one terminal: as alternatives of a rule, 2,000 would exceed a limit of the parser
             return "lark", f"start: CHOICE\nCHOICE: {' | '.join(literals)}"
         return "json", ANY_OBJECT if self.json is None else _schema_text(self.json)
@@ -75,6 +76,9 @@ def _check(name: str, value: object) -> None:
         is_list(value) and value and all(isinstance(text, str) and text for text in value)  # type: ignore[attr-defined]
     ):
         wanted = "a list of non-empty strings"
+        raise ValueError(f"structured_outputs: choice={value!r:.200}: give {wanted}")
+    if name == "choice" and any("\ud800" <= char <= "\udfff" for text in value for char in text):  # type: ignore[attr-defined]
+        wanted = "text without halves of surrogate pairs"
         raise ValueError(f"structured_outputs: choice={value!r:.200}: give {wanted}")
 
 

@@ -101,7 +101,8 @@ def test_a_walk_is_cut_at_the_first_illegal_draft_and_at_eos(compile_, tokenizer
 
 
 @pytest.mark.parametrize(
-    "text", ['say "no"', "a\\b", "two\nlines", "caf\xe9 \u6f22", "/x/", "start", "%json"]
+    "text",
+    ['say "no"', "a\\b", "two\nlines", "caf\xe9 \u6f22", "/x/", "start", "%json", "a\x00\x1f\x7fb"],
 )
 def test_choices_are_literal(compile_, tokenizer, text):
     guide = compile_(choice=[text, "other"])
@@ -434,6 +435,7 @@ def test_llguidance_is_imported_for_the_first_grammar_only():
         ({"choice": "yes"}, "a list of non-empty strings"),
         ({"choice": []}, "a list of non-empty strings"),
         ({"choice": ["a", ""]}, "a list of non-empty strings"),
+        ({"choice": ["a", "\udc00b"]}, "text without halves of surrogate pairs"),
         ({"json_object": False}, "give True"),
         ({"jsn": {}}, "did you mean json"),
     ],

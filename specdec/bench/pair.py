@@ -11,6 +11,7 @@ import torch
 from graphs.cuda import CudaBackend
 from specdec.config import EngineConfig, GraphConfig, graph_modes
 from specdec.engine import Engine
+from specdec.kernels.compilations import log_compilations
 from specdec.requests.tokenizer import Tokenizer
 from specdec.runner import Runner
 from specdec.sizes import BLOCK_SIZE, EngineSizes, TreeShape
@@ -90,7 +91,9 @@ def load_pair(
     """
     config = EngineConfig(device=device, dtype=dtype, **engine)  # type: ignore[arg-type]
     where = device_of(config.device)
-    if where.type != "cuda":
+    if where.type == "cuda":
+        log_compilations(is_quiet=True)
+    else:
         note_gpu_memory(config.gpu_memory_utilization, where)
     directory = locate(target, "target")
     texts = read_prompts(directory, prompts)

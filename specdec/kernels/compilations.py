@@ -170,12 +170,14 @@ class Compilations:
     """What Triton calls after each compilation: counts those outside `compiling_is_expected`."""
 
     unexpected: Counter[str] = field(default_factory=Counter)  # by kernel
+    is_quiet: bool = False
 
     def __call__(self, *, fn: Any, **_: object) -> None:
         if not _is_expected.get():
             name = fn.name.rpartition(".")[2]
             self.unexpected[name] += 1
-            logger.warning("kernel %s was compiled while requests wait", name)
+            level = logging.DEBUG if self.is_quiet else logging.WARNING
+            logger.log(level, "kernel %s was compiled while requests wait", name)
 
 
 def compilations() -> Compilations:
@@ -184,6 +186,10 @@ def compilations() -> Compilations:
     return hook if isinstance(hook, Compilations) else Compilations()
 
 
-def log_compilations() -> None:
-    """From here on count and log each kernel that is compiled outside `compiling_is_expected`."""
-    triton.knobs.runtime.jit_post_compile_hook = compilations()
+def log_compilations(is_quiet: bool = False) -> None:
+    """From here on count and log each kernel that is compiled outside `compiling_is_expected`.
+
+    is_quiet: a warm-up compiles some; they are counted
+    """
+    triton.knobs.runtime.jit_post_compile_hook = hook = compilations()
+    hook.is_quiet = is_quiet

@@ -34,6 +34,7 @@ from specdec.cli import SUITES, main
 from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.compilations import Compilations
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.step import PHASES
@@ -154,6 +155,30 @@ def test_trees_temperatures_and_thresholds_are_those_asked_for(bench, monkeypatc
         *((0.8, 1, 1, None), (0.8, 2, 1, None), (0.8, 2, 1, 0.3), (0.8, 2, 1, 0.6)),
         *((0.8, 6, 3, None), (0.8, 6, 3, 0.3), (0.8, 6, 3, 0.6)),
     ]
+
+
+@pytest.mark.parametrize("num_runs, is_over", [(1, False), (3, False), (4, True)])
+def test_a_run_in_which_kernels_are_compiled_is_repeated(bench, monkeypatch, num_runs, is_over):
+    """num_runs: in which one is."""
+    seen, compiled = [], Compilations()
+
+    def generate(engine, jobs):
+        seen.append(jobs)
+        compiled.unexpected["kernel"] += len(seen) <= num_runs
+        return real(engine, jobs)
+
+    real = serving.generate
+    monkeypatch.setattr(serving, "generate", generate)
+    monkeypatch.setattr(serving, "compilations", lambda: compiled)
+    engine = bench.engine(0, 1)
+    given = engine, [prompt[:9] for prompt in bench.pair.prompts[:1]], 1, 3
+    if is_over:
+        with pytest.raises(RuntimeError, match="compiled in each of 4 runs"):
+            serving.serve(*given)
+        return
+    served = serving.serve(*given)
+    assert len(seen) == num_runs + 1
+    assert len(served.token_ids) == 1
 
 
 def test_help_names_all_suites_in_their_order():

@@ -132,7 +132,9 @@ class Setting:
             slowdown=chance.choice([None, 1.0, 2.0]),
         )
         if is_adaptive or has_tree:  # other drafts are not compared with those of requests alone
-            setting = replace(setting, threshold=chance.choice([None, 0.05, 0.3]))
+            threshold = chance.choice([None, 0.05, 0.3])
+            if setting.num_speculative_tokens > 1:  # else no draft could stop
+                setting = replace(setting, threshold=threshold)
         if not has_tree:
             return setting
         k, levels = chance.randint(2, MAX_K), setting.num_speculative_tokens

@@ -85,7 +85,9 @@ def test_sampled_trees_accept_more_than_chains_of_as_many_rows(
     "draft, shape, sampling, num_rounds, accepted_at",
     [
         ("eagle3", Shape(8, 6, 4), GREEDY, 17, [16, 13, 11, 3, 2, 2]),
-        ("eagle1", Shape(16, 6, 4), GREEDY, 16, [14, 13, 8, 6, 4, 2]),
+        pytest.param(
+            *("eagle1", Shape(16, 6, 4), GREEDY, 16, [14, 13, 8, 6, 4, 2]), marks=pytest.mark.slow
+        ),
         ("eagle3", Shape(16, 8, 4), SAMPLED, 19, [16, 11, 7, 3, 2, 2, 2, 2]),
     ],
 )

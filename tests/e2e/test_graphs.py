@@ -31,6 +31,18 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
+def prompts(prompts):
+    """Short ones, of 25 and 49 tokens, and one of 97."""
+    return prompts[1:6]
+
+
+@pytest.fixture(scope="module")
+def references(references):
+    """Of these prompts."""
+    return references[1:6]
+
+
+@pytest.fixture(scope="module")
 def pair():
     """pair(device, draft): the loaded pair, in float32."""
     known = {}
@@ -72,7 +84,7 @@ def build(
         num_kv_blocks=3 * max_num_seqs,
         num_speculative_tokens=k,
     )
-    graphs = GraphConfig(**{"request_sizes": (1, 2, 4), "token_sizes": (32, 48), **config})
+    graphs = GraphConfig(**{"request_sizes": (2, 4), "token_sizes": (48,), **config})
     runner = Runner(target, eagle, sizes, device, graph_config=graphs, backend=captures)
     runner.capture()
     config = replace(target.config, eos_token_ids=())
@@ -125,7 +137,8 @@ def test_the_drafts_prefill_after_rounds_in_pieces_changes_nothing(
     requests = [(prompt, greedy(NUM_TOKENS)) for prompt in prompts[:3]]
     whole, by_whole = run(engine_of("eagle3", 3, backend), requests)
     modes = graph_modes({"draft_prefill": "PIECEWISE"})
-    pieces, by_pieces = run(build(pair, "eagle3", 3, backend, modes=modes), requests)
+    engine = build(pair, "eagle3", 3, backend, modes=modes, request_sizes=(4,))
+    pieces, by_pieces = run(engine, requests)
     assert rounds(pieces) == rounds(whole)
     num_rounds = by_whole["target_decode"].replays[FULL]
     num_chunks = by_whole["target_prefill"].replays[PIECEWISE]
@@ -212,7 +225,7 @@ def test_in_a_loop_of_16_every_step_that_fits_replays_a_graph(
         return real(rows, parts, **options)
 
     monkeypatch.setattr(runner, "run_step", run_step)
-    coming = [(prompts[i % 10], greedy(6 + i % 9)) for i in range(28)]
+    coming = [(prompts[i % 5], greedy(5 + i % 5)) for i in range(28)]
     added = engine.add_requests(coming[:16])
     while engine.has_unfinished:
         engine.step()

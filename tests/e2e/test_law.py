@@ -170,7 +170,7 @@ NARROW = [(3, 1.0), (0, 0.5), (3, 0.7)]
         pytest.param("rejection", NARROW[1], id="rejection-top_p", marks=pytest.mark.slow),
         pytest.param("block", NARROW[0], id="block-top_k", marks=pytest.mark.slow),
         pytest.param("rejection", NARROW[2], id="rejection-both", marks=pytest.mark.slow),
-        pytest.param("block", NARROW[2], id="block-both"),
+        pytest.param("block", NARROW[2], id="block-both", marks=pytest.mark.slow),
     ],
 )
 def test_narrow_limits_keep_the_targets_law(pair, rule, limits):

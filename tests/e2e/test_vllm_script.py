@@ -1,6 +1,7 @@
 """A script written for vLLM's offline API runs, unchanged but for its import."""
 
 import asyncio
+import runpy
 import subprocess
 import sys
 
@@ -67,12 +68,26 @@ if __name__ == "__main__":
 """
 
 
-def test_an_offline_script_runs_unchanged_but_for_its_import(tmp_path):
+BEGINNING = "def fibonacci(n): 2 0\nimport os 2 0\n"
+
+
+@pytest.fixture
+def script(tmp_path):
     file = tmp_path / "offline.py"
     file.write_text(SCRIPT.replace("from vllm import", "from specdec import"))
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
+    return file
+
+
+def test_an_offline_script_runs_unchanged_but_for_its_import(script, capsys):
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.startswith(BEGINNING)
+
+
+@pytest.mark.slow
+def test_an_offline_script_runs_as_a_process(script):
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("def fibonacci(n): 2 0\nimport os 2 0\n")
+    assert done.stdout.startswith(BEGINNING)
 
 
 def forms(ids):

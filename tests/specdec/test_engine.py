@@ -15,7 +15,7 @@ NUM_TOKENS = 16
 PROMPT_INDEX = 3
 
 
-@pytest.fixture(scope="module", params=[0, 3, 5])
+@pytest.fixture(scope="module", params=[0, pytest.param(3, marks=pytest.mark.slow), 5])
 def llm(request):
     speculation = {"model": "demo", "num_speculative_tokens": request.param}
     return LLM("demo", speculation, max_num_seqs=32, max_model_len=256, device="cpu")
@@ -207,7 +207,7 @@ def test_a_prompt_is_found_in_the_cache_at_most_once(prompts):
     speculation = {"model": "demo", "num_speculative_tokens": 3}
     with LLM("demo", speculation, num_kv_blocks=8, max_model_len=512, device="cpu") as llm:
         batch = [(prompts[index] * 9)[:90] for index in range(3)]
-        params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
         outputs = llm.generate(batch, params, use_tqdm=False)
         assert sum(output.stats.num_preemptions for output in outputs) > 0
         assert [output.num_cached_tokens for output in outputs] == [0, 0, 0]

@@ -35,6 +35,7 @@ from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.compilations import Compilations
+from specdec.runner import Runner
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.step import PHASES
@@ -46,7 +47,10 @@ TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1
 
 @pytest.fixture(scope="module")
 def pair():
-    return load_pair("demo", "demo", "cpu", "auto")
+    """With short prompts: what is measured of them has no figures that hold for a CPU."""
+    found = load_pair("demo", "demo", "cpu", "auto")
+    found.prompts = [prompt[:14] for prompt in found.prompts]
+    return found
 
 
 @pytest.fixture
@@ -121,7 +125,6 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.trees.GREEDY_SHAPES", (wide,))
     monkeypatch.setattr("specdec.bench.trees.SEEDS", (0, 5))
     monkeypatch.setattr("specdec.bench.trees.TEMPERATURES", (0.0, 1.0))
-    monkeypatch.setattr(bench.pair, "prompts", [prompt[:14] for prompt in bench.pair.prompts])
     monkeypatch.setattr("specdec.bench.trees.THRESHOLDS", {0.0: (NEVER, 0.999), 1.0: ()})
     monkeypatch.setattr("specdec.bench.trees.serve", serve_wrong_drawn_trees)
     bench.options = replace(bench.options, batches=(2,), max_tokens=5, repeats=1, num_prompts=2)
@@ -146,7 +149,6 @@ def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
 
 def test_trees_temperatures_and_thresholds_are_those_asked_for(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.trees.SEEDS", (0,))
-    monkeypatch.setattr(bench.pair, "prompts", [prompt[:14] for prompt in bench.pair.prompts])
     asked = {"trees": [TreeShape(num_levels=3, top_k=3, num_nodes=5)], "thresholds": [0.3, 0.6]}
     small = {"batches": (2,), "max_tokens": 5, "repeats": 1, "num_prompts": 2, "ks": (0, 1)}
     bench.options = replace(bench.options, **small, **asked, temperatures=[0.8])
@@ -316,13 +318,13 @@ def test_a_batch_that_two_suites_measured_is_one_point():
 
 
 def test_memory_is_read_along_the_way(bench):
-    bench.options = replace(bench.options, batches=(8,), rounds_of_memory=40)
+    bench.options = replace(bench.options, batches=(8,), rounds_of_memory=28)
     rows = list(suites.memory(bench))
 
     rounds = [int(row["when"].split()[1]) for row in rows[:-1]]
     assert len(rounds) == 5
     assert rounds == sorted(rounds)
-    assert rounds[-1] >= 40
+    assert rounds[-1] >= 28
     assert all(row["host_peak_gib"] > 0 for row in rows)
 
 
@@ -352,8 +354,8 @@ def test_gaps_are_the_time_in_which_nothing_runs(bench):
 
 
 def test_requests_are_served_both_ways_with_the_same_tokens(bench, monkeypatch):
-    monkeypatch.setattr("specdec.bench.requests.LONGEST_PROMPT", 90)
-    monkeypatch.setattr("specdec.bench.requests.LONGEST_ANSWER", 24)
+    monkeypatch.setattr("specdec.bench.requests.LONGEST_PROMPT", 40)
+    monkeypatch.setattr("specdec.bench.requests.LONGEST_ANSWER", 12)
     monkeypatch.setattr("specdec.bench.requests.BATCH", 2)
     jobs = draw_jobs(bench.pair.prompts, 4)
     rows = list(suites.requests(bench))
@@ -380,13 +382,21 @@ def test_lengths_of_requests_are_those_that_are_stated(pair):
 
 
 def test_waiting_measures_gaps_with_and_without_long_prompts(bench, monkeypatch):
+    """A step with a long prompt takes 250 ms more: no wait for other processes is that long."""
+    run_step = Runner.run_step
+
+    def run_slowly(runner, rows, parts, **options):
+        time.sleep(0.25 * (sum(part.length for part in parts) > 60))
+        return run_step(runner, rows, parts, **options)
+
+    monkeypatch.setattr(Runner, "run_step", run_slowly)
     monkeypatch.setattr("specdec.bench.requests.LONG_PROMPTS", ((170, 2), (10**6, 1)))
-    monkeypatch.setattr("specdec.bench.requests.INTERVAL", 0.2)
+    monkeypatch.setattr("specdec.bench.requests.INTERVAL", 0.1)
     rows = list(suites.waiting(bench))
 
     assert [row["prompt_tokens"] for row in rows] == [170] * len(bench.options.batches)
     assert all(0 < row["gap_ms_p50"] <= row["gap_ms_p99"] for row in rows)
-    assert all(row["with_prompts_p99"] > row["gap_ms_p50"] for row in rows)
+    assert all(row["with_prompts_p99"] > row["gap_ms_p50"] + 100 for row in rows)
     assert all("longer than the target's" in line for line in bench.skipped)
     assert len(bench.skipped) == len(rows)
 
@@ -574,7 +584,7 @@ def test_a_loop_keeps_its_load_and_compares_with_plain_decoding(pair, monkeypatc
     monkeypatch.setattr(loops, "GENERATIONS", 2)
     monkeypatch.setattr(loops, "LEAST_REQUESTS", 2)
     monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
-    options = BenchOptions(ks=(2,), batches=(1, 3), max_tokens=6, max_model_len=64, repeats=1)
+    options = BenchOptions(ks=(2,), batches=(1, 3), max_tokens=4, max_model_len=64, repeats=1)
     bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
     rows = list(loops.loop(bench))
     settings = [tuple(row.values())[:4] for row in rows]
@@ -623,7 +633,7 @@ def test_a_loop_whose_output_differs_has_no_figures():
 def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypatch):
     monkeypatch.setattr(loops, "PROMPT_LENGTHS", (4, 9))
     monkeypatch.setattr(loops, "RAMPS", 2)
-    options = BenchOptions(ks=(2,), batches=(1, 4), max_tokens=6, max_model_len=64)
+    options = BenchOptions(ks=(2,), batches=(1, 4), max_tokens=4, max_model_len=64)
     bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
     levels = []
     run = loops.Loop.run
@@ -639,7 +649,7 @@ def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypa
     monkeypatch.setattr(loops.Loop, "run", run)
     spec = EngineSpec(num_speculative_tokens=0, max_num_seqs=4, max_model_len=64)
     _, requests = loops.run_ramp(pair.engine(spec), loops.jobs(bench, 0, 0.0), 4)
-    assert all(len(request.token_ids) == 6 for request in requests)
+    assert all(len(request.token_ids) == 4 for request in requests)
     pair.drop()
 
 

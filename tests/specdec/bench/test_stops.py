@@ -25,7 +25,7 @@ def pair():
 
 
 def drafting(pair, backend, threshold=0.5):
-    config = GraphConfig(request_sizes=(1, 2), token_sizes=(16,))
+    config = GraphConfig(request_sizes=(2,), token_sizes=(16,))
     return tiny_runner(pair, K, config, backend, is_adaptive=True, confidence_threshold=threshold)
 
 

@@ -182,7 +182,13 @@ def test_the_kernel_is_its_twin(device):
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("group, C", [(1, 64), (4, 16), (5, 64), (7, 128), (8, 64), (2, 96)])
+@pytest.mark.parametrize(
+    "group, C",
+    [
+        *((1, 64), (4, 16), (7, 128), (2, 96)),
+        *(pytest.param(group, 64, marks=pytest.mark.slow) for group in (5, 8)),
+    ],
+)
 def test_the_twin_gives_each_node_the_bits_of_its_path(group, C):
     torch.manual_seed(0)
     bases = (0, 63, 300, 1020)

@@ -12,7 +12,7 @@ import pytest
 from specdec.scheduling import row_planner
 from tests.specdec.scheduling.burst_world import BurstWorld
 
-SEEDS = range(3)
+FEW, ALL = range(1), range(3)  # seeds
 
 
 def planned(between_requests, seed):
@@ -27,19 +27,26 @@ def test_the_prompts_of_a_burst_run_in_few_steps(num_levels):
     assert world.phases["prompts"].ms < 1900
 
 
-@pytest.mark.parametrize("between_requests", [0.0, 0.35])
-def test_a_burst_takes_no_longer_than_with_the_best_fixed_number(between_requests):
-    ours = statistics.mean(planned(between_requests, seed).seconds for seed in SEEDS)
+@pytest.mark.parametrize(
+    "between_requests, seeds",
+    [
+        (0.35, FEW),
+        *(pytest.param(between, ALL, marks=pytest.mark.slow) for between in (0.0, 0.35)),
+    ],
+)
+def test_a_burst_takes_no_longer_than_with_the_best_fixed_number(between_requests, seeds):
+    ours = statistics.mean(planned(between_requests, seed).seconds for seed in seeds)
     fixed = [
-        statistics.mean(BurstWorld(K, between_requests, seed).burst().seconds for seed in SEEDS)
+        statistics.mean(BurstWorld(K, between_requests, seed).burst().seconds for seed in seeds)
         for K in (1, 2)
     ]
     assert ours < 1.01 * min(fixed)
 
 
-def test_a_burst_ends_sooner_if_steps_are_short_once_nothing_comes_any_more(monkeypatch):
+@pytest.mark.parametrize("seeds", [FEW, pytest.param(ALL, marks=pytest.mark.slow)])
+def test_a_burst_ends_sooner_if_steps_are_short_once_nothing_comes_any_more(monkeypatch, seeds):
     """Where requests differ much: the most tokens a second leave the slowest behind."""
-    ours = statistics.mean(planned(3.0, seed).seconds for seed in SEEDS)
+    ours = statistics.mean(planned(3.0, seed).seconds for seed in seeds)
     monkeypatch.setattr(row_planner, "HURRY", 1.0)
-    without = statistics.mean(planned(3.0, seed).seconds for seed in SEEDS)
+    without = statistics.mean(planned(3.0, seed).seconds for seed in seeds)
     assert ours < 0.98 * without

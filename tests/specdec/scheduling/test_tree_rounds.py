@@ -141,7 +141,10 @@ def test_the_first_probes_of_another_kind_come_early_unless_it_is_far_behind():
         assert gaps.tolist() == [waits[0] - 1, *waits[1:]]
 
 
-@pytest.mark.parametrize("num_requests, better", [(1, 0.5), (8, 0.5), (8, 1.0)])
+@pytest.mark.parametrize(
+    "num_requests, better",
+    [(1, 0.5), (8, 1.0), pytest.param(8, 0.5, marks=pytest.mark.slow)],
+)
 def test_trees_that_accept_little_are_left_and_tried_again(num_requests, better):
     world = World(num_requests, costs=WITH_TREES, better=better).run(900)
     chains = World(num_requests, costs=replace(WITH_TREES, tree=None)).run(900)
@@ -180,13 +183,14 @@ def test_a_draft_gone_bad_is_dropped_though_trees_run():
     assert np.mean(world.kinds[-300:]) > 0.5
 
 
-def test_sampled_requests_are_not_judged_by_greedy_ones_before_them():
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(6), marks=pytest.mark.slow)])
+def test_sampled_requests_are_not_judged_by_greedy_ones_before_them(seeds):
     """Whose trees ran, so that of chains hardly any round has shown how sampled ones do."""
 
     def harder_texts(are_sampled):
         """Rate, and tokens measured by predicted, of the first rounds after greedy ones."""
         rates, ratios = [], []
-        for seed in range(6):
+        for seed in seeds:
             world = World(8, EASY, seed, costs=WITH_TREES, better=1.5).run(500)
             before = world.planner.statistics
             world.draft, world.is_sampled = HARD, are_sampled

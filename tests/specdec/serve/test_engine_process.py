@@ -21,10 +21,10 @@ from weights import CheckpointError
 OPTIONS = {"device": "cpu", "max_num_seqs": 8, "max_model_len": 256}
 PROMPTS = ["def fibonacci(n):", "import os\n", "class Stack:\n    def", "# a comment\n"]
 PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=40, logprobs=2, prompt_logprobs=1),
-    SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=30),
-    SamplingParams(temperature=1.0, seed=5, max_tokens=60, stop=["\n\n", "return"], logprobs=1),
-    SamplingParams(temperature=0.0, max_tokens=25, repetition_penalty=1.2, detokenize=False),
+    SamplingParams(temperature=0.0, max_tokens=20, logprobs=2, prompt_logprobs=1),
+    SamplingParams(temperature=0.8, seed=3, n=3, max_tokens=12),
+    SamplingParams(temperature=1.0, seed=5, max_tokens=24, stop=["\n\n", "return"], logprobs=1),
+    SamplingParams(temperature=0.0, max_tokens=14, repetition_penalty=1.2, detokenize=False),
     SamplingParams(temperature=0.0, max_tokens=20, structured_outputs={"choice": ["yes", "no"]}),
 ]
 # each kind of parameters and each prompt, and all of both

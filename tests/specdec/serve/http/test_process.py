@@ -8,11 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import httpx2
 import pytest
+
+from specdec.cli import main
 
 ROOT = Path(__file__).parents[4]
 SECTION = (ROOT / "README.md").read_text().partition("## As a server")[2].partition("\n## ")[0]
@@ -63,7 +66,8 @@ def test_the_readme_is_short():
     assert len(f"## As a server{SECTION}\n".splitlines()) <= 30
 
 
-def test_the_commands_of_the_readme_work(tmp_path):
+def test_the_commands_of_the_readme_work(tmp_path, capsys):
+    """The server is a process; its clients run in this one, which has their modules."""
     [command] = commands("specdec serve")
     server = Process(command)
     try:
@@ -82,16 +86,18 @@ def test_the_commands_of_the_readme_work(tmp_path):
 
         code = SECTION[SECTION.index("    from openai") : SECTION.index("A request with a seed")]
         code = "\n".join(line.removeprefix("    ") for line in code.splitlines())
-        done = _run([sys.executable, "-c", code.replace("http://127.0.0.1:8000", server.url)])
-        assert len(done.stdout) > 20
+        exec(code.replace("http://127.0.0.1:8000", server.url), {})
+        assert len(capsys.readouterr().out) > 20
 
         [bench] = commands("specdec bench serve")
         fewer = ["--num-requests", "4", "--max-tokens", "8"]
         words = bench.replace("http://127.0.0.1:8000", server.url).split()
         has_charts = find_spec("matplotlib") is not None
         charts = ["--charts", str(tmp_path)] if has_charts else []
-        done = _run([sys.executable, "-m", *words, *fewer, *charts])
-        assert "time to first token" in done.stdout
+        with pytest.raises(SystemExit) as left:
+            main([*words[1:], *fewer, *charts])
+        assert left.value.code in (0, None)
+        assert "time to first token" in capsys.readouterr().out
         assert bool(list(tmp_path.glob("*.png"))) == has_charts
     finally:
         server.process.send_signal(signal.SIGINT)
@@ -100,12 +106,7 @@ def test_the_commands_of_the_readme_work(tmp_path):
     assert f"playground: {server.url}/" in server.lines
 
 
-def _run(words: list[str]) -> subprocess.CompletedProcess:
-    done = subprocess.run(words, capture_output=True, text=True, env=ENV, cwd=ROOT, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
+@pytest.mark.slow
 def test_after_sigterm_running_answers_finish_and_new_ones_get_503():
     formats = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
     server = Process("specdec serve demo --draft demo", "--max-model-len", "512", *formats)
@@ -114,20 +115,33 @@ def test_after_sigterm_running_answers_finish_and_new_ones_get_503():
         assert "text in <think> is read as reasoning" in server.lines
         lines = [line for line in server.lines if "curl" not in line]
         assert [line for line in lines if len(line) > COLUMNS] == []
-        answers, refused, health = asyncio.run(_load_and_stop(server))
+        stop = partial(server.process.send_signal, signal.SIGTERM)
+        answers, refused, health = asyncio.run(_load_and_stop(server.url, stop, 60))
+        assert server.end() == 0
     finally:
         server.process.kill() if server.process.poll() is None else None
-    assert [each.status_code for each in answers] == [200] * len(answers)
-    for each in answers:
-        assert each.json()["usage"]["completion_tokens"] == 60
-    assert refused.status_code == health.status_code == 503
-    assert refused.json()["error"]["message"] == "the server is shutting down"
+    _check_stopped(answers, refused, health, 60)
     assert not any("Traceback" in line for line in server.lines), server.lines
 
 
-async def _load_and_stop(server):
-    body = {"prompt": "def f(x):", "max_tokens": 60, "ignore_eos": True}
-    async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
+def test_while_a_server_drains_running_answers_finish_and_new_ones_get_503(serve):
+    with serve() as live:
+        found = asyncio.run(_load_and_stop(live.url, live.drain, 40))
+    _check_stopped(*found, 40)
+
+
+def _check_stopped(answers, refused, health, num_tokens):
+    assert [each.status_code for each in answers] == [200] * len(answers)
+    for each in answers:
+        assert each.json()["usage"]["completion_tokens"] == num_tokens
+    assert refused.status_code == health.status_code == 503
+    assert refused.json()["error"]["message"] == "the server is shutting down"
+
+
+async def _load_and_stop(url, stop, num_tokens):
+    """Answers that ran when `stop` was called, and what a new connection was told after it."""
+    body = {"prompt": "def f(x):", "max_tokens": num_tokens, "ignore_eos": True}
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
         running = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(6)]
         async with asyncio.timeout(30):
             while (
@@ -135,15 +149,13 @@ async def _load_and_stop(server):
                 not in (await client.get("/metrics")).text
             ):
                 await asyncio.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
+        stop()
         await asyncio.sleep(0.2)
-        async with httpx2.AsyncClient(base_url=server.url) as other:  # a new connection
+        async with httpx2.AsyncClient(base_url=url) as other:  # a new connection
             refused = await other.post("/v1/completions", json=body)
             health = await other.get("/health")
         assert not any(task.done() for task in running)
         answers = await asyncio.gather(*running)
-    code = await asyncio.to_thread(server.end)
-    assert code == 0
     return answers, refused, health
 
 

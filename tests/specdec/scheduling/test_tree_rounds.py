@@ -132,6 +132,20 @@ def test_rounds_of_trees_tell_what_chains_bring():
     assert shown.measured_tokens > 0.85 * shown.predicted_tokens
 
 
+def test_trees_stop_by_the_drafts_own_probabilities_and_chains_by_calibrated_ones():
+    """The draft says 0.9, and half of its drafts hold."""
+    costs = replace(WITH_TREES, tree=replace(TREES, num_levels=K))
+    planner = RowPlanner(costs, SHAPES, K, threshold=0.3)
+    chance = np.random.default_rng(0)
+    for _ in range(200):
+        held = (chance.random((1, K)) < 0.5).cumprod(axis=1).sum(axis=1)
+        planner.observe(outcome(1, confidence=0.9, num_accepted=held))
+    [chains], [trees] = planner._candidates, planner._tree_candidates
+    assert chains.levels_run[-1] == pytest.approx(2, abs=0.01)  # the second path has 0.25
+    assert trees.levels_run[-1] == K
+    assert 0.5 < chains.gain(K, K, 1) < trees.gain(K, K, 1) < 1
+
+
 def test_the_first_probes_of_another_kind_come_early_unless_it_is_far_behind():
     for loss, waits in ((0.0, [8, 16, 32, 64, 64]), (0.25, [150] * 5)):
         probes = KindProbes()

@@ -368,6 +368,7 @@ def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
         assert held == min(num_held, length)
         lengths.append(length)
     assert len(set(lengths)) > 1, "some trees have nodes of other paths instead"
+    assert sum(held for _, _, held in of_trees.values()) > 0.5 * len(of_trees)
 
 
 @pytest.mark.gpu

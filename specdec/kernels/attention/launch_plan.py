@@ -20,9 +20,12 @@ MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at p
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
 FEW = 32  # programs up to which smaller tiles make more of them
-# Programs for paths' last keys up to which each has 8 warps, which measured faster for 64 of them;
-# more have 4. Two a multiprocessor: where the border should be was not measured.
-FEW_TAILS = 264
+# (programs, warps of each) for paths' last keys: of many programs more fit a multiprocessor with
+# fewer warps. Measured: 64 to 256, 512 and 1,024 programs. More than these have MANY_TAILS_WARPS,
+# or 4 where a key has more than LONG_KEY bytes, of which two warps would not hold a tile.
+TAIL_WARPS = ((128, 8), (264, 4))
+MANY_TAILS_WARPS = 2
+LONG_KEY = 256
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
 PROMPT_MORE_THAN: int | None = 512
@@ -82,11 +85,16 @@ def plan_launch(
     is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
     slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
-    few_tails = B * max_query_len * heads.G <= FEW_TAILS
-    tail_warps = (8 if few_tails else 4) if has_paths else 0
+    tail_warps = _tail_warps(B * max_query_len * heads.G, heads) if has_paths else 0
     return Launch(
         tile, tokens, tiles, B * tiles, usual_tiles, is_split, is_helped, slots, tail_warps
     )
+
+
+def _tail_warps(num_programs: int, heads: Heads) -> int:
+    """Of each program for a path's last keys."""
+    many = 4 if heads.C * heads.itemsize > LONG_KEY else MANY_TAILS_WARPS
+    return next((warps for most, warps in TAIL_WARPS if num_programs <= most), many)
 
 
 def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:

@@ -36,7 +36,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
 
 MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
-PARTS_AT_ONCE = {4: 8, 8: 4}  # partial results on their way at a time, by warps
+PARTS_AT_ONCE = {2: 2, 4: 4, 8: 4}  # partial results on their way at a time, by warps
 
 
 def prepare_tails(given: Pass) -> Repeated:

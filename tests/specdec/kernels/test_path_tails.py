@@ -241,9 +241,10 @@ def test_rows_without_paths_are_cut_as_ever():
 
 
 def test_few_programs_for_tails_have_more_warps():
-    def warps(B, rows, has_paths=True):
-        return plan_launch(B, rows, Heads(4, 8, 128, 2), has_paths=has_paths).tail_warps
+    def warps(B, rows, has_paths=True, C=128, itemsize=2):
+        return plan_launch(B, rows, Heads(4, 8, C, itemsize), has_paths=has_paths).tail_warps
 
-    assert [warps(1, rows) for rows in (8, 16, 32, 40)] == [8, 8, 8, 4]
-    assert [warps(B, 8) for B in (4, 5, 32)] == [8, 4, 4]
+    assert [warps(1, rows) for rows in (8, 16, 17, 32, 40)] == [8, 8, 4, 4, 2]
+    assert [warps(B, 8) for B in (2, 4, 5, 32)] == [8, 4, 2, 2]
+    assert warps(32, 8, C=256) == warps(32, 8, itemsize=4) == 4  # a tile of keys is twice as large
     assert warps(1, 8, has_paths=False) == 0

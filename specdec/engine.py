@@ -31,11 +31,12 @@ from specdec.requests.sampling_flags import SamplingFlags
 from specdec.requests.stats import RoundRecord
 from specdec.runner import Runner
 from specdec.scheduling.block_pool import BlockPool
-from specdec.scheduling.round_history import RoundOutcome
+from specdec.scheduling.round_history import IMPROBABLE, RoundOutcome
 from specdec.scheduling.row_planner import RowPlanner, StepSize
 from specdec.scheduling.scheduler import Scheduler
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.scheduling.work import Plan, PromptPart, Work
+from specdec.sizes import TreeShape
 from specdec.stepping.logprobs import StepLogprobs
 from specdec.stepping.results import PendingResult, StepResult
 
@@ -356,7 +357,9 @@ class Engine:
         num_accepted = np.array(result.num_accepted[:B]) * runs
         num_allowed = np.array([self._num_drafted(each) for each in requests]) * runs
         if work.verifies_trees:
-            chains = _chains_in_trees(result, planner.num_levels, num_allowed, is_sampled)
+            tree = self.runner.sizes.tree
+            assert tree is not None, "trees were verified"
+            chains = _chains_in_trees(result, tree, num_allowed, is_sampled)
             planner.observe_trees(chains, int(num_verified.sum()), int(num_accepted.sum()))
         else:
             planner.observe(
@@ -456,16 +459,17 @@ class Engine:
 
 
 def _chains_in_trees(
-    result: StepResult, num_levels: int, num_allowed: np.ndarray, is_sampled: np.ndarray
+    result: StepResult, tree: TreeShape, num_allowed: np.ndarray, is_sampled: np.ndarray
 ) -> RoundOutcome:
     """What a round of trees shows of chains: each tree has one, along the draft's best tokens.
 
-    Where a tree has deeper nodes than those of its chain, the chain's next ones were less probable
-    than every node, and are taken not to hold. Where it has none, more may not have been drafted.
+    Where a tree has all nodes that it may have, or deeper ones than those of its chain, the chain's
+    next ones were less probable than every node, and are IMPROBABLE: left out, they would leave
+    what is known of deep levels to the chains that came so far. Else they were not drafted.
     num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
     """
     B = len(num_allowed)
-    confidences = np.zeros((B, num_levels), np.float32)
+    confidences = np.zeros((B, tree.num_levels), np.float32)
     lengths, num_held = np.zeros((2, B), int)
     bounds = num_allowed.copy()
     for b in np.flatnonzero(num_allowed):
@@ -474,15 +478,17 @@ def _chains_in_trees(
         probs = np.array([1.0, *(result.draft_probs[b][row - 1] for row in rows)])
         confidences[b, : len(rows)] = probs[1:] / probs[:-1]
         lengths[b] = len(rows)
-        if not rows or len(rows) < max(depths(parents)):
-            bounds[b] = len(rows)
+        if not rows:
+            bounds[b] = 0
+        elif len(parents) == tree.num_nodes or len(rows) < max(depths(parents)):
+            confidences[b, len(rows) :] = IMPROBABLE
         accepted = result.sampled_tokens[b][: result.num_accepted[b]]
         tokens = [result.draft_tokens[b][row - 1] for row in rows]
         equal = map(int.__eq__, tokens, accepted)
         num_held[b] = sum(1 for _ in itertools.takewhile(bool, equal))
     return RoundOutcome(
         confidences=confidences,
-        num_live=num_levels,
+        num_live=tree.num_levels,
         num_verified=lengths,
         num_accepted=num_held,
         is_sampled=is_sampled,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specdec.scheduling.calibration import Booleans, Calibration, Floats, Integers
 
+IMPROBABLE = 1e-4  # for a draft that was not made because many others were more probable
 RATE_WEIGHT = 2.0  # of what was known before, in drafts whose parents held, in a level's mean rate
 
 

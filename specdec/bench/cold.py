@@ -36,8 +36,9 @@ TIMED = {
 def cold_rows(
     target: str, draft: str | None, K: int | str, engine: Mapping[str, object], starts: int = 2
 ) -> list[Row]:
-    """One row per start, seconds per phase. No other engine should hold GPU memory meanwhile.
+    """One row per start: seconds of each phase, and the memory of the graphs.
 
+    No other engine should hold GPU memory meanwhile.
     K: num_speculative_tokens, which "auto" may be too. engine: arguments of LLM.
 
     The starts share a cache of compiled kernels, empty at first, as after an installation.
@@ -91,7 +92,9 @@ def main() -> None:
         llm.generate(prompts[0], params, use_tqdm=False)
     inside = sum(seconds.get(phase, 0.0) for phase in {*TIMED.values(), "capture"})
     seconds["the rest of LLM()"] -= inside
-    print(json.dumps(seconds | {"total": time.time() - args.began}))
+    seconds["total"] = time.time() - args.began
+    num_bytes = sum(family.num_bytes for family in llm.engine.runner.graphs.counters().values())
+    print(json.dumps(seconds | {"graphs, GiB": num_bytes / (1 << 30)}))
 
 
 @contextmanager

@@ -270,11 +270,12 @@ def test_a_fresh_process_reports_its_phases(pair):
     target = str(pair.target.report.directory)
     [row] = suites.cold_rows(target, "demo", 2, {"device": "cpu", "seed": 3}, starts=1)
 
-    others = ("start", "kernels_compiled", "total")
+    others = ("start", "kernels_compiled", "total", "graphs, GiB")
     phases = {name: value for name, value in row.items() if name not in others}
     assert all(value >= 0 for value in phases.values())
     assert max(phases.values()) < sum(phases.values()) <= row["total"]
     assert (row["start"], row["kernels_compiled"]) == (1, 0)  # a CPU compiles none
+    assert row["graphs, GiB"] == 0  # nor captures any
     assert {"python and imports", "target weights", "capture", "first token"} <= set(row)
     assert {"draft weights", "tokenizer"} <= set(row)
 

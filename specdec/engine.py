@@ -359,7 +359,7 @@ class Engine:
         if work.verifies_trees:
             tree = self.runner.sizes.tree
             assert tree is not None, "trees were verified"
-            chains = _chains_in_trees(result, tree, num_allowed, is_sampled)
+            chains = _chains_in_trees(result, tree, planner.threshold, num_allowed, is_sampled)
             planner.observe_trees(chains, int(num_verified.sum()), int(num_accepted.sum()))
         else:
             planner.observe(
@@ -459,13 +459,19 @@ class Engine:
 
 
 def _chains_in_trees(
-    result: StepResult, tree: TreeShape, num_allowed: np.ndarray, is_sampled: np.ndarray
+    result: StepResult,
+    tree: TreeShape,
+    threshold: float,
+    num_allowed: np.ndarray,
+    is_sampled: np.ndarray,
 ) -> RoundOutcome:
     """What a round of trees shows of chains: each tree has one, along the draft's best tokens.
 
-    Where a tree has all nodes that it may have, or deeper ones than those of its chain, the chain's
-    next ones were less probable than every node, and are IMPROBABLE: left out, they would leave
-    what is known of deep levels to the chains that came so far. Else they were not drafted.
+    Where a tree has deeper nodes than those of its chain, or has all nodes that it may have and did
+    not stop, the chain's next ones were less probable than every node, and are IMPROBABLE: left
+    out, they would leave what is known of deep levels to the chains that came so far. Else they
+    were not drafted.
+    threshold: of path probabilities, below which trees stop
     num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
     """
     B = len(num_allowed)
@@ -480,7 +486,9 @@ def _chains_in_trees(
         lengths[b] = len(rows)
         if not rows:
             bounds[b] = 0
-        elif len(parents) == tree.num_nodes or len(rows) < max(depths(parents)):
+            continue
+        is_full = len(parents) == tree.num_nodes
+        if len(rows) < max(depths(parents)) or (is_full and probs[-1] >= threshold):
             confidences[b, len(rows) :] = IMPROBABLE
         accepted = result.sampled_tokens[b][: result.num_accepted[b]]
         tokens = [result.draft_tokens[b][row - 1] for row in rows]

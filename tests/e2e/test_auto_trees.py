@@ -6,6 +6,7 @@ Planners are told what to choose, at random or by a list, since their own choice
 import random
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,12 +14,14 @@ from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from scripts.soak import at_random, rows_are_shared, soak
 from specdec import LLM, SamplingParams, sizes
+from specdec.engine import _chains_in_trees
 from specdec.requests.metrics import Counter
 from specdec.scheduling.round_history import IMPROBABLE
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start import load
+from specdec.stepping.results import StepResult
 from tests.e2e.caches import cache_rows, poison_nodes
 
 COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
@@ -370,6 +373,32 @@ def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
         lengths.append(length)
     assert len(set(lengths)) > 1, "some trees have nodes of other paths instead"
     assert sum(held for _, _, held in of_trees.values()) > 0.5 * len(of_trees)
+
+
+@pytest.mark.parametrize(
+    "parents, threshold, rest",
+    [
+        ([0, 0, 1, 1], 0.0, IMPROBABLE),  # it has all nodes
+        ([0, 0, 1, 1], 0.25, IMPROBABLE),  # and would have stopped below 0.25
+        ([0, 0, 1, 1], 0.35, 0.0),  # it stopped: the chain's next token was not drafted
+        ([0, 0, 1], 0.0, 0.0),  # there was room for it
+        ([0, 0, 2], 0.35, IMPROBABLE),  # a deeper node of another path was made instead
+    ],
+)
+def test_what_a_tree_leaves_out_of_a_chain_is_improbable_or_unknown(parents, threshold, rest):
+    result = StepResult(
+        sampled_tokens=[[10, 20, 30]],
+        num_accepted=[1],
+        draft_tokens=[[10 * row for row in range(1, len(parents) + 1)]],
+        draft_parents=[parents],
+        draft_probs=[[0.6, 0.4, 0.3, 0.1][: len(parents)]],
+        confidences=np.zeros((1, 0), np.float32),
+    )
+    shape = TreeShape(num_levels=4, top_k=2, num_nodes=4)
+    seen = _chains_in_trees(result, shape, threshold, np.array([4]), np.array([False]))
+    chain = [0.6] if 2 in parents else [0.6, 0.5]
+    assert seen.confidences[0] == pytest.approx([*chain, *[rest] * (4 - len(chain))])
+    assert (seen.num_verified, seen.num_accepted, seen.num_allowed) == (len(chain), 1, 4)
 
 
 @pytest.mark.gpu

@@ -148,7 +148,11 @@ class Setting:
         if not self.is_adaptive or self.tree is None:
             return None
         k, num_nodes = self.tree
-        return TreeShape(num_levels=self.num_speculative_tokens, top_k=k, num_nodes=num_nodes)
+        K = self.num_speculative_tokens
+        least = next(L for L in range(1, K + 1) if k + k * k * (L - 1) >= num_nodes)
+        return TreeShape(
+            num_levels=K, top_k=k, num_nodes=num_nodes, for_many=(least, (num_nodes + 1) // 2)
+        )
 
     def build(self, **options: object) -> LLM:
         K = self.num_speculative_tokens

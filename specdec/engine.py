@@ -475,6 +475,7 @@ def _chains_in_trees(
     num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
     """
     B = len(num_allowed)
+    shape = tree.of(B)
     confidences = np.zeros((B, tree.num_levels), np.float32)
     lengths, num_held = np.zeros((2, B), int)
     bounds = num_allowed.copy()
@@ -487,7 +488,7 @@ def _chains_in_trees(
         if not rows:
             bounds[b] = 0
             continue
-        is_full = len(parents) == tree.num_nodes
+        is_full = len(parents) == shape.num_nodes and len(rows) < shape.num_levels
         if len(rows) < max(depths(parents)) or (is_full and probs[-1] >= threshold):
             confidences[b, len(rows) :] = IMPROBABLE
         accepted = result.sampled_tokens[b][: result.num_accepted[b]]

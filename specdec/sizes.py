@@ -1,11 +1,12 @@
 """The sizes of an engine, resolved once, and the limits that host and device share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
 MAX_TREE_REQUESTS = 32  # with more at a time, chains accept as much from as many rows
 MAX_AUTO_TREE_REQUESTS = 8  # the same, where chains share their rows out
+FEW_TREE_REQUESTS = 4  # with more at a time, trees that have a shape for many take it
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 MAX_BAD_WORDS = 64  # token sequences, per request
 MAX_BAD_WORD_LENGTH = 16  # tokens
@@ -13,11 +14,31 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """A draft tree: its first level has top_k nodes, each further one top_k children of as many."""
+    """A draft tree: its first level has top_k nodes, each further one top_k children of as many.
+
+    for_many: (num_levels, num_nodes) where more than FEW_TREE_REQUESTS draft or verify at a time,
+        neither more than those of few, and of these levels there are nodes for few; None: the same
+    """
 
     num_levels: int  # D, those that are drafted
     top_k: int  # k
     num_nodes: int  # N - 1: those that are verified
+    for_many: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        many = self.of(FEW_TREE_REQUESTS + 1)
+        is_smaller = many.num_levels <= self.num_levels and many.num_nodes <= self.num_nodes
+        if self.for_many is not None and not (is_smaller and many.num_candidates >= self.num_nodes):
+            least = f"at most {self.num_levels} levels and {self.num_nodes} nodes"
+            levels = f"levels that have {self.num_nodes} nodes or more"
+            raise ValueError(f"for_many={self.for_many}: {least}, and {levels}")
+
+    def of(self, num_reqs: int) -> "TreeShape":
+        """The shape of steps with so many requests, padding included or not."""
+        if self.for_many is None or num_reqs <= FEW_TREE_REQUESTS:
+            return self
+        num_levels, num_nodes = self.for_many
+        return replace(self, num_levels=num_levels, num_nodes=num_nodes, for_many=None)
 
     @property
     def num_rows(self) -> int:

@@ -115,7 +115,7 @@ class Acts:
     def _fill_verified(self, step: Step, V: int) -> None:
         buffers, state, R = self.buffers, self.state, step.shared_rows
         if step.verifies_trees:
-            fill_tree(buffers, state, V, self.max_model_len)
+            fill_tree(buffers, state, V, step.query_len, self.max_model_len)
             return
         if R > 0:
             share_rows(buffers, state, V, R, self.max_model_len)
@@ -135,7 +135,8 @@ class Acts:
         V = step.num_verified if step.parts else B
         if step.verifies_trees:
             cache = self.target.contexts.kv_cache
-            commit_trees(self.buffers, self.state, V, cache, step.flags.bad_words)
+            Q = step.query_len
+            commit_trees(self.buffers, self.state, V, Q, cache, step.flags.bad_words)
         elif V > 0:
             is_shared = step.shared_rows > 0
             accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len, is_shared)
@@ -158,7 +159,7 @@ class Acts:
         assert how is not None, step
         num_prompt_rows = step.num_tokens - step.num_verify_rows
         num_rows = max(V * step.kept_len + num_prompt_rows, how.descriptor.num_tokens)
-        gather_paths(self.buffers, V, num_prompt_rows, num_rows)
+        gather_paths(self.buffers, V, step.query_len, num_prompt_rows, num_rows)
 
     def prefill_draft(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""

@@ -45,7 +45,8 @@ class Target:
     def captures(self) -> Captures:
         """What is captured, in order."""
         graphs = self.graphs
-        rounds = [each for each in (graphs.decode, graphs.plain, graphs.tree) if each is not None]
+        kinds = (graphs.decode, graphs.plain, *graphs.trees.values())
+        rounds = [each for each in kinds if each is not None]
         return [(graphs.prefill, self.make_prefill), *((each, self.make_verify) for each in rounds)]
 
     def make_prefill(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:

@@ -31,13 +31,14 @@ from specdec.stepping.row_masks import RowMasks
 
 @dataclass(frozen=True, slots=True)
 class GuidedSlot:
-    """first_row: of its decided rows, if each slot had query_len of them. num_drafts: that it
+    """first_row: of its decided rows, if each slot had num_rows of them. num_drafts: that it
     verifies, of a tree one after another. drafts: where they arrive, as a row of a step's
-    proposals.
+    proposals; of a tree's nodes the first ones have rows.
     """
 
     guide: Guide
     first_row: int
+    num_rows: int = 1
     num_drafts: int = 0
     drafts: tuple[PendingResult, int] | None = None
 
@@ -52,7 +53,8 @@ class GuidedSlot:
         if proposals.parents is None:
             rows = range(self.first_row, self.first_row + n + 1)
             return [GuidedPath(self.guide, tokens[:n], rows)]
-        return list(self._branches(tokens, leaf_paths(proposals.parents[b], n)))
+        verified = proposals.parents[b][: self.num_rows - 1]
+        return list(self._branches(tokens, leaf_paths(verified, n)))
 
     def _branches(self, tokens: Sequence[int], paths: list[list[int]]) -> Iterator["GuidedPath"]:
         """paths: rows of a tree, from its root; a path leaves out the masks of those before it."""
@@ -103,7 +105,8 @@ class StepMasks:
             if request.guide is not None:
                 count = min(num_drafts(request), work.most_drafts)
                 drafts = self._arriving.get(request)
-                slots.append(GuidedSlot(request.guide, b * work.query_len, count, drafts))
+                Q = work.query_len
+                slots.append(GuidedSlot(request.guide, b * Q, Q, count, drafts))
         for i, (request, part) in enumerate(zip(work.prompts, work.parts, strict=True)):
             if request.guide is not None and part.samples:
                 row = len(work.verifying) * work.query_len + i

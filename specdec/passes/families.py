@@ -3,7 +3,8 @@
     target.prefill  PIECEWISE  steps with prompts
     target.decode   FULL       rounds: K + 1 rows per request, of trees the root and all nodes
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
-    target.tree     FULL       rounds of trees, where others are of chains
+    target.tree     FULL       rounds of trees, where others are of chains; and another family for
+                               those of many requests, where these have a shape of their own
     draft.prefill   both       with prompts in pieces, after a round whole or in pieces
     draft.decode    FULL       K - 1 rows per request, one after another; of trees k at a time
     draft.extend    FULL       the draft's KV after a plain round, where a later one may draft
@@ -19,9 +20,9 @@ In counters and logs the dot is an underscore; cuda_graph_modes sets plain with 
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from graphs.counters import GraphCounters
 from graphs.dispatch import Dispatch
@@ -31,7 +32,7 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.kernels.tile_shapes import ROW_CLASSES
-from specdec.sizes import EngineSizes
+from specdec.sizes import FEW_TREE_REQUESTS, EngineSizes
 from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
 
 # Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve;
@@ -46,21 +47,21 @@ Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, a
 class TargetGraphs:
     """decode: rounds of K + 1 rows per request. plain: of one row; None where K is 0.
 
-    tree: rounds of trees, where decode serves chains
+    trees: rounds of trees, where decode serves chains, by rows of each request
     """
 
     prefill: CudaGraphManager
     decode: CudaGraphManager
     plain: CudaGraphManager | None
-    tree: CudaGraphManager | None = None
+    trees: Mapping[int, CudaGraphManager] = field(default_factory=dict)
 
     def of_round(self, query_len: int | None) -> CudaGraphManager:
         return self.plain if query_len == 1 and self.plain is not None else self.decode
 
     def of_descriptor(self, desc: BatchDescriptor) -> CudaGraphManager:
         """The family of a full graph."""
-        is_tree = self.tree is not None and (desc.query_len or 0) > 1
-        return self.tree if is_tree and self.tree is not None else self.of_round(desc.query_len)
+        tree = self.trees.get(desc.query_len or 0)
+        return self.of_round(desc.query_len) if tree is None else tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ class GraphFamilies:
             prefill=self._family("target_prefill", Q, most),
             decode=self._family("target_decode", Q, most),
             plain=self._plain() if has_draft else None,
-            tree=self._tree() if self.tree_sizes else None,
+            trees=self._trees(),
         )
         self.draft = self._draft() if has_draft else None
 
@@ -150,11 +151,10 @@ class GraphFamilies:
 
     def dispatch_trees(self, num_reqs: int, proposal: Proposal) -> Passes:
         """The graphs of a round of trees, where others are of chains."""
-        tree, shape = self.target.tree, self._sizes.tree
-        assert tree is not None, "families of chains"
-        assert shape is not None, "sizes of chains"
+        assert self._sizes.tree is not None, "sizes of chains"
         assert self.draft is not None, "nothing drafts"
-        target = tree.dispatch(num_reqs, num_reqs * shape.num_rows, shape.num_rows)
+        Q = self._sizes.tree.of(num_reqs).num_rows
+        target = self.target.trees[Q].dispatch(num_reqs, num_reqs * Q, Q)
         num_paths = num_reqs
         if self.draft.of(proposal).prefill.mode.decode_mode() is CUDAGraphMode.FULL:
             # padding has paths too, and there is a shape of just their rows
@@ -257,11 +257,22 @@ class GraphFamilies:
             prefill=prefill, decode=decode, sampled=sampled, extend=extend, trees=trees
         )
 
-    def _tree(self) -> CudaGraphManager:
-        assert self._sizes.tree is not None, "sizes of chains"
+    def _trees(self) -> Mapping[int, CudaGraphManager]:
+        """By rows of each request."""
+        if not self.tree_sizes:
+            return {}
+        tree = self._sizes.tree
+        assert tree is not None, "sizes of chains"
         mode = _mode_of(self._config, "target_decode")
-        sizes = CaptureSizes(requests=self.tree_sizes, tokens=())
-        return self._manager("target_tree", sizes, mode, self._sizes.tree.num_rows)
+        alike: dict[int, list[int]] = {}
+        for n in self.tree_sizes:
+            alike.setdefault(tree.of(n).num_rows, []).append(n)
+        found = {}
+        for Q, requests in alike.items():
+            name = "target_tree" if tree.num_rows == Q else "target_tree_of_many"
+            sizes = CaptureSizes(requests=tuple(requests), tokens=())
+            found[Q] = self._manager(name, sizes, mode, Q)
+        return found
 
     def _draft_trees(self) -> tuple[DraftPair, DraftPair]:
         """For greedy and sampled steps. After few rows of chains, these are padded."""
@@ -327,7 +338,8 @@ def _tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int
     most = sizes.max_tree_requests
     if requests is None:
         requests = [1 << i for i in range(most.bit_length())]
-    return tuple(sorted({*(n for n in requests if n < most), most}))
+    few = min(FEW_TREE_REQUESTS, most)  # padding takes the shape of the requests beside it
+    return tuple(sorted({*(n for n in requests if n < most), few, most}))
 
 
 def shared_shapes(

@@ -159,8 +159,9 @@ def tree_ms(
     num_prompt_rows: that ride in it
     """
     assert costs.tree is not None, "costs of chains"
-    ms = costs.tree.ms(num_requests, float(curves.levels_run[-1]))
-    num_rows = num_requests * costs.tree.num_rows
+    shape = costs.tree.shape.of(num_requests)
+    ms = costs.tree.ms(num_requests, float(curves.levels_run[shape.num_levels - 1]))
+    num_rows = num_requests * shape.num_rows
     with_prompts = costs.mixed_ms(num_rows + num_prompt_rows) if num_prompt_rows else 0.0
     return ms + max(with_prompts - costs.verify_ms(num_rows), 0.0)
 

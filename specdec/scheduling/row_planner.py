@@ -195,7 +195,7 @@ class RowPlanner:
         self._history = RoundHistory(num_levels, _entries(self._sizes.most_requests))
         self._probes = Probes(num_levels)
         self._surprise = Surprise()
-        self._trees = TreeRounds(num_levels)
+        self._trees: dict[int, TreeRounds] = {}  # by their levels
         self._candidates: list[GainCurves] = []  # by threshold
         self._tree_candidates: list[GainCurves] = []  # of trees
         self._curves: GainCurves | None = None  # of the latest plan
@@ -271,8 +271,9 @@ class RowPlanner:
         knows_chains = len(self._history) >= LEAST_ROUNDS * num_drafting
         if coming.trees_fit and self._costs.tree is not None and knows_chains:
             is_tree = self._chooses_trees(requests, keys_ms, best_rate)
-            if is_tree or self._trees.is_chosen:  # where they are chosen, chains are a probe
-                return RoundPlan(num_rows, self.num_levels, is_tree)
+            L, trees = self._trees_of(num_requests)
+            if is_tree or trees.is_chosen:  # where they are chosen, chains are a probe
+                return RoundPlan(num_rows, L if is_tree else self.num_levels, is_tree)
         levels = self._probes.levels(self._steady_levels, num_drafting)
         if levels == 0 and num_rows == step.rows[0]:  # it is priced as a plain round, so it is one
             num_rows = num_requests
@@ -323,11 +324,11 @@ class RowPlanner:
         self._statistics = replace(before, num_tree_rounds=before.num_tree_rounds + 1)
         predicted = None
         if num_drafting and self._tree_curves is not None:
-            K = self.num_levels
-            in_chains = self._tree_curves.gain(K, K * num_drafting, num_drafting)
-            predicted = self._trees.held(in_chains, num_drafting)
+            L, trees = self._trees_of(num_requests)
+            in_chains = self._tree_curves.gain(L, L * num_drafting, num_drafting)
+            predicted = trees.held(in_chains, num_drafting)
             held = num_accepted, int(chains.num_accepted.sum())
-            if self._trees.observe(*held, predicted, num_drafting, len(self._history)):
+            if trees.observe(*held, predicted, num_drafting, len(self._history)):
                 self._forget()
                 self._know_nothing()
         self._count(num_requests, num_verified, num_accepted, predicted)
@@ -422,7 +423,8 @@ class RowPlanner:
         """Whether the next drafts are trees. other_rate: of the best way to go on without."""
         # their levels cost more than those of chains: they may stop at another threshold
         rates = [self._tree_rate(requests, each, keys_ms) for each in self._tree_candidates]
-        is_tree = self._trees.choose(max(rates), other_rate)
+        _, trees = self._trees_of(requests.num_requests)
+        is_tree = trees.choose(max(rates), other_rate)
         if is_tree:
             self._tree_curves = self._tree_candidates[rates.index(max(rates))]
             self._threshold = self._tree_curves.threshold
@@ -431,14 +433,22 @@ class RowPlanner:
     def _tree_rate(self, requests: Requests, curves: GainCurves, keys_ms: float) -> float:
         """Tokens per millisecond of rounds of trees, with prompts in the recent share of them."""
         n, num_drafting = requests
-        K = self.num_levels
-        in_chains = curves.gain(K, K * num_drafting, num_drafting)
+        L, trees = self._trees_of(n)
+        in_chains = curves.gain(L, L * num_drafting, num_drafting)
         eighths, prompt_rows = self._prompts.rounded
         ms = self._ratios.of_trees(n, False) * tree_ms(self._costs, n, curves, 0)
         if eighths:
             mixed = tree_ms(self._costs, n, curves, prompt_rows)
             ms += eighths / 8 * (self._ratios.of_trees(n, True) * mixed - ms)
-        return (n + self._trees.held(in_chains, num_drafting)) / (ms + keys_ms)
+        return (n + trees.held(in_chains, num_drafting)) / (ms + keys_ms)
+
+    def _trees_of(self, num_requests: int) -> tuple[int, TreeRounds]:
+        """The levels of their trees, and what is known of these."""
+        assert self._costs.tree is not None, "costs of chains"
+        num_levels = self._costs.tree.shape.of(num_requests).num_levels
+        if num_levels not in self._trees:
+            self._trees[num_levels] = TreeRounds(num_levels)
+        return num_levels, self._trees[num_levels]
 
     def _estimate(self, num_drafting: int) -> None:
         path_probs, own_paths = self._history.path_probs(_entries(num_drafting))

@@ -273,9 +273,10 @@ class Scheduler:
         )
 
     def _with_trees(self, work: Work) -> Work:
-        """The same where those that verify have trees: all nodes have rows."""
+        """The same where those that verify have trees: all nodes have rows, of many the best."""
         assert self.sizes.tree is not None, "sizes of chains"
-        return replace(work, query_len=self.sizes.tree.num_rows, path_len=self.sizes.path_len)
+        shape = self.sizes.tree.of(len(work.verifying))
+        return replace(work, query_len=shape.num_rows, path_len=self.sizes.path_len)
 
     def _hurries(self, waiting: list[Request]) -> bool:
         """Whether steps should be short: no more requests come, or after a burst many prompts wait.

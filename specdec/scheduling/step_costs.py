@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from specdec.sizes import TreeShape
+
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
 COMPUTE_BOUND = 256  # rows that verify: from here on more of them take longer
 FEW_ROWS = 64  # one draft in so many rows may give way to prompts that end
@@ -60,21 +62,21 @@ class TreeCosts:
 
     all_levels: those whose drafts never stop, behind short contexts
     one_level: those whose drafts stop after one level; empty: none stops
-    num_rows: of each request. num_levels: of the draft
+    shape: of the trees
     """
 
     all_levels: Measured
     one_level: Measured = ()
-    num_rows: int
-    num_levels: int
+    shape: TreeShape
 
     def ms(self, num_requests: int, num_run: float) -> float:
         """Of a round in which so many levels run on average, at least 1."""
         every = _at(self.all_levels, num_requests)
-        if not self.one_level or self.num_levels == 1:
+        num_levels = self.shape.of(num_requests).num_levels
+        if not self.one_level or num_levels == 1:
             return every
         one = _at(self.one_level, num_requests)
-        return one + (num_run - 1) / (self.num_levels - 1) * max(every - one, 0.0)
+        return one + (num_run - 1) / (num_levels - 1) * max(every - one, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

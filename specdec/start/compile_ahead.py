@@ -203,8 +203,9 @@ def tree_round(runner: Runner, num_reqs: int, flags: SamplingFlags = GREEDY) -> 
     """Of requests without state rows, after which trees are drafted, where others draft chains."""
     sizes = runner.sizes
     assert sizes.tree is not None, "sizes of chains"
-    rows, Q, K = [-1] * num_reqs, sizes.tree.num_rows, sizes.num_speculative_tokens
-    return runner.step_of(rows, (), sizes.max_model_len, flags, Q, 0, K, proposes_tree=True)
+    shape = sizes.tree.of(num_reqs)
+    rows, Q, L = [-1] * num_reqs, shape.num_rows, shape.num_levels
+    return runner.step_of(rows, (), sizes.max_model_len, flags, Q, 0, L, proposes_tree=True)
 
 
 def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -> Step:

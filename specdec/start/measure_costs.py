@@ -271,12 +271,20 @@ def _tree_costs(
     if shape is None:
         return None
     sizes = runner.graphs.tree_sizes
-    all_levels = between(measured, sizes, lambda n: rounds(n * shape.num_rows))
+
+    def of_rows(n: int) -> float:
+        return rounds(n * shape.of(n).num_rows)
+
+    if not stopped:
+        return TreeCosts(all_levels=between(measured, sizes, of_rows), shape=shape)
+    one_level = between(stopped, sizes, of_rows)
+    further = {n: max(shape.of(n).num_levels - 1, 1) for n in sizes}
+    at_once = dict(stopped)
+    level = dict(between(tuple((n, (ms - at_once[n]) / further[n]) for n, ms in measured), sizes))
     return TreeCosts(
-        all_levels=all_levels,
-        one_level=between(stopped, sizes, dict(all_levels).__getitem__),
-        num_rows=shape.num_rows,
-        num_levels=shape.num_levels,
+        all_levels=tuple((n, ms + further[n] * level[n]) for n, ms in one_level),
+        one_level=one_level,
+        shape=shape,
     )
 
 

@@ -156,7 +156,7 @@ def run_largest_steps(runner: Runner) -> None:
         runner.read(sizes.max_num_seqs)
         if sizes.is_adaptive and sizes.tree is not None:
             with_trees = all_rows[: sizes.max_tree_requests]
-            Q = sizes.tree.num_rows
+            Q = sizes.tree.of(len(with_trees)).num_rows
             run(with_trees, query_len=Q, num_levels=levels, proposes_tree=True)
 
 

@@ -10,7 +10,8 @@ logger = logging.getLogger("specdec")
 
 MOST_LEVELS = 8  # that "auto" may run
 FIXED_DRAFTS = 3  # of "auto" where nothing is measured
-AUTO_TREE = TreeShape(num_levels=MOST_LEVELS, top_k=4, num_nodes=15)  # that "auto" may draft
+# that "auto" may draft
+AUTO_TREE = TreeShape(num_levels=MOST_LEVELS, top_k=4, num_nodes=15, for_many=(4, 7))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,27 +23,35 @@ from specdec.stepping.tree_buffers import TreeBuffers
 
 
 def commit_trees(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, kv_cache: Tensor, has_words: bool
+    buffers: StepBuffers,
+    state: RequestState,
+    num_reqs: int,
+    num_rows: int,
+    kv_cache: Tensor,
+    has_words: bool,
 ) -> None:
-    """Commit a round of `num_reqs` batch slots, padding included.
+    """Commit a round of `num_reqs` batch slots, padding included, with `num_rows` rows each.
 
     kv_cache:  [L, 2, N + 1, G, S, C] of the target
     has_words: a request has bad words, and its history is kept
     """
     walk_trees = pick(buffers.results, launch_walk_trees, walk_trees_ref)
-    walk_trees(buffers, state, num_reqs, has_words)
+    walk_trees(buffers, state, num_reqs, num_rows, has_words)
     tree = tree_of(buffers)
     X = num_reqs * tree.shape.max_depth
     move_slots(kv_cache, tree.moved_from.view(-1)[:X], tree.moved_to.view(-1)[:X])
 
 
-def gather_paths(buffers: StepBuffers, num_reqs: int, num_prompt_rows: int, num_rows: int) -> None:
+def gather_paths(
+    buffers: StepBuffers, num_reqs: int, tree_rows: int, num_prompt_rows: int, num_rows: int
+) -> None:
     """Bring what the draft reads to the rows of paths, as many for each of `num_reqs` slots.
 
     Then come the rows of prompts, as many as num_prompt_rows, and padding, up to num_rows.
+    tree_rows: of each slot, before
     """
     tree = tree_of(buffers)
-    N = tree.shape.num_rows
+    N = tree_rows
     Q = tree.shape.max_depth + 1
     at_T = tree.path_sources.view(-1)[: num_reqs * Q]
     if num_rows > len(at_T):
@@ -72,10 +80,10 @@ def _shift_prompts(buffers: StepBuffers, at_T: Tensor, is_prompt_T: Tensor, firs
 
 
 def launch_walk_trees(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, has_words: bool
+    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, has_words: bool
 ) -> None:
     tree = tree_of(buffers)
-    N = tree.shape.num_rows
+    N, X = num_rows, tree.shape.num_nodes
     _walk_trees_kernel[(num_reqs,)](
         buffers.results,
         buffers.positions,
@@ -107,7 +115,8 @@ def launch_walk_trees(
         state.sampling.history.shape[1],
         tree.first_slot,
         N=N,
-        N_PADDED=next_power_of_2(N),
+        X=X,
+        ROWS=next_power_of_2(X + 1),
         D1=tree.shape.max_depth + 1,
         S=BLOCK_SIZE,
         HAS_WORDS=has_words,
@@ -119,8 +128,8 @@ def launch_walk_trees(
 
 @jit
 def _walk_trees_kernel(
-    # [B, WIDTH]: sampled tokens [D1], number accepted, verified nodes [N - 1], their number, the
-    # rows of their parents [N - 1], the probabilities of their paths [N - 1]
+    # [B, WIDTH]: sampled tokens [D1], number accepted, verified nodes [X], their number, the rows
+    # of their parents [X], the probabilities of their paths [X]; of N - 1 nodes, then of none
     results_ptr,
     positions_ptr,  # [T] from here on of paths, D1 rows for each slot
     slots_ptr,  # [T]
@@ -137,7 +146,7 @@ def _walk_trees_kernel(
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1]
-    probs_ptr,  # [R + 1, N - 1] node_probs
+    probs_ptr,  # [R + 1, X] node_probs
     history_ptr,  # [R + 1, P], with HAS_WORDS
     target_ptr,  # [T]
     input_ids_ptr,  # [T]
@@ -151,7 +160,8 @@ def _walk_trees_kernel(
     P,
     first_slot,
     N: tl.constexpr,
-    N_PADDED: tl.constexpr,
+    X: tl.constexpr,
+    ROWS: tl.constexpr,
     D1: tl.constexpr,
     S: tl.constexpr,
     HAS_WORDS: tl.constexpr,
@@ -163,9 +173,10 @@ def _walk_trees_kernel(
     idx = tl.load(sample_ptr + b)
     is_real = idx >= 0
     row = tl.where(is_real, idx, R)
-    i = tl.arange(0, N_PADDED)
+    i = tl.arange(0, ROWS)
     inside = i < N
     is_row = inside & (i > 0)
+    is_result = (i > 0) & (i <= X)
     first = b * N
     target = tl.load(target_ptr + first + i, mask=inside, other=0)
     token = tl.load(input_ids_ptr + first + i, mask=inside, other=0)
@@ -193,23 +204,23 @@ def _walk_trees_kernel(
         if depth > 0:
             tl.store(draft_tokens_ptr + b * (D1 - 1) + depth - 1, idx * 0)
             move = b * (D1 - 1) + depth - 1
-            node_slot = first_slot + b * (N - 1) + current - 1
+            node_slot = first_slot + b * X + current - 1
             tl.store(from_ptr + move, tl.where(is_kept, node_slot, -1))
             tl.store(to_ptr + move, slot)
             if HAS_WORDS:
                 tl.store(history_ptr + row * P + position, last, mask=is_kept)
         last = tl.where(is_here, choice, last)
         follows = is_node & (parent == current) & (token == choice) & is_here
-        child = tl.min(tl.where(follows, i, N_PADDED), axis=0).to(tl.int64)
-        current = tl.where(child < N_PADDED, child, -1)
+        child = tl.min(tl.where(follows, i, ROWS), axis=0).to(tl.int64)
+        current = tl.where(child < ROWS, child, -1)
         num_accepted += ((current >= 0) & (depth + 1 < D1)).to(tl.int64)
     tl.store(out + D1, num_accepted)
-    tl.store(out + D1 + i, token, mask=is_row)
-    tl.store(out + D1 + N, tl.sum(is_node.to(tl.int64), axis=0))
-    tl.store(out + D1 + N + i, tl.where(is_node, parent, -1), mask=is_row)
-    prob = tl.load(probs_ptr + row * (N - 1) + i - 1, mask=is_node, other=0.0)
+    tl.store(out + D1 + i, token, mask=is_result)
+    tl.store(out + D1 + X + 1, tl.sum(is_node.to(tl.int64), axis=0))
+    tl.store(out + D1 + X + 1 + i, tl.where(is_node, parent, -1), mask=is_result)
+    prob = tl.load(probs_ptr + row * X + i - 1, mask=is_node, other=0.0)
     scaled = tl.maximum((prob * ONE).to(tl.int64), 1)
-    tl.store(out + D1 + 2 * N - 1 + i, tl.where(is_node, scaled, 0), mask=is_row)
+    tl.store(out + D1 + 2 * X + 1 + i, tl.where(is_node, scaled, 0), mask=is_result)
     # the levels of chains may be padded further than the pass before them
     tl.store(draft_positions_ptr + b, idx * 0, mask=idx < 0)
     tl.store(draft_slots_ptr + b, idx * 0 - 1, mask=idx < 0)
@@ -222,14 +233,13 @@ def _walk_trees_kernel(
 
 
 def walk_trees_ref(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, has_words: bool
+    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, has_words: bool
 ) -> None:
     tree = tree_of(buffers)
-    B = num_reqs
-    target_BN = _by_slot(buffers.target_tokens, B, tree)
-    tokens_BN = _by_slot(buffers.input_ids, B, tree)
-    parents_BN = _by_slot(tree.parents, B, tree)
-    is_node_BN = _by_slot(buffers.sample_states, B, tree) >= 0
+    B, N = num_reqs, num_rows
+    of_rows = (buffers.target_tokens, buffers.input_ids, tree.parents, buffers.sample_states)
+    target_BN, tokens_BN, parents_BN, state_BN = (x[: B * N].view(B, N) for x in of_rows)
+    is_node_BN = state_BN >= 0
     is_node_BN[:, 0] = False
     path_BQ = walk(target_BN, tokens_BN, parents_BN, is_node_BN, tree.shape.max_depth)
     is_path_BQ = path_BQ >= 0
@@ -238,13 +248,18 @@ def walk_trees_ref(
     tree.walked[:B] = path_BQ
     buffers.sampled_tokens[:B] = chosen_BQ
     buffers.num_accepted[:B] = accepted_B
-    tree.verified_nodes[:B] = tokens_BN[:, 1:]
     tree.num_verified[:B] = is_node_BN.sum(dim=1)
-    tree.verified_parents[:B] = torch.where(is_node_BN, parents_BN, -1)[:, 1:]
-    prob_BX = state.node_probs[buffers.sample_mapping[:B]]
+    prob_BX = state.node_probs[buffers.sample_mapping[:B], : N - 1]
     scaled_BX = (prob_BX * CONFIDENCE_ONE).long().clamp(min=1)
-    tree.verified_probs[:B] = torch.where(is_node_BN[:, 1:], scaled_BX, 0)
-    _lay_out_paths(buffers, state, path_BQ, chosen_BQ, accepted_B)
+    found = (
+        (tree.verified_nodes, tokens_BN[:, 1:], 0),
+        (tree.verified_parents, torch.where(is_node_BN, parents_BN, -1)[:, 1:], -1),
+        (tree.verified_probs, torch.where(is_node_BN[:, 1:], scaled_BX, 0), 0),
+    )
+    for column, value_BX, of_none in found:
+        column[:B] = of_none
+        column[:B, : N - 1] = value_BX
+    _lay_out_paths(buffers, state, N, path_BQ, chosen_BQ, accepted_B)
     row_B = buffers.sample_mapping[:B]
     if has_words:
         _keep_history(buffers, state, chosen_BQ, accepted_B)
@@ -264,15 +279,10 @@ def _clear_chains(buffers: StepBuffers, is_padding_B: Tensor) -> None:
     buffers.draft_slots[:B].masked_fill_(is_padding_B, -1)
 
 
-def _by_slot(rows_T: Tensor, num_reqs: int, tree: TreeBuffers) -> Tensor:
-    """[B, N] of the rows of trees."""
-    N = tree.shape.num_rows
-    return rows_T[: num_reqs * N].view(num_reqs, N)
-
-
 def _lay_out_paths(
     buffers: StepBuffers,
     state: RequestState,
+    num_rows: int,
     path_BQ: Tensor,
     chosen_BQ: Tensor,
     accepted_B: Tensor,
@@ -286,7 +296,7 @@ def _lay_out_paths(
     position_BQ = state.num_computed_tokens[row_B1] + depth_Q
     slot_BQ = state.slots(position_BQ, row_B1, is_kept_BQ)
     slot_B1 = torch.arange(B, device=path_BQ.device)[:, None]
-    first_B1 = slot_B1 * tree.shape.num_rows
+    first_B1 = slot_B1 * num_rows
     from_BQ = tree.first_slot + slot_B1 * tree.shape.num_nodes + path_BQ - 1
     buffers.positions[: B * Q] = torch.where(is_kept_BQ, position_BQ, 0).view(-1)
     buffers.slot_mapping[: B * Q] = slot_BQ.view(-1)

@@ -22,21 +22,24 @@ from specdec.stepping.state import RequestState
 from specdec.stepping.tree_buffers import TreeBuffers
 
 
-def fill_tree(buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int) -> None:
+def fill_tree(
+    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
+) -> None:
     """Gather the rows of each batch slot from the state by buffers.idx_mapping.
 
-    num_reqs: batch slots, padding included; each has a row for every node, and one for the root
+    num_reqs: batch slots, padding included
+    num_rows: N, of each: the root's and those of nodes, all or the most probable
     """
     fill = pick(buffers.idx_mapping, launch_fill_tree, fill_tree_ref)
-    fill(buffers, state, num_reqs, max_model_len)
+    fill(buffers, state, num_reqs, num_rows, max_model_len)
 
 
 def launch_fill_tree(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int
+    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
 ) -> None:
     tree = buffers.tree
     assert tree is not None, "buffers of an engine that drafts chains"
-    N = tree.shape.num_rows
+    N = num_rows
     _fill_tree_kernel[(num_reqs,)](
         buffers.input_ids,
         buffers.positions,
@@ -64,6 +67,7 @@ def launch_fill_tree(
         tree.first_slot,
         N=N,
         N_PADDED=next_power_of_2(N),
+        X=tree.shape.num_nodes,
         D1=tree.shape.max_depth + 1,
         S=BLOCK_SIZE,
         MAY_STOP=state.may_stop,
@@ -87,9 +91,9 @@ def _fill_tree_kernel(
     path_starts_ptr,  # [B]
     idx_ptr,  # [B]
     last_sampled_ptr,  # [R + 1]
-    drafts_ptr,  # [R + 1, N - 1]
-    parents_ptr,  # [R + 1, N - 1]
-    depths_ptr,  # [R + 1, N - 1]
+    drafts_ptr,  # [R + 1, X]
+    parents_ptr,  # [R + 1, X]
+    depths_ptr,  # [R + 1, X]
     num_computed_ptr,  # [R + 1]
     num_drafts_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1], with MAY_STOP
@@ -100,6 +104,7 @@ def _fill_tree_kernel(
     first_slot,
     N: tl.constexpr,
     N_PADDED: tl.constexpr,
+    X: tl.constexpr,
     D1: tl.constexpr,
     S: tl.constexpr,
     MAY_STOP: tl.constexpr,
@@ -112,7 +117,7 @@ def _fill_tree_kernel(
     idx = tl.load(idx_ptr + b)
     is_real = idx >= 0
     row = tl.where(is_real, idx, R)
-    nodes = row * (N - 1) - 1  # of row 1, less 1
+    nodes = row * X - 1  # of row 1, less 1
     is_node = inside & (i > 0) & is_real
     depth = tl.load(depths_ptr + nodes + i, mask=is_node, other=0)
     parent = tl.load(parents_ptr + nodes + i, mask=is_node, other=0)
@@ -127,7 +132,7 @@ def _fill_tree_kernel(
     has_root = is_real & (first < max_model_len)
     block = tl.load(block_table_ptr + row * M + first // S, mask=has_root, other=0)
     root_slot = block * S + first % S
-    node_slots = first_slot + b * (N - 1) - 1
+    node_slots = first_slot + b * X - 1
     slot = tl.where(i == 0, root_slot, node_slots + i)
     at = b * N + i
     tl.store(input_ids_ptr + at, tl.where(is_valid, token, 0), mask=inside)
@@ -168,15 +173,15 @@ class Rows(NamedTuple):
 
 
 def fill_tree_ref(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, max_model_len: int
+    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, max_model_len: int
 ) -> None:
     tree = buffers.tree
     assert tree is not None, "buffers of an engine that drafts chains"
     B = num_reqs
     row_B = buffers.idx_mapping[:B]  # -1 for padding, which reads the scratch row
-    rows = _rows(state, row_B)
-    T = rows.tokens_BN.numel()
-    N = T // B
+    N = num_rows
+    rows = _rows(state, row_B, N - 1)
+    T = B * N
     row_B1 = row_B[:, None]
     first_B1 = state.num_computed_tokens[row_B1]
     position_BN = first_B1 + rows.depths_BN
@@ -186,7 +191,7 @@ def fill_tree_ref(
         is_own_BN = is_own_BN & (i_N <= state.num_live_drafts[row_B1])
     is_valid_BN = is_own_BN & (position_BN < max_model_len)
     root_slot_B1 = state.slots(position_BN[:, :1], row_B1, is_valid_BN[:, :1])
-    slot_BN = torch.cat([root_slot_B1, tree.node_slots(B)], dim=1)
+    slot_BN = torch.cat([root_slot_B1, tree.node_slots(B)[:, : N - 1]], dim=1)
     first_row_B1 = torch.arange(0, T, N, device=row_B.device)[:, None]
 
     buffers.input_ids[:T] = torch.where(is_valid_BN, rows.tokens_BN, 0).view(T)
@@ -201,14 +206,15 @@ def fill_tree_ref(
     _fill_paths(tree, rows, slot_BN, first_row_B1)
 
 
-def _rows(state: RequestState, row_B: Tensor) -> Rows:
+def _rows(state: RequestState, row_B: Tensor, num_nodes: int) -> Rows:
     """Of padding each row is a root."""
-    tokens_BN = torch.cat([state.last_sampled_tokens[row_B, None], state.draft_nodes[row_B]], 1)
+    drafts_BX = state.draft_nodes[row_B, :num_nodes]
+    tokens_BN = torch.cat([state.last_sampled_tokens[row_B, None], drafts_BX], 1)
     root_B1 = torch.zeros_like(row_B)[:, None]
     is_real_B1 = row_B[:, None] >= 0
     nodes = state.draft_parents, state.draft_depths
     parents_BN, depths_BN = (
-        torch.cat([root_B1, torch.where(is_real_B1, of_nodes[row_B], 0)], dim=1)
+        torch.cat([root_B1, torch.where(is_real_B1, of_nodes[row_B, :num_nodes], 0)], dim=1)
         for of_nodes in nodes
     )
     return Rows(tokens_BN, parents_BN, depths_BN)

@@ -10,7 +10,7 @@ then, and what stands in the places of the others (token 0, a child of the root)
 state.num_live_drafts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,11 +34,13 @@ class TreeLevel:
     """Where the nodes of one level go. d2t_W: target ids of the draft's, None: the same.
 
     threshold: [1] see stop_drafting.py; None: no slot stops
+    num_levels: of the tree, at most as many as its buffers have room for
     """
 
     buffers: StepBuffers
     state: RequestState
     level: int
+    num_levels: int
     d2t_W: Tensor | None
     max_model_len: int
     threshold: Tensor | None = None
@@ -55,7 +57,12 @@ class TreeLevel:
 
     @property
     def is_last(self) -> bool:
-        return self.level + 1 == self.tree.shape.num_levels
+        return self.level + 1 == self.num_levels
+
+    @property
+    def num_candidates(self) -> int:
+        """Of all levels of the tree."""
+        return replace(self.tree.shape, num_levels=self.num_levels).num_candidates
 
     @property
     def first_place(self) -> int:
@@ -311,6 +318,7 @@ def launch_keep_nodes(num_reqs: int, to: TreeLevel) -> None:
         to.buffers.sample_mapping,
         len(state.num_computed_tokens) - 1,
         tree.shape.num_candidates,
+        to.num_candidates,
         N=N,
         K=tree.shape.top_k,
         STOPS=to.threshold is not None,
@@ -338,6 +346,7 @@ def _keep_nodes_kernel(
     sample_ptr,  # [B]
     R,
     M,
+    num_candidates,  # of the levels that the tree has; those after them are not kept before these
     N: tl.constexpr,
     K: tl.constexpr,
     STOPS: tl.constexpr,
@@ -348,10 +357,10 @@ def _keep_nodes_kernel(
     begin(PDL)
     b = tl.program_id(0)
     first = b * M
-    num_drafted = M  # candidates; those after them are not kept before these
+    num_drafted = num_candidates
     if STOPS:
         levels = tl.load(levels_ptr + b).to(tl.int32)  # of padding, anything
-        num_drafted = tl.minimum(K + K * K * tl.maximum(levels - 1, 0), M)
+        num_drafted = tl.minimum(K + K * K * tl.maximum(levels - 1, 0), num_candidates)
     for start in range(0, M, BLOCK):
         i = start + tl.arange(0, BLOCK)
         score = tl.load(scores_ptr + first + i, mask=i < num_drafted, other=float("-inf"))
@@ -488,9 +497,11 @@ def keep_nodes_ref(num_reqs: int, to: TreeLevel) -> None:
     row_B = to.buffers.sample_mapping[:B]
     tokens_BM, scores_BM, places_BM = tree.tokens[:B], tree.scores[:B], tree.places[:B]
     live_B1 = torch.full_like(row_B, X)[:, None]
+    place_M = torch.arange(tree.shape.num_candidates, device=row_B.device)
+    scores_BM = torch.where(place_M < to.num_candidates, scores_BM, -torch.inf)
     if to.threshold is not None:
-        place_M = torch.arange(tree.shape.num_candidates, device=row_B.device)
-        is_node_BM = depths(place_M, tree.shape.top_k) <= to.buffers.draft_levels[:B, None]
+        is_drafted_BM = depths(place_M, tree.shape.top_k) <= to.buffers.draft_levels[:B, None]
+        is_node_BM = is_drafted_BM & (place_M < to.num_candidates)
         tokens_BM = torch.where(is_node_BM, tokens_BM, 0)
         scores_BM = torch.where(is_node_BM, scores_BM, -torch.inf)
         places_BM = torch.where(is_node_BM, places_BM, ROOT)

@@ -5,6 +5,7 @@ Planners are told what to choose, at random or by a list, since their own choice
 
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,11 +22,13 @@ from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.step_costs import RoundCosts
 from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.start import load
+from specdec.start.speculation import AUTO_TREE
 from specdec.stepping.results import StepResult
 from tests.e2e.caches import cache_rows, poison_nodes
 
 COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
-SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9)
+SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 4))
+OF_ALL = replace(SMALL, for_many=None)
 TREE, CHAIN, FEW, PLAIN = "tree", "chain", "few", "plain"
 NUM_TOKENS = 14
 KINDS = [
@@ -277,7 +280,7 @@ def test_with_a_top_k_of_1_all_drafts_are_chains(make, prompts):
         at_random(llm, random.Random(9), share=0.0)
         outputs = llm.generate(prompts[:3], params, use_tqdm=False)
         found.append([each.stats.rounds for each in outputs])
-    assert llm.sizes.tree == TreeShape(num_levels=8, top_k=4, num_nodes=15)
+    assert llm.sizes.tree == AUTO_TREE
     assert found[0] == found[1]  # these costs have none of trees
 
 
@@ -359,7 +362,8 @@ def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
         for temperature, K in ((0.0, 4), (0.8, 4), (0.0, 3), (0.8, None), (0.0, 4), (0.8, 2))
     ]
     of_trees, of_chains = (
-        chains_seen(make(draft=draft), [kind], prompts[:6], params) for kind in (TREE, CHAIN)
+        chains_seen(make(OF_ALL, draft=draft), [kind], prompts[:6], params)
+        for kind in (TREE, CHAIN)
     )
     both = of_trees.keys() & of_chains.keys()
     assert len(both) > 40
@@ -373,6 +377,24 @@ def test_rounds_of_trees_show_the_chains_in_them(make, prompts, draft):
         lengths.append(length)
     assert len(set(lengths)) > 1, "some trees have nodes of other paths instead"
     assert sum(held for _, _, held in of_trees.values()) > 0.5 * len(of_trees)
+
+
+def test_grammars_follow_the_nodes_that_have_rows(make, prompts):
+    """Six requests verify fewer nodes of each tree than were drafted, and then fewer requests."""
+    params = [
+        SamplingParams(
+            temperature=0.9 * (i % 2),
+            seed=i,
+            max_tokens=12 + 6 * i,
+            structured_outputs={"regex": r"( ?[a-z_]+[(,.=)]?\n?){20}"},
+        )
+        for i in range(6)
+    ]
+    plain = LLM("demo", max_num_seqs=6, max_model_len=320, device="cpu")
+    llm = make()
+    planned(llm, [TREE])
+    assert texts(llm, prompts[:6], params) == texts(plain, prompts[:6], params)
+    assert llm.engine.planner.statistics.tree_share > 0.8
 
 
 @pytest.mark.parametrize(

@@ -149,3 +149,16 @@ def test_a_draft_must_know_as_many_tokens_as_a_node_has_children():
     largest_sizes(options, drafting_of(config(top_k=5), True), target.config, eagle)
     with pytest.raises(ValueError, match="6 children of each node, but the draft knows 5 tokens"):
         largest_sizes(options, drafting_of(config(top_k=6), True), target.config, eagle)
+
+
+@pytest.mark.parametrize("for_many", [(5, 3), (2, 10), (1, 3)])
+def test_trees_of_many_are_no_larger_and_have_nodes_for_few(for_many):
+    """The last one's level has 3 candidates, and few requests verify 9 nodes."""
+    with pytest.raises(ValueError, match="at most 4 levels and 9 nodes, and levels that have 9"):
+        TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=for_many)
+
+
+def test_many_requests_have_smaller_trees():
+    shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 4))
+    assert [shape.of(n).num_rows for n in (1, 4, 5, 8)] == [10, 10, 5, 5]
+    assert [shape.of(n).num_levels for n in (4, 5)] == [4, 2]

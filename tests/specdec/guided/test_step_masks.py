@@ -42,9 +42,9 @@ class FakeGuide:
 THREADS = SimpleNamespace(masks=lambda walks: [guide.masks(drafts) for guide, drafts in walks])
 
 
-def masks_of(guide, num_levels=2):
+def masks_of(guide, num_levels=2, num_rows=5):
     arrived = SimpleNamespace(read_proposals=lambda: Proposals([[], TOKENS], [[], PARENTS]))
-    found = row_masks(THREADS, [GuidedSlot(guide, 10, num_levels, (arrived, 1))])
+    found = row_masks(THREADS, [GuidedSlot(guide, 10, num_rows, num_levels, (arrived, 1))])
     values = found.bits_XW.view(np.uint32)[:, 0].tolist()
     return dict(zip(found.row_X.tolist(), values, strict=True))
 
@@ -52,6 +52,7 @@ def masks_of(guide, num_levels=2):
 def test_each_row_has_the_mask_after_its_own_path():
     assert masks_of(FakeGuide()) == {10: 1, 11: 6, 12: 7, 13: 13, 14: 14}
     assert masks_of(FakeGuide(), num_levels=1) == {10: 1, 11: 6, 12: 7}
+    assert masks_of(FakeGuide(), num_rows=4) == {10: 1, 11: 6, 12: 7, 13: 13}
 
 
 def test_the_mask_of_a_row_is_found_once():

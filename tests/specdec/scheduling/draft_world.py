@@ -12,6 +12,7 @@ from specdec.scheduling.round_history import RoundOutcome
 from specdec.scheduling.round_options import Requests
 from specdec.scheduling.row_planner import NextRound, RoundPlan, RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts, TreeCosts
+from specdec.sizes import TreeShape
 
 K = 8
 ROWS = (1, 64, 96, 128, 192, 256, 384, 512)
@@ -24,8 +25,7 @@ COSTS = RoundCosts(
 TREES = TreeCosts(
     all_levels=((1, 5.9), (2, 6.0), (4, 6.2), (8, 6.9)),
     one_level=((1, 4.4), (2, 4.4), (4, 4.5), (8, 4.8)),
-    num_rows=16,
-    num_levels=K,
+    shape=TreeShape(num_levels=K, top_k=4, num_nodes=15),
 )
 WITH_TREES = replace(COSTS, tree=TREES, skipped_ms=0.03)
 MULTIPLES = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)

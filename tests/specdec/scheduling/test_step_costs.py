@@ -14,6 +14,7 @@ from specdec.scheduling.step_costs import (
     TimeRatios,
     TreeCosts,
 )
+from specdec.sizes import TreeShape
 
 COSTS = StepCosts(
     rounds=((8, 4.0), (64, 4.4), (256, 8.0)),
@@ -154,7 +155,9 @@ def test_trees_take_as_many_times_as_long_as_chains_until_one_was_timed():
 
 def test_a_round_of_trees_takes_the_time_of_the_levels_that_run():
     costs = TreeCosts(
-        all_levels=((2, 9.0), (8, 12.0)), one_level=((2, 5.0), (8, 6.0)), num_rows=16, num_levels=5
+        all_levels=((2, 9.0), (8, 12.0)),
+        one_level=((2, 5.0), (8, 6.0)),
+        shape=TreeShape(num_levels=5, top_k=4, num_nodes=15),
     )
     assert [costs.ms(n, 1) for n in (1, 2, 3)] == [5.0, 5.0, 6.0]
     assert [costs.ms(1, levels) for levels in (2, 3.5, 5)] == [6.0, 7.5, 9.0]

@@ -11,6 +11,7 @@ from specdec.scheduling.probes import FIRST_WAIT, KIND_ROUNDS, PROBE_EVERY, Kind
 from specdec.scheduling.row_planner import RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts, TreeCosts
 from specdec.scheduling.tree_rounds import AHEAD, PRIOR, TreeGain, TreeRounds
+from specdec.sizes import TreeShape
 from tests.specdec.scheduling.draft_world import (
     BOASTFUL,
     COSTS,
@@ -23,6 +24,7 @@ from tests.specdec.scheduling.draft_world import (
 from tests.specdec.scheduling.test_row_planner import coming, outcome
 
 K = 4
+SHALLOW = replace(TREES, shape=replace(TREES.shape, num_levels=K))
 EASY = Draft(means=(0.8, 0.78, 0.76, 0.75, 0.74, 0.73, 0.72, 0.71))
 HARD = Draft(means=(0.45, 0.4, 0.36, 0.34, 0.33, 0.32, 0.31, 0.3))
 SHAPES = [(b, b * m) for b in (1, 2, 4, 8) for m in (1, 2, 5)]
@@ -56,7 +58,9 @@ def test_the_kind_is_that_of_an_exhaustive_search(
         plain=((8, 2.0),),
         level=((8, level_ms),),
         ms_per_key=1e-3,
-        tree=TreeCosts(all_levels=((8, tree_ms),), num_rows=10, num_levels=K),
+        tree=TreeCosts(
+            all_levels=((8, tree_ms),), shape=TreeShape(num_levels=K, top_k=2, num_nodes=9)
+        ),
     )
     planner = taught(costs, n, confidence)
     curves, keys_ms = planner._curves, 1e-3 * num_keys
@@ -93,7 +97,7 @@ def test_without_costs_of_trees_none_is_drafted():
 
 def test_prompts_that_ride_make_trees_dear_where_their_rows_do():
     """Beside prompts 10 rows of a tree are more than the step's size holds."""
-    tree = TreeCosts(all_levels=((8, 3.0),), num_rows=10, num_levels=K)
+    tree = TreeCosts(all_levels=((8, 3.0),), shape=TreeShape(num_levels=K, top_k=2, num_nodes=9))
     verify, mixed = ((40, 2.5),), ((68, 3.0), (512, 30.0))
     costs = RoundCosts(verify=verify, plain=((8, 2.0),), level=((8, 0.3),), mixed=mixed, tree=tree)
     for num_prompt_rows, is_tree in ((0, True), (60, False)):
@@ -119,7 +123,7 @@ def test_trees_run_where_they_pay(num_requests):
 
 def test_rounds_of_trees_tell_what_chains_bring():
     """A few rounds of chains, by chance good ones, came before those of trees."""
-    planner = RowPlanner(replace(COSTS, tree=replace(TREES, num_levels=K)), SHAPES, K)
+    planner = RowPlanner(replace(COSTS, tree=SHALLOW), SHAPES, K)
     for _ in range(8):
         planner.observe(outcome(1, confidence=0.9, num_accepted=np.array([K])))
     before = planner._tree_curves.gain(K, K, 1)
@@ -134,7 +138,7 @@ def test_rounds_of_trees_tell_what_chains_bring():
 
 def test_trees_stop_by_the_drafts_own_probabilities_and_chains_by_calibrated_ones():
     """The draft says 0.9, and half of its drafts hold."""
-    costs = replace(WITH_TREES, tree=replace(TREES, num_levels=K))
+    costs = replace(WITH_TREES, tree=SHALLOW)
     planner = RowPlanner(costs, SHAPES, K, threshold=0.3)
     chance = np.random.default_rng(0)
     for _ in range(200):
@@ -221,7 +225,7 @@ def test_sampled_requests_are_not_judged_by_greedy_ones_before_them(seeds):
 
 
 def test_steps_with_trees_have_times_of_their_own():
-    planner = taught(replace(COSTS, tree=replace(TREES, num_levels=K)), 1, 0.9)
+    planner = taught(replace(COSTS, tree=SHALLOW), 1, 0.9)
     size = StepSize(
         num_requests=1, num_rows=16, num_prompt_rows=0, num_levels=0, num_keys=0, has_trees=True
     )

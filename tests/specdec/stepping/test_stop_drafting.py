@@ -194,6 +194,7 @@ class TreeCase:
                 buffers=buffers,
                 state=state,
                 level=level,
+                num_levels=self.shape.num_levels,
                 d2t_W=None,
                 max_model_len=MAX_LEN,
                 threshold=self.threshold,
@@ -264,10 +265,10 @@ def test_nodes_that_were_not_drafted_are_padding(device):
     ours[1].num_live_drafts[:] = torch.tensor([3, 20, 12, 20, 3, 0, 20], device=device)
     ours[1].num_draft_tokens[:5] = 4
     theirs = copy.deepcopy(ours)
-    launch_fill_tree(*ours, NUM_REQS, MAX_LEN)
-    fill_tree_ref(*theirs, NUM_REQS, MAX_LEN)
-    trees.assert_same(ours, theirs)
     N = shape.num_nodes + 1
+    launch_fill_tree(*ours, NUM_REQS, N, MAX_LEN)
+    fill_tree_ref(*theirs, NUM_REQS, N, MAX_LEN)
+    trees.assert_same(ours, theirs)
     is_row = ours[0].slot_mapping[: NUM_REQS * N].view(NUM_REQS, N) >= 0
     assert is_row[1].tolist() == [True] * 4 + [False] * (N - 4)
     assert is_row[2].tolist() == [True] * 13 + [False] * (N - 13)

@@ -117,13 +117,15 @@ def assert_same(ours, theirs):
     assert torch.equal(*histories)
 
 
-def test_fill_tree(device, shape):
+@pytest.mark.parametrize("num_cut", [0, 1])
+def test_fill_tree(device, shape, num_cut):
+    """With rows for all nodes, or all but the last ones."""
     ours = make(device, shape)
     theirs = copy.deepcopy(ours)
-    launch_fill_tree(*ours, NUM_REQS, MAX_LEN)
-    fill_tree_ref(*theirs, NUM_REQS, MAX_LEN)
+    N = shape.num_nodes + 1 - num_cut
+    launch_fill_tree(*ours, NUM_REQS, N, MAX_LEN)
+    fill_tree_ref(*theirs, NUM_REQS, N, MAX_LEN)
     assert_same(ours, theirs)
-    N = shape.num_nodes + 1
     assert ours[0].num_valid[:NUM_REQS].tolist()[3] == 0
     assert ours[0].num_valid[0] == 1  # at the end of the context there is room for the root alone
     assert ours[0].num_valid[1] == N
@@ -157,19 +159,21 @@ def assert_chains_can_follow(buffers, state):
     assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [b * Q for b in range(6)]
 
 
-def test_walk_trees(device, shape):
-    N = shape.num_nodes + 1
+@pytest.mark.parametrize("num_cut", [0, 1])
+def test_walk_trees(device, shape, num_cut):
+    N = shape.num_nodes + 1 - num_cut
     accepted = set()
     for seed, has_words in ((1, False), (2, True)):
         torch.manual_seed(seed)
         ours = make(device, shape)
-        fill_tree_ref(*ours, NUM_REQS, MAX_LEN)
+        fill_tree_ref(*ours, NUM_REQS, N, MAX_LEN)
+        ours[0].results.fill_(77)  # left by others
         targets = torch.randint(0, 2, (NUM_REQS * N,))
         targets[torch.rand(len(targets)) < 0.1] = -2  # a marker
         ours[0].target_tokens[: NUM_REQS * N] = targets
         theirs = copy.deepcopy(ours)
-        launch_walk_trees(*ours, NUM_REQS, has_words)
-        walk_trees_ref(*theirs, NUM_REQS, has_words)
+        launch_walk_trees(*ours, NUM_REQS, N, has_words)
+        walk_trees_ref(*theirs, NUM_REQS, N, has_words)
         assert_same(ours, theirs)
         assert_history(*ours, has_words)
         for each in (ours, theirs):
@@ -205,7 +209,14 @@ def test_grow_tree(device, shape, width, has_d2t, is_sampled):
     d2t = torch.randperm(2 * width, device=device)[:width] if has_d2t else None
     for level in range(shape.num_levels):
         both = [
-            TreeLevel(buffers=b, state=s, level=level, d2t_W=d2t, max_model_len=MAX_LEN)
+            TreeLevel(
+                buffers=b,
+                state=s,
+                level=level,
+                num_levels=shape.num_levels,
+                d2t_W=d2t,
+                max_model_len=MAX_LEN,
+            )
             for b, s in (ours, theirs)
         ]
         P = both[0].rows_per_req
@@ -235,7 +246,12 @@ def test_every_next_row_has_a_node_of_its_own(device):
     for seed in range(count):
         for level in range(2):
             to = TreeLevel(
-                buffers=buffers, state=state, level=level, d2t_W=None, max_model_len=MAX_LEN
+                buffers=buffers,
+                state=state,
+                level=level,
+                num_levels=shape.num_levels,
+                d2t_W=None,
+                max_model_len=MAX_LEN,
             )
             num_rows = NUM_REQS * to.rows_per_req
             torch.manual_seed(seed)

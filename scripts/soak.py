@@ -150,9 +150,8 @@ class Setting:
         k, num_nodes = self.tree
         K = self.num_speculative_tokens
         least = next(L for L in range(1, K + 1) if k + k * k * (L - 1) >= num_nodes)
-        return TreeShape(
-            num_levels=K, top_k=k, num_nodes=num_nodes, for_many=(least, (num_nodes + 1) // 2)
-        )
+        for_many = (max(least, 2), (num_nodes + 1) // 2) if K > 1 else None
+        return TreeShape(num_levels=K, top_k=k, num_nodes=num_nodes, for_many=for_many)
 
     def build(self, **options: object) -> LLM:
         K = self.num_speculative_tokens

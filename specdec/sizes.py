@@ -16,8 +16,9 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 class TreeShape:
     """A draft tree: its first level has top_k nodes, each further one top_k children of as many.
 
-    for_many: (num_levels, num_nodes) where more than FEW_TREE_REQUESTS draft or verify at a time,
-        neither more than those of few, and of these levels there are nodes for few; None: the same
+    for_many: (num_levels, num_nodes) of steps with more than FEW_TREE_REQUESTS; None: the same.
+        Both are at most those of few requests. There are 2 levels or more, with as many candidates
+        as few requests verify: they may verify such a tree in the next step.
     """
 
     num_levels: int  # D, those that are drafted
@@ -27,11 +28,12 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         many = self.of(FEW_TREE_REQUESTS + 1)
-        is_smaller = many.num_levels <= self.num_levels and many.num_nodes <= self.num_nodes
-        if self.for_many is not None and not (is_smaller and many.num_candidates >= self.num_nodes):
-            least = f"at most {self.num_levels} levels and {self.num_nodes} nodes"
-            levels = f"levels that have {self.num_nodes} nodes or more"
-            raise ValueError(f"for_many={self.for_many}: {least}, and {levels}")
+        fits = 2 <= many.num_levels <= self.num_levels and many.num_nodes <= self.num_nodes
+        if self.for_many is not None and not (fits and many.num_candidates >= self.num_nodes):
+            raise ValueError(
+                f"for_many={self.for_many}: 2 to {self.num_levels} levels and at most "
+                f"{self.num_nodes} nodes, and levels that have {self.num_nodes} candidates or more"
+            )
 
     def of(self, num_reqs: int) -> "TreeShape":
         """The shape of steps with so many requests, padding included or not."""

@@ -4,6 +4,7 @@ All that a table needs is launched before any time is read; sizes that are not m
 their neighbours (cost_sizes.py).
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -249,10 +250,15 @@ def _skipped(runner: Runner) -> Timed | None:
 
 
 def _trees(runner: Runner) -> list[tuple[int, Timed]]:
-    """Rounds of trees of the fewest and the most requests."""
-    sizes = runner.graphs.tree_sizes
-    ends = sorted({sizes[0], sizes[-1]}) if sizes else []
-    return [(n, Timed(runner, tree_round(runner, n))) for n in ends]
+    """Rounds of trees of the fewest and the most requests.
+
+    Where none stops, so that nothing tells what a level costs, also of the most of each shape.
+    """
+    sizes, tree = runner.graphs.tree_sizes, runner.sizes.tree
+    ends = {sizes[0], sizes[-1]} if sizes else set()
+    if runner.threshold is None and tree is not None:
+        ends |= {n for n, more in itertools.pairwise(sizes) if tree.of(n) != tree.of(more)}
+    return [(n, Timed(runner, tree_round(runner, n))) for n in sorted(ends)]
 
 
 def _stopped_trees(runner: Runner) -> list[tuple[int, Timed]]:

@@ -151,11 +151,14 @@ def test_a_draft_must_know_as_many_tokens_as_a_node_has_children():
         largest_sizes(options, drafting_of(config(top_k=6), True), target.config, eagle)
 
 
-@pytest.mark.parametrize("for_many", [(5, 3), (2, 10), (1, 3)])
-def test_trees_of_many_are_no_larger_and_have_nodes_for_few(for_many):
-    """The last one's level has 3 candidates, and few requests verify 9 nodes."""
-    with pytest.raises(ValueError, match="at most 4 levels and 9 nodes, and levels that have 9"):
-        TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=for_many)
+@pytest.mark.parametrize(
+    "num_nodes, for_many", [(9, (5, 3)), (9, (2, 10)), (3, (1, 3)), (13, (2, 4))]
+)
+def test_trees_of_many_are_no_larger_and_have_nodes_for_few(num_nodes, for_many):
+    """The last one's levels have 12 candidates, and few requests verify 13 nodes."""
+    message = f"2 to 4 levels and at most {num_nodes} nodes, and levels that have {num_nodes} cand"
+    with pytest.raises(ValueError, match=message):
+        TreeShape(num_levels=4, top_k=3, num_nodes=num_nodes, for_many=for_many)
 
 
 def test_many_requests_have_smaller_trees():

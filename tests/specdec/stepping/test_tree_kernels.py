@@ -208,17 +208,7 @@ def test_grow_tree(device, shape, width, has_d2t, is_sampled):
     theirs = copy.deepcopy(ours)
     d2t = torch.randperm(2 * width, device=device)[:width] if has_d2t else None
     for level in range(shape.num_levels):
-        both = [
-            TreeLevel(
-                buffers=b,
-                state=s,
-                level=level,
-                num_levels=shape.num_levels,
-                d2t_W=d2t,
-                max_model_len=MAX_LEN,
-            )
-            for b, s in (ours, theirs)
-        ]
+        both = [level_of(*each, level, d2t=d2t) for each in (ours, theirs)]
         P = both[0].rows_per_req
         logits = 3 * torch.randn(NUM_REQS * P, width, device=device)
         logits[0] = -torch.inf  # no choice
@@ -236,6 +226,44 @@ def test_grow_tree(device, shape, width, has_d2t, is_sampled):
     assert (ours[1].draft_depths[:5].amax(dim=1) <= shape.max_depth).all()
 
 
+def level_of(buffers, state, level, num_levels=None, d2t=None, threshold=None):
+    return TreeLevel(
+        buffers=buffers,
+        state=state,
+        level=level,
+        num_levels=num_levels or buffers.tree.shape.num_levels,
+        d2t_W=d2t,
+        max_model_len=MAX_LEN,
+        threshold=threshold,
+    )
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_tree_of_fewer_levels_keeps_no_node_of_later_ones(device, stops):
+    """What an earlier tree left in the places of later levels is better than all of its nodes."""
+    shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 4))
+    ours = make(device, shape)
+    ours[0].sample_mapping[:NUM_REQS] = ours[0].idx_mapping[:NUM_REQS]
+    ours[0].tree.scores.fill_(9.0)
+    ours[0].tree.tokens.fill_(777)
+    ours[0].num_going.zero_()
+    theirs = copy.deepcopy(ours)
+    threshold = torch.tensor([-1.0], device=device) if stops else None
+    for level in range(2):
+        both = [level_of(*each, level, 2, threshold=threshold) for each in (ours, theirs)]
+        logits = 3 * torch.randn(NUM_REQS * both[0].rows_per_req, 50, device=device)
+        launch_add_children(logits, NUM_REQS, both[0], None)
+        add_children_ref(logits, NUM_REQS, both[1], None)
+        ours[0].tree.scores.copy_(theirs[0].tree.scores)
+    assert both[0].is_last
+    launch_keep_nodes(NUM_REQS, both[0])
+    keep_nodes_ref(NUM_REQS, both[1])
+    assert_same(ours, theirs)
+    rows = [row for row in ours[0].idx_mapping[:NUM_REQS].tolist() if row >= 0]
+    assert (ours[1].draft_nodes[rows] < 50).all()
+    assert ours[1].draft_depths[rows].amax() == 2
+
+
 def test_every_next_row_has_a_node_of_its_own(device):
     """Whatever the last bits of scores: a rank that two nodes share leaves a row without one."""
     count, width = (300, 32000) if device.type == "cuda" else (3, 70)
@@ -245,14 +273,7 @@ def test_every_next_row_has_a_node_of_its_own(device):
     X = NUM_REQS * shape.top_k
     for seed in range(count):
         for level in range(2):
-            to = TreeLevel(
-                buffers=buffers,
-                state=state,
-                level=level,
-                num_levels=shape.num_levels,
-                d2t_W=None,
-                max_model_len=MAX_LEN,
-            )
+            to = level_of(buffers, state, level)
             num_rows = NUM_REQS * to.rows_per_req
             torch.manual_seed(seed)
             logits = 5 * torch.randn(num_rows, width, device=device)

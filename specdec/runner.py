@@ -155,13 +155,14 @@ class Runner:
         """The step of `run_step`, with the graphs that it takes."""
         Q = query_len or self.sizes.query_len
         num_rows = shared_rows or len(rows) * Q
-        has_trees = self.sizes.tree is not None
-        is_tree = has_trees and Q > 1 and len(rows) > 0 and shared_rows == 0
-        path_len = self.sizes.path_len if is_tree else None
-        proposes_tree = has_trees and (proposes_tree or not self.sizes.is_adaptive)
+        tree = self.sizes.tree
+        is_tree = tree is not None and Q > 1 and len(rows) > 0 and shared_rows == 0
+        path_len = tree.of(len(rows)).path_len if tree is not None and is_tree else None
+        proposes_tree = tree is not None and (proposes_tree or not self.sizes.is_adaptive)
         bounds = [part.start + part.length for part in parts]
         if rows:
-            bounds.append(min(max_num_computed + (path_len or Q), self.sizes.max_model_len))
+            deepest = self.sizes.path_len if is_tree else Q
+            bounds.append(min(max_num_computed + deepest, self.sizes.max_model_len))
         proposal = Proposal(flags.noise, proposes_tree)
         return Step(
             state_rows=rows,

@@ -53,6 +53,11 @@ class TreeShape:
         return min(self.num_levels, self.num_nodes)
 
     @property
+    def path_len(self) -> int:
+        """Rows of the longest path, with the root: at most as many as the tree has."""
+        return self.max_depth + 1
+
+    @property
     def num_candidates(self) -> int:
         """Nodes of all levels, of which the best are verified."""
         return self.top_k + self.top_k**2 * (self.num_levels - 1)
@@ -103,7 +108,7 @@ class EngineSizes:
     @property
     def path_len(self) -> int:
         """Rows per request on the longest path through a round: of a chain all of them, K + 1."""
-        return (self.num_speculative_tokens if self.tree is None else self.tree.max_depth) + 1
+        return self.num_speculative_tokens + 1 if self.tree is None else self.tree.path_len
 
     @property
     def max_tree_requests(self) -> int:

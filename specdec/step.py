@@ -50,7 +50,7 @@ from specdec.draft import Draft
 from specdec.sampler.sampler import Sampler
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.commit import accept_and_commit, commit_prompts
-from specdec.stepping.commit_tree import commit_trees, gather_paths
+from specdec.stepping.commit_tree import TreeRows, commit_trees, gather_paths
 from specdec.stepping.fill import Extent, fill_prompts, fill_round
 from specdec.stepping.fill_tree import fill_tree
 from specdec.stepping.logprobs import RecordedLogprobs
@@ -135,8 +135,8 @@ class Acts:
         V = step.num_verified if step.parts else B
         if step.verifies_trees:
             cache = self.target.contexts.kv_cache
-            Q = step.query_len
-            commit_trees(self.buffers, self.state, V, Q, cache, step.flags.bad_words)
+            of_trees = TreeRows(step.query_len, step.kept_len)
+            commit_trees(self.buffers, self.state, V, of_trees, cache, step.flags.bad_words)
         elif V > 0:
             is_shared = step.shared_rows > 0
             accept_and_commit(self.buffers, self.state, V, step.is_pq, step.query_len, is_shared)
@@ -159,7 +159,8 @@ class Acts:
         assert how is not None, step
         num_prompt_rows = step.num_tokens - step.num_verify_rows
         num_rows = max(V * step.kept_len + num_prompt_rows, how.descriptor.num_tokens)
-        gather_paths(self.buffers, V, step.query_len, num_prompt_rows, num_rows)
+        of_trees = TreeRows(step.query_len, step.kept_len)
+        gather_paths(self.buffers, V, of_trees, num_prompt_rows, num_rows)
 
     def prefill_draft(self, step: Step) -> None:
         """Extend the draft's KV by the step's rows, with the target's features; propose token 1."""

@@ -151,15 +151,17 @@ class GraphFamilies:
 
     def dispatch_trees(self, num_reqs: int, proposal: Proposal) -> Passes:
         """The graphs of a round of trees, where others are of chains."""
-        assert self._sizes.tree is not None, "sizes of chains"
+        tree = self._sizes.tree
+        assert tree is not None, "sizes of chains"
         assert self.draft is not None, "nothing drafts"
-        Q = self._sizes.tree.of(num_reqs).num_rows
+        Q = tree.of(num_reqs).num_rows
         target = self.target.trees[Q].dispatch(num_reqs, num_reqs * Q, Q)
         num_paths = num_reqs
         if self.draft.of(proposal).prefill.mode.decode_mode() is CUDAGraphMode.FULL:
             # padding has paths too, and there is a shape of just their rows
             num_paths = next(n for n in self.tree_sizes if n >= num_reqs)
-        return self._drafting(target, num_reqs, num_paths * self.path_len, None, proposal)
+        num_rows = num_paths * tree.of(num_reqs).path_len
+        return self._drafting(target, num_reqs, num_rows, None, proposal)
 
     def dispatch_extending(self, num_reqs: int) -> Passes:
         """The graphs of a round of one row for each, after which nothing is drafted yet."""
@@ -276,8 +278,11 @@ class GraphFamilies:
 
     def _draft_trees(self) -> tuple[DraftPair, DraftPair]:
         """For greedy and sampled steps. After few rows of chains, these are padded."""
-        shapes = tuple((n, n * self.path_len) for n in self.tree_sizes)
-        after_rows = CaptureSizes(requests=(), tokens=(), shapes=shapes)
+        tree = self._sizes.tree
+        assert tree is not None, "sizes of chains"
+        found = {(n, n * Q) for n in self.tree_sizes for Q in (tree.of(n).path_len, self.path_len)}
+        shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
+        after_rows = CaptureSizes(requests=(), tokens=(), shapes=tuple(shapes))
         levels = CaptureSizes(requests=self.tree_sizes, tokens=())
         mode = _full_or_none(self._config.modes["draft_prefill"])
         of_decode = _mode_of(self._config, "draft_decode")

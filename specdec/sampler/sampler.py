@@ -137,7 +137,7 @@ class Sampler:
         tree = self.buffers.tree
         assert tree is not None, "buffers of an engine that drafts chains"
         R = step.num_verify_rows
-        path_BQ = tree.walked[: step.num_verified]
+        path_BQ = tree.walked[: step.num_verified, : step.kept_len]
         first_B1 = torch.arange(0, R, step.query_len, device=path_BQ.device)[:, None]
         of_prompts = torch.arange(R, step.num_decided, device=path_BQ.device)
         return torch.cat([(first_B1 + path_BQ.clamp(min=0)).flatten(), of_prompts])

@@ -276,7 +276,7 @@ class Scheduler:
         """The same where those that verify have trees: all nodes have rows, of many the best."""
         assert self.sizes.tree is not None, "sizes of chains"
         shape = self.sizes.tree.of(len(work.verifying))
-        return replace(work, query_len=shape.num_rows, path_len=self.sizes.path_len)
+        return replace(work, query_len=shape.num_rows, path_len=shape.path_len)
 
     def _hurries(self, waiting: list[Request]) -> bool:
         """Whether steps should be short: no more requests come, or after a burst many prompts wait.

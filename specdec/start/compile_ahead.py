@@ -133,7 +133,7 @@ def _attention_kinds(
 ) -> Iterator[object]:
     passes = [(query_len, False)]
     if tree is not None and query_len > 1:  # nodes, the draft's levels, accepted paths
-        passes = [(query_len, True), (tree.top_k, True), (tree.max_depth + 1, False)]
+        passes = [(query_len, True), (tree.top_k, True), (tree.path_len, False)]
     for heads in runner.heads:
         for rows, has_paths in passes:
             yield plan_launch(

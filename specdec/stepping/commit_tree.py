@@ -9,6 +9,8 @@ draft proposes after it may be a chain.
 `num_reqs` counts padding, which writes the scratch row.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -22,38 +24,43 @@ from specdec.stepping.state import RequestState
 from specdec.stepping.tree_buffers import TreeBuffers
 
 
+class TreeRows(NamedTuple):
+    """Of each slot: those that it verifies, and how many of them an accepted path may have."""
+
+    num_rows: int  # N
+    path_len: int  # Q, at most N: the rows of prompts come behind, and paths are laid out first
+
+
 def commit_trees(
     buffers: StepBuffers,
     state: RequestState,
     num_reqs: int,
-    num_rows: int,
+    rows: TreeRows,
     kv_cache: Tensor,
     has_words: bool,
 ) -> None:
-    """Commit a round of `num_reqs` batch slots, padding included, with `num_rows` rows each.
+    """Commit a round of `num_reqs` batch slots, padding included. Longer paths end early.
 
     kv_cache:  [L, 2, N + 1, G, S, C] of the target
     has_words: a request has bad words, and its history is kept
     """
+    assert rows.path_len <= rows.num_rows, rows
     walk_trees = pick(buffers.results, launch_walk_trees, walk_trees_ref)
-    walk_trees(buffers, state, num_reqs, num_rows, has_words)
+    walk_trees(buffers, state, num_reqs, rows, has_words)
     tree = tree_of(buffers)
-    X = num_reqs * tree.shape.max_depth
-    move_slots(kv_cache, tree.moved_from.view(-1)[:X], tree.moved_to.view(-1)[:X])
+    X = num_reqs * (rows.path_len - 1)
+    move_slots(kv_cache, tree.moved_from[:X], tree.moved_to[:X])
 
 
 def gather_paths(
-    buffers: StepBuffers, num_reqs: int, tree_rows: int, num_prompt_rows: int, num_rows: int
+    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
 ) -> None:
     """Bring what the draft reads to the rows of paths, as many for each of `num_reqs` slots.
 
     Then come the rows of prompts, as many as num_prompt_rows, and padding, up to num_rows.
-    tree_rows: of each slot, before
     """
-    tree = tree_of(buffers)
-    N = tree_rows
-    Q = tree.shape.max_depth + 1
-    at_T = tree.path_sources.view(-1)[: num_reqs * Q]
+    N, Q = tree
+    at_T = tree_of(buffers).path_sources[: num_reqs * Q]
     if num_rows > len(at_T):
         t_T = torch.arange(len(at_T), num_rows, device=at_T.device)
         is_prompt_T = t_T < len(at_T) + num_prompt_rows
@@ -80,10 +87,10 @@ def _shift_prompts(buffers: StepBuffers, at_T: Tensor, is_prompt_T: Tensor, firs
 
 
 def launch_walk_trees(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, has_words: bool
+    buffers: StepBuffers, state: RequestState, num_reqs: int, rows: TreeRows, has_words: bool
 ) -> None:
     tree = tree_of(buffers)
-    N, X = num_rows, tree.shape.num_nodes
+    X = tree.shape.num_nodes
     _walk_trees_kernel[(num_reqs,)](
         buffers.results,
         buffers.positions,
@@ -114,10 +121,11 @@ def launch_walk_trees(
         buffers.results.shape[1],
         state.sampling.history.shape[1],
         tree.first_slot,
-        N=N,
+        N=rows.num_rows,
+        Q=rows.path_len,
         X=X,
         ROWS=next_power_of_2(X + 1),
-        D1=tree.shape.max_depth + 1,
+        D1=tree.shape.path_len,
         S=BLOCK_SIZE,
         HAS_WORDS=has_words,
         ONE=CONFIDENCE_ONE,
@@ -131,7 +139,7 @@ def _walk_trees_kernel(
     # [B, WIDTH]: sampled tokens [D1], number accepted, verified nodes [X], their number, the rows
     # of their parents [X], the probabilities of their paths [X]; of N - 1 nodes, then of none
     results_ptr,
-    positions_ptr,  # [T] from here on of paths, D1 rows for each slot
+    positions_ptr,  # [T] from here on of paths, Q rows for each slot
     slots_ptr,  # [T]
     starts_ptr,  # [B + 1] verify_start_loc
     draft_ids_ptr,  # [T]
@@ -140,9 +148,9 @@ def _walk_trees_kernel(
     draft_positions_ptr,  # [B] of chains
     draft_slots_ptr,  # [B] of chains
     walked_ptr,  # [B, D1]
-    sources_ptr,  # [B, D1] path_sources
-    from_ptr,  # [B, D1 - 1] moved_from
-    to_ptr,  # [B, D1 - 1] moved_to
+    sources_ptr,  # [B x Q] path_sources
+    from_ptr,  # [B x (Q - 1)] moved_from
+    to_ptr,  # [B x (Q - 1)] moved_to
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1]
@@ -160,6 +168,7 @@ def _walk_trees_kernel(
     P,
     first_slot,
     N: tl.constexpr,
+    Q: tl.constexpr,
     X: tl.constexpr,
     ROWS: tl.constexpr,
     D1: tl.constexpr,
@@ -187,23 +196,22 @@ def _walk_trees_kernel(
     current = idx * 0
     last = idx * 0
     num_accepted = idx * 0
-    for depth in range(D1):
+    for depth in range(Q):
         is_here = current >= 0
         choice = tl.sum(tl.where(i == current, target, 0), axis=0)
-        at = b * D1 + depth
-        tl.store(walked_ptr + at, current)
+        tl.store(walked_ptr + b * D1 + depth, current)
         tl.store(out + depth, tl.where(is_here, choice, 0))
         is_kept = is_here & is_real
         position = num_computed + depth
         block = tl.load(block_table_ptr + row * M + position // S, mask=is_kept, other=0)
         slot = tl.where(is_kept, block * S + position % S, -1)
+        at = b * Q + depth
         tl.store(positions_ptr + at, tl.where(is_kept, position, 0))
         tl.store(slots_ptr + at, slot)
         tl.store(draft_ids_ptr + at, tl.where(is_kept, tl.maximum(choice, 0), 0))
         tl.store(sources_ptr + at, tl.where(is_kept, first + current, 0))
         if depth > 0:
-            tl.store(draft_tokens_ptr + b * (D1 - 1) + depth - 1, idx * 0)
-            move = b * (D1 - 1) + depth - 1
+            move = b * (Q - 1) + depth - 1
             node_slot = first_slot + b * X + current - 1
             tl.store(from_ptr + move, tl.where(is_kept, node_slot, -1))
             tl.store(to_ptr + move, slot)
@@ -212,8 +220,13 @@ def _walk_trees_kernel(
         last = tl.where(is_here, choice, last)
         follows = is_node & (parent == current) & (token == choice) & is_here
         child = tl.min(tl.where(follows, i, ROWS), axis=0).to(tl.int64)
-        current = tl.where(child < ROWS, child, -1)
-        num_accepted += ((current >= 0) & (depth + 1 < D1)).to(tl.int64)
+        current = tl.where((child < ROWS) & (depth + 1 < Q), child, -1)
+        num_accepted += (current >= 0).to(tl.int64)
+    for depth in range(Q, D1):
+        tl.store(walked_ptr + b * D1 + depth, idx * 0 - 1)
+        tl.store(out + depth, idx * 0)
+    for depth in range(1, D1):
+        tl.store(draft_tokens_ptr + b * (D1 - 1) + depth - 1, idx * 0)
     tl.store(out + D1, num_accepted)
     tl.store(out + D1 + i, token, mask=is_result)
     tl.store(out + D1 + X + 1, tl.sum(is_node.to(tl.int64), axis=0))
@@ -225,28 +238,33 @@ def _walk_trees_kernel(
     tl.store(draft_positions_ptr + b, idx * 0, mask=idx < 0)
     tl.store(draft_slots_ptr + b, idx * 0 - 1, mask=idx < 0)
     tl.store(num_live_ptr + row, idx * 0)
-    tl.store(starts_ptr + b, (b * D1).to(tl.int64))
-    tl.store(starts_ptr + b + 1, ((b + 1) * D1).to(tl.int64))
-    tl.store(last_rows_ptr + b, tl.where(is_real, b * D1 + num_accepted, 0))
+    tl.store(starts_ptr + b, (b * Q).to(tl.int64))
+    tl.store(starts_ptr + b + 1, ((b + 1) * Q).to(tl.int64))
+    tl.store(last_rows_ptr + b, tl.where(is_real, b * Q + num_accepted, 0))
     tl.store(num_computed_ptr + row, num_computed + num_accepted + 1)
     tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
 
 
 def walk_trees_ref(
-    buffers: StepBuffers, state: RequestState, num_reqs: int, num_rows: int, has_words: bool
+    buffers: StepBuffers, state: RequestState, num_reqs: int, rows: TreeRows, has_words: bool
 ) -> None:
     tree = tree_of(buffers)
-    B, N = num_reqs, num_rows
+    B = num_reqs
+    N, Q = rows
     of_rows = (buffers.target_tokens, buffers.input_ids, tree.parents, buffers.sample_states)
     target_BN, tokens_BN, parents_BN, state_BN = (x[: B * N].view(B, N) for x in of_rows)
     is_node_BN = state_BN >= 0
     is_node_BN[:, 0] = False
-    path_BQ = walk(target_BN, tokens_BN, parents_BN, is_node_BN, tree.shape.max_depth)
+    path_BQ = walk(target_BN, tokens_BN, parents_BN, is_node_BN, Q - 1)
     is_path_BQ = path_BQ >= 0
     chosen_BQ = torch.where(is_path_BQ, target_BN.gather(1, path_BQ.clamp(min=0)), 0)
     accepted_B = is_path_BQ.sum(dim=1) - 1
-    tree.walked[:B] = path_BQ
-    buffers.sampled_tokens[:B] = chosen_BQ
+    for column, value_BQ, of_none in (
+        (tree.walked, path_BQ, -1),
+        (buffers.sampled_tokens, chosen_BQ, 0),
+    ):
+        column[:B] = of_none
+        column[:B, :Q] = value_BQ
     buffers.num_accepted[:B] = accepted_B
     tree.num_verified[:B] = is_node_BN.sum(dim=1)
     prob_BX = state.node_probs[buffers.sample_mapping[:B], : N - 1]
@@ -302,9 +320,10 @@ def _lay_out_paths(
     buffers.slot_mapping[: B * Q] = slot_BQ.view(-1)
     ids_BQ = torch.where(is_kept_BQ, chosen_BQ.clamp(min=0), 0)
     buffers.draft_input_ids[: B * Q] = ids_BQ.view(-1)
-    tree.path_sources[:B] = torch.where(is_kept_BQ, first_B1 + path_BQ, 0)
-    tree.moved_from[:B] = torch.where(is_kept_BQ, from_BQ, -1)[:, 1:]
-    tree.moved_to[:B] = slot_BQ[:, 1:]
+    tree.path_sources[: B * Q] = torch.where(is_kept_BQ, first_B1 + path_BQ, 0).view(-1)
+    from_BQ = torch.where(is_kept_BQ, from_BQ, -1)
+    tree.moved_from[: B * (Q - 1)] = from_BQ[:, 1:].flatten()
+    tree.moved_to[: B * (Q - 1)] = slot_BQ[:, 1:].flatten()
     buffers.verify_start_loc[: B + 1] = torch.arange(B + 1, device=path_BQ.device) * Q
     last_B = slot_B1[:, 0] * Q + accepted_B
     buffers.last_token_indices[:B] = torch.where(row_B1[:, 0] >= 0, last_B, 0)

@@ -68,7 +68,7 @@ def launch_fill_tree(
         N=N,
         N_PADDED=next_power_of_2(N),
         X=tree.shape.num_nodes,
-        D1=tree.shape.max_depth + 1,
+        D1=tree.shape.path_len,
         S=BLOCK_SIZE,
         MAY_STOP=state.may_stop,
         num_warps=1,

@@ -47,9 +47,10 @@ class TreeBuffers:
         self.path_slots = integers(T, D + 1)  # [T, D + 1] the cache slot of each of these
         self.path_starts = integers(B)  # [B] position of the root
         self.walked = integers(B, D + 1)  # [B, D + 1] accepted rows within the slot, -1 behind
-        self.path_sources = integers(B, D + 1)  # [B, D + 1] their rows of the step, 0 behind
-        self.moved_from = integers(B, D)  # [B, D] cache slots of accepted nodes, -1 = none
-        self.moved_to = integers(B, D)  # [B, D] where they go
+        # of paths as long as those of the step, one slot after another
+        self.path_sources = integers(B * (D + 1))  # accepted rows of the step, 0 behind
+        self.moved_from = integers(B * D)  # cache slots of accepted nodes, -1 = none
+        self.moved_to = integers(B * D)  # where they go
 
         # what the draft grows
         self.tokens = integers(B, M)  # [B, M] of all candidates

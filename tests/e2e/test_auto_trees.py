@@ -27,7 +27,7 @@ from specdec.stepping.results import StepResult
 from tests.e2e.caches import cache_rows, poison_nodes
 
 COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
-SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 4))
+SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 3))
 OF_ALL = replace(SMALL, for_many=None)
 TREE, CHAIN, FEW, PLAIN = "tree", "chain", "few", "plain"
 NUM_TOKENS = 14
@@ -233,6 +233,20 @@ def test_what_both_kinds_of_rounds_wrote_is_a_prefix(make, greedy, prompts):
     assert hit.stats.num_cached_tokens == (120 + 20 - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert hit.stats.rounds == miss.stats.rounds
     assert hit.stats.num_accepted_tokens > 3
+
+
+def test_smaller_trees_leave_the_rows_of_prompts_alone(make, greedy, prompts):
+    """Prompts of which a few rows are left, beside 5 trees of 4 rows that might have paths of 5."""
+    text = [token for prompt in prompts for token in prompt]
+    cached = text[: BLOCK_SIZE + 1]
+    batch = [text[b : b + 30] for b in range(5)] + [cached + text[n : 2 * n] for n in range(6)]
+    params = [greedy(40)] * 5 + [greedy(5)] * 6
+    llm, plain = make(), LLM("demo", max_num_seqs=6, max_model_len=320, device="cpu")
+    planned(llm, [TREE])
+    for each in (llm, plain):
+        each.generate([cached], greedy(1), use_tqdm=False)
+    assert texts(llm, batch, params) == texts(plain, batch, params)
+    assert llm.engine.planner.statistics.tree_share > 0.9
 
 
 def test_guided_texts_are_those_of_plain_decoding(make, prompts):

@@ -165,3 +165,4 @@ def test_many_requests_have_smaller_trees():
     shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 4))
     assert [shape.of(n).num_rows for n in (1, 4, 5, 8)] == [10, 10, 5, 5]
     assert [shape.of(n).num_levels for n in (4, 5)] == [4, 2]
+    assert [shape.of(n).path_len for n in (4, 5)] == [5, 3]

@@ -16,7 +16,7 @@ from specdec.kernels.move_slots import launch_move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
 from specdec.sizes import TreeShape
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit_tree import launch_walk_trees, walk_trees_ref
+from specdec.stepping.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
 from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
 from specdec.stepping.grow_tree import (
     TreeLevel,
@@ -149,19 +149,20 @@ def assert_history(buffers, state, has_words):
     assert torch.equal(state.sampling.history[:-1], expected[:-1])
 
 
-def assert_chains_can_follow(buffers, state):
+def assert_chains_can_follow(buffers, state, path_len):
     """What the levels of a chain start from; the rows of paths are as those of shared rounds."""
     rows = [row for row in buffers.idx_mapping[:NUM_REQS].tolist() if row >= 0]
     assert state.num_live_drafts[rows].tolist() == [0] * len(rows)
     assert not buffers.draft_tokens[:NUM_REQS].any()
     assert (int(buffers.draft_positions[3]), int(buffers.draft_slots[3])) == (0, -1)
-    Q = buffers.sampled_tokens.shape[1]
-    assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [b * Q for b in range(6)]
+    assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [b * path_len for b in range(6)]
 
 
 @pytest.mark.parametrize("num_cut", [0, 1])
 def test_walk_trees(device, shape, num_cut):
+    """With rows for all nodes, or all but the last ones, and then for shorter paths alone."""
     N = shape.num_nodes + 1 - num_cut
+    Q = min(shape.path_len, N) - num_cut
     accepted = set()
     for seed, has_words in ((1, False), (2, True)):
         torch.manual_seed(seed)
@@ -172,14 +173,16 @@ def test_walk_trees(device, shape, num_cut):
         targets[torch.rand(len(targets)) < 0.1] = -2  # a marker
         ours[0].target_tokens[: NUM_REQS * N] = targets
         theirs = copy.deepcopy(ours)
-        launch_walk_trees(*ours, NUM_REQS, N, has_words)
-        walk_trees_ref(*theirs, NUM_REQS, N, has_words)
+        launch_walk_trees(*ours, NUM_REQS, TreeRows(N, Q), has_words)
+        walk_trees_ref(*theirs, NUM_REQS, TreeRows(N, Q), has_words)
         assert_same(ours, theirs)
         assert_history(*ours, has_words)
         for each in (ours, theirs):
-            assert_chains_can_follow(*each)
+            assert_chains_can_follow(*each, Q)
+            of_prompts = (each[0].positions, each[0].slot_mapping, each[0].draft_input_ids)
+            assert all((rows[NUM_REQS * N :] == -999).all() for rows in of_prompts)
         accepted |= set(ours[0].num_accepted[:NUM_REQS].tolist())
-    assert len(accepted) > 1
+    assert 1 < len(accepted) <= Q or Q == 1
 
 
 GROWN = [

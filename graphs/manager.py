@@ -51,6 +51,8 @@ class CudaGraphManager:
     use_breakable_cg: how PIECEWISE graphs are made; becomes False in a mode without them
     specialize_lora:  capture every size with and without LoRA adapters (`desc.has_lora`)
     hooks:     called around captures and replays; see GraphHooks
+    shares:    a family whose memory these graphs use too, of the same backend: no result of one may
+               be needed after a graph of the other has replayed
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class CudaGraphManager:
         use_breakable_cg: bool = True,
         specialize_lora: bool = False,
         hooks: GraphHooks | None = None,
+        shares: "CudaGraphManager | None" = None,
     ) -> None:
         if mode.mixed_mode() is CUDAGraphMode.FULL:
             raise ValueError(
@@ -78,7 +81,9 @@ class CudaGraphManager:
         self.counters = GraphCounters()
         self._backend = backend
         self._outputs = outputs
-        self._pool: GraphPool | None = None if backend is None else backend.new_pool()
+        self._pool: GraphPool | None = None
+        if backend is not None:
+            self._pool = backend.new_pool() if shares is None else shares._pool
         if self._pool is not None and hooks is not None:
             self._pool.hooks = hooks
         self._lora_cases = (True, False) if specialize_lora else (False,)
@@ -251,7 +256,8 @@ class CudaGraphManager:
         """Capture one size; returns how many graphs it took."""
         if desc.num_reqs:
             assert self._pool is not None
-            graph, _ = capture_graph(self._pool, desc, forward, collect=False)
+            owner = self.name, desc  # others may share the memory
+            graph, _ = capture_graph(self._pool, owner, forward, collect=False)
             self._full[desc] = graph, tuple(output[: desc.num_tokens] for output in self._outputs)
             return int(graph is not None)
         forward()

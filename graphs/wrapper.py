@@ -6,7 +6,7 @@ returns the stored output. They own no buffers, copy no inputs and do no warm-up
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -171,7 +171,7 @@ class BreakableCUDAGraphWrapper(_GraphWrapper):
 
 def capture_graph(
     pool: GraphPool,
-    owner: BatchDescriptor,
+    owner: Hashable,
     forward: Callable[[], object],
     *,
     collect: bool = True,

@@ -108,6 +108,7 @@ class GraphFamilies:
         self.query_len = Q = sizes.query_len
         self.path_len = sizes.path_len  # rows of a request in the draft's prefill after a round
         self.managers: list[CudaGraphManager] = []  # in the order of capture
+        self._shared_memory: dict[str, str] = {}  # families, and those whose memory they use
         # requests of rounds of trees, where others are of chains
         self.tree_sizes = _tree_sizes(sizes, config.request_sizes)
         # of rounds whose rows are shared out: (requests, rows), by rows
@@ -216,7 +217,10 @@ class GraphFamilies:
         if not self._needs_capture():
             return {manager.name: 0 for manager in self.managers}
         with self._capturing_allowed():
-            return {manager.name: manager.measure(make) for manager, make in captures}
+            found = {manager.name: manager.measure(make) for manager, make in captures}
+        for name, shared in self._shared_memory.items():
+            found[name] = max(found[name] - found[shared], 0)
+        return found
 
     def counters(self) -> dict[str, GraphCounters]:
         return {manager.name: manager.counters for manager in self.managers}
@@ -299,14 +303,23 @@ class GraphFamilies:
 
     def _sampled(self, greedy: CudaGraphManager, query_len: int) -> CudaGraphManager:
         mode = _full_or_none(greedy.mode)
-        return self._manager(f"{greedy.name}_sampled", greedy.sizes, mode, query_len)
+        name = f"{greedy.name}_sampled"
+        self._shared_memory[name] = greedy.name
+        return self._manager(name, greedy.sizes, mode, query_len, shares=greedy)
 
     def _manager(
-        self, name: str, sizes: CaptureSizes, mode: CUDAGraphMode, query_len: int
+        self,
+        name: str,
+        sizes: CaptureSizes,
+        mode: CUDAGraphMode,
+        query_len: int,
+        shares: CudaGraphManager | None = None,
     ) -> CudaGraphManager:
         breaks = not self._config.compile_piecewise
         backend = self._backend
-        manager = CudaGraphManager(name, sizes, mode, query_len, backend, use_breakable_cg=breaks)
+        manager = CudaGraphManager(
+            name, sizes, mode, query_len, backend, use_breakable_cg=breaks, shares=shares
+        )
         self.managers.append(manager)
         return manager
 

@@ -269,6 +269,24 @@ def test_the_bytes_of_a_capture_are_its_own_while_others_use_the_device(cpu_toy,
     assert family.manager.num_bytes() == 0
 
 
+def test_families_that_share_memory_run_in_turn(toy, backend, device):
+    sizes = capture_sizes(8, MAX_TOKENS)
+    one = Family(toy, backend, device, BOTH, sizes)
+    other = Family(toy, backend, device, FULL_DECODE_ONLY, sizes, shares=one.manager)
+    alone = Family(toy, backend, device, FULL_DECODE_ONLY, sizes)
+    for family in (one, other, alone):
+        family.capture()
+    for family, num_reqs in itertools.product((one, other) * 2, (8, 3)):
+        chosen, ours, expected = family.step(num_reqs, 2 * num_reqs, 2)
+        assert chosen.mode is FULL
+        assert torch.equal(ours, expected)
+    if device.type == "cuda":
+        assert other.manager.counters.num_bytes < alone.manager.counters.num_bytes
+    other.manager.clear_graphs()
+    _, ours, expected = one.step(3, 6, 2)
+    assert torch.equal(ours, expected)
+
+
 def test_captures_pin_no_memory(tape, cpu_toy):
     family = Family(cpu_toy, tape, torch.device("cpu"), BOTH, capture_sizes(8, MAX_TOKENS))
     family.capture()

@@ -252,7 +252,8 @@ def test_measuring_keeps_no_graph(expected, backend):
     assert set(runner.measure().values()) == {0}
     runner = tiny_runner(pair, 3, GraphConfig(request_sizes=(8,), token_sizes=(16,)), captures)
     runner.clear_graphs()
-    assert all(size > 0 for size in runner.measure().values())
+    found = runner.measure()
+    assert all(size > 0 for name, size in found.items() if not name.endswith("_sampled"))
     assert set(held_bytes(runner)) == {0}
 
 

@@ -20,6 +20,7 @@ MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at p
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
 FEW = 32  # programs up to which smaller tiles make more of them
+SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 # (programs, warps of each) for paths' last keys: of many programs more fit a multiprocessor with
 # fewer warps. Measured: 64 to 256, 512 and 1,024 programs. More than these have MANY_TAILS_WARPS,
 # or 4 where a key has more than LONG_KEY bytes, of which two warps would not hold a tile.
@@ -102,7 +103,8 @@ def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
     small = query_tile(1, heads)
     if _programs(B, usual, small, heads) <= FEW:
         return small
-    return query_tile(min(2 * usual, most) * heads.group, heads)
+    few = max(SHARING_ROWS // heads.group, 1)  # a tile of 64 rows takes longer than two of 32
+    return query_tile(max(usual, min(2 * usual, most, few)) * heads.group, heads)
 
 
 def _programs(B: int, query_len: int, tile: QueryTile, heads: Heads) -> int:

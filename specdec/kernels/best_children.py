@@ -125,10 +125,36 @@ def _best_children_kernel(
     powers = tl.exp(score - tl.where(is_some, peak, 0.0))
     tl.store(peaks_ptr + at, peak)
     tl.store(sums_ptr + at, tl.sum(powers, axis=0))
-    is_left = inside
+    left = tl.where(inside, key_of(score, column), no_child())
     for j in range(K):
-        best = tl.max(tl.where(is_left, score, float("-inf")), axis=0)
-        id = tl.min(tl.where(is_left & (score == best), column, 1 << 30), axis=0)
-        tl.store(scores_ptr + at * K + j, best)
-        tl.store(ids_ptr + at * K + j, id)
-        is_left = is_left & (column != id)
+        best = tl.max(left, axis=0)
+        left = tl.where(left == best, no_child(), left)
+        tl.store(scores_ptr + at * K + j, score_of(best))
+        tl.store(ids_ptr + at * K + j, id_of(best))
+
+
+@jit
+def key_of(score, id):
+    """An int64 that is greater for a greater float32 score and, of equals, for a lower id."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # -0 equals 0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) + (0x7FFFFFFF - id)
+
+
+@jit
+def no_child():
+    """The key of score -inf and an id above all."""
+    return key_of(tl.zeros((), tl.float32) - float("inf"), 1 << 30)
+
+
+@jit
+def score_of(key):
+    """Back from `key_of`."""
+    ordered = (key >> 32).to(tl.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@jit
+def id_of(key):
+    """Back from `key_of`, as int32."""
+    return (0x7FFFFFFF - (key & 0x7FFFFFFF)).to(tl.int32)

@@ -39,6 +39,7 @@ from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
 # beyond, those up to each multiple of 32 share tiles.
 PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 FEW_DRAFTS = 3  # a round of few requests has a graph for these, beside one for all
+PADDED_ROWS = (32, 128)  # between these, padding to the next tiles takes up to 2 % of a round
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
 
@@ -380,6 +381,8 @@ def shared_shapes(
         all_rows = min(B * Q, sizes.max_verify_rows)
         few = min(B * (FEW_DRAFTS + 1), all_rows)
         rows = {B, few, all_rows, *(c for c in ROW_CLASSES if fewer < c < all_rows)}
+        every_level = (B * n for n in range(2, Q))  # of so many levels all drafts fit
+        rows |= {n for n in every_level if PADDED_ROWS[0] < n < min(PADDED_ROWS[1], all_rows)}
         found |= {(B, n) for n in rows}
     return tuple(sorted(found, key=lambda shape: (shape[1], shape[0])))
 

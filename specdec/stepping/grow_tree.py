@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
-from specdec.kernels.best_children import Perturbation, TileChildren, launch_best_children
+from specdec.kernels.best_children import (
+    Perturbation,
+    TileChildren,
+    id_of,
+    key_of,
+    launch_best_children,
+    no_child,
+    score_of,
+)
 from specdec.kernels.choose_token import noise_ref
 from specdec.kernels.overlap import begin
 from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_shares, perturbed
@@ -26,6 +34,7 @@ from specdec.stepping.stop_drafting import decide, decide_ref, has_stopped
 from specdec.stepping.tree_buffers import TreeBuffers
 
 KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and against how many
+RANKED = 64  # nodes of a level against which others are ranked at a time
 LEVEL_WARPS, KEEP_WARPS = 4, 8  # measured on an H200
 
 
@@ -135,6 +144,7 @@ def launch_write_level(found: TileChildren, num_reqs: int, to: TreeLevel) -> Non
         IS_LAST=to.is_last,
         HAS_D2T=to.d2t_W is not None,
         STOPS=to.threshold is not None,
+        RANKED=RANKED,
         TILES=next_power_of_2(tiles),
         CHILDREN=next_power_of_2(tiles * k),
         num_warps=LEVEL_WARPS,
@@ -182,6 +192,7 @@ def _write_level_kernel(
     IS_LAST: tl.constexpr,
     HAS_D2T: tl.constexpr,
     STOPS: tl.constexpr,
+    RANKED: tl.constexpr,
     TILES: tl.constexpr,
     CHILDREN: tl.constexpr,
     PDL: tl.constexpr,
@@ -210,24 +221,28 @@ def _write_level_kernel(
     log_total = tl.log(tl.maximum(total, 1.0))  # as it is where a token has a probability
 
     child = tl.arange(0, CHILDREN)
-    is_left = is_parent[:, None] & (child < tiles * K)[None, :]
+    is_child = is_parent[:, None] & (child < tiles * K)[None, :]
     child_at = of_row[:, None] * tiles * K + child[None, :]
-    score = tl.load(tile_scores_ptr + child_at, mask=is_left, other=float("-inf"))
-    id = tl.load(tile_ids_ptr + child_at, mask=is_left, other=1 << 30)
+    score = tl.load(tile_scores_ptr + child_at, mask=is_child, other=float("-inf"))
+    id = tl.load(tile_ids_ptr + child_at, mask=is_child, other=1 << 30)
+    left = key_of(score, id)
+    j = tl.arange(0, K_PADDED)
+    best = tl.zeros((P_PADDED, K_PADDED), tl.int64) + no_child()
     for i in range(K):
-        top = tl.max(tl.where(is_left, score, float("-inf")), axis=1)
-        top_id = tl.min(tl.where(is_left & (score == top[:, None]), id, 1 << 30), axis=1)
-        is_left = is_left & (id != top_id[:, None])
-        token = top_id.to(tl.int64)
-        if HAS_D2T:
-            token = tl.load(d2t_ptr + token, mask=is_parent, other=0)
-        value = path + ((top - subtracted) - log_total)
-        # a child without a probability is the last to be taken
-        value = tl.where(value == value, value, float("-inf"))
-        at = b * M + first_place + p * K + i
-        tl.store(tokens_ptr + at, token, mask=is_parent)
-        tl.store(scores_ptr + at, value, mask=is_parent)
-        tl.store(places_ptr + at, parent_place, mask=is_parent)
+        top = tl.max(left, axis=1)
+        left = tl.where(left == top[:, None], no_child(), left)
+        best = tl.where((j == i)[None, :], top[:, None], best)
+    is_best = is_parent[:, None] & (j < K)[None, :]
+    token = id_of(best).to(tl.int64)
+    if HAS_D2T:
+        token = tl.load(d2t_ptr + token, mask=is_best, other=0)
+    value = path[:, None] + ((score_of(best) - subtracted[:, None]) - log_total[:, None])
+    # a child without a probability is the last to be taken
+    value = tl.where(value == value, value, float("-inf"))
+    at = b * M + first_place + p[:, None] * K + j[None, :]
+    tl.store(tokens_ptr + at, token, mask=is_best)
+    tl.store(scores_ptr + at, value, mask=is_best)
+    tl.store(places_ptr + at, tl.broadcast_to(parent_place[:, None], best.shape), mask=is_best)
     if STOPS and IS_FIRST:
         tl.store(levels_ptr + b, tl.zeros((), tl.int64) + 1)
     if IS_LAST:
@@ -239,19 +254,21 @@ def _write_level_kernel(
     L: tl.constexpr = P_PADDED * K_PADDED
     flat = tl.arange(0, L)
     is_node = (flat // K_PADDED < P) & (flat % K_PADDED < K)
-    level_at = b * M + first_place
-    node_at = level_at + flat // K_PADDED * K + flat % K_PADDED
+    level_at = scores_ptr + b * M + first_place
+    node_at = b * M + first_place + flat // K_PADDED * K + flat % K_PADDED
     scores = tl.load(scores_ptr + node_at, mask=is_node, other=float("-inf"))
     tokens = tl.load(tokens_ptr + node_at, mask=is_node, other=0)
-    j = tl.arange(0, K_PADDED)
     rank = tl.zeros((L,), tl.int32)
-    for q in range(P):
-        is_child = j < K
-        others = tl.load(scores_ptr + level_at + q * K + j, mask=is_child, other=float("-inf"))
+    STEP: tl.constexpr = L if L < RANKED else RANKED
+    for start in range(0, L, STEP):
+        o = start + tl.arange(0, STEP)
+        is_other = (o // K_PADDED < P) & (o % K_PADDED < K)
+        other_at = level_at + o // K_PADDED * K + o % K_PADDED
+        others = tl.load(other_at, mask=is_other, other=float("-inf"))
         is_better = others[None, :] > scores[:, None]
-        is_earlier = (q * K_PADDED + j)[None, :] < flat[:, None]
-        is_before = is_better | ((others[None, :] == scores[:, None]) & is_earlier)
-        rank += tl.sum((is_before & is_child[None, :]).to(tl.int32), axis=1)
+        is_equal = others[None, :] == scores[:, None]
+        is_before = is_better | (is_equal & (o[None, :] < flat[:, None]))
+        rank += tl.sum((is_before & is_other[None, :]).to(tl.int32), axis=1)
     is_next = is_node & (rank < K)
     idx = tl.load(sample_ptr + b)
     row = tl.where(idx < 0, R, idx)

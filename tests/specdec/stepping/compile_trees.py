@@ -33,8 +33,9 @@ FLOATS += (
 )
 TYPES = {f"{name}_ptr": "*fp32" for name in FLOATS}
 TYPES |= {"bias_ptr": "*fp32", "tile_ids_ptr": "*i32", "counts_ptr": "*i32", "in_prompt_ptr": "*i1"}
-SLOTS = {"N": N, "N_PADDED": N, "D1": D + 1, "S": 64}
-LEVEL = {"K": K, "K_PADDED": K, "D": D, "D_PADDED": 8, "TILES": 32, "CHILDREN": 128}
+SLOTS = {"N": N, "X": N - 1, "D1": D + 1, "S": 64}
+WALK = {"Q": D + 1, "ROWS": N, "HAS_WORDS": True, "ONE": 1 << 24}
+LEVEL = {"K": K, "K_PADDED": K, "D": D, "D_PADDED": 8, "TILES": 32, "CHILDREN": 128, "RANKED": 64}
 TOKENS = {"K": K, "STREAM": 0, "BLOCK": 1024, "IS_GPU": True}
 CHAIN = {"K": 5, "K_PADDED": 8, "VARIES": True, "IS_SAMPLED": False, "HAS_D2T": True}
 CHAIN |= {"LEAST": 1e-4, "S": 64, "BLOCK": 64}
@@ -48,9 +49,9 @@ IDS = {"ids_ptr": "*i32"}
 
 def main() -> None:
     for may_stop in (False, True):
-        build(fill_tree._fill_tree_kernel, SLOTS | {"MAY_STOP": may_stop})
+        build(fill_tree._fill_tree_kernel, SLOTS | {"N_PADDED": N, "MAY_STOP": may_stop})
         build(fill._fill_round_kernel, ROUND | {"MAY_STOP": may_stop})
-    build(commit_tree._walk_trees_kernel, SLOTS | {"HAS_WORDS": True, "ONE": 1 << 24})
+    build(commit_tree._walk_trees_kernel, SLOTS | WALK)
     of_cache = {"G": 8, "S": 64, "C": 128, "BLOCK": 1024}
     build(move_slots._move_slots_kernel, of_cache, {"cache_ptr": "*bf16"})
     for is_noisy in (False, True):

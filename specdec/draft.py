@@ -253,8 +253,7 @@ class Draft:
 
     def _perturbation(self, logits_XW: Tensor, to: TreeLevel) -> Perturbation:
         P = to.rows_per_req
-        row_B1 = self.buffers.sample_mapping[: len(logits_XW) // P, None]
-        row_X = row_B1.expand(-1, P).reshape(-1)
+        row_X = self.buffers.sample_mapping[: len(logits_XW) // P].repeat_interleave(P)
         offset = 1 + to.level  # of the children, after a request's computed tokens
         limits, keys = row_parameters(self.state, row_X, None, offset, TARGET, has_epoch=False)
         floor_X = support_floor(logits_XW, limits)

@@ -51,6 +51,7 @@ def launch_row_parameters(
     stream: int,
     has_epoch: bool,
 ) -> tuple[Limits, NoiseKeys]:
+    assert state_T.is_contiguous(), state_T.stride()
     sampling = state.sampling
     T = len(state_T)
     floats = sampling.floats.new_empty(3, T)

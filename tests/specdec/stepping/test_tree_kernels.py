@@ -5,15 +5,18 @@ import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specdec.draft import Draft
 from specdec.kernels.best_children import Perturbation
 from specdec.kernels.choose_token import NoiseKeys
 from specdec.kernels.gumbel import TARGET
 from specdec.kernels.move_slots import launch_move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
+from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
@@ -304,6 +307,21 @@ def drawn(logits, rows_per_req, level, d2t):
         token_ids=d2t,
     )
     return Perturbation(floor.repeat_interleave(rows_per_req), keys)
+
+
+@pytest.mark.parametrize("num_reqs", [1, 3])
+def test_all_rows_of_a_request_are_drawn_with_its_noise(device, num_reqs, monkeypatch):
+    """Of one request too, whose mapping repeats without a copy."""
+    monkeypatch.setattr(row_parameters, "pick", lambda _, launch, twin: launch)
+    buffers, state = make(device, SHAPES[0])
+    rows = torch.tensor([4, 0, 2, -1, 3], device=device)
+    buffers.sample_mapping[:NUM_REQS] = rows
+    state.sampling.seeds[:] = torch.randint(0, 1 << 31, state.sampling.seeds.shape)
+    draft = SimpleNamespace(buffers=buffers, state=state, d2t=None)
+    logits = torch.zeros(num_reqs * 3, 40, device=device)
+    drawn = Draft._perturbation(draft, logits, level_of(buffers, state, 1))
+    expected = state.sampling.seeds[rows[:num_reqs]].repeat_interleave(3, dim=0)
+    assert torch.equal(drawn.noise_keys.seeds, expected)
 
 
 @pytest.mark.parametrize("G, C", [(2, 16), (3, 64)])

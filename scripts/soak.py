@@ -43,6 +43,7 @@ from specdec.stepping.results import PendingResult
 MAX_K = 4
 MAX_MODEL_LEN = 256
 NUM_ROWS = 6
+NUM_FEW = 2  # requests at a time whose trees are larger than those of more
 PER_ENGINE = 15
 # a step of 64 rows fits twice a small round's time, one of 128 does not
 COSTS = StepCosts(rounds=((8, 1.0), (64, 2.0)), mixed=((64, 2.0), (128, 4.0)), ms_per_key=0.001)
@@ -151,7 +152,9 @@ class Setting:
         K = self.num_speculative_tokens
         least = next(L for L in range(1, K + 1) if k + k * k * (L - 1) >= num_nodes)
         for_many = (max(least, 2), (num_nodes + 1) // 2) if K > 1 else None
-        return TreeShape(num_levels=K, top_k=k, num_nodes=num_nodes, for_many=for_many)
+        return TreeShape(
+            num_levels=K, top_k=k, num_nodes=num_nodes, for_many=for_many, few_requests=NUM_FEW
+        )
 
     def build(self, **options: object) -> LLM:
         K = self.num_speculative_tokens

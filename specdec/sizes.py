@@ -6,7 +6,6 @@ BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
 MAX_TREE_REQUESTS = 32  # with more at a time, chains accept as much from as many rows
 MAX_AUTO_TREE_REQUESTS = 8  # the same, where chains share their rows out
-FEW_TREE_REQUESTS = 4  # with more at a time, trees that have a shape for many take it
 MAX_STOP_IDS = 64  # ids that min_tokens can mask, per request
 MAX_BAD_WORDS = 64  # token sequences, per request
 MAX_BAD_WORD_LENGTH = 16  # tokens
@@ -16,18 +15,19 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 class TreeShape:
     """A draft tree: its first level has top_k nodes, each further one top_k children of as many.
 
-    for_many: (num_levels, num_nodes) of steps with more than FEW_TREE_REQUESTS; None: the same.
-        Both are at most those of few requests. There are 2 levels or more, with as many candidates
-        as few requests verify: they may verify such a tree in the next step.
+    for_many: (num_levels, num_nodes) of steps with more than few_requests; None: the same. Both are
+        at most those of few requests. There are 2 levels or more, with as many candidates as few
+        requests verify: they may verify such a tree in the next step.
     """
 
     num_levels: int  # D, those that are drafted
     top_k: int  # k
     num_nodes: int  # N - 1: those that are verified
     for_many: tuple[int, int] | None = None
+    few_requests: int = 4
 
     def __post_init__(self) -> None:
-        many = self.of(FEW_TREE_REQUESTS + 1)
+        many = self.of(self.few_requests + 1)
         fits = 2 <= many.num_levels <= self.num_levels and many.num_nodes <= self.num_nodes
         if self.for_many is not None and not (fits and many.num_candidates >= self.num_nodes):
             raise ValueError(
@@ -37,7 +37,7 @@ class TreeShape:
 
     def of(self, num_reqs: int) -> "TreeShape":
         """The shape of steps with so many requests, padding included or not."""
-        if self.for_many is None or num_reqs <= FEW_TREE_REQUESTS:
+        if self.for_many is None or num_reqs <= self.few_requests:
             return self
         num_levels, num_nodes = self.for_many
         return replace(self, num_levels=num_levels, num_nodes=num_nodes, for_many=None)

@@ -32,7 +32,7 @@ from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
 from specdec.kernels.tile_shapes import ROW_CLASSES
-from specdec.sizes import FEW_TREE_REQUESTS, EngineSizes
+from specdec.sizes import EngineSizes
 from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
 
 # Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve;
@@ -352,12 +352,12 @@ def _request_sizes(max_reqs: int, query_len: int) -> list[int]:
 
 def _tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int, ...]:
     """Requests of rounds of trees, where others are of chains. requests: None: powers of two."""
-    if not sizes.has_both:
+    if not sizes.has_both or sizes.tree is None:
         return ()
     most = sizes.max_tree_requests
     if requests is None:
         requests = [1 << i for i in range(most.bit_length())]
-    few = min(FEW_TREE_REQUESTS, most)  # padding takes the shape of the requests beside it
+    few = min(sizes.tree.few_requests, most)  # padding takes the shape of the requests beside it
     return tuple(sorted({*(n for n in requests if n < most), few, most}))
 
 

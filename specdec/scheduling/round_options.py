@@ -14,6 +14,12 @@ from specdec.scheduling.gains import Floats, GainCurves
 from specdec.scheduling.step_costs import RoundCosts
 
 
+# Requests of whose texts more can be foretold at one time than at another, and of the best rate how
+# much will do for them. Of fewer, drafts stop where it pays; what many bring hardly changes.
+UNSTEADY = range(5, 33)
+NEARLY = 0.985
+
+
 class Requests(NamedTuple):
     """That verify. num_drafting: of these, those that may have drafts."""
 
@@ -113,15 +119,24 @@ class RoundOptions:
 
         Each kind of step has rows of its own. Dinkelbach's method: at the best rate the most that
         tokens - rate * milliseconds can be is 0, and every other rate is raised by the choice that
-        is best at it.
+        is best at it. Of UNSTEADY requests the levels are the fewest, but 1, that come to NEARLY
+        that rate: it is an estimate, and the greatest of many estimates is too high.
         """
         rate = 0.0
         while True:
             levels, tokens, ms = self._best_at(rate, keys_ms)
             raised = tokens / ms
             if raised <= rate * (1 + 1e-9):
-                return levels, max(rate, raised)
+                return self._fewest(levels, rate, keys_ms), max(rate, raised)
             rate = raised
+
+    def _fewest(self, most: int, rate: float, keys_ms: float) -> int:
+        """Levels up to `most`, which are the best at this rate."""
+        if self.rounds.num_requests not in UNSTEADY:
+            return most
+        tokens, ms = self._at(rate)
+        is_near = tokens >= rate * NEARLY * (ms + keys_ms)
+        return next((levels for levels in range(1, most) if is_near[levels]), most)
 
     def levels_at(self, rate: float, keys_ms: float) -> int:
         """That bring the most beyond what their time is worth at `rate`."""

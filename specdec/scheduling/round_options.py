@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from specdec.scheduling.gains import Floats, GainCurves
 from specdec.scheduling.step_costs import RoundCosts
 
-
 # Requests of whose texts more can be foretold at one time than at another, and of the best rate how
 # much will do for them. Of fewer, drafts stop where it pays; what many bring hardly changes.
 UNSTEADY = range(5, 33)

@@ -6,7 +6,7 @@ import torch
 from scripts.soak import soak
 from specdec import LLM, SamplingParams
 from specdec.kernels import move_slots
-from specdec.sampler import process_logits
+from specdec.sampler import process_logits, row_parameters
 from specdec.stepping import commit_tree, fill_tree, grow_tree
 from tests.e2e.caches import cache_rows, poison_nodes
 from tests.naive_eagle import borrow, read_draft
@@ -451,7 +451,8 @@ def test_the_kernels_of_a_gpu_make_the_same_rounds(monkeypatch, prompts, thresho
         return [(output.outputs[0].token_ids, output.stats.rounds) for output in outputs]
 
     expected = run()
-    for module in (fill_tree, commit_tree, grow_tree, move_slots, process_logits):
+    of_trees = (fill_tree, commit_tree, grow_tree, move_slots)
+    for module in (*of_trees, process_logits, row_parameters):
         monkeypatch.setattr(module, "pick", lambda tensor, launch, twin: launch)
     assert run() == expected
 

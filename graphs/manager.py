@@ -206,7 +206,10 @@ class CudaGraphManager:
         return 0 if self._pool is None else self._pool.num_bytes()
 
     def clear_graphs(self) -> None:
-        """Drop every graph and give the memory back; `capture` may be called again."""
+        """Drop every graph and give the memory back; `capture` may be called again.
+
+        A family that shares it keeps its graphs; what either captures later has memory of its own.
+        """
         for graph, _ in self._full.values():
             if graph is not None:
                 graph.reset()

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from specdec.scheduling.gains import Floats, GainCurves
 from specdec.scheduling.step_costs import RoundCosts
 
-# Requests of whose texts more can be foretold at one time than at another, and of the best rate how
-# much will do for them. Of fewer, drafts stop where it pays; what many bring hardly changes.
+# With so many requests what drafts bring changes from one stretch of their texts to the next,
+# sooner than it is noticed. With fewer, drafts stop where it pays; with more, it hardly changes.
 UNSTEADY = range(5, 33)
-NEARLY = 0.985
+NEARLY = 0.985  # of the best rate: what UNSTEADY requests are content with, for fewer levels
 
 
 class Requests(NamedTuple):
@@ -118,8 +118,8 @@ class RoundOptions:
 
         Each kind of step has rows of its own. Dinkelbach's method: at the best rate the most that
         tokens - rate * milliseconds can be is 0, and every other rate is raised by the choice that
-        is best at it. Of UNSTEADY requests the levels are the fewest, but 1, that come to NEARLY
-        that rate: it is an estimate, and the greatest of many estimates is too high.
+        is best at it. If it drafts, UNSTEADY requests take the fewest levels, at least one, whose
+        rate is NEARLY the best: rates are estimates, and the greatest of several is often too high.
         """
         rate = 0.0
         while True:
@@ -130,7 +130,7 @@ class RoundOptions:
             rate = raised
 
     def _fewest(self, most: int, rate: float, keys_ms: float) -> int:
-        """Levels up to `most`, which are the best at this rate."""
+        """Levels whose rate is NEARLY this one, which is that of `most` levels, or `most`."""
         if self.rounds.num_requests not in UNSTEADY:
             return most
         tokens, ms = self._at(rate)

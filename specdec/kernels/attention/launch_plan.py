@@ -103,7 +103,7 @@ def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:
     small = query_tile(1, heads)
     if _programs(B, usual, small, heads) <= FEW:
         return small
-    few = max(SHARING_ROWS // heads.group, 1)  # a tile of 64 rows takes longer than two of 32
+    few = max(SHARING_ROWS // heads.group, 1)  # beyond, a slot has a second tile
     return query_tile(max(usual, min(2 * usual, most, few)) * heads.group, heads)
 
 

@@ -71,6 +71,7 @@ def compiling_ahead(
                 _watch(mode.raw_futures, progress)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                mode.raw_futures.clear()  # it would wait for those that never begin
                 raise
         first, others = by_launcher(filter(None, map(_result, mode.future_kernels.values())))
         if LAUNCHER in sys.modules:  # not the first in this process

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -134,6 +136,29 @@ def test_a_kernel_that_does_not_compile_ends_it_unless_it_may_fail(monkeypatch, 
         with pytest.raises(ZeroDivisionError):
             compile_both()
     assert active_mode.get() is None  # else nothing would run any more
+
+
+def test_an_error_ends_it_while_kernels_wait_for_their_turn(monkeypatch):
+    """In a thread of its own: Triton waits for all that was asked for, even if it never begins."""
+    monkeypatch.setattr(compilations, "_use", lambda device: None)
+    begun, found = [], []
+
+    def fail() -> None:
+        try:
+            with compiling_ahead(torch.device("cpu")):
+                mode = active_mode.get()
+                for i in range(500):
+                    mode.submit(i, lambda: (begun.append(1), time.sleep(0.02)), found.append)
+                raise MemoryError("full")
+        except MemoryError as error:
+            found.append((error, error.__context__, active_mode.get()))
+
+    thread = threading.Thread(target=fail, daemon=True)
+    thread.start()
+    thread.join(timeout=30)
+    [(error, context, mode)] = found
+    assert (str(error), context, mode) == ("full", None, None)
+    assert len(begun) < 500
 
 
 def test_processes_compile_into_the_cache_and_tell_what_went_wrong(tmp_path):

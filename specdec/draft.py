@@ -11,7 +11,9 @@ ancestors (stepping/grow_tree.py); after the last level the best nodes of all ar
 
 Row t of the prefill pairs the target's feature at position t with token t + 1, and writes draft KV
 slot t. After a round it covers all its rows, of trees the accepted path: those after the accepted
-ones are garbage that the levels and the next round overwrite, of trees padding.
+ones are garbage that the levels and the next round overwrite, of trees padding. Of each request the
+last accepted row, or that of its prompt, is the seed of the proposal. Other rows are read as keys
+and values alone, so the last layer, which most drafts have alone, attends and goes on for seeds.
 """
 
 from collections.abc import Callable
@@ -83,10 +85,14 @@ class Draft:
         elif how.mode is CUDAGraphMode.FULL:
             self.graphs.of(step.proposal).prefill.run_fullgraph(how.descriptor)
         else:
-            extend = self._extend if how.mode is CUDAGraphMode.PIECEWISE else self._extend_whole
-            extend(self.contexts.rows(step, how))
             # padding too: `decode` may be padded, and starts from what the proposal leaves
-            self._propose_first(step.num_proposing_reqs, step.proposal)
+            B = step.num_proposing_reqs
+            context = self.contexts.rows_and_seeds(step, how, B)
+            if how.mode is CUDAGraphMode.PIECEWISE:
+                self._extend(context)
+            else:
+                self._extend_whole(context, B)
+            self._propose_first(B, step.proposal)
 
     def decode(self, step: Step) -> None:
         """Propose tokens 2..K, or up to the step's levels, one row per request each.
@@ -122,8 +128,10 @@ class Draft:
     ) -> Callable[[], None]:
         """A prefill of padding, to warm up and capture: in pieces, or a whole round."""
         if desc.num_reqs is None:
-            return partial(self._extend, self.contexts.dummy_rows(desc, warmup))
-        context = self.contexts.dummy_round(desc, warmup)
+            most = self.buffers.sizes.max_reqs
+            context = self.contexts.with_seeds(self.contexts.dummy_rows(desc, warmup), most)
+            return partial(self._extend, context)
+        context = self.contexts.with_seeds(self.contexts.dummy_round(desc, warmup), desc.num_reqs)
         return partial(self._prefill_round, context, desc.num_reqs, proposal)
 
     def make_extend(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
@@ -142,7 +150,7 @@ class Draft:
             assert self.graphs.extend is not None, step
             self.graphs.extend.run_fullgraph(how.descriptor)
         elif how.mode is CUDAGraphMode.PIECEWISE:
-            self._extend(self.contexts.rows(step, how))
+            self._extend(self.contexts.rows_and_seeds(step, how, step.num_reqs))
         else:
             self._cache_rows(self.contexts.rows(step, how))
 
@@ -153,24 +161,27 @@ class Draft:
             self.model.extend(inputs["input_ids_T"], features_TD)
 
     def _extend(self, context: ForwardContext) -> None:
+        """In pieces, whose seeds are as many as requests may run: those of others are garbage."""
+        inputs = self._prefill_inputs(context.num_tokens, self.buffers.sizes.max_reqs)
         with set_forward_context(context):
-            self.graphs.prefill.run_pw_graph(self._forward, self._inputs(context.num_tokens))
+            self.graphs.prefill.run_pw_graph(self._forward, inputs)
 
-    def _extend_whole(self, context: ForwardContext) -> None:
+    def _extend_whole(self, context: ForwardContext, num_seeds: int) -> None:
         with set_forward_context(context):
-            self._forward(**self._inputs(context.num_tokens))
+            self._forward(**self._prefill_inputs(context.num_tokens, num_seeds))
 
     def _prefill_round(self, context: ForwardContext, num_reqs: int, proposal: Proposal) -> None:
-        self._extend_whole(context)
+        self._extend_whole(context, num_reqs)
         self._propose_first(num_reqs, proposal)
 
     def _propose_first(self, num_reqs: int, proposal: Proposal) -> None:
         buffers = self.buffers
-        seed_BD = buffers.draft_streams[buffers.last_token_indices[:num_reqs]]
+        seed_BD = buffers.draft_hidden[:num_reqs]
         normed_BD, recycled_BD = self.model.head_input(seed_BD)
         if self.threshold is not None:
             buffers.num_going.zero_()
-        buffers.draft_hidden[:num_reqs] = recycled_BD
+        if recycled_BD is not seed_BD:
+            buffers.draft_hidden[:num_reqs] = recycled_BD
         propose = self._grow if proposal.is_tree else self._propose
         propose(normed_BD, 0, proposal.is_drawn)
 
@@ -264,15 +275,21 @@ class Draft:
         return {
             "input_ids_T": buffers.draft_input_ids[:T],
             "features_TE": buffers.features[:T],
-            "streams_out_TD": buffers.draft_streams[:T],
         }
+
+    def _prefill_inputs(self, T: int, num_seeds: int) -> dict[str, Tensor]:
+        seeds_B = self.buffers.last_token_indices[:num_seeds]
+        streams_BD = self.buffers.draft_hidden[:num_seeds]
+        return {**self._inputs(T), "seeds_B": seeds_B, "streams_out_BD": streams_BD}
 
 
 def into_buffers(model: EagleModel) -> Callable[..., None]:
     """The model's forward as a graph takes it: results go to tensors that it is given."""
 
-    def forward(input_ids_T: Tensor, features_TE: Tensor, streams_out_TD: Tensor) -> None:
-        x, residual_TD = model(input_ids_T, model.features(features_TE))
-        add(x, residual_TD, streams_out_TD)
+    def forward(
+        input_ids_T: Tensor, features_TE: Tensor, seeds_B: Tensor, streams_out_BD: Tensor
+    ) -> None:
+        x, residual_BD = model(input_ids_T, model.features(features_TE), seeds_B=seeds_B)
+        add(x, residual_BD, streams_out_BD)
 
     return forward

@@ -82,7 +82,9 @@ class Runner:
         model = build_target(target, taps, sizes.max_model_len, device)
         self.target_cache = self._new_cache(target, sizes.num_tree_blocks)
         contexts = self._contexts(self.target_cache, verifies_trees=sizes.tree is not None)
-        self.target = Target(model, contexts, self.buffers, self.graphs.target)
+        L = target.config.num_layers
+        keeps_hidden = has_draft and max(taps, default=L) == L
+        self.target = Target(model, contexts, self.buffers, self.graphs.target, keeps_hidden)
         self.draft = None if eagle is None else self._new_draft(eagle, model)
         d2t = None if eagle is None else eagle.tensors.get("d2t")
         self.acts = Acts(

@@ -1,4 +1,9 @@
-"""The target's forward over the rows of a step: hidden states, the draft's features, and KV."""
+"""The target's forward over the rows of a step: hidden states, the draft's features, and KV.
+
+What is read later of a prompt's rows is the last one's hidden state, beside keys, values and taps:
+so the last layer attends and goes on only for the rows after which a token is chosen. It is a
+thirtieth of the work of a long prompt.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +11,10 @@ from functools import partial
 
 from torch import Tensor
 
+from graphs.breakable import eager_break_during_capture
 from graphs.context import ForwardContext, set_forward_context
 from graphs.modes import BatchDescriptor, CUDAGraphMode
+from specdec.models.attention import finished_rows
 from specdec.models.llama import LlamaModel
 from specdec.passes.contexts import PassContexts
 from specdec.passes.families import Captures, TargetGraphs, init_piecewise
@@ -21,26 +28,31 @@ class Target:
 
     graphs: steps with prompts run in pieces around attention; rounds, plain rounds of one row per
         request, and rounds of trees beside those of chains, run as one full graph each.
+    keeps_hidden: a draft reads what the last layer leaves, of all rows
     """
 
     model: LlamaModel
     contexts: PassContexts
     buffers: StepBuffers
     graphs: TargetGraphs
+    keeps_hidden: bool
 
     def __post_init__(self) -> None:
-        self._forward = into_buffers(self.model)
-        init_piecewise(self.graphs.prefill, self._forward)
+        self._whole = into_buffers(self.model)
+        self._of_prompts = self._whole if self.keeps_hidden else finishing_decided(self.model)
+        is_traced = not self.graphs.prefill.use_breakable_cg  # then a break is an op, of tensors
+        self._pieces = self._whole if is_traced else self._of_prompts
+        init_piecewise(self.graphs.prefill, self._pieces)
 
     def forward(self, step: Step) -> None:
         """One pass over all rows: in pieces, as one graph, or op by op."""
         how = step.passes.target
-        if how.mode is CUDAGraphMode.PIECEWISE:
-            self._run_pieces(self.contexts.rows(step, how))
-        elif how.mode is CUDAGraphMode.FULL:
+        if how.mode is CUDAGraphMode.FULL:
             self.graphs.of_descriptor(how.descriptor).run_fullgraph(how.descriptor)
+        elif how.mode is CUDAGraphMode.PIECEWISE:
+            self._run_pieces(self._context(step))
         else:
-            self._run_whole(self.contexts.rows(step, how))
+            self._run(self._of_prompts, self._context(step))
 
     def captures(self) -> Captures:
         """What is captured, in order."""
@@ -58,20 +70,31 @@ class Target:
     def make_verify(self, desc: BatchDescriptor, warmup: bool) -> Callable[[], None]:
         """The forward of a round of padding, plain ones too, to warm up and capture."""
         context = self.contexts.dummy_round(desc, warmup)
-        return partial(self._warm_up if warmup else self._run_whole, context)
+        if warmup:
+            return partial(self._warm_up, context)
+        return partial(self._run, self._whole, context)
+
+    def _context(self, step: Step) -> ForwardContext:
+        """Of a step that runs in pieces or op by op; of one without prompts all rows decide."""
+        how = step.passes.target
+        asks = any(part.num_logprobs is not None for part in step.parts)
+        if self.keeps_hidden or asks or not step.parts:
+            return self.contexts.rows(step, how)
+        return self.contexts.rows_and_decided(step, how)
 
     def _warm_up(self, context: ForwardContext) -> None:
         """Run every kernel of a forward, in few layers."""
         with self.model.shortened():
-            self._run_whole(context)
+            self._run(self._whole, context)
 
     def _run_pieces(self, context: ForwardContext) -> None:
         with set_forward_context(context):
-            self.graphs.prefill.run_pw_graph(self._forward, self._inputs(context.num_tokens))
+            inputs = self._inputs(context.num_tokens)
+            self.graphs.prefill.run_pw_graph(self._pieces, inputs)
 
-    def _run_whole(self, context: ForwardContext) -> None:
+    def _run(self, forward: Callable[..., None], context: ForwardContext) -> None:
         with set_forward_context(context):
-            self._forward(**self._inputs(context.num_tokens))
+            forward(**self._inputs(context.num_tokens))
 
     def _inputs(self, T: int) -> dict[str, Tensor]:
         buffers = self.buffers
@@ -87,5 +110,25 @@ def into_buffers(model: LlamaModel) -> Callable[..., None]:
 
     def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
         hidden_out_TD.copy_(model(input_ids_T, aux_out_TE))
+
+    return forward
+
+
+def finishing_decided(model: LlamaModel) -> Callable[..., None]:
+    """The same, but hidden states of rows that the context leaves out stay what they were.
+
+    The rows differ from step to step, so that the end is a break of graphs in pieces.
+    """
+
+    @eager_break_during_capture
+    def finish(q_THC: Tensor, stream_TD: Tensor, hidden_out_TD: Tensor) -> None:
+        rows_X = finished_rows()
+        if rows_X is None:
+            hidden_out_TD.copy_(model.finish(q_THC, stream_TD))
+        else:
+            hidden_out_TD[rows_X] = model.finish(q_THC, stream_TD, rows_X=rows_X)
+
+    def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
+        finish(*model.begin(input_ids_T, aux_out_TE), hidden_out_TD)
 
     return forward

@@ -20,6 +20,7 @@ Join = Callable[[Sequence[object]], object]
 _TYPES: dict[object, str] = {
     Tensor: "Tensor",
     int: "int",
+    bool: "bool",
     float: "float",
     torch.dtype: "ScalarType",
 }

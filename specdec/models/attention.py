@@ -29,6 +29,9 @@ class AttentionMetadata:
     positions: Tensor  # [T] 0 = padding
     # the rows, one group after another, each with its own launch
     groups: tuple[QueryRows, ...] = field(metadata={"live": True})
+    # [X] those that the last layer finishes, where it leaves others; and their groups
+    finished_rows: Tensor | None = field(default=None, metadata={"live": True})
+    finished: tuple[QueryRows, ...] = field(default=(), metadata={"live": True})
 
 
 @opaque(lambda qkv, rope, norms, layer: _empty_queries(qkv))
@@ -47,14 +50,23 @@ def room_for(q_THC: Tensor) -> Tensor:
 
 @opaque(writes="out_THC")
 @eager_break_during_capture
-def attend(q_THC: Tensor, out_THC: Tensor, layer: int) -> None:
-    """Overwrite out_THC with the causal attention of every row over its request's cached keys."""
+def attend(q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
+    """Overwrite out_THC with the causal attention of every row over its request's cached keys.
+
+    is_picked: the rows are not those of the pass but the ones that its last layer finishes
+    """
     metadata = _metadata()
     cache = metadata.kv_cache[layer]
-    for rows in metadata.groups:
+    groups = metadata.finished if is_picked else metadata.groups
+    for rows in groups:
         paged_attention(q_THC, out_THC, cache, rows)
-        if rows is not metadata.groups[-1]:
+        if rows is not groups[-1]:
             q_THC, out_THC = q_THC[rows.num_rows :], out_THC[rows.num_rows :]
+
+
+def finished_rows() -> Tensor | None:
+    """Those of the pass that the last layer finishes; None: all."""
+    return _metadata().finished_rows
 
 
 def _empty_queries(qkv: Sums) -> Tensor:

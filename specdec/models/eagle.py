@@ -31,10 +31,17 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(D, eps)
         self.mlp = MLP(config.layer)
 
-    def forward(self, u_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
-        """u: what attention reads. Returns the last product and the stream to add it to."""
-        normed_TD, stream_TD = self.post_attention_layernorm.add(self.self_attn(u_TD), stream_TD)
-        return self.mlp(normed_TD), stream_TD
+    def forward(
+        self, u_TD: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
+    ) -> tuple[Sums, Tensor]:
+        """u: what attention reads. Returns the last product and the stream to add it to.
+
+        rows: those that the results have, while keys and values of all are cached; None: all
+        """
+        q_THC = self.self_attn.store(u_TD)
+        sums, stream_XD = self.self_attn.finish(q_THC, stream_TD, rows_X)
+        normed_XD, stream_XD = self.post_attention_layernorm.add(sums, stream_XD)
+        return self.mlp(normed_XD), stream_XD
 
     def enter(self, x_TD: Tensor, embed_TD: Tensor) -> tuple[Tensor, Tensor]:
         """What attention reads in a first layer, of features, and the stream beside it."""
@@ -85,18 +92,26 @@ class EagleModel(nn.Module):
         self._first.self_attn.store(u_TD)
 
     def forward(
-        self, input_ids_T: Tensor, g_XD: Tensor, rows_T: Tensor | None = None
+        self,
+        input_ids_T: Tensor,
+        g_XD: Tensor,
+        rows_T: Tensor | None = None,
+        seeds_B: Tensor | None = None,
     ) -> tuple[Sums, Tensor]:
-        """The last product and the stream to add it to.
+        """The last product and the stream to add it to, of all rows or of the seeds.
 
         g: features or recycled streams. rows: of g, one for each token; None: all, in order
+        seeds: rows after which tokens are proposed; of the others the last layer caches keys and
+            values alone. None: all
         """
         u_TD, stream_TD = self._enter(input_ids_T, g_XD, rows_T)
-        x, stream_TD = self._first(u_TD, stream_TD)
-        for layer in list(self.layers)[1:]:  # a slice would be a new module in each call
+        first, *others = self.layers
+        x, stream_TD = first(u_TD, stream_TD, None if others else seeds_B)
+        for layer in others:
             assert isinstance(layer, EagleLayer), layer
             assert layer.input_layernorm is not None, "only a first layer may lack it"
-            x, stream_TD = layer(*layer.input_layernorm.add(x, stream_TD))
+            wanted_B = seeds_B if layer is others[-1] else None
+            x, stream_TD = layer(*layer.input_layernorm.add(x, stream_TD), wanted_B)
         return x, stream_TD
 
     @property

@@ -12,6 +12,7 @@ from specdec.kernels.gate_up import gate_up
 from specdec.kernels.linear import Sums, linear, split_linear
 from specdec.kernels.rms_norm import rms_norm
 from specdec.kernels.rotate_and_store import HeadNorms
+from specdec.kernels.take_rows import take_rows
 from specdec.models.attention import attend, room_for, store_kv
 from weights.config import LayerConfig
 
@@ -84,11 +85,19 @@ class Attention(nn.Module):
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         return store_kv(self.qkv_proj.sums(x_TD), self.rope, norms, self.index)
 
-    def forward(self, x_TD: Tensor) -> Sums:
-        q_THC = self.store(x_TD)
+    def finish(
+        self, q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor | None
+    ) -> tuple[Sums, Tensor]:
+        """What attention adds to the stream, and the stream, of all rows or of some.
+
+        q: as `store` returned it. rows: of which the context says where they are; None: all
+        """
+        is_picked = rows_X is not None
+        if rows_X is not None:
+            q_THC, stream_TD = take_rows(q_THC, stream_TD, rows_X)
         out_THC = room_for(q_THC)
-        attend(q_THC, out_THC, self.index)
-        return self.o_proj.sums(out_THC.flatten(1))
+        attend(q_THC, out_THC, self.index, is_picked)
+        return self.o_proj.sums(out_THC.flatten(1)), stream_TD
 
 
 class MLP(nn.Module):

@@ -26,9 +26,15 @@ class DecoderLayer(nn.Module):
 
     def forward(self, normed_TD: Tensor, stream_TD: Tensor) -> tuple[Sums, Tensor]:
         """From the entering stream and its norm: the last product, and the stream to add it to."""
-        sums = self.self_attn(normed_TD)
-        normed_TD, stream_TD = self.post_attention_layernorm.add(sums, stream_TD)
-        return self.mlp(normed_TD), stream_TD
+        return self.finish(self.self_attn.store(normed_TD), stream_TD)
+
+    def finish(
+        self, q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor | None = None
+    ) -> tuple[Sums, Tensor]:
+        """The same once keys and values are cached. rows: those of the results; None: all."""
+        sums, stream_XD = self.self_attn.finish(q_THC, stream_TD, rows_X)
+        normed_XD, stream_XD = self.post_attention_layernorm.add(sums, stream_XD)
+        return self.mlp(normed_XD), stream_XD
 
 
 class LlamaModel(nn.Module):
@@ -52,22 +58,44 @@ class LlamaModel(nn.Module):
 
     def forward(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> Tensor:
         """Hidden states after the final norm [T, D]; the taps fill aux_out_TE."""
+        return self.finish(*self.begin(input_ids_T, aux_out_TE), aux_out_TE)
+
+    def begin(self, input_ids_T: Tensor, aux_out_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """The last layer's queries [T, H, C] and the stream that enters it, with all KV cached."""
         stream_TD: Tensor = self.embed_tokens(input_ids_T)
         normed_TD: Tensor = self._first_norm[0](stream_TD)
         embedding_tap_TD = self.tap(0, aux_out_TE)
         if embedding_tap_TD is not None:
             embedding_tap_TD.copy_(stream_TD)
-        for i, (layer, norm) in enumerate(self._path):
+        *path, (last, _) = self._path
+        for i, (layer, norm) in enumerate(path):
             sums, stream_TD = layer(normed_TD, stream_TD)
             normed_TD, stream_TD = norm.add(sums, stream_TD, self.tap(i + 1, aux_out_TE))
-        return normed_TD
+        return last.self_attn.store(normed_TD), stream_TD
+
+    def finish(
+        self,
+        q_THC: Tensor,
+        stream_TD: Tensor,
+        aux_out_TE: Tensor | None = None,
+        rows_X: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm. rows: those that are wanted [X, D]; None: all.
+
+        aux_out: where a tap after the last layer goes, of all rows; None: there is none
+        """
+        last, norm = self._path[-1]
+        tap_TD = None if aux_out_TE is None else self.tap(len(self._path), aux_out_TE)
+        sums, stream_XD = last.finish(q_THC, stream_TD, rows_X)
+        normed_XD, _ = norm.add(sums, stream_XD, tap_TD)
+        return normed_XD
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """In the body a forward ends after its first tap: later layers run the same kernels."""
+        """In the body a forward ends a layer after its first tap: others run the same kernels."""
         path = self._path
         first_tap = min((boundary for boundary in self.columns if boundary > 0), default=0)
-        self._path = path[: max(first_tap, 2)]
+        self._path = path[: max(first_tap, 1) + 1]
         try:
             yield
         finally:

@@ -5,6 +5,7 @@ graph serves every step of its shape, so it knows only the largest context and i
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -64,6 +65,35 @@ class PassContexts:
             return self._context(how, T, (prompts,))
         return self._context(how, T, (self._verified(step, V, R), prompts))
 
+    def rows_and_seeds(self, step: Step, how: Dispatch, num_seeds: int) -> ForwardContext:
+        """The same, of which the draft's last layer finishes the seeds: one row of each slot."""
+        return self.with_seeds(self.rows(step, how), num_seeds, step.max_seq_len)
+
+    def with_seeds(
+        self, context: ForwardContext, num_seeds: int, max_seq_len: int | None = None
+    ) -> ForwardContext:
+        """Add the seeds of the first batch slots."""
+        bound = self.max_model_len if max_seq_len is None else max_seq_len
+        return _finishing(context, (self._level(num_seeds, 1, bound),))
+
+    def rows_and_decided(self, step: Step, how: Dispatch) -> ForwardContext:
+        """The same, of which the target's last layer finishes those after which a token is chosen:
+        all that verify, then the last one of each part of a prompt.
+        """
+        context = self.rows(step, how)
+        V, B = step.num_verified, step.num_reqs
+        verified = _metadata_of(context).groups[: int(V > 0)]
+        last_P = self.buffers.last_token_indices[V:B]
+        of_prompts = self._query_rows(
+            idx_mapping=self.buffers.idx_mapping[V:B],
+            positions=self.buffers.positions[last_P],
+            max_seq_len=step.max_seq_len,
+            tiles=None if self._plans is None else self._plans.uniform(B - V, 1, B - V),
+        )
+        verified_R = torch.arange(step.num_verify_rows, device=last_P.device)
+        rows_X = torch.cat([verified_R, last_P])
+        return _finishing(context, (*verified, of_prompts), rows_X)
+
     def dummy_rows(self, desc: BatchDescriptor, warmup: bool) -> ForwardContext:
         """The rows of prompts, cut into as many requests as there may be."""
         T = desc.num_tokens
@@ -92,24 +122,15 @@ class PassContexts:
         self, num_reqs: int, max_seq_len: int, how: Dispatch, of_trees: bool = False
     ) -> ForwardContext:
         """The rows of a level of the draft's own: one per request, of trees k."""
-        B = num_reqs
-        buffers = self.buffers
-        tree = buffers.tree if of_trees else None
+        tree = self.buffers.tree if of_trees else None
         L = 1 if tree is None else tree.shape.top_k
-        T = B * L
-        positions = buffers.draft_positions[:T]
+        T = num_reqs * L
         paths = None
         if tree is not None:
-            paths = Paths(slots=tree.draft_path_slots[:T], starts=tree.draft_starts[:B])
-        group = self._query_rows(
-            idx_mapping=buffers.sample_mapping[:B],
-            positions=positions,
-            max_query_len=L,
-            max_seq_len=min(max_seq_len, self.max_model_len),
-            tiles=None if self._plans is None else self._plans.uniform(B, L, T),
-            paths=paths,
-        )
-        return self._forward_context(how, positions, buffers.draft_slots[:T], (group,))
+            paths = Paths(slots=tree.draft_path_slots[:T], starts=tree.draft_starts[:num_reqs])
+        group = self._level(num_reqs, L, min(max_seq_len, self.max_model_len), paths)
+        slots = self.buffers.draft_slots[:T]
+        return self._forward_context(how, group.positions, slots, (group,))
 
     def dummy_draft_rows(
         self, desc: BatchDescriptor, warmup: bool, of_trees: bool
@@ -118,6 +139,21 @@ class PassContexts:
         self.buffers.fill_padding([1] * desc.num_tokens)
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
+
+    def _level(
+        self, num_reqs: int, rows_per_req: int, max_seq_len: int, paths: Paths | None = None
+    ) -> QueryRows:
+        """Rows after which the draft proposes."""
+        T = num_reqs * rows_per_req
+        tiles = None if self._plans is None else self._plans.uniform(num_reqs, rows_per_req, T)
+        return self._query_rows(
+            idx_mapping=self.buffers.sample_mapping[:num_reqs],
+            positions=self.buffers.draft_positions[:T],
+            max_query_len=rows_per_req,
+            max_seq_len=max_seq_len,
+            tiles=tiles,
+            paths=paths,
+        )
 
     def _verified(self, step: Step, num_reqs: int, num_rows: int) -> QueryRows:
         """Verify slots, from the first row on; the last rows may be padding."""
@@ -195,6 +231,23 @@ class PassContexts:
             runtime_mode=how.mode,
             batch_descriptor=how.descriptor,
         )
+
+
+def _finishing(
+    context: ForwardContext, groups: tuple[QueryRows, ...], rows_X: Tensor | None = None
+) -> ForwardContext:
+    """The context of a pass whose last layer finishes these rows alone.
+
+    rows: None where the pass itself knows which they are
+    """
+    metadata = replace(_metadata_of(context), finished=groups, finished_rows=rows_X)
+    return replace(context, attn_metadata=metadata)
+
+
+def _metadata_of(context: ForwardContext) -> AttentionMetadata:
+    metadata = context.attn_metadata
+    assert isinstance(metadata, AttentionMetadata), type(metadata)
+    return metadata
 
 
 def _how(mode: CUDAGraphMode, desc: BatchDescriptor, warmup: bool) -> Dispatch:

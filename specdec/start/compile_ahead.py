@@ -97,18 +97,15 @@ def shared_cuts(runner: Runner) -> Iterable[tuple[int, int]]:
     if not sizes.is_adaptive:
         return ()
     for count in range(1, sizes.max_num_seqs + 1):
-        for usual in range(1, min(sizes.query_len, -(-sizes.max_verify_rows // count)) + 1):
+        for each in range(1, min(sizes.query_len, -(-sizes.max_verify_rows // count)) + 1):
             kind = tuple(
                 plan_launch(
-                    count,
-                    sizes.query_len,
-                    heads,
-                    usual_query_len=usual,
-                    most_keys=sizes.most_keys,
+                    count, most, heads, usual_query_len=usual, most_keys=sizes.most_keys
                 ).kind
                 for heads in runner.heads
+                for most, usual in ((sizes.query_len, each), (1, 1))  # the last of seeds
             )
-            found.setdefault(kind, (count, min(usual * count, sizes.max_verify_rows)))
+            found.setdefault(kind, (count, min(each * count, sizes.max_verify_rows)))
     return found.values()
 
 
@@ -135,7 +132,7 @@ def _attention_kinds(
     if tree is not None and query_len > 1:  # nodes, the draft's levels, accepted paths
         passes = [(query_len, True), (tree.top_k, True), (tree.path_len, False)]
     for heads in runner.heads:
-        for rows, has_paths in passes:
+        for rows, has_paths in (*passes, (1, False)):  # the last layer of prompts and of drafts
             yield plan_launch(
                 count, rows, heads, has_paths=has_paths, most_keys=runner.sizes.most_keys
             ).kind

@@ -95,12 +95,12 @@ class StepBuffers:
         # the draft's own
         self.draft_input_ids = integers(T)  # [T] row t embeds token t + 1
         self.draft_sample_slots = integers(T)  # [T] batch slot whose sample it embeds
-        self.draft_streams = floats(T, sizes.draft_hidden_size)  # [T, D] of the draft prefill
-        # [B, D] recycled; of trees [B x k], since parents of an older level may still be named
+        # [B, D] streams of seeds, then what is recycled; of trees [B x k], as parents of an older
+        # level may still be named
         self.draft_hidden = floats(L, sizes.draft_hidden_size)
         # of the next level's rows: of chains [B], of trees [B x k]
         self.draft_last_tokens = integers(L)  # [B] what the next draft row embeds
-        self.draft_positions = integers(L)  # [B] of the next draft row, 0 = padding
+        self.draft_positions = integers(L)  # [B] of the seed, then the next row; 0 = padding
         self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
         self.draft_tokens = integers(B, K)  # [B, K] chains proposed in this step; 0 = padding
         # where the draft may stop early; see stepping/stop_drafting.py

@@ -61,6 +61,7 @@ def launch_accept_and_commit(
         state.num_live_drafts,
         state.draft_confidences,
         buffers.target_tokens,
+        buffers.positions,
         buffers.input_ids,
         buffers.num_valid,
         buffers.verify_start_loc,
@@ -95,6 +96,7 @@ def _accept_and_commit_kernel(
     num_live_ptr,  # [R + 1], with KEEPS_PROBS
     confidences_ptr,  # [R + 1, N - 1], with KEEPS_PROBS
     target_ptr,  # [T]
+    row_positions_ptr,  # [T] positions
     input_ids_ptr,  # [T]
     num_valid_ptr,  # [B]
     starts_ptr,  # [B + 1] verify_start_loc, with IS_SHARED
@@ -146,11 +148,13 @@ def _accept_and_commit_kernel(
         tl.store(out + 2 * N + 1 + i, tl.where(is_kept, scaled, 0), mask=i + 1 < N)
         tl.store(num_live_ptr + row, tl.zeros_like(idx))
     tl.store(draft_tokens_ptr + b * (N - 1) + i, tl.zeros_like(draft), mask=i + 1 < N)
+    seed = first + num_accepted
+    position = tl.load(row_positions_ptr + seed, mask=is_real, other=0)
+    tl.store(draft_positions_ptr + b, position)
     # the levels of chains may be padded further than the pass before them
-    tl.store(draft_positions_ptr + b, tl.zeros_like(idx), mask=idx < 0)
     tl.store(draft_slots_ptr + b, tl.zeros_like(idx) - 1, mask=idx < 0)
     tl.store(draft_ids_ptr + first + i, tl.where(is_real, tl.maximum(target, 0), 0), mask=inside)
-    tl.store(last_rows_ptr + b, tl.where(is_real, first + num_accepted, 0).to(tl.int64))
+    tl.store(last_rows_ptr + b, tl.where(is_real, seed, 0).to(tl.int64))
     tl.store(num_computed_ptr + row, tl.load(num_computed_ptr + row) + num_accepted + 1)
     last = tl.sum(tl.where(i == num_accepted, target, 0), axis=0)
     tl.store(last_sampled_ptr + row, tl.maximum(last, 0))
@@ -197,13 +201,13 @@ def accept_and_commit_ref(
         buffers.confidences[:B] = torch.where(is_kept_BK, scaled_BK, 0)
         state.num_live_drafts[row_B] = 0
     buffers.draft_tokens[:B] = 0
-    buffers.draft_positions[:B][~is_real_B] = 0
     buffers.draft_slots[:B][~is_real_B] = -1
     ids_BQ = torch.where(is_real_B[:, None], target_BQ.clamp(min=0), 0)
     ids_BQ = torch.where(inside_BQ, ids_BQ, torch.where(is_empty_B1, ids_BQ[:1, :1], ids_BQ[:, :1]))
     buffers.draft_input_ids[at_BQ.view(-1)] = ids_BQ.view(-1)
-    last_B = first_B1[:, 0] + accepted_B
-    buffers.last_token_indices[:B] = torch.where(is_real_B, last_B, 0)
+    last_B = torch.where(is_real_B, first_B1[:, 0] + accepted_B, 0)
+    buffers.last_token_indices[:B] = last_B
+    buffers.draft_positions[:B] = torch.where(is_real_B, buffers.positions[last_B], 0)
     state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
     state.last_sampled_tokens[row_B] = target_BQ.gather(1, accepted_B[:, None])[:, 0].clamp(min=0)
 
@@ -239,6 +243,7 @@ def launch_commit_prompts(
         buffers.results,
         buffers.draft_input_ids,
         buffers.draft_tokens,
+        buffers.draft_positions,
         state.num_computed_tokens,
         state.last_sampled_tokens,
         state.num_live_drafts,
@@ -263,6 +268,7 @@ def _commit_prompts_kernel(
     results_ptr,  # [B, WIDTH]: the first one is the sampled token
     draft_ids_ptr,  # [T]
     draft_tokens_ptr,  # [B, K]
+    draft_positions_ptr,  # [B]
     num_computed_ptr,  # [R + 1]
     last_sampled_ptr,  # [R + 1]
     num_live_ptr,  # [R + 1]
@@ -295,7 +301,9 @@ def _commit_prompts_kernel(
     # a marker below 0 ends the request; until the host sees it, it must not pass for an id
     token = tl.maximum(sampled, 0)
     tl.store(last_sampled_ptr + row, token)
-    tl.store(num_computed_ptr + row, tl.load(positions_ptr + last) + 1)
+    position = tl.load(positions_ptr + last)
+    tl.store(draft_positions_ptr + slot, tl.where(idx < 0, 0, position))
+    tl.store(num_computed_ptr + row, position + 1)
     tl.store(num_live_ptr + row, tl.zeros_like(idx))
     tl.store(draft_ids_ptr + last, token, mask=is_drawn)
 
@@ -315,7 +323,9 @@ def commit_prompts_ref(
     buffers.sampled_tokens[here, 0] = sampled_B
     token_B = sampled_B.clamp(min=0)
     state.last_sampled_tokens[row_B] = token_B
-    state.num_computed_tokens[row_B] = buffers.positions[last_B] + 1
+    position_B = buffers.positions[last_B]
+    buffers.draft_positions[here] = torch.where(row_B < 0, 0, position_B)
+    state.num_computed_tokens[row_B] = position_B + 1
     state.num_live_drafts[row_B] = 0
     # padding points at row 0, which may be another slot's: it adds nothing to it
     change_B = torch.where(is_drawn_B, token_B - known_B, 0)

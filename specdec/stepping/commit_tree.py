@@ -145,7 +145,7 @@ def _walk_trees_kernel(
     draft_ids_ptr,  # [T]
     last_rows_ptr,  # [B] last_token_indices
     draft_tokens_ptr,  # [B, D1 - 1] of chains
-    draft_positions_ptr,  # [B] of chains
+    draft_positions_ptr,  # [B] of seeds
     draft_slots_ptr,  # [B] of chains
     walked_ptr,  # [B, D1]
     sources_ptr,  # [B x Q] path_sources
@@ -234,8 +234,8 @@ def _walk_trees_kernel(
     prob = tl.load(probs_ptr + row * X + i - 1, mask=is_node, other=0.0)
     scaled = tl.maximum((prob * ONE).to(tl.int64), 1)
     tl.store(out + D1 + 2 * X + 1 + i, tl.where(is_node, scaled, 0), mask=is_result)
+    tl.store(draft_positions_ptr + b, tl.where(is_real, num_computed + num_accepted, 0))
     # the levels of chains may be padded further than the pass before them
-    tl.store(draft_positions_ptr + b, idx * 0, mask=idx < 0)
     tl.store(draft_slots_ptr + b, idx * 0 - 1, mask=idx < 0)
     tl.store(num_live_ptr + row, idx * 0)
     tl.store(starts_ptr + b, (b * Q).to(tl.int64))
@@ -281,7 +281,9 @@ def walk_trees_ref(
     row_B = buffers.sample_mapping[:B]
     if has_words:
         _keep_history(buffers, state, chosen_BQ, accepted_B)
-    state.num_computed_tokens[row_B] = state.num_computed_tokens[row_B] + accepted_B + 1
+    seed_B = state.num_computed_tokens[row_B] + accepted_B
+    buffers.draft_positions[:B] = torch.where(row_B < 0, 0, seed_B)
+    state.num_computed_tokens[row_B] = seed_B + 1
     last_B1 = chosen_BQ.gather(1, accepted_B[:, None])
     state.last_sampled_tokens[row_B] = last_B1[:, 0].clamp(min=0)
     state.num_live_drafts[row_B] = 0
@@ -293,7 +295,6 @@ def _clear_chains(buffers: StepBuffers, is_padding_B: Tensor) -> None:
     B = len(is_padding_B)
     buffers.draft_tokens[:B] = 0
     # its levels may be padded further than the pass before them
-    buffers.draft_positions[:B].masked_fill_(is_padding_B, 0)
     buffers.draft_slots[:B].masked_fill_(is_padding_B, -1)
 
 

@@ -1,6 +1,7 @@
 """A tiny pair, runners over it on any backend, and walks that poison memory before each step."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,9 +180,12 @@ class Walk:
         drafts = [[*each, *[-1] * (most - len(each))] for each in result.draft_tokens]
         numbers = [result.sampled_tokens, result.num_accepted, drafts]
         num_rows = how.get("shared_rows") or len(rows) * (K + 1)
+        num_seeds = len(rows)
         if how.get("query_len") == 1:  # extends the draft's cache, and leaves no streams
-            num_rows = 0
-        self._record(rows, num_rows, [torch.tensor(number) for number in numbers])
+            num_rows = num_seeds = 0
+        decided = list(range(num_rows))
+        found = [torch.tensor(number) for number in numbers]
+        self._record(rows, num_rows, decided, num_seeds, found)
 
     def _chunk(self, parts: Sequence[PromptPart]) -> None:
         rows = [part.state_row for part in parts]
@@ -191,15 +195,28 @@ class Walk:
         ended = [
             token for part, (token, *_) in zip(parts, sampled, strict=True) if part.ends_prompt
         ]
-        self._record(rows, sum(part.length for part in parts), [torch.tensor(ended)])
+        ends = list(itertools.accumulate(part.length for part in parts))
+        # that each may be drafted from: a step in which no prompt ends extends the cache alone
+        num_seeds = len(parts) if ended else 0
+        decided = [end - 1 for end in ends]
+        self._record(rows, ends[-1], decided, num_seeds, [torch.tensor(ended)])
 
-    def _record(self, rows: Sequence[int], num_tokens: int, results: list[Tensor]) -> None:
+    def _record(
+        self,
+        rows: Sequence[int],
+        num_tokens: int,
+        decided: Sequence[int],
+        num_seeds: int,
+        results: list[Tensor],
+    ) -> None:
         runner, T = self.runner, num_tokens
         state = [getattr(runner.state, name)[list(rows)] for name in POISONED_STATE]
         filled = runner.buffers
         is_row = filled.slot_mapping[:T] >= 0  # and no padding, as where a draft stopped
-        floats = filled.hidden_states, filled.aux_hidden_states, filled.draft_streams
-        buffers = [buffer[:T][is_row] for buffer in floats]
+        hidden = filled.hidden_states[[row for row in decided if is_row[row]]]
+        proposes = filled.sample_mapping[:num_seeds] >= 0
+        streams = filled.draft_hidden[:num_seeds][proposes]
+        buffers = [hidden, filled.aux_hidden_states[:T][is_row], streams]
         assert all(buffer.isfinite().all() for buffer in buffers)
         kept = [cache[:, :, : 2 * NUM_REQS] for cache in caches(runner)]
         self.trace.append(

@@ -29,6 +29,7 @@ from specdec.kernels.rotate_and_store import (
     launch_rotate_and_store,
     rotate_and_store_ref,
 )
+from specdec.kernels.take_rows import launch_take_rows, take_rows_ref
 from specdec.kernels.tile_shapes import rows_of_tiles
 from specdec.kernels.tiles import empty_rows, rows_to_read
 
@@ -132,6 +133,23 @@ def test_norms(device, dtype, rows, d):
             strict=True,
         ):
             close(actual, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, d", [(2, 64), (3, 100), (6, 64)])
+def test_rows_are_taken_of_queries_and_stream_alike(device, dtype, heads, d):
+    q = torch.randn(9, heads, 32, device=device, dtype=dtype)
+    stream = torch.randn(9, d + 4, device=device, dtype=dtype)[:, :d]
+    rows = torch.tensor([8, 0, 3, 3, 10**6, -1], device=device)  # the last two of padding
+    taken = launch_take_rows(q, stream, rows)
+    for each, expected, twin in zip(
+        taken,
+        (q[[8, 0, 3, 3, 8, 0]], stream[[8, 0, 3, 3, 8, 0]]),
+        take_rows_ref(q, stream, rows),
+        strict=True,
+    ):
+        assert torch.equal(each, expected)
+        assert torch.equal(twin, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

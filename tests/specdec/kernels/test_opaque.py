@@ -21,6 +21,7 @@ KERNELS = (
     "add",
     "store_kv",
     "room_for",
+    "take_rows",
 )
 MOVES = {"getitem", "cat", "empty_like", "flatten", "copy_"}
 
@@ -73,6 +74,7 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     check("add_rms_norm", parts, norm, x, norm, 1e-5, out)
     check("add_rms_norm", parts, None, x, norm, 1e-5, None)
     check("add", parts, None, x, out)
+    check("take_rows", x.view(T, 2, -1), y, torch.tensor([T - 1, 0], device=device))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

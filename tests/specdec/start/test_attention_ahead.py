@@ -67,7 +67,13 @@ def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_s
         usual, Q = -(-rows // count), sizes.query_len
         return plan_launch(count, Q, heads, usual_query_len=usual, most_keys=sizes.most_keys).kind
 
-    ahead = {kind(*cut) for cut in shared_cuts(SimpleNamespace(sizes=sizes, heads=(heads,)))}
+    def kind_of_seeds(count: int) -> object:
+        return plan_launch(count, 1, heads, most_keys=sizes.most_keys).kind
+
+    cuts = shared_cuts(SimpleNamespace(sizes=sizes, heads=(heads,)))
+    ahead = {kind(*cut) for cut in cuts}
+    seeds_ahead = {kind_of_seeds(count) for count, _ in cuts}
+    assert {kind_of_seeds(count) for count in range(1, max_num_seqs + 1)} <= seeds_ahead
     for count in range(1, max_num_seqs + 1):
         most = min(count * sizes.query_len, sizes.max_verify_rows)
         assert {kind(count, rows) for rows in {count, *range(most, count, -7)}} <= ahead, count

@@ -181,10 +181,13 @@ def test_no_level_of_the_draft_writes_for_a_slot_that_has_become_padding(device,
     buffers, state = decided_case(device, 3, 4)
     buffers.draft_slots.fill_(77)
     buffers.draft_positions.fill_(5)
+    buffers.positions[:20] = 100 + torch.arange(20, device=device)
     commit(buffers, state, 5, False, 4)
     rows = buffers.sample_mapping[:5].tolist()
     assert buffers.draft_slots[:5].tolist() == [-1 if row < 0 else 77 for row in rows]
-    assert buffers.draft_positions[:5].tolist() == [0 if row < 0 else 5 for row in rows]
+    seeds = buffers.last_token_indices[:5].tolist()
+    expected = [0 if row < 0 else 100 + seed for row, seed in zip(rows, seeds, strict=True)]
+    assert buffers.draft_positions[:5].tolist() == expected
     assert -1 in rows
 
 

@@ -14,14 +14,15 @@ One forward takes the rows of all:
     choose         hidden_states, sampling state,        target_tokens, by decided row;
                    step.masks, from the host             pq_accepted, where p/q decides
     commit         target_tokens, input_ids, num_valid,  results, state rows, draft_input_ids,
-                   pq_accepted                           last_token_indices, buffers.draft_tokens;
-                                                         of trees verify_start_loc, of the paths
+                   pq_accepted                           last_token_indices, draft_positions,
+                                                         buffers.draft_tokens; of trees
+                                                         verify_start_loc, of the paths
     record         logits, results                       token counts; returns logprobs
     send           results, logprobs                     pinned host memory
     gather         features and rows of accepted paths   the same buffers, as rows of chains; only
                                                          where trees were verified
     prefill_draft  aux_hidden_states, draft_input_ids,   draft KV, draft_hidden, first proposals
-                   last_token_indices
+                   last_token_indices, draft_positions
     decode_draft   draft_hidden, draft_last_tokens       draft KV, state.draft_tokens, of trees
                                                          state.draft_nodes (with K = 1
                                                          prefill_draft writes them)
@@ -30,7 +31,8 @@ One forward takes the rows of all:
 
 results is one tensor; sampled_tokens, num_accepted and verified_tokens are columns of it. The draft
 collects its proposals in buffers.draft_tokens, which commit zeroes; state.draft_tokens are those
-that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states. Where
+that the next round verifies. A draft without taps reads hidden_states, not aux_hidden_states; where
+nothing reads those of a prompt's rows but the last, they stay what they were (target.py). Where
 rows are shared out, each level writes its token to the state, with draft_probs; a step that
 proposes nothing extends the draft's KV alone. Where trees are verified in some steps and chains in
 others, what a step verifies is what the one before it has proposed; that of the step is

@@ -163,8 +163,8 @@ def samplings(runner: Runner) -> Iterator[Step]:
             yield round_of(runner, 1, query_len, flags)
         if runner.sizes.is_adaptive:
             yield _shared_round(runner, 1, runner.sizes.query_len, flags)
-        if runner.sizes.has_both:
-            yield tree_round(runner, 1, flags)
+        for count in tree_counts(runner):
+            yield tree_round(runner, count, flags)
     words = -(-runner.state.sampling.vocab_size // 32)
     masks = RowMasks(np.zeros(1, np.int64), np.full((1, words), -1, np.int32))
     yield replace(chunk(runner, 1, 1, SamplingFlags(guided=True)), masks=lambda: masks)
@@ -194,6 +194,16 @@ def tree_rounds(runner: Runner, flags: SamplingFlags = GREEDY) -> Iterator[Step]
     if runner.sizes.has_both:
         for count in range(1, runner.sizes.max_tree_requests + 1):
             yield tree_round(runner, count, flags)
+
+
+def tree_counts(runner: Runner) -> Iterator[int]:
+    """Of each shape of tree, where other rounds are of chains: the fewest requests."""
+    sizes = runner.sizes
+    if sizes.has_both:
+        assert sizes.tree is not None, "sizes of chains"
+        yield 1
+        if sizes.tree.for_many is not None and sizes.tree.few_requests < sizes.max_tree_requests:
+            yield sizes.tree.few_requests + 1
 
 
 def tree_round(runner: Runner, num_reqs: int, flags: SamplingFlags = GREEDY) -> Step:

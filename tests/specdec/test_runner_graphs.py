@@ -116,10 +116,9 @@ def test_rounds_replay_whole_and_chunks_in_pieces(expected, backend):
     }
     assert all(NONE not in counter.dispatches for counter in counters.values())
     assert counters["target_decode"].padded_tokens == 4 * ((16 - 12) + (32 - 17))
-    assert all(
-        counter.num_graphs and counter.seconds and counter.num_bytes
-        for counter in counters.values()
-    )
+    assert all(counter.num_graphs and counter.seconds for counter in counters.values())
+    own = [counter for name, counter in counters.items() if not name.endswith("_sampled")]
+    assert all(counter.num_bytes for counter in own)  # the others use the memory of these
 
 
 @graphs

@@ -21,6 +21,8 @@ from specdec.requests.sampling_flags import GREEDY
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import (
+    DRAWN,
+    FLAGS,
     LOGPROB_ROWS,
     forwards,
     mixed_steps,
@@ -213,3 +215,8 @@ def test_an_adaptive_engine_can_make_every_step_that_is_compiled_ahead(count, fo
     assert {step.num_reqs for step in steps} >= found
     assert max(step.num_reqs for step in steps) == count
     assert max(step.num_tokens for step in steps) <= runner.sizes.max_num_rows
+    tree = runner.sizes.tree
+    paths = {tree.of(num_reqs).path_len for num_reqs in {1, runner.sizes.max_tree_requests}}
+    assert len(paths) == (1 if count == 1 else 2)
+    for flags in (GREEDY, DRAWN, *FLAGS):  # kernels take words and penalties for each shape
+        assert {step.path_len for step in steps if step.flags == flags} >= paths, flags

@@ -1,9 +1,9 @@
 """The kernels that add up partial results: of all rows, or of the rows of long slots."""
 
-from specdec.kernels import jit, next_power_of_2, tl
+from specdec.kernels import jit, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
-from specdec.kernels.attention.parts import PARTS_AT_ONCE, add_parts
+from specdec.kernels.attention.parts import add_parts
 from specdec.kernels.attention.splits import no_keys, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.head_columns import columns, inside_columns
@@ -12,6 +12,9 @@ from specdec.kernels.overlap import begin
 from specdec.kernels.repeated import Repeated
 
 COMBINERS = 264  # programs for long slots: two a multiprocessor
+# partial results on their way at a time, of rows with few and with many; measured on an H200
+FEW_AT_ONCE = 8
+MANY_AT_ONCE = 16
 
 
 def prepare_combine(given: Pass) -> Repeated:
@@ -21,7 +24,7 @@ def prepare_combine(given: Pass) -> Repeated:
         _combine_kernel,
         (rows.num_rows, heads.group * heads.G, 1),
         then=(parts.acc, parts.stats, rows.positions, parts.num_splits, *need().values()),
-        constants={**given.constants, "AT_ONCE": PARTS_AT_ONCE},
+        constants={**given.constants, "FEW": FEW_AT_ONCE, "MANY": MANY_AT_ONCE},
         options={"num_warps": 1, **given.options},
     )
 
@@ -39,21 +42,21 @@ def _combine_kernel(
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
 ):
     begin(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
         if tl.load(needed_ptr) == 0:
             return
     t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) + tl.arange(0, 1)
-    parts = acc_ptr, stats_ptr, (t * H + head) * NS, head < H
-    combine_row(out_ptr, t, head, tl.load(positions_ptr + t), parts, H, C, AT_ONCE)
+    head = tl.program_id(1)
+    parts = acc_ptr, stats_ptr, (t * H + head) * NS
+    combine_row(out_ptr, t, head, tl.load(positions_ptr + t), parts, H, C, FEW, MANY)
 
 
 def prepare_combine_long(given: Pass) -> Repeated:
     """For the rows of long slots: add up what helpers left."""
-    num_heads = next_power_of_2(given.heads.group)
     acc, stats, _, _, positions, starts = given.requests()
     return Repeated(
         _combine_long_kernel,
@@ -72,10 +75,10 @@ def prepare_combine_long(given: Pass) -> Repeated:
             **given.constants,
             "IS_UNIFORM": given.is_uniform,
             "SLOTS": given.plan.slots,
-            "HEADS": num_heads,
-            "AT_ONCE": PARTS_AT_ONCE,
+            "FEW": FEW_AT_ONCE,
+            "MANY": MANY_AT_ONCE,
         },
-        options={"num_warps": min(num_heads, 4), **given.options},
+        options={"num_warps": 1, **given.options},
     )
 
 
@@ -99,8 +102,8 @@ def _combine_long_kernel(
     PDL: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
     SLOTS: tl.constexpr,
-    HEADS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
 ):
     begin(PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
@@ -110,31 +113,41 @@ def _combine_long_kernel(
     if tl.max(last_of_slots, axis=0) < alone_keys:
         return
     is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
-    num_items = tl.sum(is_shared_slot.to(tl.int32), axis=0) * query_len * G
-    # each takes its items of all rows and kv heads
+    num_items = tl.sum(is_shared_slot.to(tl.int32), axis=0) * query_len * H
+    # each takes its items of all rows and heads
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        part_row = item // G
+        part_row = item // H
         is_here = is_shared_slot & (place == part_row // query_len)
         b = tl.max(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
         start, end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
         t = (start + part_row % query_len).to(tl.int64)
         if t < end:
-            i = tl.arange(0, HEADS)
-            head = item % G * (H // G) + i
-            at = (part_row.to(tl.int64) * H + head) * NS
-            parts = acc_ptr, stats_ptr, at, i < H // G
-            position = tl.load(positions_ptr + t)
-            combine_row(out_ptr, t, head, position, parts, H, C, AT_ONCE)
+            parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + item % H) * NS
+            combine_row(out_ptr, t, item % H, tl.load(positions_ptr + t), parts, H, C, FEW, MANY)
 
 
 @jit
 def combine_row(
-    out_ptr, t, head, position, parts, H: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr
+    out_ptr,
+    t,
+    head,
+    position,
+    where,
+    H: tl.constexpr,
+    C: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
 ):
-    """Finish these heads of a row: add up its partial results. t: int64. head: several."""
-    _, _, _, inside = parts
-    peak, total, acc = no_keys(head.shape[0], C)
-    peak, total, acc = add_parts(parts, 0, split_of(position) + 1, peak, total, acc, C, AT_ONCE)
-    out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
+    """Finish one head of a row: add up its partial results. t: int64. where: their memory."""
+    acc_ptr, stats_ptr, at = where
+    one = tl.arange(0, 1)
+    parts = acc_ptr, stats_ptr, at + one, one == 0
+    num_parts = split_of(position) + 1
+    peak, total, acc = no_keys(1, C)
+    if num_parts > 2 * FEW:
+        peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, MANY)
+    else:
+        peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, FEW)
+    out_at = (t * H + head + one)[:, None] * C + columns(C)[None, :]
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_at, out, mask=inside_columns(inside, C))
+    tl.store(out_ptr + out_at, out, mask=inside_columns(one == 0, C))

@@ -56,7 +56,7 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     if not given.plan.is_helped:
         return [walk]
     share, combine = prepare_share_long(given), prepare_combine_long(given)
-    return [walk, lambda _, *tensors: share(*tensors), lambda out, *_: combine(out)]
+    return [lambda _, *tensors: share(*tensors), walk, lambda out, *_: combine(out)]
 
 
 def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:

@@ -2,10 +2,10 @@
 
 Where the query tiles of a launch fill the GPU, a program walks all keys of its tile. A slot is long
 if the position of its last row is `alone_keys` or more, whatever the others have. Programs leave
-long slots out; a kernel after them shares their splits, and one in combine.py adds them up. Both
-look at the last positions of all slots and end at once where none is long. Partial results have
-room for the rows of `most` long slots; where more are long, they fill the GPU, and all of them walk
-alone.
+long slots out; a kernel that starts before them, and runs beside them, shares their splits, and one
+in combine.py adds them up. Both look at the last positions of all slots and end at once where none
+is long. Partial results have room for the rows of `most` long slots; where more are long, they fill
+the GPU, and all of them walk alone.
 
 slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the longest)
 """
@@ -16,18 +16,23 @@ from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.splits import attend_split, split_of, split_start
 from specdec.kernels.attention.tile_rows import load_queries, rows_of_slot, tile_of
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import begin_beside
 from specdec.kernels.repeated import Repeated
 
-HELPERS = 264  # programs that share the splits of long slots: two a multiprocessor
+# Programs that share the splits of long slots: three a multiprocessor, whose threads may take so
+# many registers, where query tiles and keys are small; else two. Measured on an H200.
+SMALL_HELPERS, REGISTERS = 396, 168
+HELPERS = 264
+SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile, bytes of a key: more would not fit the registers
 
 
 def prepare_share_long(given: Pass) -> Repeated:
     """For the query tiles of long slots: programs share their splits, and leave partial results."""
-    plan = given.plan
+    plan, heads = given.plan, given.heads
+    is_small = plan.tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
     return Repeated(
         _share_long_kernel,
-        (HELPERS, 1, 1),
+        (SMALL_HELPERS if is_small else HELPERS, 1, 1),
         then=(
             *given.requests(),
             plan.tiles,
@@ -39,11 +44,16 @@ def prepare_share_long(given: Pass) -> Repeated:
             **given.constants,
             "IS_UNIFORM": given.is_uniform,
             "SLOTS": plan.slots,
-            "GROUP": next_power_of_2(given.heads.group),
+            "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
             "SKIP": plan.tile.skips_masks,
         },
-        options={"num_warps": 4, "num_stages": 2, **given.options},
+        options={
+            "num_warps": 4,
+            "num_stages": 2,
+            "maxnreg": REGISTERS if is_small else None,
+            **given.options,
+        },
     )
 
 
@@ -91,7 +101,7 @@ def _share_long_kernel(
     TOKENS: tl.constexpr,
     SKIP: tl.constexpr,
 ):
-    begin(PDL)
+    begin_beside(0, PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
         if tl.load(needed_ptr) == 0:
             return
@@ -103,34 +113,41 @@ def _share_long_kernel(
     is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
     splits = tl.where(is_shared_slot, split_of(last_of_slots) + 1, 0).to(tl.int32)
     ends = tl.cumsum(splits * (tiles * G), axis=0)
-    # each takes its items of all splits, query tiles and kv heads
-    for item in range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
-        is_before = ends <= item
-        b = tl.sum(is_before.to(tl.int32), axis=0)
-        at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
-        rank = tl.max(tl.where(is_before & is_shared_slot, place + 1, 0), axis=0)
-        split = at // (tiles * G)
-        tile = at // G % tiles
-        g = at % G
-        row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-        t, head, inside, position, first, last = tile_of(
-            row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
-        )
-        if split_start(split) <= last:
-            q, keys = load_queries(b, t, head, inside, memory, H, C)
-            peak, total, acc = attend_split(
-                q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+    num_items = tl.max(ends, axis=0)
+    programs = tl.num_programs(0)
+    # Each takes its items of all splits, query tiles and kv heads. A slot's last splits are the
+    # longest, and come first; every other turn goes backwards: who had more keys then has fewer.
+    for turn in range(0, num_items, programs):
+        is_back = turn // programs % 2 == 1
+        item = turn + tl.where(is_back, programs - 1 - tl.program_id(0), tl.program_id(0))
+        if item < num_items:
+            is_before = ends <= item
+            b = tl.sum(is_before.to(tl.int32), axis=0)
+            at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
+            rank = tl.max(tl.where(is_before & is_shared_slot, place + 1, 0), axis=0)
+            end = tl.min(tl.where(is_before, num_items, ends), axis=0)
+            split = (end - item - 1) // (tiles * G)
+            tile = at // G % tiles
+            g = at % G
+            row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+            t, head, inside, position, first, last = tile_of(
+                row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
             )
-            part_row = rank * query_len + t - row_start
-            part_at = (part_row.to(tl.int64) * H + head) * NS
-            store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
+            if split_start(split) <= last:
+                q, keys = load_queries(b, t, head, inside, memory, H, C)
+                peak, total, acc = attend_split(
+                    q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+                )
+                part_row = rank * query_len + t - row_start
+                part_at = (part_row.to(tl.int64) * H + head) * NS
+                store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
 
 
 @jit
 def is_shared(slots, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
     """Whether slot b, whose rows end before row_end, is long, and so few are that they share."""
     positions_ptr, _, _, _ = slots
-    found = tl.load(positions_ptr + row_end - 1) >= alone_keys
+    found = tl.load(positions_ptr + row_end - 1, cache_modifier=".cg") >= alone_keys
     if found:  # else the others need not be looked at
         is_long = last_positions(slots, IS_UNIFORM, SLOTS) >= alone_keys
         found = tl.sum(is_long.to(tl.int32), axis=0) <= most
@@ -143,7 +160,8 @@ def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
     positions_ptr, starts_ptr, B, query_len = slots
     b = tl.arange(0, SLOTS)
     start, end = rows_of_slot(tl.minimum(b, B - 1), starts_ptr, query_len, IS_UNIFORM)
-    return tl.load(positions_ptr + end - 1, mask=(b < B) & (start < end), other=-1)
+    has_rows = (b < B) & (start < end)
+    return tl.load(positions_ptr + end - 1, mask=has_rows, other=-1, cache_modifier=".cg")
 
 
 @jit

@@ -9,8 +9,6 @@ from specdec.kernels import jit, tl
 from specdec.kernels.attention.splits import add_part
 from specdec.kernels.head_columns import columns, inside_columns
 
-PARTS_AT_ONCE = 8  # partial results on their way at a time
-
 
 @jit
 def add_parts(parts, first, end, peak, total, acc, C: tl.constexpr, AT_ONCE: tl.constexpr):

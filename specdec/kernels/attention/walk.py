@@ -37,7 +37,7 @@ def prepare_walk(given: Pass) -> Repeated:
     sharers = -(-PROGRAMS // (plan.usual_tiles * heads.G))
     walks = not plan.is_split and rows.paths is None and not plan.tile.skips_masks
     has_room = heads.C * heads.itemsize <= AHEAD_BYTES
-    is_first_of_several = plan.is_split or plan.is_helped or rows.paths is not None
+    follows = plan.is_split or rows.paths is not None or not rows.is_beside
     return Repeated(
         _paged_attention_kernel,
         (
@@ -51,7 +51,7 @@ def prepare_walk(given: Pass) -> Repeated:
             plan.tiles,
             *given.numbers(),
             *given.limits(),
-            int(rows.is_beside and not is_first_of_several),
+            int(plan.is_helped or not follows),
             *need().values(),
         ),
         constants={
@@ -129,12 +129,12 @@ def _paged_attention_kernel(
 ):
     begin_beside(is_beside, PDL)
     if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
+        if tl.load(needed_ptr, cache_modifier=".cg") == 0:
             end_beside(PDL)
             return
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g = tl.program_id(1)
-    split = tl.program_id(2) if IS_SPLIT else 0
+    turn = tl.program_id(2) if IS_SPLIT else 0
     sharers = tl.num_programs(2) if IS_SPLIT else 1
     slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
@@ -143,6 +143,7 @@ def _paged_attention_kernel(
         return
     if IS_HELPED:  # noqa: SIM102  # what is compiled
         if is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS):
+            end_beside(PDL)
             return
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
@@ -150,20 +151,23 @@ def _paged_attention_kernel(
     if HAS_PATHS:  # only whole tiles of shared keys
         path_tile = tl.load(path_starts_ptr + b) // S * S
         last = tl.minimum(last, path_tile - 1)
-    if IS_SPLIT and split_start(split) > last:
+    if IS_SPLIT and split_start(turn) > last:
         return
     memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
     q, keys = load_queries(b, t, head, inside, memory, H, C)
     if AHEAD > 0:
         peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, C, AHEAD)
-        split += AHEAD
+        turn += AHEAD
     else:
         peak, total, acc = no_keys(TOKENS * GROUP, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
     end_of_walk = last + 1
     if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile
         end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
-    while split_start(split) < end_of_walk:
+    while split_start(turn) < end_of_walk:
+        split = turn
+        if IS_SPLIT:  # the longest ones first: at the end all programs are busy
+            split = split_of(last) - turn
         part_peak, part_total, part_acc = attend_split(
             q, keys, position, first, last, split, scale, g, G, S, C, SKIP
         )
@@ -171,11 +175,11 @@ def _paged_attention_kernel(
             store_part(parts, split, part_peak, part_total, part_acc, C)
         else:
             peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
-        split += sharers
+        turn += sharers
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
         peak, total, acc = attend_split(
-            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+            q, keys, position, first, last, turn, scale, g, G, S, C, SKIP
         )
         store_part(parts, 1, peak, total, acc, C)
     elif not IS_SPLIT:

@@ -2,7 +2,7 @@
 
     python -m tests.specdec.kernels.compile_needed [DIRECTORY] [C]
 
-Prints each kernel's name and how many returns its PTX has, without the number and with it.
+Prints each kernel's name and how many loads its PTX has, without the number and with it.
 DIRECTORY: also write the PTX of the first kind there, to compare it with another version's.
 C: head_dim, if not 128.
 """
@@ -62,11 +62,11 @@ KERNELS = (
         path_tails._path_tails_kernel,
         HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16, "AT_ONCE": 8},
     ),
-    (combine._combine_kernel, HEADS | {"AT_ONCE": 8}),
+    (combine._combine_kernel, HEADS | {"FEW": 8, "MANY": 16}),
     (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
     (
         combine._combine_long_kernel,
-        HEADS | {"IS_UNIFORM": True, "SLOTS": 8, "HEADS": 4, "AT_ONCE": 8},
+        HEADS | {"IS_UNIFORM": True, "SLOTS": 8, "FEW": 8, "MANY": 16},
     ),
 )
 
@@ -78,7 +78,7 @@ def main() -> None:
             constants = constants | head_dim
         name = kernel.fn.__name__
         plain, needed = (ptx_of(kernel, constants, has_number) for has_number in (False, True))
-        print(name, *(text.count("ret;") + text.count("bra") for text in (plain, needed)))
+        print(name, *(text.count("ld.global") for text in (plain, needed)))
         if sys.argv[1:]:
             (Path(sys.argv[1]) / f"{name}.ptx").write_text(plain)
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import tl, triton
-from specdec.kernels.attention.parts import PARTS_AT_ONCE, add_parts
+from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE
+from specdec.kernels.attention.parts import add_parts
 from specdec.kernels.attention.splits import no_keys
 
 C = 16
@@ -41,17 +42,18 @@ def added(values: Tensor, stats: Tensor, first: int, end: int, at_once: int) -> 
     return out.view(torch.int32)
 
 
+@pytest.mark.parametrize("at_once", [FEW_AT_ONCE, MANY_AT_ONCE])
 @pytest.mark.parametrize("first, end", [(0, 1), (0, 7), (0, 8), (0, 9), (3, 17), (5, 5)])
-def test_parts_are_added_in_order_however_many_at_once(exact_device, first, end):
+def test_parts_are_added_in_order_however_many_at_once(exact_device, first, end, at_once):
     values = torch.randn(20, C, device=exact_device)
     stats = torch.randn(20, 2, device=exact_device).mul(5).abs()
     one_by_one = added(values, stats, first, end, 1)
-    assert torch.equal(added(values, stats, first, end, PARTS_AT_ONCE), one_by_one)
+    assert torch.equal(added(values, stats, first, end, at_once), one_by_one)
 
 
 def test_an_absent_part_keeps_the_sign_of_zero(exact_device):
     values = torch.tensor([[-1e-38], [-0.0]], device=exact_device).repeat(1, C)
     stats = torch.tensor([[0.0, 1.0], [140.0, 1.0]], device=exact_device)
-    found = added(values, stats, 0, 2, PARTS_AT_ONCE).view(torch.float32)
+    found = added(values, stats, 0, 2, FEW_AT_ONCE).view(torch.float32)
     assert (found[:C] == 0).all()
     assert found[:C].signbit().all()

@@ -18,12 +18,14 @@ BUSY = 100_000_000  # clocks
 # contexts, and how many rows of each: those that verify, then parts of prompts
 VERIFY_MANY = (300, 70, 190, 641) * 16, (4,) * 64  # one kernel walks all splits
 VERIFY_FEW = (900, 300), (4, 4)  # two kernels: splits are shared, then added up
+# three: a long slot's splits are shared while another walks, then added up
+VERIFY_ONE_LONG = (300, 9000, *(70, 190) * 31), (4,) * 64
 SHORT = (97, 130), (97, 30)  # for the kernel that walks
 LONG = (700,), (300,)  # for that of prompts
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("verify", [VERIFY_MANY, VERIFY_FEW])
+@pytest.mark.parametrize("verify", [VERIFY_MANY, VERIFY_FEW, VERIFY_ONE_LONG])
 @pytest.mark.parametrize("prompts", [SHORT, LONG])
 def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
     """Each time other queries, keys and values, right before; and a product right after."""
@@ -32,8 +34,10 @@ def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
     (_, cache, first), (_, prompt_cache, second) = (
         case("normal", e, **heads) for e in (verify, prompts)
     )
-    is_split = plan_launch(len(verify[0]), 4, Heads(GROUP, G, C, 2)).is_split
-    assert is_split == (verify is VERIFY_FEW)
+    most_keys = None if verify is VERIFY_ONE_LONG else 1024
+    plan = plan_launch(len(verify[0]), 4, Heads(GROUP, G, C, 2), most_keys=most_keys)
+    assert plan.is_split == (verify is VERIFY_FEW)
+    assert plan.is_helped == (verify is VERIFY_ONE_LONG)
     takes = takes_prompt_kernel(second, GROUP, 64, C, BF16, has_wgmma=True)
     assert takes == (prompts is LONG)
     # one cache for both
@@ -45,7 +49,7 @@ def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
     T = first.num_rows + second.num_rows
     positions = torch.cat([each.positions for each in groups])
     slots = torch.cat([slots_of(each) for each in groups])
-    rope = torch.randn(2, 1024, C // 2, device="cuda").unbind()
+    rope = torch.randn(2, 9216, C // 2, device="cuda").unbind()
     weight = torch.randn(256, GROUP * G * C, device="cuda").to(BF16)
     qkvs = torch.randn(TIMES, 1, T, (GROUP + 2) * G * C, device="cuda")
 

@@ -130,7 +130,7 @@ def test_the_number_holds_for_the_body_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [128, 96])
 def test_they_compile_without_a_gpu(tmp_path, head_dim):
-    """In a process without the interpreter; with a number to look at there are more branches."""
+    """In a process without the interpreter; a number to look at is loaded."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.specdec.kernels.compile_needed"]
     command += [str(tmp_path), str(head_dim)]

@@ -175,7 +175,7 @@ def recorded_masks() -> Iterator[list[Masks]]:
     ) -> Callable[[], RowMasks] | None:
         before = recorded[-1].steps_since_prompts if recorded else 0
         since = 0 if work.parts else before + 1
-        youngest = min((len(each.stats.rounds) for each in work.verifying), default=0)
+        youngest = min((each.stats.num_rounds for each in work.verifying), default=0)
         step = Masks(bool(work.parts), since, youngest, _mark(), _mark())
         # beside prompts the walks begin here, before the step is launched
         recorded.append(step)

@@ -257,7 +257,7 @@ class Engine:
             [request.state_row for request in work.verifying],
             work.parts,
             max_num_computed=max(bounds, default=1) - 1,
-            flags=SamplingFlags.of_all(request.params.flags for request in decided),
+            flags=SamplingFlags.of_all(request.flags for request in decided),
             query_len=work.query_len,
             shared_rows=work.shared_rows,
             num_levels=work.num_levels,
@@ -398,7 +398,9 @@ class Engine:
 
         first: the row of `logprobs` that belongs to tokens[0]
         """
-        end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
+        end = len(tokens)
+        if min(tokens, default=0) < 0:
+            end = next(i for i, token in enumerate(tokens) if token < 0)
         num_top = request.params.num_logprobs
         if num_top is not None and logprobs is not None:
             rows = (logprobs.row(first + i, tokens[i], num_top) for i in range(end))

@@ -51,6 +51,15 @@ def test_load_checkpoint_ends_with_the_error(run, capsys, tmp_path):
     assert "nothing loaded" in capsys.readouterr().err
 
 
+def test_host_steps_times_what_is_not_computed(run):
+    out = run("scripts.host_steps", "--batches", "2,3", "-k", "0,2", "--repeats", "1")
+
+    rows = json.loads(out.splitlines()[-1])["rows"]
+    sizes = [(row["num_speculative_tokens"], row["batch"]) for row in rows]
+    assert sizes == [(0, 2), (0, 3), (2, 2), (2, 3)]
+    assert all(0 < row["ms_a_step"] < 20 for row in rows)
+
+
 def test_sampling_rounds_times_every_case(run):
     out = run("scripts.sampling_rounds", "--batches", "1", "--num-rounds", "1")
 

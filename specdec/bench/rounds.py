@@ -22,7 +22,7 @@ class Steady:
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._runner = engine.runner
         self._rows = [request.state_row for request in engine.scheduler.running]
-        self._flags = SamplingFlags.of_all(request.params.flags for request in requests)
+        self._flags = SamplingFlags.of_all(request.flags for request in requests)
         self._bound = max(request.num_tokens for request in engine.scheduler.running) - 1
 
     def run(self, query_len: int | None = None) -> None:

@@ -63,7 +63,7 @@ def _finish_at(
 ) -> Finish | None:
     count = index + 1
     if count > rules.min_tokens:
-        cut = _stop_string(rules, text, ends, index)
+        cut = _stop_string(rules, text, ends, index) if rules.stop_strings else None
         if cut is not None:
             return Finish("stop", count, count, *cut)
         if token in rules.eos_token_ids or token in rules.stop_token_ids:
@@ -77,8 +77,6 @@ def _stop_string(
     rules: FinishRules, text: str, ends: Sequence[int], index: int
 ) -> tuple[int, str] | None:
     """Where a stop string that this token completed cuts the text: the earliest, then longest."""
-    if not rules.stop_strings:
-        return None
     before = ends[index - 1] if index else 0
     found = []
     for stop in rules.stop_strings:

@@ -8,6 +8,7 @@ from specdec.requests.guide import Guide
 from specdec.requests.output import CompletionOutput, Logprob, RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.requests.row_start import SamplingStart
+from specdec.requests.sampling_flags import SamplingFlags
 from specdec.requests.stats import RequestStats
 from specdec.requests.tokenizer import Detokenizer
 
@@ -24,6 +25,7 @@ class Request:
     detokenizer: Detokenizer
     stats: RequestStats
     sampling: SamplingStart = field(default_factory=SamplingStart)
+    flags: SamplingFlags = field(init=False)  # of its parameters
     index: int = 0
     samples: "list[Request]" = field(default_factory=list)
     priority: int = 0  # lower goes first
@@ -53,6 +55,9 @@ class Request:
     finish: Finish | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # of token_ids, if asked for
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.flags = self.params.flags
 
     @property
     def num_tokens(self) -> int:

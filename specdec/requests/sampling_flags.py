@@ -28,7 +28,7 @@ class SamplingFlags(NamedTuple):
     @staticmethod
     def of_all(parts: "Iterable[SamplingFlags]") -> "SamplingFlags":
         """What any of the parts needs."""
-        return reduce(SamplingFlags.__or__, parts, GREEDY)
+        return reduce(SamplingFlags.__or__, set(parts), GREEDY)  # most are alike
 
 
 GREEDY = SamplingFlags()

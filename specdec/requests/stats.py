@@ -36,6 +36,9 @@ REQUEST_FIGURES = (
 )
 
 
+PlainRound = tuple[tuple[int, ...], int, int, tuple[int, ...]]  # of a RoundRecord
+
+
 @dataclass(slots=True)
 class RoundRecord:
     """One round of one request: its drafts, how many were accepted, and the target's next token.
@@ -51,7 +54,7 @@ class RoundRecord:
     @property
     def num_levels(self) -> int:
         """Drafts on the longest path: all of a chain."""
-        return max(depths(self.parents)) if self.parents else len(self.draft_tokens)
+        return _num_levels(self.draft_tokens, self.parents)
 
     def child(self, row: int, token: int) -> int:
         """The row of a tree under another one that has this token, which must be there."""
@@ -59,12 +62,27 @@ class RoundRecord:
         return next(i for i, node in rows if node == (row, token))
 
 
+def _num_levels(draft_tokens: Sequence[int], parents: Sequence[int]) -> int:
+    return max(depths(parents)) if parents else len(draft_tokens)
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """Rounds; every figure is derived from them."""
 
-    rounds: list[RoundRecord] = field(default_factory=list, repr=False)
     acceptance: str = "exact"  # the rule that accepted them; "mixed" if merged over several rules
+    # The fields of each record: Python's collector walks over objects again and again, but no more
+    # over plain tuples of numbers once it has seen them.
+    _rounds: list[PlainRound] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def rounds(self) -> list[RoundRecord]:
+        """All rounds, in order: new records each time."""
+        return self.rounds_after(0)
+
+    def rounds_after(self, count: int) -> list[RoundRecord]:
+        """Those after the first `count`."""
+        return [RoundRecord(*each) for each in self._rounds[count:]]
 
     def add_round(self, record: RoundRecord) -> None:
         """Count one round. ValueError if more was accepted than could be."""
@@ -72,7 +90,9 @@ class SpeculationStats:
         if not 0 <= num_accepted <= num_drafted:
             given = f"a round of num_drafted={num_drafted} with num_accepted={num_accepted}"
             raise ValueError(f"{given}: give 0 to num_drafted")
-        self.rounds.append(record)
+        self._rounds.append(
+            (record.draft_tokens, num_accepted, record.sampled_token, record.parents)
+        )
 
     @staticmethod
     def merged(parts: "Iterable[SpeculationStats]") -> "SpeculationStats":
@@ -84,7 +104,7 @@ class SpeculationStats:
     def add_rounds(self, parts: "Sequence[SpeculationStats]") -> None:
         """The rounds of others, to none of its own."""
         for part in parts:
-            self.rounds += part.rounds
+            self._rounds += part._rounds
         rules = {part.acceptance for part in parts}
         if rules:
             self.acceptance = rules.pop() if len(rules) == 1 else "mixed"
@@ -92,21 +112,21 @@ class SpeculationStats:
     @property
     def num_drafted(self) -> list[int]:
         """Of each round."""
-        return [len(record.draft_tokens) for record in self.rounds]
+        return [len(draft_tokens) for draft_tokens, *_ in self._rounds]
 
     @property
     def num_accepted(self) -> list[int]:
         """Of each round, before the last one is trimmed."""
-        return [record.num_accepted for record in self.rounds]
+        return [num_accepted for _, num_accepted, *_ in self._rounds]
 
     @property
     def num_levels(self) -> list[int]:
         """Of each round, drafts on the longest path."""
-        return [record.num_levels for record in self.rounds]
+        return [_num_levels(draft_tokens, parents) for draft_tokens, *_, parents in self._rounds]
 
     @property
     def num_rounds(self) -> int:
-        return len(self.rounds)
+        return len(self._rounds)
 
     @property
     def num_drafted_tokens(self) -> int:

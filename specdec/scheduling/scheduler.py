@@ -138,6 +138,8 @@ class Scheduler:
     def _admit(self) -> list[Request]:
         """Give rows and blocks to waiting requests, in order, up to the first that does not fit."""
         admitted: list[Request] = []
+        if not self.waiting:
+            return admitted
         num_places = self.sizes.max_num_seqs - sum(not each.is_ending for each in self._admitted)
         num_rows = Counter(request.request_id for request in self._admitted)
         while self.waiting and self._free_rows and len(admitted) < num_places:
@@ -175,8 +177,7 @@ class Scheduler:
         found = self._cached_blocks(request, context)
         self.pool.hold(found)
         num_new = self._blocks_for_round(request, len(context)) - len(found)
-        num_growing = sum(len(each.blocks) < self.blocks_needed(each) for each in self._admitted)
-        if num_new + num_growing > self.pool.num_free:
+        if not self._has_free(num_new):
             self.pool.free(found)
             return False
         request.state_row = self._free_rows.pop()
@@ -187,6 +188,13 @@ class Scheduler:
         if request.stats.num_preemptions == 0:
             request.stats.num_cached_tokens = request.num_prefilled
         return True
+
+    def _has_free(self, num_new: int) -> bool:
+        """Blocks for a request that is admitted, and one for each other that may grow."""
+        left, admitted = self.pool.num_free - num_new, self._admitted
+        if left >= len(admitted):
+            return True
+        return left >= sum(len(each.blocks) < self.blocks_needed(each) for each in admitted)
 
     def _cached_blocks(self, request: Request, context: list[int]) -> list[int]:
         """Blocks that hold the beginning of a context; none if logprobs need all of it computed."""
@@ -361,6 +369,9 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Give a request the blocks of its next round, wherever the steps in flight leave it."""
         most_tokens = request.num_tokens + request.most_pending
+        num_slots = most_tokens + 2 * request.num_speculative_tokens
+        if num_slots <= len(request.blocks) * BLOCK_SIZE:
+            return True
         count = self._blocks_for_round(request, most_tokens) - len(request.blocks)
         if count > self.pool.num_free:
             return False
@@ -393,12 +404,12 @@ class Scheduler:
     def _count_in_flight(self, work: Work, sign: int) -> None:
         """sign: 1 when a step is launched, -1 when it is finished."""
         self.num_in_flight += sign
-        for b, request in enumerate(work.requests):
-            least, most = work.token_bounds(b)
+        most_live = work.most_drafts + 1
+        for request, (least, most) in zip(work.requests, work.token_bounds, strict=True):
             request.num_in_flight += sign
             request.least_pending += sign * least
             request.most_pending += sign * most
-            request.live_pending += sign * min(most, work.most_drafts + 1)
+            request.live_pending += sign * min(most, most_live)
 
     # prefix cache
 
@@ -415,10 +426,12 @@ class Scheduler:
         if not self.use_prefix_cache:
             return
         count = min(request.num_valid // BLOCK_SIZE, num_whole_blocks(request.num_tokens))
+        if count <= request.num_published:
+            return
         self._make_keys(request, count)
         for i in range(request.num_published, count):
             self.pool.publish(request.blocks[i], request.keys[i])
-        request.num_published = max(request.num_published, count)
+        request.num_published = count
 
     def _make_keys(self, request: Request, count: int) -> None:
         for i in range(len(request.keys), count):

@@ -76,13 +76,12 @@ class Work:
         """Of the rows of each that verifies, those that tokens come from."""
         return self.query_len if self.path_len is None else self.path_len
 
-    def token_bounds(self, b: int) -> tuple[int, int]:
-        """The fewest and the most tokens that the step can bring to request b."""
-        if b < len(self.verifying):
-            drafts = self.query_len > 1
-            return 1, self.verifying[b].num_speculative_tokens + 1 if drafts else 1
-        count = int(self.parts[b - len(self.verifying)].samples)
-        return count, count
+    @property
+    def token_bounds(self) -> list[tuple[int, int]]:
+        """The fewest and the most tokens that the step can bring to each request."""
+        drafts = self.query_len > 1
+        most = (each.num_speculative_tokens + 1 if drafts else 1 for each in self.verifying)
+        return [*((1, count) for count in most), *((int(p.samples),) * 2 for p in self.parts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ class Reporter:
         )
 
     def _new_rounds(self, i: int) -> list[RoundRecord]:
-        new = self._samples[i].stats.rounds[self._num_rounds[i] :]
+        new = self._samples[i].stats.rounds_after(self._num_rounds[i])
         self._num_rounds[i] += len(new)
         return new
 
@@ -113,7 +113,8 @@ class Sample:
 
     def take(self, rounds: Sequence[RoundRecord], counts: Sequence[object]) -> None:
         """New rounds, and the counts as they are now."""
-        self.stats.rounds += rounds
+        for record in rounds:
+            self.stats.add_round(record)
         for name, value in zip(COUNTS, counts, strict=True):
             setattr(self.stats, name, value)
 

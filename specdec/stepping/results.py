@@ -26,7 +26,7 @@ class StepResult:
     draft_tokens: list[list[int]]  # what was verified: a row for each
     # of trees: the parent of each of these, 0 for the root and i for the i-th of them; of chains []
     draft_parents: list[list[int]]
-    # of trees: the draft's probability of the path to each of these; of chains []
+    # of trees: the draft's probability of the path to each of these; of a round of chains []
     draft_probs: list[list[float]]
     # [B, K] float32, of live drafts by level; [B, 0] where K is fixed, and of trees
     confidences: np.ndarray
@@ -64,29 +64,31 @@ class ResultColumns:
         path_len = buffers.sampled_tokens.shape[1]
         return ResultColumns(path_len=path_len, num_drafts=num_nodes, is_tree=True)
 
-    def drafts(self, row: list[int]) -> "Drafts":
+    def drafts(self, rows: list[list[int]]) -> "Drafts":
         """Those that had a row: of trees the nodes that had none are left out."""
         first = self.path_len + 1
         end = first + self.num_drafts
-        tokens, count = row[first:end], row[end]
         if not self.is_tree:
-            return Drafts(tokens[:count], [], [])
-        parents, probs = row[end + 1 :][: self.num_drafts], row[end + 1 + self.num_drafts :]
-        kept = [i for i, parent in enumerate(parents) if parent >= 0]
-        number = {0: 0} | {i + 1: n for n, i in enumerate(kept, start=1)}
-        return Drafts(
-            [tokens[i] for i in kept],
-            [number[parents[i]] for i in kept],
-            [probs[i] / CONFIDENCE_ONE for i in kept],
-        )
+            none: list[list[int]] = [[] for _ in rows]
+            return Drafts([row[first : first + row[end]] for row in rows], none, [])
+        found = Drafts([], [], [])
+        for row in rows:
+            tokens, parents = row[first:end], row[end + 1 :][: self.num_drafts]
+            probs = row[end + 1 + self.num_drafts :]
+            kept = [i for i, parent in enumerate(parents) if parent >= 0]
+            number = {0: 0} | {i + 1: n for n, i in enumerate(kept, start=1)}
+            found.tokens.append([tokens[i] for i in kept])
+            found.parents.append([number[parents[i]] for i in kept])
+            found.probs.append([probs[i] / CONFIDENCE_ONE for i in kept])
+        return found
 
 
 class Drafts(NamedTuple):
-    """Of a batch slot, see StepResult."""
+    """By batch slot, see StepResult."""
 
-    tokens: list[int]
-    parents: list[int]
-    probs: list[float]
+    tokens: list[list[int]]
+    parents: list[list[int]]
+    probs: list[list[float]]
 
 
 @dataclass(slots=True)
@@ -124,15 +126,15 @@ class PendingResult:
         rows = self.rows_cpu.tolist()
         columns = self.columns
         Q = columns.path_len
-        drafts = [columns.drafts(row) for row in rows]
+        drafts = columns.drafts(rows)
         first = Q + 2 + columns.num_drafts
         confidences_cpu = self.rows_cpu[:, first : first + columns.num_confidences]
         return StepResult(
             sampled_tokens=[row[:Q] for row in rows],
             num_accepted=[row[Q] for row in rows],
-            draft_tokens=[each.tokens for each in drafts],
-            draft_parents=[each.parents for each in drafts],
-            draft_probs=[each.probs for each in drafts],
+            draft_tokens=drafts.tokens,
+            draft_parents=drafts.parents,
+            draft_probs=drafts.probs,
             confidences=confidences_cpu.numpy().astype(np.float32) / CONFIDENCE_ONE,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,

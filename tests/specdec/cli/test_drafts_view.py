@@ -18,9 +18,10 @@ class Letters:
 
 
 def output_of(text: str, token_ids: list[int], rounds: list[RoundRecord]) -> RequestOutput:
-    return RequestOutput(
-        "0", "", [0], [CompletionOutput(0, text, token_ids)], True, RequestStats(rounds=rounds)
-    )
+    stats = RequestStats()
+    for record in rounds:
+        stats.add_round(record)
+    return RequestOutput("0", "", [0], [CompletionOutput(0, text, token_ids)], True, stats)
 
 
 def test_a_round_is_accepted_then_rejected_then_recovered():

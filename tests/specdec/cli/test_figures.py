@@ -9,8 +9,9 @@ from specdec.requests.stats import RequestStats, RoundRecord
 
 def output_of(num_rounds: int, num_accepted: int, K: int = 3, **ending: object) -> RequestOutput:
     """Every round accepts as many drafts."""
-    rounds = [RoundRecord((7,) * K, num_accepted, 7)] * num_rounds
-    stats = RequestStats(rounds, num_generated_tokens=9)
+    stats = RequestStats(num_generated_tokens=9)
+    for _ in range(num_rounds):
+        stats.add_round(RoundRecord((7,) * K, num_accepted, 7))
     return RequestOutput("0", "", [0], [CompletionOutput(0, "", [], **ending)], True, stats)
 
 

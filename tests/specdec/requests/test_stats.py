@@ -1,5 +1,7 @@
 """The field's definitions, on rounds made by hand: D rounds, T drafted, A accepted."""
 
+import gc
+
 import pytest
 
 from specdec.requests.stats import RequestStats, RoundRecord, SpeculationStats
@@ -73,6 +75,23 @@ def test_a_run_says_which_rule_accepted(rules, name):
     assert SpeculationStats.merged(parts).as_dict()["acceptance"] == name
     if parts:
         assert RequestStats.of_samples(parts).as_dict()["acceptance"] == name
+
+
+def test_rounds_are_read_as_they_were_counted_and_leave_nothing_to_collect():
+    """The collector unties plain tuples of numbers; what it must walk over is the list alone."""
+    made = SpeculationStats()
+    records = [RoundRecord((7, i), i % 3, 500 + i, (0, 1) if i % 2 else ()) for i in range(300)]
+    gc.collect()
+    before = len(gc.get_objects())
+    for i in range(300):
+        made.add_round(RoundRecord((7, i), i % 3, 500 + i, (0, 1) if i % 2 else ()))
+    gc.collect()
+    gc.collect()  # a tuple of tuples, after these
+    assert len(gc.get_objects()) - before < 30
+    assert made.rounds == records
+    assert made.rounds_after(298) == records[298:]
+    assert made.num_rounds == 300
+    assert SpeculationStats.merged([made, made]).rounds == 2 * records
 
 
 def test_times_of_a_request():

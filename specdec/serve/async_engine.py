@@ -90,6 +90,7 @@ class AsyncEngine:
         name = uuid.uuid4().hex if request_id is None else request_id
         params = SamplingParams() if sampling_params is None else sampling_params
         new = NewRequest(prompt=prompt, params=params, priority=priority, request_id=name)
+        new = await self._prepared(new)
         mailbox = Mailbox(self._postman())
         is_over = False
         try:
@@ -101,6 +102,10 @@ class AsyncEngine:
         finally:
             if not is_over:
                 self._host.abort(name, mailbox.put)
+
+    async def _prepared(self, new: NewRequest) -> NewRequest:
+        """The same, with what may take long done beside the engine; ValueError if it is bad."""
+        return new
 
     async def abort(self, request_id: str) -> bool:
         """End a request: its iterator gets a last output with finish_reason "abort".

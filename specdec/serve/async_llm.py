@@ -6,8 +6,10 @@ async with AsyncLLM("path/to/target", {"model": "path/to/eagle3"}) as llm:
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -18,13 +20,16 @@ from specdec.kernels.compilations import compilations
 from specdec.llm import LLM
 from specdec.options import EngineOptions, with_signature
 from specdec.requests.chat_format import ChatFormat, Conversation
-from specdec.requests.intake import Prompt
+from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
+from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_thread import EngineThread
+
+LONG_TEXT = 4096  # characters that take longer to encode than a step
 
 
 class AsyncLLM(AsyncEngine):
@@ -45,6 +50,8 @@ class AsyncLLM(AsyncEngine):
         self._thread = EngineThread(self.llm.engine)
         self._facts = EngineFacts.of(self.llm)
         self._num_compiled = compilations().unexpected.total()
+        self._encoder: Tokenizer | None = None  # for long texts, once there was one
+        self._encoder_lock = threading.Lock()
         super().__init__(self._thread)
 
     @property
@@ -86,13 +93,35 @@ class AsyncLLM(AsyncEngine):
             chat_template_kwargs=chat_template_kwargs,
         )
         text = await asyncio.to_thread(tokenizer.write_chat, messages, form)
-        # in the engine's thread, which uses the tokenizer too
-        ids = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
+        if len(text) >= LONG_TEXT:
+            ids = await asyncio.to_thread(self._encode, text, adds_special=False)
+        else:  # in the engine's thread, which uses the tokenizer too
+            ids = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
         prompt: Prompt = {"prompt": text, "prompt_token_ids": ids}
         outputs = self.generate(prompt, sampling_params, request_id, priority)
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
+
+    async def _prepared(self, new: NewRequest) -> NewRequest:
+        """With the ids of a long text, and with its grammar compiled: no step waits for these."""
+        text = new.prompt
+        if isinstance(text, Mapping) and set(text) == {"prompt"}:
+            text = text["prompt"]
+        if isinstance(text, str) and len(text) >= LONG_TEXT:
+            ids = await asyncio.to_thread(self._encode, text, adds_special=True)
+            new = replace(new, prompt={"prompt": text, "prompt_token_ids": ids})
+        if isinstance(new.params, SamplingParams) and new.params.structured_outputs is not None:
+            await asyncio.to_thread(self.llm.engine.intake.guide, new.params)
+        return new
+
+    def _encode(self, text: str, adds_special: bool) -> list[int]:
+        """By a tokenizer of its own: who holds the engine's holds up the texts that it writes."""
+        with self._encoder_lock:
+            if self._encoder is None:
+                self._encoder = Tokenizer(self.llm.tokenizer.directory)
+            encoder = self._encoder
+        return encoder.encode(text) if adds_special else encoder.encode_word(text)
 
     def get_tokenizer(self) -> Any:
         """The tokenizer of transformers. The engine's thread uses it too: copy it before use."""

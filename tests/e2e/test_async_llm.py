@@ -15,11 +15,16 @@ import pytest
 import torch
 
 from specdec import LLM, AsyncLLM, EngineDeadError, RequestOutput, SamplingParams
+from specdec.guided.guides import Guides
+from specdec.requests.structured_outputs import StructuredOutputsParams
+from specdec.requests.tokenizer import Tokenizer
+from specdec.serve import async_llm
 from specdec.serve.async_engine import Mailbox, Postman
 
 ROOT = Path(__file__).parents[2]
 NUM_TOKENS = 24
 DRAFT = {"model": "demo", "num_speculative_tokens": 3}
+TEMPLATE = "{{ messages[0].content }}"
 OPTIONS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 320, "async_scheduling": True}
 
 
@@ -73,6 +78,58 @@ def fail_in_rounds(llm, monkeypatch, error):
         return real(rows, *args, **options)
 
     monkeypatch.setattr(llm.llm.engine.runner, "run_step", run_step)
+
+
+@pytest.mark.parametrize(
+    "ask, owner, name",
+    [
+        ("text", Tokenizer, "encode"),
+        ("dict", Tokenizer, "encode"),
+        ("chat", Tokenizer, "encode_word"),
+        ("grammar", Guides, "compile"),
+    ],
+)
+def test_steps_go_on_while_a_request_is_read(
+    shared, demo_llm, greedy, monkeypatch, ask, owner, name
+):
+    """What reads it waits for tokens of another request; in the engine's thread, in vain."""
+    text = "def add(first, second):"
+    grammar = StructuredOutputsParams(choice=["one", "two"])
+    params = (
+        greedy(8)
+        if ask != "grammar"
+        else SamplingParams(temperature=0.0, structured_outputs=grammar)
+    )
+    monkeypatch.setattr(async_llm, "LONG_TEXT", len(text) if ask != "grammar" else 4096)
+    grown, real = threading.Event(), getattr(owner, name)
+
+    def waiting(*given, **more):
+        assert grown.wait(timeout=20), f"no step while {name} ran"
+        return real(*given, **more)
+
+    def begin(llm):
+        if ask == "chat":
+            return llm.chat([{"role": "user", "content": text}], params, chat_template=TEMPLATE)
+        return llm.generate({"prompt": text} if ask == "dict" else text, params)
+
+    async def both():
+        async with aclosing(shared.generate([5, 6, 7], greedy(200))) as outputs:
+            await anext(outputs)
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, waiting)
+                task = asyncio.create_task(last_of(begin(shared)))
+                for _ in range(3):
+                    await anext(outputs)
+                grown.set()
+                return await task
+
+    found = asyncio.run(both())
+    template = {"chat_template": TEMPLATE} if ask == "chat" else {}
+    alone = demo_llm("demo", 3)
+    how = alone.chat if ask == "chat" else alone.generate
+    [expected] = how([{"role": "user", "content": text}] if template else text, params, **template)
+    assert found.outputs == expected.outputs
+    assert (found.prompt, found.prompt_token_ids) == (expected.prompt, expected.prompt_token_ids)
 
 
 def test_concurrent_requests_give_what_generate_gives(shared, demo_llm, greedy, prompts):

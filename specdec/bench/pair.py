@@ -31,8 +31,9 @@ class EngineSpec:
     is_adaptive: K is the most drafts, and as many are made as pay; on a GPU with graphs. tree: of K
     levels, with is_adaptive where it pays; None: chains. confidence_threshold: of the draft, 0: it
     never stops; with is_adaptive it is the one that pays.
-    max_tokens: the longest request, prompt and answer; None: max_model_len. request_sizes: of full
-    graphs; None: the default ones. has_prefill_graphs: off, since few suites time prompts and
+    max_tokens: prompt and answer of a request, in the mean at least: the cache has room for
+    max_num_seqs of them; None: max_model_len. request_sizes: of full graphs; None: the default
+    ones. has_prefill_graphs: off, since few suites time prompts and
     capturing takes time.
     """
 

@@ -23,6 +23,7 @@ from specdec.bench.trees import trees
 from specdec.bench.zero import zero
 from specdec.config import AUTO
 from specdec.engine import Engine
+from specdec.sizes import BLOCK_SIZE
 from specdec.step import PHASES
 
 MOST_CONTEXT = 131072  # tokens of all requests of the suite context
@@ -80,24 +81,37 @@ def _columns(spread: Spread) -> Row:
 
 
 def context(bench: Bench) -> Iterator[Row]:
-    """Rounds after long prompts, the pair's prompts joined; outputs are compared too."""
+    """Rounds after long prompts, the pair's prompts joined; outputs are compared too.
+
+    All requests as long, and one as long as the longest among the shortest ones.
+    """
     options = bench.options
     room = max(tokens_needed(options.num_rounds, max(bench.ks)), options.max_tokens)
     longest = bench.pair.target.config.max_position_embeddings - room
-    plain: dict[tuple[int, int], list[list[int]]] = {}
+    plain: dict[tuple[int, ...], list[list[int]]] = {}
     for K, batch in [(K, batch) for K in bench.ks for batch in options.batches]:
-        lengths = [n for n in options.contexts if n <= longest and n * batch <= MOST_CONTEXT]
-        if not lengths or not bench.has_time(f"context: K = {K}, batch {batch}"):
+        contexts = [n for n in options.contexts if n <= longest]
+        ways = [[n] * batch for n in contexts]
+        if batch > 1 and len(contexts) > 1:
+            ways.append([max(contexts)] + [min(contexts)] * (batch - 1))
+        ways = [lengths for lengths in ways if sum(lengths) <= MOST_CONTEXT]
+        if not ways or not bench.has_time(f"context: K = {K}, batch {batch}"):
             continue
         spec = EngineSpec(
-            num_speculative_tokens=K, max_num_seqs=batch, max_model_len=lengths[-1] + room
+            num_speculative_tokens=K,
+            max_num_seqs=batch,
+            max_model_len=max(map(max, ways)) + room,
+            max_tokens=-(-max(map(sum, ways)) // batch) + room + BLOCK_SIZE,
         )
         engine = bench.pair.engine(spec)
-        for length in lengths:
-            prompts = [turned(bench.pair.prompts, i, length) for i in range(batch)]
+        for lengths in ways:
+            prompts = [turned(bench.pair.prompts, i, length) for i, length in enumerate(lengths)]
             outputs = serve(engine, prompts, batch, min(options.max_tokens, 64)).token_ids
-            known = plain.setdefault((batch, length), outputs)
-            yield Row(context=length) | _context_row(bench, engine, K, prompts, outputs, known)
+            known = plain.setdefault(tuple(lengths), outputs)
+            yield (
+                {"longest_context": max(lengths), "shortest_context": min(lengths)}
+                | _context_row(bench, engine, K, prompts, outputs, known)
+            )
         bench.pair.drop(spec)
 
 

@@ -211,8 +211,11 @@ def test_phases_of_a_round_add_up_to_it(bench):
 
 
 def test_every_other_suite_runs(bench):
-    contexts = [(row["context"], row["batch"]) for row in suites.context(bench)]
-    assert contexts == [(70, 1), (70, 2)] * 2
+    bench.options = replace(bench.options, contexts=(30, 70))
+    names = ("longest_context", "shortest_context", "batch")
+    contexts = [tuple(row[name] for name in names) for row in suites.context(bench)]
+    one, two = [(30, 30, 1), (70, 70, 1)], [(30, 30, 2), (70, 70, 2), (70, 30, 2)]
+    assert contexts == [*one, *two] * 2
     assert [row["batch"] for row in suites.batch(bench)] == [1, 2, 1, 2]
     assert [row["when"] for row in suites.memory(bench)][-1] == "after clear_graphs"
     for of_a_gpu_only in (suites.capture, suites.exactness, suites.prefill):

@@ -4,11 +4,11 @@ from specdec.kernels import jit, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts
-from specdec.kernels.attention.splits import no_keys, split_of
+from specdec.kernels.attention.splits import split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.head_columns import columns, inside_columns
+from specdec.kernels.head_columns import block_of, columns
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
 
 COMBINERS = 264  # programs for long slots: two a multiprocessor
@@ -45,14 +45,17 @@ def _combine_kernel(
     FEW: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    begin(PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
-            return
+    let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    parts = acc_ptr, stats_ptr, (t * H + head) * NS
-    combine_row(out_ptr, t, head, tl.load(positions_ptr + t), parts, H, C, FEW, MANY)
+    position = tl.load(positions_ptr + t, cache_modifier=".cg")
+    is_needed = True
+    if needed_ptr is not None:
+        is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
+    wait_for_inputs(PDL)
+    if is_needed:
+        parts = acc_ptr, stats_ptr, (t * H + head) * NS
+        combine_row(out_ptr, t, head, position, parts, H, C, FEW, MANY)
 
 
 def prepare_combine_long(given: Pass) -> Repeated:
@@ -105,15 +108,13 @@ def _combine_long_kernel(
     FEW: tl.constexpr,
     MANY: tl.constexpr,
 ):
-    begin(PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
-            return
+    let_the_next_start(PDL)
     last_of_slots = last_positions((positions_ptr, starts_ptr, B, query_len), IS_UNIFORM, SLOTS)
-    if tl.max(last_of_slots, axis=0) < alone_keys:
-        return
     is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
     num_items = tl.sum(is_shared_slot.to(tl.int32), axis=0) * query_len * H
+    if needed_ptr is not None:
+        num_items = tl.where(tl.load(needed_ptr, cache_modifier=".cg") == 0, 0, num_items)
+    wait_for_inputs(PDL)
     # each takes its items of all rows and heads
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         part_row = item // H
@@ -123,7 +124,8 @@ def _combine_long_kernel(
         t = (start + part_row % query_len).to(tl.int64)
         if t < end:
             parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + item % H) * NS
-            combine_row(out_ptr, t, item % H, tl.load(positions_ptr + t), parts, H, C, FEW, MANY)
+            position = tl.load(positions_ptr + t)
+            combine_row(out_ptr, t, item % H, position, parts, H, C, FEW, MANY)
 
 
 @jit
@@ -140,14 +142,15 @@ def combine_row(
 ):
     """Finish one head of a row: add up its partial results. t: int64. where: their memory."""
     acc_ptr, stats_ptr, at = where
-    one = tl.arange(0, 1)
-    parts = acc_ptr, stats_ptr, at + one, one == 0
-    num_parts = split_of(position) + 1
-    peak, total, acc = no_keys(1, C)
+    parts = acc_ptr, stats_ptr, at, True
+    num_parts = (split_of(position) + 1).to(tl.int32)
+    c = columns(C)
+    peak = tl.full((), float("-inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    acc = tl.zeros((block_of(C),), tl.float32)
     if num_parts > 2 * FEW:
         peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, MANY)
     else:
         peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, FEW)
-    out_at = (t * H + head + one)[:, None] * C + columns(C)[None, :]
-    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_at, out, mask=inside_columns(one == 0, C))
+    out = (acc / total).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (t * H + head) * C + c, out, mask=c < C)

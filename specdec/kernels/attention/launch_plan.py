@@ -20,13 +20,18 @@ MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at p
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
 FEW = 32  # programs up to which smaller tiles make more of them
+# (programs, warps of each) that share splits: 8 on each of 132 multiprocessors. Of several slots
+# one may be much longer than the others, whose programs end early: then twice as many, of half the
+# warps.
+SHARERS = 1056, 4
+RAGGED_SHARERS = 2112, 2
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 # (programs, warps of each) for paths' last keys: of many programs more fit a multiprocessor with
 # fewer warps. Measured: 64 to 256, 512 and 1,024 programs. More than these have MANY_TAILS_WARPS,
-# or 4 where a key has more than LONG_KEY bytes, of which two warps would not hold a tile.
+# or 4 where a key has more than SMALL_KEY bytes.
 TAIL_WARPS = ((128, 8), (264, 4))
 MANY_TAILS_WARPS = 2
-LONG_KEY = 256
+SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
 PROMPT_MORE_THAN: int | None = 512
@@ -51,14 +56,16 @@ class Launch(NamedTuple):
     query_tiles: int  # of all batch slots
     usual_tiles: int  # of these, those that have rows, more or less
     is_split: bool  # programs share the splits of each query tile; else one walks them all
+    sharers: int  # as many, of each query tile and kv head
+    walk_warps: int  # of each program that shares or walks
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
     tail_warps: int  # of each program for a path's last keys; 0: there are no paths
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, int, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
-        return self.tile, self.is_split, self.slots, self.tail_warps
+        return self.tile, self.is_split, self.walk_warps, self.slots, self.tail_warps
 
 
 def plan_launch(
@@ -85,16 +92,39 @@ def plan_launch(
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
     is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
-    slots = max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1
-    tail_warps = _tail_warps(B * max_query_len * heads.G, heads) if has_paths else 0
+    is_ragged = may_be_long and B > 1 and not has_paths and is_small(tile, heads)
+    sharers, walk_warps = 1, tile.num_warps
+    if is_split:
+        programs, walk_warps = RAGGED_SHARERS if is_ragged else SHARERS
+        sharers = -(-programs // (usual_tiles * heads.G))
     return Launch(
-        tile, tokens, tiles, B * tiles, usual_tiles, is_split, is_helped, slots, tail_warps
+        tile,
+        tokens,
+        tiles,
+        query_tiles=B * tiles,
+        usual_tiles=usual_tiles,
+        is_split=is_split,
+        sharers=sharers,
+        walk_warps=walk_warps,
+        is_helped=is_helped,
+        slots=max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1,
+        tail_warps=_tail_warps(B * max_query_len * heads.G, heads) if has_paths else 0,
     )
+
+
+def is_small(tile: QueryTile, heads: Heads) -> bool:
+    """Whether two warps have the registers for a tile of queries and one of keys."""
+    return tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
+
+
+def stages_of_long_loops(heads: Heads) -> int:
+    """Of loops over many tiles: two of keys and values on their way, where these are small."""
+    return 5 if heads.C * heads.itemsize <= SMALL_KEY else 2
 
 
 def _tail_warps(num_programs: int, heads: Heads) -> int:
     """Of each program for a path's last keys."""
-    many = 4 if heads.C * heads.itemsize > LONG_KEY else MANY_TAILS_WARPS
+    many = 4 if heads.C * heads.itemsize > SMALL_KEY else MANY_TAILS_WARPS
     return next((warps for most, warps in TAIL_WARPS if num_programs <= most), many)
 
 

@@ -12,27 +12,27 @@ slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the l
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.launch_plan import is_small, stages_of_long_loops
 from specdec.kernels.attention.parts import store_part
-from specdec.kernels.attention.splits import attend_split, split_of, split_start
-from specdec.kernels.attention.tile_rows import load_queries, rows_of_slot, tile_of
+from specdec.kernels.attention.splits import attend_split, split_of
+from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin_beside
 from specdec.kernels.repeated import Repeated
 
-# Programs that share the splits of long slots: three a multiprocessor, whose threads may take so
-# many registers, where query tiles and keys are small; else two. Measured on an H200.
-SMALL_HELPERS, REGISTERS = 396, 168
-HELPERS = 264
-SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile, bytes of a key: more would not fit the registers
+# Programs that share the splits of long slots, and the warps of each: three a multiprocessor where
+# these hold a tile of queries and one of keys; else two. Measured on an H200.
+SMALL_HELPERS = 396, 2
+HELPERS = 264, 4
 
 
 def prepare_share_long(given: Pass) -> Repeated:
     """For the query tiles of long slots: programs share their splits, and leave partial results."""
     plan, heads = given.plan, given.heads
-    is_small = plan.tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
+    helpers, num_warps = SMALL_HELPERS if is_small(plan.tile, heads) else HELPERS
     return Repeated(
         _share_long_kernel,
-        (SMALL_HELPERS if is_small else HELPERS, 1, 1),
+        (helpers, 1, 1),
         then=(
             *given.requests(),
             plan.tiles,
@@ -49,9 +49,8 @@ def prepare_share_long(given: Pass) -> Repeated:
             "SKIP": plan.tile.skips_masks,
         },
         options={
-            "num_warps": 4,
-            "num_stages": 2,
-            "maxnreg": REGISTERS if is_small else None,
+            "num_warps": num_warps,
+            "num_stages": stages_of_long_loops(heads),
             **given.options,
         },
     )
@@ -101,46 +100,52 @@ def _share_long_kernel(
     TOKENS: tl.constexpr,
     SKIP: tl.constexpr,
 ):
-    begin_beside(0, PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
-            return
     slots = positions_ptr, starts_ptr, B, query_len
     last_of_slots = last_positions(slots, IS_UNIFORM, SLOTS)
-    if tl.max(last_of_slots, axis=0) < alone_keys:
-        return
-    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
     is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
-    splits = tl.where(is_shared_slot, split_of(last_of_slots) + 1, 0).to(tl.int32)
-    ends = tl.cumsum(splits * (tiles * G), axis=0)
-    num_items = tl.max(ends, axis=0)
+    last_of_slots = tl.where(is_shared_slot, last_of_slots, -1)
+    in_turn = tl.sum(is_shared_slot.to(tl.int32), axis=0) * tiles * G
+    if needed_ptr is not None:
+        in_turn = tl.where(tl.load(needed_ptr, cache_modifier=".cg") == 0, 0, in_turn)
+    shared = last_of_slots, place, in_turn, tiles
+    num_items = (split_of(tl.maximum(tl.max(last_of_slots, axis=0), 0)) + 1) * in_turn
     programs = tl.num_programs(0)
-    # Each takes its items of all splits, query tiles and kv heads. A slot's last splits are the
-    # longest, and come first; every other turn goes backwards: who had more keys then has fewer.
-    for turn in range(0, num_items, programs):
-        is_back = turn // programs % 2 == 1
-        item = turn + tl.where(is_back, programs - 1 - tl.program_id(0), tl.program_id(0))
+    begin_beside(0, PDL)
+    # Each takes its items of all splits, query tiles and kv heads. First come the last splits of
+    # all slots, which are the longest, then those before them; every other round of items goes
+    # backwards: a program that had more keys then has fewer.
+    for start in range(0, num_items, programs):
+        is_back = start // programs % 2 == 1
+        item = start + tl.where(is_back, programs - 1 - tl.program_id(0), tl.program_id(0))
         if item < num_items:
-            is_before = ends <= item
-            b = tl.sum(is_before.to(tl.int32), axis=0)
-            at = item - tl.max(tl.where(is_before, ends, 0), axis=0)
-            rank = tl.max(tl.where(is_before & is_shared_slot, place + 1, 0), axis=0)
-            end = tl.min(tl.where(is_before, num_items, ends), axis=0)
-            split = (end - item - 1) // (tiles * G)
-            tile = at // G % tiles
-            g = at % G
-            row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-            t, head, inside, position, first, last = tile_of(
-                row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
-            )
-            if split_start(split) <= last:
-                q, keys = load_queries(b, t, head, inside, memory, H, C)
+            rank, b, split, tile, g = _place_of(item, shared, G, SLOTS)
+            if split >= 0:
+                row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+                t, head, inside, position, first, last = tile_of(
+                    row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+                )
+                q = load_queries(q_ptr, t, head, inside, H, C)
+                keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
                 peak, total, acc = attend_split(
                     q, keys, position, first, last, split, scale, g, G, S, C, SKIP
                 )
                 part_row = rank * query_len + t - row_start
                 part_at = (part_row.to(tl.int64) * H + head) * NS
                 store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
+
+
+@jit
+def _place_of(item, shared, G: tl.constexpr, SLOTS: tl.constexpr):
+    """Of an item: its slot among the long ones and among all, split, query tile and kv head.
+
+    The split is negative where the slot has fewer than others.
+    """
+    last_of_slots, place, in_turn, tiles = shared
+    rank = item % in_turn // (tiles * G)
+    is_here = (last_of_slots >= 0) & (place == rank)
+    b = tl.max(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
+    last = tl.max(tl.where(is_here, last_of_slots, -1), axis=0)
+    return rank, b, split_of(last) - item // in_turn, item // G % tiles, item % G
 
 
 @jit

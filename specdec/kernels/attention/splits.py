@@ -15,31 +15,31 @@ from specdec.kernels import jit, tl
 from specdec.kernels.head_columns import block_of, columns, inside_columns
 from specdec.kernels.invariant import ROWS, blocked_exp, tree_sum
 
-SPLITS_OF_ONE_TILE = 16  # the first ones
-
 
 def num_splits(num_keys: int) -> int:
     """How many splits cover this many keys; the inverse of `split_start`."""
-    low = min(num_keys, 1024)
-    middle = min(max(num_keys - 1024, 0), 7168)
-    high = max(num_keys - 8192, 0)
-    return -(-low // 64) + -(-middle // 256) + -(-high // 512)
+    sizes = (64, min(num_keys, 1024)), (128, 3072), (256, 4096), (512, num_keys)
+    count = 0
+    for size, keys in sizes:
+        count += -(-min(num_keys, keys) // size)
+        num_keys = max(num_keys - keys, 0)
+    return count
 
 
 @jit
 def split_start(split):
     """First key of a split; any number of splits."""
-    middle = 1024 + (split - 16) * 256
-    high = 8192 + (split - 44) * 512
-    return tl.where(split < 16, split * 64, tl.where(split < 44, middle, high))
+    start = tl.where(split < 16, split * 64, 1024 + (split - 16) * 128)
+    start = tl.where(split < 40, start, 4096 + (split - 40) * 256)
+    return tl.where(split < 56, start, 8192 + (split - 56) * 512)
 
 
 @jit
 def split_of(key):
     """The split that holds a key."""
-    middle = 16 + (key - 1024) // 256
-    high = 44 + (key - 8192) // 512
-    return tl.where(key < 1024, key // 64, tl.where(key < 8192, middle, high))
+    split = tl.where(key < 1024, key // 64, 16 + (key - 1024) // 128)
+    split = tl.where(key < 4096, split, 40 + (key - 4096) // 256)
+    return tl.where(key < 8192, split, 56 + (key - 8192) // 512)
 
 
 @jit
@@ -81,31 +81,32 @@ def attend_split(
 
 
 @jit
-def attend_first_splits(
-    q,
-    keys,
-    position,
-    last,
-    scale,
-    g,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    NUM: tl.constexpr,
+def attend_all(
+    q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr
 ):
-    """Of the keys of the first NUM splits, which have one tile each, all added up.
+    """Of all keys, split by split: peak, total and weighted values, as of `attend_split`.
 
-    In one loop, so that the tiles of the next split are on their way while one is taken in.
+    In one loop, so that the next tiles are on their way across the borders of splits, too.
     """
     peak, total, acc = no_keys(q.shape[0], C)
+    none, nothing, zeros = no_keys(q.shape[0], C)
+    part_peak, part_total, part_acc = none, nothing, zeros
     s = tl.arange(0, S)
-    for at in range(0, tl.minimum(last + 1, NUM * S), S):
+    for at in range(0, last + 1, S):
         k, v = load_keys(keys, at, last, g, G, S, C, True)
+        is_border = split_start(split_of(at)) == at
+        with_part = add_part(peak, total, acc, part_peak, part_total, part_acc)
+        peak = tl.where(is_border, with_part[0], peak)
+        total = tl.where(is_border, with_part[1], total)
+        acc = tl.where(is_border, with_part[2], acc)
+        part_peak = tl.where(is_border, none, part_peak)
+        part_total = tl.where(is_border, nothing, part_total)
+        part_acc = tl.where(is_border, zeros, part_acc)
         is_seen = (at + s)[None, :] <= position[:, None]
-        none, nothing, zeros = no_keys(q.shape[0], C)
-        part = attend_tile(q, k, v, is_seen, scale, none, nothing, zeros)
-        peak, total, acc = add_part(peak, total, acc, part[0], part[1], part[2])
-    return peak, total, acc
+        part_peak, part_total, part_acc = attend_tile(
+            q, k, v, is_seen, scale, part_peak, part_total, part_acc
+        )
+    return add_part(peak, total, acc, part_peak, part_total, part_acc)
 
 
 @jit
@@ -172,11 +173,16 @@ def weigh_tile(scores, v, peak, total, acc):
 
 @jit
 def add_part(peak, total, acc, part_peak, part_total, part_acc):
-    """A partial result and one of later keys, of the same rows [rows, C], as one."""
+    """A partial result and one of later keys, of the same rows, as one: acc [rows, C].
+
+    Or of one row, whose peak and total are numbers: acc [C].
+    """
     decay, weight, peak = weigh(peak, part_peak)
     total = tl.fma(total, decay, part_total * weight)
-    decays = tl.broadcast_to(decay[:, None], acc.shape)
-    return peak, total, tl.fma(acc, decays, part_acc * weight[:, None])
+    if len(acc.shape) == 2:
+        decay, weight = decay[:, None], weight[:, None]
+    decays = tl.broadcast_to(decay, acc.shape)
+    return peak, total, tl.fma(acc, decays, part_acc * weight)
 
 
 @jit

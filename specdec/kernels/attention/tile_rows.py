@@ -45,11 +45,15 @@ def tile_of(
 
 
 @jit
-def load_queries(b, t, head, inside, memory, H: tl.constexpr, C: tl.constexpr):
-    """Queries [rows, block of C] of a slot's query tile; the caches and its request's blocks."""
-    q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M = memory
+def keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M):
+    """The caches, and the blocks of a slot's request."""
+    row = tl.load(idx_ptr + b, cache_modifier=".cg")
+    return k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M
+
+
+@jit
+def load_queries(q_ptr, t, head, inside, H: tl.constexpr, C: tl.constexpr):
+    """Queries [rows, block of C] of a query tile."""
     q_at = (t * H + head)[:, None] * C + columns(C)[None, :]
     is_there = inside_columns(inside, C)
-    q = tl.load(q_ptr + q_at, mask=is_there, other=0.0, cache_modifier=".cg")
-    row = tl.load(idx_ptr + b, cache_modifier=".cg")
-    return q, (k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M)
+    return tl.load(q_ptr + q_at, mask=is_there, other=0.0, cache_modifier=".cg")

@@ -8,42 +8,35 @@ programs leave partial results too (path_tails.py). Tiles of long slots may be l
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.launch_plan import stages_of_long_loops
 from specdec.kernels.attention.long_slots import is_shared
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.splits import (
-    SPLITS_OF_ONE_TILE,
     add_part,
-    attend_first_splits,
+    attend_all,
     attend_split,
     no_keys,
     split_of,
     split_start,
 )
-from specdec.kernels.attention.tile_rows import load_queries, rows_of_slot, tile_of
+from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin_beside, end_beside
 from specdec.kernels.repeated import Repeated
 
-PROGRAMS = 1056  # enough to fill a GPU: 8 on each of 132 multiprocessors
-# measured on an H200
-AHEAD_STAGES = 5  # of a walk over all splits: two tiles of keys and values at a time
-AHEAD_BYTES = 256  # of a key, where two tiles leave room for other programs
-
 
 def prepare_walk(given: Pass) -> Repeated:
     """For each query tile and kv head: one program, or as many as share its splits."""
     rows, plan, heads = given.rows, given.plan, given.heads
-    sharers = -(-PROGRAMS // (plan.usual_tiles * heads.G))
-    walks = not plan.is_split and rows.paths is None and not plan.tile.skips_masks
-    has_room = heads.C * heads.itemsize <= AHEAD_BYTES
+    in_one_loop = not plan.is_split and rows.paths is None and not plan.tile.skips_masks
     follows = plan.is_split or rows.paths is not None or not rows.is_beside
     return Repeated(
         _paged_attention_kernel,
         (
             plan.query_tiles,
             heads.G,
-            min(given.parts.num_splits, sharers) if plan.is_split else 1,
+            min(given.parts.num_splits, plan.sharers) if plan.is_split else 1,
         ),
         then=(
             *given.requests(),
@@ -64,11 +57,11 @@ def prepare_walk(given: Pass) -> Repeated:
             "TOKENS": plan.tokens,
             "HAS_PATHS": rows.paths is not None,
             "SKIP": plan.tile.skips_masks,
-            "AHEAD": SPLITS_OF_ONE_TILE if walks else 0,
+            "IN_ONE_LOOP": in_one_loop,
         },
         options={
-            "num_warps": plan.tile.num_warps,
-            "num_stages": AHEAD_STAGES if walks and has_room else 2,
+            "num_warps": plan.walk_warps,
+            "num_stages": stages_of_long_loops(heads) if in_one_loop else 2,
             **given.options,
         },
     )
@@ -125,57 +118,54 @@ def _paged_attention_kernel(
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
     SKIP: tl.constexpr,
-    AHEAD: tl.constexpr,
+    IN_ONE_LOOP: tl.constexpr,
 ):
-    begin_beside(is_beside, PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr, cache_modifier=".cg") == 0:
-            end_beside(PDL)
-            return
     b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     g = tl.program_id(1)
     turn = tl.program_id(2) if IS_SPLIT else 0
     sharers = tl.num_programs(2) if IS_SPLIT else 1
     slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    if row_start + tile * TOKENS >= row_end:
-        end_beside(PDL)
-        return
+    is_busy = row_start + tile * TOKENS < row_end
+    if needed_ptr is not None:
+        is_busy = is_busy & (tl.load(needed_ptr, cache_modifier=".cg") != 0)
     if IS_HELPED:  # noqa: SIM102  # what is compiled
-        if is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS):
-            end_beside(PDL)
-            return
+        if is_busy:
+            is_busy = is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS) == 0
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
     )
     if HAS_PATHS:  # only whole tiles of shared keys
-        path_tile = tl.load(path_starts_ptr + b) // S * S
+        path_tile = tl.load(path_starts_ptr + b, cache_modifier=".cg") // S * S
         last = tl.minimum(last, path_tile - 1)
-    if IS_SPLIT and split_start(turn) > last:
+    if IS_SPLIT:
+        is_busy = is_busy & (split_start(turn) <= last)
+    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+    begin_beside(is_beside, PDL)
+    if not is_busy:
+        end_beside(PDL)
         return
-    memory = q_ptr, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
-    q, keys = load_queries(b, t, head, inside, memory, H, C)
-    if AHEAD > 0:
-        peak, total, acc = attend_first_splits(q, keys, position, last, scale, g, G, S, C, AHEAD)
-        turn += AHEAD
+    q = load_queries(q_ptr, t, head, inside, H, C)
+    parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    if IN_ONE_LOOP:
+        peak, total, acc = attend_all(q, keys, position, last, scale, g, G, S, C)
     else:
         peak, total, acc = no_keys(TOKENS * GROUP, C)
-    parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
-    end_of_walk = last + 1
-    if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile
-        end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
-    while split_start(turn) < end_of_walk:
-        split = turn
-        if IS_SPLIT:  # the longest ones first: at the end all programs are busy
-            split = split_of(last) - turn
-        part_peak, part_total, part_acc = attend_split(
-            q, keys, position, first, last, split, scale, g, G, S, C, SKIP
-        )
-        if IS_SPLIT:
-            store_part(parts, split, part_peak, part_total, part_acc, C)
-        else:
-            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
-        turn += sharers
+        end_of_walk = last + 1
+        if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile
+            end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
+        while split_start(turn) < end_of_walk:
+            split = turn
+            if IS_SPLIT:  # the longest ones first: at the end all programs are busy
+                split = split_of(last) - turn
+            part_peak, part_total, part_acc = attend_split(
+                q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+            )
+            if IS_SPLIT:
+                store_part(parts, split, part_peak, part_total, part_acc, C)
+            else:
+                peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+            turn += sharers
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
         peak, total, acc = attend_split(

@@ -24,8 +24,8 @@ RAGGED = (130, 10, 300, 128, 5, 64), (2, 3, 6, 2, 0, 3)
 def few_helpers(monkeypatch):
     """Each has several items, and splits of 64 keys are enough to be long."""
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", 128)
-    monkeypatch.setattr(long_slots, "SMALL_HELPERS", 3)
-    monkeypatch.setattr(long_slots, "HELPERS", 3)
+    monkeypatch.setattr(long_slots, "SMALL_HELPERS", (3, 2))
+    monkeypatch.setattr(long_slots, "HELPERS", (3, 4))
     monkeypatch.setattr(combine, "COMBINERS", 2)
 
 
@@ -139,7 +139,7 @@ def test_the_interpreter_gives_equal_bits_around_every_border(
     exact_interpreter, monkeypatch, dtype, C, alone_keys
 ):
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", alone_keys)
-    for lengths in ((2047, 5, 2048, 1, 2049, 6), (8191, 9, 8193, 10, 1281, 11), (8705, 9, 7)):
+    for lengths in ((4095, 5, 4096, 1, 4097, 6), (8191, 9, 8193, 10, 1153, 11), (8705, 9, 7)):
         extents = lengths, (4, 4, 3, 1, 4, 2)[: len(lengths)]
         sizes = {"group": 2, "G": 1, "C": C, "dtype": dtype, "device": "cpu"}
         q, cache, rows = case("normal", extents, **sizes)
@@ -159,10 +159,10 @@ def test_a_gpu_gives_equal_bits_around_every_border(
 ):
     torch.manual_seed(0)
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", alone_keys)
-    monkeypatch.setattr(long_slots, "SMALL_HELPERS", helpers)
-    monkeypatch.setattr(long_slots, "HELPERS", helpers)
+    monkeypatch.setattr(long_slots, "SMALL_HELPERS", (helpers, 2))
+    monkeypatch.setattr(long_slots, "HELPERS", (helpers, 4))
     monkeypatch.setattr(combine, "COMBINERS", helpers)
-    lengths = (32768, 2047, 8193, 2049, 2048, 1025, 8192, 1281, 9000, *range(300, 325))
+    lengths = (32768, 4095, 8193, 4097, 4096, 1025, 8192, 1153, 9000, *range(300, 325))
     sizes = {"group": 4, "G": 8, "C": C, "dtype": BF16, "device": "cuda"}
     q, cache, rows = case("normal", (lengths, query_lens), **sizes)
     expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)

@@ -18,7 +18,7 @@ from specdec.kernels.attention.query_tiles import Heads, QueryTile
 from specdec.kernels.attention.twin import paged_attention_ref
 from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 
-BORDERS = (63, 64, 65, 1023, 1024, 1025, 1280, 8191, 8192, 8193, 8704)
+BORDERS = (63, 64, 65, 1023, 1024, 1025, 1152, 4096, 4352, 8191, 8192, 8193, 8704)
 GROUPS = (1, 2, 4, 5, 7, 8)
 FP16, BF16 = torch.float16, torch.bfloat16
 # each group compiles some nine kernels

@@ -19,7 +19,7 @@ from tests.specdec.kernels.test_query_tiles import BF16, FP16, FP32, difference
 from tests.specdec.kernels.test_query_tiles import case as rows_of_requests
 
 # lengths of the requests and how many of their last rows ask
-ONE = (63, 64, 65, 127, 128, 300, 1023, 1024, 1025, 4096, 8191, 8193)
+ONE = (63, 64, 65, 127, 128, 300, 1023, 1024, 1025, 1153, 4096, 4097, 8191, 8193)
 RAGGED = (1, 65, 1100, 64, 2210, 8260, 130, 1025, 8192), (1, 1, 1100, 64, 129, 70, 6, 2, 1)
 EXTENTS = [
     *(((length,), (length,)) for length in ONE),

@@ -38,7 +38,7 @@ TILES = [
 ]
 # lengths of the requests and how many of their last rows ask: a chunk, and rounds at all borders
 CHUNK = (1100, 64, 2210, 8260), (1100, 64, 129, 70)
-ROUND = (1, 63, 64, 65, 130, 1023, 1024, 1025, 1600, 8191, 8192, 8193, 10300), (1,) * 13
+ROUND = (1, 63, 64, 65, 130, 1023, 1024, 1025, 1153, 4095, 4096, 4353, 8192, 8193, 10300), (1,) * 15
 VERIFY = (8, 63, 64, 65, 70, 1023, 1026, 1030, 8191, 8194, 8198), (6,) * 11
 KINDS = ("normal", "large", "small", "positive", "cancelling", "subnormal")
 EXTENTS = {"chunk": CHUNK, "round": ROUND, "verify": VERIFY}

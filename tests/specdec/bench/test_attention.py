@@ -71,7 +71,7 @@ def test_each_yardstick_computes_the_same_without_our_kernels(device, Q, L, no_k
     unable = {}
     for name, yardstick in found.items():
         try:
-            last = yardstick(q, k, v)()[:, :, -1]
+            last = yardstick(q, k)(q, k, v)[:, :, -1]
         except RuntimeError as error:  # a shape that this kernel does not take
             unable[name] = str(error)
         else:
@@ -82,9 +82,9 @@ def test_each_yardstick_computes_the_same_without_our_kernels(device, Q, L, no_k
 
 
 def test_packed_rows_are_for_rounds():
-    q, k, v = queries("cpu", 66, 66)
+    q, k, _ = queries("cpu", 66, 66)
     with pytest.raises(RuntimeError, match="a prompt needs a mask"):
-        flash_packed(q, k, v)
+        flash_packed(q, k)
 
 
 def test_a_yardstick_that_is_our_kernel_is_caught(no_kernels):
@@ -112,7 +112,7 @@ def test_rounds_prompts_and_trees_have_rows(bench):
 
 
 def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
-    wrong = {"wrong": lambda q, k, v: lambda: torch.zeros_like(q)}
+    wrong = {"wrong": lambda q, k: lambda q, k, v: torch.zeros_like(q)}
     monkeypatch.setattr(suite, "yardsticks", lambda device: wrong)
     row = suite.compared(LayerShape(bench.pair), Job(batch=1, rows=2, context=70), 1e12, 192)
     assert row["errors"] == "wrong: differs from ours by 100.0% of the largest value"

@@ -18,6 +18,7 @@ from specdec.sizes import TreeShape
 from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
 
 MODEL_LEN = 4096
+MOST_CONTEXT = 131072  # tokens of all requests after long prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

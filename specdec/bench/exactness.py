@@ -1,149 +1,149 @@
-"""What exactness costs: the shipped round against the fastest round, exact or not.
+"""What exactness costs: the shipped round or chunk against the fastest one, exact or not.
 
-The others take products from cuBLAS, whose sums change with the number of rows, or let attention
-choose between splits and one program per tile by the number of programs. Each of the three places
-is exchanged alone and with the others; the fastest round is the yardstick. Everything is captured,
-in one process. Attention is ours in all of them, cut in two ways; the suite attention compares it
-with others.
+The others take products from cuBLAS, attention from the yardsticks, or both, inside the same engine
+(exchanges.py): whole captured rounds of requests that all have one length of context, and whole
+eager chunks, nothing composed from parts. Whatever the tokens are then, their number is the same.
+The yardstick is the fastest of those in which something is exchanged, so never the shipped one, and
+its price may be negative.
 """
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from specdec.bench.bench import Bench
-from specdec.bench.pair import EngineSpec
+from specdec.bench.attention_jobs import Job
+from specdec.bench.bench import MOST_CONTEXT, Bench
+from specdec.bench.exchanges import exchanged
+from specdec.bench.pair import EngineSpec, turned
+from specdec.bench.prefill import chunk_ms, chunk_spec
 from specdec.bench.report import Row
 from specdec.bench.rounds import time_rounds, tokens_needed
-from specdec.kernels import best_token, gate_up, jit, linear, tl
-from specdec.kernels.attention import launch_plan
-from specdec.stepping import propose
+from specdec.bench.yardsticks import yardsticks
 
-BLOCK = 1024  # of silu_mul
-Replacement = tuple[object, str, object]  # module, name, what to use instead
-
-
-def cublas_linear(
-    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
-) -> Tensor:
-    if out_dtype == x_TK.dtype:
-        return F.linear(x_TK, weight_NK, bias_N)
-    out_TN = torch.mm(x_TK, weight_NK.t(), out_dtype=out_dtype)
-    return out_TN if bias_N is None else out_TN + bias_N
-
-
-def cublas_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.mm(x_TK, weight_NK.t(), out_dtype=dtype)[None]
-
-
-def cublas_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:
-    return silu_mul(F.linear(x_TD, weight_XD, bias_X))
-
-
-def silu_mul(gate_up_TX: Tensor) -> Tensor:
-    """silu(gate) * up, [T, 2I] to [T, I]: gate columns before up columns."""
-    T, X = gate_up_TX.shape
-    out_TI = torch.empty(T, X // 2, dtype=gate_up_TX.dtype, device=gate_up_TX.device)
-    _silu_mul_kernel[(T, -(-X // 2 // BLOCK))](out_TI, gate_up_TX, X // 2, BLOCK=BLOCK)
-    return out_TI
-
-
-@jit  # type: ignore[untyped-decorator]
-def _silu_mul_kernel(out_ptr, gate_up_ptr, I, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    t = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    gate = tl.load(gate_up_ptr + t * 2 * I + i, mask=i < I, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + t * 2 * I + I + i, mask=i < I, other=0.0).to(tl.float32)
-    y = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out_ptr + t * I + i, y.to(out_ptr.dtype.element_ty), mask=i < I)
-
-
-def cublas_tile_maxima(
-    x_TD: Tensor, weight_VD: Tensor, mask: object = None
-) -> tuple[Tensor, Tensor]:
-    """The best of each part of the vocabulary, for the second kernel of best_token.py."""
-    logits_TV = torch.mm(x_TD, weight_VD.t(), out_dtype=torch.float32)
-    parts = math.gcd(len(weight_VD), 256)
-    best_TP, ids_TP = logits_TV.view(len(x_TD), parts, -1).max(dim=-1)
-    first_P = torch.arange(parts, device=x_TD.device) * (len(weight_VD) // parts)
-    return best_TP.t().contiguous(), (ids_TP + first_P).t().to(torch.int32).contiguous()
-
-
-EXCHANGES: dict[str, list[Replacement]] = {
-    "layers": [
-        (linear, "launch_linear", cublas_linear),
-        (linear, "launch_split_linear", cublas_sums),
-        (gate_up, "launch_gate_up", cublas_gate_up),
-    ],
-    "heads": [
-        (best_token, "launch_tile_maxima", cublas_tile_maxima),
-        (propose, "launch_tile_maxima", cublas_tile_maxima),
-    ],
-    "attention": [(launch_plan, "MAX_SPLIT_TOKENS", 0)],
-}
+Names = tuple[str, ...]  # what is exchanged
+SHIPPED: Names = ()
+OF_ROUNDS: Sequence[Names] = (("layers",), ("heads",), ("layers", "heads"))
+OF_CHUNKS: Sequence[Names] = (("layers",),)
+PROMPTS = (2048, 8192)
 
 
 def exactness(bench: Bench) -> Iterator[Row]:
     """What it costs that rows do not depend on their neighbours. On a GPU only."""
-    for K in bench.ks if bench.pair.device.type == "cuda" else ():
-        bench.pair.drop()
-        for batch in bench.options.batches:
-            if bench.has_time(f"exactness: K = {K}, batch {batch}"):
-                times = {names: _round_ms(bench, K, batch, names) for names in combinations()}
-                yield from compared(K, batch, times)
+    if bench.pair.device.type != "cuda":
+        return
+    bench.pair.drop()
+    options = bench.options
+    for K, batch in [(K, batch) for K in bench.ks for batch in options.batches]:
+        for context in options.contexts:
+            what = f"exactness: K = {K}, batch {batch}, context {context}"
+            room = tokens_needed(options.num_rounds, K)
+            if _is_possible(bench, what, [context] * batch, room):
+                yield from of_rounds(bench, K, batch, context)
+    for length in PROMPTS:
+        if _is_possible(bench, f"exactness: prompt of {length} tokens", [length], 1):
+            yield from of_chunks(bench, max(bench.ks), length)
 
 
-def compared(K: int, batch: int, times: Mapping[tuple[str, ...], float]) -> list[Row]:
-    """Milliseconds by what is exchanged, and the price of the shipped round against each."""
-    shipped = times[()]
-    fastest = min(times.values())
-    return [
-        {
-            "num_speculative_tokens": K,
-            "batch": batch,
-            "exchanged": " + ".join(names) or "nothing (shipped)",
-            "device_round_ms": milliseconds,
-            "price": shipped / milliseconds - 1,
-            "is_yardstick": milliseconds == fastest,
-        }
-        for names, milliseconds in times.items()
-    ]
+def _is_possible(bench: Bench, what: str, lengths: Sequence[int], room: int) -> bool:
+    """If not, note what is left out. lengths: of the prompts; room: after each."""
+    longest = bench.pair.target.config.max_position_embeddings - room
+    if max(lengths) > longest:
+        bench.skipped.append(f"{what}: the target has room for {longest} tokens")
+        return False
+    if sum(lengths) > MOST_CONTEXT:
+        bench.skipped.append(f"{what}: more than {MOST_CONTEXT} tokens")
+        return False
+    return bench.has_time(what)
 
 
-def combinations() -> list[tuple[str, ...]]:
-    """Nothing exchanged, each place, each two, all three."""
-    counts = range(len(EXCHANGES) + 1)
-    return [names for count in counts for names in itertools.combinations(EXCHANGES, count)]
-
-
-def _round_ms(bench: Bench, K: int, batch: int, names: Sequence[str]) -> float:
-    """The median of a captured round with these places exchanged."""
+def of_rounds(bench: Bench, K: int, batch: int, context: int) -> list[Row]:
+    """Captured rounds of requests behind so many tokens of context."""
+    options = bench.options
     pair = bench.pair
-    num_rounds = bench.options.num_rounds
-    prompts = bench.prompts(batch)[:batch]
+    room = tokens_needed(options.num_rounds, K)
+    prompts = [turned(pair.prompts, i, context) for i in range(batch)]
     spec = EngineSpec(
         num_speculative_tokens=K,
         max_num_seqs=batch,
-        max_tokens=max(map(len, prompts)) + tokens_needed(num_rounds, K),
-        max_model_len=bench.options.model_len,
+        max_tokens=context + room,
+        max_model_len=max(options.model_len, context + room),
         request_sizes=(batch,),
     )
-    with exchanged(names):
-        median = time_rounds(pair.engine(spec), prompts, num_rounds).median
-        pair.drop()
-    return median
+    job = Job(batch=batch, rows=K + 1, context=context)
+
+    def time(names: Names) -> float:
+        with exchanged(names, job, pair.device):
+            try:
+                return time_rounds(pair.engine(spec), prompts, options.num_rounds).median
+            finally:
+                pair.drop()
+
+    times = timings(time, OF_ROUNDS, list(yardsticks(pair.device)))
+    columns: Row = {"num_speculative_tokens": K, "batch": batch, "context": context}
+    return compared(columns, "device_round_ms", times)
 
 
-@contextmanager
-def exchanged(names: Sequence[str]) -> Iterator[None]:
-    """Replace the kernels' launchers of these places while the body runs."""
-    with ExitStack() as stack:
-        for replacement in itertools.chain.from_iterable(EXCHANGES[name] for name in names):
-            stack.enter_context(patch.object(*replacement))
-        yield
+def of_chunks(bench: Bench, K: int, length: int) -> list[Row]:
+    """Eager chunks, each a whole prompt."""
+    pair = bench.pair
+    spec = chunk_spec(K, length)
+    job = Job(batch=1, rows=length, context=length)
+
+    def time(names: Names) -> float:
+        with exchanged(names, job, pair.device):
+            return chunk_ms(pair, spec, length)
+
+    times = timings(time, OF_CHUNKS, list(yardsticks(pair.device)))
+    pair.drop(spec)
+    columns: Row = {"num_speculative_tokens": K, "batch": 1, "prompt_tokens": length}
+    return compared(columns, "chunk_ms", times)
+
+
+def timings(
+    time: Callable[[Names], float], products: Sequence[Names], attentions: Sequence[str]
+) -> dict[Names, float | str]:
+    """Milliseconds of the shipped one, with each exchange, and with the best of both kinds.
+
+    A text in place of milliseconds says why an attention is not possible.
+    """
+    times: dict[Names, float | str] = {names: time(names) for names in (SHIPPED, *products)}
+    for name in attentions:
+        times[(name,)] = _time_if_possible(time, (name,))
+    best_products = _fastest(times, products)
+    best_attention = _fastest(times, [(name,) for name in attentions])
+    if best_products and best_attention:
+        names = (*best_products, *best_attention)
+        times[names] = _time_if_possible(time, names)
+    return times
+
+
+def _time_if_possible(time: Callable[[Names], float], names: Names) -> float | str:
+    try:
+        return time(names)
+    except (RuntimeError, ValueError) as error:  # in the row, beside the others' times
+        return str(error).strip().partition("\n")[0][:100] or type(error).__name__
+
+
+def compared(columns: Row, unit: str, times: Mapping[Names, float | str]) -> list[Row]:
+    """A row for each, with the price of the shipped one against it."""
+    shipped = times[SHIPPED]
+    assert isinstance(shipped, float), shipped
+    yardstick = _fastest(times, [names for names in times if names != SHIPPED])
+    rows = []
+    for names, time in times.items():
+        is_possible = isinstance(time, float)
+        rows.append(
+            {
+                **columns,
+                "exchanged": " + ".join(names) or "nothing (shipped)",
+                unit: time if is_possible else None,
+                "price": shipped / time - 1 if isinstance(time, float) else None,
+                "is_yardstick": names == yardstick,
+                "error": None if is_possible else time,
+            }
+        )
+    return rows
+
+
+def _fastest(times: Mapping[Names, float | str], among: Sequence[Names]) -> Names | None:
+    """None where none is possible."""
+    found = {names: time for names in among if isinstance(time := times[names], float)}
+    return min(found, key=found.__getitem__, default=None)

@@ -1,23 +1,13 @@
-"""Prompts: how long they take, and what exactness costs, with cuBLAS and both attentions beside.
-
-torch's attention (scaled_dot_product_attention, by FlashAttention or cuDNN) reads contiguous keys,
-ours the paged cache. Each is timed alone; the fastest chunk is computed from these times.
-"""
+"""Prompts: how long they take, in one eager chunk, many at once, and up to the first token."""
 
 import time
 from collections.abc import Iterator
 
-import torch
-import torch.nn.functional as F
-
 from specdec.bench.bench import Bench
-from specdec.bench.exactness import exchanged
 from specdec.bench.pair import EngineSpec, Pair, joined, turned
 from specdec.bench.report import Row
 from specdec.bench.serving import generate, greedy
 from specdec.bench.timing import Clock, Spread
-from specdec.kernels.attention.launch import paged_attention
-from specdec.kernels.attention.query_rows import QueryRows
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import BLOCK_SIZE
 
@@ -28,7 +18,7 @@ NUM_FIRST_TOKENS = 12  # requests of each length, of which the first two do not 
 
 
 def prefill(bench: Bench) -> Iterator[Row]:
-    """One prompt in one eager chunk, ours against cuBLAS and torch's attention. On a GPU only."""
+    """One prompt in one eager chunk, and many that arrive together. On a GPU only."""
     limit = bench.pair.target.config.max_position_embeddings
     for length in LENGTHS if bench.pair.device.type == "cuda" else ():
         if length < limit and bench.has_time(f"prefill: {length} tokens"):
@@ -86,62 +76,28 @@ def many_prompts(pair: Pair, K: int, count: int, length: int) -> Row:
 
 
 def prefill_row(pair: Pair, K: int, length: int) -> Row:
-    """One prompt of this length, both ways."""
-    spec = EngineSpec(
-        num_speculative_tokens=K, max_num_seqs=1, max_model_len=length + 64, enforce_eager=True
-    )
-    shipped = _chunk_ms(pair, spec, length, ())
-    exchange = _chunk_ms(pair, spec, length, ("layers",))
-    ours, torchs = _attention_ms(pair, spec, length)
+    """One prompt of this length."""
+    spec = chunk_spec(K, length)
+    milliseconds = chunk_ms(pair, spec, length)
     pair.drop(spec)
-    fastest = min(shipped, exchange) - pair.target.config.num_layers * max(ours - torchs, 0.0)
     return {
         "prompt_tokens": length,
-        "chunk_ms": shipped,
-        "with_cublas_ms": exchange,
-        "attention_ms_per_layer": ours,
-        "torch_attention_ms_per_layer": torchs,
-        "fastest_ms": fastest,
-        "price": shipped / fastest - 1,
-        "prompt_tokens_per_second": 1e3 * length / shipped,
+        "chunk_ms": milliseconds,
+        "prompt_tokens_per_second": 1e3 * length / milliseconds,
     }
 
 
-def _chunk_ms(pair: Pair, spec: EngineSpec, length: int, names: tuple[str, ...]) -> float:
+def chunk_spec(K: int, length: int) -> EngineSpec:
+    """An engine that computes a prompt of this length op by op."""
+    return EngineSpec(
+        num_speculative_tokens=K, max_num_seqs=1, max_model_len=length + 64, enforce_eager=True
+    )
+
+
+def chunk_ms(pair: Pair, spec: EngineSpec, length: int) -> float:
+    """The median of a whole prompt in one chunk, with the draft's part of it."""
     engine = pair.engine(spec)
     prompt = joined(pair.prompts, length)
     blocks = list(range(-(-length // BLOCK_SIZE)))
     part = PromptPart(state_row=-1, prompt=prompt, start=0, length=length, blocks=blocks)
-    with exchanged(names):
-        return Clock(pair.device).repeat(lambda: engine.runner.run_step(parts=[part]), 6, 2).median
-
-
-@torch.inference_mode()
-def _attention_ms(pair: Pair, spec: EngineSpec, T: int) -> tuple[float, float]:
-    """One layer's causal attention of a prompt of T tokens: ours, torch's."""
-    layer = pair.target.config.layer
-    runner = pair.engine(spec).runner
-    device = pair.device
-    cache = runner.target_cache[0]
-    H = layer.num_heads
-    G = layer.num_kv_heads
-    C = layer.head_dim
-    q_THC = torch.randn(T, H, C, device=device, dtype=cache.dtype)
-    num_rows, num_blocks = runner.state.block_table.shape
-    table = torch.arange(num_blocks, device=device).repeat(num_rows, 1)
-    rows = QueryRows(
-        block_table=table,
-        idx_mapping=torch.zeros(1, dtype=torch.int64, device=device),
-        positions=torch.arange(T, device=device),
-        query_start_loc=torch.tensor([0, T], device=device),
-        max_query_len=T,
-        max_seq_len=T,
-    )
-    out = torch.empty_like(q_THC)
-    clock = Clock(device)
-    ours = clock.repeat(lambda: paged_attention(q_THC, out, cache, rows), 10, 3).median
-    q, k, v = (torch.randn(1, heads, T, C, device=device, dtype=cache.dtype) for heads in (H, G, G))
-    sdpa = clock.repeat(
-        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), 10, 3
-    )
-    return ours, sdpa.median
+    return Clock(pair.device).repeat(lambda: engine.runner.run_step(parts=[part]), 6, 2).median

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from specdec.bench.attention import attention
-from specdec.bench.bench import Bench, refused
+from specdec.bench.bench import MOST_CONTEXT, Bench, refused
 from specdec.bench.capture import capture, memory, padding
 from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
@@ -25,8 +25,6 @@ from specdec.config import AUTO
 from specdec.engine import Engine
 from specdec.sizes import BLOCK_SIZE
 from specdec.step import PHASES
-
-MOST_CONTEXT = 131072  # tokens of all requests of the suite context
 
 
 def protocol(bench: Bench) -> Iterator[Row]:

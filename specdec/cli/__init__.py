@@ -405,7 +405,7 @@ def bench(
         str | None,
         Option(
             callback=shared.integers(1, 1 << 24),
-            help="prompt lengths of the suite context",
+            help="prompt lengths of the suites context, costs and exactness",
             show_default="six, from 256 to 32768",
         ),
     ] = None,

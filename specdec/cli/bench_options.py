@@ -13,7 +13,7 @@ OF_BATCHES = (
     "trees",
 )
 READERS = {  # options that only some suites read
-    "contexts": ("context", "costs"),
+    "contexts": ("context", "costs", "exactness"),
     "rounds_of_memory": ("memory",),
     "max_model_len": (*OF_BATCHES, "costs", "exactness", "attention", "capture", "cold"),
     "max_num_seqs": (*OF_BATCHES, "requests", "cold"),

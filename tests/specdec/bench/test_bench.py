@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec import kernels
 from specdec.bench import costs as costing
 from specdec.bench import loop as loops
 from specdec.bench import serving, suites
@@ -20,7 +19,6 @@ from specdec.bench import zero as zeros
 from specdec.bench.bench import Bench, BenchOptions
 from specdec.bench.card import Bandwidth, Bytes, bytes_of
 from specdec.bench.charts import per_user
-from specdec.bench.exactness import EXCHANGES, combinations, compared, exchanged, silu_mul
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.bench.percentiles import nearest_rank, percentile
 from specdec.bench.prefill import prefill_row
@@ -31,15 +29,11 @@ from specdec.bench.serving import first_difference
 from specdec.bench.timing import Spread, wrapped
 from specdec.bench.trees import NEVER
 from specdec.cli import SUITES, main
-from specdec.kernels import HAS_TRITON, best_token, gate_up, linear
-from specdec.kernels.attention.launch_plan import plan_launch
-from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.compilations import Compilations
 from specdec.runner import Runner
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
 from specdec.step import PHASES
-from specdec.stepping import propose
 from specdec.stepping.results import PendingResult
 
 TINY = shlex.split("--device cpu -k 2 --num-prompts 2 --max-tokens 8 --repeats 1 --num-rounds 2")
@@ -405,32 +399,9 @@ def test_waiting_measures_gaps_with_and_without_long_prompts(bench, monkeypatch)
     assert len(bench.skipped) == len(rows)
 
 
-def test_prefill_compares_the_chunk_with_exchanged_products(pair, monkeypatch):
-    seen = []
-
-    @contextmanager
-    def noted(names):
-        seen.append(names)
-        with exchanged(names):
-            yield
-
-    monkeypatch.setattr("specdec.bench.prefill.exchanged", noted)
-    monkeypatch.setattr("specdec.bench.prefill._attention_ms", lambda *_: (0.003, 0.002))
+def test_a_prompt_in_one_chunk_has_a_time_and_a_speed(pair):
     row = prefill_row(pair, 2, 70)
-    saved = pair.target.config.num_layers * 0.001
-
-    assert seen == [(), ("layers",)]
-    assert row["fastest_ms"] == pytest.approx(min(row["chunk_ms"], row["with_cublas_ms"]) - saved)
-    assert row["price"] == pytest.approx(row["chunk_ms"] / row["fastest_ms"] - 1)
     assert row["prompt_tokens_per_second"] == pytest.approx(70e3 / row["chunk_ms"])
-
-
-def test_exactness_is_measured_for_every_k_and_batch(bench, monkeypatch):
-    monkeypatch.setattr("specdec.bench.exactness._round_ms", lambda *_: 1.0)
-    monkeypatch.setattr(bench.pair, "device", torch.device("cuda"))
-    monkeypatch.setattr(Pair, "drop", lambda _: None)
-    found = [(row["num_speculative_tokens"], row["batch"]) for row in suites.exactness(bench)]
-    assert list(dict.fromkeys(found)) == [(0, 1), (0, 2), (2, 1), (2, 2)]
 
 
 def test_capture_sums_the_families_of_both_kinds_of_chunks(bench, monkeypatch):
@@ -463,84 +434,6 @@ def test_wrapped_phases_are_unwrapped(bench, pair):
     assert tuple(seen) == PHASES
     assert len(seen) == count
     assert not engine.scheduler.has_unfinished
-
-
-def test_places_that_exactness_exchanges_exist():
-    names = combinations()[-1]
-    originals = [getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each]
-    with exchanged(names):
-        assert all(
-            getattr(module, name) == value
-            for each in EXCHANGES.values()
-            for module, name, value in each
-        )
-    assert [
-        getattr(module, name) for each in EXCHANGES.values() for module, name, _ in each
-    ] == originals
-
-
-def test_exactness_takes_attention_whose_programs_share_no_splits():
-    heads = Heads(4, 8, 128, 2)
-    assert plan_launch(1, 4, heads).is_split
-    with exchanged(["attention"]):
-        assert not plan_launch(1, 4, heads).is_split
-
-
-def test_the_yardstick_of_exactness_runs_no_shipped_kernel(monkeypatch):
-    def shipped(*_):
-        raise AssertionError("a shipped kernel ran")
-
-    seen, real = [], torch.nn.functional.linear
-    places = [place for name in ("layers", "heads") for place in EXCHANGES[name]]
-    for module, name, _ in places:
-        monkeypatch.setattr(module, name, shipped)
-    for module in (kernels, linear):
-        monkeypatch.setattr(module, "use_triton", lambda *_: True)
-    monkeypatch.setattr(
-        "specdec.bench.exactness.F.linear", lambda *given: seen.append("linear") or real(*given)
-    )
-    monkeypatch.setattr(
-        torch, "mm", lambda a, b, out_dtype: seen.append("mm") or (a @ b).to(out_dtype)
-    )
-    monkeypatch.setattr("specdec.bench.exactness.silu_mul", lambda x: x)
-    x, weight = torch.randn(3, 16), torch.randn(512, 16)
-    with exchanged(("layers", "heads")):
-        torch.testing.assert_close(linear.linear(x, weight), x @ weight.t())
-        torch.testing.assert_close(
-            linear.split_linear(x, weight, None).finish(torch.float32), x @ weight.t()
-        )
-        torch.testing.assert_close(gate_up.gate_up(x, weight, None), x @ weight.t())
-        for module in (best_token, propose):
-            values_PT, ids_PT = module.launch_tile_maxima(x, weight)[:2]
-            assert (
-                ids_PT.gather(0, values_PT.argmax(dim=0)[None])[0].tolist()
-                == (x @ weight.t()).argmax(dim=1).tolist()
-            )
-
-    assert seen == ["linear", "mm", "linear", "mm", "mm"]
-    with pytest.raises(AssertionError, match="a shipped kernel ran"):
-        linear.linear(x, weight)
-
-
-def test_the_yardstick_of_exactness_is_the_fastest_round():
-    times = {names: 4.0 + i for i, names in enumerate(combinations())} | {("layers",): 3.2}
-    rows = compared(5, 8, times)
-
-    assert [row["exchanged"] for row in rows if row["is_yardstick"]] == ["layers"]
-    assert {row["exchanged"]: row["price"] for row in rows}["layers"] == pytest.approx(0.25)
-    assert rows[0] == rows[0] | {
-        "exchanged": "nothing (shipped)",
-        "price": 0.0,
-        "device_round_ms": 4.0,
-        "batch": 8,
-    }
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton or its interpreter")
-def test_silu_mul_is_the_second_half_of_swiglu():
-    x = torch.randn(3, 2 * 1500)
-    gate, up = x.chunk(2, dim=-1)
-    torch.testing.assert_close(silu_mul(x), torch.nn.functional.silu(gate) * up)
 
 
 def test_bytes_and_floor_follow_the_loaded_tensors(pair):

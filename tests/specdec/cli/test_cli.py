@@ -286,7 +286,7 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
         ),
         (
             ("bench", "--contexts", "70"),
-            "--contexts 70 is for the suites context, costs: give one of them too",
+            "--contexts 70 is for the suites context, costs, exactness: give one of them too",
         ),
         (
             ("bench", "--rounds-of-memory", "7"),

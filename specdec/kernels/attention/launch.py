@@ -55,8 +55,9 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
         return [walk, lambda out, *_: combine(out)]
     if not given.plan.is_helped:
         return [walk]
+    # adding up waits for what was shared, and runs beside the walk of the other slots
     share, combine = prepare_share_long(given), prepare_combine_long(given)
-    return [lambda _, *tensors: share(*tensors), walk, lambda out, *_: combine(out)]
+    return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out), walk]
 
 
 def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:

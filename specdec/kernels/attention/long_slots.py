@@ -1,11 +1,11 @@
 """Batch slots of so many keys that one program must not walk them alone.
 
 Where the query tiles of a launch fill the GPU, a program walks all keys of its tile. A slot is long
-if the position of its last row is `alone_keys` or more, whatever the others have. Programs leave
-long slots out; a kernel that starts before them, and runs beside them, shares their splits, and one
-in combine.py adds them up. Both look at the last positions of all slots and end at once where none
-is long. Partial results have room for the rows of `most` long slots; where more are long, they fill
-the GPU, and all of them walk alone.
+if the position of its last row is `alone_keys` or more, whatever the others have. A kernel shares
+the splits of long slots, one in combine.py adds them up, and beside both walk the programs of all
+other slots. The two look at the last positions of all slots and end at once where none is long.
+Partial results have room for the rows of `most` long slots; where more are long, they fill the GPU,
+and all of them walk alone.
 
 slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the longest)
 """

@@ -94,7 +94,7 @@ def test_long_slots_are_shared_if_the_workspace_has_room_for_all_of_them(
     rows = rows if room is None else with_room(rows, room, H=2, C=16)
     assert torch.equal(attend(monkeypatch, 8, q, cache, rows), expected)
     alone = torch.full_like(q, torch.nan)
-    _, walk, _ = rows.launches
+    _, _, walk = rows.launches
     walk(alone, q, *cache.unbind())
     assert alone.isnan().all((1, 2)).tolist() == [b in left_out for b in range(4)]
     if room == 2:
@@ -115,7 +115,7 @@ def test_helpers_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
     assert torch.equal(attend(monkeypatch, 3, q, cache, rows), expected)
     assert rows.workspace.isnan().all()
     out = torch.full_like(q, torch.nan)
-    share, _, combine_long = rows.launches
+    share, combine_long, _ = rows.launches
     share(out, q, *cache.unbind())
     combine_long(out, q, *cache.unbind())
     assert out.isnan().all()

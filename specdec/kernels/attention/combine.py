@@ -3,8 +3,8 @@
 from specdec.kernels import jit, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
-from specdec.kernels.attention.parts import add_parts
-from specdec.kernels.attention.splits import split_of
+from specdec.kernels.attention.parts import add_parts, load_part
+from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.head_columns import block_of, columns
 from specdec.kernels.needed import need
@@ -24,7 +24,12 @@ def prepare_combine(given: Pass) -> Repeated:
         _combine_kernel,
         (rows.num_rows, heads.group * heads.G, 1),
         then=(parts.acc, parts.stats, rows.positions, parts.num_splits, *need().values()),
-        constants={**given.constants, "FEW": FEW_AT_ONCE, "MANY": MANY_AT_ONCE},
+        constants={
+            **given.constants,
+            "IS_SUMMED": not given.plan.is_split,
+            "FEW": FEW_AT_ONCE,
+            "MANY": MANY_AT_ONCE,
+        },
         options={"num_warps": 1, **given.options},
     )
 
@@ -42,6 +47,7 @@ def _combine_kernel(
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
+    IS_SUMMED: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
 ):
@@ -55,7 +61,11 @@ def _combine_kernel(
     wait_for_inputs(PDL)
     if is_needed:
         parts = acc_ptr, stats_ptr, (t * H + head) * NS
-        combine_row(out_ptr, t, head, position, parts, H, C, FEW, MANY)
+        if IS_SUMMED:
+            _, total, acc = add_last_parts(parts, C)
+        else:
+            _, total, acc = add_all_parts(parts, position, C, FEW, MANY)
+        store_row(out_ptr, t * H + head, total, acc, C)
 
 
 def prepare_combine_long(given: Pass) -> Repeated:
@@ -125,26 +135,14 @@ def _combine_long_kernel(
         if t < end:
             parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + item % H) * NS
             position = tl.load(positions_ptr + t)
-            combine_row(out_ptr, t, item % H, position, parts, H, C, FEW, MANY)
+            _, total, acc = add_all_parts(parts, position, C, FEW, MANY)
+            store_row(out_ptr, t * H + item % H, total, acc, C)
 
 
 @jit
-def combine_row(
-    out_ptr,
-    t,
-    head,
-    position,
-    where,
-    H: tl.constexpr,
-    C: tl.constexpr,
-    FEW: tl.constexpr,
-    MANY: tl.constexpr,
-):
-    """Finish one head of a row: add up its partial results. t: int64. where: their memory."""
-    acc_ptr, stats_ptr, at = where
-    parts = acc_ptr, stats_ptr, at, True
+def add_all_parts(parts, position, C: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr):
+    """Of one head of a row: the partial results of all splits up to its position, as one."""
     num_parts = (split_of(position) + 1).to(tl.int32)
-    c = columns(C)
     peak = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
     acc = tl.zeros((block_of(C),), tl.float32)
@@ -152,5 +150,29 @@ def combine_row(
         peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, MANY)
     else:
         peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, FEW)
+    return peak, total, acc
+
+
+@jit
+def add_last_parts(parts, C: tl.constexpr):
+    """Of a path's row: the splits before the one in which it begins, which are one, and the rest.
+
+    The first is taken as it is: added to nothing, -0.0 would be 0.0.
+    """
+    peak, total, acc = load_part(parts, 0, True, C)
+    for i in tl.static_range(1, 3):
+        part_peak, part_total, part_acc = load_part(parts, i, True, C)
+        is_there = part_peak != float("-inf")
+        new_peak, new_total, new_acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+        peak = tl.where(is_there, new_peak, peak)
+        total = tl.where(is_there, new_total, total)
+        acc = tl.where(is_there, new_acc, acc)
+    return peak, total, acc
+
+
+@jit
+def store_row(out_ptr, row, total, acc, C: tl.constexpr):
+    """One head of a row [C]. row: of [T x H], int64"""
+    c = columns(C)
     out = (acc / total).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (t * H + head) * C + c, out, mask=c < C)
+    tl.store(out_ptr + row * C + c, out, mask=c < C)

@@ -16,6 +16,7 @@ from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.attention.walk import prepare_walk
 from specdec.kernels.attention.workspace import room_for_parts
 from specdec.kernels.prompt_attention import PromptAttention
+from specdec.kernels.repeated import Repeated
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -48,16 +49,20 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     """The kernels of each layer of a pass."""
     given = _pass_of(q_THC, cache, rows)
     walk = prepare_walk(given)
-    if rows.paths is not None:
-        return [walk, prepare_tails(given)]
-    if given.plan.is_split:
+    if given.plan.is_split or rows.paths is not None:
         combine = prepare_combine(given)
-        return [walk, lambda out, *_: combine(out)]
+        first = [] if rows.paths is None else [_without_out(prepare_tails(given))]
+        return [*first, walk, lambda out, *_: combine(out)]
     if not given.plan.is_helped:
         return [walk]
     # adding up waits for what was shared, and runs beside the walk of the other slots
     share, combine = prepare_share_long(given), prepare_combine_long(given)
-    return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out), walk]
+    return [_without_out(share), lambda out, *_: combine(out), walk]
+
+
+def _without_out(kernel: Repeated) -> Callable[..., None]:
+    """A kernel that writes partial results only."""
+    return lambda _, *tensors: kernel(*tensors)
 
 
 def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:

@@ -160,5 +160,5 @@ def most_rows_in_parts(
 
 
 def _full(has_paths: bool) -> int:
-    """Programs that fill a GPU; with paths as many as before walks were made to prefetch keys."""
+    """Programs that fill a GPU; with paths twice as many, from before these prefetched keys."""
     return 2 * FULL if has_paths else FULL

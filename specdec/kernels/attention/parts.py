@@ -12,7 +12,11 @@ from specdec.kernels.head_columns import columns, inside_columns
 
 @jit
 def add_parts(parts, first, end, peak, total, acc, C: tl.constexpr, AT_ONCE: tl.constexpr):
-    """A partial result, and the stored ones of index first .. end - 1 after it, as one."""
+    """A partial result of one row, and the stored ones of index first .. end - 1, as one.
+
+    Peak and total are numbers, acc is [block of C]: rows of a tile would have layouts, and the same
+    peaks would be computed for each of them.
+    """
     loaded = load_parts(parts, first, end, C, AT_ONCE)
     whole = end - (end - first) % AT_ONCE
     for start in range(first, whole, AT_ONCE):
@@ -46,22 +50,13 @@ def load_parts(parts, first, end, C: tl.constexpr, AT_ONCE: tl.constexpr):
 
 @jit
 def load_part(parts, index, is_written, C: tl.constexpr):
-    """Of each row, the partial result of this index; of no keys where none was written.
-
-    parts: also whether each row is one; of a single row numbers, which have no layout: its peaks
-    and totals are computed once, not for each layout that a tile's rows have.
-    """
-    acc_ptr, stats_ptr, first, inside = parts
+    """The partial result of this index of a row; of no keys where none was written."""
+    acc_ptr, stats_ptr, first = parts
     c = columns(C)
     at = first + index
-    wanted = inside & is_written
-    peak = tl.load(stats_ptr + at * 2, mask=wanted, other=float("-inf"))
-    total = tl.load(stats_ptr + at * 2 + 1, mask=wanted, other=0.0)
-    if len(at.shape) == 0:
-        acc = tl.load(acc_ptr + at * C + c, mask=wanted & (c < C), other=0.0)
-    else:
-        is_there = inside_columns(wanted, C)
-        acc = tl.load(acc_ptr + at[:, None] * C + c[None, :], mask=is_there, other=0.0)
+    peak = tl.load(stats_ptr + at * 2, mask=is_written, other=float("-inf"))
+    total = tl.load(stats_ptr + at * 2 + 1, mask=is_written, other=0.0)
+    acc = tl.load(acc_ptr + at * C + c, mask=is_written & (c < C), other=0.0)
     return peak, total, acc
 
 

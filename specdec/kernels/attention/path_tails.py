@@ -1,12 +1,11 @@
 """Attention over the last keys of rows whose paths are stored one slot at a time, as a tree's are.
 
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
-go on in cache slots named row by row. walk.py attends to the shared keys in whole tiles of 64 keys,
-many rows at once, and leaves partial results behind. Here one program a row and kv head goes on
-with the row's own tiles, one or two, and adds everything up. A key has the column of its position
-in its tile, whichever slot it lies in, so a row gets the bits of plain decoding.
-
-The first tile is taken in beside the walk, which writes none of what that needs: see overlap.py.
+go on in cache slots named row by row. walk.py attends to the splits of shared keys before the one
+in which the paths begin, many rows at once. Beside it one program a row and kv head attends to that
+split, shared keys and the row's own, and to the next one if the path reaches it; both leave partial
+results, which combine.py adds up. A key has the column of its position in its tile, whichever slot
+it lies in, so a row gets the bits of plain decoding.
 """
 
 import torch
@@ -15,28 +14,25 @@ from torch import Tensor
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.parts import add_parts, load_part
+from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.splits import (
     Part,
-    add_part,
     attend_tile,
     attend_tile_ref,
     no_keys,
-    scores_of_tile,
     split_of,
     split_start,
-    weigh_tile,
 )
-from specdec.kernels.attention.tile_rows import rows_of_slot
+from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin_beside
 from specdec.kernels.repeated import Repeated
 
+LONGEST = 64  # rows of a path, the keys of the smallest split: it reaches two at most
 MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
-PARTS_AT_ONCE = {2: 2, 4: 4, 8: 4}  # partial results on their way at a time, by warps
 
 
 def prepare_tails(given: Pass) -> Repeated:
@@ -44,7 +40,7 @@ def prepare_tails(given: Pass) -> Repeated:
     rows = given.rows
     paths = rows.paths
     assert paths is not None
-    num_warps = given.plan.tail_warps
+    assert paths.slots.shape[1] <= LONGEST, paths.slots.shape
     return Repeated(
         _path_tails_kernel,
         (len(rows.idx_mapping) * rows.max_query_len, given.heads.G, 1),
@@ -61,9 +57,8 @@ def prepare_tails(given: Pass) -> Repeated:
             "IS_SPLIT": given.plan.is_split,
             "IS_UNIFORM": given.is_uniform,
             "ROWS": max(next_power_of_2(given.heads.group), MIN_ROWS),
-            "AT_ONCE": PARTS_AT_ONCE[num_warps],
         },
-        options={"num_warps": num_warps, "num_stages": 2, **given.options},
+        options={"num_warps": given.plan.tail_warps, "num_stages": 2, **given.options},
     )
 
 
@@ -80,7 +75,6 @@ def prepare_tails(given: Pass) -> Repeated:
     )
 )
 def _path_tails_kernel(
-    out_ptr,  # [T, H, C]
     q_ptr,  # [T, H, C]
     k_ptr,  # [N + 1, G, S, C]
     v_ptr,  # [N + 1, G, S, C]
@@ -107,73 +101,55 @@ def _path_tails_kernel(
     IS_SPLIT: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
     ROWS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
-    let_the_next_start(PDL)
     b = tl.program_id(0) // query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
     t = row_start + tl.program_id(0) % query_len
-    is_row = t < row_end
-    t = tl.where(is_row, t, 0)
+    is_busy = t < row_end
+    if needed_ptr is not None:
+        is_busy = is_busy & (tl.load(needed_ptr, cache_modifier=".cg") != 0)
+    t = tl.where(t < row_end, t, 0)
     g = tl.program_id(1)
     i = tl.arange(0, ROWS)
     head = g * (H // G) + i
     inside = i < H // G
     position = tl.load(positions_ptr + t, cache_modifier=".cg")
     path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
-    row = tl.load(idx_ptr + b, cache_modifier=".cg")
-    blocks_ptr = block_table_ptr + tl.where(row < 0, R, row) * M
-    q_at = (t * H + head)[:, None] * C + columns(C)[None, :]
-    is_there = inside_columns(inside, C)
-    q = tl.load(q_ptr + q_at, mask=is_there, other=0.0, cache_modifier=".cg")
-    path_tile = path_start // S * S  # of the first tile that rows do not share
-    slots_ptr = path_slots_ptr + t * D1
-    path = k_ptr, v_ptr, blocks_ptr, slots_ptr, path_start, D1, position
-    k, v, is_seen = _load_path_keys(path, path_tile, g, G, S, C)
-    scores = scores_of_tile(q, k, is_seen[None, :], scale)
-    part_peak, part_total, part_acc = no_keys(ROWS, C)
-    part_peak, part_total, part_acc = weigh_tile(scores, v, part_peak, part_total, part_acc)
-
-    wait_for_inputs(PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
-            return
-    if not is_row:
+    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+    begin_beside(0, PDL)
+    if not is_busy:
         return
-    split = split_of(path_tile)
-    last = tl.minimum(position, path_tile - 1)  # shared key of this row
-    # splits before the one that holds the tile: each alone, or all of them added up
+    q = load_queries(q_ptr, t, head, inside, H, C)
+    path = keys, path_slots_ptr + t * D1, path_start, D1, position
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    first = split_of(path_start // S * S)
+    split = first
     peak, total, acc = no_keys(ROWS, C)
-    if IS_SPLIT:
-        written = tl.minimum(split, split_of(last) + 1)
-        peak, total, acc = add_parts(parts, 0, written, peak, total, acc, C, AT_ONCE)
-        here = split
-    else:
-        peak, total, acc = load_part(parts, 0, split > 0, C)
-        here = 1
-    if split_start(split) <= last:  # that split has shared keys, before those of the tile
-        part_peak, part_total, part_acc = load_part(parts, here, True, C)
-        part_peak, part_total, part_acc = weigh_tile(scores, v, part_peak, part_total, part_acc)
-
-    for start in range(path_tile + S, position + 1, S):
+    for start in range(split_start(first), position + 1, S):
         if start == split_start(split + 1):
-            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
-            part_peak, part_total, part_acc = no_keys(ROWS, C)
+            store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
+            peak, total, acc = no_keys(ROWS, C)
             split += 1
         k, v, is_seen = _load_path_keys(path, start, g, G, S, C)
-        part_peak, part_total, part_acc = attend_tile(
-            q, k, v, is_seen[None, :], scale, part_peak, part_total, part_acc
-        )
-    peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
-    out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + q_at, out, mask=is_there)
+        peak, total, acc = attend_tile(q, k, v, is_seen[None, :], scale, peak, total, acc)
+    store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
+    if not IS_SPLIT:  # noqa: SIM102  # what is compiled
+        if split == first:  # there is no other: combine.py looks for one
+            peak, total, acc = no_keys(ROWS, C)
+            store_part(parts, 2, peak, total, acc, C)
+
+
+@jit
+def _place_of(split, first, IS_SPLIT: tl.constexpr):
+    """A split's partial result: in order, or after all before `first`, which are one."""
+    return split if IS_SPLIT else split - first + 1
 
 
 @jit
 def _load_path_keys(path, start, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
     """Keys and values [S, block of C] of a tile of a row's path, and which of them it sees [S]."""
-    k_ptr, v_ptr, blocks_ptr, slots_ptr, path_start, D1, position = path
+    keys, slots_ptr, path_start, D1, position = path
+    k_ptr, v_ptr, blocks_ptr = keys
     s = tl.arange(0, S)
     key = start + s
     j = key - path_start

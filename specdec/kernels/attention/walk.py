@@ -29,8 +29,9 @@ from specdec.kernels.repeated import Repeated
 def prepare_walk(given: Pass) -> Repeated:
     """For each query tile and kv head: one program, or as many as share its splits."""
     rows, plan, heads = given.rows, given.plan, given.heads
-    in_one_loop = not plan.is_split and rows.paths is None and not plan.tile.skips_masks
-    follows = plan.is_split or rows.paths is not None or not rows.is_beside
+    in_one_loop = not plan.is_split and not plan.tile.skips_masks
+    follows = plan.is_split or not rows.is_beside
+    has_paths = rows.paths is not None
     return Repeated(
         _paged_attention_kernel,
         (
@@ -44,7 +45,7 @@ def prepare_walk(given: Pass) -> Repeated:
             plan.tiles,
             *given.numbers(),
             *given.limits(),
-            int(plan.is_helped or not follows),
+            int(plan.is_helped or has_paths or not follows),
             *need().values(),
         ),
         constants={
@@ -55,7 +56,7 @@ def prepare_walk(given: Pass) -> Repeated:
             "SLOTS": plan.slots,
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
-            "HAS_PATHS": rows.paths is not None,
+            "HAS_PATHS": has_paths,
             "SKIP": plan.tile.skips_masks,
             "IN_ONE_LOOP": in_one_loop,
         },
@@ -135,9 +136,9 @@ def _paged_attention_kernel(
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
     )
-    if HAS_PATHS:  # only whole tiles of shared keys
+    if HAS_PATHS:  # only splits before the one in which paths begin
         path_tile = tl.load(path_starts_ptr + b, cache_modifier=".cg") // S * S
-        last = tl.minimum(last, path_tile - 1)
+        last = tl.minimum(last, split_start(split_of(path_tile)) - 1)
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
     keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
@@ -151,10 +152,7 @@ def _paged_attention_kernel(
         peak, total, acc = attend_all(q, keys, position, last, scale, g, G, S, C)
     else:
         peak, total, acc = no_keys(TOKENS * GROUP, C)
-        end_of_walk = last + 1
-        if HAS_PATHS and not IS_SPLIT:  # path_tails.py goes on in the split of path_tile
-            end_of_walk = tl.minimum(end_of_walk, split_start(split_of(path_tile)))
-        while split_start(turn) < end_of_walk:
+        while split_start(turn) <= last:
             split = turn
             if IS_SPLIT:  # the longest ones first: at the end all programs are busy
                 split = split_of(last) - turn
@@ -168,10 +166,6 @@ def _paged_attention_kernel(
             turn += sharers
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
-        peak, total, acc = attend_split(
-            q, keys, position, first, last, turn, scale, g, G, S, C, SKIP
-        )
-        store_part(parts, 1, peak, total, acc, C)
     elif not IS_SPLIT:
         out_at = (t * H + head)[:, None] * C + columns(C)[None, :]
         out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)

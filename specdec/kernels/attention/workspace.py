@@ -31,8 +31,8 @@ def room_for_parts(rows: QueryRows, plan: Launch, H: int, C: int, device: torch.
     if plan.is_helped:
         num_long = _long_slots_with_room(rows, H, C)
         num_rows = num_long * rows.max_query_len
-    elif not plan.is_split:  # one program for all splits leaves two to a kernel that goes on
-        splits = 2 if rows.paths is not None else 0
+    elif not plan.is_split:  # with paths all shared splits are one, and paths reach two more
+        splits = 3 if rows.paths is not None else 0
     size = max(num_rows * H * splits * (C + 2), 1)
     acc = rows.workspace
     if acc is None or acc.numel() < size:

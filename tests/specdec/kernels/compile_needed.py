@@ -60,9 +60,9 @@ KERNELS = (
     ),
     (
         path_tails._path_tails_kernel,
-        HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16, "AT_ONCE": 8},
+        HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16},
     ),
-    (combine._combine_kernel, HEADS | {"FEW": 8, "MANY": 16}),
+    (combine._combine_kernel, HEADS | {"IS_SUMMED": False, "FEW": 8, "MANY": 16}),
     (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
     (
         combine._combine_long_kernel,

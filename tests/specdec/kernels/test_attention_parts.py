@@ -7,7 +7,6 @@ from torch import Tensor
 from specdec.kernels import tl, triton
 from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE
 from specdec.kernels.attention.parts import add_parts
-from specdec.kernels.attention.splits import no_keys
 
 C = 16
 
@@ -22,13 +21,14 @@ def _sum_kernel(
     C: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    row = tl.zeros((1,), tl.int32)
-    parts = acc_ptr, stats_ptr, row, row == 0
-    peak, total, acc = no_keys(1, C)
+    parts = acc_ptr, stats_ptr, 0
+    peak = tl.full((), float("-inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    acc = tl.zeros((C,), tl.float32)
     peak, total, acc = add_parts(parts, first, end, peak, total, acc, C, AT_ONCE)
-    tl.store(out_ptr + row[:, None] + tl.arange(0, C)[None, :], acc)
-    tl.store(out_ptr + C + row, peak)
-    tl.store(out_ptr + C + 1 + row, total)
+    tl.store(out_ptr + tl.arange(0, C), acc)
+    tl.store(out_ptr + C, peak)
+    tl.store(out_ptr + C + 1, total)
 
 
 def added(values: Tensor, stats: Tensor, first: int, end: int, at_once: int) -> Tensor:

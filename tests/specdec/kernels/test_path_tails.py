@@ -41,7 +41,8 @@ def device(exact_device):
 def cut(request, monkeypatch):
     """Both ways to cut the keys, of trees and of plain rows."""
     if request.param != "splits are shared":
-        monkeypatch.setattr(launch_plan, "FULL", 1)
+        monkeypatch.setattr(launch_plan, "FULL", 0)
+        assert not plan_launch(1, 1, Heads(1, 1, 16, 2), has_paths=True).is_split
 
 
 def dtypes(device):

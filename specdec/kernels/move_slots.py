@@ -8,6 +8,8 @@ from torch import Tensor
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.overlap import begin
 
+PARTS = 8  # keys or values of a layer that a program moves at once
+
 
 def move_slots(kv_cache: Tensor, from_X: Tensor, to_X: Tensor) -> None:
     """kv_cache: [L, 2, N + 1, G, S, C]; the twin moves what does not move within block N."""
@@ -16,29 +18,33 @@ def move_slots(kv_cache: Tensor, from_X: Tensor, to_X: Tensor) -> None:
 
 def launch_move_slots(kv_cache: Tensor, from_X: Tensor, to_X: Tensor) -> None:
     L, _, blocks, G, S, C = kv_cache.shape
-    _move_slots_kernel[(len(from_X), 2 * L)](
+    _move_slots_kernel[(len(from_X), -(-2 * L // PARTS))](
         kv_cache,
         from_X,
         to_X,
+        2 * L,
         blocks,
         G=G,
         S=S,
         C=C,
+        PARTS=PARTS,
         BLOCK=min(next_power_of_2(G * C), 1024),
         num_warps=4,
         **launch_options(kv_cache),
     )
 
 
-@jit(varying=("blocks",))
+@jit(varying=("num_parts", "blocks"))
 def _move_slots_kernel(
     cache_ptr,  # [2 L, blocks, G, S, C]
     from_ptr,  # [X]
     to_ptr,  # [X]
+    num_parts,  # 2 L
     blocks,
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -47,10 +53,11 @@ def _move_slots_kernel(
     target = tl.load(to_ptr + tl.program_id(0)).to(tl.int64)
     if (source < 0) | (target < 0):
         return
-    part_ptr = cache_ptr + tl.program_id(1).to(tl.int64) * blocks * G * S * C
+    part = tl.program_id(1).to(tl.int64) * PARTS + tl.arange(0, PARTS)[:, None]
+    part_ptr = cache_ptr + part * blocks * G * S * C
     for start in range(0, G * C, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        inside = i < G * C
+        i = start + tl.arange(0, BLOCK)[None, :]
+        inside = (part < num_parts) & (i < G * C)
         within = i // C * S * C + i % C  # of the kv head and channel, in any block
         from_at = source // S * G * S * C + source % S * C
         to_at = target // S * G * S * C + target % S * C

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.move_slots import move_slots
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.proposal.tree import walk
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
@@ -177,9 +177,10 @@ def _walk_trees_kernel(
     ONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    begin(PDL)
+    let_the_next_start(PDL)
     b = tl.program_id(0)
-    idx = tl.load(sample_ptr + b)
+    # before the wait what was written before the last product, see overlap.py
+    idx = tl.load(sample_ptr + b, cache_modifier=".cg")
     is_real = idx >= 0
     row = tl.where(is_real, idx, R)
     i = tl.arange(0, ROWS)
@@ -187,11 +188,20 @@ def _walk_trees_kernel(
     is_row = inside & (i > 0)
     is_result = (i > 0) & (i <= X)
     first = b * N
+    token = tl.load(input_ids_ptr + first + i, mask=inside, other=0, cache_modifier=".cg")
+    parent = tl.load(parents_ptr + first + i, mask=inside, other=-1, cache_modifier=".cg")
+    state = tl.load(states_ptr + first + i, mask=inside, other=-1, cache_modifier=".cg")
+    is_node = is_row & (state >= 0)
+    prob_at = probs_ptr + row * X + i - 1
+    prob = tl.load(prob_at, mask=is_node, other=0.0, cache_modifier=".cg")
+    num_computed = tl.load(num_computed_ptr + row, cache_modifier=".cg")
+    tl.static_assert(Q <= S)  # so a path lies in two blocks at most
+    near = num_computed // S
+    blocks_ptr = block_table_ptr + row * M
+    near_block = tl.load(blocks_ptr + tl.minimum(near, M - 1), cache_modifier=".cg")
+    far_block = tl.load(blocks_ptr + tl.minimum(near + 1, M - 1), cache_modifier=".cg")
+    wait_for_inputs(PDL)
     target = tl.load(target_ptr + first + i, mask=inside, other=0)
-    token = tl.load(input_ids_ptr + first + i, mask=inside, other=0)
-    parent = tl.load(parents_ptr + first + i, mask=inside, other=-1)
-    is_node = is_row & (tl.load(states_ptr + first + i, mask=inside, other=-1) >= 0)
-    num_computed = tl.load(num_computed_ptr + row)
     out = results_ptr + b * WIDTH
     current = idx * 0
     last = idx * 0
@@ -203,7 +213,7 @@ def _walk_trees_kernel(
         tl.store(out + depth, tl.where(is_here, choice, 0))
         is_kept = is_here & is_real
         position = num_computed + depth
-        block = tl.load(block_table_ptr + row * M + position // S, mask=is_kept, other=0)
+        block = tl.where(position // S == near, near_block, far_block)
         slot = tl.where(is_kept, block * S + position % S, -1)
         at = b * Q + depth
         tl.store(positions_ptr + at, tl.where(is_kept, position, 0))
@@ -231,7 +241,6 @@ def _walk_trees_kernel(
     tl.store(out + D1 + i, token, mask=is_result)
     tl.store(out + D1 + X + 1, tl.sum(is_node.to(tl.int64), axis=0))
     tl.store(out + D1 + X + 1 + i, tl.where(is_node, parent, -1), mask=is_result)
-    prob = tl.load(probs_ptr + row * X + i - 1, mask=is_node, other=0.0)
     scaled = tl.maximum((prob * ONE).to(tl.int64), 1)
     tl.store(out + D1 + 2 * X + 1 + i, tl.where(is_node, scaled, 0), mask=is_result)
     tl.store(draft_positions_ptr + b, tl.where(is_real, num_computed + num_accepted, 0))

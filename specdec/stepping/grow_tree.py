@@ -26,7 +26,7 @@ from specdec.kernels.best_children import (
     score_of,
 )
 from specdec.kernels.choose_token import noise_ref
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_shares, perturbed
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
@@ -197,13 +197,25 @@ def _write_level_kernel(
     CHILDREN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    begin(PDL)
+    let_the_next_start(PDL)
     b = tl.program_id(0)
+    p = tl.arange(0, P_PADDED)
+    is_parent = p < P
+    # before the wait what was written before the last product, see overlap.py
+    idx = tl.load(sample_ptr + b, cache_modifier=".cg")
+    row = tl.where(idx < 0, R, idx)
+    position = tl.load(num_computed_ptr + row, cache_modifier=".cg") + level
+    path = tl.zeros((P_PADDED,), tl.float32)
+    parent_place = tl.zeros((P_PADDED,), tl.int64) - 1
+    if not IS_FIRST:
+        place_at = row_places_ptr + b * K + p
+        parent_place = tl.load(place_at, mask=is_parent, other=0, cache_modifier=".cg")
+        path_at = scores_ptr + b * M + parent_place
+        path = tl.load(path_at, mask=is_parent, other=0.0, cache_modifier=".cg")
+    wait_for_inputs(PDL)
     if STOPS and not IS_FIRST:  # noqa: SIM102  # what is compiled
         if has_stopped(levels_ptr, num_going_ptr, level, b):
             return
-    p = tl.arange(0, P_PADDED)
-    is_parent = p < P
     of_row = b * P + p
     tile = tl.arange(0, TILES)
     is_tile = is_parent[:, None] & (tile < tiles)[None, :]
@@ -213,11 +225,6 @@ def _write_level_kernel(
     peak = tl.max(peaks, axis=1)
     subtracted = tl.where(peak > float("-inf"), peak, 0.0)
     total = tl.sum(sums * tl.exp(peaks - subtracted[:, None]), axis=1)
-    path = tl.zeros((P_PADDED,), tl.float32)
-    parent_place = tl.zeros((P_PADDED,), tl.int64) - 1
-    if not IS_FIRST:
-        parent_place = tl.load(row_places_ptr + b * K + p, mask=is_parent, other=0)
-        path = tl.load(scores_ptr + b * M + parent_place, mask=is_parent, other=0.0)
     log_total = tl.log(tl.maximum(total, 1.0))  # as it is where a token has a probability
 
     child = tl.arange(0, CHILDREN)
@@ -270,8 +277,6 @@ def _write_level_kernel(
         is_before = is_better | (is_equal & (o[None, :] < flat[:, None]))
         rank += tl.sum((is_before & is_other[None, :]).to(tl.int32), axis=1)
     is_next = is_node & (rank < K)
-    idx = tl.load(sample_ptr + b)
-    row = tl.where(idx < 0, R, idx)
     if STOPS:
         prob = tl.exp(tl.max(scores, axis=0))
         decide(
@@ -286,7 +291,6 @@ def _write_level_kernel(
             row,
             IS_FIRST,
         )
-    position = tl.load(num_computed_ptr + row) + level
     is_valid = (idx >= 0) & (position < max_model_len)
     to = b * K + rank
     parent = flat // K_PADDED

@@ -72,7 +72,7 @@ def make(device, shape):
     state = RequestState(6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5)
     for tensor in buffers.tensors().values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
-    lengths = (5, 63, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
+    lengths = (63, 5, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
     for row, length in enumerate(lengths):
         own = 1 if row == 2 else shape.num_levels
         start_rows(
@@ -326,7 +326,7 @@ def test_all_rows_of_a_request_are_drawn_with_its_noise(device, num_reqs, monkey
 
 @pytest.mark.parametrize("G, C", [(2, 16), (3, 64)])
 def test_move_slots(device, G, C):
-    ours = torch.randn(3, 2, 7, G, 64, C, device=device)
+    ours = torch.randn(5, 2, 7, G, 64, C, device=device)
     theirs, before = ours.clone(), ours.clone()
     source = torch.tensor([5 * 64 + 3, -1, 5 * 64, 4 * 64 + 63, 300], device=device)
     target = torch.tensor([0, 17, 64 + 63, 2 * 64 + 1, -1], device=device)

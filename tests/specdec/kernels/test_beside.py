@@ -11,6 +11,7 @@ from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.linear import Sums, launch_linear
 from specdec.kernels.rotate_and_store import launch_rotate_and_store
 from tests.specdec.kernels.attention_cases import BF16, case
+from tests.specdec.kernels.tree_cases import random_tree, tree_case
 
 GROUP, G, C = 4, 8, 128
 TIMES = 40
@@ -46,23 +47,9 @@ def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
     moved = torch.cat([second.block_table[:-1] + num_before, second.block_table[-1:] + num_before])
     second = replace(second, block_table=moved)
     groups = first, second
-    T = first.num_rows + second.num_rows
     positions = torch.cat([each.positions for each in groups])
     slots = torch.cat([slots_of(each) for each in groups])
-    rope = torch.randn(2, 9216, C // 2, device="cuda").unbind()
-    weight = torch.randn(256, GROUP * G * C, device="cuda").to(BF16)
-    qkvs = torch.randn(TIMES, 1, T, (GROUP + 2) * G * C, device="cuda")
-
-    def run(how):
-        kv = cache.clone()
-        found = []
-        torch.cuda._sleep(BUSY)  # all launches wait for it, and follow each other at once
-        for qkv in qkvs:
-            q = launch_rotate_and_store(Sums(qkv, None), rope, None, positions, slots, kv)
-            out = torch.empty_like(q)
-            how(q, out, kv)
-            found.append(launch_linear(out.flatten(1), weight, None, BF16))
-        return torch.stack(found)
+    run = passes(positions, slots, cache)
 
     def beside(q, out, kv):
         both = first, replace(second, is_beside=True)
@@ -78,6 +65,53 @@ def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
     expected = run(alone)
     run(beside)  # compiles
     assert torch.equal(run(beside), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_trees", [2, 40])
+def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees):
+    """Of many trees one program walks all splits of shared keys, of few they are shared."""
+    torch.manual_seed(0)
+    trees = [random_tree((70, 1030, 4200, 300)[i % 4], 8, 4, i) for i in range(num_trees)]
+    case = tree_case(trees, H=GROUP * G, G=G, C=C, dtype=BF16, device="cuda")
+    plan = plan_launch(num_trees, 8, Heads(GROUP, G, C, 2), has_paths=True)
+    assert plan.is_split == (num_trees == 2)
+    run = passes(case.tree.positions, case.node_slots, case.cache)
+
+    def one_by_one(q, out, kv):
+        for launch in case.tree.launches:
+            torch.cuda.synchronize()
+            launch(out, q, *kv.unbind())
+        torch.cuda.synchronize()
+
+    def attend(q, out, kv):
+        launch_paged_attention(q, out, kv, case.tree)
+
+    run(attend)  # compiles
+    expected = run(one_by_one)
+    assert not expected.isnan().any()
+    assert torch.equal(run(attend), expected)
+
+
+def passes(positions, slots, cache):
+    """A call that computes TIMES passes over copies of the cache, by a call for their attention."""
+    T = len(positions)
+    rope = torch.randn(2, 9216, C // 2, device="cuda").unbind()
+    weight = torch.randn(256, GROUP * G * C, device="cuda").to(BF16)
+    qkvs = torch.randn(TIMES, 1, T, (GROUP + 2) * G * C, device="cuda")
+
+    def run(attend):
+        kv = cache.clone()
+        found = []
+        torch.cuda._sleep(BUSY)  # all launches wait for it, and follow each other at once
+        for qkv in qkvs:
+            q = launch_rotate_and_store(Sums(qkv, None), rope, None, positions, slots, kv)
+            out = torch.empty_like(q)
+            attend(q, out, kv)
+            found.append(launch_linear(out.flatten(1), weight, None, BF16))
+        return torch.stack(found)
+
+    return run
 
 
 def slots_of(rows):

@@ -25,7 +25,7 @@ from specdec.engine import Engine
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 
-CONTEXTS = "63,64,65,1023,1024,1025,4096,8191,8192,8193,16384,32000"
+CONTEXTS = "63,64,65,1023,1024,1025,1152,4096,4097,8191,8192,8193,16384,32000"
 
 
 class LogitHashes:

@@ -192,6 +192,7 @@ def _walk_trees_kernel(
     parent = tl.load(parents_ptr + first + i, mask=inside, other=-1, cache_modifier=".cg")
     state = tl.load(states_ptr + first + i, mask=inside, other=-1, cache_modifier=".cg")
     is_node = is_row & (state >= 0)
+    has_root = tl.max(tl.where(i == 0, state, -1), axis=0) >= 0  # not beyond the context's end
     prob_at = probs_ptr + row * X + i - 1
     prob = tl.load(prob_at, mask=is_node, other=0.0, cache_modifier=".cg")
     num_computed = tl.load(num_computed_ptr + row, cache_modifier=".cg")
@@ -211,7 +212,7 @@ def _walk_trees_kernel(
         choice = tl.sum(tl.where(i == current, target, 0), axis=0)
         tl.store(walked_ptr + b * D1 + depth, current)
         tl.store(out + depth, tl.where(is_here, choice, 0))
-        is_kept = is_here & is_real
+        is_kept = is_here & has_root
         position = num_computed + depth
         block = tl.where(position // S == near, near_block, far_block)
         slot = tl.where(is_kept, block * S + position % S, -1)
@@ -243,7 +244,7 @@ def _walk_trees_kernel(
     tl.store(out + D1 + X + 1 + i, tl.where(is_node, parent, -1), mask=is_result)
     scaled = tl.maximum((prob * ONE).to(tl.int64), 1)
     tl.store(out + D1 + 2 * X + 1 + i, tl.where(is_node, scaled, 0), mask=is_result)
-    tl.store(draft_positions_ptr + b, tl.where(is_real, num_computed + num_accepted, 0))
+    tl.store(draft_positions_ptr + b, tl.where(has_root, num_computed + num_accepted, 0))
     # the levels of chains may be padded further than the pass before them
     tl.store(draft_slots_ptr + b, idx * 0 - 1, mask=idx < 0)
     tl.store(num_live_ptr + row, idx * 0)
@@ -263,6 +264,7 @@ def walk_trees_ref(
     of_rows = (buffers.target_tokens, buffers.input_ids, tree.parents, buffers.sample_states)
     target_BN, tokens_BN, parents_BN, state_BN = (x[: B * N].view(B, N) for x in of_rows)
     is_node_BN = state_BN >= 0
+    has_root_B1 = is_node_BN[:, :1].clone()  # not beyond the context's end
     is_node_BN[:, 0] = False
     path_BQ = walk(target_BN, tokens_BN, parents_BN, is_node_BN, Q - 1)
     is_path_BQ = path_BQ >= 0
@@ -286,12 +288,12 @@ def walk_trees_ref(
     for column, value_BX, of_none in found:
         column[:B] = of_none
         column[:B, : N - 1] = value_BX
-    _lay_out_paths(buffers, state, N, path_BQ, chosen_BQ, accepted_B)
+    _lay_out_paths(buffers, state, N, path_BQ.where(has_root_B1, -1), chosen_BQ, accepted_B)
     row_B = buffers.sample_mapping[:B]
     if has_words:
         _keep_history(buffers, state, chosen_BQ, accepted_B)
     seed_B = state.num_computed_tokens[row_B] + accepted_B
-    buffers.draft_positions[:B] = torch.where(row_B < 0, 0, seed_B)
+    buffers.draft_positions[:B] = torch.where(has_root_B1[:, 0], seed_B, 0)
     state.num_computed_tokens[row_B] = seed_B + 1
     last_B1 = chosen_BQ.gather(1, accepted_B[:, None])
     state.last_sampled_tokens[row_B] = last_B1[:, 0].clamp(min=0)

@@ -143,7 +143,7 @@ def _fill_tree_kernel(
     tl.store(row_parents_ptr + at, parent, mask=inside)
     tl.store(num_valid_ptr + b, tl.sum(is_valid.to(tl.int64), axis=0))
     tl.store(sample_ptr + b, idx)
-    tl.store(path_starts_ptr + b, tl.where(is_real, first, 0))
+    tl.store(path_starts_ptr + b, tl.where(has_root, first, 0))
     # a slot without a request reads one key, whatever it holds: with none it would not be a number
     path_root = tl.where(has_root, root_slot, first_slot)
     here = at * D1
@@ -202,7 +202,7 @@ def fill_tree_ref(
     buffers.num_valid[:B] = is_valid_BN.sum(dim=1)
     buffers.sample_mapping[:B] = row_B
     tree.parents[:T] = rows.parents_BN.reshape(T)
-    tree.path_starts[:B] = torch.where(row_B1 >= 0, first_B1, 0)[:, 0]
+    tree.path_starts[:B] = torch.where(is_valid_BN[:, :1], first_B1, 0)[:, 0]
     _fill_paths(tree, rows, slot_BN, first_row_B1)
 
 

@@ -124,15 +124,19 @@ def _path_tails_kernel(
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
     first = split_of(path_start // S * S)
     split = first
+    # a row of padding may end before that split, or after the path; then it has no keys here
+    has_keys = (position >= split_start(first)) & (position - path_start < D1)
+    end = tl.where(has_keys, position + 1, split_start(first))
     peak, total, acc = no_keys(ROWS, C)
-    for start in range(split_start(first), position + 1, S):
+    for start in range(split_start(first), end, S):
         if start == split_start(split + 1):
             store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
             peak, total, acc = no_keys(ROWS, C)
             split += 1
         k, v, is_seen = _load_path_keys(path, start, g, G, S, C)
         peak, total, acc = attend_tile(q, k, v, is_seen[None, :], scale, peak, total, acc)
-    store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
+    if has_keys or not IS_SPLIT:  # split by split there may be no place for nothing
+        store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
     if not IS_SPLIT:  # noqa: SIM102  # what is compiled
         if split == first:  # there is no other: combine.py looks for one
             peak, total, acc = no_keys(ROWS, C)

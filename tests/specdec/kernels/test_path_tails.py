@@ -15,6 +15,7 @@ from specdec.kernels.attention.launch import launch_paged_attention, paged_atten
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.query_tiles import Heads, QueryTile
+from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.attention.twin import paged_attention_ref
 from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 
@@ -170,6 +171,27 @@ def test_padding_changes_no_row(device, cut, how):
     )
     padded = replace(case, q=case.q.index_fill(0, torch.arange(3, 10, device=device), torch.nan))
     assert torch.equal(padded.attend(how, rows)[:3], clean)
+
+
+def test_a_slot_at_the_end_of_the_context_writes_into_no_other(device, cut):
+    """Its rows are padding; for the split in which paths would begin there is no partial result."""
+    case = tree_case([Tree(base=1024, parents=[-1] * 3), random_tree(70, 3, 2)], device=device)
+    T, H, C = case.q.shape
+    is_split = plan_launch(2, 3, Heads(2, 2, C, 4), has_paths=True).is_split
+    num_parts = num_splits(1024) if is_split else 3
+    rows = replace(
+        case.tree,
+        max_seq_len=1024,
+        positions=case.tree.positions.index_fill(0, torch.arange(3, device=device), 0),
+        workspace=torch.zeros(T * H * num_parts * (C + 2), device=device),
+    )
+    case.attend(launch_paged_attention, rows)
+    rows.workspace.fill_(torch.nan)
+    tails = rows.launches[0]
+    tails(case.q.clone(), case.q, *case.cache.unbind())
+    acc = rows.workspace[: T * H * num_parts * C].view(T, H, num_parts, C)
+    assert acc[3, :, 0].isnan().all()  # the walk's, of the next slot
+    assert acc[3:, :, 1].isfinite().all()
 
 
 def test_the_kernel_is_its_twin(device):

@@ -33,7 +33,7 @@ from specdec.stepping.state import RequestState
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MAX_LEN = 150
-NUM_REQS = 5
+NUM_REQS = 6
 SHAPES = [
     TreeShape(num_levels=3, top_k=3, num_nodes=7),
     TreeShape(num_levels=2, top_k=4, num_nodes=16),
@@ -56,7 +56,10 @@ def shape(request):
 
 
 def make(device, shape):
-    """5 batch slots, the fourth of which is padding; poison where nothing is written."""
+    """6 batch slots, the fourth of which is padding, and the last at the end of its context.
+
+    Poison where nothing is written.
+    """
     sizes = BufferSizes(
         max_tokens=128,
         max_reqs=6,
@@ -72,7 +75,7 @@ def make(device, shape):
     state = RequestState(6, shape.max_depth, 3, 99, device, num_nodes=shape.num_nodes, vocab_size=5)
     for tensor in buffers.tensors().values():
         tensor.fill_(-999 if tensor.dtype == torch.int64 else torch.nan)
-    lengths = (63, 5, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
+    lengths = (63, MAX_LEN, 64, MAX_LEN - 2, MAX_LEN - 1, 7)
     for row, length in enumerate(lengths):
         own = 1 if row == 2 else shape.num_levels
         start_rows(
@@ -91,7 +94,7 @@ def make(device, shape):
     )
     state.num_computed_tokens[-1] = 10**6
     state.last_sampled_tokens.copy_(torch.arange(7) + 100)
-    buffers.idx_mapping[:NUM_REQS] = torch.tensor([4, 0, 2, -1, 3], device=device)
+    buffers.idx_mapping[:NUM_REQS] = torch.tensor([4, 0, 2, -1, 3, 1], device=device)
     return buffers, state
 
 
@@ -129,7 +132,8 @@ def test_fill_tree(device, shape, num_cut):
     launch_fill_tree(*ours, NUM_REQS, N, MAX_LEN)
     fill_tree_ref(*theirs, NUM_REQS, N, MAX_LEN)
     assert_same(ours, theirs)
-    assert ours[0].num_valid[:NUM_REQS].tolist()[3] == 0
+    assert ours[0].num_valid[3] == ours[0].num_valid[5] == 0
+    assert ours[0].tree.path_starts[5] == 0
     assert ours[0].num_valid[0] == 1  # at the end of the context there is room for the root alone
     assert ours[0].num_valid[1] == N
     rows = ours[0].tree.path_rows[: NUM_REQS * N]
@@ -158,7 +162,9 @@ def assert_chains_can_follow(buffers, state, path_len):
     assert state.num_live_drafts[rows].tolist() == [0] * len(rows)
     assert not buffers.draft_tokens[:NUM_REQS].any()
     assert (int(buffers.draft_positions[3]), int(buffers.draft_slots[3])) == (0, -1)
-    assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [b * path_len for b in range(6)]
+    assert buffers.verify_start_loc[: NUM_REQS + 1].tolist() == [
+        b * path_len for b in range(NUM_REQS + 1)
+    ]
 
 
 @pytest.mark.parametrize("num_cut", [0, 1])
@@ -294,8 +300,8 @@ def test_every_next_row_has_a_node_of_its_own(device):
 def drawn(logits, rows_per_req, level, d2t):
     """Of greedy and sampled requests, with and without a floor."""
     device = logits.device
-    temperature = torch.tensor([0.7, 0.0, 1.0, 0.0, 1.3], device=device)
-    floor = torch.tensor([-torch.inf, 1e9, 1.0, 0.0, -2.0], device=device)
+    temperature = torch.tensor([0.7, 0.0, 1.0, 0.0, 1.3, 0.5], device=device)
+    floor = torch.tensor([-torch.inf, 1e9, 1.0, 0.0, -2.0, -torch.inf], device=device)
     X = len(logits)
     keys = NoiseKeys(
         temperatures=temperature.repeat_interleave(rows_per_req),
@@ -314,7 +320,7 @@ def test_all_rows_of_a_request_are_drawn_with_its_noise(device, num_reqs, monkey
     """Of one request too, whose mapping repeats without a copy."""
     monkeypatch.setattr(row_parameters, "pick", lambda _, launch, twin: launch)
     buffers, state = make(device, SHAPES[0])
-    rows = torch.tensor([4, 0, 2, -1, 3], device=device)
+    rows = torch.tensor([4, 0, 2, -1, 3, 1], device=device)
     buffers.sample_mapping[:NUM_REQS] = rows
     state.sampling.seeds[:] = torch.randint(0, 1 << 31, state.sampling.seeds.shape)
     draft = SimpleNamespace(buffers=buffers, state=state, d2t=None)

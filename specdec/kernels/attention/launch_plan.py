@@ -27,8 +27,8 @@ SHARERS = 1056, 4
 RAGGED_SHARERS = 2112, 2
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 # (programs, warps of each) for paths' last keys: of many programs more fit a multiprocessor with
-# fewer warps. Measured: 64 to 256, 512 and 1,024 programs. More than these have MANY_TAILS_WARPS,
-# or 4 where a key has more than SMALL_KEY bytes.
+# fewer warps. Measured with 64 to 256, 512 and 1,024 programs, when tails came after the walk. More
+# than these have MANY_TAILS_WARPS, or 4 where a key has more than SMALL_KEY bytes.
 TAIL_WARPS = ((128, 8), (264, 4))
 MANY_TAILS_WARPS = 2
 SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both

@@ -30,8 +30,8 @@ def prepare_walk(given: Pass) -> Repeated:
     """For each query tile and kv head: one program, or as many as share its splits."""
     rows, plan, heads = given.rows, given.plan, given.heads
     in_one_loop = not plan.is_split and not plan.tile.skips_masks
-    follows = plan.is_split or not rows.is_beside
     has_paths = rows.paths is not None
+    is_beside = plan.is_helped or has_paths or (rows.is_beside and not plan.is_split)
     return Repeated(
         _paged_attention_kernel,
         (
@@ -45,7 +45,7 @@ def prepare_walk(given: Pass) -> Repeated:
             plan.tiles,
             *given.numbers(),
             *given.limits(),
-            int(plan.is_helped or has_paths or not follows),
+            int(is_beside),
             *need().values(),
         ),
         constants={

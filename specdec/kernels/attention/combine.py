@@ -6,29 +6,35 @@ from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.head_columns import block_of, columns
+from specdec.kernels.head_columns import block_of
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
 
 COMBINERS = 264  # programs for long slots: two a multiprocessor
-# partial results on their way at a time, of rows with few and with many; measured on an H200
-FEW_AT_ONCE = 8
-MANY_AT_ONCE = 16
+# measured on an H200
+FEW_AT_ONCE = 8  # partial results on their way at a time, of rows with so many at most
+MANY_AT_ONCE = 16  # of others
+FEW_PROGRAMS = 64  # rows x heads up to which several programs take columns of each
+COLUMNS = 32  # of each of them, one a lane; of a helper's item, too
 
 
 def prepare_combine(given: Pass) -> Repeated:
-    """For each row and head: one program adds up what the programs of its query tile left."""
+    """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
+    H = heads.group * heads.G
+    block = block_of(heads.C)
+    width = min(COLUMNS, block) if rows.num_rows * H <= FEW_PROGRAMS else block
     return Repeated(
         _combine_kernel,
-        (rows.num_rows, heads.group * heads.G, 1),
+        (rows.num_rows, H, -(-heads.C // width)),
         then=(parts.acc, parts.stats, rows.positions, parts.num_splits, *need().values()),
         constants={
             **given.constants,
             "IS_SUMMED": not given.plan.is_split,
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
+            "COLUMNS": width,
         },
         options={"num_warps": 1, **given.options},
     )
@@ -50,6 +56,7 @@ def _combine_kernel(
     IS_SUMMED: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -60,12 +67,13 @@ def _combine_kernel(
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
     wait_for_inputs(PDL)
     if is_needed:
+        c = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         parts = acc_ptr, stats_ptr, (t * H + head) * NS
         if IS_SUMMED:
-            _, total, acc = add_last_parts(parts, C)
+            _, total, acc = add_last_parts(parts, c, C)
         else:
-            _, total, acc = add_all_parts(parts, position, C, FEW, MANY)
-        store_row(out_ptr, t * H + head, total, acc, C)
+            _, total, acc = add_parts(parts, parts_of(position), c, C, FEW, MANY)
+        store_row(out_ptr, t * H + head, total, acc, c, C)
 
 
 def prepare_combine_long(given: Pass) -> Repeated:
@@ -90,6 +98,7 @@ def prepare_combine_long(given: Pass) -> Repeated:
             "SLOTS": given.plan.slots,
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
+            "COLUMNS": min(COLUMNS, block_of(given.heads.C)),
         },
         options={"num_warps": 1, **given.options},
     )
@@ -117,51 +126,47 @@ def _combine_long_kernel(
     SLOTS: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     let_the_next_start(PDL)
     last_of_slots = last_positions((positions_ptr, starts_ptr, B, query_len), IS_UNIFORM, SLOTS)
     is_shared_slot, place = shared_slots(last_of_slots, alone_keys, most)
-    num_items = tl.sum(is_shared_slot.to(tl.int32), axis=0) * query_len * H
+    heads = H * ((C + COLUMNS - 1) // COLUMNS)  # and columns of each
+    num_items = tl.sum(is_shared_slot.to(tl.int32), axis=0) * query_len * heads
     if needed_ptr is not None:
         num_items = tl.where(tl.load(needed_ptr, cache_modifier=".cg") == 0, 0, num_items)
     wait_for_inputs(PDL)
     # each takes its items of all rows and heads
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        part_row = item // H
+        part_row = item // heads
         is_here = is_shared_slot & (place == part_row // query_len)
         b = tl.max(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
         start, end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
         t = (start + part_row % query_len).to(tl.int64)
         if t < end:
-            parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + item % H) * NS
-            position = tl.load(positions_ptr + t)
-            _, total, acc = add_all_parts(parts, position, C, FEW, MANY)
-            store_row(out_ptr, t * H + item % H, total, acc, C)
+            head = item % H
+            c = item % heads // H * COLUMNS + tl.arange(0, COLUMNS)
+            parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + head) * NS
+            num_parts = parts_of(tl.load(positions_ptr + t))
+            _, total, acc = add_parts(parts, num_parts, c, C, FEW, MANY)
+            store_row(out_ptr, t * H + head, total, acc, c, C)
 
 
 @jit
-def add_all_parts(parts, position, C: tl.constexpr, FEW: tl.constexpr, MANY: tl.constexpr):
-    """Of one head of a row: the partial results of all splits up to its position, as one."""
-    num_parts = (split_of(position) + 1).to(tl.int32)
-    peak = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    acc = tl.zeros((block_of(C),), tl.float32)
-    if num_parts > 2 * FEW:
-        peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, MANY)
-    else:
-        peak, total, acc = add_parts(parts, 0, num_parts, peak, total, acc, C, FEW)
-    return peak, total, acc
+def parts_of(position):
+    """How many partial results a row has: one of each split up to its position."""
+    return (split_of(position) + 1).to(tl.int32)
 
 
 @jit
-def add_last_parts(parts, C: tl.constexpr):
+def add_last_parts(parts, c, C: tl.constexpr):
     """Of a path's row: the splits before the one in which it begins, which are one, and the rest.
 
     The first is taken as it is: added to nothing, -0.0 would be 0.0.
     """
-    peak, total, acc = load_part(parts, 0, True, C)
+    peak, total, acc = load_part(parts, 0, c, C)
     for i in tl.static_range(1, 3):
-        part_peak, part_total, part_acc = load_part(parts, i, True, C)
+        part_peak, part_total, part_acc = load_part(parts, i, c, C)
         is_there = part_peak != float("-inf")
         new_peak, new_total, new_acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
         peak = tl.where(is_there, new_peak, peak)
@@ -171,8 +176,7 @@ def add_last_parts(parts, C: tl.constexpr):
 
 
 @jit
-def store_row(out_ptr, row, total, acc, C: tl.constexpr):
-    """One head of a row [C]. row: of [T x H], int64"""
-    c = columns(C)
+def store_row(out_ptr, row, total, acc, c, C: tl.constexpr):
+    """Columns c of one head of a row. row: of [T x H], int64"""
     out = (acc / total).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * C + c, out, mask=c < C)

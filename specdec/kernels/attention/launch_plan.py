@@ -25,7 +25,9 @@ FEW = 32  # programs up to which smaller tiles make more of them
 # warps.
 SHARERS = 1056, 4
 RAGGED_SHARERS = 2112, 2
+PATH_SHARERS = 528, 4  # beside the programs of paths' last keys
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
+PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # (programs, warps of each) for paths' last keys: of many programs more fit a multiprocessor with
 # fewer warps. Measured with 64 to 256, 512 and 1,024 programs, when tails came after the walk. More
 # than these have MANY_TAILS_WARPS, or 4 where a key has more than SMALL_KEY bytes.
@@ -87,6 +89,8 @@ def plan_launch(
     is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < _full(has_paths)
     if is_split:
         tile = _sharing_tile(B, usual, max_query_len, heads)
+        if has_paths:
+            tile = query_tile(min(usual * heads.group, PATH_ROWS), heads)
     tokens = _tokens(tile, heads)
     tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
@@ -96,6 +100,8 @@ def plan_launch(
     sharers, walk_warps = 1, tile.num_warps
     if is_split:
         programs, walk_warps = RAGGED_SHARERS if is_ragged else SHARERS
+        if has_paths:
+            programs, walk_warps = PATH_SHARERS
         sharers = -(-programs // (usual_tiles * heads.G))
     return Launch(
         tile,

@@ -1,63 +1,95 @@
 """Partial results of attention in memory: how kernels leave them there, and add them up in order.
 
 Each is a peak, a total and weighted values of a row (splits.py); workspace.py says where they are.
-Several are loaded at once, because a load takes longer than adding what it brings; they are added
-one after another, so the bits are those of a program that adds each as soon as it has it.
+Several are loaded at once, because a load takes longer than adding what it brings, and the powers
+of 2 that bring them to common peaks are computed for all of these together. Then they are added one
+after another, so the bits are those of a program that adds each as soon as it has it.
 """
 
 from specdec.kernels import jit, tl
-from specdec.kernels.attention.splits import add_part
+from specdec.kernels.attention.splits import weigh
 from specdec.kernels.head_columns import columns, inside_columns
 
 
 @jit
-def add_parts(parts, first, end, peak, total, acc, C: tl.constexpr, AT_ONCE: tl.constexpr):
-    """A partial result of one row, and the stored ones of index first .. end - 1, as one.
+def add_parts(
+    parts, num_parts, c, C: tl.constexpr, FEW_AT_ONCE: tl.constexpr, MANY_AT_ONCE: tl.constexpr
+):
+    """The stored partial results of one row, as one: peak, total, and values of columns c [block].
 
-    Peak and total are numbers, acc is [block of C]: rows of a tile would have layouts, and the same
-    peaks would be computed for each of them.
+    The bits are those of `add_part`, one after another.
     """
-    loaded = load_parts(parts, first, end, C, AT_ONCE)
-    whole = end - (end - first) % AT_ONCE
-    for start in range(first, whole, AT_ONCE):
-        following = load_parts(parts, start + AT_ONCE, end, C, AT_ONCE)
-        for i in tl.static_range(AT_ONCE):
-            peak, total, acc = add_part(
-                peak, total, acc, loaded[3 * i], loaded[3 * i + 1], loaded[3 * i + 2]
-            )
-        loaded = following
-    if whole < end:
-        for i in tl.static_range(AT_ONCE):
-            new_peak, new_total, new_acc = add_part(
-                peak, total, acc, loaded[3 * i], loaded[3 * i + 1], loaded[3 * i + 2]
-            )
-            # adding an absent one would turn -0.0 into 0.0
-            is_there = whole + i < end
-            peak = tl.where(is_there, new_peak, peak)
-            total = tl.where(is_there, new_total, total)
-            acc = tl.where(is_there, new_acc, acc)
+    peak = tl.full((), float("-inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    acc = tl.zeros(c.shape, tl.float32)
+    if num_parts <= FEW_AT_ONCE:
+        few = load_parts(parts, 0, num_parts, c, C, FEW_AT_ONCE)
+        peak, total, acc = add_loaded(peak, total, acc, few, FEW_AT_ONCE)
+    else:
+        many = load_parts(parts, 0, num_parts, c, C, MANY_AT_ONCE)
+        for start in range(MANY_AT_ONCE, num_parts + MANY_AT_ONCE, MANY_AT_ONCE):
+            following = load_parts(parts, start, num_parts, c, C, MANY_AT_ONCE)
+            peak, total, acc = add_loaded(peak, total, acc, many, MANY_AT_ONCE)
+            many = following
     return peak, total, acc
 
 
 @jit
-def load_parts(parts, first, end, C: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Peak, total and values of one partial result after another; of no keys from index end on."""
-    loaded = ()
-    for i in tl.static_range(AT_ONCE):
-        loaded = loaded + load_part(parts, first + i, first + i < end, C)
+def load_parts(parts, first, end, c, C: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Peaks, those before each, totals [AT_ONCE]; values [block of c] of one after another.
+
+    From index `end` on: such as change nothing. -0.0 added to any number is that number, whose sign
+    0.0 would not keep.
+    """
+    acc_ptr, stats_ptr, row = parts
+    i = tl.arange(0, AT_ONCE)
+    stats_at = stats_ptr + (row + first + i) * 2
+    is_there = first + i < end
+    peaks = tl.load(stats_at, mask=is_there, other=float("-inf"))
+    before = tl.load(stats_at - 2, mask=(first + i <= end) & (i > 0), other=float("-inf"))
+    totals = tl.load(stats_at + 1, mask=is_there, other=0.0)
+    loaded = peaks, before, totals
+    minus_zero = tl.full((), -(2**31), tl.int32).to(tl.float32, bitcast=True)  # -0.0 becomes 0.0
+    for part in tl.static_range(AT_ONCE):
+        at = acc_ptr + (row + first + part) * C + c
+        values = tl.load(at, mask=(first + part < end) & (c < C), other=minus_zero)
+        loaded = loaded + (values,)
     return loaded
 
 
 @jit
-def load_part(parts, index, is_written, C: tl.constexpr):
-    """The partial result of this index of a row; of no keys where none was written."""
-    acc_ptr, stats_ptr, first = parts
-    c = columns(C)
-    at = first + index
-    peak = tl.load(stats_ptr + at * 2, mask=is_written, other=float("-inf"))
-    total = tl.load(stats_ptr + at * 2 + 1, mask=is_written, other=0.0)
-    acc = tl.load(acc_ptr + at * C + c, mask=is_written & (c < C), other=0.0)
-    return peak, total, acc
+def add_loaded(peak, total, acc, loaded, AT_ONCE: tl.constexpr):
+    """A partial result and those that `load_parts` found behind it."""
+    peaks, before, totals = loaded[0], loaded[1], loaded[2]
+    before = tl.where(tl.arange(0, AT_ONCE) == 0, peak, before)
+    decays, weights, peaks = weigh(tl.associative_scan(before, 0, _maximum), peaks)
+    totals = totals * weights
+    for i in tl.static_range(AT_ONCE):
+        decay = _number(decays, i)
+        total = tl.fma(total, decay, _number(totals, i))
+        weighted = loaded[3 + i] * _number(weights, i)
+        acc = tl.fma(acc, tl.broadcast_to(decay, acc.shape), weighted)
+    return tl.max(peaks, axis=0), total, acc
+
+
+@jit
+def _maximum(a, b):
+    return tl.maximum(a, b)
+
+
+@jit
+def _number(x, i: tl.constexpr):
+    """Element i of x."""
+    return tl.max(tl.gather(x, tl.full((1,), i, tl.int32), 0), axis=0)
+
+
+@jit
+def load_part(parts, index, c, C: tl.constexpr):
+    """The partial result of this index of a row: peak, total, and values of columns c."""
+    acc_ptr, stats_ptr, row = parts
+    at = row + index
+    acc = tl.load(acc_ptr + at * C + c, mask=c < C, other=0.0)
+    return tl.load(stats_ptr + at * 2), tl.load(stats_ptr + at * 2 + 1), acc
 
 
 @jit

@@ -62,11 +62,11 @@ KERNELS = (
         path_tails._path_tails_kernel,
         HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16},
     ),
-    (combine._combine_kernel, HEADS | {"IS_SUMMED": False, "FEW": 8, "MANY": 16}),
+    (combine._combine_kernel, HEADS | {"IS_SUMMED": False, "FEW": 16, "MANY": 32, "COLUMNS": 32}),
     (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
     (
         combine._combine_long_kernel,
-        HEADS | {"IS_UNIFORM": True, "SLOTS": 8, "FEW": 8, "MANY": 16},
+        HEADS | {"IS_UNIFORM": True, "SLOTS": 8, "FEW": 16, "MANY": 32, "COLUMNS": 32},
     ),
 )
 

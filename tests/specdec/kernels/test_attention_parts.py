@@ -6,7 +6,8 @@ from torch import Tensor
 
 from specdec.kernels import tl, triton
 from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE
-from specdec.kernels.attention.parts import add_parts
+from specdec.kernels.attention.parts import add_parts, load_part
+from specdec.kernels.attention.splits import add_part
 
 C = 16
 
@@ -16,44 +17,72 @@ def _sum_kernel(
     out_ptr,  # [C + 2] values, peak, total
     acc_ptr,  # [N, C]
     stats_ptr,  # [N, 2]
-    first,
-    end,
+    num_parts,
     C: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
 ):
     parts = acc_ptr, stats_ptr, 0
-    peak = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    acc = tl.zeros((C,), tl.float32)
-    peak, total, acc = add_parts(parts, first, end, peak, total, acc, C, AT_ONCE)
-    tl.store(out_ptr + tl.arange(0, C), acc)
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    if FEW == 0:
+        peak = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        acc = tl.zeros((COLUMNS,), tl.float32)
+        for i in range(num_parts):
+            part_peak, part_total, part_acc = load_part(parts, i, c, C)
+            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+    else:
+        peak, total, acc = add_parts(parts, num_parts, c, C, FEW, MANY)
+    tl.store(out_ptr + c, acc, mask=c < C)
     tl.store(out_ptr + C, peak)
     tl.store(out_ptr + C + 1, total)
 
 
-def added(values: Tensor, stats: Tensor, first: int, end: int, at_once: int) -> Tensor:
-    """The bits of parts first .. end - 1 as one; those not asked for are NaN."""
+def added(
+    values: Tensor, stats: Tensor, num_parts: int, few: int, many: int = 1, columns: int = C
+) -> Tensor:
+    """The bits of the first parts as one; the others are NaN. few: 0, one after another."""
     values, stats = values.clone(), stats.clone()
     for x in (values, stats):
-        x[:first] = torch.nan
-        x[end:] = torch.nan
+        x[num_parts:] = torch.nan
     out = torch.full((C + 2,), torch.nan, device=values.device)
-    _sum_kernel[(1,)](out, values, stats, first, end, C, at_once, num_warps=1)
+    options = {"num_warps": 1, "enable_fp_fusion": False}
+    grid = (-(-C // columns),)
+    _sum_kernel[grid](out, values, stats, num_parts, C, columns, few, many, **options)
     return out.view(torch.int32)
 
 
-@pytest.mark.parametrize("at_once", [FEW_AT_ONCE, MANY_AT_ONCE])
-@pytest.mark.parametrize("first, end", [(0, 1), (0, 7), (0, 8), (0, 9), (3, 17), (5, 5)])
-def test_parts_are_added_in_order_however_many_at_once(exact_device, first, end, at_once):
-    values = torch.randn(20, C, device=exact_device)
-    stats = torch.randn(20, 2, device=exact_device).mul(5).abs()
-    one_by_one = added(values, stats, first, end, 1)
-    assert torch.equal(added(values, stats, first, end, at_once), one_by_one)
+@pytest.mark.parametrize("columns", [C, 8])
+@pytest.mark.parametrize("few, many", [(2, 4), (4, 8), (FEW_AT_ONCE, MANY_AT_ONCE)])
+@pytest.mark.parametrize("num_parts", [1, 2, 4, 5, 7, 8, 9, 16, 17, 33, 70])
+def test_parts_are_added_in_order_however_many_at_once(
+    exact_device, num_parts, few, many, columns
+):
+    values = torch.randn(70, C, device=exact_device)
+    stats = torch.randn(70, 2, device=exact_device).mul(5)
+    stats[:, 1].abs_()
+    one_by_one = added(values, stats, num_parts, 0)
+    assert not one_by_one.view(torch.float32).isnan().any()
+    assert torch.equal(added(values, stats, num_parts, few, many, columns), one_by_one)
 
 
-def test_an_absent_part_keeps_the_sign_of_zero(exact_device):
-    values = torch.tensor([[-1e-38], [-0.0]], device=exact_device).repeat(1, C)
-    stats = torch.tensor([[0.0, 1.0], [140.0, 1.0]], device=exact_device)
-    found = added(values, stats, 0, 2, FEW_AT_ONCE).view(torch.float32)
+def test_a_part_without_keys_is_added_as_one(exact_device):
+    """Its peak is -inf and its total 0, before all others, among them and alone."""
+    values = torch.randn(6, C, device=exact_device)
+    stats = torch.rand(6, 2, device=exact_device)
+    for i in (0, 1, 3):
+        values[i], stats[i, 0], stats[i, 1] = 0, -torch.inf, 0
+    for num_parts in range(1, 7):
+        one_by_one = added(values, stats, num_parts, 0)
+        for few, many in ((2, 4), (8, 16)):
+            assert torch.equal(added(values, stats, num_parts, few, many), one_by_one)
+
+
+@pytest.mark.parametrize("few, many", [(2, 4), (FEW_AT_ONCE, MANY_AT_ONCE)])
+def test_an_absent_part_keeps_the_sign_of_zero(exact_device, few, many):
+    values = torch.tensor([[-1e-38], [-0.0], [-0.0]], device=exact_device).repeat(1, C)
+    stats = torch.tensor([[0.0, 1.0], [140.0, 1.0], [140.0, 1.0]], device=exact_device)
+    found = added(values, stats, 3, few, many).view(torch.float32)
     assert (found[:C] == 0).all()
     assert found[:C].signbit().all()

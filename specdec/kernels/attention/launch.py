@@ -51,8 +51,8 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     walk = prepare_walk(given)
     if given.plan.is_split or rows.paths is not None:
         combine = prepare_combine(given)
-        first = [] if rows.paths is None else [_without_out(prepare_tails(given))]
-        return [*first, walk, lambda out, *_: combine(out)]
+        tails = [] if rows.paths is None else [_without_out(prepare_tails(given))]
+        return [walk, *tails, lambda out, *_: combine(out)]
     if not given.plan.is_helped:
         return [walk]
     # adding up waits for what was shared, and runs beside the walk of the other slots

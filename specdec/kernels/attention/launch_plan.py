@@ -29,9 +29,9 @@ PATH_SHARERS = 528, 4  # beside the programs of paths' last keys
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # (programs, warps of each) for paths' last keys: of many programs more fit a multiprocessor with
-# fewer warps. Measured with 64 to 256, 512 and 1,024 programs, when tails came after the walk. More
-# than these have MANY_TAILS_WARPS, or 4 where a key has more than SMALL_KEY bytes.
-TAIL_WARPS = ((128, 8), (264, 4))
+# fewer warps, beside those of the walk. More than these have MANY_TAILS_WARPS, or 4 where a key has
+# more than SMALL_KEY bytes.
+TAIL_WARPS = ((128, 4),)
 MANY_TAILS_WARPS = 2
 SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an

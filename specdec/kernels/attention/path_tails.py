@@ -1,11 +1,13 @@
 """Attention over the last keys of rows whose paths are stored one slot at a time, as a tree's are.
 
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
-go on in cache slots named row by row. walk.py attends to the splits of shared keys before the one
-in which the paths begin, many rows at once. Beside it one program a row and kv head attends to that
-split, shared keys and the row's own, and to the next one if the path reaches it; both leave partial
-results, which combine.py adds up. A key has the column of its position in its tile, whichever slot
-it lies in, so a row gets the bits of plain decoding.
+go on in cache slots named row by row. walk.py attends to the shared tiles before the one in which
+the paths begin, many rows at once. One program a row and kv head attends to that tile, shared keys
+and the row's own, and to the next one if the path reaches it; both leave partial results, which
+combine.py adds up. Where the walk had tiles of the same split, the program goes on with their
+partial result; else it runs beside the walk, as it does up to 1,024 keys, where a split is a tile.
+A key has the column of its position in its tile, whichever slot it lies in, so a row gets the bits
+of plain decoding.
 """
 
 import torch
@@ -14,12 +16,13 @@ from torch import Tensor
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.parts import store_part
+from specdec.kernels.attention.parts import load_rows, store_part
 from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.splits import (
     Part,
     attend_tile,
     attend_tile_ref,
+    is_begun,
     no_keys,
     split_of,
     split_start,
@@ -28,7 +31,7 @@ from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_s
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin_beside
+from specdec.kernels.overlap import begin_beside, end_beside
 from specdec.kernels.repeated import Repeated
 
 LONGEST = 64  # rows of a path, the keys of the smallest split: it reaches two at most
@@ -116,19 +119,24 @@ def _path_tails_kernel(
     position = tl.load(positions_ptr + t, cache_modifier=".cg")
     path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
     keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
-    begin_beside(0, PDL)
+    path_tile = path_start // S * S
+    goes_on = is_begun(path_tile)
+    begin_beside(tl.where(goes_on, 0, 1), PDL)
     if not is_busy:
+        end_beside(PDL)
         return
     q = load_queries(q_ptr, t, head, inside, H, C)
     path = keys, path_slots_ptr + t * D1, path_start, D1, position
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
-    first = split_of(path_start // S * S)
+    first = split_of(path_tile)
     split = first
-    # a row of padding may end before that split, or after the path; then it has no keys here
-    has_keys = (position >= split_start(first)) & (position - path_start < D1)
-    end = tl.where(has_keys, position + 1, split_start(first))
+    # a row of padding may end before that tile, or after the path; then it has no keys here
+    has_keys = (position >= path_tile) & (position - path_start < D1)
+    end = tl.where(has_keys, position + 1, path_tile)
     peak, total, acc = no_keys(ROWS, C)
-    for start in range(split_start(first), end, S):
+    if goes_on:
+        peak, total, acc = load_rows(parts, _place_of(first, first, IS_SPLIT), C)
+    for start in range(path_tile, end, S):
         if start == split_start(split + 1):
             store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
             peak, total, acc = no_keys(ROWS, C)
@@ -141,6 +149,7 @@ def _path_tails_kernel(
         if split == first:  # there is no other: combine.py looks for one
             peak, total, acc = no_keys(ROWS, C)
             store_part(parts, 2, peak, total, acc, C)
+    end_beside(PDL)
 
 
 @jit

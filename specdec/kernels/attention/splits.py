@@ -43,6 +43,12 @@ def split_of(key):
 
 
 @jit
+def is_begun(tile):
+    """Whether keys before this tile, by its first key, are of the same split."""
+    return tile > split_start(split_of(tile))
+
+
+@jit
 def attend_split(
     q,
     keys,
@@ -84,7 +90,7 @@ def attend_split(
 def attend_all(
     q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr
 ):
-    """Of all keys, split by split: peak, total and weighted values, as of `attend_split`.
+    """Of all keys, split by split: of the last split, and of those before it, as `attend_split`.
 
     In one loop, so that the next tiles are on their way across the borders of splits, too.
     """
@@ -106,7 +112,7 @@ def attend_all(
         part_peak, part_total, part_acc = attend_tile(
             q, k, v, is_seen, scale, part_peak, part_total, part_acc
         )
-    return add_part(peak, total, acc, part_peak, part_total, part_acc)
+    return part_peak, part_total, part_acc, peak, total, acc
 
 
 @jit

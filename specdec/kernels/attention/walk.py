@@ -2,8 +2,8 @@
 
 A program takes all splits of its tile, adds them up and writes the rows; or programs share them and
 leave a partial result of each (combine.py). Rows of a tree have their last keys elsewhere: their
-programs leave partial results too (path_tails.py). Tiles of long slots may be left out
-(long_slots.py).
+programs leave partial results of whole tiles before these (path_tails.py). Tiles of long slots may
+be left out (long_slots.py).
 """
 
 from specdec.kernels import jit, next_power_of_2, tl
@@ -15,6 +15,7 @@ from specdec.kernels.attention.splits import (
     add_part,
     attend_all,
     attend_split,
+    is_begun,
     no_keys,
     split_of,
     split_start,
@@ -31,7 +32,8 @@ def prepare_walk(given: Pass) -> Repeated:
     rows, plan, heads = given.rows, given.plan, given.heads
     in_one_loop = not plan.is_split and not plan.tile.skips_masks
     has_paths = rows.paths is not None
-    is_beside = plan.is_helped or has_paths or (rows.is_beside and not plan.is_split)
+    has_parts = plan.is_split or has_paths  # in memory that rows before may still use
+    is_beside = plan.is_helped or (rows.is_beside and not has_parts)
     return Repeated(
         _paged_attention_kernel,
         (
@@ -136,9 +138,9 @@ def _paged_attention_kernel(
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
     )
-    if HAS_PATHS:  # only splits before the one in which paths begin
+    if HAS_PATHS:  # only tiles before the one in which paths begin
         path_tile = tl.load(path_starts_ptr + b, cache_modifier=".cg") // S * S
-        last = tl.minimum(last, split_start(split_of(path_tile)) - 1)
+        last = tl.minimum(last, path_tile - 1)
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
     keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
@@ -153,10 +155,16 @@ def _paged_attention_kernel(
         return
     q = load_queries(q_ptr, t, head, inside, H, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+    peak, total, acc = no_keys(TOKENS * GROUP, C)
     if IN_ONE_LOOP:
-        peak, total, acc = attend_all(q, keys, position, last, scale, g, G, S, C)
+        part_peak, part_total, part_acc, peak, total, acc = attend_all(
+            q, keys, position, last, scale, g, G, S, C
+        )
+        if HAS_PATHS and is_begun(path_tile):
+            store_part(parts, 1, part_peak, part_total, part_acc, C)
+        else:
+            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     else:
-        peak, total, acc = no_keys(TOKENS * GROUP, C)
         while split_start(turn) <= last:
             split = turn
             if IS_SPLIT:  # the longest ones first: at the end all programs are busy
@@ -166,6 +174,8 @@ def _paged_attention_kernel(
             )
             if IS_SPLIT:
                 store_part(parts, split, part_peak, part_total, part_acc, C)
+            elif HAS_PATHS and split_start(split + 1) > path_tile:  # paths go on with it
+                store_part(parts, 1, part_peak, part_total, part_acc, C)
             else:
                 peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
             turn += sharers

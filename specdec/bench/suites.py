@@ -1,9 +1,10 @@
 """What `specdec bench` can measure: each suite is a function from a Bench to rows of a table."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 from specdec.bench.attention import attention
-from specdec.bench.bench import MOST_CONTEXT, Bench, refused
+from specdec.bench.bench import MOST_CONTEXT, Bench
 from specdec.bench.capture import capture, memory, padding
 from specdec.bench.card import bytes_of
 from specdec.bench.cold import cold_rows
@@ -23,7 +24,7 @@ from specdec.bench.trees import trees
 from specdec.bench.zero import zero
 from specdec.config import AUTO
 from specdec.engine import Engine
-from specdec.sizes import BLOCK_SIZE
+from specdec.sizes import BLOCK_SIZE, TreeShape
 from specdec.step import PHASES
 
 
@@ -81,22 +82,27 @@ def _columns(spread: Spread) -> Row:
 def context(bench: Bench) -> Iterator[Row]:
     """Rounds after long prompts, the pair's prompts joined; outputs are compared too.
 
-    All requests as long, and one as long as the longest among the shortest ones.
+    All requests as long, and one as long as the longest among the shortest ones; with --trees,
+    rounds of these too, greedy and full. verify_ms: of it, the target's pass and its choice.
     """
     options = bench.options
-    room = max(tokens_needed(options.num_rounds, max(bench.ks)), options.max_tokens)
+    kinds: list[tuple[int, TreeShape | None]] = [(K, None) for K in bench.ks]
+    kinds += [(tree.num_levels, tree) for tree in options.trees or ()]
+    most_drafts = max(K if tree is None else tree.num_nodes for K, tree in kinds)
+    room = max(tokens_needed(options.num_rounds, most_drafts), options.max_tokens)
     longest = bench.pair.target.config.max_position_embeddings - room
     plain: dict[tuple[int, ...], list[list[int]]] = {}
-    for K, batch in [(K, batch) for K in bench.ks for batch in options.batches]:
+    for (K, tree), batch in product(kinds, options.batches):
         contexts = [n for n in options.contexts if n <= longest]
         ways = [[n] * batch for n in contexts]
         if batch > 1 and len(contexts) > 1:
             ways.append([max(contexts)] + [min(contexts)] * (batch - 1))
         ways = [lengths for lengths in ways if sum(lengths) <= MOST_CONTEXT]
-        if not ways or not bench.has_time(f"context: K = {K}, batch {batch}"):
+        if not ways or not bench.has_time(f"context: {tree or f'K = {K}'}, batch {batch}"):
             continue
         spec = EngineSpec(
             num_speculative_tokens=K,
+            tree=tree,
             max_num_seqs=batch,
             max_model_len=max(map(max, ways)) + room,
             max_tokens=-(-max(map(sum, ways)) // batch) + room + BLOCK_SIZE,
@@ -106,28 +112,27 @@ def context(bench: Bench) -> Iterator[Row]:
             prompts = [turned(bench.pair.prompts, i, length) for i, length in enumerate(lengths)]
             outputs = serve(engine, prompts, batch, min(options.max_tokens, 64)).token_ids
             known = plain.setdefault(tuple(lengths), outputs)
-            yield (
-                {"longest_context": max(lengths), "shortest_context": min(lengths)}
-                | _context_row(bench, engine, K, prompts, outputs, known)
-            )
+            row: Row = {
+                "longest_context": max(lengths),
+                "shortest_context": min(lengths),
+                "num_speculative_tokens": K,
+                "rows": 1 + (K if tree is None else tree.num_nodes),
+                "batch": batch,
+            }
+            difference = first_difference(outputs, known)
+            if difference is None:
+                yield row | _context_row(bench, engine, K, prompts)
+            else:
+                yield row | {"refused": difference}
         bench.pair.drop(spec)
 
 
-def _context_row(
-    bench: Bench,
-    engine: Engine,
-    K: int,
-    prompts: list[list[int]],
-    outputs: list[list[int]],
-    plain: list[list[int]],
-) -> Row:
-    difference = first_difference(outputs, plain)
-    if difference is not None:
-        return refused(K, len(prompts), difference)
+def _context_row(bench: Bench, engine: Engine, K: int, prompts: list[list[int]]) -> Row:
     spread = time_rounds(engine, prompts, bench.options.num_rounds)
-    row: Row = {"num_speculative_tokens": K, "batch": len(prompts)}
+    phases = time_phases(engine, prompts, bench.options.num_rounds)
+    verify = sum(phases[name].median for name in ("forward", "choose"))
     floor = bytes_of(bench.pair).floor_ms(K, bench.bandwidth.reading)
-    return row | _columns(spread) | {"floor_ms_of_weights": floor}
+    return _columns(spread) | {"verify_ms": verify, "floor_ms_of_weights": floor}
 
 
 def cold(bench: Bench) -> list[Row]:

@@ -413,8 +413,8 @@ def bench(
         str | None,
         Option(
             callback=shared.trees,
-            help="of the suite trees: rows x levels x top_k, as in 8x6x4,16x6x4",
-            show_default="eight",
+            help="of the suites trees and context: rows x levels x top_k, as in 8x6x4,16x6x4",
+            show_default="eight, of the suite trees",
         ),
     ] = None,
     temperatures: Annotated[

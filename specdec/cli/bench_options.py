@@ -20,7 +20,7 @@ READERS = {  # options that only some suites read
     "gpu_memory_utilization": ("cold",),
     "adaptive": ("loop", "ramp", "requests", "cold"),
     "chains": ("loop", "ramp", "requests"),
-    "trees": ("trees",),
+    "trees": ("trees", "context"),
     "temperatures": ("loop", "trees"),
     "thresholds": ("trees",),
 }
@@ -41,6 +41,8 @@ def refuse_unread(suites: tuple[str, ...], draft: str | None, given: Mapping[str
         raise ValueError(
             f"--num-speculative-tokens {_shown(given['ks'])} without a draft: give --draft too"
         )
+    if draft is None and given["trees"] is not None:
+        raise ValueError("--trees without a draft: give --draft too")
     names = chosen(suites)
     for option, readers in READERS.items():
         if given[option] is not None and not set(readers) & set(names):

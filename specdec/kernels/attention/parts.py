@@ -41,33 +41,39 @@ def load_parts(parts, first, end, c, C: tl.constexpr, AT_ONCE: tl.constexpr):
     From index `end` on: such as change nothing. -0.0 added to any number is that number, whose sign
     0.0 would not keep.
     """
-    acc_ptr, stats_ptr, row = parts
+    _, stats_ptr, row = parts
     i = tl.arange(0, AT_ONCE)
     stats_at = stats_ptr + (row + first + i) * 2
     is_there = first + i < end
     peaks = tl.load(stats_at, mask=is_there, other=float("-inf"))
     before = tl.load(stats_at - 2, mask=(first + i <= end) & (i > 0), other=float("-inf"))
     totals = tl.load(stats_at + 1, mask=is_there, other=0.0)
-    loaded = peaks, before, totals
-    minus_zero = tl.full((), -(2**31), tl.int32).to(tl.float32, bitcast=True)  # -0.0 becomes 0.0
+    values = ()
     for part in tl.static_range(AT_ONCE):
-        at = acc_ptr + (row + first + part) * C + c
-        values = tl.load(at, mask=(first + part < end) & (c < C), other=minus_zero)
-        loaded = loaded + (values,)
-    return loaded
+        values = values + _values_of(parts, first + part, first + part < end, c, C)
+    return peaks, before, totals, values
+
+
+@jit
+def _values_of(parts, index, is_there, c, C: tl.constexpr):
+    """One partial result's values, or -0.0, as a tuple of one."""
+    acc_ptr, _, row = parts
+    minus_zero = tl.full((), -(2**31), tl.int32).to(tl.float32, bitcast=True)  # -0.0 becomes 0.0
+    at = acc_ptr + (row + index) * C + c
+    return (tl.load(at, mask=is_there & (c < C), other=minus_zero),)
 
 
 @jit
 def add_loaded(peak, total, acc, loaded, AT_ONCE: tl.constexpr):
     """A partial result and those that `load_parts` found behind it."""
-    peaks, before, totals = loaded[0], loaded[1], loaded[2]
+    peaks, before, totals, values = loaded
     before = tl.where(tl.arange(0, AT_ONCE) == 0, peak, before)
     decays, weights, peaks = weigh(tl.associative_scan(before, 0, _maximum), peaks)
     totals = totals * weights
     for i in tl.static_range(AT_ONCE):
         decay = _number(decays, i)
         total = tl.fma(total, decay, _number(totals, i))
-        weighted = loaded[3 + i] * _number(weights, i)
+        weighted = values[i] * _number(weights, i)
         acc = tl.fma(acc, tl.broadcast_to(decay, acc.shape), weighted)
     return tl.max(peaks, axis=0), total, acc
 

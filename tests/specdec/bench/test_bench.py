@@ -216,6 +216,16 @@ def test_every_other_suite_runs(bench):
         assert list(of_a_gpu_only(bench)) == []
 
 
+def test_contexts_are_measured_with_trees_too(bench):
+    tree = TreeShape(num_levels=2, top_k=2, num_nodes=4)
+    bench.options = replace(bench.options, contexts=(70,), batches=(2,), trees=(tree,))
+    rows = list(suites.context(bench))
+    drafts = [(row["num_speculative_tokens"], row["rows"]) for row in rows]
+    assert drafts == [(0, 1), (2, 3), (2, 5)]
+    for row in rows:
+        assert 0 < row["verify_ms"] < row["device_round_ms"] * 2
+
+
 def test_the_first_token_is_timed_with_graphs_and_without(bench, monkeypatch):
     monkeypatch.setattr("specdec.bench.prefill.FIRST_TOKEN_LENGTHS", (3, 20, 10**6))
     rows = list(suites.first_token(bench))

@@ -285,6 +285,10 @@ def test_standard_input_may_be_closed(run, monkeypatch, args, message):
             "--num-speculative-tokens 3 without a draft: give --draft too",
         ),
         (
+            ("bench", "demo/target", "--suite", "trees", "--trees", "6x4x3"),
+            "--trees without a draft: give --draft too",
+        ),
+        (
             ("bench", "--contexts", "70"),
             "--contexts 70 is for the suites context, costs, exactness: give one of them too",
         ),

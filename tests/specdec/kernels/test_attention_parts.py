@@ -56,9 +56,7 @@ def added(
 @pytest.mark.parametrize("columns", [C, 8])
 @pytest.mark.parametrize("few, many", [(2, 4), (4, 8), (FEW_AT_ONCE, MANY_AT_ONCE)])
 @pytest.mark.parametrize("num_parts", [1, 2, 4, 5, 7, 8, 9, 16, 17, 33, 70])
-def test_parts_are_added_in_order_however_many_at_once(
-    exact_device, num_parts, few, many, columns
-):
+def test_parts_are_added_in_order_however_many_at_once(exact_device, num_parts, few, many, columns):
     values = torch.randn(70, C, device=exact_device)
     stats = torch.randn(70, 2, device=exact_device).mul(5)
     stats[:, 1].abs_()

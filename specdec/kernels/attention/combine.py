@@ -2,6 +2,7 @@
 
 from specdec.kernels import jit, tl
 from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
@@ -15,26 +16,21 @@ COMBINERS = 264  # programs for long slots: two a multiprocessor
 # measured on an H200
 FEW_AT_ONCE = 8  # partial results on their way at a time, of rows with so many at most
 MANY_AT_ONCE = 16  # of others
-FEW_PROGRAMS = 64  # rows x heads up to which several programs take columns of each
-COLUMNS = 32  # of each of them, one a lane; of a helper's item, too
 
 
 def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
-    H = heads.group * heads.G
-    block = block_of(heads.C)
-    width = min(COLUMNS, block) if rows.num_rows * H <= FEW_PROGRAMS else block
     return Repeated(
         _combine_kernel,
-        (rows.num_rows, H, -(-heads.C // width)),
+        (rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)),
         then=(parts.acc, parts.stats, rows.positions, parts.num_splits, *need().values()),
         constants={
             **given.constants,
             "IS_SUMMED": not given.plan.is_split,
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
-            "COLUMNS": width,
+            "COLUMNS": given.plan.columns,
         },
         options={"num_warps": 1, **given.options},
     )

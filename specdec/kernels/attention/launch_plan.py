@@ -10,6 +10,7 @@ import torch
 from specdec.kernels import next_power_of_2
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import Heads, QueryTile, query_tile
+from specdec.kernels.head_columns import block_of
 from specdec.kernels.prompt_attention import is_fit
 
 MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a query tile's splits
@@ -33,6 +34,9 @@ PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # more than SMALL_KEY bytes.
 TAIL_WARPS = ((128, 4),)
 MANY_TAILS_WARPS = 2
+# rows x heads of which several programs add up columns of each; measured with 32 and 128
+FEW_TO_ADD_UP = 64
+COLUMNS = 32  # of each of them, one a lane
 SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
@@ -63,11 +67,13 @@ class Launch(NamedTuple):
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
     tail_warps: int  # of each program for a path's last keys; 0: there are no paths
+    columns: int  # of each program that adds up; 0: there are none, but for long slots
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, int, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, int, int, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
-        return self.tile, self.is_split, self.walk_warps, self.slots, self.tail_warps
+        cut = self.tile, self.is_split, self.walk_warps, self.slots
+        return *cut, self.tail_warps, self.columns
 
 
 def plan_launch(
@@ -115,6 +121,7 @@ def plan_launch(
         is_helped=is_helped,
         slots=max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1,
         tail_warps=_tail_warps(B * max_query_len * heads.G, heads) if has_paths else 0,
+        columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
 
 
@@ -132,6 +139,13 @@ def _tail_warps(num_programs: int, heads: Heads) -> int:
     """Of each program for a path's last keys."""
     many = 4 if heads.C * heads.itemsize > SMALL_KEY else MANY_TAILS_WARPS
     return next((warps for most, warps in TAIL_WARPS if num_programs <= most), many)
+
+
+def _columns(num_rows: int, heads: Heads) -> int:
+    """Of each program that adds up."""
+    is_few = num_rows * heads.group * heads.G <= FEW_TO_ADD_UP
+    block = int(block_of(heads.C))
+    return min(COLUMNS, block) if is_few else block
 
 
 def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:

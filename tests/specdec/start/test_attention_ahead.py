@@ -1,12 +1,16 @@
 """No step needs a kind of attention that was not compiled ahead."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention import launch, launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.repeated import Repeated
 from specdec.sizes import EngineSizes
 from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts, shared_cuts
 
@@ -77,3 +81,35 @@ def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_s
     for count in range(1, max_num_seqs + 1):
         most = min(count * sizes.query_len, sizes.max_verify_rows)
         assert {kind(count, rows) for rows in {count, *range(most, count, -7)}} <= ahead, count
+
+
+@pytest.mark.parametrize("has_paths", [False, True])
+@pytest.mark.parametrize("group, G, C", [(4, 8, 128), (2, 2, 64), (1, 1, 32)])
+def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, group, G, C):
+    """Else one that was compiled ahead would not serve for all of them."""
+    compiled = {}
+    real = Repeated.__init__
+
+    def spy(self, kernel, grid, **given):
+        taken.append((kernel, given["constants"], given["options"]))
+        real(self, kernel, grid, **given)
+
+    monkeypatch.setattr(Repeated, "__init__", spy)
+    heads = Heads(group, G, C, 2)
+    cache = torch.zeros(2, 2, G, 64, C, dtype=torch.bfloat16)
+    for B, Q in product((1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16)):
+        taken = []
+        table = torch.zeros(B + 1, 200, dtype=torch.int64)
+        paths = Paths(slots=torch.zeros(B * Q, 4, dtype=torch.int64), starts=table[:B, 0])
+        rows = QueryRows(
+            block_table=table,
+            idx_mapping=torch.arange(B),
+            positions=torch.zeros(B * Q, dtype=torch.int64),
+            max_query_len=Q,
+            max_seq_len=200 * 64,
+            paths=paths if has_paths else None,
+        )
+        launch._prepare(torch.zeros(B * Q, group * G, C, dtype=torch.bfloat16), cache, rows)
+        kind = plan_launch(B, Q, heads, has_paths=has_paths, most_keys=200 * 64).kind
+        assert compiled.setdefault(kind, taken) == taken, (B, Q)
+    assert len(compiled) > 1

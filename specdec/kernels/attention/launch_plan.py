@@ -29,11 +29,7 @@ RAGGED_SHARERS = 2112, 2
 PATH_SHARERS = 528, 4  # beside the programs of paths' last keys
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
-# (programs, warps of each) for paths' last keys: of many programs more fit a multiprocessor with
-# fewer warps, beside those of the walk. More than these have MANY_TAILS_WARPS, or 4 where a key has
-# more than SMALL_KEY bytes.
-TAIL_WARPS = ((128, 4),)
-MANY_TAILS_WARPS = 2
+FEW_TAILS = 128  # programs for paths' last keys: of more two warps fit beside those of the walk
 # rows x heads of which several programs add up columns of each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # of each of them, one a lane
@@ -93,10 +89,10 @@ def plan_launch(
     is_round = max_query_len <= MAX_SPLIT_TOKENS
     tile = query_tile(usual * heads.group, heads)
     is_split = (is_round or has_paths) and _programs(B, usual, tile, heads) < _full(has_paths)
-    if is_split:
+    if is_split and has_paths:
+        tile = query_tile(min(usual * heads.group, PATH_ROWS), heads)
+    elif is_split:
         tile = _sharing_tile(B, usual, max_query_len, heads)
-        if has_paths:
-            tile = query_tile(min(usual * heads.group, PATH_ROWS), heads)
     tokens = _tokens(tile, heads)
     tiles, usual_tiles = -(-max_query_len // tokens), B * -(-usual // tokens)
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
@@ -137,8 +133,7 @@ def stages_of_long_loops(heads: Heads) -> int:
 
 def _tail_warps(num_programs: int, heads: Heads) -> int:
     """Of each program for a path's last keys."""
-    many = 4 if heads.C * heads.itemsize > SMALL_KEY else MANY_TAILS_WARPS
-    return next((warps for most, warps in TAIL_WARPS if num_programs <= most), many)
+    return 2 if num_programs > FEW_TAILS and heads.C * heads.itemsize <= SMALL_KEY else 4
 
 
 def _columns(num_rows: int, heads: Heads) -> int:

@@ -70,7 +70,10 @@ MISTAKES = [
     ("generate demo x -k auto", "--num-speculative-tokens auto without a draft: give --draft too"),
     ("bench demo --adaptive", "--adaptive is for the suites loop, ramp, requests, cold: give"),
     ("bench demo --chains", "--chains is for the suites loop, ramp, requests: give one of"),
-    ("bench demo --trees 8x6x4", "--trees 8x6x4 is for the suites trees, context: give one of them"),
+    (
+        "bench demo --trees 8x6x4",
+        "--trees 8x6x4 is for the suites trees, context: give one of them",
+    ),
     ("bench demo --temperatures 0.7", "--temperatures 0.7 is for the suites loop, trees: give"),
     ("bench demo --suite trees --trees 8x6", "--trees 8x6: give rows x levels x top_k, as in"),
     ("bench demo --suite trees --trees 9x6x1", "--trees 9x6x1: a tree has 1 level or more, a top"),

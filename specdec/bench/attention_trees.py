@@ -1,8 +1,8 @@
 """What attention over a draft tree costs, by the size of its query tiles.
 
-A tile of 32 rows holds 8 nodes of a model with 4 query heads for each kv head, so 32 nodes read the
-shared keys in four programs. Larger tiles read them fewer times; whether they keep every bit is in
-the row too.
+A tile of 64 rows holds 16 nodes of a model with 4 query heads for each kv head, so 32 nodes read
+the shared keys in two programs. Larger tiles read them fewer times, more warps share the work of
+one; whether they keep every bit is in the row too.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from specdec.kernels.attention.query_tiles import QUERY_TILES, QueryTile
 from specdec.sizes import BLOCK_SIZE
 
 CHILDREN = 4  # of each node
-LARGER_TILES = (QueryTile(32, 64, 4), QueryTile(32, 64, 8), QueryTile(64, 128, 8))
+LARGER_TILES = (QueryTile(32, 64, 8), QueryTile(64, 128, 8))
 
 
 @torch.inference_mode()
@@ -38,12 +38,14 @@ def timed_trees(layer: LayerShape, job: Job, model_len: int) -> Iterator[tuple[s
     expected = None
     for tile in (None, *larger_tiles(layer, job)):
         tiles = QUERY_TILES if tile is None else (*QUERY_TILES, tile)
-        few = launch_plan.FEW if tile is None else 0  # where few programs take small tiles
+        sharers, warps = launch_plan.PATH_SHARERS
+        most = launch_plan.PATH_ROWS if tile is None else tile.rows
         out_THC = torch.empty_like(q_THC)
         rows = replace(tree)  # without the launches of the tile before
         with (
             patch.object(query_tiles, "QUERY_TILES", tiles),
-            patch.object(launch_plan, "FEW", few),
+            patch.object(launch_plan, "PATH_ROWS", most),
+            patch.object(launch_plan, "PATH_SHARERS", (sharers, tile.num_warps if tile else warps)),
         ):
             calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
             ms = per_call_ms(layer.device, calls)

@@ -165,6 +165,9 @@ def _paged_attention_kernel(
         else:
             peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     else:
+        if HAS_PATHS and not IS_SPLIT:  # noqa: SIM102  # what is compiled
+            if is_begun(path_tile):  # rows of padding alone may not reach that split
+                store_part(parts, 1, peak, total, acc, C)
         while split_start(turn) <= last:
             split = turn
             if IS_SPLIT:  # the longest ones first: at the end all programs are busy

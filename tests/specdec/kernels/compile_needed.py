@@ -41,7 +41,8 @@ TYPES = {
 }
 HEADS = {"H": 32, "G": 8, "S": 64, "C": 128}
 CUT = {"IS_UNIFORM": True, "GROUP": 4, "TOKENS": 4}
-PATHS = {"HAS_PATHS": True, "IS_SPLIT": True}
+PATHS = {"HAS_PATHS": True, "IS_SPLIT": True, "IN_ONE_LOOP": False}
+ADDED_UP = {"FEW": combine.FEW_AT_ONCE, "MANY": combine.MANY_AT_ONCE, "COLUMNS": 32}
 KERNELS = (
     (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "IS_SERIAL": False}),
     (gate_up._gate_up_kernel, {"HAS_BIAS": False, "TAIL": 0}),
@@ -62,11 +63,11 @@ KERNELS = (
         path_tails._path_tails_kernel,
         HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16},
     ),
-    (combine._combine_kernel, HEADS | {"IS_SUMMED": False, "FEW": 16, "MANY": 32, "COLUMNS": 32}),
+    (combine._combine_kernel, HEADS | ADDED_UP | {"IS_SUMMED": False}),
     (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
     (
         combine._combine_long_kernel,
-        HEADS | {"IS_UNIFORM": True, "SLOTS": 8, "FEW": 16, "MANY": 32, "COLUMNS": 32},
+        HEADS | ADDED_UP | {"IS_UNIFORM": True, "SLOTS": 8},
     ),
 )
 

@@ -173,6 +173,19 @@ def test_padding_changes_no_row(device, cut, how):
     assert torch.equal(padded.attend(how, rows)[:3], clean)
 
 
+@pytest.mark.parametrize("num_nodes", [5, 17])
+def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, num_nodes):
+    """The paths begin inside a split, which a tile of rows at position 0 does not reach."""
+    case = tree_case([chain(1100, num_nodes)], H=4, G=1, dtype=FP16, device=device)
+    T, H, C = case.q.shape
+    rows = replace(
+        case.tree,
+        positions=case.tree.positions.index_fill(0, torch.tensor([T - 1], device=device), 0),
+        workspace=torch.full((T * H * num_splits(1200) * (C + 2),), torch.nan, device=device),
+    )
+    assert case.attend(launch_paged_attention, rows).isfinite().all()
+
+
 def test_a_slot_at_the_end_of_the_context_writes_into_no_other(device, cut):
     """Its rows are padding; for the split in which paths would begin there is no partial result."""
     case = tree_case([Tree(base=1024, parents=[-1] * 3), random_tree(70, 3, 2)], device=device)

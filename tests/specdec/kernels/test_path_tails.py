@@ -186,6 +186,28 @@ def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, 
     assert case.attend(launch_paged_attention, rows).isfinite().all()
 
 
+def test_walk_and_tails_that_run_beside_each_other_write_different_results(device, cut):
+    """Where paths begin with a split; behind it the tails wait for the walk."""
+    for num_nodes in (5, 17):
+        case = tree_case([chain(125, num_nodes)], H=4, G=1, dtype=FP16, device=device)
+        T, H, C = case.q.shape
+        is_split = plan_launch(1, num_nodes, Heads(4, 1, C, 2), has_paths=True).is_split
+        num_parts = num_splits(192) if is_split else 3
+        workspace = torch.zeros(T * H * num_parts * (C + 2), device=device)
+        rows = replace(case.tree, max_seq_len=192, workspace=workspace)
+        case.attend(launch_paged_attention, rows)
+        written = []
+        for launch in rows.launches[:2]:
+            workspace.fill_(torch.nan)
+            launch(case.q.clone(), case.q, *case.cache.unbind())
+            acc = workspace[: T * H * num_parts * C].view(T, H, num_parts, C)
+            written.append(~acc.isnan().all(dim=-1))
+        walk, tails = written
+        assert walk.any()
+        assert tails.any()
+        assert not (walk & tails).any()
+
+
 def test_a_slot_at_the_end_of_the_context_writes_into_no_other(device, cut):
     """Its rows are padding; for the split in which paths would begin there is no partial result."""
     case = tree_case([Tree(base=1024, parents=[-1] * 3), random_tree(70, 3, 2)], device=device)

@@ -26,12 +26,12 @@ def counts(most: int) -> set[int]:
 @pytest.mark.parametrize(
     "group, alone_keys",
     [
-        *((n, ALONE_KEYS) for n in (4, 7)),
+        *((n, ALONE_KEYS) for n in (1, 4, 7, 16)),
         (4, None),
         *(
             pytest.param(n, ALONE_KEYS, marks=pytest.mark.slow)
             for n in range(1, 17)
-            if n not in (4, 7)
+            if n not in (1, 4, 7, 16)
         ),
     ],
 )

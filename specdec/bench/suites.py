@@ -110,16 +110,17 @@ def context(bench: Bench) -> Iterator[Row]:
         engine = bench.pair.engine(spec)
         for lengths in ways:
             prompts = [turned(bench.pair.prompts, i, length) for i, length in enumerate(lengths)]
-            outputs = serve(engine, prompts, batch, min(options.max_tokens, 64)).token_ids
-            known = plain.setdefault(tuple(lengths), outputs)
+            served = serve(engine, prompts, batch, min(options.max_tokens, 64))
+            known = plain.setdefault(tuple(lengths), served.token_ids)
             row: Row = {
                 "longest_context": max(lengths),
                 "shortest_context": min(lengths),
                 "num_speculative_tokens": K,
                 "rows": 1 + (K if tree is None else tree.num_nodes),
                 "batch": batch,
+                "mean_acceptance_length": served.stats.mean_acceptance_length,
             }
-            difference = first_difference(outputs, known)
+            difference = first_difference(served.token_ids, known)
             if difference is None:
                 yield row | _context_row(bench, engine, K, prompts)
             else:

@@ -222,8 +222,10 @@ def test_contexts_are_measured_with_trees_too(bench):
     rows = list(suites.context(bench))
     drafts = [(row["num_speculative_tokens"], row["rows"]) for row in rows]
     assert drafts == [(0, 1), (2, 3), (2, 5)]
-    for row in rows:
-        assert 0 < row["verify_ms"] < row["device_round_ms"] * 2
+    plain, chain, of_trees = (row["mean_acceptance_length"] for row in rows)
+    assert plain == 1
+    assert min(chain, of_trees) > 1
+    assert all(row["verify_ms"] > 0 for row in rows)
 
 
 def test_the_first_token_is_timed_with_graphs_and_without(bench, monkeypatch):

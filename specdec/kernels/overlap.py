@@ -14,7 +14,8 @@ The attention of a pass may be several launches for different rows, which need n
 other. The kernel that walks keys lets the next one start only once it has waited itself
 (`begin_beside`). So when the next one starts, all that came before the attention has ended, and it
 may read queries and keys at once, too. It waits before it ends instead (`end_beside`): whoever
-waits for the last launch has waited for all.
+waits for the last launch has waited for all. Programs that share splits and have none end without
+waiting: the first of each query tile waits for all of them.
 
 Tried and dropped: prefetching the first weights (prefetch.global.L2) before the wait costs 1 to 3 %
 of a decode pass; prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside

@@ -14,8 +14,8 @@ from specdec.kernels.repeated import Repeated
 
 COMBINERS = 264  # programs for long slots: two a multiprocessor
 # measured on an H200
-FEW_AT_ONCE = 8  # partial results on their way at a time, of rows with so many at most
-MANY_AT_ONCE = 16  # of others
+FEW_AT_ONCE = 8  # partial results that are loaded together, for rows that have no more
+MANY_AT_ONCE = 16  # for all other rows
 
 
 def prepare_combine(given: Pass) -> Repeated:

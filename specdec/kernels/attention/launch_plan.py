@@ -29,10 +29,10 @@ RAGGED_SHARERS = 2112, 2
 PATH_SHARERS = 528, 4  # beside the programs of paths' last keys
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
-FEW_TAILS = 128  # programs for paths' last keys: of more two warps fit beside those of the walk
-# rows x heads of which several programs add up columns of each; measured with 32 and 128
+FEW_TAILS = 128  # programs for paths' last keys; more have 2 warps each, to fit beside the walk's
+# up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
-COLUMNS = 32  # of each of them, one a lane
+COLUMNS = 32  # that each of these programs adds up, one a lane
 SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.

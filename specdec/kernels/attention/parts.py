@@ -38,8 +38,8 @@ def add_parts(
 def load_parts(parts, first, end, c, C: tl.constexpr, AT_ONCE: tl.constexpr):
     """Peaks, those before each, totals [AT_ONCE]; values [block of c] of one after another.
 
-    From index `end` on: such as change nothing. -0.0 added to any number is that number, whose sign
-    0.0 would not keep.
+    From index `end` on there are parts that change nothing. Their values are -0.0: with 0.0 added,
+    -0.0 would become 0.0.
     """
     _, stats_ptr, row = parts
     i = tl.arange(0, AT_ONCE)
@@ -58,7 +58,9 @@ def load_parts(parts, first, end, c, C: tl.constexpr, AT_ONCE: tl.constexpr):
 def _values_of(parts, index, is_there, c, C: tl.constexpr):
     """One partial result's values, or -0.0, as a tuple of one."""
     acc_ptr, _, row = parts
-    minus_zero = tl.full((), -(2**31), tl.int32).to(tl.float32, bitcast=True)  # -0.0 becomes 0.0
+    minus_zero = tl.full((), -(2**31), tl.int32).to(
+        tl.float32, bitcast=True
+    )  # Triton reads -0.0 as 0.0
     at = acc_ptr + (row + index) * C + c
     return (tl.load(at, mask=is_there & (c < C), other=minus_zero),)
 

@@ -145,8 +145,8 @@ def _paged_attention_kernel(
         is_busy = is_busy & (split_start(turn) <= last)
     keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
     if IS_SPLIT:  # noqa: SIM102  # what is compiled
-        # most have no split: they end before those that have one may begin. The first of each tile
-        # wait for all of them (overlap.py).
+        # Most programs have no split and end here, without waiting: the first of each tile waits
+        # for all of them (overlap.py).
         if not is_busy and turn > 0:
             return
     begin_beside(is_beside, PDL)

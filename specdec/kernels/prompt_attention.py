@@ -380,10 +380,11 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
             q = _await(q_ring, bars[0], num_done, True).reshape([TOKENS * GROUP, C])
             q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
             SCORES: gl.constexpr = _layout(S)
+            left = q.load(gl.DotOperandLayout(0, SCORES, 2))
             row = gl.arange(0, q.shape[0], gl.SliceLayout(1, SCORES)) + HALF * q.shape[0]
             t = first_row + row // GROUP
             position = gl.load(rows[1] + t, mask=t < end, other=-1).to(gl.int32)
-            out, step = _attended(q, rings, bars, position, first, last, scale, step, HALF)
+            out, step = _attended(left, rings, bars, position, first, last, scale, step, HALF)
             barrier()  # all warps have multiplied by q
             q.store(out.to(q.dtype))
             barrier()

@@ -83,7 +83,7 @@ class TreeLevel:
 def grow_tree(logits_XW: Tensor, to: TreeLevel, perturbation: Perturbation | None = None) -> None:
     """Add the level's nodes; lay out the rows of the next level, or keep the best of all nodes.
 
-    logits_XW:    float32, of the rows that get children
+    logits_XW:    float32, of the rows that get children; from a launch after the level before
     perturbation: None where all requests are greedy; the rows of a request have the same noise
     """
     num_reqs = len(logits_XW) // to.rows_per_req

@@ -9,14 +9,12 @@ from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.combine import prepare_combine, prepare_combine_long
 from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kernel
 from specdec.kernels.attention.long_slots import prepare_share_long
-from specdec.kernels.attention.path_tails import prepare_tails
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.attention.walk import prepare_walk
 from specdec.kernels.attention.workspace import room_for_parts
 from specdec.kernels.prompt_attention import PromptAttention
-from specdec.kernels.repeated import Repeated
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -51,18 +49,12 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     walk = prepare_walk(given)
     if given.plan.is_split or rows.paths is not None:
         combine = prepare_combine(given)
-        tails = [] if rows.paths is None else [_without_out(prepare_tails(given))]
-        return [walk, *tails, lambda out, *_: combine(out)]
+        return [walk, lambda out, *_: combine(out)]
     if not given.plan.is_helped:
         return [walk]
     # adding up waits for what was shared, and runs beside the walk of the other slots
     share, combine = prepare_share_long(given), prepare_combine_long(given)
-    return [_without_out(share), lambda out, *_: combine(out), walk]
-
-
-def _without_out(kernel: Repeated) -> Callable[..., None]:
-    """A kernel that writes partial results only."""
-    return lambda _, *tensors: kernel(*tensors)
+    return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out), walk]
 
 
 def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:

@@ -27,9 +27,11 @@ FEW = 32  # programs up to which smaller tiles make more of them
 SHARERS = 1056, 4
 RAGGED_SHARERS = 2112, 2
 PATH_SHARERS = 528, 4  # beside the programs of paths' last keys
+# query rows of a tile, and registers of a thread, with which three programs of four warps fit a
+# multiprocessor in place of two
+FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
-FEW_TAILS = 128  # programs for paths' last keys; more have 2 warps each, to fit beside the walk's
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # that each of these programs adds up, one a lane
@@ -60,16 +62,17 @@ class Launch(NamedTuple):
     is_split: bool  # programs share the splits of each query tile; else one walks them all
     sharers: int  # as many, of each query tile and kv head
     walk_warps: int  # of each program that shares or walks
+    most_registers: int | None  # of its threads, None: as many as it takes
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
-    tail_warps: int  # of each program for a path's last keys; 0: there are no paths
+    has_paths: bool
     columns: int  # of each program that adds up; 0: there are none, but for long slots
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, int, int, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, int, bool, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
         cut = self.tile, self.is_split, self.walk_warps, self.slots
-        return *cut, self.tail_warps, self.columns
+        return *cut, self.has_paths, self.columns
 
 
 def plan_launch(
@@ -114,9 +117,10 @@ def plan_launch(
         is_split=is_split,
         sharers=sharers,
         walk_warps=walk_warps,
+        most_registers=_most_registers(tile, heads) if is_split else None,
         is_helped=is_helped,
         slots=max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1,
-        tail_warps=_tail_warps(B * max_query_len * heads.G, heads) if has_paths else 0,
+        has_paths=has_paths,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
 
@@ -126,14 +130,14 @@ def is_small(tile: QueryTile, heads: Heads) -> bool:
     return tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
 
 
+def _most_registers(tile: QueryTile, heads: Heads) -> int | None:
+    rows, registers = FEWER_REGISTERS
+    return registers if tile.rows == rows and heads.C * heads.itemsize == SMALL_KEY else None
+
+
 def stages_of_long_loops(heads: Heads) -> int:
     """Of loops over many tiles: two of keys and values on their way, where these are small."""
-    return 5 if heads.C * heads.itemsize <= SMALL_KEY else 2
-
-
-def _tail_warps(num_programs: int, heads: Heads) -> int:
-    """Of each program for a path's last keys."""
-    return 2 if num_programs > FEW_TAILS and heads.C * heads.itemsize <= SMALL_KEY else 4
+    return 3 if heads.C * heads.itemsize <= SMALL_KEY else 2
 
 
 def _columns(num_rows: int, heads: Heads) -> int:

@@ -101,19 +101,6 @@ def load_part(parts, index, c, C: tl.constexpr):
 
 
 @jit
-def load_rows(parts, index, C: tl.constexpr):
-    """The partial result of each row that `store_part` left in an earlier kernel."""
-    acc_ptr, stats_ptr, first, inside = parts
-    at = first + index
-    values_at = acc_ptr + at[:, None] * C + columns(C)[None, :]
-    is_there = inside_columns(inside, C)
-    peak = tl.load(stats_ptr + at * 2, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(stats_ptr + at * 2 + 1, mask=inside, other=0.0, cache_modifier=".cg")
-    acc = tl.load(values_at, mask=is_there, other=0.0, cache_modifier=".cg")
-    return peak, total, acc
-
-
-@jit
 def store_part(parts, index, peak, total, acc, C: tl.constexpr):
     """Leave the partial result of each row for a later kernel."""
     acc_ptr, stats_ptr, first, inside = parts

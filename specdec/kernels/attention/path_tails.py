@@ -1,155 +1,105 @@
 """Attention over the last keys of rows whose paths are stored one slot at a time, as a tree's are.
 
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
-go on in cache slots named row by row. walk.py attends to the shared tiles before the one in which
-the paths begin, many rows at once. One program a row and kv head attends to that tile, shared keys
-and the row's own, and to the next one if the path reaches it; both leave partial results, which
-combine.py adds up. Where the walk had tiles of the same split, the program goes on with their
-partial result; else it runs beside the walk, as it does up to 1,024 keys, where a split is a tile.
-A key has the column of its position in its tile, whichever slot it lies in, so a row gets the bits
-of plain decoding.
+go on in cache slots named row by row. Programs of walk.py attend to the splits of shared keys
+before the one in which the paths begin, many rows at once. Beside them, in the same launch, one
+program a row and kv head attends to that split, shared keys and the row's own, and to the next one
+if the path reaches it. All leave partial results, which combine.py adds up. A key has the column of
+its position in its tile, whichever slot it lies in, so a row gets the bits of plain decoding.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import jit, next_power_of_2, tl
-from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.parts import load_rows, store_part
+from specdec.kernels import jit, tl
+from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.splits import (
     Part,
     attend_tile,
     attend_tile_ref,
-    is_begun,
     no_keys,
     split_of,
     split_start,
 )
-from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot
+from specdec.kernels.attention.tile_rows import keys_of, load_queries
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
-from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin_beside, end_beside
-from specdec.kernels.repeated import Repeated
+from specdec.kernels.overlap import begin_beside
 
 LONGEST = 64  # rows of a path, the keys of the smallest split: it reaches two at most
 MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
 
 
-def prepare_tails(given: Pass) -> Repeated:
-    """For each row and kv head: one program."""
-    rows = given.rows
-    paths = rows.paths
-    assert paths is not None
-    assert paths.slots.shape[1] <= LONGEST, paths.slots.shape
-    return Repeated(
-        _path_tails_kernel,
-        (len(rows.idx_mapping) * rows.max_query_len, given.heads.G, 1),
-        then=(
-            *given.requests(),
-            paths.slots,
-            paths.starts,
-            paths.slots.shape[1],
-            *given.numbers(),
-            *need().values(),
-        ),
-        constants={
-            **given.constants,
-            "IS_SPLIT": given.plan.is_split,
-            "IS_UNIFORM": given.is_uniform,
-            "ROWS": max(next_power_of_2(given.heads.group), MIN_ROWS),
-        },
-        options={"num_warps": given.plan.tail_warps, "num_stages": 2, **given.options},
-    )
-
-
-@jit(
-    varying=(
-        "idx_ptr",
-        "positions_ptr",
-        "starts_ptr",
-        "path_slots_ptr",
-        "path_starts_ptr",
-        "query_len",
-        "D1",
-        "NS",
-    )
-)
-def _path_tails_kernel(
-    q_ptr,  # [T, H, C]
-    k_ptr,  # [N + 1, G, S, C]
-    v_ptr,  # [N + 1, G, S, C]
-    acc_ptr,  # [T, H, NS, C] float32
-    stats_ptr,  # [T, H, NS, 2] float32: peak, total
-    block_table_ptr,  # [R + 1, M]
-    idx_ptr,  # [B]
-    positions_ptr,  # [T]
-    starts_ptr,  # [B + 1], without IS_UNIFORM
-    path_slots_ptr,  # [T, D1]
-    path_starts_ptr,  # [B]
-    D1,
-    query_len,
-    R,
-    M,
-    NS,
+@jit
+def attend_path(
+    t,
+    b,
+    g,
+    is_busy,
+    pointers,
+    sizes,
     scale,
-    needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
-    IS_UNIFORM: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    b = tl.program_id(0) // query_len
-    row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    t = row_start + tl.program_id(0) % query_len
-    is_busy = t < row_end
-    if needed_ptr is not None:
-        is_busy = is_busy & (tl.load(needed_ptr, cache_modifier=".cg") != 0)
-    t = tl.where(t < row_end, t, 0)
-    g = tl.program_id(1)
+    """What a program does for row t of batch slot b: leave its partial results.
+
+    pointers, sizes: those of walk.py's kernel that it reads and writes
+    """
+    (
+        q_ptr,
+        k_ptr,
+        v_ptr,
+        acc_ptr,
+        stats_ptr,
+        block_table_ptr,
+        idx_ptr,
+        positions_ptr,
+        path_slots_ptr,
+        path_starts_ptr,
+    ) = pointers
+    D1, R, M, NS = sizes
     i = tl.arange(0, ROWS)
     head = g * (H // G) + i
     inside = i < H // G
     position = tl.load(positions_ptr + t, cache_modifier=".cg")
     path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
     keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
-    path_tile = path_start // S * S
-    goes_on = is_begun(path_tile)
-    begin_beside(tl.where(goes_on, 0, 1), PDL)
-    if not is_busy:
-        end_beside(PDL)
-        return
-    q = load_queries(q_ptr, t, head, inside, H, C)
-    path = keys, path_slots_ptr + t * D1, path_start, D1, position
-    parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
-    first = split_of(path_tile)
+    first = split_of(path_start // S * S)
     split = first
-    # a row of padding may end before that tile, or after the path; then it has no keys here
-    has_keys = (position >= path_tile) & (position - path_start < D1)
-    end = tl.where(has_keys, position + 1, path_tile)
-    peak, total, acc = no_keys(ROWS, C)
-    if goes_on:
-        peak, total, acc = load_rows(parts, _place_of(first, first, IS_SPLIT), C)
-    for start in range(path_tile, end, S):
-        if start == split_start(split + 1):
+    begin = split_start(first)
+    # a row of padding may end before that split, or after the path; then it has no keys here
+    has_keys = (position >= begin) & (position - path_start < D1)
+    end = tl.where(has_keys, position + 1, begin)
+    path = keys, path_slots_ptr + t * D1, path_start, D1, position
+    slot, is_seen = _slots_of_tile(path, begin, S)
+    begin_beside(0, PDL)
+    if is_busy:
+        q = load_queries(q_ptr, t, head, inside, H, C)
+        parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+        peak, total, acc = no_keys(ROWS, C)
+        for start in range(begin, end, S):
+            if start == split_start(split + 1):
+                store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
+                peak, total, acc = no_keys(ROWS, C)
+                split += 1
+            k, v = _load_path_keys(keys, slot, is_seen, g, G, S, C)
+            next_slot, is_next_seen = _slots_of_tile(path, start + S, S)
+            peak, total, acc = attend_tile(q, k, v, is_seen[None, :], scale, peak, total, acc)
+            slot, is_seen = next_slot, is_next_seen
+        if has_keys or not IS_SPLIT:  # split by split there may be no place for nothing
             store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
-            peak, total, acc = no_keys(ROWS, C)
-            split += 1
-        k, v, is_seen = _load_path_keys(path, start, g, G, S, C)
-        peak, total, acc = attend_tile(q, k, v, is_seen[None, :], scale, peak, total, acc)
-    if has_keys or not IS_SPLIT:  # split by split there may be no place for nothing
-        store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
-    if not IS_SPLIT:  # noqa: SIM102  # what is compiled
-        if split == first:  # there is no other: combine.py looks for one
-            peak, total, acc = no_keys(ROWS, C)
-            store_part(parts, 2, peak, total, acc, C)
-    end_beside(PDL)
+        if not IS_SPLIT:  # noqa: SIM102  # what is compiled
+            if split == first:  # there is no other: combine.py looks for one
+                peak, total, acc = no_keys(ROWS, C)
+                store_part(parts, 2, peak, total, acc, C)
 
 
 @jit
@@ -159,24 +109,29 @@ def _place_of(split, first, IS_SPLIT: tl.constexpr):
 
 
 @jit
-def _load_path_keys(path, start, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
-    """Keys and values [S, block of C] of a tile of a row's path, and which of them it sees [S]."""
+def _slots_of_tile(path, start, S: tl.constexpr):
+    """Cache slots of a tile's keys on a row's path, and which of them it sees. [S]"""
     keys, slots_ptr, path_start, D1, position = path
-    k_ptr, v_ptr, blocks_ptr = keys
     s = tl.arange(0, S)
     key = start + s
     j = key - path_start
     is_named = (j >= 0) & (j < D1) & (key <= position)
     slot = tl.load(slots_ptr + j, mask=is_named, other=-1, cache_modifier=".cg").to(tl.int64)
     has_shared = start < path_start
-    block = tl.load(blocks_ptr + start // S, mask=has_shared, other=0, cache_modifier=".cg")
+    block = tl.load(keys[2] + start // S, mask=has_shared, other=0, cache_modifier=".cg")
     slot = tl.where(j < 0, block.to(tl.int64) * S + s, slot)
-    is_seen = (slot >= 0) & (key <= position)
+    return slot, (slot >= 0) & (key <= position)
+
+
+@jit
+def _load_path_keys(keys, slot, is_seen, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
+    """Keys and values [S, block of C] of a tile."""
+    k_ptr, v_ptr, _ = keys
     at = ((slot // S * G + g) * S + slot % S)[:, None] * C + columns(C)[None, :]
     is_read = inside_columns(is_seen, C)
     k = tl.load(k_ptr + at, mask=is_read, other=0.0, cache_modifier=".cg")
     v = tl.load(v_ptr + at, mask=is_read, other=0.0, cache_modifier=".cg")
-    return k, v, is_seen
+    return k, v
 
 
 def paths_of_tiles(paths: Paths, rows: Tensor, reqs: Tensor) -> Paths:

@@ -43,15 +43,10 @@ def split_of(key):
 
 
 @jit
-def is_begun(tile):
-    """Whether keys before this tile, by its first key, are of the same split."""
-    return tile > split_start(split_of(tile))
-
-
-@jit
 def attend_split(
     q,
     keys,
+    block,
     position,
     first,
     last,
@@ -66,8 +61,8 @@ def attend_split(
     """Of one split's keys: peak and total [rows] of the powers of 2, weighted values.
 
     q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
-    values, and the request's blocks [M]. position: [rows], -1 = no row; between first and last.
-    SKIP: no masks where first sees a whole tile.
+    values, and the request's blocks [M]. block: of the split's first key. position: [rows], -1 = no
+    row; between first and last. SKIP: no masks where first sees a whole tile.
     """
     peak, total, acc = no_keys(q.shape[0], C)
     s = tl.arange(0, S)
@@ -76,11 +71,13 @@ def attend_split(
     if SKIP:
         edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
         for at in range(start, edge, S):
-            k, v = load_keys(keys, at, last, g, G, S, C, False)
+            k, v = load_keys(keys, block, at, last, g, G, S, C, False)
+            block = _block_at(keys, at + S, last, S)
             peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
         start = edge
     for at in range(start, end, S):
-        k, v = load_keys(keys, at, last, g, G, S, C, True)
+        k, v = load_keys(keys, block, at, last, g, G, S, C, True)
+        block = _block_at(keys, at + S, last, S)  # early: what it holds waits for it
         is_seen = (at + s)[None, :] <= position[:, None]
         peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
     return peak, total, acc
@@ -90,7 +87,7 @@ def attend_split(
 def attend_all(
     q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr
 ):
-    """Of all keys, split by split: of the last split, and of those before it, as `attend_split`.
+    """Of all keys, split by split: peak, total and weighted values, as of `attend_split`.
 
     In one loop, so that the next tiles are on their way across the borders of splits, too.
     """
@@ -98,8 +95,10 @@ def attend_all(
     none, nothing, zeros = no_keys(q.shape[0], C)
     part_peak, part_total, part_acc = none, nothing, zeros
     s = tl.arange(0, S)
+    block = _block_at(keys, 0, last, S)
     for at in range(0, last + 1, S):
-        k, v = load_keys(keys, at, last, g, G, S, C, True)
+        k, v = load_keys(keys, block, at, last, g, G, S, C, True)
+        block = _block_at(keys, at + S, last, S)
         is_border = split_start(split_of(at)) == at
         with_part = add_part(peak, total, acc, part_peak, part_total, part_acc)
         peak = tl.where(is_border, with_part[0], peak)
@@ -112,17 +111,37 @@ def attend_all(
         part_peak, part_total, part_acc = attend_tile(
             q, k, v, is_seen, scale, part_peak, part_total, part_acc
         )
-    return part_peak, part_total, part_acc, peak, total, acc
+    return add_part(peak, total, acc, part_peak, part_total, part_acc)
+
+
+@jit
+def first_block(keys, split, last, S: tl.constexpr):
+    """The block of a split's first key."""
+    return _block_at(keys, split_start(split), last, S)
+
+
+@jit
+def _block_at(keys, key, last, S: tl.constexpr):
+    """The block of a key up to key `last`; 0 where there is none."""
+    is_there = (key >= 0) & (key <= last)
+    return tl.load(keys[2] + key // S, mask=is_there, other=0, cache_modifier=".cg")
 
 
 @jit
 def load_keys(
-    keys, start, last, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr, IS_MASKED: tl.constexpr
+    keys,
+    block,
+    start,
+    last,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    IS_MASKED: tl.constexpr,
 ):
     """Keys and values [S, block of C] of a tile; IS_MASKED: 0 after key `last`."""
-    k_ptr, v_ptr, blocks_ptr = keys
+    k_ptr, v_ptr, _ = keys
     c, s = columns(C), tl.arange(0, S)
-    block = tl.load(blocks_ptr + start // S, cache_modifier=".cg")
     at = (block * G + g) * S * C + s[:, None] * C + c[None, :]
     if IS_MASKED:
         is_there = inside_columns(start + s <= last, C)

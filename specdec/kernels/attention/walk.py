@@ -1,21 +1,24 @@
 """The kernel that walks the keys of query tiles, split by split.
 
 A program takes all splits of its tile, adds them up and writes the rows; or programs share them and
-leave a partial result of each (combine.py). Rows of a tree have their last keys elsewhere: their
-programs leave partial results of whole tiles before these (path_tails.py). Tiles of long slots may
+leave a partial result of each (combine.py). Rows of a tree have their last keys elsewhere: programs
+of their own attend to these (path_tails.py), and all leave partial results. Tiles of long slots may
 be left out (long_slots.py).
 """
+
+from math import prod
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import stages_of_long_loops
 from specdec.kernels.attention.long_slots import is_shared
 from specdec.kernels.attention.parts import store_part
+from specdec.kernels.attention.path_tails import LONGEST, MIN_ROWS, attend_path
 from specdec.kernels.attention.splits import (
     add_part,
     attend_all,
     attend_split,
-    is_begun,
+    first_block,
     no_keys,
     split_of,
     split_start,
@@ -31,19 +34,24 @@ def prepare_walk(given: Pass) -> Repeated:
     """For each query tile and kv head: one program, or as many as share its splits."""
     rows, plan, heads = given.rows, given.plan, given.heads
     in_one_loop = not plan.is_split and not plan.tile.skips_masks
-    has_paths = rows.paths is not None
-    has_parts = plan.is_split or has_paths  # in memory that rows before may still use
+    paths = rows.paths
+    has_parts = plan.is_split or paths is not None  # in memory that rows before may still use
     is_beside = plan.is_helped or (rows.is_beside and not has_parts)
+    sharers = min(given.parts.num_splits, plan.sharers) if plan.is_split else 1
+    grid = plan.query_tiles, heads.G, sharers
+    num_tails = 0
+    if paths is not None:
+        assert paths.slots.shape[1] <= LONGEST, paths.slots.shape
+        num_tails = len(rows.idx_mapping) * rows.max_query_len * heads.G
+        grid = num_tails + prod(grid), 1, 1
     return Repeated(
         _paged_attention_kernel,
-        (
-            plan.query_tiles,
-            heads.G,
-            min(given.parts.num_splits, plan.sharers) if plan.is_split else 1,
-        ),
+        grid,
         then=(
             *given.requests(),
-            rows.positions if rows.paths is None else rows.paths.starts,
+            *((rows.positions,) * 2 if paths is None else (paths.slots, paths.starts)),
+            1 if paths is None else paths.slots.shape[1],
+            num_tails,
             plan.tiles,
             *given.numbers(),
             *given.limits(),
@@ -58,13 +66,15 @@ def prepare_walk(given: Pass) -> Repeated:
             "SLOTS": plan.slots,
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
-            "HAS_PATHS": has_paths,
+            "HAS_PATHS": paths is not None,
+            "PATH_ROWS": max(next_power_of_2(heads.group), MIN_ROWS),
             "SKIP": plan.tile.skips_masks,
             "IN_ONE_LOOP": in_one_loop,
         },
         options={
             "num_warps": plan.walk_warps,
             "num_stages": stages_of_long_loops(heads) if in_one_loop else 2,
+            **({} if plan.most_registers is None else {"maxnreg": plan.most_registers}),
             **given.options,
         },
     )
@@ -75,7 +85,10 @@ def prepare_walk(given: Pass) -> Repeated:
         "idx_ptr",
         "positions_ptr",
         "starts_ptr",
+        "path_slots_ptr",
         "path_starts_ptr",
+        "D1",
+        "num_tails",
         "tiles",
         "query_len",
         "NS",
@@ -96,7 +109,10 @@ def _paged_attention_kernel(
     idx_ptr,  # [B]
     positions_ptr,  # [T]
     starts_ptr,  # [B + 1], without IS_UNIFORM
-    path_starts_ptr,  # [B], with HAS_PATHS
+    path_slots_ptr,  # [T, D1], with HAS_PATHS as the next three
+    path_starts_ptr,  # [B]
+    D1,
+    num_tails,  # programs for the last keys of paths, one for each row and kv head; they come first
     tiles,
     query_len,
     R,
@@ -120,68 +136,111 @@ def _paged_attention_kernel(
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
+    PATH_ROWS: tl.constexpr,
     SKIP: tl.constexpr,
     IN_ONE_LOOP: tl.constexpr,
 ):
-    b, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    g = tl.program_id(1)
-    turn = tl.program_id(2) if IS_SPLIT else 0
-    sharers = tl.num_programs(2) if IS_SPLIT else 1
+    is_needed = True
+    if needed_ptr is not None:
+        is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
+    if HAS_PATHS:
+        program = tl.program_id(0)
+        if program < num_tails:
+            row = program // G
+            b, g = row // query_len, program % G
+            row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+            t = row_start + row % query_len
+            is_busy = is_needed & (t < row_end)
+            attend_path(
+                tl.where(t < row_end, t, 0),
+                b,
+                g,
+                is_busy,
+                (
+                    q_ptr,
+                    k_ptr,
+                    v_ptr,
+                    acc_ptr,
+                    stats_ptr,
+                    block_table_ptr,
+                    idx_ptr,
+                    positions_ptr,
+                    path_slots_ptr,
+                    path_starts_ptr,
+                ),
+                (D1, R, M, NS),
+                scale,
+                H,
+                G,
+                S,
+                C,
+                PDL,
+                IS_SPLIT,
+                PATH_ROWS,
+            )
+            return
+        program -= num_tails
+        query_tile, g = program // G % (B * tiles), program % G
+        turn = program // (B * tiles * G)
+        sharers = (tl.num_programs(0) - num_tails) // (B * tiles * G)
+    else:
+        query_tile, g = tl.program_id(0), tl.program_id(1)
+        turn = tl.program_id(2) if IS_SPLIT else 0
+        sharers = tl.num_programs(2) if IS_SPLIT else 1
+    b, tile = query_tile // tiles, query_tile % tiles
     slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    is_busy = row_start + tile * TOKENS < row_end
-    if needed_ptr is not None:
-        is_busy = is_busy & (tl.load(needed_ptr, cache_modifier=".cg") != 0)
+    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+    if IS_SPLIT:  # noqa: SIM102  # what is compiled
+        # Most programs have no split and end here, without waiting: the first of each tile waits
+        # for all of them (overlap.py).
+        if turn > 0:
+            if HAS_PATHS:
+                num_keys = tl.load(path_starts_ptr + b, cache_modifier=".cg")
+            else:
+                last_at = positions_ptr + row_end - 1
+                has_rows = row_start < row_end
+                num_keys = tl.load(last_at, mask=has_rows, other=-1, cache_modifier=".cg") + 1
+            if split_start(turn) >= num_keys:
+                return
+    is_busy = is_needed & (row_start + tile * TOKENS < row_end)
     if IS_HELPED:  # noqa: SIM102  # what is compiled
         if is_busy:
             is_busy = is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS) == 0
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
     )
-    if HAS_PATHS:  # only tiles before the one in which paths begin
+    if HAS_PATHS:  # only splits before the one in which paths begin
         path_tile = tl.load(path_starts_ptr + b, cache_modifier=".cg") // S * S
-        last = tl.minimum(last, path_tile - 1)
+        last = tl.minimum(last, split_start(split_of(path_tile)) - 1)
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
-    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
-    if IS_SPLIT:  # noqa: SIM102  # what is compiled
-        # Most programs have no split and end here, without waiting: the first of each tile waits
-        # for all of them (overlap.py).
-        if not is_busy and turn > 0:
-            return
+    split = turn
+    if IS_SPLIT:  # the longest ones first: at the end all programs are busy
+        split = split_of(tl.maximum(last, 0)) - turn
+    block = first_block(keys, split, last, S)
     begin_beside(is_beside, PDL)
     if not is_busy:
         end_beside(PDL)
         return
     q = load_queries(q_ptr, t, head, inside, H, C)
     parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
-    peak, total, acc = no_keys(TOKENS * GROUP, C)
     if IN_ONE_LOOP:
-        part_peak, part_total, part_acc, peak, total, acc = attend_all(
-            q, keys, position, last, scale, g, G, S, C
-        )
-        if HAS_PATHS and is_begun(path_tile):
-            store_part(parts, 1, part_peak, part_total, part_acc, C)
-        else:
-            peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+        peak, total, acc = attend_all(q, keys, position, last, scale, g, G, S, C)
     else:
-        if HAS_PATHS and not IS_SPLIT:  # noqa: SIM102  # what is compiled
-            if is_begun(path_tile):  # rows of padding alone may not reach that split
-                store_part(parts, 1, peak, total, acc, C)
+        peak, total, acc = no_keys(TOKENS * GROUP, C)
         while split_start(turn) <= last:
-            split = turn
-            if IS_SPLIT:  # the longest ones first: at the end all programs are busy
-                split = split_of(last) - turn
             part_peak, part_total, part_acc = attend_split(
-                q, keys, position, first, last, split, scale, g, G, S, C, SKIP
+                q, keys, block, position, first, last, split, scale, g, G, S, C, SKIP
             )
             if IS_SPLIT:
                 store_part(parts, split, part_peak, part_total, part_acc, C)
-            elif HAS_PATHS and split_start(split + 1) > path_tile:  # paths go on with it
-                store_part(parts, 1, part_peak, part_total, part_acc, C)
+                split -= sharers
             else:
                 peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
+                split += sharers
             turn += sharers
+            block = first_block(keys, split, last, S)
     if HAS_PATHS and not IS_SPLIT:
         store_part(parts, 0, peak, total, acc, C)
     elif not IS_SPLIT:

@@ -169,7 +169,7 @@ def test_a_run_in_which_kernels_are_compiled_is_repeated(bench, monkeypatch, num
     engine = bench.engine(0, 1)
     given = engine, [prompt[:9] for prompt in bench.pair.prompts[:1]], 1, 3
     if is_over:
-        with pytest.raises(RuntimeError, match="compiled in each of 4 runs"):
+        with pytest.raises(RuntimeError, match="compiled in each of 8 runs"):
             serving.serve(*given)
         return
     served = serving.serve(*given)

@@ -24,7 +24,7 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
         rotate_and_store,
         triton,
     )
-    from specdec.kernels.attention import combine, long_slots, path_tails, walk
+    from specdec.kernels.attention import combine, long_slots, walk
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -41,7 +41,7 @@ TYPES = {
 }
 HEADS = {"H": 32, "G": 8, "S": 64, "C": 128}
 CUT = {"IS_UNIFORM": True, "GROUP": 4, "TOKENS": 4}
-PATHS = {"HAS_PATHS": True, "IS_SPLIT": True, "IN_ONE_LOOP": False}
+PATHS = {"HAS_PATHS": True, "PATH_ROWS": 16, "IS_SPLIT": True, "IN_ONE_LOOP": False}
 ADDED_UP = {"FEW": combine.FEW_AT_ONCE, "MANY": combine.MANY_AT_ONCE, "COLUMNS": 32}
 KERNELS = (
     (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "IS_SERIAL": False}),
@@ -58,10 +58,6 @@ KERNELS = (
     (
         walk._paged_attention_kernel,
         HEADS | CUT | PATHS | {"IS_HELPED": False, "SLOTS": 1, "SKIP": True},
-    ),
-    (
-        path_tails._path_tails_kernel,
-        HEADS | {"IS_SPLIT": True, "IS_UNIFORM": True, "ROWS": 16},
     ),
     (combine._combine_kernel, HEADS | ADDED_UP | {"IS_SUMMED": False}),
     (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),

@@ -1,5 +1,6 @@
 """A row that reads its last keys by slots gets the bits of plain decoding, kernel and twin."""
 
+import copy
 from dataclasses import replace
 from itertools import product
 
@@ -22,6 +23,7 @@ from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 BORDERS = (63, 64, 65, 1023, 1024, 1025, 1152, 4096, 4352, 8191, 8192, 8193, 8704)
 GROUPS = (1, 2, 4, 5, 7, 8)
 FP16, BF16 = torch.float16, torch.bfloat16
+NUM_TAILS = 9  # where the kernel's argument of this name is, of those after a layer's tensors
 # each group compiles some nine kernels
 ON_GPU = [
     *((BF16, 128, group) for group in GROUPS),
@@ -186,23 +188,36 @@ def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, 
     assert case.attend(launch_paged_attention, rows).isfinite().all()
 
 
-def test_walk_and_tails_that_run_beside_each_other_write_different_results(device, cut):
-    """Where paths begin with a split; behind it the tails wait for the walk."""
+def apart(rows):
+    """A launch of the programs for the last keys of paths, and one of the others."""
+    both = rows.launches[0]
+    num_tails = both._then[NUM_TAILS]
+    first, rest = copy.copy(both), copy.copy(both)
+    first._grid = num_tails, 1, 1
+    rest._grid = both._grid[0] - num_tails, 1, 1
+    rest._then = *both._then[:NUM_TAILS], 0, *both._then[NUM_TAILS + 1 :]
+    for each in (first, rest):
+        each._found = None
+    return first, rest
+
+
+@pytest.mark.parametrize("base", [125, 1150])
+def test_programs_beside_each_other_write_different_results(device, cut, base):
     for num_nodes in (5, 17):
-        case = tree_case([chain(125, num_nodes)], H=4, G=1, dtype=FP16, device=device)
+        case = tree_case([chain(base, num_nodes)], H=4, G=1, dtype=FP16, device=device)
         T, H, C = case.q.shape
         is_split = plan_launch(1, num_nodes, Heads(4, 1, C, 2), has_paths=True).is_split
-        num_parts = num_splits(192) if is_split else 3
+        num_parts = num_splits(1280) if is_split else 3
         workspace = torch.zeros(T * H * num_parts * (C + 2), device=device)
-        rows = replace(case.tree, max_seq_len=192, workspace=workspace)
+        rows = replace(case.tree, max_seq_len=1280, workspace=workspace)
         case.attend(launch_paged_attention, rows)
         written = []
-        for launch in rows.launches[:2]:
+        for launch in apart(rows):
             workspace.fill_(torch.nan)
             launch(case.q.clone(), case.q, *case.cache.unbind())
             acc = workspace[: T * H * num_parts * C].view(T, H, num_parts, C)
             written.append(~acc.isnan().all(dim=-1))
-        walk, tails = written
+        tails, walk = written
         assert walk.any()
         assert tails.any()
         assert not (walk & tails).any()
@@ -222,7 +237,7 @@ def test_a_slot_at_the_end_of_the_context_writes_into_no_other(device, cut):
     )
     case.attend(launch_paged_attention, rows)
     rows.workspace.fill_(torch.nan)
-    tails = rows.launches[1]
+    tails, _ = apart(rows)
     tails(case.q.clone(), case.q, *case.cache.unbind())
     acc = rows.workspace[: T * H * num_parts * C].view(T, H, num_parts, C)
     assert acc[3, :, 0].isnan().all()  # the walk's, of the next slot
@@ -296,13 +311,3 @@ def test_rows_without_paths_are_cut_as_ever():
     heads = Heads(4, 8, 128, 2)
     assert not plan_launch(1, 40, heads).is_split
     assert plan_launch(1, 40, heads, has_paths=True).is_split
-
-
-def test_few_programs_for_tails_have_more_warps():
-    def warps(B, rows, has_paths=True, C=128, itemsize=2):
-        return plan_launch(B, rows, Heads(4, 8, C, itemsize), has_paths=has_paths).tail_warps
-
-    assert [warps(1, rows) for rows in (8, 16, 17, 32)] == [4, 4, 2, 2]
-    assert [warps(B, 8) for B in (2, 3, 32)] == [4, 2, 2]
-    assert warps(32, 8, C=256) == warps(32, 8, itemsize=4) == 4  # a tile of keys is twice as large
-    assert warps(1, 8, has_paths=False) == 0

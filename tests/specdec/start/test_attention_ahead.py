@@ -97,7 +97,7 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
     monkeypatch.setattr(Repeated, "__init__", spy)
     heads = Heads(group, G, C, 2)
     cache = torch.zeros(2, 2, G, 64, C, dtype=torch.bfloat16)
-    for B, Q in product((1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16)):
+    for B, Q in product((1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16, 20)):
         taken = []
         table = torch.zeros(B + 1, 200, dtype=torch.int64)
         paths = Paths(slots=torch.zeros(B * Q, 4, dtype=torch.int64), starts=table[:B, 0])

@@ -199,7 +199,9 @@ class TreeCase:
                 max_model_len=MAX_LEN,
                 threshold=self.threshold,
             )
-            add_children(logits, NUM_REQS, to, None)
+            # A level looks up the level before it ahead of its wait, so a kernel that has waited
+            # must lie between them: the head's, or this copy.
+            add_children(logits.clone(), NUM_REQS, to, None)
         keep_nodes(NUM_REQS, to)
         return case
 

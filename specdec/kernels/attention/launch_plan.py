@@ -63,15 +63,16 @@ class Launch(NamedTuple):
     sharers: int  # as many, of each query tile and kv head
     walk_warps: int  # of each program that shares or walks
     most_registers: int | None  # of its threads, None: as many as it takes
+    looks_first: bool  # a program that shares looks for a split before all else
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
     has_paths: bool
     columns: int  # of each program that adds up; 0: there are none, but for long slots
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, int, bool, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
-        cut = self.tile, self.is_split, self.walk_warps, self.slots
+        cut = self.tile, self.is_split, self.walk_warps, self.looks_first, self.slots
         return *cut, self.has_paths, self.columns
 
 
@@ -118,6 +119,8 @@ def plan_launch(
         sharers=sharers,
         walk_warps=walk_warps,
         most_registers=_most_registers(tile, heads) if is_split else None,
+        # Of plain rounds behind 4,096 keys this costs more than it brings behind 300.
+        looks_first=is_split and usual > 1,
         is_helped=is_helped,
         slots=max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1,
         has_paths=has_paths,

@@ -70,6 +70,7 @@ def prepare_walk(given: Pass) -> Repeated:
             "PATH_ROWS": max(next_power_of_2(heads.group), MIN_ROWS),
             "SKIP": plan.tile.skips_masks,
             "IN_ONE_LOOP": in_one_loop,
+            "LOOKS_FIRST": plan.looks_first,
         },
         options={
             "num_warps": plan.walk_warps,
@@ -139,6 +140,7 @@ def _paged_attention_kernel(
     PATH_ROWS: tl.constexpr,
     SKIP: tl.constexpr,
     IN_ONE_LOOP: tl.constexpr,
+    LOOKS_FIRST: tl.constexpr,
 ):
     is_needed = True
     if needed_ptr is not None:
@@ -191,9 +193,9 @@ def _paged_attention_kernel(
     slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
     keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
-    if IS_SPLIT:  # noqa: SIM102  # what is compiled
-        # Most programs have no split and end here, without waiting: the first of each tile waits
-        # for all of them (overlap.py).
+    # Most programs that share splits have none. They end without waiting: the first of each tile
+    # waits for all of them (overlap.py).
+    if IS_SPLIT and LOOKS_FIRST:  # noqa: SIM102  # what is compiled
         if turn > 0:
             if HAS_PATHS:
                 num_keys = tl.load(path_starts_ptr + b, cache_modifier=".cg")
@@ -215,6 +217,8 @@ def _paged_attention_kernel(
         last = tl.minimum(last, split_start(split_of(path_tile)) - 1)
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
+        if not is_busy and turn > 0:
+            return
     split = turn
     if IS_SPLIT:  # the longest ones first: at the end all programs are busy
         split = split_of(tl.maximum(last, 0)) - turn

@@ -41,7 +41,13 @@ TYPES = {
 }
 HEADS = {"H": 32, "G": 8, "S": 64, "C": 128}
 CUT = {"IS_UNIFORM": True, "GROUP": 4, "TOKENS": 4}
-PATHS = {"HAS_PATHS": True, "PATH_ROWS": 16, "IS_SPLIT": True, "IN_ONE_LOOP": False}
+PATHS = {
+    "HAS_PATHS": True,
+    "PATH_ROWS": 16,
+    "IS_SPLIT": True,
+    "IN_ONE_LOOP": False,
+    "LOOKS_FIRST": True,
+}
 ADDED_UP = {"FEW": combine.FEW_AT_ONCE, "MANY": combine.MANY_AT_ONCE, "COLUMNS": 32}
 KERNELS = (
     (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "IS_SERIAL": False}),

@@ -14,7 +14,7 @@ from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import is_small, stages_of_long_loops
 from specdec.kernels.attention.parts import store_part
-from specdec.kernels.attention.splits import attend_split, first_block, split_of
+from specdec.kernels.attention.splits import attend_split, split_of
 from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin_beside
@@ -50,7 +50,7 @@ def prepare_share_long(given: Pass) -> Repeated:
         },
         options={
             "num_warps": num_warps,
-            "num_stages": stages_of_long_loops(heads),
+            "num_stages": stages_of_long_loops(heads, looks_up=True),
             **given.options,
         },
     )
@@ -126,9 +126,8 @@ def _share_long_kernel(
                 )
                 q = load_queries(q_ptr, t, head, inside, H, C)
                 keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
-                block = first_block(keys, split, last, S)
                 peak, total, acc = attend_split(
-                    q, keys, block, position, first, last, split, scale, g, G, S, C, SKIP
+                    q, keys, None, position, first, last, split, scale, g, G, S, C, SKIP
                 )
                 part_row = rank * query_len + t - row_start
                 part_at = (part_row.to(tl.int64) * H + head) * NS

@@ -16,7 +16,7 @@ from specdec.scheduling.step_costs import RoundCosts
 # With so many requests what drafts bring changes from one stretch of their texts to the next,
 # sooner than it is noticed. With fewer, drafts stop where it pays; with more, it hardly changes.
 UNSTEADY = range(5, 33)
-NEARLY = 0.985  # of the best rate: what UNSTEADY requests are content with, for fewer levels
+NEARLY = 0.985  # of the best rate: what is enough, with fewer levels
 
 
 class Requests(NamedTuple):
@@ -104,22 +104,32 @@ class StepOptions:
 class RoundOptions:
     """What steps of these requests may be, without prompts and with as many as ride on average.
 
-    prompt_share: of the steps that have prompts; where it is 0, `mixed` is not looked at
+    Prompts come with the tokens that end requests, as many with each: of steps with fewer tokens
+    fewer have prompts, and what their rows take counts against no way to go on. Rates are those of
+    the rest of the time.
+
+    prompt_share: of the recent steps, those with prompts; where it is 0, `mixed` is not looked at
+    prompts_ms: of one of them, what the rows of prompts take
+    tokens_a_step: of recent steps
     curves: that they were made with
     """
 
     rounds: StepOptions
     mixed: StepOptions
-    prompt_share: float
     curves: GainCurves
+    prompt_share: float = 0.0
+    prompts_ms: float = 0.0
+    tokens_a_step: float = 1.0
 
     def steady(self, keys_ms: float) -> tuple[int, float]:
         """(levels, tokens per millisecond) of the best of all ways to go on for ever.
 
-        Each kind of step has rows of its own. Dinkelbach's method: at the best rate the most that
-        tokens - rate * milliseconds can be is 0, and every other rate is raised by the choice that
-        is best at it. If it drafts, UNSTEADY requests take the fewest levels, at least one, whose
-        rate is NEARLY the best: rates are estimates, and the greatest of several is often too high.
+        Of the milliseconds that prompts do not take. Each kind of step has rows of its own.
+        Dinkelbach's method: at the best rate the most that tokens - rate * milliseconds can be is
+        0, and every other rate is raised by the choice that is best at it. If it drafts, UNSTEADY
+        requests take the fewest levels, at least one, whose rate is NEARLY the best, and more
+        requests none, if that is: rates are estimates, and the greatest of several is often too
+        high.
         """
         rate = 0.0
         while True:
@@ -131,11 +141,13 @@ class RoundOptions:
 
     def _fewest(self, most: int, rate: float, keys_ms: float) -> int:
         """Levels whose rate is NEARLY this one, which is that of `most` levels, or `most`."""
-        if self.rounds.num_requests not in UNSTEADY:
-            return most
+        n = self.rounds.num_requests
         tokens, ms = self._at(rate)
         is_near = tokens >= rate * NEARLY * (ms + keys_ms)
-        return next((levels for levels in range(1, most) if is_near[levels]), most)
+        if n > max(UNSTEADY):
+            return 0 if is_near[0] else most
+        fewer = range(1, most) if n in UNSTEADY else ()
+        return next((levels for levels in fewer if is_near[levels]), most)
 
     def levels_at(self, rate: float, keys_ms: float) -> int:
         """That bring the most beyond what their time is worth at `rate`."""
@@ -152,8 +164,14 @@ class RoundOptions:
         if self.prompt_share == 0:
             return tokens, ms
         mixed_tokens, mixed_ms = self.mixed.best_at(rate)
-        share = self.prompt_share
-        return tokens + share * (mixed_tokens - tokens), ms + share * (mixed_ms - ms)
+        share = self._shares()
+        other_ms = mixed_ms - self.prompts_ms
+        return tokens + share * (mixed_tokens - tokens), ms + share * (other_ms - ms)
+
+    def _shares(self) -> Floats:
+        """[K + 1] of the steps that have prompts, by levels; each token brings one by chance."""
+        most = np.append(self.rounds.num_requests, self.rounds.tokens.max(axis=1))
+        return np.asarray(1 - (1 - self.prompt_share) ** (most / self.tokens_a_step))
 
 
 def round_options(

@@ -161,7 +161,8 @@ class RowPlanner:
     in total, and with the rate fixed that maximum splits into one of each round: this round takes
     the rows that bring the most tokens beyond rate * time, and the next levels are the steady ones.
     Prompts that ride in a step take rows of its tiles, so steps with them are choices of their own,
-    and the best way to go on is that of the recent share of such steps. For few requests the same
+    and the best way to go on is that of the recent share of such steps, fewer where it has fewer
+    tokens (RoundOptions). For few requests the same
     is asked of several thresholds at which drafts may stop, and the best of them is taken.
     Where no more requests come, the slowest decides when all have ended. Rows that go to drafts of
     the others make its steps longer, so time counts HURRY times as much. It also does while the
@@ -378,6 +379,7 @@ class RowPlanner:
     def _count(
         self, num_requests: int, num_verified: int, num_accepted: int, predicted: float | None
     ) -> None:
+        self._prompts.add_tokens(num_requests + num_accepted, num_requests)
         before = self._statistics
         has_one = predicted is not None
         self._statistics = replace(
@@ -439,7 +441,8 @@ class RowPlanner:
         ms = self._ratios.of_trees(n, False) * tree_ms(self._costs, n, curves, 0)
         if eighths:
             mixed = tree_ms(self._costs, n, curves, prompt_rows)
-            ms += eighths / 8 * (self._ratios.of_trees(n, True) * mixed - ms)
+            other_ms = self._ratios.of_trees(n, True) * mixed - self._prompts_ms(n, prompt_rows)
+            ms += eighths / 8 * (other_ms - ms)
         return (n + trees.held(in_chains, num_drafting)) / (ms + keys_ms)
 
     def _trees_of(self, num_requests: int) -> tuple[int, TreeRounds]:
@@ -475,7 +478,7 @@ class RowPlanner:
         num_halves = round(keys_ms / half_round)
         n = requests.num_requests
         ratios = *self._ratios.of(n, False), *self._ratios.of(n, True)
-        key = *requests, eighths, prompt_rows, num_halves, *ratios
+        key = *requests, eighths, prompt_rows, self._prompts.tokens, num_halves, *ratios
         if key not in self._options:
             every = [
                 self._options_with(curves, requests, eighths / 8, prompt_rows)
@@ -491,8 +494,21 @@ class RowPlanner:
         rows = self._sizes.of(requests.num_requests)
         rounds = round_options(self._costs, rows, curves, requests)
         rounds = rounds.scaled(self._ratios.of(requests.num_requests, False))
-        mixed = self._mixed(requests, num_prompt_rows, curves)
-        return RoundOptions(rounds, mixed, prompt_share, curves)
+        n = requests.num_requests
+        return RoundOptions(
+            rounds,
+            self._mixed(requests, num_prompt_rows, curves),
+            curves,
+            prompt_share=prompt_share,
+            prompts_ms=self._prompts_ms(n, num_prompt_rows),
+            tokens_a_step=n * self._prompts.tokens,
+        )
+
+    def _prompts_ms(self, num_requests: int, num_prompt_rows: int) -> float:
+        """What so many rows of prompts take beside a row for each request."""
+        costs = self._costs
+        ms = costs.mixed_ms(num_requests + num_prompt_rows) - costs.mixed_ms(num_requests)
+        return self._ratios.of(num_requests, True)[0] * ms
 
     def _mixed(self, requests: Requests, num_prompt_rows: int, curves: GainCurves) -> StepOptions:
         most = int(self._sizes.of(requests.num_requests)[-1])
@@ -501,11 +517,15 @@ class RowPlanner:
 
 
 class PromptLoad:
-    """Running averages: the share of steps in which prompts ride, and how many rows of them."""
+    """Running averages: the share of steps in which prompts ride, and how many rows of them.
+
+    And of what brings them: the tokens of a step.
+    """
 
     def __init__(self) -> None:
         self._share = 0.0
         self._rows = 0.0
+        self._tokens = 1.0
 
     def add(self, num_rows: int) -> None:
         """A step."""
@@ -513,6 +533,15 @@ class PromptLoad:
         if num_rows:
             weight = PROMPT_MEMORY if self._rows else 1.0
             self._rows += weight * (num_rows - self._rows)
+
+    def add_tokens(self, num_tokens: int, num_requests: int) -> None:
+        """Of a step that verified."""
+        self._tokens += PROMPT_MEMORY * (num_tokens / num_requests - self._tokens)
+
+    @property
+    def tokens(self) -> float:
+        """Of each request that verified, to an eighth."""
+        return round(8 * self._tokens) / 8
 
     @property
     def rounded(self) -> tuple[int, int]:

@@ -22,6 +22,12 @@ COSTS = RoundCosts(
     plain=tuple(zip(ROWS[:6], MS[:6], strict=True)),
     level=((256, 0.2),),
 )
+# steps with prompts, by all their rows
+MIXED = (
+    *((64, 5.2), (128, 6.0), (160, 6.4), (192, 6.8), (256, 8.1), (320, 9.3), (384, 10.0)),
+    *((512, 12.1), (640, 15.1), (768, 17.7), (896, 20.3), (1024, 22.7), (2048, 43.5)),
+)
+PROMPT = 92  # rows, of a request that begins
 TREES = TreeCosts(
     all_levels=((1, 5.9), (2, 6.0), (4, 6.2), (8, 6.9)),
     one_level=((1, 4.4), (2, 4.4), (4, 4.5), (8, 4.8)),
@@ -72,8 +78,9 @@ BOASTFUL = Draft(means=(1e-4,) * K, error=14.5)  # says about 0.65, and nothing 
 
 
 class World:
-    """num_requests run at all times; a request lasts about 60 rounds.
+    """num_requests run at all times; a request lasts about 60 rounds, or has `answer` tokens.
 
+    With `answer`, the prompts of those that begin ride in the next round.
     fixed: drafts and rows of every request; None = as the planner says
     allowed: the bound of every request. slower: how many times as long as by its costs a round with
     drafts takes. better: a level of a tree fails by a chance that is this power of a chain's;
@@ -91,7 +98,10 @@ class World:
         slower=1.0,
         better=1.3,
         always_trees=False,
+        answer=None,
     ):
+        self.answer = answer
+        self.num_prompt_rows = 0  # that ride in the next round
         self.better, self.always_trees = better, always_trees
         self.has_trees = False  # the drafts that exist
         self.is_sampled = False  # all requests
@@ -109,6 +119,8 @@ class World:
 
     def resize(self, num_requests):
         self.easy = self.rng.normal(size=num_requests)
+        if self.answer:
+            self.left = self.rng.integers(1, self.answer + 1, size=num_requests)
 
     def run(self, num_rounds):
         for _ in range(num_rounds):
@@ -132,6 +144,7 @@ class World:
                 Requests(B, num_drafting),
                 self.live,
                 num_keys=0,
+                num_prompt_rows=self.num_prompt_rows,
                 has_trees=self.has_trees,
                 trees_fit=fit,
                 num_sampled=num_drafting * self.is_sampled,
@@ -164,7 +177,7 @@ class World:
         skipped = self.live - int((said > 0).any(axis=0).sum()) if self.live else 0
         saved = self.costs.level_ms(padded(B)) - (self.costs.skipped_ms or 0.0)
         levels = 1 if plan.proposes_tree else plan.num_levels  # a tree's count in the next round
-        ms = round_ms(self.costs, padded(B), plan.num_rows, levels)
+        ms = round_ms(self.costs, padded(B), plan.num_rows, levels, self.num_prompt_rows)
         ms -= skipped * saved  # of the levels drafted a round ago
         if plan.num_levels or plan.num_rows > B:
             ms *= self.slower
@@ -172,13 +185,13 @@ class World:
         size = StepSize(
             num_requests=B,
             num_rows=plan.num_rows,
-            num_prompt_rows=0,
+            num_prompt_rows=self.num_prompt_rows,
             num_levels=plan.num_levels,
             num_keys=0,
         )
         if not plan.proposes_tree:
             self.planner.observe_time(size, ms * self.disturbed)
-        self.goes_on(plan)
+        self.goes_on(plan, 1 + accepted)
 
     def read(self):
         if isinstance(self.unread, dict):
@@ -186,13 +199,17 @@ class World:
         else:
             self.planner.observe(self.unread)
 
-    def goes_on(self, plan):
+    def goes_on(self, plan, num_tokens=1):
         B = len(self.easy)
         self.plans.append(plan)
         self.live = plan.num_levels
         self.has_trees = plan.proposes_tree
         self.threshold = self.planner.threshold if self.fixed is None else 0.0
         ends = self.rng.random(B) < 1 / 60
+        if self.answer:
+            ends = self.left <= num_tokens
+            self.left = np.where(ends, self.answer, self.left - num_tokens)
+            self.num_prompt_rows = PROMPT * int(ends.sum())
         self.easy = np.where(ends, self.rng.normal(size=B), self.easy)
 
     def tree_round(self, plan, truth, said):
@@ -257,7 +274,10 @@ def padded(num_requests):
     return min(b for b, _ in SHAPES if b >= num_requests)
 
 
-def round_ms(costs, num_requests, num_rows, num_levels):
+def round_ms(costs, num_requests, num_rows, num_levels, num_prompt_rows=0):
+    if num_prompt_rows:
+        level_ms = (num_levels - 1) * costs.level_ms(num_requests)
+        return costs.mixed_ms(num_rows + num_prompt_rows) + level_ms
     if num_rows == num_requests and num_levels == 0:
         return costs.plain_ms(num_requests)
     return costs.verify_ms(num_rows) + max(num_levels - 1, 0) * costs.level_ms(num_requests)

@@ -45,8 +45,8 @@ def test_a_burst_takes_no_longer_than_with_the_best_fixed_number(between_request
 
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(ALL, marks=pytest.mark.slow)])
 def test_a_burst_ends_sooner_if_steps_are_short_once_nothing_comes_any_more(monkeypatch, seeds):
-    """Where requests differ much: the most tokens a second leave the slowest behind."""
-    ours = statistics.mean(planned(3.0, seed).seconds for seed in seeds)
+    """Where requests differ: the most tokens a second leave the slowest behind."""
+    ours = statistics.mean(planned(1.0, seed).seconds for seed in seeds)
     monkeypatch.setattr(row_planner, "HURRY", 1.0)
-    without = statistics.mean(planned(3.0, seed).seconds for seed in seeds)
+    without = statistics.mean(planned(1.0, seed).seconds for seed in seeds)
     assert ours < 0.98 * without

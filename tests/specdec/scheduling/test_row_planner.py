@@ -97,7 +97,7 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     num_drafting = max(1, int(share * num_requests))
     curves = GainCurves(sample, num_drafting)
     rounds = rounds_of(costs, GRID, curves, num_requests, num_drafting)
-    options = RoundOptions(rounds, rounds, 0.0, curves)
+    options = RoundOptions(rounds, rounds, curves)
     keys_ms = costs.ms_per_key * num_keys
     padded = min(b for b, _ in GRID if b >= num_requests)
     sizes = sorted(rows for b, rows in GRID if b == padded)
@@ -140,10 +140,12 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     num_requests=st.integers(1, 16),
     num_prompt_rows=st.integers(1, 60),
     eighths=st.integers(1, 8),
+    recent=st.floats(1.0, 4.0),
 )
 def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
-    costs, seed, num_requests, num_prompt_rows, eighths
+    costs, seed, num_requests, num_prompt_rows, eighths, recent
 ):
+    """Steps with fewer tokens than recent ones have fewer prompts, whose rows count for none."""
     rng = np.random.default_rng(seed)
     sample = np.cumprod(rng.random((30, K)) ** rng.exponential(), axis=1)
     curves = GainCurves(sample, num_requests)
@@ -151,7 +153,7 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
     rounds = rounds_of(costs, GRID, curves, *requests)
     most = int(rounds.rows[-1])
     mixed = mixed_options(costs, most, curves, requests, num_prompt_rows)
-    share = eighths / 8
+    recent *= num_requests  # tokens a step
     sizes = dict(costs.verify)
     fill = {rows - num_prompt_rows for rows in sizes}
     rows_of_mixed = {rows for rows in fill if num_requests < rows < most} | {num_requests, most}
@@ -163,13 +165,21 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
     def mixed_ms(rows):
         return costs.mixed_ms(rows + num_prompt_rows)
 
+    prompts_ms = mixed_ms(num_requests) - costs.mixed_ms(num_requests)
+
+    def share_of(num_tokens):
+        return 1 - (1 - eighths / 8) ** (num_tokens / recent)
+
     def rate(levels, rows, mixed_rows):
+        share = share_of(tokens(levels, most))
         level_ms = (levels - 1) * costs.level[0][1]
-        ms = (1 - share) * sizes[rows] + share * mixed_ms(mixed_rows) + level_ms
+        other_ms = mixed_ms(mixed_rows) - prompts_ms
+        ms = (1 - share) * sizes[rows] + share * other_ms + level_ms
         both = tokens(levels, rows), tokens(levels, mixed_rows)
         return ((1 - share) * both[0] + share * both[1]) / ms
 
-    plain_mixed_ms = max(mixed_ms(num_requests) - costs.level[0][1], 0.0)
+    share = share_of(num_requests)
+    plain_mixed_ms = max(mixed_ms(num_requests) - costs.level[0][1], 0.0) - prompts_ms
     plain_ms = (1 - share) * dict(costs.plain)[num_requests] + share * plain_mixed_ms
     every = [
         rate(levels, rows, mixed_rows)
@@ -177,7 +187,8 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
         for rows in rounds.rows.tolist()
         for mixed_rows in rows_of_mixed
     ]
-    levels, found = RoundOptions(rounds, mixed, share, curves).steady(0.0)
+    given = {"prompt_share": eighths / 8, "prompts_ms": prompts_ms, "tokens_a_step": recent}
+    levels, found = RoundOptions(rounds, mixed, curves, **given).steady(0.0)
     assert found == pytest.approx(max(*every, num_requests / plain_ms))
     assert (levels == 0) == (num_requests / plain_ms >= max(every))
 

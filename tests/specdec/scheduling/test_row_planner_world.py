@@ -9,7 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.specdec.scheduling.draft_world import BOASTFUL, COSTS, GOOD, RANDOM, TIMID, World
+from tests.specdec.scheduling.draft_world import (
+    BOASTFUL,
+    COSTS,
+    GOOD,
+    MIXED,
+    RANDOM,
+    TIMID,
+    World,
+)
 
 FIXED = (0, 1, 2, 3, 5)
 EARLY = 50
@@ -57,6 +65,17 @@ def test_steps_that_take_longer_than_their_costs_say_are_chosen_less(num_request
     assert (np.mean([plan.num_levels for plan in world.plans[150:]]) < 0.2) == (num_requests > 8)
     shown = world.planner.statistics
     assert 1 <= shown.measured_ms / shown.predicted_ms < slower + 0.01
+
+
+@pytest.mark.parametrize(
+    "num_requests, slower", [(256, 1.12), pytest.param(64, 1.12, marks=pytest.mark.slow)]
+)
+def test_a_step_with_fewer_tokens_has_fewer_prompts(num_requests, slower):
+    """Were there as many in each step, those with drafts would seem to have them for less."""
+    given = {"answer": 96, "slower": slower, "costs": replace(COSTS, mixed=MIXED)}
+    rates = [World(num_requests, **given).run(400).rate(100)]
+    rates += [World(num_requests, fixed=each, **given).run(400).rate(100) for each in FIXED[:3]]
+    assert rates[0] > 0.97 * max(rates)
 
 
 @pytest.mark.parametrize("becomes", [RANDOM, GOOD], ids=["random", "good"])

@@ -119,8 +119,8 @@ def plan_launch(
         sharers=sharers,
         walk_warps=walk_warps,
         most_registers=_most_registers(tile, heads) if is_split else None,
-        # Of plain rounds behind 4,096 keys this costs more than it brings behind 300.
-        looks_first=is_split and usual > 1,
+        # of plain rounds and of trees this costs more behind 4,096 keys than it brings behind 300
+        looks_first=is_split and usual > 1 and not has_paths,
         is_helped=is_helped,
         slots=max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1,
         has_paths=has_paths,

@@ -197,13 +197,9 @@ def _paged_attention_kernel(
     # waits for all of them (overlap.py).
     if IS_SPLIT and LOOKS_FIRST:  # noqa: SIM102  # what is compiled
         if turn > 0:
-            if HAS_PATHS:
-                num_keys = tl.load(path_starts_ptr + b, cache_modifier=".cg")
-            else:
-                last_at = positions_ptr + row_end - 1
-                has_rows = row_start < row_end
-                num_keys = tl.load(last_at, mask=has_rows, other=-1, cache_modifier=".cg") + 1
-            if split_start(turn) >= num_keys:
+            last_at = positions_ptr + row_end - 1
+            has_rows = row_start < row_end
+            if split_start(turn) > tl.load(last_at, mask=has_rows, other=-1, cache_modifier=".cg"):
                 return
     is_busy = is_needed & (row_start + tile * TOKENS < row_end)
     if IS_HELPED:  # noqa: SIM102  # what is compiled

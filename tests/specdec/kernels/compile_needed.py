@@ -46,7 +46,7 @@ PATHS = {
     "PATH_ROWS": 16,
     "IS_SPLIT": True,
     "IN_ONE_LOOP": False,
-    "LOOKS_FIRST": True,
+    "LOOKS_FIRST": False,
 }
 ADDED_UP = {"FEW": combine.FEW_AT_ONCE, "MANY": combine.MANY_AT_ONCE, "COLUMNS": 32}
 KERNELS = (

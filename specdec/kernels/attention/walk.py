@@ -197,9 +197,11 @@ def _paged_attention_kernel(
     # waits for all of them (overlap.py).
     if IS_SPLIT and LOOKS_FIRST:  # noqa: SIM102  # what is compiled
         if turn > 0:
-            last_at = positions_ptr + row_end - 1
-            has_rows = row_start < row_end
-            if split_start(turn) > tl.load(last_at, mask=has_rows, other=-1, cache_modifier=".cg"):
+            # all rows: behind a slot's own there may be padding, at position 0
+            row = row_start + tile * TOKENS + tl.arange(0, TOKENS)
+            is_row = row < row_end
+            found = tl.load(positions_ptr + row, mask=is_row, other=-1, cache_modifier=".cg")
+            if split_start(turn) > tl.max(found, axis=0):
                 return
     is_busy = is_needed & (row_start + tile * TOKENS < row_end)
     if IS_HELPED:  # noqa: SIM102  # what is compiled

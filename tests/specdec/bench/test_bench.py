@@ -153,7 +153,7 @@ def test_trees_temperatures_and_thresholds_are_those_asked_for(bench, monkeypatc
     ]
 
 
-@pytest.mark.parametrize("num_runs, is_over", [(1, False), (3, False), (4, True)])
+@pytest.mark.parametrize("num_runs, is_over", [(1, False), (7, False), (8, True)])
 def test_a_run_in_which_kernels_are_compiled_is_repeated(bench, monkeypatch, num_runs, is_over):
     """num_runs: in which one is."""
     seen, compiled = [], Compilations()

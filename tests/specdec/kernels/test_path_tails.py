@@ -201,7 +201,7 @@ def apart(rows):
     return first, rest
 
 
-@pytest.mark.parametrize("base", [125, 1150])
+@pytest.mark.parametrize("base", [125, pytest.param(1150, marks=pytest.mark.slow)])
 def test_programs_beside_each_other_write_different_results(device, cut, base):
     for num_nodes in (5, 17):
         case = tree_case([chain(base, num_nodes)], H=4, G=1, dtype=FP16, device=device)

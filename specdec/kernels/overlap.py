@@ -8,7 +8,8 @@ PDL comes from `launch_options`: a Hopper GPU or later.
 
 Products wait before they let the next kernel start. So what was written before the last product is
 finished when any kernel after it starts, and attention looks up before its wait where its rows are
-and which positions and blocks these have. It reads them past the L1 cache, which may be older.
+and which positions, blocks and slots of paths these have. It reads them past the L1 cache, which
+may be older.
 
 The attention of a pass may be several launches for different rows, which need not wait for each
 other. The kernel that walks keys lets the next one start only once it has waited itself

@@ -385,7 +385,7 @@ def _attend(out_ptr, rings, bars, rows, scale, FORM: gl.constexpr, HALF: gl.cons
             t = first_row + row // GROUP
             position = gl.load(rows[1] + t, mask=t < end, other=-1).to(gl.int32)
             out, step = _attended(left, rings, bars, position, first, last, scale, step, HALF)
-            barrier()  # all warps have multiplied by q
+            barrier()  # all warps have read q
             q.store(out.to(q.dtype))
             barrier()
             BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // C, C // 8], [4, 1], [1, 0])

@@ -85,6 +85,10 @@ class StepOptions:
             plain_ms=self.plain_ms * without,
         )
 
+    def less(self, ms: float) -> "StepOptions":
+        """The same, where each step takes so many milliseconds less."""
+        return replace(self, ms=self.ms - ms, plain_ms=max(self.plain_ms - ms, 0.0))
+
     def best_rows(self, num_live: int, next_levels: int, rate: float) -> int:
         """Rows that bring the most beyond what their time is worth at `rate`."""
         values = self.tokens[num_live - 1] - rate * self.ms
@@ -108,8 +112,8 @@ class RoundOptions:
     fewer have prompts, and what their rows take counts against no way to go on. Rates are those of
     the rest of the time.
 
+    mixed: without the milliseconds that the rows of prompts take
     prompt_share: of the recent steps, those with prompts; where it is 0, `mixed` is not looked at
-    prompts_ms: of one of them, what the rows of prompts take
     tokens_a_step: of recent steps
     curves: that they were made with
     """
@@ -118,7 +122,6 @@ class RoundOptions:
     mixed: StepOptions
     curves: GainCurves
     prompt_share: float = 0.0
-    prompts_ms: float = 0.0
     tokens_a_step: float = 1.0
 
     def steady(self, keys_ms: float) -> tuple[int, float]:
@@ -134,7 +137,7 @@ class RoundOptions:
         rate = 0.0
         while True:
             levels, tokens, ms = self._best_at(rate, keys_ms)
-            raised = tokens / ms
+            raised = tokens / max(ms, 1e-6)
             if raised <= rate * (1 + 1e-9):
                 return self._fewest(levels, rate, keys_ms), max(rate, raised)
             rate = raised
@@ -164,14 +167,14 @@ class RoundOptions:
         if self.prompt_share == 0:
             return tokens, ms
         mixed_tokens, mixed_ms = self.mixed.best_at(rate)
-        share = self._shares()
-        other_ms = mixed_ms - self.prompts_ms
-        return tokens + share * (mixed_tokens - tokens), ms + share * (other_ms - ms)
-
-    def _shares(self) -> Floats:
-        """[K + 1] of the steps that have prompts, by levels; each token brings one by chance."""
         most = np.append(self.rounds.num_requests, self.rounds.tokens.max(axis=1))
-        return np.asarray(1 - (1 - self.prompt_share) ** (most / self.tokens_a_step))
+        share = share_with_prompts(self.prompt_share, most / self.tokens_a_step)
+        return tokens + share * (mixed_tokens - tokens), ms + share * (mixed_ms - ms)
+
+
+def share_with_prompts(recent: float, tokens: Floats) -> Floats:
+    """Of steps with so many times as many tokens as recent ones: each brings a prompt by chance."""
+    return np.asarray(1 - (1 - recent) ** tokens)
 
 
 def round_options(

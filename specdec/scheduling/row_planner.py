@@ -26,6 +26,7 @@ from specdec.scheduling.round_options import (
     StepOptions,
     mixed_options,
     round_options,
+    share_with_prompts,
     tree_ms,
 )
 from specdec.scheduling.step_costs import Kind, RoundCosts, TimeRatios
@@ -433,17 +434,18 @@ class RowPlanner:
         return is_tree
 
     def _tree_rate(self, requests: Requests, curves: GainCurves, keys_ms: float) -> float:
-        """Tokens per millisecond of rounds of trees, with prompts in the recent share of them."""
+        """Tokens per millisecond of rounds of trees, as `RoundOptions.steady` has it of others."""
         n, num_drafting = requests
         L, trees = self._trees_of(n)
-        in_chains = curves.gain(L, L * num_drafting, num_drafting)
+        tokens = n + trees.held(curves.gain(L, L * num_drafting, num_drafting), num_drafting)
         eighths, prompt_rows = self._prompts.rounded
         ms = self._ratios.of_trees(n, False) * tree_ms(self._costs, n, curves, 0)
         if eighths:
-            mixed = tree_ms(self._costs, n, curves, prompt_rows)
-            other_ms = self._ratios.of_trees(n, True) * mixed - self._prompts_ms(n, prompt_rows)
-            ms += eighths / 8 * (other_ms - ms)
-        return (n + trees.held(in_chains, num_drafting)) / (ms + keys_ms)
+            mixed = tree_ms(self._costs, n, curves, prompt_rows) - self._prompts_ms(n, prompt_rows)
+            more = np.array(tokens / (n * self._prompts.tokens))
+            share = float(share_with_prompts(eighths / 8, more))
+            ms += share * (self._ratios.of_trees(n, True) * max(mixed, 0.0) - ms)
+        return tokens / max(ms + keys_ms, 1e-6)
 
     def _trees_of(self, num_requests: int) -> tuple[int, TreeRounds]:
         """The levels of their trees, and what is known of these."""
@@ -478,7 +480,8 @@ class RowPlanner:
         num_halves = round(keys_ms / half_round)
         n = requests.num_requests
         ratios = *self._ratios.of(n, False), *self._ratios.of(n, True)
-        key = *requests, eighths, prompt_rows, self._prompts.tokens, num_halves, *ratios
+        load = (eighths, prompt_rows, self._prompts.tokens) if eighths else ()
+        key = *requests, *load, num_halves, *ratios
         if key not in self._options:
             every = [
                 self._options_with(curves, requests, eighths / 8, prompt_rows)
@@ -500,20 +503,20 @@ class RowPlanner:
             self._mixed(requests, num_prompt_rows, curves),
             curves,
             prompt_share=prompt_share,
-            prompts_ms=self._prompts_ms(n, num_prompt_rows),
             tokens_a_step=n * self._prompts.tokens,
         )
 
     def _prompts_ms(self, num_requests: int, num_prompt_rows: int) -> float:
-        """What so many rows of prompts take beside a row for each request."""
+        """What so many rows of prompts take beside a row for each request, by the costs alone."""
         costs = self._costs
-        ms = costs.mixed_ms(num_requests + num_prompt_rows) - costs.mixed_ms(num_requests)
-        return self._ratios.of(num_requests, True)[0] * ms
+        return costs.mixed_ms(num_requests + num_prompt_rows) - costs.mixed_ms(num_requests)
 
     def _mixed(self, requests: Requests, num_prompt_rows: int, curves: GainCurves) -> StepOptions:
         most = int(self._sizes.of(requests.num_requests)[-1])
+        n = requests.num_requests
         mixed = mixed_options(self._costs, most, curves, requests, num_prompt_rows)
-        return mixed.scaled(self._ratios.of(requests.num_requests, True))
+        mixed = mixed.less(self._prompts_ms(n, num_prompt_rows))
+        return mixed.scaled(self._ratios.of(n, True))
 
 
 class PromptLoad:

@@ -27,7 +27,8 @@ To be read in this order:
    memory);
 4. combine.py: the kernels that add up what programs left;
 5. long_slots.py: slots with too many keys for one program, and the kernel that shares them;
-6. path_tails.py: the last keys of a tree's rows, which have slots of their own;
+6. path_tails.py: the last keys of a tree's rows, which have slots of their own (in the launch of
+   walk.py);
 7. twin.py: the same in plain torch.
 Large prompts on a Hopper GPU are prompt_attention.py's, in the folder above.
 """

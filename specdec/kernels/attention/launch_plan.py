@@ -61,7 +61,7 @@ class Launch(NamedTuple):
     usual_tiles: int  # of these, those that have rows, more or less
     is_split: bool  # programs share the splits of each query tile; else one walks them all
     sharers: int  # as many, of each query tile and kv head
-    walk_warps: int  # of each program that shares or walks
+    walk_warps: int  # of each program that shares or walks, or attends to the last keys of paths
     most_registers: int | None  # of its threads, None: as many as it takes
     looks_first: bool  # a program that shares looks for a split before all else
     is_helped: bool  # other programs share the splits of long slots

@@ -6,7 +6,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from specdec.scheduling.gains import GainCurves
 from specdec.scheduling.round_history import RoundOutcome
@@ -154,6 +154,7 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
     most = int(rounds.rows[-1])
     mixed = mixed_options(costs, most, curves, requests, num_prompt_rows)
     recent *= num_requests  # tokens a step
+    assume(costs.mixed_ms(num_requests) > costs.level_ms(num_requests))
     sizes = dict(costs.verify)
     fill = {rows - num_prompt_rows for rows in sizes}
     rows_of_mixed = {rows for rows in fill if num_requests < rows < most} | {num_requests, most}
@@ -187,8 +188,8 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
         for rows in rounds.rows.tolist()
         for mixed_rows in rows_of_mixed
     ]
-    given = {"prompt_share": eighths / 8, "prompts_ms": prompts_ms, "tokens_a_step": recent}
-    levels, found = RoundOptions(rounds, mixed, curves, **given).steady(0.0)
+    given = {"prompt_share": eighths / 8, "tokens_a_step": recent}
+    levels, found = RoundOptions(rounds, mixed.less(prompts_ms), curves, **given).steady(0.0)
     assert found == pytest.approx(max(*every, num_requests / plain_ms))
     assert (levels == 0) == (num_requests / plain_ms >= max(every))
 

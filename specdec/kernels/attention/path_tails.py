@@ -23,7 +23,7 @@ from specdec.kernels.attention.splits import (
     split_of,
     split_start,
 )
-from specdec.kernels.attention.tile_rows import keys_of, load_queries
+from specdec.kernels.attention.tile_rows import load_queries
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.overlap import begin_beside
@@ -35,11 +35,11 @@ MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
 @jit
 def attend_path(
     t,
-    b,
     g,
     is_busy,
-    pointers,
-    sizes,
+    q_ptr,
+    workspace,
+    path,
     scale,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -49,36 +49,22 @@ def attend_path(
     IS_SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """What a program does for row t of batch slot b: leave its partial results.
+    """What a program does for row t of the pass: leave its partial results.
 
-    pointers, sizes: those of walk.py's kernel that it reads and writes
+    workspace: values, peaks and totals, results of a row. path: the caches and blocks, the slots of
+    the row's path, where it starts, how many slots there are, the row's position
     """
-    (
-        q_ptr,
-        k_ptr,
-        v_ptr,
-        acc_ptr,
-        stats_ptr,
-        block_table_ptr,
-        idx_ptr,
-        positions_ptr,
-        path_slots_ptr,
-        path_starts_ptr,
-    ) = pointers
-    D1, R, M, NS = sizes
+    acc_ptr, stats_ptr, NS = workspace
+    keys, _, path_start, D1, position = path
     i = tl.arange(0, ROWS)
     head = g * (H // G) + i
     inside = i < H // G
-    position = tl.load(positions_ptr + t, cache_modifier=".cg")
-    path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
-    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
     first = split_of(path_start // S * S)
     split = first
     begin = split_start(first)
     # a row of padding may end before that split, or after the path; then it has no keys here
     has_keys = (position >= begin) & (position - path_start < D1)
     end = tl.where(has_keys, position + 1, begin)
-    path = keys, path_slots_ptr + t * D1, path_start, D1, position
     slot, is_seen = _slots_of_tile(path, begin, S)
     begin_beside(0, PDL)
     if is_busy:

@@ -153,32 +153,17 @@ def _paged_attention_kernel(
             row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
             t = row_start + row % query_len
             is_busy = is_needed & (t < row_end)
+            t = tl.where(t < row_end, t, 0)
+            path = (
+                keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M),
+                path_slots_ptr + t * D1,
+                tl.load(path_starts_ptr + b, cache_modifier=".cg"),
+                D1,
+                tl.load(positions_ptr + t, cache_modifier=".cg"),
+            )
+            workspace = acc_ptr, stats_ptr, NS
             attend_path(
-                tl.where(t < row_end, t, 0),
-                b,
-                g,
-                is_busy,
-                (
-                    q_ptr,
-                    k_ptr,
-                    v_ptr,
-                    acc_ptr,
-                    stats_ptr,
-                    block_table_ptr,
-                    idx_ptr,
-                    positions_ptr,
-                    path_slots_ptr,
-                    path_starts_ptr,
-                ),
-                (D1, R, M, NS),
-                scale,
-                H,
-                G,
-                S,
-                C,
-                PDL,
-                IS_SPLIT,
-                PATH_ROWS,
+                t, g, is_busy, q_ptr, workspace, path, scale, H, G, S, C, PDL, IS_SPLIT, PATH_ROWS
             )
             return
         program -= num_tails

@@ -201,9 +201,10 @@ def apart(rows):
     return first, rest
 
 
-@pytest.mark.parametrize("base", [125, pytest.param(1150, marks=pytest.mark.slow)])
-def test_programs_beside_each_other_write_different_results(device, cut, base):
-    for num_nodes in (5, 17):
+@pytest.mark.parametrize("base, most_nodes", [(125, 17), (1150, 5)])
+def test_programs_beside_each_other_write_different_results(device, cut, base, most_nodes):
+    """Behind 1,024 keys those for paths also take shared tiles of the split in which these begin."""
+    for num_nodes in {5, most_nodes}:
         case = tree_case([chain(base, num_nodes)], H=4, G=1, dtype=FP16, device=device)
         T, H, C = case.q.shape
         is_split = plan_launch(1, num_nodes, Heads(4, 1, C, 2), has_paths=True).is_split

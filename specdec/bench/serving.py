@@ -17,7 +17,7 @@ from specdec.requests.stats import SpeculationStats
 
 Job = tuple[Sequence[int], SamplingParams]
 Found = TypeVar("Found")
-MOST_RUNS = 8
+MOST_RUNS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

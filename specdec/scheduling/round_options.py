@@ -137,7 +137,7 @@ class RoundOptions:
         rate = 0.0
         while True:
             levels, tokens, ms = self._best_at(rate, keys_ms)
-            raised = tokens / max(ms, 1e-6)
+            raised = tokens / max(ms, 1e-6)  # a plain step may cost no more than its prompts
             if raised <= rate * (1 + 1e-9):
                 return self._fewest(levels, rate, keys_ms), max(rate, raised)
             rate = raised

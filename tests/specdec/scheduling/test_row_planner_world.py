@@ -75,7 +75,7 @@ def test_a_step_with_fewer_tokens_has_fewer_prompts(num_requests, slower):
     given = {"answer": 96, "slower": slower, "costs": replace(COSTS, mixed=MIXED)}
     rates = [World(num_requests, **given).run(400).rate(100)]
     rates += [World(num_requests, fixed=each, **given).run(400).rate(100) for each in FIXED[:3]]
-    assert rates[0] > 0.97 * max(rates)
+    assert rates[0] > 0.98 * max(rates)
 
 
 @pytest.mark.parametrize("becomes", [RANDOM, GOOD], ids=["random", "good"])

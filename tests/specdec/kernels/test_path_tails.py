@@ -203,7 +203,7 @@ def apart(rows):
 
 @pytest.mark.parametrize("base, most_nodes", [(125, 17), (1150, 5)])
 def test_programs_beside_each_other_write_different_results(device, cut, base, most_nodes):
-    """Behind 1,024 keys those for paths also take shared tiles, of the split in which they begin."""
+    """Behind 1,024 keys those for paths also take shared tiles of the split where they begin."""
     for num_nodes in {5, most_nodes}:
         case = tree_case([chain(base, num_nodes)], H=4, G=1, dtype=FP16, device=device)
         T, H, C = case.q.shape

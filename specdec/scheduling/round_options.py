@@ -136,31 +136,27 @@ class RoundOptions:
         """
         rate = 0.0
         while True:
-            levels, tokens, ms = self._best_at(rate, keys_ms)
-            raised = tokens / max(ms, 1e-6)  # a plain step may cost no more than its prompts
+            tokens, ms = self._at(rate)
+            ms = ms + keys_ms
+            levels = int((tokens - rate * ms).argmax())
+            # a plain step may cost no more than its prompts
+            raised = float(tokens[levels] / max(ms[levels], 1e-6))
             if raised <= rate * (1 + 1e-9):
-                return self._fewest(levels, rate, keys_ms), max(rate, raised)
+                return self._fewest(levels, tokens >= rate * NEARLY * ms), max(rate, raised)
             rate = raised
 
-    def _fewest(self, most: int, rate: float, keys_ms: float) -> int:
-        """Levels whose rate is NEARLY this one, which is that of `most` levels, or `most`."""
+    def _fewest(self, most: int, is_near: NDArray[np.bool_]) -> int:
+        """Levels whose rate is NEARLY that of `most` levels, or `most`."""
         n = self.rounds.num_requests
-        tokens, ms = self._at(rate)
-        is_near = tokens >= rate * NEARLY * (ms + keys_ms)
-        if n > max(UNSTEADY):
+        if n >= UNSTEADY.stop:
             return 0 if is_near[0] else most
         fewer = range(1, most) if n in UNSTEADY else ()
         return next((levels for levels in fewer if is_near[levels]), most)
 
     def levels_at(self, rate: float, keys_ms: float) -> int:
         """That bring the most beyond what their time is worth at `rate`."""
-        return self._best_at(rate, keys_ms)[0]
-
-    def _best_at(self, rate: float, keys_ms: float) -> tuple[int, float, float]:
-        """Levels, and their tokens and milliseconds."""
         tokens, ms = self._at(rate)
-        levels = int((tokens - rate * (ms + keys_ms)).argmax())
-        return levels, float(tokens[levels]), float(ms[levels] + keys_ms)
+        return int((tokens - rate * (ms + keys_ms)).argmax())
 
     def _at(self, rate: float) -> tuple[Floats, Floats]:
         tokens, ms = self.rounds.best_at(rate)

@@ -318,12 +318,31 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
 
 
 @gluon_jit
+def _place(step, COUNT: gl.constexpr):
+    """In a ring of a power of 2; a remainder of signed numbers takes more instructions."""
+    return step & (COUNT - 1)
+
+
+@gluon_jit
+def _phase(step, COUNT: gl.constexpr):
+    """Whether a ring has been gone through an odd number of times."""
+    SHIFT: gl.constexpr = _log2(COUNT)
+    return (step >> SHIFT) & 1
+
+
+@constexpr_function
+def _log2(count):
+    assert count & (count - 1) == 0, count
+    return count.bit_length() - 1
+
+
+@gluon_jit
 def _fill(desc, coordinates, ring, bars, step):
     """Let the copy engine fill the next place, once it is empty."""
     ready, empty = bars
     COUNT: gl.constexpr = ring.shape[0]
-    at = step % COUNT
-    hopper.mbarrier.wait(empty.index(at), (step // COUNT + 1) & 1)
+    at = _place(step, COUNT)
+    hopper.mbarrier.wait(empty.index(at), _phase(step, COUNT) ^ 1)
     hopper.mbarrier.expect(ready.index(at), desc.block_type.nbytes)
     hopper.tma.async_copy_global_to_shared(desc, coordinates, ready.index(at), ring.index(at))
 
@@ -332,14 +351,15 @@ def _fill(desc, coordinates, ring, bars, step):
 def _await(ring, bars, step, is_there):
     """The next place, once it is filled."""
     COUNT: gl.constexpr = ring.shape[0]
-    hopper.mbarrier.wait(bars[0].index(step % COUNT), (step // COUNT) & 1, pred=is_there)
-    return ring.index(step % COUNT)
+    at = _place(step, COUNT)
+    hopper.mbarrier.wait(bars[0].index(at), _phase(step, COUNT), pred=is_there)
+    return ring.index(at)
 
 
 @gluon_jit
 def _release(ring, bars, step):
     COUNT: gl.constexpr = ring.shape[0]
-    hopper.mbarrier.arrive(bars[1].index(step % COUNT))
+    hopper.mbarrier.arrive(bars[1].index(_place(step, COUNT)))
 
 
 @gluon_jit
@@ -417,22 +437,23 @@ def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.const
     scores = hopper.warpgroup_mma_wait(0, [scores])
     _release(k_ring, bars[1], step)
     weights, decay, part_peak = _weights(scores, position, 0, scale, part_peak, True)
-    weights = _left(weights, v_ring)
     _await(k_ring, bars[1], step + 1, num_tiles > 1)
     is_later = False
-    state = (peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later)
+    border = split_start(split_of(0) + 1)
+    state = (peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border)
     for j in range(1, whole):
         state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, False)
         step += 1
     for j in range(gl.maximum(whole, 1), num_tiles):
         state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, True)
         step += 1
-    peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later = state
+    peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border = state
     v = _await(v_ring, bars[2], step, True)
     if (last + 1) % S > 0:
         _clear_tail(v, (last + 1) % S)
+    left = _left(weights, v_ring)
     _await_turn(bars[3], step, HALF)
-    part_acc, summed = _begin_values(weights, v, ones, part_acc, is_later)
+    part_acc, summed = _begin_values(left, v, ones, part_acc, is_later)
     _pass_turn(bars[3], HALF)
     part_acc, summed = hopper.warpgroup_mma_wait(0, [part_acc, summed])
     _release(v_ring, bars[2], step)
@@ -458,20 +479,21 @@ def _next_tile(
     """Scores and powers of tile j while the values of the tile before it, at `step`, are added."""
     _q_ring, k_ring, v_ring, ones = rings
     S: gl.constexpr = k_ring.shape[1]
-    peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later = state
+    peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border = state
+    left = _left(weights, v_ring)
     _await_turn(bars[3], step, HALF)
     scores = _begin_scores(q, k_ring, step + 1)
     v = _await(v_ring, bars[2], step, True)
-    part_acc, summed = _begin_values(weights, v, ones, part_acc, is_later)
+    part_acc, summed = _begin_values(left, v, ones, part_acc, is_later)
     _pass_turn(bars[3], HALF)
     scores = hopper.warpgroup_mma_wait(2, [scores])
     _release(k_ring, bars[1], step + 1)
-    is_later = split_start(split_of(j * S)) < j * S
+    is_later = j * S < border
     before = gl.where(is_later, part_peak, float("-inf"))
     weights, next_decay, next_peak = _weights(scores, position, j * S, scale, before, IS_MASKED)
-    # here, and with the powers, or the compiler would take them after the products
+    # ptxas takes the powers after this, whatever is done here: see benchmarks/README.md
     _await(k_ring, bars[1], step + 2, j + 1 < num_tiles)
-    part_acc, summed, weights = hopper.warpgroup_mma_wait(0, [part_acc, summed, weights])
+    part_acc, summed = hopper.warpgroup_mma_wait(0, [part_acc, summed])
     _release(v_ring, bars[2], step)
     part_total = _total(part_total, decay, summed)
     if is_later:
@@ -479,8 +501,9 @@ def _next_tile(
     else:
         peak, total, acc = _finished((peak, total, acc), part_peak, part_total, part_acc)
         part_total = gl.zeros_like(part_total)
-    weights = _left(weights, v_ring)
-    return peak, total, acc, next_peak, part_total, part_acc, weights, next_decay, is_later
+        border = split_start(split_of(j * S) + 1)
+    partial = (next_peak, part_total, part_acc)
+    return (peak, total, acc) + partial + (weights, next_decay, is_later, border)  # noqa: RUF005
 
 
 @constexpr_function
@@ -507,7 +530,7 @@ def _zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 @gluon_jit
 def _begin_scores(q, k_ring, step):
     COUNT: gl.constexpr = k_ring.shape[0]
-    k = k_ring.index(step % COUNT)
+    k = k_ring.index(_place(step, COUNT))
     zeros = _zeros(q.shape[0], k.shape[0])
     return hopper.warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
@@ -526,19 +549,30 @@ def _begin_values(weights, v, ones, acc, is_later):
 @gluon_jit
 def _weights(scores, position, start, scale, peak, IS_MASKED: gl.constexpr):
     """A tile's powers of 2, what the sums so far decay by, and the peak."""
-    scores = scores * scale
     if IS_MASKED:
         s = start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(s[None, :] <= position[:, None], scores, float("-inf"))
-    decay, _, peak = weigh(peak, gl.max(scores, axis=1))
-    return gl.exp2(scores - finite(peak)[:, None]), decay, peak
+    highest = gl.convert_layout(_highest(scores), peak.type.layout)
+    decay, _, peak = weigh(peak, highest * scale)
+    return gl.exp2(gl.fma(scores, scale, -finite(peak)[:, None])), decay, peak
+
+
+@gluon_jit
+def _highest(scores):
+    """The maximum of each row: of two halves, and so on, lest each number waits for the last."""
+    halved = scores
+    for _i in gl.static_range(3):
+        halves = halved.reshape([halved.shape[0], 2, halved.shape[1] // 2]).permute((0, 2, 1))
+        left, right = gl.split(halves)
+        halved = gl.maximum(left, right)
+    return gl.max(halved, axis=1)
 
 
 @gluon_jit
 def _left(weights, v):
     """Rounded, as the left side of a product."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, _layout(v.shape[2]), 2)
-    return gl.convert_layout(weights.to(v.dtype), LEFT)
+    return gl.convert_layout(weights, LEFT).to(v.dtype)
 
 
 @gluon_jit

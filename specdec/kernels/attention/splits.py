@@ -176,23 +176,12 @@ def attend_tile(q, k, v, is_seen, scale, peak, total, acc):
 
     q: [rows, C]. k, v: [S, C]. is_seen: [rows, S], None = all.
     """
-    return weigh_tile(scores_of_tile(q, k, is_seen, scale), v, peak, total, acc)
-
-
-@jit
-def scores_of_tile(q, k, is_seen, scale):
-    """[rows, S], -inf of keys that a row does not see."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if is_seen is not None:
         scores = tl.where(is_seen, scores, float("-inf"))
-    return scores
-
-
-@jit
-def weigh_tile(scores, v, peak, total, acc):
-    """The second half of `attend_tile`, from its scores on."""
-    decay, _, peak = weigh(peak, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - finite(peak)[:, None]).to(v.dtype)
+    # scale is above 0, so the largest product is that of the largest score
+    decay, _, peak = weigh(peak, tl.max(scores, axis=1) * scale)
+    weights = tl.exp2(tl.fma(scores, scale, -finite(peak)[:, None])).to(v.dtype)
     # the total through the tensor cores too: they sum in the same order in every layout
     ones = tl.full((v.shape[0], 16), 1.0, v.dtype)
     summed = tl.dot(weights, ones, input_precision="ieee")

@@ -10,7 +10,7 @@ It changes when tokens come, never which: any choice is exact.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ LEAST_ROUNDS = 8  # of chains before trees are compared with them: beside trees 
 MERGE_EVERY = 8  # rounds with drafts
 EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
 FIT_EVERY = 100  # rounds with drafts, from then on
+MOST_AGE = 4  # merges for which a few requests are served by what was estimated before them
 PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
 THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
 MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
@@ -198,12 +199,11 @@ class RowPlanner:
         self._probes = Probes(num_levels)
         self._surprise = Surprise()
         self._trees: dict[int, TreeRounds] = {}  # by their levels
-        self._candidates: list[GainCurves] = []  # by threshold
-        self._tree_candidates: list[GainCurves] = []  # of trees
+        self._estimates: list[Estimate] = []  # of other numbers of requests
+        self._estimate = Estimate([], [])  # that serves the latest plan
         self._curves: GainCurves | None = None  # of the latest plan
         self._tree_curves: GainCurves | None = None  # of the latest trees
         self._threshold = self._thresholds[0]
-        self._options: dict[tuple[float, ...], RoundOptions] = {}
         self._prompts = PromptLoad()
         self._ratios = TimeRatios()
         self._steady_levels = min(FIRST_LEVELS, num_levels)
@@ -399,17 +399,21 @@ class RowPlanner:
             if is_probe:
                 self._probes.again()
         self._history.merge(400 + 4 * num_drafting)
+        for each in self._estimates:
+            each.age += 1
+        self._estimates = [each for each in self._estimates if each.age < MOST_AGE]
         if is_probe or self._num_rounds >= self._next_fit:
             self._history.calibration.fit()
             is_early = self._num_rounds < EARLY_ROUNDS
             self._next_fit = self._num_rounds + (1 if is_early else FIT_EVERY)
-        self._estimate(num_drafting)
+        self._estimate_anew(num_drafting)
 
     def _keep_kind(self, num_drafting: int, is_sampled: bool) -> None:
         if self._history.keep_kind(is_sampled):
             self._num_rounds = self._next_fit = 1  # the next ones count at once
+            self._estimates.clear()
             if len(self._history) >= LEAST_ENTRIES:
-                self._estimate(num_drafting)
+                self._estimate_anew(num_drafting)
             else:
                 self._know_nothing()
 
@@ -420,16 +424,17 @@ class RowPlanner:
     def _forget(self) -> None:
         """What is known of the draft."""
         self._history.forget()
+        self._estimates.clear()
         self._num_rounds = self._next_fit = 1
 
     def _chooses_trees(self, requests: Requests, keys_ms: float, other_rate: float) -> bool:
         """Whether the next drafts are trees. other_rate: of the best way to go on without."""
         # their levels cost more than those of chains: they may stop at another threshold
-        rates = [self._tree_rate(requests, each, keys_ms) for each in self._tree_candidates]
+        rates = [self._tree_rate(requests, each, keys_ms) for each in self._estimate.trees]
         _, trees = self._trees_of(requests.num_requests)
         is_tree = trees.choose(max(rates), other_rate)
         if is_tree:
-            self._tree_curves = self._tree_candidates[rates.index(max(rates))]
+            self._tree_curves = self._estimate.trees[rates.index(max(rates))]
             self._threshold = self._tree_curves.threshold
         return is_tree
 
@@ -455,26 +460,40 @@ class RowPlanner:
             self._trees[num_levels] = TreeRounds(num_levels)
         return num_levels, self._trees[num_levels]
 
-    def _estimate(self, num_drafting: int) -> None:
+    def _estimate_anew(self, num_drafting: int) -> None:
+        """What so many requests bring, by the rounds known now."""
         path_probs, own_paths = self._history.path_probs(_entries(num_drafting))
         thresholds = self._thresholds if num_drafting <= MOST_STOPPING else self._thresholds[:1]
-        self._candidates = [GainCurves(path_probs, num_drafting, each) for each in thresholds]
+        chains = [GainCurves(path_probs, num_drafting, each) for each in thresholds]
+        trees = []
         if self._costs.tree is not None:  # which stop by the draft's own probabilities
-            self._tree_candidates = [
+            trees = [
                 GainCurves(path_probs, num_drafting, curves.threshold, own_paths)
                 if curves.threshold > 0
                 else curves
-                for curves in self._candidates
+                for curves in chains
             ]
-            self._tree_curves = _same_threshold(self._tree_candidates, self._tree_curves)
-        self._curves = _same_threshold(self._candidates, self._curves)
-        self._options.clear()
+        made = Estimate(chains, trees)
+        others = [each for each in self._estimates if not each.serves(num_drafting)]
+        # of many requests it is soon made anew
+        self._estimates = [*others, made] if num_drafting <= MOST_STOPPING else [made]
+        self._serve_by(made)
+
+    def _serve_by(self, estimate: "Estimate") -> None:
+        self._estimate = estimate
+        self._curves = _same_threshold(estimate.chains, self._curves)
+        if estimate.trees:
+            self._tree_curves = _same_threshold(estimate.trees, self._tree_curves)
 
     def _options_of(self, requests: Requests, keys_ms: float) -> RoundOptions:
         """With the threshold that pays most behind contexts about as long."""
         num_drafting = requests.num_drafting
-        if 8 * abs(self._candidates[0].num_requests - num_drafting) > num_drafting:
-            self._estimate(num_drafting)
+        if self._estimate not in self._estimates or not self._estimate.serves(num_drafting):
+            found = next((each for each in self._estimates if each.serves(num_drafting)), None)
+            if found is None:
+                self._estimate_anew(num_drafting)
+            else:
+                self._serve_by(found)
         eighths, prompt_rows = self._prompts.rounded
         half_round = self._costs.plain_ms(requests.num_requests) / 2
         num_halves = round(keys_ms / half_round)
@@ -482,14 +501,15 @@ class RowPlanner:
         ratios = *self._ratios.of(n, False), *self._ratios.of(n, True)
         load = (eighths, prompt_rows, self._prompts.tokens) if eighths else ()
         key = *requests, *load, num_halves, *ratios
-        if key not in self._options:
+        known = self._estimate.options
+        if key not in known:
             every = [
                 self._options_with(curves, requests, eighths / 8, prompt_rows)
-                for curves in self._candidates
+                for curves in self._estimate.chains
             ]
             about = num_halves * half_round
-            self._options[key] = max(every, key=lambda options: options.steady(about)[1])
-        return self._options[key]
+            known[key] = max(every, key=lambda options: options.steady(about)[1])
+        return known[key]
 
     def _options_with(
         self, curves: GainCurves, requests: Requests, prompt_share: float, num_prompt_rows: int
@@ -517,6 +537,27 @@ class RowPlanner:
         mixed = mixed_options(self._costs, most, curves, requests, num_prompt_rows)
         mixed = mixed.less(self._prompts_ms(n, num_prompt_rows))
         return mixed.scaled(self._ratios.of(n, True))
+
+
+@dataclass(slots=True, eq=False)
+class Estimate:
+    """What rounds of a number of drafting requests bring. It takes milliseconds to make.
+
+    A few requests are one fewer with each that ends, and as many again when the next one begins:
+    what was known of as many serves again, while there are not many new rounds.
+
+    chains, trees: by threshold; without costs of trees there are none. options: by all that they
+    depend on beside. age: times that new rounds were taken in since
+    """
+
+    chains: list[GainCurves]
+    trees: list[GainCurves]
+    options: dict[tuple[float, ...], RoundOptions] = field(default_factory=dict)
+    age: int = 0
+
+    def serves(self, num_drafting: int) -> bool:
+        """Whether it was made for about as many."""
+        return 8 * abs(self.chains[0].num_requests - num_drafting) <= num_drafting
 
 
 class PromptLoad:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
+from specdec.scheduling import row_planner
 from specdec.scheduling.gains import GainCurves
 from specdec.scheduling.round_history import RoundOutcome
 from specdec.scheduling.round_options import (
@@ -18,7 +19,13 @@ from specdec.scheduling.round_options import (
     mixed_options,
     round_options,
 )
-from specdec.scheduling.row_planner import NextRound, PromptLoad, RoundPlan, RowPlanner
+from specdec.scheduling.row_planner import (
+    MOST_AGE,
+    NextRound,
+    PromptLoad,
+    RoundPlan,
+    RowPlanner,
+)
 from specdec.scheduling.step_costs import RoundCosts
 from tests.specdec.scheduling.draft_world import COSTS, SHAPES, World
 
@@ -351,6 +358,28 @@ def test_gains_are_estimated_anew_for_another_number_of_requests():
         planner.plan(coming(num_requests, num_requests, 0, 0))
         assert planner._curves is not None
         assert planner._curves.num_requests == estimated
+
+
+def test_what_a_few_requests_bring_is_not_estimated_each_time_that_one_ends(monkeypatch):
+    """It takes as long as half a step, in which the GPU may have nothing to do."""
+    planner = RowPlanner(replace(COSTS, skipped_ms=0.03), SHAPES, K)
+    made = []
+    monkeypatch.setattr(row_planner, "GainCurves", lambda *a: made.append(a[1]) or GainCurves(*a))
+
+    def plans(*numbers):
+        made.clear()
+        for n in numbers:
+            planner.plan(coming(n, n, 0, 0))
+        return set(made)
+
+    for _ in range(8):
+        planner.observe(outcome(2))
+    assert plans(2, 1, 2, 1) == {1}
+    for _ in range(8 * MOST_AGE - 1):
+        planner.observe(outcome(2))
+    assert plans(1, 2) == set()
+    planner.observe(outcome(2))
+    assert plans(2, 1) == {1}  # much was learned since
 
 
 def test_after_a_probe_that_held_more_than_predicted_the_next_round_probes_again():

@@ -144,7 +144,7 @@ def test_trees_stop_by_the_drafts_own_probabilities_and_chains_by_calibrated_one
     for _ in range(200):
         held = (chance.random((1, K)) < 0.5).cumprod(axis=1).sum(axis=1)
         planner.observe(outcome(1, confidence=0.9, num_accepted=held))
-    [chains], [trees] = planner._candidates, planner._tree_candidates
+    [chains], [trees] = planner._estimate.chains, planner._estimate.trees
     assert chains.levels_run[-1] == pytest.approx(2, abs=0.01)  # the second path has 0.25
     assert trees.levels_run[-1] == K
     assert 0.5 < chains.gain(K, K, 1) < trees.gain(K, K, 1) < 1

@@ -356,11 +356,13 @@ class Engine:
         num_verified = np.array([len(drafts) for drafts in result.draft_tokens[:B]]) * runs
         num_accepted = np.array(result.num_accepted[:B]) * runs
         num_allowed = np.array([self._num_drafted(each) for each in requests]) * runs
+        has_time = len(self._in_flight) > 0  # else the next step waits for this
         if work.verifies_trees:
             tree = self.runner.sizes.tree
             assert tree is not None, "trees were verified"
             chains = _chains_in_trees(result, tree, planner.threshold, num_allowed, is_sampled)
-            planner.observe_trees(chains, int(num_verified.sum()), int(num_accepted.sum()))
+            verified, accepted = int(num_verified.sum()), int(num_accepted.sum())
+            planner.observe_trees(chains, verified, accepted, has_time)
         else:
             planner.observe(
                 RoundOutcome(
@@ -370,7 +372,8 @@ class Engine:
                     num_accepted=num_accepted,
                     is_sampled=is_sampled,
                     num_allowed=num_allowed,
-                )
+                ),
+                has_time,
             )
         if planner.num_fits != self._num_fits:
             self._num_fits = planner.num_fits

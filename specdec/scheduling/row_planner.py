@@ -295,8 +295,11 @@ class RowPlanner:
         """Count a round in which there were no drafts."""
         self._count(num_requests, 0, 0, None)
 
-    def observe(self, outcome: RoundOutcome) -> None:
-        """Learn from a round with drafts whose results were read."""
+    def observe(self, outcome: RoundOutcome, has_time: bool = True) -> None:
+        """Learn from a round with drafts whose results were read.
+
+        has_time: the GPU has other work meanwhile; else what takes long is left for later
+        """
         num_requests = len(outcome.num_accepted)
         num_drafting = int(np.count_nonzero(outcome.num_allowed))
         num_verified = int(outcome.num_verified.sum())
@@ -313,12 +316,15 @@ class RowPlanner:
             self._surprise.add(predicted, num_accepted, num_drafting, len(self._history))
         self._count(num_requests, num_verified, num_accepted, predicted)
         if has_drafts:
-            self._keep(outcome, num_drafting, is_probe=self._steady_levels == 0)
+            self._keep(outcome, num_drafting, self._steady_levels == 0, has_time)
 
-    def observe_trees(self, chains: RoundOutcome, num_verified: int, num_accepted: int) -> None:
+    def observe_trees(
+        self, chains: RoundOutcome, num_verified: int, num_accepted: int, has_time: bool = True
+    ) -> None:
         """Learn from a round of trees whose results were read.
 
-        chains: what it shows of the chains in them. num_verified, num_accepted: nodes of all
+        chains: what it shows of the chains in them. num_verified, num_accepted: nodes of all.
+        has_time: as of `observe`
         """
         num_requests = len(chains.num_accepted)
         num_drafting = int(np.count_nonzero(chains.num_allowed))
@@ -335,14 +341,17 @@ class RowPlanner:
                 self._know_nothing()
         self._count(num_requests, num_verified, num_accepted, predicted)
         if num_drafting:
-            self._keep(chains, num_drafting, is_probe=False)
+            self._keep(chains, num_drafting, False, has_time)
 
-    def _keep(self, outcome: RoundOutcome, num_drafting: int, is_probe: bool) -> None:
+    def _keep(
+        self, outcome: RoundOutcome, num_drafting: int, is_probe: bool, has_time: bool
+    ) -> None:
         """Take what a round showed of chains into the estimates, now or a few rounds later."""
         self._history.add(outcome)
         self._num_rounds += 1
         is_early = self._num_rounds <= MERGE_EVERY and self._num_rounds.bit_count() == 1
-        if is_probe or is_early or self._history.num_pending >= MERGE_EVERY:
+        most = MERGE_EVERY if has_time else 2 * MERGE_EVERY
+        if is_probe or is_early or self._history.num_pending >= most:
             self._learn(num_drafting, is_probe)
 
     def observe_time(self, step: StepSize, ms: float) -> None:
@@ -505,10 +514,11 @@ class RowPlanner:
         if key not in known:
             every = [
                 self._options_with(curves, requests, eighths / 8, prompt_rows)
-                for curves in self._estimate.chains
+                for curves in self._estimate.chosen
             ]
             about = num_halves * half_round
             known[key] = max(every, key=lambda options: options.steady(about)[1])
+            self._estimate.chosen = [known[key].curves]
         return known[key]
 
     def _options_with(
@@ -546,14 +556,19 @@ class Estimate:
     A few requests are one fewer with each that ends, and as many again when the next one begins:
     what was known of as many serves again, while there are not many new rounds.
 
-    chains, trees: by threshold; without costs of trees there are none. options: by all that they
-    depend on beside. age: times that new rounds were taken in since
+    chains, trees: by threshold; without costs of trees there are none. chosen: of the chains, those
+    of the threshold that pays, all until it is known. options: by all that they depend on beside.
+    age: times that new rounds were taken in since
     """
 
     chains: list[GainCurves]
     trees: list[GainCurves]
+    chosen: list[GainCurves] = field(init=False)
     options: dict[tuple[float, ...], RoundOptions] = field(default_factory=dict)
     age: int = 0
+
+    def __post_init__(self) -> None:
+        self.chosen = self.chains
 
     def serves(self, num_drafting: int) -> bool:
         """Whether it was made for about as many."""

@@ -224,6 +224,23 @@ def test_the_planner_sees_how_long_steps_take_that_follow_without_a_pause(
         assert 0 < ms < 450  # none of them is the pause
 
 
+def test_the_planner_is_told_when_the_next_step_waits_for_it(make, greedy, prompts):
+    """Near the end of one of a few requests the host is not ahead of the device."""
+    engine = make(max_num_seqs=2, async_scheduling=True).engine
+    observe = engine.planner.observe
+    seen = []
+
+    def told(outcome, has_time):
+        seen.append((has_time, len(engine._in_flight) > 0))
+        observe(outcome, has_time)
+
+    engine.planner.observe = told
+    engine.add_requests((prompt, greedy(32)) for prompt in prompts[:4])
+    while engine.has_unfinished:
+        engine.step()
+    assert set(seen) == {(True, True), (False, False)}
+
+
 class Mark:
     """An event of a device that takes 3.25 ms for every step."""
 
@@ -307,7 +324,7 @@ def test_drafts_that_stop_have_no_rows_and_no_confidences_further_on(
     assert (measured, float(llm.engine.runner.threshold)) == ([-1.0], pytest.approx(0.4))
     planned(llm, [(36, 5)])
     planner, outcomes = llm.engine.planner, []
-    monkeypatch.setattr(planner, "observe", outcomes.append)
+    monkeypatch.setattr(planner, "observe", lambda outcome, _: outcomes.append(outcome))
     params = [greedy(16)] * 4
     assert texts(llm, prompts[:4], params) == texts(plain(), prompts[:4], params)
     verified = np.concatenate([each.num_verified for each in outcomes])

@@ -382,6 +382,27 @@ def test_what_a_few_requests_bring_is_not_estimated_each_time_that_one_ends(monk
     assert plans(2, 1) == {1}  # much was learned since
 
 
+def test_what_takes_long_is_left_until_the_gpu_has_other_work(monkeypatch):
+    planner = RowPlanner(COSTS, SHAPES, K)
+    made = []
+    monkeypatch.setattr(row_planner, "GainCurves", lambda *a: made.append(a) or GainCurves(*a))
+
+    def rounds_until_one_is_made(times):
+        made.clear()
+        for count, has_time in enumerate(times, start=1):
+            planner.observe(outcome(2), has_time)
+            if made:
+                return count
+        return None
+
+    assert rounds_until_one_is_made([True] * 8) == 1  # of the first rounds soon
+    for _ in range(7):
+        planner.observe(outcome(2))
+    assert rounds_until_one_is_made([True] * 20) == 8
+    assert rounds_until_one_is_made([False] * 10 + [True]) == 11
+    assert rounds_until_one_is_made([False] * 20) == 16  # but not for ever
+
+
 def test_after_a_probe_that_held_more_than_predicted_the_next_round_probes_again():
     dear = replace(COSTS, verify=((512, 40.0),))  # nothing pays
     for held, next_levels in ((0, 0), (12, 2)):

@@ -439,7 +439,7 @@ def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.const
     weights, decay, part_peak = _weights(scores, position, 0, scale, part_peak, True)
     _await(k_ring, bars[1], step + 1, num_tiles > 1)
     is_later = False
-    border = split_start(split_of(0) + 1)
+    border = split_start(1)  # of the next split
     state = (peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border)
     for j in range(1, whole):
         state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, False)
@@ -491,9 +491,9 @@ def _next_tile(
     is_later = j * S < border
     before = gl.where(is_later, part_peak, float("-inf"))
     weights, next_decay, next_peak = _weights(scores, position, j * S, scale, before, IS_MASKED)
-    # ptxas takes the powers after this, whatever is done here: see benchmarks/README.md
+    # here, and with the powers: for LLVM these come first, though ptxas takes them after the products
     _await(k_ring, bars[1], step + 2, j + 1 < num_tiles)
-    part_acc, summed = hopper.warpgroup_mma_wait(0, [part_acc, summed])
+    part_acc, summed, weights = hopper.warpgroup_mma_wait(0, [part_acc, summed, weights])
     _release(v_ring, bars[2], step)
     part_total = _total(part_total, decay, summed)
     if is_later:
@@ -502,8 +502,7 @@ def _next_tile(
         peak, total, acc = _finished((peak, total, acc), part_peak, part_total, part_acc)
         part_total = gl.zeros_like(part_total)
         border = split_start(split_of(j * S) + 1)
-    partial = (next_peak, part_total, part_acc)
-    return (peak, total, acc) + partial + (weights, next_decay, is_later, border)  # noqa: RUF005
+    return peak, total, acc, next_peak, part_total, part_acc, weights, next_decay, is_later, border
 
 
 @constexpr_function

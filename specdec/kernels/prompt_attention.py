@@ -491,7 +491,7 @@ def _next_tile(
     is_later = j * S < border
     before = gl.where(is_later, part_peak, float("-inf"))
     weights, next_decay, next_peak = _weights(scores, position, j * S, scale, before, IS_MASKED)
-    # here, and with the powers: for LLVM these come first, though ptxas takes them after the products
+    # here, and with the powers, which ptxas takes after the products all the same
     _await(k_ring, bars[1], step + 2, j + 1 < num_tiles)
     part_acc, summed, weights = hopper.warpgroup_mma_wait(0, [part_acc, summed, weights])
     _release(v_ring, bars[2], step)

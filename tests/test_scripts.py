@@ -60,6 +60,20 @@ def test_host_steps_times_what_is_not_computed(run):
     assert all(0 < row["ms_a_step"] < 20 for row in rows)
 
 
+def test_step_times_tells_steps_apart_by_what_came_before(run):
+    out = run("scripts.step_times", "-k", "2", "--max-tokens", "3", "--device", "cpu")
+
+    rows = json.loads(out.splitlines()[-1])["rows"]
+    kinds = {(row["before"], row["drafted"], row["step"]) for row in rows}
+    assert len(kinds) == len(rows)
+    assert ("2 chains", "all levels", "1 chains + prompts") in kinds
+    for row in rows:
+        assert (row["prompt_rows"] > 0) == row["step"].endswith("prompts")
+        assert row["ms"] * row["steps"] == pytest.approx(row["total_ms"])
+        num_requests = 0 if row["step"] == "prompts" else int(row["step"].split()[0])
+        assert row["rows"] == 3 * num_requests
+
+
 def test_sampling_rounds_times_every_case(run):
     out = run("scripts.sampling_rounds", "--batches", "1", "--num-rounds", "1")
 

@@ -1,0 +1,147 @@
+"""How long do the steps of a loop take, by what they verify and what the step before drafted?
+
+    python -m scripts.step_times /tmp/8b/target --draft /tmp/8b/eagle3 --adaptive --batch 2
+
+The requests of `specdec bench --suite loop`, once. A step's time is that from the result before to
+its own, by the device's clock where there is one: the draft's levels of the step before, the wait
+for the host, and the target. Steps of one kind should take as long wherever they come; where they
+do not, the host was late.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean
+from time import perf_counter
+from types import SimpleNamespace
+from typing import NamedTuple, cast
+from unittest.mock import patch
+
+from specdec.bench.bench import Bench
+from specdec.bench.loop import PROMPT_LENGTHS, jobs, run_loop
+from specdec.bench.pair import EngineSpec, load_pair
+from specdec.bench.report import Row, table, write_json
+from specdec.engine import Engine, InFlight
+from specdec.requests.request import Request
+from specdec.scheduling.work import Work
+from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
+
+
+class Step(NamedTuple):
+    """ms: since the result before. num_rows: that verified; num_prompt_rows: beside them."""
+
+    ms: float
+    num_rows: int
+    num_prompt_rows: int
+
+
+Steps = dict[tuple[str, str, str], list[Step]]  # by what was verified before, drafted, and verified
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", nargs="?", default="demo")
+    parser.add_argument("--draft", default=None, help='default: "demo" for the target "demo"')
+    parser.add_argument("-k", "--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--adaptive", action="store_true", help="as many as pay, in place of -k")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path, help="write the last line's JSON to a file too")
+    return parser.parse_args()
+
+
+@contextmanager
+def recorded() -> Iterator[Steps]:
+    """The steps whose results an engine takes in the body."""
+    take = Engine._take
+    found: Steps = defaultdict(list)
+    before: list[tuple[InFlight, float]] = []
+
+    def taken(engine: Engine, step: InFlight) -> list[Request]:
+        changed = take(engine, step)
+        now = perf_counter()
+        if before:
+            earlier, then = before.pop()
+            on_device = step.result.ms_after(earlier.result)
+            work = step.work
+            num_prompt_rows = sum(part.length for part in work.parts)
+            ms = 1e3 * (now - then) if on_device is None else on_device
+            kind = _kind(earlier.work), _drafted(earlier.work), _kind(work)
+            found[kind].append(Step(ms, work.num_verify_rows, num_prompt_rows))
+        before.append((step, now))
+        return changed
+
+    with patch.object(Engine, "_take", taken):
+        yield found
+
+
+def _kind(work: Work) -> str:
+    """What it verified, and whether it computed prompts."""
+    if not work.verifying:
+        return "prompts"
+    drafts = "trees" if work.verifies_trees else "chains" if work.query_len > 1 else "plain"
+    return f"{len(work.verifying)} {drafts}" + " + prompts" * bool(work.parts)
+
+
+def _drafted(work: Work) -> str:
+    if work.proposes_tree or (work.verifies_trees and work.num_levels is None):
+        return "trees"
+    return "all levels" if work.num_levels is None else f"{work.num_levels} levels"
+
+
+def rows_of(steps: Steps) -> list[Row]:
+    """Those that took the most time first."""
+    ranked = sorted(steps.items(), key=lambda each: -sum(step.ms for step in each[1]))
+    return [
+        {
+            "before": before,
+            "drafted": drafted,
+            "step": kind,
+            "steps": len(found),
+            "ms": mean(step.ms for step in found),
+            "total_ms": sum(step.ms for step in found),
+            "rows": mean(step.num_rows for step in found),
+            "prompt_rows": mean(step.num_prompt_rows for step in found),
+        }
+        for (before, drafted, kind), found in ranked
+    ]
+
+
+def main() -> None:
+    args = parse_args()
+    draft = args.draft or ("demo" if args.target == "demo" else None)
+    pair = load_pair(args.target, draft, args.device, "auto")
+    drafting = Drafting(args.num_speculative_tokens if pair.eagle is not None else 0)
+    if args.adaptive and pair.eagle is not None:
+        adaptive = Drafting(MOST_LEVELS, is_adaptive=True, tree=AUTO_TREE)
+        drafting = of_draft(adaptive, pair.eagle.config.draft_vocab_size)
+    spec = EngineSpec(
+        num_speculative_tokens=drafting.num_tokens,
+        is_adaptive=drafting.is_adaptive,
+        tree=drafting.tree,
+        max_num_seqs=args.batch,
+        max_tokens=PROMPT_LENGTHS[1] + args.max_tokens,
+        max_model_len=4096,
+        has_prefill_graphs=True,
+    )
+    bench = SimpleNamespace(pair=pair, options=SimpleNamespace(max_tokens=args.max_tokens))
+    engine = pair.engine(spec)
+    with recorded() as steps:
+        window = run_loop(
+            engine, jobs(cast(Bench, bench), args.batch, args.temperature), args.batch
+        )
+    found = rows_of(steps)
+    print(f"K = {drafting.name}, batch {args.batch}: {window.tokens_per_second:,.0f} tokens/s")
+    print(table(found))
+    whole = {"num_speculative_tokens": drafting.name, "batch": args.batch, "rows": found}
+    write_json("scripts.step_times", whole, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,18 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
-from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from unittest.mock import patch
 
-from specdec.bench.bench import Bench
-from specdec.bench.loop import PROMPT_LENGTHS, jobs, run_loop
-from specdec.bench.pair import EngineSpec, load_pair
+from specdec.bench.bench import Bench, BenchOptions
+from specdec.bench.card import Bandwidth
+from specdec.bench.loop import engine_spec, jobs, run_loop
+from specdec.bench.pair import load_pair
 from specdec.bench.report import Row, table, write_json
 from specdec.engine import Engine, InFlight
 from specdec.requests.request import Request
 from specdec.scheduling.work import Work
-from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
 
 
 class Step(NamedTuple):
@@ -72,7 +71,7 @@ def recorded() -> Iterator[Steps]:
             work = step.work
             num_prompt_rows = sum(part.length for part in work.parts)
             ms = 1e3 * (now - then) if on_device is None else on_device
-            kind = _kind(earlier.work), _drafted(earlier.work), _kind(work)
+            kind = _kind(earlier.work), _drafted(engine, earlier.work), _kind(work)
             found[kind].append(Step(ms, work.num_verify_rows, num_prompt_rows))
         before.append((step, now))
         return changed
@@ -85,14 +84,15 @@ def _kind(work: Work) -> str:
     """What it verified, and whether it computed prompts."""
     if not work.verifying:
         return "prompts"
-    drafts = "trees" if work.verifies_trees else "chains" if work.query_len > 1 else "plain"
-    return f"{len(work.verifying)} {drafts}" + " + prompts" * bool(work.parts)
+    drafts = "tree" if work.verifies_trees else "chain" if work.query_len > 1 else "plain"
+    return f"{len(work.verifying)} x {drafts}" + " + prompts" * bool(work.parts)
 
 
-def _drafted(work: Work) -> str:
-    if work.proposes_tree or (work.verifies_trees and work.num_levels is None):
-        return "trees"
-    return "all levels" if work.num_levels is None else f"{work.num_levels} levels"
+def _drafted(engine: Engine, work: Work) -> str:
+    if work.proposes_tree:
+        return "tree"
+    K = engine.runner.sizes.num_speculative_tokens
+    return f"{K if work.num_levels is None else work.num_levels} levels"
 
 
 def rows_of(steps: Steps) -> list[Row]:
@@ -117,25 +117,20 @@ def main() -> None:
     args = parse_args()
     draft = args.draft or ("demo" if args.target == "demo" else None)
     pair = load_pair(args.target, draft, args.device, "auto")
-    drafting = Drafting(args.num_speculative_tokens if pair.eagle is not None else 0)
-    if args.adaptive and pair.eagle is not None:
-        adaptive = Drafting(MOST_LEVELS, is_adaptive=True, tree=AUTO_TREE)
-        drafting = of_draft(adaptive, pair.eagle.config.draft_vocab_size)
-    spec = EngineSpec(
-        num_speculative_tokens=drafting.num_tokens,
-        is_adaptive=drafting.is_adaptive,
-        tree=drafting.tree,
-        max_num_seqs=args.batch,
-        max_tokens=PROMPT_LENGTHS[1] + args.max_tokens,
-        max_model_len=4096,
-        has_prefill_graphs=True,
+    if args.adaptive and pair.eagle is None:
+        raise SystemExit("--adaptive: there is no draft; name one with --draft")
+    options = BenchOptions(
+        ks=(args.num_speculative_tokens,),
+        batches=(args.batch,),
+        max_tokens=args.max_tokens,
+        adaptive=args.adaptive,
     )
-    bench = SimpleNamespace(pair=pair, options=SimpleNamespace(max_tokens=args.max_tokens))
-    engine = pair.engine(spec)
+    bench = Bench(pair, Bandwidth(reading=0.0, copying=0.0), options)  # which no loop looks at
+    drafting = bench.drafting[-1]  # after plain decoding and a fixed number
+    engine = pair.engine(engine_spec(bench, drafting))
+    requests = jobs(bench, args.batch, args.temperature)
     with recorded() as steps:
-        window = run_loop(
-            engine, jobs(cast(Bench, bench), args.batch, args.temperature), args.batch
-        )
+        window = run_loop(engine, requests, args.batch)
     found = rows_of(steps)
     print(f"K = {drafting.name}, batch {args.batch}: {window.tokens_per_second:,.0f} tokens/s")
     print(table(found))

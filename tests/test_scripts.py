@@ -66,7 +66,7 @@ def test_step_times_tells_steps_apart_by_what_came_before(run):
     rows = json.loads(out.splitlines()[-1])["rows"]
     kinds = {(row["before"], row["drafted"], row["step"]) for row in rows}
     assert len(kinds) == len(rows)
-    assert ("2 chains", "all levels", "1 chains + prompts") in kinds
+    assert ("2 x chain", "2 levels", "1 x chain + prompts") in kinds
     for row in rows:
         assert (row["prompt_rows"] > 0) == row["step"].endswith("prompts")
         assert row["ms"] * row["steps"] == pytest.approx(row["total_ms"])

@@ -61,7 +61,7 @@ def loop(bench: Bench) -> Iterator[Row]:
     batches = bench.options.batches
     for drafting in bench.drafting:
         K = drafting.name
-        spec = _spec(bench, drafting)
+        spec = engine_spec(bench, drafting)
         for batch, temperature in product(batches, bench.options.temperatures or TEMPERATURES):
             if not bench.has_time(f"loop: K = {K}, batch {batch}, temperature {temperature}"):
                 continue
@@ -89,7 +89,7 @@ def ramp(bench: Bench) -> Iterator[Row]:
     for drafting in bench.drafting:
         K = drafting.name
         if bench.has_time(f"ramp: K = {K}"):
-            engine = bench.pair.engine(_spec(bench, drafting))
+            engine = bench.pair.engine(engine_spec(bench, drafting))
             row: Row = {"num_speculative_tokens": K, "batch": max(bench.options.batches)}
             speeds = []
             before = planner_statistics(engine)
@@ -103,7 +103,8 @@ def ramp(bench: Bench) -> Iterator[Row]:
             bench.pair.drop()
 
 
-def _spec(bench: Bench, drafting: Drafting) -> EngineSpec:
+def engine_spec(bench: Bench, drafting: Drafting) -> EngineSpec:
+    """With room for the largest batch."""
     return EngineSpec(
         num_speculative_tokens=drafting.num_tokens,
         is_adaptive=drafting.is_adaptive,

@@ -447,7 +447,7 @@ def _attended(q, rings, bars, position, first, last, scale, step, HALF: gl.const
     for j in range(gl.maximum(whole, 1), num_tiles):
         state = _next_tile(q, rings, bars, position, j, num_tiles, scale, step, state, HALF, True)
         step += 1
-    peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, border = state
+    peak, total, acc, part_peak, part_total, part_acc, weights, decay, is_later, _border = state
     v = _await(v_ring, bars[2], step, True)
     if (last + 1) % S > 0:
         _clear_tail(v, (last + 1) % S)
@@ -491,7 +491,7 @@ def _next_tile(
     is_later = j * S < border
     before = gl.where(is_later, part_peak, float("-inf"))
     weights, next_decay, next_peak = _weights(scores, position, j * S, scale, before, IS_MASKED)
-    # here, and with the powers, which ptxas takes after the products all the same
+    # with the powers, so that LLVM takes them before this wait; ptxas still takes them after it
     _await(k_ring, bars[1], step + 2, j + 1 < num_tiles)
     part_acc, summed, weights = hopper.warpgroup_mma_wait(0, [part_acc, summed, weights])
     _release(v_ring, bars[2], step)

@@ -199,8 +199,8 @@ class RowPlanner:
         self._probes = Probes(num_levels)
         self._surprise = Surprise()
         self._trees: dict[int, TreeRounds] = {}  # by their levels
-        self._estimates: list[Estimate] = []  # of other numbers of requests
-        self._estimate = Estimate([], [])  # that serves the latest plan
+        self._estimate = Estimate([], [])  # that serves the latest plan; none yet
+        self._of_few: dict[int, Estimate] = {}  # by the number that draft, up to MOST_STOPPING
         self._curves: GainCurves | None = None  # of the latest plan
         self._tree_curves: GainCurves | None = None  # of the latest trees
         self._threshold = self._thresholds[0]
@@ -408,9 +408,9 @@ class RowPlanner:
             if is_probe:
                 self._probes.again()
         self._history.merge(400 + 4 * num_drafting)
-        for each in self._estimates:
+        for each in self._of_few.values():
             each.age += 1
-        self._estimates = [each for each in self._estimates if each.age < MOST_AGE]
+        self._of_few = {n: each for n, each in self._of_few.items() if each.age < MOST_AGE}
         if is_probe or self._num_rounds >= self._next_fit:
             self._history.calibration.fit()
             is_early = self._num_rounds < EARLY_ROUNDS
@@ -420,7 +420,7 @@ class RowPlanner:
     def _keep_kind(self, num_drafting: int, is_sampled: bool) -> None:
         if self._history.keep_kind(is_sampled):
             self._num_rounds = self._next_fit = 1  # the next ones count at once
-            self._estimates.clear()
+            self._of_few.clear()
             if len(self._history) >= LEAST_ENTRIES:
                 self._estimate_anew(num_drafting)
             else:
@@ -433,7 +433,7 @@ class RowPlanner:
     def _forget(self) -> None:
         """What is known of the draft."""
         self._history.forget()
-        self._estimates.clear()
+        self._of_few.clear()
         self._num_rounds = self._next_fit = 1
 
     def _chooses_trees(self, requests: Requests, keys_ms: float, other_rate: float) -> bool:
@@ -483,9 +483,8 @@ class RowPlanner:
                 for curves in chains
             ]
         made = Estimate(chains, trees)
-        others = [each for each in self._estimates if not each.serves(num_drafting)]
-        # of many requests it is soon made anew
-        self._estimates = [*others, made] if num_drafting <= MOST_STOPPING else [made]
+        if num_drafting <= MOST_STOPPING:  # of more, with one threshold, it takes little time
+            self._of_few[num_drafting] = made
         self._serve_by(made)
 
     def _serve_by(self, estimate: "Estimate") -> None:
@@ -497,12 +496,11 @@ class RowPlanner:
     def _options_of(self, requests: Requests, keys_ms: float) -> RoundOptions:
         """With the threshold that pays most behind contexts about as long."""
         num_drafting = requests.num_drafting
-        if self._estimate not in self._estimates or not self._estimate.serves(num_drafting):
-            found = next((each for each in self._estimates if each.serves(num_drafting)), None)
-            if found is None:
-                self._estimate_anew(num_drafting)
+        if not self._estimate.serves(num_drafting):
+            if num_drafting in self._of_few:
+                self._serve_by(self._of_few[num_drafting])
             else:
-                self._serve_by(found)
+                self._estimate_anew(num_drafting)
         eighths, prompt_rows = self._prompts.rounded
         half_round = self._costs.plain_ms(requests.num_requests) / 2
         num_halves = round(keys_ms / half_round)
@@ -549,7 +547,7 @@ class RowPlanner:
         return mixed.scaled(self._ratios.of(n, True))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Estimate:
     """What rounds of a number of drafting requests bring. It takes milliseconds to make.
 

@@ -43,7 +43,7 @@ from specdec.stepping.results import PendingResult
 MAX_K = 4
 MAX_MODEL_LEN = 256
 NUM_ROWS = 6
-NUM_FEW = 2  # requests at a time whose trees are larger than those of more
+NUM_MANY = 3  # requests at a time, from which on trees are smallest
 PER_ENGINE = 15
 # a step of 64 rows fits twice a small round's time, one of 128 does not
 COSTS = StepCosts(rounds=((8, 1.0), (64, 2.0)), mixed=((64, 2.0), (128, 4.0)), ms_per_key=0.001)
@@ -151,10 +151,10 @@ class Setting:
         k, num_nodes = self.tree
         K = self.num_speculative_tokens
         least = next(L for L in range(1, K + 1) if k + k * k * (L - 1) >= num_nodes)
-        for_many = (max(least, 2), (num_nodes + 1) // 2) if K > 1 else None
-        return TreeShape(
-            num_levels=K, top_k=k, num_nodes=num_nodes, for_many=for_many, few_requests=NUM_FEW
-        )
+        fewer, least = (num_nodes + 1) // 2, max(least, 2)
+        between = (2, (K + least) // 2, (num_nodes + fewer) // 2)
+        smaller = (between, (NUM_MANY, least, fewer)) if K > 1 else ()
+        return TreeShape(num_levels=K, top_k=k, num_nodes=num_nodes, smaller=smaller)
 
     def build(self, **options: object) -> LLM:
         K = self.num_speculative_tokens

@@ -486,7 +486,8 @@ def _chains_in_trees(
     bounds = num_allowed.copy()
     for b in np.flatnonzero(num_allowed):
         parents = result.draft_parents[b]
-        rows = first_children(parents)
+        chain = first_children(parents)
+        rows = chain[: shape.max_depth]  # drafted for fewer requests, it may be longer
         probs = np.array([1.0, *(result.draft_probs[b][row - 1] for row in rows)])
         confidences[b, : len(rows)] = probs[1:] / probs[:-1]
         lengths[b] = len(rows)
@@ -494,7 +495,7 @@ def _chains_in_trees(
             bounds[b] = 0
             continue
         is_full = len(parents) == shape.num_nodes and len(rows) < shape.num_levels
-        if len(rows) < max(depths(parents)) or (is_full and probs[-1] >= threshold):
+        if len(chain) < max(depths(parents)) or (is_full and probs[-1] >= threshold):
             confidences[b, len(rows) :] = IMPROBABLE
         accepted = result.sampled_tokens[b][: result.num_accepted[b]]
         tokens = [result.draft_tokens[b][row - 1] for row in rows]

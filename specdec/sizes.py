@@ -15,32 +15,41 @@ MAX_BAD_WORD_LENGTH = 16  # tokens
 class TreeShape:
     """A draft tree: its first level has top_k nodes, each further one top_k children of as many.
 
-    for_many: (num_levels, num_nodes) of steps with more than few_requests; None: the same. Both are
-        at most those of few requests. There are 2 levels or more, with as many candidates as few
-        requests verify: they may verify such a tree in the next step.
+    smaller: (num_requests, num_levels, num_nodes) of steps with so many requests or more, by
+        requests, from 2 on. None has more levels or nodes than the one before it. All have 2 levels
+        or more, with num_nodes candidates: fewer requests may verify such a tree in the next step.
     """
 
     num_levels: int  # D, those that are drafted
     top_k: int  # k
     num_nodes: int  # N - 1: those that are verified
-    for_many: tuple[int, int] | None = None
-    few_requests: int = 4
+    smaller: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        many = self.of(self.few_requests + 1)
-        fits = 2 <= many.num_levels <= self.num_levels and many.num_nodes <= self.num_nodes
-        if self.for_many is not None and not (fits and many.num_candidates >= self.num_nodes):
-            raise ValueError(
-                f"for_many={self.for_many}: 2 to {self.num_levels} levels and at most "
-                f"{self.num_nodes} nodes, and levels that have {self.num_nodes} candidates or more"
-            )
+        before = (1, self.num_levels, self.num_nodes)
+        for each in self.smaller:
+            first, num_levels, num_nodes = each
+            num_candidates = self.of(first).num_candidates
+            is_larger = num_levels > before[1] or num_nodes > before[2]
+            if first <= before[0] or is_larger or num_levels < 2 or num_candidates < self.num_nodes:
+                raise ValueError(
+                    f"smaller={self.smaller}, {each}: more than {before[0]} requests, 2 to "
+                    f"{before[1]} levels and at most {before[2]} nodes, and levels that have "
+                    f"{self.num_nodes} candidates or more"
+                )
+            before = each
+
+    @property
+    def first_requests(self) -> tuple[int, ...]:
+        """Of each shape, the fewest requests; ascending."""
+        return (1, *(first for first, _, _ in self.smaller))
 
     def of(self, num_reqs: int) -> "TreeShape":
         """The shape of steps with so many requests, padding included or not."""
-        if self.for_many is None or num_reqs <= self.few_requests:
-            return self
-        num_levels, num_nodes = self.for_many
-        return replace(self, num_levels=num_levels, num_nodes=num_nodes, for_many=None)
+        for first, num_levels, num_nodes in reversed(self.smaller):
+            if num_reqs >= first:
+                return replace(self, num_levels=num_levels, num_nodes=num_nodes, smaller=())
+        return self
 
     @property
     def num_rows(self) -> int:

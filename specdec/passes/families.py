@@ -4,7 +4,7 @@
     target.decode   FULL       rounds: K + 1 rows per request, of trees the root and all nodes
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
     target.tree     FULL       rounds of trees, where others are of chains; and another family for
-                               those of many requests, where these have a shape of their own
+                               each smaller number of rows that those of more requests have
     draft.prefill   both       with prompts in pieces, after a round whole or in pieces
     draft.decode    FULL       K - 1 rows per request, one after another; of trees k at a time
     draft.extend    FULL       the draft's KV after a plain round, where a later one may draft
@@ -276,7 +276,7 @@ class GraphFamilies:
             alike.setdefault(tree.of(n).num_rows, []).append(n)
         found = {}
         for Q, requests in alike.items():
-            name = "target_tree" if tree.num_rows == Q else "target_tree_of_many"
+            name = "target_tree" if tree.num_rows == Q else f"target_tree_of_{Q}_rows"
             sizes = CaptureSizes(requests=tuple(requests), tokens=())
             found[Q] = self._manager(name, sizes, mode, Q)
         return found
@@ -357,8 +357,9 @@ def _tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int
     most = sizes.max_tree_requests
     if requests is None:
         requests = [1 << i for i in range(most.bit_length())]
-    few = min(sizes.tree.few_requests, most)  # padding takes the shape of the requests beside it
-    return tuple(sorted({*(n for n in requests if n < most), few, most}))
+    # padding takes the shape of the requests beside it
+    ends = (first - 1 for first in sizes.tree.first_requests)
+    return tuple(sorted({*(n for n in (*requests, *ends) if 0 < n < most), most}))
 
 
 def shared_shapes(

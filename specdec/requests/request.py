@@ -43,7 +43,6 @@ class Request:
     num_in_flight: int = 0  # launched steps whose results are not read yet
     least_pending: int = 0  # the fewest tokens that these can bring
     most_pending: int = 0  # and the most
-    live_pending: int = 0  # these, if all drafts hold that there are
     num_valid: int = 0  # positions that both caches are known to hold
     keys: list[bytes] = field(default_factory=list)  # of its whole blocks so far (block_pool.py)
     num_published: int = 0  # blocks that the pool has a key for
@@ -78,7 +77,7 @@ class Request:
     @property
     def may_be_ending(self) -> bool:
         """Whether it has ended, or the steps in flight bring `max_tokens` if all drafts hold."""
-        tokens = len(self.token_ids) + self.live_pending
+        tokens = len(self.token_ids) + self.most_pending
         return self.finish is not None or tokens >= self.rules.max_tokens
 
     @property

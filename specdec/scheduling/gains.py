@@ -9,6 +9,7 @@ A draft may stop where its path probability falls below a threshold (stepping/st
 then has no later levels, and a level that no request of the batch has takes next to no time.
 """
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ class GainCurves:
     threshold: below which a draft stops; 0: never
     own_paths: [S, K] the path probabilities that stop it; None: path_probs
     levels_run: [K] of 1 to K levels, how many are drafted on average for any request of a group
+    means: [K] accepted drafts of a request of which all are verified, by levels
+
+    A planner compares several thresholds by these, and looks up rows for one: they are sorted late.
     """
 
     def __init__(
@@ -48,18 +52,35 @@ class GainCurves:
         stopping = path_probs if own_paths is None else own_paths
         goes_on = stopping[first:].reshape(shape)[..., :-1] >= threshold
         groups[..., 1:] *= goes_on
+        self._groups = groups
         self.levels_run = np.cumsum([1.0, *goes_on.any(axis=1).mean(axis=0)])
-        self._sizes = self.group_size * np.arange(1, num_levels + 1)
-        self._starts = np.concatenate([[0], np.cumsum(self._sizes + 1)[:-1]])
+        self.means = groups.mean(axis=(0, 1)).cumsum()
+
+    @cached_property
+    def _sizes(self) -> Integers:
+        """[K] drafts of a group, by levels."""
+        return np.asarray(self.group_size * np.arange(1, len(self.means) + 1))
+
+    @cached_property
+    def _starts(self) -> Integers:
+        """[K] of the curves in `_sums`."""
+        return np.asarray(np.cumsum([0, *(self._sizes[:-1] + 1)]))
+
+    @cached_property
+    def _sums(self) -> Floats:
+        """The curves one after another, 1 + group_size * L of L levels."""
         # one more entry, which is read with weight 0 at the end of the last curve
-        self._sums = np.zeros(int((self._sizes + 1).sum()) + 1)
+        sums = np.zeros(int((self._sizes + 1).sum()) + 1)
         for level, start in enumerate(self._starts, start=1):
-            live = groups[:, :, :level].reshape(num_groups, -1)
+            live = self._groups[:, :, :level].reshape(len(self._groups), -1)
             largest_first = np.sort(live, axis=1)[:, ::-1].mean(axis=0)
-            self._sums[start + 1 : start + 1 + len(largest_first)] = np.cumsum(largest_first)
+            sums[start + 1 : start + 1 + len(largest_first)] = np.cumsum(largest_first)
+        return sums
 
     def gain(self, num_levels: int, num_rows: float, num_requests: int) -> float:
         """Expected accepted drafts when num_rows drafts of num_requests requests are verified."""
+        if num_rows >= num_levels * num_requests:
+            return float(num_requests * self.means[num_levels - 1])
         scale = self.group_size / num_requests
         place = min(max(num_rows, 0.0) * scale, float(self._sizes[num_levels - 1]))
         low = int(place)

@@ -209,8 +209,9 @@ def mixed_options(
     most_rows: that may verify
     """
     n = requests.num_requests
-    sizes = np.array([rows for rows, _ in costs.mixed or costs.verify]) - num_prompt_rows
-    rows = np.unique(np.append(sizes[(sizes > n) & (sizes < most_rows)], (n, most_rows)))
+    sizes = (rows - num_prompt_rows for rows, _ in costs.mixed or costs.verify)
+    # not np.unique, whose first call imports modules, while steps wait
+    rows = np.array(sorted({n, most_rows, *(size for size in sizes if n < size < most_rows)}))
     ms = np.array([costs.mixed_ms(each + num_prompt_rows) for each in rows])
     plain_ms = max(float(ms[0]) - costs.level_ms(n), 0.0)
     return _options(costs, rows, curves, requests, ms, plain_ms)
@@ -229,11 +230,11 @@ def _options(
     levels = np.arange(1, len(gains) + 1)[:, None]
     is_held_by_smaller = rows[:-1] >= n + num_drafting * levels
     gains[:, 1:][is_held_by_smaller] = -np.inf
-    return StepOptions(n, rows, n + gains, ms, _levels_ms(costs, n, curves), plain_ms)
+    return StepOptions(n, rows, n + gains, ms, levels_ms(costs, n, curves), plain_ms)
 
 
-def _levels_ms(costs: RoundCosts, num_requests: int, curves: GainCurves) -> Floats:
-    """[K] of 1 to K levels, those beyond the first."""
+def levels_ms(costs: RoundCosts, num_requests: int, curves: GainCurves) -> Floats:
+    """[K] milliseconds of 1 to K levels, those beyond the first."""
     num_run = curves.levels_run
     num_skipped = np.arange(1, len(num_run) + 1) - num_run
     run_ms = (num_run - 1) * costs.level_ms(num_requests)

@@ -24,6 +24,7 @@ from specdec.scheduling.round_options import (
     RoundOptions,
     RowSizes,
     StepOptions,
+    levels_ms,
     mixed_options,
     round_options,
     share_with_prompts,
@@ -440,10 +441,12 @@ class RowPlanner:
         """Whether the next drafts are trees. other_rate: of the best way to go on without."""
         # their levels cost more than those of chains: they may stop at another threshold
         rates = [self._tree_rate(requests, each, keys_ms) for each in self._estimate.trees]
+        best = rates.index(max(rates))
+        self._estimate.trees = [self._estimate.trees[best]]
         _, trees = self._trees_of(requests.num_requests)
-        is_tree = trees.choose(max(rates), other_rate)
+        is_tree = trees.choose(rates[best], other_rate)
         if is_tree:
-            self._tree_curves = self._estimate.trees[rates.index(max(rates))]
+            self._tree_curves = self._estimate.trees[0]
             self._threshold = self._tree_curves.threshold
         return is_tree
 
@@ -510,14 +513,30 @@ class RowPlanner:
         key = *requests, *load, num_halves, *ratios
         known = self._estimate.options
         if key not in known:
-            every = [
-                self._options_with(curves, requests, eighths / 8, prompt_rows)
-                for curves in self._estimate.chosen
-            ]
-            about = num_halves * half_round
-            known[key] = max(every, key=lambda options: options.steady(about)[1])
-            self._estimate.chosen = [known[key].curves]
+            best = self._best_threshold(requests, num_halves * half_round)
+            self._estimate.chains = [best]
+            known[key] = self._options_with(best, requests, eighths / 8, prompt_rows)
         return known[key]
+
+    def _best_threshold(self, requests: Requests, keys_ms: float) -> GainCurves:
+        """Of those there are. Each is judged by rounds that verify all drafts, as few requests do.
+
+        For one the best rows are searched then: of all it would take as long as half a step.
+        """
+        chains = self._estimate.chains
+        if len(chains) == 1:
+            return chains[0]
+        n, num_drafting = requests
+        sizes = self._sizes.of(n)
+        rows = [_holding(sizes, n + num_drafting * L) for L in range(1, self.num_levels + 1)]
+        verify_ms = np.array([self._costs.verify_ms(each) for each in rows])
+        _, ratio = self._ratios.of(n, False)
+
+        def rate(curves: GainCurves) -> float:
+            ms = ratio * (verify_ms + levels_ms(self._costs, n, curves)) + keys_ms
+            return float(((n + num_drafting * curves.means) / ms).max())
+
+        return max(chains, key=rate)
 
     def _options_with(
         self, curves: GainCurves, requests: Requests, prompt_share: float, num_prompt_rows: int
@@ -549,24 +568,20 @@ class RowPlanner:
 
 @dataclass(slots=True)
 class Estimate:
-    """What rounds of a number of drafting requests bring. It takes milliseconds to make.
+    """What rounds of a number of drafting requests bring.
 
     A few requests are one fewer with each that ends, and as many again when the next one begins:
     what was known of as many serves again, while there are not many new rounds.
 
-    chains, trees: by threshold; without costs of trees there are none. chosen: of the chains, those
-    of the threshold that pays, all until it is known. options: by all that they depend on beside.
-    age: times that new rounds were taken in since
+    chains, trees: by threshold, until it is known which pays, and then those of that one; without
+    costs of trees there are none. options: by all that they depend on beside. age: times that new
+    rounds were taken in since
     """
 
     chains: list[GainCurves]
     trees: list[GainCurves]
-    chosen: list[GainCurves] = field(init=False)
     options: dict[tuple[float, ...], RoundOptions] = field(default_factory=dict)
     age: int = 0
-
-    def __post_init__(self) -> None:
-        self.chosen = self.chains
 
     def serves(self, num_drafting: int) -> bool:
         """Whether it was made for about as many."""

@@ -404,12 +404,10 @@ class Scheduler:
     def _count_in_flight(self, work: Work, sign: int) -> None:
         """sign: 1 when a step is launched, -1 when it is finished."""
         self.num_in_flight += sign
-        most_live = work.most_drafts + 1
         for request, (least, most) in zip(work.requests, work.token_bounds, strict=True):
             request.num_in_flight += sign
             request.least_pending += sign * least
             request.most_pending += sign * most
-            request.live_pending += sign * min(most, most_live)
 
     # prefix cache
 

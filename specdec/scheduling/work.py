@@ -58,8 +58,14 @@ class Work:
 
     @property
     def most_drafts(self) -> int:
-        """That a request may have verified."""
-        return self.num_live if self.shared_rows else self.query_len - 1
+        """That a request may have accepted: one for each level, of a tree's no more than it keeps.
+
+        num_live counts where their number varies.
+        """
+        if self.shared_rows:
+            return self.num_live
+        most = self.kept_len - 1
+        return min(most, self.num_live) if self.num_live else most
 
     @property
     def num_verify_rows(self) -> int:
@@ -79,8 +85,7 @@ class Work:
     @property
     def token_bounds(self) -> list[tuple[int, int]]:
         """The fewest and the most tokens that the step can bring to each request."""
-        drafts = self.query_len > 1
-        most = (each.num_speculative_tokens + 1 if drafts else 1 for each in self.verifying)
+        most = (1 + min(each.num_speculative_tokens, self.most_drafts) for each in self.verifying)
         return [*((1, count) for count in most), *((int(p.samples),) * 2 for p in self.parts)]
 
 

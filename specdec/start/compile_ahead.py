@@ -201,9 +201,7 @@ def tree_counts(runner: Runner) -> Iterator[int]:
     sizes = runner.sizes
     if sizes.has_both:
         assert sizes.tree is not None, "sizes of chains"
-        yield 1
-        if sizes.tree.for_many is not None and sizes.tree.few_requests < sizes.max_tree_requests:
-            yield sizes.tree.few_requests + 1
+        yield from (n for n in sizes.tree.first_requests if n <= sizes.max_tree_requests)
 
 
 def tree_round(runner: Runner, num_reqs: int, flags: SamplingFlags = GREEDY) -> Step:

@@ -71,7 +71,8 @@ class TreeLevel:
     @property
     def num_candidates(self) -> int:
         """Of all levels of the tree."""
-        return replace(self.tree.shape, num_levels=self.num_levels).num_candidates
+        shape = replace(self.tree.shape, num_levels=self.num_levels, smaller=())
+        return shape.num_candidates
 
     @property
     def first_place(self) -> int:

@@ -27,8 +27,8 @@ from specdec.stepping.results import StepResult
 from tests.e2e.caches import cache_rows, poison_nodes
 
 COSTS = RoundCosts(verify=((512, 1.0),), plain=((64, 1.0),), level=((64, 0.01),))
-SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 3))
-OF_ALL = replace(SMALL, for_many=None)
+SMALL = TreeShape(num_levels=4, top_k=3, num_nodes=9, smaller=((3, 4, 6), (5, 2, 3)))
+OF_ALL = replace(SMALL, smaller=())
 TREE, CHAIN, FEW, PLAIN = "tree", "chain", "few", "plain"
 NUM_TOKENS = 14
 KINDS = [
@@ -195,12 +195,12 @@ def test_graphs_replay_what_runs_eagerly(make, prompts, tree, token_sizes, most)
     assert found[0] == found[1]
     counters = llm.graph_counters()
     trees = ["target_tree", "draft_tree_prefill", "draft_tree_decode"]
-    trees += ["target_tree_of_many"] * (most > 4)
+    trees += ["target_tree_of_7_rows"] * (most > 2) + ["target_tree_of_4_rows"] * (most > 4)
     of_trees = (*trees, "draft_tree_prefill_sampled", "draft_tree_decode_sampled")
     for name in ("target_decode", "target_plain", "draft_prefill", "draft_decode", *of_trees):
         assert counters[name].replays[CUDAGraphMode.FULL] > 0, name
         assert CUDAGraphMode.NONE not in counters[name].dispatches, name
-    assert counters["target_tree"].captures[0].descriptor.num_reqs == min(most, 4)
+    assert counters["target_tree"].captures[0].descriptor.num_reqs == 2
 
 
 @pytest.mark.parametrize(
@@ -451,6 +451,22 @@ def test_what_a_tree_leaves_out_of_a_chain_is_improbable_or_unknown(parents, thr
     chain = [0.6] if 2 in parents else [0.6, 0.5]
     assert seen.confidences[0] == pytest.approx([*chain, *[rest] * (4 - len(chain))])
     assert (seen.num_verified, seen.num_accepted, seen.num_allowed) == (len(chain), 1, 4)
+
+
+def test_of_a_tree_that_was_drafted_for_fewer_requests_only_what_may_be_accepted_counts():
+    """Of three tokens of the draft's chain two may be, and both were."""
+    result = StepResult(
+        sampled_tokens=[[10, 20, 99]] * 2,
+        num_accepted=[2] * 2,
+        draft_tokens=[[10, 20, 30]] * 2,
+        draft_parents=[[0, 1, 2]] * 2,
+        draft_probs=[[0.8, 0.4, 0.3]] * 2,
+        confidences=np.zeros((2, 0), np.float32),
+    )
+    shape = TreeShape(num_levels=4, top_k=2, num_nodes=4, smaller=((2, 2, 4),))
+    seen = _chains_in_trees(result, shape, 0.0, np.array([4, 4]), np.array([False] * 2))
+    assert seen.confidences == pytest.approx(np.array([[0.8, 0.5, 0.0, 0.0]] * 2))
+    assert seen.num_verified.tolist() == seen.num_accepted.tolist() == [2, 2]
 
 
 @pytest.mark.gpu

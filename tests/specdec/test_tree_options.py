@@ -152,17 +152,28 @@ def test_a_draft_must_know_as_many_tokens_as_a_node_has_children():
 
 
 @pytest.mark.parametrize(
-    "num_nodes, for_many", [(9, (5, 3)), (9, (2, 10)), (3, (1, 3)), (13, (2, 4))]
+    "num_nodes, smaller",
+    [
+        (9, [(3, 5, 3)]),
+        (9, [(3, 2, 10)]),
+        (3, [(3, 1, 3)]),
+        (13, [(3, 2, 4)]),
+        (9, [(1, 3, 4)]),
+        (9, [(2, 3, 4), (2, 2, 4)]),
+        (9, [(2, 2, 4), (3, 3, 4)]),
+        (9, [(2, 3, 4), (3, 2, 5)]),
+    ],
 )
-def test_trees_of_many_are_no_larger_and_have_nodes_for_few(num_nodes, for_many):
-    """The last one's levels have 12 candidates, and few requests verify 13 nodes."""
-    message = f"2 to 4 levels and at most {num_nodes} nodes, and levels that have {num_nodes} cand"
+def test_trees_of_more_requests_are_no_larger_and_have_nodes_for_fewer(num_nodes, smaller):
+    """Of the fourth, the levels have 12 candidates, and one request verifies 13 nodes."""
+    message = f"2 to [432] levels and at most [0-9]+ nodes, and levels that have {num_nodes} cand"
     with pytest.raises(ValueError, match=message):
-        TreeShape(num_levels=4, top_k=3, num_nodes=num_nodes, for_many=for_many)
+        TreeShape(num_levels=4, top_k=3, num_nodes=num_nodes, smaller=tuple(smaller))
 
 
 def test_many_requests_have_smaller_trees():
-    shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 4))
-    assert [shape.of(n).num_rows for n in (1, 4, 5, 8)] == [10, 10, 5, 5]
-    assert [shape.of(n).num_levels for n in (4, 5)] == [4, 2]
-    assert [shape.of(n).path_len for n in (4, 5)] == [5, 3]
+    shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, smaller=((3, 3, 4), (5, 2, 4)))
+    assert [shape.of(n).num_rows for n in (1, 2, 3, 5, 8)] == [10, 10, 5, 5, 5]
+    assert [shape.of(n).num_levels for n in (2, 3, 4, 5)] == [4, 3, 3, 2]
+    assert [shape.of(n).path_len for n in (2, 4, 5)] == [5, 4, 3]
+    assert shape.first_requests == (1, 3, 5)

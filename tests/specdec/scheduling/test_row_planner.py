@@ -21,6 +21,7 @@ from specdec.scheduling.round_options import (
 )
 from specdec.scheduling.row_planner import (
     MOST_AGE,
+    THRESHOLDS,
     NextRound,
     PromptLoad,
     RoundPlan,
@@ -380,6 +381,20 @@ def test_what_a_few_requests_bring_is_not_estimated_each_time_that_one_ends(monk
     assert plans(1, 2) == set()
     planner.observe(outcome(2))
     assert plans(2, 1) == {1}  # much was learned since
+
+
+def test_for_a_few_requests_rows_are_searched_at_one_of_the_thresholds(monkeypatch):
+    planner = RowPlanner(replace(COSTS, skipped_ms=0.03), SHAPES, K)
+    made = []
+    monkeypatch.setattr(
+        row_planner, "GainCurves", lambda *a: made.append(GainCurves(*a)) or made[-1]
+    )
+    for _ in range(8):
+        planner.observe(outcome(2))
+    assert len({each.threshold for each in made}) == len(THRESHOLDS)
+    made = made[-len(THRESHOLDS) :]
+    planner.plan(coming(2, 2, 0, 0))
+    assert [each for each in made if "_sums" in vars(each)] == [planner._curves]
 
 
 def test_what_takes_long_is_left_until_the_gpu_has_other_work(monkeypatch):

@@ -11,6 +11,7 @@ from specdec.scheduling.block_pool import BlockPool
 from specdec.scheduling.row_planner import RoundPlan
 from specdec.scheduling.scheduler import QUIET_STEPS, Scheduler
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
+from specdec.scheduling.work import Work
 from specdec.sizes import EngineSizes
 
 K = 3
@@ -354,6 +355,24 @@ def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
         finish_step(made, work)
     assert a.finish.reason == "length"
     assert not made.has_unfinished
+
+
+@pytest.mark.parametrize(
+    "rows, num_tokens",
+    [
+        ({"query_len": K + 1}, K + 1),
+        ({"query_len": 1}, 1),
+        ({"query_len": K + 1, "shared_rows": 9, "num_live": 2}, 3),
+        ({"query_len": K + 1, "shared_rows": 9}, 1),
+        ({"query_len": 16, "path_len": K}, K),
+        ({"query_len": 16, "path_len": K, "num_live": 2}, 3),
+        ({"query_len": 16, "path_len": 3, "num_live": K}, 3),
+    ],
+)
+def test_a_round_brings_no_more_tokens_than_its_drafts_have_levels(rows, num_tokens):
+    own = [request(0, 5), request(1, 5, k=1)]
+    work = Work(verifying=own, prompts=[], parts=[], **rows)
+    assert work.token_bounds == [(1, num_tokens), (1, min(num_tokens, 2))]
 
 
 def test_blocks_are_taken_ahead_of_rounds_in_flight():

@@ -253,7 +253,7 @@ def level_of(buffers, state, level, num_levels=None, d2t=None, threshold=None):
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_tree_of_fewer_levels_keeps_no_node_of_later_ones(device, stops):
     """What an earlier tree left in the places of later levels is better than all of its nodes."""
-    shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, for_many=(2, 4))
+    shape = TreeShape(num_levels=4, top_k=3, num_nodes=9, smaller=((5, 2, 4),))
     ours = make(device, shape)
     ours[0].sample_mapping[:NUM_REQS] = ours[0].idx_mapping[:NUM_REQS]
     ours[0].tree.scores.fill_(9.0)

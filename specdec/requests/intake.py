@@ -238,8 +238,9 @@ class Intake:
         named = [("", token_ids), ("stop_token_ids: ", stop_token_ids)]
         named += [("logit_bias: ", [*(params.logit_bias or ())])]
         named += [("allowed_token_ids: ", params.allowed_token_ids or ())]
-        for name, token in ((name, token) for name, tokens in named for token in tokens):
-            if not 0 <= token < self.vocab_size:
+        for name, tokens in named:
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+                token = next(each for each in tokens if not 0 <= each < self.vocab_size)
                 vocabulary = f"the target's vocabulary (0 to {self.vocab_size - 1})"
                 raise ValueError(f"{name}token id {token} is outside {vocabulary}")
         if len(token_ids) >= limit:
@@ -270,8 +271,8 @@ def _as_ids(prompt: object) -> list[int]:
         raise ValueError(f"prompt={prompt!r}: give {wanted}")
     tokens = as_list("prompt", prompt, wanted)
     try:
-        if any(isinstance(token, bool) for token in tokens):
+        if bool in set(map(type, tokens)):
             raise TypeError("True and False are no token ids")
-        return [as_index(token) for token in tokens]  # type: ignore[arg-type]
+        return [*map(as_index, tokens)]  # type: ignore[arg-type]
     except TypeError as error:
         raise ValueError(f"prompt={prompt!r}: give {wanted}") from error

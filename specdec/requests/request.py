@@ -37,7 +37,7 @@ class Request:
     state_row: int = -1  # -1 = none
     blocks: list[int] = field(default_factory=list)
     # the prompt, and after a preemption the generated tokens; prefill computes all of it but a
-    # generated last token, which the next round computes
+    # generated last token, which the next round computes; an array of int64 while it has a row
     context: Sequence[int] = ()
     num_prefilled: int = 0  # tokens of the context that are computed, or in a launched step
     num_in_flight: int = 0  # launched steps whose results are not read yet

@@ -12,6 +12,7 @@ step in flight can write them.
 """
 
 import itertools
+from array import array
 from bisect import insort
 from collections import Counter
 from dataclasses import replace
@@ -181,7 +182,7 @@ class Scheduler:
             self.pool.free(found)
             return False
         request.state_row = self._free_rows.pop()
-        request.context = context
+        request.context = array("q", context)
         request.blocks = found + self.pool.allocate(num_new)
         request.num_prefilled = request.num_valid = len(found) * BLOCK_SIZE
         request.num_published = len(found)

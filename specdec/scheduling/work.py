@@ -11,7 +11,9 @@ class PromptPart:
     """Consecutive prompt tokens of one request, at positions start..start + length - 1."""
 
     state_row: int
-    prompt: Sequence[int]  # the whole prompt; after a preemption also the tokens sampled so far
+    # the whole prompt; after a preemption also the tokens sampled so far. Of an array, which rows
+    # are copied from, they need not be read one by one
+    prompt: Sequence[int]
     start: int
     length: int
     blocks: Sequence[int]  # the request's cache blocks

@@ -64,7 +64,10 @@ class Staging:
         place = self._halves[self._half][self._at : self._at + values.nbytes]
         self._at += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
         self._streams[torch.cuda.current_stream(self._device)] = None
-        return place.view(values.dtype).view(values.shape).copy_(values)
+        place = place.view(values.dtype).view(values.shape)
+        # not by torch, which wakes other threads for 32,768 numbers: that can take milliseconds
+        np.copyto(place.numpy(), values.numpy())
+        return place
 
     def _turn(self) -> None:
         """To the other half, when nothing is copied from it any more."""

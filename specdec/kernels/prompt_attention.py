@@ -60,6 +60,7 @@ class PromptAttention:
 
     cache:           [2, N + 1, G, S, C] of a layer, bfloat16 or float16
     query_start_loc: [B + 1], None where all batch slots have max_query_len rows
+    num_keys_before: in about as many positions before its rows the longest slot has keys
     is_beside:       launched right after the attention of other rows of the pass: see overlap.py
     """
 
@@ -72,26 +73,31 @@ class PromptAttention:
         positions: Tensor,
         query_start_loc: Tensor | None,
         max_query_len: int,
+        num_keys_before: int = 0,
         is_beside: bool = False,
     ) -> None:
         _, H, C = q_THC.shape
         _, N, G, S, _ = cache.shape
         group = next_power_of_2(H // G)
         tokens = ROWS // group
-        num_items = -(-max_query_len // tokens) * len(idx_mapping) * G
+        of_tile = len(idx_mapping) * G
+        num_items = -(-max_query_len // tokens) * of_tile
+        programs = min(num_items, num_multiprocessors(q_THC.device))
+        keys_an_item = tokens / of_tile
         R, M = block_table.shape
         self._dtype = q_THC.dtype
         self._queries = (len(positions), G, H // G, C), (tokens, 1, group, C)
         self._keys = (N * G * S, C), (S, C)
         self._kernel = Repeated(
             _prompt_attention_kernel,
-            (min(num_items, num_multiprocessors(q_THC.device)), 1, 1),
+            (programs, 1, 1),
             then=(
                 block_table,
                 idx_mapping,
                 positions,
                 positions if query_start_loc is None else query_start_loc,
                 num_items,
+                count_uneven(programs, num_items, num_keys_before / keys_an_item),
                 len(idx_mapping),
                 max_query_len,
                 R - 1,
@@ -109,6 +115,20 @@ class PromptAttention:
         queries = _descriptor(q_THC.data_ptr(), dtype, *self._queries)
         keys, values = (_descriptor(each.data_ptr(), dtype, *self._keys) for each in (k, v))
         self._kernel(out_THC, queries, keys, values)
+
+
+def count_uneven(programs: int, num_items: int, least: float) -> int:
+    """Of how many pairs of rounds the programs with fewer items take the longer ones; own_item.
+
+    least: keys of the shortest item, which some programs have and others not, in steps from one
+        item to the next longer one
+    """
+    if num_items % programs == 0:
+        return 0
+    gain = (
+        2 * programs
+    )  # of a pair: two items, which are as many steps longer as there are programs
+    return min(num_items // programs // 2, round(least / gain))
 
 
 class _Memory(NamedTuple):
@@ -139,6 +159,7 @@ def _descriptor(
         "positions_ptr",
         "starts_ptr",
         "num_items",
+        "num_uneven",
         "num_slots",
         "query_len",
         "R",
@@ -156,6 +177,7 @@ def _prompt_attention_kernel(
     positions_ptr,  # [T]
     starts_ptr,  # [B + 1], without is_uniform
     num_items,
+    num_uneven,
     num_slots,
     query_len,
     R,
@@ -175,7 +197,7 @@ def _prompt_attention_kernel(
     hopper.fence_async_shared()
     rings = (q_ring, k_ring, v_ring, ones)
     bars = (q_bars, k_bars, v_bars, _turns())
-    rows = (idx_ptr, positions_ptr, starts_ptr, num_items, num_slots, query_len)
+    rows = (idx_ptr, positions_ptr, starts_ptr, (num_items, num_uneven), num_slots, query_len)
     gl.warp_specialize(
         [
             (_attend_upper, (out_ptr, rings, bars, rows, scale, FORM)),
@@ -235,12 +257,38 @@ def _ones(dtype: gl.constexpr, ONES: gl.constexpr, S: gl.constexpr):
 def num_own(place, programs, num_items):
     """How many items a program has; place: its number."""
     rounds = num_items // programs
-    return rounds + (own_item(rounds, place, programs) < num_items)
+    return rounds + (_item_there_and_back(rounds, place, programs) < num_items)
 
 
 @gluon_jit
-def own_item(i, place, programs):
-    """Which item is a program's i-th: every other round goes back, so that all have as much."""
+def own_item(i, place, programs, num_items, uneven):
+    """Which item is a program's i-th: every other round goes back, so that all have as much.
+
+    Where the last ones are long, too, programs that have an item more would have too much: those
+    with fewer take the longer ones of the first pairs of rounds, as many as `uneven`.
+    """
+    if i < 2 * uneven:
+        more = num_items % programs  # programs with an item more; they come last in `rank`
+        fewer = programs - more
+        is_last_back = num_items // programs % 2
+        rank = is_last_back * place + (1 - is_last_back) * (programs - 1 - place)
+        item = _pair(i, 0, rank, fewer)
+        if rank >= fewer:
+            item = _pair(i, 2 * fewer, rank - fewer, more)
+        item += i // 2 * 2 * programs
+    else:
+        item = _item_there_and_back(i, place, programs)
+    return item
+
+
+@gluon_jit
+def _pair(i, first, rank, programs):
+    """Of a pair of rounds, from item `first` on, for so many programs: there and back."""
+    return first + rank + i % 2 * (2 * programs - 1 - 2 * rank)
+
+
+@gluon_jit
+def _item_there_and_back(i, place, programs):
     return i * programs + place + i % 2 * (programs - 1 - 2 * place)
 
 
@@ -256,7 +304,7 @@ def place_of_item(item, num_items, num_slots, G):
 
 @gluon_jit
 def _num_own(rows):
-    return num_own(gl.program_id(0), gl.num_programs(0), rows[3])
+    return num_own(gl.program_id(0), gl.num_programs(0), rows[3][0])
 
 
 @gluon_jit
@@ -265,8 +313,9 @@ def _item(i, rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
 
     Items of slots that are shorter than the longest may begin at or after that end.
     """
-    _idx_ptr, _positions_ptr, starts_ptr, num_items, num_slots, query_len = rows
-    item = own_item(i, gl.program_id(0), gl.num_programs(0))
+    _idx_ptr, _positions_ptr, starts_ptr, items, num_slots, query_len = rows
+    num_items, uneven = items
+    item = own_item(i, gl.program_id(0), gl.num_programs(0), num_items, uneven)
     tile, b, g = place_of_item(item, num_items, num_slots, FORM.kv_heads)
     if FORM.is_uniform:
         first_row = b * query_len

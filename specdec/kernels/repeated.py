@@ -1,12 +1,14 @@
 """A kernel that is launched for one layer after another, with other tensors and all else equal.
 
 At each launch Triton finds out which of its compiled kernels the arguments need, for longer than
-many of them run. Here it does so once, and the kernel found is launched again.
+many of them run. Here it does so once, and the kernel found is launched again, on the stream that
+is current then. Triton's launch hooks, which its profiler sets, do not see that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec.kernels import INTERPRET, GluonDescriptor, active_mode
@@ -43,16 +45,21 @@ class Repeated:
             return
         if self._found is None:
             self._found = self._find(tensors)
-        self._found(*map(_argument, tensors), *self._then, *self._constants.values())
+        self._found(*map(_argument, tensors))
 
     def _find(self, tensors: Sequence[Tensor | GluonDescriptor]) -> Callable[..., object]:
         options = {**self._constants, **self._options}
         kernel = self._kernel.run(*tensors, *self._then, **options, grid=self._grid, warmup=True)
         if hasattr(kernel, "result"):  # being compiled
             kernel = kernel.result()
-        found: Callable[..., object] = kernel[self._grid]
-        return found
+        run = kernel.run
+        of_kernel = kernel.function, kernel.packed_metadata, None, None, None  # metadata and hooks
+        # addresses: Triton would ask each tensor for its own, and the driver whether it is one
+        rest = *map(_argument, self._then), *self._constants.values()
+        stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()
+        grid = self._grid
+        return lambda *tensors: run(*grid, stream_of(device), *of_kernel, *tensors, *rest)
 
 
-def _argument(tensor: Tensor | GluonDescriptor) -> object:
-    return tensor.data_ptr() if isinstance(tensor, Tensor) else tensor
+def _argument(value: object) -> object:
+    return value.data_ptr() if isinstance(value, Tensor) else value

@@ -271,8 +271,9 @@ def _as_ids(prompt: object) -> list[int]:
         raise ValueError(f"prompt={prompt!r}: give {wanted}")
     tokens = as_list("prompt", prompt, wanted)
     try:
-        if bool in set(map(type, tokens)):
+        types = set(map(type, tokens))
+        if bool in types:
             raise TypeError("True and False are no token ids")
-        return [*map(as_index, tokens)]  # type: ignore[arg-type]
+        return [*(tokens if types == {int} else map(as_index, tokens))]  # type: ignore[arg-type]
     except TypeError as error:
         raise ValueError(f"prompt={prompt!r}: give {wanted}") from error

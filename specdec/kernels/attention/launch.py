@@ -40,7 +40,8 @@ def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..
     if not takes_prompt_kernel(rows, group, S, C, q_THC.dtype, is_hopper(q_THC.device)):
         return _prepare(q_THC, cache, rows)
     table = rows.block_table, rows.idx_mapping, rows.positions, rows.query_start_loc
-    return [PromptAttention(q_THC, cache, *table, rows.max_query_len, rows.is_beside)]
+    before = max(rows.max_seq_len - rows.max_query_len, 0)
+    return [PromptAttention(q_THC, cache, *table, rows.max_query_len, before, rows.is_beside)]
 
 
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:

@@ -31,7 +31,7 @@ def compile_for_hopper(heads: int, kv_heads: int, C: int, dtype: str, is_uniform
         "k_desc": desc(dtype, 16, 64, C),
         "v_desc": desc(dtype, 16, 64, C),
         **dict.fromkeys(("block_table_ptr", "idx_ptr", "positions_ptr", "starts_ptr"), "*i64"),
-        **dict.fromkeys(("num_items", "num_slots", "query_len", "R", "M"), "i32"),
+        **dict.fromkeys(("num_items", "num_uneven", "num_slots", "query_len", "R", "M"), "i32"),
         "scale": "fp32",
         "is_beside": "i32",
         "FORM": "constexpr",

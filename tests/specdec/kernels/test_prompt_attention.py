@@ -15,6 +15,7 @@ from specdec.kernels.attention import launch, launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import takes_prompt_kernel
 from specdec.kernels.attention.query_rows import Paths, QueryRows
+from specdec.kernels.prompt_attention import count_uneven
 from tests.specdec.kernels.test_query_tiles import BF16, FP16, FP32, difference
 from tests.specdec.kernels.test_query_tiles import case as rows_of_requests
 
@@ -38,46 +39,60 @@ SHAPES = [
 @pytest.fixture
 def schedule(monkeypatch):
     """The functions that say which program has which item, as Python's and not Triton's."""
-    for name in ("num_own", "own_item", "place_of_item"):
+    names = ("num_own", "own_item", "_pair", "_item_there_and_back", "place_of_item")
+    for name in names:
         kernel = getattr(prompt_attention, name)
         monkeypatch.setattr(prompt_attention, name, getattr(kernel, "fn", kernel))
     return prompt_attention
 
 
-def items_of(schedule, programs: int, num_items: int) -> list[list[int]]:
+def items_of(schedule, programs: int, num_items: int, uneven: int = 0) -> list[list[int]]:
     """By program."""
     return [
         [
-            schedule.own_item(i, place, programs)
+            schedule.own_item(i, place, programs, num_items, uneven)
             for i in range(schedule.num_own(place, programs, num_items))
         ]
         for place in range(programs)
     ]
 
 
+@pytest.mark.parametrize("least", [0, 100, 600, 10**6])
 @pytest.mark.parametrize(
     "tiles, slots, G", [(1, 1, 1), (16, 1, 8), (64, 1, 8), (256, 1, 8), (33, 5, 3), (3, 9, 2)]
 )
-def test_every_item_is_computed_once(schedule, tiles, slots, G):
+def test_every_item_is_computed_once(schedule, tiles, slots, G, least):
     """2,048 and 8,192 tokens are 64 and 256 tiles: items do not divide by the multiprocessors."""
     num_items = tiles * slots * G
     programs = min(num_items, 132)
-    items = [item for own in items_of(schedule, programs, num_items) for item in own]
+    uneven = count_uneven(programs, num_items, least)
+    items = [item for own in items_of(schedule, programs, num_items, uneven) for item in own]
     assert sorted(items) == [*range(num_items)]
     places = [schedule.place_of_item(item, num_items, slots, G) for item in items]
     assert {*places} == {*product(range(tiles), range(slots), range(G))}
 
 
-def test_heavy_items_come_first_and_programs_have_as_much(schedule):
-    tiles, G = 256, 8
-    programs = 132
+@pytest.mark.parametrize("programs", [132, 114, 78])
+@pytest.mark.parametrize(
+    "tiles, keys_before, more",
+    [(256, 0, 1.03), (256, 8192, 1.004), (256, 24576, 1.02), (255, 8192, 1.004), (64, 2048, 1.03)],
+)
+def test_heavy_items_come_first_and_programs_have_as_much(
+    schedule, tiles, keys_before, more, programs
+):
+    """Chunks of a prompt behind as many keys; 32 tokens a tile, in tiles of 64 keys."""
+    G = 8
+    uneven = count_uneven(programs, tiles * G, keys_before / (32 / G))
     weights = [
-        [schedule.place_of_item(item, tiles * G, 1, G)[0] // 2 + 1 for item in own]
-        for own in items_of(schedule, programs, tiles * G)
+        [
+            keys_before // 64 + schedule.place_of_item(item, tiles * G, 1, G)[0] // 2 + 1
+            for item in own
+        ]
+        for own in items_of(schedule, programs, tiles * G, uneven)
     ]
     assert all(a >= b for own in weights for a, b in pairwise(own))
     totals = [sum(own) for own in weights]
-    assert max(totals) <= 1.03 * sum(totals) / programs
+    assert max(totals) <= more * sum(totals) / programs
 
 
 @pytest.fixture
@@ -136,7 +151,7 @@ def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeyp
     for layer in layers:
         launch_paged_attention(q, out, layer, rows)
     assert len(prepared) == 1
-    assert prepared[0][-2:] == (300, False)
+    assert prepared[0][-3:] == (300, 0, False)
     assert [of[0] is out and of[1] is q for of in launched] == [True, True]
     assert [of[2].data_ptr() for of in launched] == [layer.data_ptr() for layer in layers]
 

@@ -100,7 +100,10 @@ def planned(llm, plans):
     llm.engine.planner.plan = plan
 
 
-@pytest.mark.parametrize("draft, is_async", [("demo/eagle3", True), ("demo/eagle1", False)])
+@pytest.mark.parametrize(
+    "draft, is_async",
+    [("demo/eagle3", True), pytest.param("demo/eagle1", False, marks=pytest.mark.slow)],
+)
 def test_tokens_and_logprobs_are_those_of_plain_decoding(
     make, expected, greedy, prompts, draft, is_async
 ):
@@ -171,7 +174,9 @@ def test_graphs_replay_what_runs_eagerly(make, greedy, prompts, sizes, token_siz
     assert CUDAGraphMode.NONE not in modes
 
 
-@pytest.mark.parametrize("draft", ["demo/eagle3", "demo/eagle1"])
+@pytest.mark.parametrize(
+    "draft", ["demo/eagle3", pytest.param("demo/eagle1", marks=pytest.mark.slow)]
+)
 def test_the_drafts_cache_has_no_holes(make, greedy, prompts, draft):
     """Plain, trimmed and full rounds in turn write what a prefill of the whole text writes."""
     llm, scratch = (make(draft=draft, max_num_seqs=1) for _ in range(2))

@@ -26,8 +26,9 @@ def in_batches(llm, prompts, params, size):
     ]
 
 
-ONE_BY_ONE = [(None, 0), ("demo/eagle3", 3), ("demo/eagle3", 5), ("demo/eagle1", 3)]
-REPEATED = [("demo/eagle1", 1)]  # the round of EAGLE-3 with K = 1, and the draft of K = 3
+ONE_BY_ONE = [(None, 0), ("demo/eagle3", 5), ("demo/eagle1", 3)]
+# the round of EAGLE-3 with K = 1, and the draft of K = 3; fewer drafts than others, in batches
+REPEATED = [("demo/eagle1", 1), ("demo/eagle3", 3), ("demo/eagle3", 0)]
 
 
 @pytest.mark.parametrize(

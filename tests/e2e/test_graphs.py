@@ -179,7 +179,9 @@ def test_a_request_fills_the_context_to_its_end_in_graphs(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("draft, k", [("eagle3", 0), ("eagle3", 3)])
+@pytest.mark.parametrize(
+    "draft, k", [pytest.param("eagle3", 0, marks=pytest.mark.slow), ("eagle3", 3)]
+)
 def test_sampled_rounds_in_graphs_change_no_token_and_no_accepted_count(
     pair, engine_of, greedy, prompts, backend, draft, k
 ):

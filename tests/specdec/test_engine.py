@@ -63,7 +63,9 @@ def test_a_stop_token_at_every_position_cuts_there(llm, run, written):
         assert (completion.finish_reason, completion.stop_reason) == ("stop", token)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 3, 6, 8])
+@pytest.mark.parametrize(
+    "index", [0, 3, 8, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 6))]
+)
 def test_an_eos_cuts_ids_and_text_and_an_ignored_one_does_not(
     llm, run, written, monkeypatch, index
 ):

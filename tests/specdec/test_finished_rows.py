@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from specdec.config import GraphConfig
 from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
 from tests.specdec.graph_walk import caches, make_backend, tiny, tiny_runner
@@ -22,7 +23,8 @@ def runner_of(draft, is_whole=False, backend=None):
         shape = {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
         config = eagle3_config(pair.target, **shape, aux_boundaries=(0, 1, 1))
         pair = dataclasses.replace(pair, eagle=random_draft(config))
-    runner = tiny_runner(pair, 0 if draft is None else K, backend=backend)
+    config = GraphConfig(request_sizes=(3,), token_sizes=(24,))
+    runner = tiny_runner(pair, 0 if draft is None else K, config, backend)
     if is_whole:
         runner.target = dataclasses.replace(runner.target, keeps_hidden=True)
         runner.acts.target = runner.target

@@ -124,7 +124,8 @@ def test_chains_and_trees_in_turn_over_poison_equal_clean_eager_ones(backend, th
     pair = tiny("eagle3", device)
     traces = []
     for is_clean in (True, False):
-        how = (None, None) if is_clean else (GraphConfig(**SIZES), captures)
+        config = GraphConfig(request_sizes=(2,), token_sizes=(48,))
+        how = (None, None) if is_clean else (config, captures)
         how_drafted = {"tree": BOTH, "is_adaptive": True, "confidence_threshold": threshold}
         runner = tiny_runner(pair, BOTH.num_levels, *how, **how_drafted)
         walk = Walk(runner, is_poisoned=not is_clean)

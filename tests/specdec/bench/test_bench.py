@@ -216,6 +216,7 @@ def test_every_other_suite_runs(bench):
         assert list(of_a_gpu_only(bench)) == []
 
 
+@pytest.mark.slow
 def test_contexts_are_measured_with_trees_too(bench):
     tree = TreeShape(num_levels=2, top_k=2, num_nodes=4)
     bench.options = replace(bench.options, contexts=(70,), batches=(2,), trees=(tree,))
@@ -391,6 +392,7 @@ def test_lengths_of_requests_are_those_that_are_stated(pair):
     assert 100 < answers[128] < 160
 
 
+@pytest.mark.slow
 def test_waiting_measures_gaps_with_and_without_long_prompts(bench, monkeypatch):
     """A step with a long prompt takes 250 ms more: no wait for other processes is that long."""
     run_step = Runner.run_step

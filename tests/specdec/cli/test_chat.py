@@ -104,7 +104,9 @@ def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(chat, answers, monkeypatc
     assert out == f"{beginning}\n{answers('a', beginning, 'b')}\n"
 
 
-@pytest.mark.parametrize("reply", ["", pytest.param("y", marks=pytest.mark.slow), "n", None])
+@pytest.mark.parametrize(
+    "reply", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in ("y", "n", None))]
+)
 def test_a_conversation_that_is_too_long_may_lose_its_oldest_turns(chat, answers, reply):
     options = ("--max-model-len", "64", "--system", "be brief")
     lines = ["a word", "sort it", "sort " * 36, reply, "/reset", "/exit"]

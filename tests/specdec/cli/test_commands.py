@@ -209,7 +209,7 @@ def test_ctrl_c_before_the_first_token_is_one_line(run, monkeypatch):
     assert run(*DRAFTED) == (130, "", "specdec: interrupted\n")
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("command", ["chat", pytest.param("generate", marks=pytest.mark.slow)])
 def test_a_draft_that_is_hardly_ever_accepted_gets_a_warning(run, monkeypatch, command):
     useless = property(lambda self: 1.05)
     monkeypatch.setattr(RequestStats, "mean_acceptance_length", useless)

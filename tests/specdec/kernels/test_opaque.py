@@ -26,7 +26,7 @@ KERNELS = (
 MOVES = {"getitem", "cat", "empty_like", "flatten", "copy_"}
 
 
-@pytest.mark.parametrize("draft", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("draft", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow)])
 def test_a_traced_model_is_kernels_and_what_moves_tensors(draft):
     captures, device = make_backend("tape")
     config = GraphConfig(request_sizes=(2,), token_sizes=(48, 24, 16, 3, 2), compile_piecewise=True)

@@ -175,7 +175,7 @@ def test_padding_changes_no_row(device, cut, how):
     assert torch.equal(padded.attend(how, rows)[:3], clean)
 
 
-@pytest.mark.parametrize("num_nodes", [5, 17])
+@pytest.mark.parametrize("num_nodes", [5, pytest.param(17, marks=pytest.mark.slow)])
 def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, num_nodes):
     """The paths begin inside a split, which a tile of rows at position 0 does not reach."""
     case = tree_case([chain(1100, num_nodes)], H=4, G=1, dtype=FP16, device=device)
@@ -201,7 +201,9 @@ def apart(rows):
     return first, rest
 
 
-@pytest.mark.parametrize("base, most_nodes", [(125, 17), (1150, 5)])
+@pytest.mark.parametrize(
+    "base, most_nodes", [pytest.param(125, 17, marks=pytest.mark.slow), (1150, 5)]
+)
 def test_programs_beside_each_other_write_different_results(device, cut, base, most_nodes):
     """Behind 1,024 keys those for paths also take shared tiles of the split where they begin."""
     for num_nodes in {5, most_nodes}:

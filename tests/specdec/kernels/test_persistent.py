@@ -135,7 +135,7 @@ def test_gates_far_beyond_where_exponentials_overflow(monkeypatch):
 @pytest.mark.parametrize(
     "block_n, block_m, cuts, splits, kind, words",
     [
-        (128, 192, 1, 2, "split", ()),
+        pytest.param(128, 192, 1, 2, "split", (), marks=pytest.mark.slow),
         pytest.param(128, 128, 2, 1, "gate", ("late",), marks=pytest.mark.slow),
         pytest.param(128, 192, RELAY, 1, "gate", (), marks=pytest.mark.slow),
         (128, 256, RELAY, 1, "gate", ("late",)),

@@ -67,7 +67,12 @@ def attend(monkeypatch, tile: QueryTile, q: Tensor, cache: Tensor, rows: QueryRo
 
 
 @pytest.mark.parametrize(
-    "group, dtype, C", [(1, FP32, 16), (4, FP16, 16), (2, FP32, 96), (3, FP16, 96)]
+    "group, dtype, C",
+    [
+        (1, FP32, 16),
+        (3, FP16, 96),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(4, FP16, 16), (2, FP32, 96)]),
+    ],
 )
 def test_a_chunk_has_the_same_bits_in_tiles_of_any_size(exact_device, monkeypatch, group, dtype, C):
     extents = (140, 70), (90, 7)

@@ -216,7 +216,9 @@ def test_count_sampled(device):
     assert not guarded[0].any()
 
 
-@pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize(
+    "spread", [0.0, 1e-7, *(pytest.param(each, marks=pytest.mark.slow) for each in (1e-5, 1e-3))]
+)
 @pytest.mark.parametrize("has_ids", [False, True])
 def test_scores_that_nearly_tie_are_told_apart_as_by_the_twin(device, spread, has_ids):
     T, wide = 20, 5000

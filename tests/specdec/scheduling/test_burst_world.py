@@ -43,7 +43,9 @@ def test_a_burst_takes_no_longer_than_with_the_best_fixed_number(between_request
     assert ours < 1.01 * min(fixed)
 
 
-@pytest.mark.parametrize("between_requests, share", [(1.0, 0.98), (3.0, 1.0)])
+@pytest.mark.parametrize(
+    "between_requests, share", [(1.0, 0.98), pytest.param(3.0, 1.0, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(ALL, marks=pytest.mark.slow)])
 def test_a_burst_ends_sooner_if_steps_are_short_once_nothing_comes_any_more(
     monkeypatch, seeds, between_requests, share

@@ -52,7 +52,8 @@ def test_an_engine_in_another_process_answers_the_same(serve, prompts, count):
         check_load(live, jobs, at_a_time=64)
 
 
-@pytest.mark.parametrize("count", [18, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_an_engine_in_another_process_answers_the_same has guided ones, too
+@pytest.mark.parametrize("count", [18, 600])
 def test_guided_answers_under_load_are_those_of_generate_while_others_leave(live, prompts, count):
     chance = random.Random(17)
     jobs = [(guided_job_of if i % 3 == 0 else job_of)(chance, prompts) for i in range(count)]

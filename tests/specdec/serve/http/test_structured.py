@@ -80,7 +80,14 @@ def test_a_bad_grammar_is_a_400_with_the_compilers_message(live, name):
     assert live.completion("def f(", max_tokens=1)["choices"]
 
 
-@pytest.mark.parametrize("name", COSTLY)
+# test_grammars.py has them all
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if i % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for i, name in enumerate(COSTLY)
+    ],
+)
 def test_a_costly_grammar_is_an_answer_or_a_400_and_the_server_goes_on(live, name):
     body = {"prompt": "a", "max_tokens": 4, "logit_bias": {"66": 100}, "seed": 1}
     found = live.post(COMPLETION, {**body, "structured_outputs": COSTLY[name]})

@@ -1,6 +1,7 @@
 """The sizes of an engine, resolved once, and the limits that host and device share."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 BLOCK_SIZE = 64  # tokens per cache block: one attention tile
 MOST_SHARED_ROWS = 512  # beyond, each row of a round costs more than a draft is worth
@@ -46,10 +47,7 @@ class TreeShape:
 
     def of(self, num_reqs: int) -> "TreeShape":
         """The shape of steps with so many requests, padding included or not."""
-        for first, num_levels, num_nodes in reversed(self.smaller):
-            if num_reqs >= first:
-                return replace(self, num_levels=num_levels, num_nodes=num_nodes, smaller=())
-        return self
+        return _shape_of(self, num_reqs)
 
     @property
     def num_rows(self) -> int:
@@ -75,6 +73,14 @@ class TreeShape:
     def num_draft_rows(self) -> int:
         """Of all levels but the first, whose logits come from a request's last committed pair."""
         return self.top_k * (self.num_levels - 1)
+
+
+@cache
+def _shape_of(tree: TreeShape, num_reqs: int) -> TreeShape:
+    for first, num_levels, num_nodes in reversed(tree.smaller):
+        if num_reqs >= first:
+            return replace(tree, num_levels=num_levels, num_nodes=num_nodes, smaller=())
+    return tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

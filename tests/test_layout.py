@@ -114,6 +114,7 @@ def test_import_specdec_loads_nothing_heavy():
     assert _heavy_after("import specdec") <= set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["enable", pytest.param("disable", marks=pytest.mark.slow)])
 def test_python_collects_no_garbage_while_the_engine_is_imported(before):
     code = (

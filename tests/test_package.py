@@ -46,6 +46,7 @@ def test_the_version_has_one_source(wheel):
     assert wheel.name.startswith(f"specdec-{specdec.__version__}-")
 
 
+@pytest.mark.slow
 def test_the_sources_of_a_release_hold_what_a_clone_holds(tmp_path):
     sources = _built("sdist", _copy_of_the_sources(tmp_path / "src"), tmp_path)
     with tarfile.open(sources) as archive:

@@ -60,6 +60,7 @@ def test_host_steps_times_what_is_not_computed(run):
     assert all(0 < row["ms_a_step"] < 20 for row in rows)
 
 
+@pytest.mark.slow
 def test_step_times_tells_steps_apart_by_what_came_before(run):
     out = run("scripts.step_times", "-k", "2", "--max-tokens", "3", "--device", "cpu")
 
@@ -74,6 +75,7 @@ def test_step_times_tells_steps_apart_by_what_came_before(run):
         assert row["rows"] == 3 * num_requests
 
 
+@pytest.mark.slow
 def test_sampling_rounds_times_every_case(run):
     out = run("scripts.sampling_rounds", "--batches", "1", "--num-rounds", "1")
 

@@ -22,7 +22,7 @@ FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMo
 NUM_TOKENS = 16
 BACKENDS = ["tape", pytest.param("cuda", marks=pytest.mark.gpu)]
 SETTINGS = [
-    ("eagle3", 0),
+    pytest.param("eagle3", 0, marks=pytest.mark.slow),
     ("eagle3", 3),
     pytest.param("eagle3", 5, marks=pytest.mark.slow),
     pytest.param("eagle3", 7, marks=pytest.mark.slow),

@@ -226,6 +226,7 @@ def test_the_tokens_are_the_same_for_every_k_and_batch(demo_llm, mixed, plain, d
     assert list(itertools.chain.from_iterable(found)) == plain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
 def test_under_pq_texts_follow_their_grammars_and_greedy_ones_are_exact(demo_llm, rule):
     speculation = {"model": "demo", "num_speculative_tokens": 3, "acceptance": rule}

@@ -166,6 +166,7 @@ def test_a_users_own_module_with_our_name_is_named_in_the_error(tmp_path, name):
     assert str(tmp_path / f"{name}.py") in last
 
 
+@pytest.mark.slow
 def test_specdec_is_imported_from_anywhere(tmp_path):
     (tmp_path / "specdec").mkdir()  # as the parent of a clone has one
     assert _imported_in(tmp_path).returncode == 0

@@ -199,6 +199,7 @@ def test_a_family_of_ragged_batches_cannot_be_full():
     assert {manager.mode for manager in managers} == {CUDAGraphMode.FULL_DECODE_ONLY}
 
 
+@pytest.mark.slow
 def test_engines_of_one_process_may_all_be_split_by_torch_compile(expected):
     captures, device = make_backend("tape")
     pair, _, _ = expected("eagle3", 3, device)

@@ -24,6 +24,7 @@ class Evil:
         return print, ("executed",)
 
 
+@pytest.mark.slow
 def test_a_bin_head_loads_after_the_command_of_the_error(tmp_path):
     target = tiny_target()
     config = eagle3_config(target)

@@ -119,6 +119,7 @@ def test_a_wrong_yardstick_has_an_error_in_place_of_a_time(bench, monkeypatch):
     assert (row["yardstick"], row["yardstick_ms"], row["wrong_ms"]) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_trees_are_timed_in_larger_tiles_and_their_bits_compared(bench, monkeypatch):
     multiply_row_by_row(monkeypatch)
     monkeypatch.setattr(attention_trees, "paged_attention", launch_paged_attention)

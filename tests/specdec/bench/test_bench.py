@@ -103,6 +103,7 @@ def test_figures_are_refused_where_an_output_differs(capsys, monkeypatch):
 STOPPED = [(0.0, NEVER), (0.0, 0.999)]
 
 
+@pytest.mark.slow
 def test_trees_are_compared_with_chains_and_plain_decoding(bench, monkeypatch):
 
     def serve_wrong_drawn_trees(engine, *args):
@@ -354,6 +355,7 @@ def test_an_act_that_takes_longer_shows_in_its_own_phase(bench, monkeypatch):
     assert found["record"].median >= 20
 
 
+@pytest.mark.slow
 def test_gaps_are_the_time_in_which_nothing_runs(bench):
     bench.options = replace(bench.options, num_rounds=6)
     rows = list(suites.gaps(bench))
@@ -587,6 +589,7 @@ def test_costs_are_of_rounds_and_chunks_by_rows_and_context(pair, monkeypatch):
     assert all(row["low"] <= row["ms"] <= row["high"] for row in rows)
 
 
+@pytest.mark.slow
 def test_an_unused_draft_is_compared_with_none(pair):
     options = BenchOptions(
         ks=(2,), batches=(2,), num_prompts=2, max_tokens=6, max_model_len=512, repeats=2

@@ -109,6 +109,7 @@ def test_of_a_large_model_only_a_part_of_a_product_is_timed(llm, monkeypatch):
     assert product().nbytes < steps[0]().nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_tokens_are_equal_for_any_number_of_threads(llm, prompts, temperature):
     params = SamplingParams(temperature=temperature, seed=11, max_tokens=16)

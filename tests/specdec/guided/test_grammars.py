@@ -409,6 +409,7 @@ def test_a_missing_package_is_one_line_with_the_command(tokenizer, monkeypatch):
         Guides(tokenizer, VOCAB, [EOS]).compile(StructuredOutputsParams(regex="a"))
 
 
+@pytest.mark.slow
 def test_llguidance_is_imported_for_the_first_grammar_only():
     code = (
         "import sys; from specdec import LLM, SamplingParams\n"

@@ -190,6 +190,7 @@ def test_requests_learn_that_the_process_has_ended(is_running):
         asyncio.run(llm.get_metrics())
 
 
+@pytest.mark.slow
 def test_a_request_that_comes_as_the_engine_ends_learns_of_it(monkeypatch):
     with ProcessLLM(start(draft=None)) as llm:
         process = llm._process
@@ -227,6 +228,7 @@ def test_a_step_that_fails_ends_the_process_and_says_why(capfd):
     assert "planted" in capfd.readouterr().err  # the traceback
 
 
+@pytest.mark.slow
 def test_what_loading_raises_is_raised_here(tmp_path):
     with pytest.raises(CheckpointError, match="nothing loaded"):
         ProcessLLM(start(str(tmp_path)))

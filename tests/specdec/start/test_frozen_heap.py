@@ -56,6 +56,7 @@ def test_what_was_frozen_before_stays_so():
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_captures_walk_over_what_they_made(walks, monkeypatch):
     monkeypatch.setattr(load, "_backend", lambda *_: TapeBackend())
     before = len(gc.get_objects())

@@ -192,7 +192,7 @@ class HostMark(Mark):
         pass
 
 
-@pytest.mark.parametrize("k", ["auto", pytest.param(1, marks=pytest.mark.slow), 0])
+@pytest.mark.parametrize("k", ["auto", *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 0))])
 def test_every_step_that_is_measured_runs(monkeypatch, k):
     monkeypatch.setattr(step_times, "mark", HostMark)
     with rows_are_shared():

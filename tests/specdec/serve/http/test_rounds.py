@@ -78,6 +78,7 @@ def test_the_kinds_of_a_round_follow_from_its_counts(live):
     assert seen == {"accepted", "rejected", "recovered", "bonus"}
 
 
+@pytest.mark.slow
 def test_without_speculation_each_token_is_the_targets_and_the_text_is_the_same(live):
     drafted, plain = (
         rounds_of(live, "/v1/completions", True, speculate=each) for each in (True, False)

@@ -60,7 +60,7 @@ class PromptAttention:
 
     cache:           [2, N + 1, G, S, C] of a layer, bfloat16 or float16
     query_start_loc: [B + 1], None where all batch slots have max_query_len rows
-    num_keys_before: in about as many positions before its rows the longest slot has keys
+    num_keys_before: about as many keys lie before the rows of the longest slot; for the order only
     is_beside:       launched right after the attention of other rows of the pass: see overlap.py
     """
 
@@ -125,9 +125,8 @@ def count_uneven(programs: int, num_items: int, least: float) -> int:
     """
     if num_items % programs == 0:
         return 0
-    gain = (
-        2 * programs
-    )  # of a pair: two items, which are as many steps longer as there are programs
+    # of a pair of rounds: two items, each as many steps longer as there are programs
+    gain = 2 * programs
     return min(num_items // programs // 2, round(least / gain))
 
 

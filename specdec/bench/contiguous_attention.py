@@ -7,6 +7,8 @@ number stays that of the context while ours grow with the rounds, and what an en
 the paged cache, which is not read.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,21 +41,22 @@ class ContiguousAttention:
         B = len(rows.idx_mapping)
         _, H, C = q_THC.shape
         q = q_THC.view(B, -1, H, C).transpose(1, 2)
-        k, v = self._keys_of(metadata.kv_cache)[layer, :, :B]
+        k, v = self._keys_of(metadata.layer_caches)[layer, :, :B]
         found = self._call(q, k)(q, k, v).transpose(1, 2).reshape(q_THC.shape)
         # no copy: the next product reads the result where it is
         out_THC.set_(found.untyped_storage(), found.storage_offset(), found.shape, found.stride())
 
-    def _keys_of(self, cache: Tensor) -> Tensor:
+    def _keys_of(self, caches: Sequence[Tensor]) -> Tensor:
         """Of all layers at once: an engine warms up with some of them.
 
-        cache: [L, 2, N + 1, G, S, C]
+        caches: of each layer [2, N + 1, G, S, C]
         """
+        cache = caches[0]
         address = cache.data_ptr()
         if address not in self._keys:
             _check_no_capture(cache)
-            L, _, _, G, _, C = cache.shape
-            shape = (L, 2, self._job.batch, G, self._job.context, C)
+            _, _, G, _, C = cache.shape
+            shape = (len(caches), 2, self._job.batch, G, self._job.context, C)
             self._keys[address] = torch.randn(shape, dtype=cache.dtype, device=cache.device)
         return self._keys[address]
 

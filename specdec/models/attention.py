@@ -24,7 +24,7 @@ from specdec.kernels.tiles import empty_rows
 class AttentionMetadata:
     """The rows of a pass, and the cache that they read and write."""
 
-    kv_cache: Tensor  # [L, 2, N + 1, G, S, C]
+    layer_caches: tuple[Tensor, ...]  # of each layer [2, N + 1, G, S, C]
     slot_mapping: Tensor  # [T] cache slot per row, -1 = padding
     positions: Tensor  # [T] 0 = padding
     # the rows, one group after another, each with its own launch
@@ -38,7 +38,7 @@ class AttentionMetadata:
 def store_kv(qkv: Sums, rope: tuple[Tensor, Tensor], norms: HeadNorms | None, layer: int) -> Tensor:
     """Rotate queries and keys, cache one layer's keys and values; returns the queries [T, H, C]."""
     to = _metadata()
-    cache = to.kv_cache[layer]
+    cache = to.layer_caches[layer]
     return rotate_and_store(qkv, rope, norms, to.positions, to.slot_mapping, cache)
 
 
@@ -56,7 +56,7 @@ def attend(q_THC: Tensor, out_THC: Tensor, layer: int, is_picked: bool) -> None:
     is_picked: the rows are not those of the pass but the ones that its last layer finishes
     """
     metadata = _metadata()
-    cache = metadata.kv_cache[layer]
+    cache = metadata.layer_caches[layer]
     groups = metadata.finished if is_picked else metadata.groups
     for rows in groups:
         paged_attention(q_THC, out_THC, cache, rows)
@@ -71,7 +71,7 @@ def finished_rows() -> Tensor | None:
 
 def _empty_queries(qkv: Sums) -> Tensor:
     """Like the result of `store_kv`."""
-    cache = _metadata().kv_cache
+    cache = _metadata().layer_caches[0]
     _, T, X = qkv.parts_STN.shape
     *_, G, _, C = cache.shape
     return qkv.parts_STN.new_empty(T, X // C - 2 * G, C, dtype=cache.dtype)

@@ -44,6 +44,7 @@ class PassContexts:
         self.buffers = buffers
         self.max_model_len = max_model_len
         self.kv_cache = kv_cache
+        self._layer_caches = kv_cache.unbind()  # once: a step with prompts asks for each
         self._verifies_trees = verifies_trees
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
@@ -222,7 +223,10 @@ class PassContexts:
         self, how: Dispatch, positions: Tensor, slot_mapping: Tensor, groups: tuple[QueryRows, ...]
     ) -> ForwardContext:
         metadata = AttentionMetadata(
-            kv_cache=self.kv_cache, slot_mapping=slot_mapping, positions=positions, groups=groups
+            layer_caches=self._layer_caches,
+            slot_mapping=slot_mapping,
+            positions=positions,
+            groups=groups,
         )
         return ForwardContext(
             attn_metadata=metadata,

@@ -83,7 +83,7 @@ def test_the_shape_of_the_queries_is_told_by_the_cache(device, has_norms):
     T, H, G, S, C = 3, 4, 2, 16, 32
     positions = torch.arange(T, device=device)
     metadata = AttentionMetadata(
-        kv_cache=torch.zeros(1, 2, 2, G, S, C, device=device),
+        layer_caches=torch.zeros(1, 2, 2, G, S, C, device=device).unbind(),
         positions=positions,
         slot_mapping=positions,
         groups=(),

@@ -364,8 +364,8 @@ def test_no_round_is_launched_for_a_request_that_steps_in_flight_will_end():
         ({"query_len": 1}, 1),
         ({"query_len": K + 1, "shared_rows": 9, "num_live": 2}, 3),
         ({"query_len": K + 1, "shared_rows": 9}, 1),
-        ({"query_len": 16, "path_len": K}, K),
-        ({"query_len": 16, "path_len": K, "num_live": 2}, 3),
+        ({"query_len": 16, "path_len": K + 1}, K + 1),
+        ({"query_len": 16, "path_len": K + 1, "num_live": 2}, 3),
         ({"query_len": 16, "path_len": 3, "num_live": K}, 3),
     ],
 )

@@ -197,13 +197,15 @@ def test_graphs_replay_what_runs_eagerly(make, prompts, tree, token_sizes, most)
     assert found[0] == found[1]
     counters = llm.graph_counters()
     trees = ["target_tree", "draft_tree_prefill", "draft_tree_decode"]
-    trees += ["target_tree_of_7_rows"] * (tree is OF_TWO or most > 2)
-    trees += ["target_tree_of_4_rows"] * (most > 4)
+    shape = llm.sizes.tree
+    rows = {shape.of(n).num_rows for n in range(1, most + 1)} - {shape.num_rows}
+    trees += [f"target_tree_of_{n}_rows" for n in rows]
     of_trees = (*trees, "draft_tree_prefill_sampled", "draft_tree_decode_sampled")
     for name in ("target_decode", "target_plain", "draft_prefill", "draft_decode", *of_trees):
         assert counters[name].replays[CUDAGraphMode.FULL] > 0, name
         assert CUDAGraphMode.NONE not in counters[name].dispatches, name
-    assert counters["target_tree"].captures[0].descriptor.num_reqs == 2 - (tree is OF_TWO)
+    largest = max(n for n in range(1, most + 1) if shape.of(n) == shape)
+    assert counters["target_tree"].captures[0].descriptor.num_reqs == largest
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from specdec.stepping.results import PendingResult
 MAX_K = 4
 MAX_MODEL_LEN = 256
 NUM_ROWS = 6
-NUM_MANY = 3  # requests at a time, from which on trees are smallest
+NUM_MANY = 3  # requests at a time; of as many or more, trees are smallest
 PER_ENGINE = 15
 # a step of 64 rows fits twice a small round's time, one of 128 does not
 COSTS = StepCosts(rounds=((8, 1.0), (64, 2.0)), mixed=((64, 2.0), (128, 4.0)), ms_per_key=0.001)

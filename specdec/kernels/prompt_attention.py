@@ -83,7 +83,7 @@ class PromptAttention:
         of_tile = len(idx_mapping) * G
         num_items = -(-max_query_len // tokens) * of_tile
         programs = min(num_items, num_multiprocessors(q_THC.device))
-        keys_an_item = tokens / of_tile
+        keys_a_step = tokens / of_tile  # from one item to the next longer one, on average
         R, M = block_table.shape
         self._dtype = q_THC.dtype
         self._queries = (len(positions), G, H // G, C), (tokens, 1, group, C)
@@ -97,7 +97,7 @@ class PromptAttention:
                 positions,
                 positions if query_start_loc is None else query_start_loc,
                 num_items,
-                count_uneven(programs, num_items, num_keys_before / keys_an_item),
+                count_uneven(programs, num_items, num_keys_before / keys_a_step),
                 len(idx_mapping),
                 max_query_len,
                 R - 1,

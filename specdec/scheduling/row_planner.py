@@ -521,7 +521,7 @@ class RowPlanner:
     def _best_threshold(self, requests: Requests, keys_ms: float) -> GainCurves:
         """Of those there are. Each is judged by rounds that verify all drafts, as few requests do.
 
-        For one the best rows are searched then: of all it would take as long as half a step.
+        Only at the best one are other numbers of rows looked at: at each it would take half a step.
         """
         chains = self._estimate.chains
         if len(chains) == 1:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig
 from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
@@ -76,6 +77,8 @@ def test_a_step_with_prompts_finishes_the_rows_that_decide(backend, draft):
         assert torch.equal(ours[:, :, :6].nan_to_num(), theirs[:, :, :6].nan_to_num())
     if draft is not None:
         assert torch.equal(some.state.draft_tokens[:2], whole.state.draft_tokens[:2])
+    replays = some.graphs.counters()["target_prefill"].replays
+    assert replays[CUDAGraphMode.PIECEWISE] == (2 if backend == "tape" else 0)  # both steps
 
 
 @pytest.mark.parametrize("draft", ["eagle1", "eagle3"])

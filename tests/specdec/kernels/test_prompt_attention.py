@@ -146,12 +146,12 @@ def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeyp
 
     monkeypatch.setattr(launch, "is_hopper", lambda device: True)
     monkeypatch.setattr(launch, "PromptAttention", recorder)
-    rows, out = chunk(300), torch.zeros_like(q)
+    rows, out = replace(chunk(300), max_seq_len=1000), torch.zeros_like(q)
     layers = cache, cache.clone()
     for layer in layers:
         launch_paged_attention(q, out, layer, rows)
     assert len(prepared) == 1
-    assert prepared[0][-3:] == (300, 0, False)
+    assert prepared[0][-3:] == (300, 700, False)  # behind 700 keys
     assert [of[0] is out and of[1] is q for of in launched] == [True, True]
     assert [of[2].data_ptr() for of in launched] == [layer.data_ptr() for layer in layers]
 

@@ -59,13 +59,7 @@ def target(tmp_path_factory):
     return build
 
 
-OFTEN = ("llama", "qwen3, heads of 96", "llama, llama3 rope")  # the others' parts are tested alone
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in TARGETS],
-)
+@pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize(
     "num_drafts, chunk",
     [

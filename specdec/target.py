@@ -2,7 +2,7 @@
 
 What is read later of a prompt's rows is the last one's hidden state, beside keys, values and taps:
 so the last layer attends and goes on only for the rows after which a token is chosen. It is a
-thirtieth of the work of a long prompt.
+thirtieth of the work of a long prompt; for a few rows it is not worth a break of the graphs.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,10 @@ from specdec.passes.contexts import PassContexts
 from specdec.passes.families import Captures, TargetGraphs, init_piecewise
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.step_sizes import Step
+
+# Rows of a step, up to which its last layer finishes all: the GPU multiplies them while it reads
+# the weights, and the host would launch a layer kernel by kernel.
+FEW_ROWS = 256
 
 
 @dataclass(eq=False)
@@ -78,7 +82,8 @@ class Target:
         """Of a step that runs in pieces or op by op; of one without prompts all rows decide."""
         how = step.passes.target
         asks = any(part.num_logprobs is not None for part in step.parts)
-        if self.keeps_hidden or asks or not step.parts:
+        is_small = how.descriptor.num_tokens <= FEW_ROWS
+        if self.keeps_hidden or asks or is_small or not step.parts:
             return self.contexts.rows(step, how)
         return self.contexts.rows_and_decided(step, how)
 
@@ -117,8 +122,10 @@ def into_buffers(model: LlamaModel) -> Callable[..., None]:
 def finishing_decided(model: LlamaModel) -> Callable[..., None]:
     """The same, but hidden states of rows that the context leaves out stay what they were.
 
-    The rows differ from step to step, so that the end is a break of graphs in pieces.
+    The rows differ from step to step, so that the end is a break of graphs in pieces: of those of
+    more than a few rows.
     """
+    whole = into_buffers(model)
 
     @eager_break_during_capture
     def finish(q_THC: Tensor, stream_TD: Tensor, hidden_out_TD: Tensor) -> None:
@@ -129,6 +136,9 @@ def finishing_decided(model: LlamaModel) -> Callable[..., None]:
             hidden_out_TD[rows_X] = model.finish(q_THC, stream_TD, rows_X=rows_X)
 
     def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
-        finish(*model.begin(input_ids_T, aux_out_TE), hidden_out_TD)
+        if len(input_ids_T) <= FEW_ROWS:
+            whole(input_ids_T, hidden_out_TD, aux_out_TE)
+        else:
+            finish(*model.begin(input_ids_T, aux_out_TE), hidden_out_TD)
 
     return forward

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from graphs.modes import CUDAGraphMode
+from specdec import target
 from specdec.config import GraphConfig
 from specdec.requests.row_start import RowStart
 from specdec.scheduling.work import PromptPart
@@ -15,6 +16,11 @@ from tests.weights.tiny import eagle3_config
 
 K = 3
 LENGTHS = (9, 5)  # of prompts, beside a request that verifies; of the second a token is left out
+
+
+@pytest.fixture(autouse=True)
+def no_step_is_small(monkeypatch):
+    monkeypatch.setattr(target, "FEW_ROWS", 0)
 
 
 def runner_of(draft, is_whole=False, backend=None):
@@ -79,6 +85,14 @@ def test_a_step_with_prompts_finishes_the_rows_that_decide(backend, draft):
         assert torch.equal(some.state.draft_tokens[:2], whole.state.draft_tokens[:2])
     replays = some.graphs.counters()["target_prefill"].replays
     assert replays[CUDAGraphMode.PIECEWISE] == (2 if backend == "tape" else 0)  # both steps
+
+
+@pytest.mark.parametrize("backend", ["eager", "tape"])
+def test_of_few_rows_all_are_finished(backend, monkeypatch):
+    monkeypatch.setattr(target, "FEW_ROWS", 24)  # of a graph, and more than there are
+    runner = runner_of(None, backend=make_backend(backend)[0])
+    run(runner)
+    assert finite_rows(runner) == list(range(runner.sizes.query_len + sum(LENGTHS)))
 
 
 @pytest.mark.parametrize("draft", ["eagle1", "eagle3"])

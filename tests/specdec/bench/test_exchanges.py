@@ -84,13 +84,13 @@ def test_every_attention_of_a_round_goes_through_the_yardstick(pair, noted):
 
 
 def test_every_attention_of_a_chunk_goes_through_the_yardstick(pair, noted):
-    """All rows see all tokens; the last layers go on for one row, and the draft's level has one."""
+    """All rows see all tokens; the draft's last layer goes on for one, and its level has one."""
     job = Job(batch=1, rows=70, context=70)
     with exchanged(["noted"], job, CPU):
         chunk_ms(pair, chunk_spec(2, 70), 70)
 
     num_layers = pair.target.config.num_layers
-    of_chunk = [shapes(pair, 1, 70, 70)] * (num_layers - 1) + [shapes(pair, 1, 1, 70)] * 3
+    of_chunk = [shapes(pair, 1, 70, 70)] * num_layers + [shapes(pair, 1, 1, 70)] * 2
     assert [call[:2] for call in noted.calls] == of_chunk * 8
 
 
@@ -98,12 +98,12 @@ def test_prompts_before_rounds_and_beside_them_are_not_attended(pair, noted):
     engine = pair.engine(ROUNDS)
     part = PromptPart(state_row=-1, prompt=[5, 6, 7, 8], start=0, length=4, blocks=[0])
     with exchanged(["noted"], JOB, CPU), steady(engine, PROMPTS, 2):
-        # of prompts, the last layers go on for one row of each
+        # of prompts, the draft goes on for one row of each
         of_prompts = [shapes(pair, 2, 1, 70)]
-        assert [call[:2] for call in noted.calls] == of_prompts * 3
+        assert [call[:2] for call in noted.calls] == of_prompts * 2
         row = engine.scheduler.running[0].state_row
         engine.runner.run_step([row], [part], max_num_computed=10)
-    assert [call[:2] for call in noted.calls] == of_prompts * 5
+    assert [call[:2] for call in noted.calls] == of_prompts * 4
 
 
 def test_the_next_product_reads_what_the_yardstick_found(pair, noted, monkeypatch):

@@ -4,7 +4,7 @@ A pass that runs eagerly or in pieces knows the requests of its step and the lon
 graph serves every step of its shape, so it knows only the largest context and its own query tiles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from graphs.context import ForwardContext
 from graphs.dispatch import Dispatch
 from graphs.modes import BatchDescriptor, CUDAGraphMode
 from specdec.kernels.attention.query_rows import Paths, QueryRows, TilePlan, plan_tiles
+from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.invariant import ROWS
 from specdec.models.attention import AttentionMetadata
 from specdec.stepping.buffers import StepBuffers
@@ -22,6 +23,8 @@ from specdec.stepping.fill import Extent
 from specdec.stepping.state import RequestState
 from specdec.stepping.step_sizes import Step
 from specdec.stepping.upload import upload
+
+MOST_KEPT = 1024  # shapes of rows whose prepared kernels are kept
 
 _CPU = torch.device("cpu")
 
@@ -46,6 +49,7 @@ class PassContexts:
         self.kv_cache = kv_cache
         self._layer_caches = kv_cache.unbind()  # once: a step with prompts asks for each
         self._verifies_trees = verifies_trees
+        self._launches: dict[Hashable, list[Callable[..., None]]] = {}
         self._query_rows = partial(QueryRows, workspace=workspace, block_table=state.block_table)
         sizes = buffers.sizes
         # the kernels need no tiles
@@ -68,14 +72,12 @@ class PassContexts:
 
     def rows_and_seeds(self, step: Step, how: Dispatch, num_seeds: int) -> ForwardContext:
         """The same, of which the draft's last layer finishes the seeds: one row of each slot."""
-        return self.with_seeds(self.rows(step, how), num_seeds, step.max_seq_len)
+        seeds = self._kept(self._level(num_seeds, 1, step.max_seq_len))
+        return _finishing(self.rows(step, how), (seeds,))
 
-    def with_seeds(
-        self, context: ForwardContext, num_seeds: int, max_seq_len: int | None = None
-    ) -> ForwardContext:
-        """Add the seeds of the first batch slots."""
-        bound = self.max_model_len if max_seq_len is None else max_seq_len
-        return _finishing(context, (self._level(num_seeds, 1, bound),))
+    def with_seeds(self, context: ForwardContext, num_seeds: int) -> ForwardContext:
+        """Add the seeds of the first batch slots, for a graph."""
+        return _finishing(context, (self._level(num_seeds, 1, self.max_model_len),))
 
     def rows_and_decided(self, step: Step, how: Dispatch) -> ForwardContext:
         """The same, of which the target's last layer finishes those after which a token is chosen:
@@ -141,6 +143,17 @@ class PassContexts:
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
 
+    def _kept(self, rows: QueryRows) -> QueryRows:
+        """With the kernels that were prepared for a step's rows of which they are told the same."""
+        starts, paths = rows.query_start_loc, rows.paths
+        at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()
+        sizes = len(rows.idx_mapping), len(rows.positions), num_splits(rows.max_seq_len)
+        of_slots = rows.max_query_len, rows.usual_query_len, starts is None, paths is None
+        key = *at, *sizes, *of_slots
+        if key not in self._launches and len(self._launches) == MOST_KEPT:
+            self._launches.clear()
+        return replace(rows, launches=self._launches.setdefault(key, []))
+
     def _level(
         self, num_reqs: int, rows_per_req: int, max_seq_len: int, paths: Paths | None = None
     ) -> QueryRows:
@@ -160,8 +173,8 @@ class PassContexts:
         """Verify slots, from the first row on; the last rows may be padding."""
         bound = step.max_seq_len
         if step.shared_rows:
-            return self._shared(num_reqs, step.query_len, num_rows, bound)
-        return self._uniform(num_reqs, step.query_len, num_rows, bound)
+            return self._kept(self._shared(num_reqs, step.query_len, num_rows, bound))
+        return self._kept(self._uniform(num_reqs, step.query_len, num_rows, bound))
 
     def _shared(self, num_reqs: int, most: int, num_rows: int, max_seq_len: int) -> QueryRows:
         """Of 1 to `most` rows each, as the device shares them out."""

@@ -278,3 +278,27 @@ def test_a_mixed_step_equals_the_two_that_it_replaces(make, backend, name, draft
 def test_a_mixed_step_draws_what_the_two_draw_that_it_replaces(make, backend, name, rule):
     mixed = make(backend, "eagle3", 3, rule)
     walk(mixed, make("eager", "eagle3", 3, rule, mixed.device), 3, name, 4)
+
+
+def test_kernels_prepared_for_a_rounds_rows_serve_its_like():
+    """Those of prompts are each step's own: their grids differ."""
+    runner = tiny_runner(tiny("eagle3", torch.device("cpu")), 3, GRAPHS)
+
+    def launches(rows, num_computed, query_len=None):
+        """Of the rows that verify, of prompts, and of the draft's seeds."""
+        parts = [part(7, 0, 4)]
+        step = runner.step_of(rows, parts, num_computed, GREEDY, query_len)
+        of_target = runner.target.contexts.rows(step, step.passes.target)
+        assert step.passes.draft_prefill is not None
+        of_draft = runner.draft.contexts.rows_and_seeds(step, step.passes.draft_prefill, 4)
+        groups = (*of_target.attn_metadata.groups, *of_draft.attn_metadata.finished)
+        return [group.launches for group in groups]
+
+    verified, prompts, seeds = launches([0, 1, 2], 20)
+    assert verified is not seeds
+    again, others, seeds_again = launches([3, 4, 0], 50)
+    assert again is verified
+    assert seeds_again is seeds
+    assert others is not prompts
+    for changes in ([0, 1], 20), ([0, 1, 2], 20, 1), ([0, 1, 2], 62):  # 66 keys are in two splits
+        assert launches(*changes)[0] is not verified

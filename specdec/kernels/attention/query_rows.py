@@ -67,9 +67,7 @@ class QueryRows:
     is_beside: bool = False
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
-    launches: list[Callable[..., None]] = field(
-        default_factory=list, init=False, compare=False, repr=False
-    )
+    launches: list[Callable[..., None]] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def num_rows(self) -> int:

@@ -11,8 +11,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -41,6 +43,9 @@ from specdec.stepping.logprobs import StepLogprobs
 from specdec.stepping.results import PendingResult, StepResult
 
 logger = logging.getLogger("specdec")
+
+# tells the planner of a round; whether the GPU has other work meanwhile
+Lesson: TypeAlias = Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Engine:
         self._num_fits = 0  # of the planner, as the device has them
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
+        self._lessons: list[Lesson] = []  # for the planner, of results that were read
         self._read_at = 0.0  # when the latest result was read, by time.perf_counter()
         self._read: PendingResult | None = None  # that result
         self._step_masks = StepMasks()
@@ -144,9 +150,12 @@ class Engine:
         plan = self.scheduler.schedule()
         self._prepare(plan)
         changed += [] if plan.work is None else self._launch(plan.work)
+        self._learn()  # beside what was launched
         is_ahead = len(self._in_flight) > self.num_steps_ahead
         if self._in_flight and (is_ahead or plan.work is None):
             changed += self._take(self._in_flight.popleft())
+        if not self._in_flight:
+            self._learn()
         return changed
 
     def _catch_up(self) -> list[Request]:
@@ -200,6 +209,7 @@ class Engine:
         self.check_caller()
         while self._in_flight:
             self._take(self._in_flight.popleft())
+        self._learn()
 
     def _new_scheduler(self) -> Scheduler:
         sizes = self.runner.sizes
@@ -215,6 +225,7 @@ class Engine:
             self._totals.ended(samples)
         self._unfinished.clear()
         self._in_flight.clear()
+        self._lessons.clear()
         self._step_masks = StepMasks()
         self.scheduler = self._new_scheduler()
 
@@ -324,7 +335,7 @@ class Engine:
 
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
         if self.planner is not None and work.verifying:
-            self._learn(self.planner, work, result)
+            self._lessons.append(self._lesson(self.planner, work, result))
         changed = []
         row = 0
         for b, request in enumerate(work.verifying):
@@ -344,40 +355,50 @@ class Engine:
             changed.append(request)
         return changed
 
-    def _learn(self, planner: RowPlanner, work: Work, result: StepResult) -> None:
-        """What held, for the planner; its calibration, when it is a new one, for the device."""
+    def _lesson(self, planner: RowPlanner, work: Work, result: StepResult) -> Lesson:
+        """What held, for the planner. It is told when the next step has been launched."""
         requests = work.verifying
         B = len(requests)
         if not work.verifies_trees and work.num_live == 0:
-            planner.observe_plain(B)
-            return
+            return lambda has_time: planner.observe_plain(B)
         runs = np.array([request.finish is None for request in requests])
         is_sampled = np.array([request.params.temperature > 0 for request in requests])
         num_verified = np.array([len(drafts) for drafts in result.draft_tokens[:B]]) * runs
         num_accepted = np.array(result.num_accepted[:B]) * runs
         num_allowed = np.array([self._num_drafted(each) for each in requests]) * runs
-        has_time = len(self._in_flight) > 0  # else the next step waits for this
-        if work.verifies_trees:
-            tree = self.runner.sizes.tree
-            assert tree is not None, "trees were verified"
-            chains = _chains_in_trees(result, tree, planner.threshold, num_allowed, is_sampled)
+        if not work.verifies_trees:
+            chains = RoundOutcome(
+                confidences=result.confidences[:B],
+                num_live=work.num_live,
+                num_verified=num_verified,
+                num_accepted=num_accepted,
+                is_sampled=is_sampled,
+                num_allowed=num_allowed,
+            )
+            return partial(planner.observe, chains)
+        tree = self.runner.sizes.tree
+        assert tree is not None, "trees were verified"
+        threshold = planner.threshold
+
+        def observe_trees(has_time: bool) -> None:
+            chains = _chains_in_trees(result, tree, threshold, num_allowed, is_sampled)
             verified, accepted = int(num_verified.sum()), int(num_accepted.sum())
             planner.observe_trees(chains, verified, accepted, has_time)
-        else:
-            planner.observe(
-                RoundOutcome(
-                    confidences=result.confidences[:B],
-                    num_live=work.num_live,
-                    num_verified=num_verified,
-                    num_accepted=num_accepted,
-                    is_sampled=is_sampled,
-                    num_allowed=num_allowed,
-                ),
-                has_time,
-            )
-        if planner.num_fits != self._num_fits:
-            self._num_fits = planner.num_fits
-            self.runner.calibrate(planner.calibration)
+
+        return observe_trees
+
+    def _learn(self) -> None:
+        """Tell the planner of the rounds that were read; the device, of a new calibration."""
+        if not self._lessons:
+            return
+        assert self.planner is not None, "rounds of a fixed number of drafts"
+        has_time = len(self._in_flight) > 0  # else the next step waits for this
+        for lesson in self._lessons:
+            lesson(has_time)
+        self._lessons.clear()
+        if self.planner.num_fits != self._num_fits:
+            self._num_fits = self.planner.num_fits
+            self.runner.calibrate(self.planner.calibration)
 
     def _take_prompts(self, work: Work, result: StepResult) -> list[Request]:
         changed = []

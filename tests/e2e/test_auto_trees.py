@@ -358,21 +358,29 @@ def chains_seen(llm, kinds, prompts, params):
     """What the planner is told of each round's chains, by prompt and tokens before it."""
     planned(llm, kinds)
     engine, seen = llm.engine, {}
-    real = engine._learn
+    real = engine._lesson
 
-    def learn(planner, work, result):
+    def lesson(planner, work, result):
+        bounds = [request.num_speculative_tokens for request in work.verifying]
+        behind = [(tuple(each.prompt_token_ids), each.num_tokens) for each in work.verifying]
+
         def keep(chains, *_):
-            for b, request in enumerate(work.verifying):
-                assert chains.num_allowed[b] <= request.num_speculative_tokens
+            for b, at in enumerate(behind):
+                assert chains.num_allowed[b] <= bounds[b]
                 if chains.num_allowed[b]:
-                    at = tuple(request.prompt_token_ids), request.num_tokens
                     numbers = (chains.num_verified[b], chains.num_accepted[b])
                     seen[at] = chains.confidences[b], *map(int, numbers)
 
-        planner.observe = planner.observe_trees = keep
-        real(planner, work, result)
+        planner.observe = keep
+        told = real(planner, work, result)
 
-    engine._learn = learn
+        def tell(has_time):
+            planner.observe_trees = keep
+            told(has_time)
+
+        return tell
+
+    engine._lesson = lesson
     llm.generate(prompts, params, use_tqdm=False)
     return seen
 

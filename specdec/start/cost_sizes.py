@@ -40,6 +40,10 @@ def between(
 
 
 def as_rounds(rounds: Measured) -> Callable[[int], float]:
-    """Milliseconds by rows, where a step takes as long as rounds that share its tiles."""
+    """Milliseconds by rows, where a step takes as long as rounds that share its tiles.
+
+    Of more rows than any round has, those of the largest: nothing says how theirs would grow.
+    """
     by_class = StepCosts(rounds=tuple((row_class(n), ms) for n, ms in rounds), mixed=())
-    return lambda rows: by_class.round_ms(rows, 0)
+    largest, _ = by_class.rounds[-1]
+    return lambda rows: by_class.round_ms(min(rows, largest), 0)

@@ -54,6 +54,13 @@ def test_between_two_sizes_a_step_costs_what_similar_ones_do_and_the_difference(
     assert found == ((32, 5.5), (64, 5.5 + 2 / 3), (100, 8 + 0.5 + 0.5 * 68 / 96), (128, 9.0))
 
 
+def test_beyond_the_largest_round_a_step_costs_what_its_neighbours_do():
+    """With few requests rounds have few rows; how long more of them would take is not known."""
+    found = between(((64, 5.0), (256, 7.0)), (64, 128, 160, 256), as_rounds(((64, 4.8), (72, 5.1))))
+    assert [rows for rows, _ in found] == [64, 128, 160, 256]
+    assert [ms for _, ms in found] == pytest.approx([5.0, 5.3 + 1.7 / 3, 5.3 + 1.7 / 2, 7.0])
+
+
 def test_sizes_that_are_measured_lie_apart():
     assert apart([64, 128, 160, 192, 256, 320, 1000], 2) == [64, 128, 256, 1000]
     assert apart([16, 32, 64, 128, 256], 4) == [16, 64, 256]

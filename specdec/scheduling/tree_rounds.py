@@ -15,6 +15,10 @@ PRIOR_WEIGHT = 20.0
 RUNNING_MEMORY = 800.0  # where trees run all the time
 PROBED_MEMORY = 200.0  # where they run in probes
 AHEAD = 0.015  # by which the other kind must be faster to be chosen instead
+# A round of chains ends at the first token that is not the likeliest, one of trees where none of
+# several likely ones fits, and behind that more drafts hold: in 60 texts 2 to 5 % more, of chains
+# of 4 and 5 levels and of trees. Ratios within one and the same round do not show it.
+BETTER_STARTS = 1.03
 CHECK_EVERY = 8  # rounds of trees
 
 
@@ -59,6 +63,7 @@ class TreeRounds:
 
     def choose(self, tree_rate: float, other_rate: float) -> bool:
         """Whether the next drafts are trees, by rates of tokens per millisecond."""
+        tree_rate *= BETTER_STARTS  # what is known of both comes from rounds of the one that runs
         least = other_rate * (1 - AHEAD if self.is_chosen else 1 + AHEAD)
         if (tree_rate > least) != self.is_chosen:
             self.is_chosen = not self.is_chosen

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from specdec.scheduling.probes import FIRST_WAIT, KIND_ROUNDS, PROBE_EVERY, KindProbes
 from specdec.scheduling.row_planner import RowPlanner, StepSize
 from specdec.scheduling.step_costs import RoundCosts, TreeCosts
-from specdec.scheduling.tree_rounds import AHEAD, PRIOR, TreeGain, TreeRounds
+from specdec.scheduling.tree_rounds import (
+    AHEAD,
+    BETTER_STARTS,
+    PRIOR,
+    TreeGain,
+    TreeRounds,
+)
 from specdec.sizes import TreeShape
 from tests.specdec.scheduling.draft_world import (
     BOASTFUL,
@@ -249,7 +255,8 @@ def test_the_gain_of_trees_forgets_what_is_beyond_its_memory():
 
 def test_a_kind_is_kept_until_the_other_is_clearly_faster():
     rounds = TreeRounds(K)
-    chosen = [rounds.choose(rate, 1.0) for rate in (1.01, 1.02, 1.0, 0.99, 0.98, 1.01)]
+    rates = (1.01, 1.02, 1.0, 0.99, 0.98, 1.01)
+    chosen = [rounds.choose(rate, BETTER_STARTS) for rate in rates]
     assert chosen == [False, True, True, True, False, False]
 
 

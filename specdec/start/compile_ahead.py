@@ -204,13 +204,21 @@ def tree_counts(runner: Runner) -> Iterator[int]:
         yield from (n for n in sizes.tree.first_requests if n <= sizes.max_tree_requests)
 
 
-def tree_round(runner: Runner, num_reqs: int, flags: SamplingFlags = GREEDY) -> Step:
-    """Of requests without state rows, after which trees are drafted, where others draft chains."""
+def tree_round(
+    runner: Runner,
+    num_reqs: int,
+    flags: SamplingFlags = GREEDY,
+    parts: Sequence[PromptPart] = (),
+) -> Step:
+    """Of requests without state rows, after which trees are drafted, where others draft chains.
+
+    parts: of prompts beside them
+    """
     sizes = runner.sizes
     assert sizes.tree is not None, "sizes of chains"
     shape = sizes.tree.of(num_reqs)
     rows, Q, L = [-1] * num_reqs, shape.num_rows, shape.num_levels
-    return runner.step_of(rows, (), sizes.max_model_len, flags, Q, 0, L, proposes_tree=True)
+    return runner.step_of(rows, parts, sizes.max_model_len, flags, Q, 0, L, proposes_tree=True)
 
 
 def _shared_round(runner: Runner, count: int, rows: int, flags: SamplingFlags) -> Step:
@@ -230,6 +238,9 @@ def mixed_steps(runner: Runner, flags: SamplingFlags) -> Iterator[Step]:
             if rows > 1:
                 parts = padding_parts(runner, [1])
                 yield runner.step_of([-1], parts, most, flags, None, rows - 1, num_levels=2)
+        for count in tree_counts(runner):
+            if count < sizes.max_num_seqs:
+                yield tree_round(runner, count, flags, padding_parts(runner, [1]))
         return
     for rows in counts_by_kind(1, sizes.max_verify_rows):
         num_verified = min(rows // sizes.query_len, sizes.max_num_seqs - 1)

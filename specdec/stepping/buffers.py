@@ -110,7 +110,11 @@ class StepBuffers:
         if sizes.tree is not None:
             first_column = K + 2
             self.tree = TreeBuffers(
-                sizes.tree, sizes.max_tree_reqs, sizes.num_kv_blocks, self.results[:, first_column:]
+                sizes.tree,
+                sizes.max_tree_reqs,
+                T,
+                sizes.num_kv_blocks,
+                self.results[:, first_column:],
             )
 
     @property

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.move_slots import move_slots
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.proposal.tree import walk
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.state import RequestState
 from specdec.stepping.tree_buffers import TreeBuffers
+
+AT_ONCE = 1024  # rows of prompts that are moved
 
 
 class TreeRows(NamedTuple):
@@ -59,16 +61,11 @@ def gather_paths(
 
     Then come the rows of prompts, as many as num_prompt_rows, and padding, up to num_rows.
     """
-    N, Q = tree
-    at_T = tree_of(buffers).path_sources[: num_reqs * Q]
-    if num_rows > len(at_T):
-        t_T = torch.arange(len(at_T), num_rows, device=at_T.device)
-        is_prompt_T = t_T < len(at_T) + num_prompt_rows
-        prompt_T = torch.where(is_prompt_T, t_T + num_reqs * (N - Q), 0)
-        _shift_prompts(buffers, prompt_T, is_prompt_T, len(at_T))
-        at_T = torch.cat([at_T, prompt_T])
-        last = buffers.last_token_indices[num_reqs:]
-        last.copy_(torch.where(last >= num_reqs * N, last - num_reqs * (N - Q), last))
+    first = num_reqs * tree.path_len
+    if num_rows > first:
+        move = pick(buffers.positions, launch_move_prompts, move_prompts_ref)
+        move(buffers, num_reqs, tree, num_prompt_rows, num_rows)
+    at_T = tree_of(buffers).path_sources[:num_rows]
     buffers.features[:num_rows] = buffers.features[at_T]
 
 
@@ -78,12 +75,81 @@ def tree_of(buffers: StepBuffers) -> TreeBuffers:
     return buffers.tree
 
 
-def _shift_prompts(buffers: StepBuffers, at_T: Tensor, is_prompt_T: Tensor, first: int) -> None:
-    """Write the rows from `first` on: those of prompts from where they are, then padding."""
-    here = slice(first, first + len(at_T))
+def launch_move_prompts(
+    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
+) -> None:
+    _move_prompts_kernel[(1,)](
+        buffers.positions,
+        buffers.slot_mapping,
+        buffers.draft_input_ids,
+        tree_of(buffers).path_sources,
+        buffers.last_token_indices,
+        len(buffers.last_token_indices),
+        num_reqs,
+        num_prompt_rows,
+        num_rows,
+        N=tree.num_rows,
+        Q=tree.path_len,
+        BLOCK=AT_ONCE,
+        num_warps=8,
+        **launch_options(buffers.positions),
+    )
+
+
+@jit(varying=("max_reqs", "num_reqs", "num_prompt_rows", "num_rows"))
+def _move_prompts_kernel(
+    positions_ptr,  # [T]
+    slots_ptr,  # [T]
+    draft_ids_ptr,  # [T]
+    sources_ptr,  # [T] path_sources
+    last_rows_ptr,  # [max_reqs] last_token_indices
+    max_reqs,
+    num_reqs,
+    num_prompt_rows,
+    num_rows,
+    N: tl.constexpr,
+    Q: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin(PDL)
+    i = tl.arange(0, BLOCK)
+    first = num_reqs * Q
+    for start in range(first, num_rows, BLOCK):
+        t = start + i
+        inside = t < num_rows
+        source = t + num_reqs * (N - Q)
+        is_prompt = inside & (t < first + num_prompt_rows)
+        position = tl.load(positions_ptr + source, mask=is_prompt, other=0)
+        slot = tl.load(slots_ptr + source, mask=is_prompt, other=-1)
+        token = tl.load(draft_ids_ptr + source, mask=is_prompt, other=0)
+        tl.debug_barrier()  # what is read here may be written here, and nothing further on is
+        tl.store(positions_ptr + t, position, mask=inside)
+        tl.store(slots_ptr + t, slot, mask=inside)
+        tl.store(draft_ids_ptr + t, token, mask=inside)
+        tl.store(sources_ptr + t, tl.where(is_prompt, source, 0).to(tl.int64), mask=inside)
+    for start in range(num_reqs, max_reqs, BLOCK):
+        b = start + i
+        last = tl.load(last_rows_ptr + b, mask=b < max_reqs, other=0)
+        moved = last - num_reqs * (N - Q)
+        tl.store(last_rows_ptr + b, moved, mask=(b < max_reqs) & (last >= num_reqs * N))
+
+
+def move_prompts_ref(
+    buffers: StepBuffers, num_reqs: int, tree: TreeRows, num_prompt_rows: int, num_rows: int
+) -> None:
+    """Write the rows behind paths: those of prompts from behind the trees, then padding."""
+    N, Q = tree
+    first = num_reqs * Q
+    t_T = torch.arange(first, num_rows, device=buffers.positions.device)
+    is_prompt_T = t_T < first + num_prompt_rows
+    at_T = torch.where(is_prompt_T, t_T + num_reqs * (N - Q), 0)
     padding = ((buffers.positions, 0), (buffers.slot_mapping, -1), (buffers.draft_input_ids, 0))
     for buffer, value in padding:
-        buffer[here] = torch.where(is_prompt_T, buffer[at_T], value)
+        buffer[first:num_rows] = torch.where(is_prompt_T, buffer[at_T], value)
+    tree_of(buffers).path_sources[first:num_rows] = at_T
+    last = buffers.last_token_indices[num_reqs:]
+    last.copy_(torch.where(last >= num_reqs * N, last - num_reqs * (N - Q), last))
 
 
 def launch_walk_trees(

@@ -14,12 +14,14 @@ from specdec.sizes import BLOCK_SIZE, TreeShape
 class TreeBuffers:
     """Letters: B batch slots, N rows of each, D nodes of a path, k rows of a level, M candidates.
 
-    max_reqs: batch slots that may have a tree
+    max_reqs: batch slots that may have a tree; max_tokens: rows of a step
     first_block: the first one behind the pool, in the caches of both models
     results: the columns of a step's results from the first verified draft on
     """
 
-    def __init__(self, shape: TreeShape, max_reqs: int, first_block: int, results: Tensor) -> None:
+    def __init__(
+        self, shape: TreeShape, max_reqs: int, max_tokens: int, first_block: int, results: Tensor
+    ) -> None:
         B = max_reqs
         D = shape.max_depth
         k = shape.top_k
@@ -48,7 +50,8 @@ class TreeBuffers:
         self.path_starts = integers(B)  # [B] position of the root
         self.walked = integers(B, D + 1)  # [B, D + 1] accepted rows within the slot, -1 behind
         # of paths as long as those of the step, one slot after another
-        self.path_sources = integers(B * (D + 1))  # accepted rows of the step, 0 behind
+        # accepted rows of the step, 0 behind; then rows of prompts
+        self.path_sources = integers(max(max_tokens, B * (D + 1)))
         self.moved_from = integers(B * D)  # cache slots of accepted nodes, -1 = none
         self.moved_to = integers(B * D)  # where they go
 

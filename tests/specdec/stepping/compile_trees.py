@@ -52,6 +52,7 @@ def main() -> None:
         build(fill_tree._fill_tree_kernel, SLOTS | {"N_PADDED": N, "MAY_STOP": may_stop})
         build(fill._fill_round_kernel, ROUND | {"MAY_STOP": may_stop})
     build(commit_tree._walk_trees_kernel, SLOTS | WALK)
+    build(commit_tree._move_prompts_kernel, {"N": N, "Q": D + 1, "BLOCK": 1024})
     of_cache = {"G": 8, "S": 64, "C": 128, "PARTS": 8, "BLOCK": 1024}
     build(move_slots._move_slots_kernel, of_cache, {"cache_ptr": "*bf16"})
     for is_noisy in (False, True):

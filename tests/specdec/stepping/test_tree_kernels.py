@@ -18,8 +18,15 @@ from specdec.kernels.move_slots import launch_move_slots, move_slots_ref
 from specdec.requests.row_start import RowStart
 from specdec.sampler import row_parameters
 from specdec.sizes import TreeShape
+from specdec.stepping import commit_tree
 from specdec.stepping.buffers import BufferSizes, StepBuffers
-from specdec.stepping.commit_tree import TreeRows, launch_walk_trees, walk_trees_ref
+from specdec.stepping.commit_tree import (
+    TreeRows,
+    launch_move_prompts,
+    launch_walk_trees,
+    move_prompts_ref,
+    walk_trees_ref,
+)
 from specdec.stepping.fill_tree import fill_tree_ref, launch_fill_tree
 from specdec.stepping.grow_tree import (
     TreeLevel,
@@ -192,6 +199,37 @@ def test_walk_trees(device, shape, num_cut):
             assert all((rows[NUM_REQS * N :] == -999).all() for rows in of_prompts)
         accepted |= set(ours[0].num_accepted[:NUM_REQS].tolist())
     assert 1 < len(accepted) <= Q or Q == 1
+
+
+@pytest.mark.parametrize("at_once", [4, 64])
+def test_move_prompts(device, shape, monkeypatch, at_once):
+    """Behind paths, over rows that are read, too; then padding."""
+    monkeypatch.setattr(commit_tree, "AT_ONCE", at_once)
+    ours = make(device, shape)[0]
+    N, Q = rows = TreeRows(shape.num_nodes + 1, min(shape.path_len, shape.num_nodes + 1))
+    num_reqs, num_prompt_rows, num_padding = 2, 11, 3
+    for name in ("positions", "slot_mapping", "draft_input_ids"):
+        getattr(ours, name).copy_(torch.randint(0, 99, getattr(ours, name).shape))
+    ends = torch.tensor([num_reqs * N + 4, num_reqs * N + num_prompt_rows - 1, 0])
+    ours.last_token_indices[:num_reqs] = torch.arange(num_reqs) * Q
+    ours.last_token_indices[num_reqs : num_reqs + 3] = ends
+    theirs, before = copy.deepcopy(ours), copy.deepcopy(ours)
+    num_rows = num_reqs * Q + num_prompt_rows + num_padding
+    launch_move_prompts(ours, num_reqs, rows, num_prompt_rows, num_rows)
+    move_prompts_ref(theirs, num_reqs, rows, num_prompt_rows, num_rows)
+    moved = slice(num_reqs * Q, num_reqs * Q + num_prompt_rows)
+    was = slice(num_reqs * N, num_reqs * N + num_prompt_rows)
+    for name, of_padding in (("positions", 0), ("slot_mapping", -1), ("draft_input_ids", 0)):
+        mine, other, old = (getattr(each, name) for each in (ours, theirs, before))
+        assert torch.equal(mine, other), name
+        assert torch.equal(mine[moved], old[was]), name
+        assert mine[moved.stop : num_rows].tolist() == [of_padding] * num_padding
+        assert torch.equal(mine[: moved.start], old[: moved.start]), name
+    assert torch.equal(ours.tree.path_sources, theirs.tree.path_sources)
+    assert ours.tree.path_sources[moved].tolist() == list(range(was.start, was.stop))
+    assert torch.equal(ours.last_token_indices, theirs.last_token_indices)
+    shift = num_reqs * (N - Q)
+    assert ours.last_token_indices[:5].tolist() == [0, Q, *(ends[:2] - shift).tolist(), 0]
 
 
 GROWN = [

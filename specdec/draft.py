@@ -193,15 +193,18 @@ class Draft:
     def _decode_chain(self, context: ForwardContext, is_sampled: bool) -> None:
         buffers = self.buffers
         B = context.num_tokens
-        recycled_BD = buffers.draft_hidden[:B]
+        hidden_BD = recycled_BD = buffers.draft_hidden[:B]
         levels = (None,) if self.varies else range(1, buffers.draft_tokens.shape[1])
+        out_BD = hidden_BD if self.varies else None  # the next level is another replay
         with set_forward_context(context):
             for level in levels:
                 last_B = buffers.draft_last_tokens[:B]
-                normed_BD, recycled_BD = self.model.next_level(last_B, recycled_BD)
+                normed_BD, recycled_BD = self.model.next_level(
+                    last_B, recycled_BD, streams_out_BD=out_BD
+                )
                 self._propose(normed_BD, level, is_sampled)
-        if self.varies:  # the next level is another replay
-            buffers.draft_hidden[:B] = recycled_BD
+        if self.varies and recycled_BD is not hidden_BD:
+            hidden_BD.copy_(recycled_BD)
 
     def _propose(self, normed_BD: Tensor, level: int | None, is_sampled: bool) -> None:
         """level: None for the one after those that the state counts."""

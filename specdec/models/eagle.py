@@ -147,13 +147,24 @@ class EagleModel(nn.Module):
         return normed_XD, normed_XD if self.config.recycled == "post_norm" else stream_XD
 
     def next_level(
-        self, input_ids_B: Tensor, g_XD: Tensor, rows_B: Tensor | None = None
+        self,
+        input_ids_B: Tensor,
+        g_XD: Tensor,
+        rows_B: Tensor | None = None,
+        streams_out_BD: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`forward` on the draft's own streams; returns the same two as `head_input`."""
+        """`forward` on the draft's own streams; returns the same two as `head_input`.
+
+        streams_out: where the second of them goes, if it is a stream, which may be g itself; then
+            that is what is returned
+        """
         x, stream_BD = self(input_ids_B, g_XD, rows_B)
         if self.norm is None:
-            out_BD = torch.empty_like(stream_BD)
+            out_BD = torch.empty_like(stream_BD) if streams_out_BD is None else streams_out_BD
             add(x, stream_BD, out_BD)
             return out_BD, out_BD
-        normed_BD, stream_BD = self.norm.add(x, stream_BD)
-        return normed_BD, normed_BD if self.config.recycled == "post_norm" else stream_BD
+        if self.config.recycled == "post_norm":
+            normed_BD, _ = self.norm.add(x, stream_BD)
+            return normed_BD, normed_BD
+        normed_BD, stream_BD = self.norm.add(x, stream_BD, streams_out_BD)
+        return normed_BD, stream_BD if streams_out_BD is None else streams_out_BD

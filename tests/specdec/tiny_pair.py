@@ -153,8 +153,8 @@ def record_logits(runner: Runner) -> list[Tensor]:
 
 
 def _listening(head_of: Callable[..., tuple[Tensor, Tensor]], weight: Tensor, heard: list[Tensor]):
-    def listen(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        normed_XD, recycled_XD = head_of(*inputs)
+    def listen(*inputs: Tensor, **out: Tensor | None) -> tuple[Tensor, Tensor]:
+        normed_XD, recycled_XD = head_of(*inputs, **out)
         heard.append(linear(normed_XD, weight, out_dtype=torch.float32))
         return normed_XD, recycled_XD
 

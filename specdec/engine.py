@@ -44,8 +44,8 @@ from specdec.stepping.results import PendingResult, StepResult
 
 logger = logging.getLogger("specdec")
 
-# tells the planner of a round; whether the GPU has other work meanwhile
-Lesson: TypeAlias = Callable[[bool], None]
+# tells the planner of a round; the argument: whether the GPU has other work meanwhile
+Observation: TypeAlias = Callable[[bool], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Engine:
         self._num_fits = 0  # of the planner, as the device has them
         self.scheduler = self._new_scheduler()
         self._in_flight: deque[InFlight] = deque()
-        self._lessons: list[Lesson] = []  # for the planner, of results that were read
+        self._observations: list[Observation] = []  # of results that were read
         self._read_at = 0.0  # when the latest result was read, by time.perf_counter()
         self._read: PendingResult | None = None  # that result
         self._step_masks = StepMasks()
@@ -147,6 +147,8 @@ class Engine:
 
     def _step(self) -> list[Request]:
         changed = self._catch_up()
+        if not self._in_flight:
+            self._learn()
         plan = self.scheduler.schedule()
         self._prepare(plan)
         changed += [] if plan.work is None else self._launch(plan.work)
@@ -154,7 +156,7 @@ class Engine:
         is_ahead = len(self._in_flight) > self.num_steps_ahead
         if self._in_flight and (is_ahead or plan.work is None):
             changed += self._take(self._in_flight.popleft())
-        if not self._in_flight:
+        if not self._in_flight or not self._unfinished:
             self._learn()
         return changed
 
@@ -225,7 +227,7 @@ class Engine:
             self._totals.ended(samples)
         self._unfinished.clear()
         self._in_flight.clear()
-        self._lessons.clear()
+        self._observations.clear()
         self._step_masks = StepMasks()
         self.scheduler = self._new_scheduler()
 
@@ -335,7 +337,7 @@ class Engine:
 
     def _take_verified(self, work: Work, result: StepResult) -> list[Request]:
         if self.planner is not None and work.verifying:
-            self._lessons.append(self._lesson(self.planner, work, result))
+            self._observations.append(self._observation(self.planner, work, result))
         changed = []
         row = 0
         for b, request in enumerate(work.verifying):
@@ -355,7 +357,7 @@ class Engine:
             changed.append(request)
         return changed
 
-    def _lesson(self, planner: RowPlanner, work: Work, result: StepResult) -> Lesson:
+    def _observation(self, planner: RowPlanner, work: Work, result: StepResult) -> Observation:
         """What held, for the planner. It is told when the next step has been launched."""
         requests = work.verifying
         B = len(requests)
@@ -389,13 +391,13 @@ class Engine:
 
     def _learn(self) -> None:
         """Tell the planner of the rounds that were read; the device, of a new calibration."""
-        if not self._lessons:
+        observations, self._observations = self._observations, []
+        if not observations:
             return
-        assert self.planner is not None, "rounds of a fixed number of drafts"
+        assert self.planner is not None, "observations without a planner"
         has_time = len(self._in_flight) > 0  # else the next step waits for this
-        for lesson in self._lessons:
-            lesson(has_time)
-        self._lessons.clear()
+        for observe in observations:
+            observe(has_time)
         if self.planner.num_fits != self._num_fits:
             self._num_fits = self.planner.num_fits
             self.runner.calibrate(self.planner.calibration)

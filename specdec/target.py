@@ -1,8 +1,8 @@
 """The target's forward over the rows of a step: hidden states, the draft's features, and KV.
 
 What is read later of a prompt's rows is the last one's hidden state, beside keys, values and taps:
-so the last layer attends and goes on only for the rows after which a token is chosen. It is a
-thirtieth of the work of a long prompt; for a few rows it is not worth a break of the graphs.
+so the last layer attends and goes on only for the rows after which a token is chosen. This saves a
+thirtieth of a long prompt's work; a few rows are not worth a break of the graphs.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from specdec.passes.families import Captures, TargetGraphs, init_piecewise
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.step_sizes import Step
 
-# Rows of a step, up to which its last layer finishes all: the GPU multiplies them while it reads
-# the weights, and the host would launch a layer kernel by kernel.
-FEW_ROWS = 256
+# Rows of a step up to which its last layer finishes all: the GPU multiplies them while it reads the
+# weights; otherwise the host would launch the layer kernel by kernel.
+WHOLE_UP_TO = 256
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class Target:
         """Of a step that runs in pieces or op by op; of one without prompts all rows decide."""
         how = step.passes.target
         asks = any(part.num_logprobs is not None for part in step.parts)
-        is_small = how.descriptor.num_tokens <= FEW_ROWS
+        is_small = how.descriptor.num_tokens <= WHOLE_UP_TO
         if self.keeps_hidden or asks or is_small or not step.parts:
             return self.contexts.rows(step, how)
         return self.contexts.rows_and_decided(step, how)
@@ -136,7 +136,7 @@ def finishing_decided(model: LlamaModel) -> Callable[..., None]:
             hidden_out_TD[rows_X] = model.finish(q_THC, stream_TD, rows_X=rows_X)
 
     def forward(input_ids_T: Tensor, hidden_out_TD: Tensor, aux_out_TE: Tensor) -> None:
-        if len(input_ids_T) <= FEW_ROWS:
+        if len(input_ids_T) <= WHOLE_UP_TO:
             whole(input_ids_T, hidden_out_TD, aux_out_TE)
         else:
             finish(*model.begin(input_ids_T, aux_out_TE), hidden_out_TD)

@@ -155,8 +155,8 @@ class EagleModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """`forward` on the draft's own streams; returns the same two as `head_input`.
 
-        streams_out: where the second of them goes, if it is a stream, which may be g itself; then
-            that is what is returned
+        streams_out: receives the recycled stream and is returned in its place; may be g. Unused
+            where the norm's output is recycled
         """
         x, stream_BD = self(input_ids_B, g_XD, rows_B)
         if self.norm is None:

@@ -72,7 +72,7 @@ class PassContexts:
 
     def rows_and_seeds(self, step: Step, how: Dispatch, num_seeds: int) -> ForwardContext:
         """The same, of which the draft's last layer finishes the seeds: one row of each slot."""
-        seeds = self._kept(self._level(num_seeds, 1, step.max_seq_len))
+        seeds = self._with_kept_launches(self._level(num_seeds, 1, step.max_seq_len))
         return _finishing(self.rows(step, how), (seeds,))
 
     def with_seeds(self, context: ForwardContext, num_seeds: int) -> ForwardContext:
@@ -143,16 +143,20 @@ class PassContexts:
         how = _how(CUDAGraphMode.FULL, desc, warmup)
         return self.draft_rows(desc.num_tokens, self.max_model_len, how, of_trees)
 
-    def _kept(self, rows: QueryRows) -> QueryRows:
-        """With the kernels that were prepared for a step's rows of which they are told the same."""
+    def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
+        """Share prepared kernels with earlier rows of as many slots, in the same buffers.
+
+        They were told the sizes below, of max_seq_len only how many splits there are, and that
+        their results are needed (needed.py).
+        """
         starts, paths = rows.query_start_loc, rows.paths
         at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()
         sizes = len(rows.idx_mapping), len(rows.positions), num_splits(rows.max_seq_len)
-        of_slots = rows.max_query_len, rows.usual_query_len, starts is None, paths is None
-        key = *at, *sizes, *of_slots
-        if key not in self._launches and len(self._launches) == MOST_KEPT:
+        of_each = rows.max_query_len, rows.usual_query_len, starts is None, paths is None
+        key = *at, *sizes, *of_each
+        if key not in self._launches and len(self._launches) >= MOST_KEPT:
             self._launches.clear()
-        return replace(rows, launches=self._launches.setdefault(key, []))
+        return rows.with_launches(self._launches.setdefault(key, []))
 
     def _level(
         self, num_reqs: int, rows_per_req: int, max_seq_len: int, paths: Paths | None = None
@@ -173,8 +177,8 @@ class PassContexts:
         """Verify slots, from the first row on; the last rows may be padding."""
         bound = step.max_seq_len
         if step.shared_rows:
-            return self._kept(self._shared(num_reqs, step.query_len, num_rows, bound))
-        return self._kept(self._uniform(num_reqs, step.query_len, num_rows, bound))
+            return self._with_kept_launches(self._shared(num_reqs, step.query_len, num_rows, bound))
+        return self._with_kept_launches(self._uniform(num_reqs, step.query_len, num_rows, bound))
 
     def _shared(self, num_reqs: int, most: int, num_rows: int, max_seq_len: int) -> QueryRows:
         """Of 1 to `most` rows each, as the device shares them out."""

@@ -23,7 +23,7 @@ from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.state import RequestState
 from specdec.stepping.tree_buffers import TreeBuffers
 
-AT_ONCE = 1024  # rows of prompts that are moved
+AT_ONCE = 1024  # rows that the kernel moves in an iteration
 
 
 class TreeRows(NamedTuple):
@@ -123,7 +123,8 @@ def _move_prompts_kernel(
         position = tl.load(positions_ptr + source, mask=is_prompt, other=0)
         slot = tl.load(slots_ptr + source, mask=is_prompt, other=-1)
         token = tl.load(draft_ids_ptr + source, mask=is_prompt, other=0)
-        tl.debug_barrier()  # what is read here may be written here, and nothing further on is
+        # loads before stores: an iteration may write what it reads, but not what later ones read
+        tl.debug_barrier()
         tl.store(positions_ptr + t, position, mask=inside)
         tl.store(slots_ptr + t, slot, mask=inside)
         tl.store(draft_ids_ptr + t, token, mask=inside)

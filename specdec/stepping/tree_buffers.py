@@ -49,8 +49,9 @@ class TreeBuffers:
         self.path_slots = integers(T, D + 1)  # [T, D + 1] the cache slot of each of these
         self.path_starts = integers(B)  # [B] position of the root
         self.walked = integers(B, D + 1)  # [B, D + 1] accepted rows within the slot, -1 behind
+
         # of paths as long as those of the step, one slot after another
-        # accepted rows of the step, 0 behind; then rows of prompts
+        # accepted rows of the step, 0 behind, then rows of prompts
         self.path_sources = integers(max(max_tokens, B * (D + 1)))
         self.moved_from = integers(B * D)  # cache slots of accepted nodes, -1 = none
         self.moved_to = integers(B * D)  # where they go

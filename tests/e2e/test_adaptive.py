@@ -386,3 +386,38 @@ def test_random_requests_give_what_each_gives_alone(monkeypatch, backend, count)
     result = soak(count, 11, device, is_adaptive=True)
     assert result["faults"] == []
     assert result["mixed_steps"] > count / 10
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_the_planner_is_told_of_each_round_once_and_beside_the_next(
+    make, greedy, prompts, monkeypatch, is_async
+):
+    llm = make(async_scheduling=is_async)
+    planned(llm, [(12, 3)])
+    engine, log = llm.engine, []
+    run_step, take = engine.runner.run_step, engine._take
+
+    def launch(*args, **kwargs):
+        log.append("launch")
+        return run_step(*args, **kwargs)
+
+    def taken(step):
+        log.append("take" if step.work.verifying else "take prompts")
+        return take(step)
+
+    def observe(outcome, has_time):
+        log.append("beside" if has_time else "alone")
+
+    monkeypatch.setattr(engine.runner, "run_step", launch)
+    monkeypatch.setattr(engine, "_take", taken)
+    monkeypatch.setattr(engine.planner, "observe", observe)
+    monkeypatch.setattr(engine.planner, "observe_plain", lambda _: log.append("plain"))
+    llm.generate(prompts[:2], greedy(80), use_tqdm=False)
+    engine.drain()
+    told = [name for name in log if name in ("beside", "alone", "plain")]
+    assert len(told) == log.count("take") > 8
+    # read at once, or as requests end, nothing is left to run beside
+    assert told.count("beside") > len(told) / 2 if is_async else "beside" not in told
+    for at, name in enumerate(log):
+        if name == "beside":  # nothing else came between the launch and this
+            assert log[at - 1] == "launch"

@@ -358,9 +358,9 @@ def chains_seen(llm, kinds, prompts, params):
     """What the planner is told of each round's chains, by prompt and tokens before it."""
     planned(llm, kinds)
     engine, seen = llm.engine, {}
-    real = engine._lesson
+    real = engine._observation
 
-    def lesson(planner, work, result):
+    def observation(planner, work, result):
         bounds = [request.num_speculative_tokens for request in work.verifying]
         behind = [(tuple(each.prompt_token_ids), each.num_tokens) for each in work.verifying]
 
@@ -380,7 +380,7 @@ def chains_seen(llm, kinds, prompts, params):
 
         return tell
 
-    engine._lesson = lesson
+    engine._observation = observation
     llm.generate(prompts, params, use_tqdm=False)
     return seen
 

@@ -20,7 +20,7 @@ LENGTHS = (9, 5)  # of prompts, beside a request that verifies; of the second a 
 
 @pytest.fixture(autouse=True)
 def no_step_is_small(monkeypatch):
-    monkeypatch.setattr(target, "FEW_ROWS", 0)
+    monkeypatch.setattr(target, "WHOLE_UP_TO", 0)
 
 
 def runner_of(draft, is_whole=False, backend=None):
@@ -89,7 +89,7 @@ def test_a_step_with_prompts_finishes_the_rows_that_decide(backend, draft):
 
 @pytest.mark.parametrize("backend", ["eager", "tape"])
 def test_of_few_rows_all_are_finished(backend, monkeypatch):
-    monkeypatch.setattr(target, "FEW_ROWS", 24)  # of a graph, and more than there are
+    monkeypatch.setattr(target, "WHOLE_UP_TO", 24)  # of a graph, and more than there are
     runner = runner_of(None, backend=make_backend(backend)[0])
     run(runner)
     assert finite_rows(runner) == list(range(runner.sizes.query_len + sum(LENGTHS)))

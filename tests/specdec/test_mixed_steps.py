@@ -1,6 +1,6 @@
 """A step with verify slots and prompts equals the two steps that it replaces, to the bit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from graphs.modes import CUDAGraphMode
 from specdec.config import GraphConfig
+from specdec.kernels.attention.query_rows import QueryRows
+from specdec.passes import contexts
 from specdec.requests.row_start import RowStart, SamplingStart
 from specdec.requests.sampling_flags import EVERYTHING, GREEDY, SamplingFlags
 from specdec.runner import Runner
@@ -280,7 +282,7 @@ def test_a_mixed_step_draws_what_the_two_draw_that_it_replaces(make, backend, na
     walk(mixed, make("eager", "eagle3", 3, rule, mixed.device), 3, name, 4)
 
 
-def test_kernels_prepared_for_a_rounds_rows_serve_its_like():
+def test_kernels_prepared_for_a_rounds_rows_serve_its_like(monkeypatch):
     """Those of prompts are each step's own: their grids differ."""
     runner = tiny_runner(tiny("eagle3", torch.device("cpu")), 3, GRAPHS)
 
@@ -302,3 +304,19 @@ def test_kernels_prepared_for_a_rounds_rows_serve_its_like():
     assert others is not prompts
     for changes in ([0, 1], 20), ([0, 1, 2], 20, 1), ([0, 1, 2], 62):  # 66 keys are in two splits
         assert launches(*changes)[0] is not verified
+    monkeypatch.setattr(contexts, "MOST_KEPT", 1)
+    launches([0, 1, 2, 3], 20)  # new, so that all are dropped
+    assert launches([0, 1, 2], 20)[0] is not verified
+
+
+def test_other_rows_prepare_kernels_of_their_own():
+    """A copy with changes, as tests and benchmarks make them."""
+    rows = QueryRows(
+        block_table=torch.zeros(2, 1, dtype=torch.int64),
+        idx_mapping=torch.zeros(1, dtype=torch.int64),
+        positions=torch.zeros(3, dtype=torch.int64),
+        max_seq_len=8,
+    )
+    kept = rows.with_launches([])
+    assert kept.launches is not rows.launches
+    assert replace(kept, max_seq_len=9).launches is not kept.launches

@@ -1,7 +1,7 @@
 """What a step says of its query rows: where they are, and where the keys of each lie."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -67,9 +67,17 @@ class QueryRows:
     is_beside: bool = False
     workspace: Tensor | None = None  # float32, for partial results: see workspace_size
     # the kernels of each layer, once the first has been launched
-    launches: list[Callable[..., None]] = field(default_factory=list, compare=False, repr=False)
+    launches: list[Callable[..., None]] = field(
+        default_factory=list, init=False, compare=False, repr=False
+    )
 
     @property
     def num_rows(self) -> int:
         """Padding too."""
         return self.positions.shape[0]
+
+    def with_launches(self, launches: list[Callable[..., None]]) -> "QueryRows":
+        """The same with these kernels, or with a list that the first launch fills."""
+        rows = replace(self)
+        object.__setattr__(rows, "launches", launches)
+        return rows

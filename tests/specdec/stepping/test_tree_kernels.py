@@ -62,13 +62,13 @@ def shape(request):
     return request.param
 
 
-def make(device, shape):
+def make(device, shape, max_tokens=128):
     """6 batch slots, the fourth of which is padding, and the last at the end of its context.
 
     Poison where nothing is written.
     """
     sizes = BufferSizes(
-        max_tokens=128,
+        max_tokens=max_tokens,
         max_reqs=6,
         num_speculative_tokens=shape.max_depth,
         hidden_size=8,
@@ -201,15 +201,17 @@ def test_walk_trees(device, shape, num_cut):
     assert 1 < len(accepted) <= Q or Q == 1
 
 
-@pytest.mark.parametrize("at_once", [4, 64])
-def test_move_prompts(device, shape, monkeypatch, at_once):
+@pytest.mark.parametrize(
+    "at_once, num_prompt_rows", [(4, 11), (64, 11), (commit_tree.AT_ONCE, 2500)]
+)
+def test_move_prompts(device, shape, monkeypatch, at_once, num_prompt_rows):
     """Behind paths, over rows that are read, too; then padding."""
     monkeypatch.setattr(commit_tree, "AT_ONCE", at_once)
-    ours = make(device, shape)[0]
+    ours = make(device, shape, max_tokens=2600)[0]
     N, Q = rows = TreeRows(shape.num_nodes + 1, min(shape.path_len, shape.num_nodes + 1))
-    num_reqs, num_prompt_rows, num_padding = 2, 11, 3
+    num_reqs, num_padding = 2, 3
     for name in ("positions", "slot_mapping", "draft_input_ids"):
-        getattr(ours, name).copy_(torch.randint(0, 99, getattr(ours, name).shape))
+        getattr(ours, name).copy_(torch.randint(0, 9999, getattr(ours, name).shape))
     ends = torch.tensor([num_reqs * N + 4, num_reqs * N + num_prompt_rows - 1, 0])
     ours.last_token_indices[:num_reqs] = torch.arange(num_reqs) * Q
     ours.last_token_indices[num_reqs : num_reqs + 3] = ends

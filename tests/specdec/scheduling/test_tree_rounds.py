@@ -260,6 +260,11 @@ def test_a_kind_is_kept_until_the_other_is_clearly_faster():
     assert chosen == [False, True, True, True, False, False]
 
 
+def test_at_equal_rates_drafts_are_trees():
+    """Which of both begins at better places is not in the rates."""
+    assert TreeRounds(K).choose(1.0, 1.0)
+
+
 def test_probes_of_the_other_kind_are_rarer_the_more_they_cost():
     for loss, wait in ((0.0, PROBE_EVERY), (0.5, KIND_ROUNDS * 100)):
         probes = KindProbes()

@@ -26,7 +26,10 @@ FEW = 32  # programs up to which smaller tiles make more of them
 # warps.
 SHARERS = 1056, 4
 RAGGED_SHARERS = 2112, 2
-PATH_SHARERS = 528, 4  # beside the programs of paths' last keys
+# Beside the programs of paths' last keys; where the query tiles are many, fewer, so that all fit the
+# GPU at once behind some hundred keys.
+PATH_SHARERS = 528, 4
+MANY_TILES, FEW_SHARERS = 64, 264
 # query rows of a tile, and registers of a thread, with which three programs of four warps fit a
 # multiprocessor in place of two
 FEWER_REGISTERS = 32, 168
@@ -108,6 +111,8 @@ def plan_launch(
         programs, walk_warps = RAGGED_SHARERS if is_ragged else SHARERS
         if has_paths:
             programs, walk_warps = PATH_SHARERS
+            if usual_tiles * heads.G >= MANY_TILES:
+                programs = FEW_SHARERS
         sharers = -(-programs // (usual_tiles * heads.G))
     return Launch(
         tile,

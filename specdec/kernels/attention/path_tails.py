@@ -2,19 +2,26 @@
 
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
 go on in cache slots named row by row. Programs of walk.py attend to the splits of shared keys
-before the one in which the paths begin, many rows at once. Beside them, in the same launch, one
-program a row and kv head attends to that split, shared keys and the row's own, and to the next one
-if the path reaches it. All leave partial results, which combine.py adds up. A key has the column of
-its position in its tile, whichever slot it lies in, so a row gets the bits of plain decoding.
+before the one in which the paths begin, many rows at once. Beside them, in the same launch, others
+attend to that split, shared keys and the rows' own, and to the next one if the paths reach it. All
+leave partial results, which combine.py adds up.
+
+A key of a row has a column whose place among 16 is that of its position in its tile, whichever slot
+it lies in, and columns between are exact zeros to the row. Products add up 16 columns after 16, so
+a row gets the bits of plain decoding. So 1, 2 or 4 nodes share a tile of 128 columns: 64 for the
+keys that all of them see, 64 for the others, 16, 32 or 64 for each node.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.kernels import jit, tl
+from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.query_rows import Paths
+from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import (
     Part,
     attend_tile,
@@ -27,16 +34,41 @@ from specdec.kernels.attention.tile_rows import load_queries
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.overlap import begin_beside
+from specdec.sizes import BLOCK_SIZE
 
-LONGEST = 64  # rows of a path, the keys of the smallest split: it reaches two at most
-MIN_ROWS = 16  # of a product: the query heads of a kv head, and padding
+LONGEST = 64  # keys of a path, those of the smallest split: it reaches two at most
+MIN_ROWS = 16  # of a product
+STEP = 16  # columns that a tensor core adds up at once
+MOST_NODES = 4  # of a program
+TOGETHER = 256  # bytes of a key up to which a program has several nodes
+
+
+class TailPrograms(NamedTuple):
+    """The programs for the last keys of paths, of one pass."""
+
+    of_slot: int  # for each kv head of a batch slot
+    rows: int  # of a product
+    shared: int  # columns that their nodes share; 0: each has one node
+
+    @staticmethod
+    def of(max_query_len: int, path_len: int, heads: Heads) -> "TailPrograms":
+        """path_len: keys of a path."""
+        rows = next_power_of_2(heads.group)
+        if heads.C * heads.itemsize > TOGETHER:
+            return TailPrograms(max_query_len, max(rows, MIN_ROWS), 0)
+        # enough of them wherever paths begin
+        nodes = MOST_NODES if path_len == 1 else 2 if path_len <= STEP + 1 else 1
+        of_slot = -(-max_query_len // nodes)
+        return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), BLOCK_SIZE)
 
 
 @jit
-def attend_path(
-    t,
+def attend_paths(
+    first_row,
+    part,
+    row_end,
     g,
-    is_busy,
+    is_needed,
     q_ptr,
     workspace,
     path,
@@ -47,74 +79,169 @@ def attend_path(
     C: tl.constexpr,
     PDL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
     ROWS: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
-    """What a program does for row t of the pass: leave its partial results.
+    """What a program does for its part of a slot's rows, 1, 2 or 4 nodes: leave partial results.
 
-    workspace: values, peaks and totals, results of a row. path: the caches and blocks, the slots of
-    the row's path, where it starts, how many slots there are, the row's position
+    workspace: values, peaks and totals, results of a row. path: the caches and blocks, positions,
+    slots of the rows' paths, where these start, how many slots a row has
     """
     acc_ptr, stats_ptr, NS = workspace
-    keys, _, path_start, D1, position = path
+    keys, positions_ptr, slots_ptr, path_start, D1 = path
+    width = S  # columns of a node
+    if SHARED > 0:  # those that its path can touch from the step of 16 in which it begins
+        reach = path_start % 16 + D1
+        width = tl.where(reach <= 16, 16, tl.where(reach <= 32, 32, S))
+    nodes = S // width
+    first_row += part * nodes
     i = tl.arange(0, ROWS)
-    head = g * (H // G) + i
-    inside = i < H // G
-    first = split_of(path_start // S * S)
-    split = first
-    begin = split_start(first)
+    node, head = i // GROUP, g * (H // G) + i % GROUP
+    t = first_row + node
+    inside = (node < nodes) & (t < row_end) & (i % GROUP < H // G)
+    position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg").to(tl.int32)
+    path_tile = path_start // S * S
+    begin = split_start(split_of(path_tile))
     # a row of padding may end before that split, or after the path; then it has no keys here
     has_keys = (position >= begin) & (position - path_start < D1)
-    end = tl.where(has_keys, position + 1, begin)
-    slot, is_seen = _slots_of_tile(path, begin, S)
+    last = tl.max(tl.where(has_keys, position, -1), axis=0)
+    rows = first_row, row_end, width, positions_ptr, slots_ptr, path_start, D1
+    slot = _slots_of_tile(rows, keys, path_tile, -1, S, SHARED)
     begin_beside(0, PDL)
-    if is_busy:
+    if is_needed & (first_row < row_end):
         q = load_queries(q_ptr, t, head, inside, H, C)
-        parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
-        peak, total, acc = no_keys(ROWS, C)
-        for start in range(begin, end, S):
-            if start == split_start(split + 1):
-                store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
-                peak, total, acc = no_keys(ROWS, C)
-                split += 1
-            k, v = _load_path_keys(keys, slot, is_seen, g, G, S, C)
-            next_slot, is_next_seen = _slots_of_tile(path, start + S, S)
-            peak, total, acc = attend_tile(q, k, v, is_seen[None, :], scale, peak, total, acc)
-            slot, is_seen = next_slot, is_next_seen
-        if has_keys or not IS_SPLIT:  # split by split there may be no place for nothing
-            store_part(parts, _place_of(split, first, IS_SPLIT), peak, total, acc, C)
-        if not IS_SPLIT:  # noqa: SIM102  # what is compiled
-            if split == first:  # there is no other: combine.py looks for one
-                peak, total, acc = no_keys(ROWS, C)
-                store_part(parts, 2, peak, total, acc, C)
+        # where programs share splits there may be no place for nothing
+        is_stored = inside & has_keys if IS_SPLIT else inside
+        parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, is_stored
+        tiles = begin, path_tile, last
+        are_numbers = False
+        if (begin == path_tile) & (last < path_tile + S):
+            are_numbers = _attend_one_tile(
+                q, node, slot, rows, begin, keys, parts, scale, g, G, S, C, IS_SPLIT, SHARED
+            )
+        if not are_numbers:
+            _attend_tiles(q, node, rows, tiles, keys, parts, scale, g, G, S, C, IS_SPLIT, SHARED)
 
 
 @jit
-def _place_of(split, first, IS_SPLIT: tl.constexpr):
-    """A split's partial result: in order, or after all before `first`, which are one."""
-    return split if IS_SPLIT else split - first + 1
+def _attend_one_tile(
+    q,
+    node,
+    slot,
+    rows,
+    begin,
+    keys,
+    parts,
+    scale,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """Leave the results of rows whose paths end in the tile in which they begin.
+
+    Whether all are numbers: if not, values of one node may have reached others, though with a
+    weight of 0. slot: of that tile's columns. block: of the first tile of shared keys before it
+    """
+    peak, total, acc = no_keys(q.shape[0], C)
+    k, v = _load_path_keys(keys, slot, g, G, S, C)
+    is_seen = _is_seen(slot, node, rows, SHARED)
+    peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+    # in order, or behind all before, which are one
+    store_part(parts, split_of(begin) if IS_SPLIT else 1, peak, total, acc, C)
+    if not IS_SPLIT:  # combine.py looks for two
+        none, nothing, zeros = no_keys(q.shape[0], C)
+        store_part(parts, 2, none, nothing, zeros, C)
+    return _are_numbers(acc)
 
 
 @jit
-def _slots_of_tile(path, start, S: tl.constexpr):
-    """Cache slots of a tile's keys on a row's path, and which of them it sees. [S]"""
-    keys, slots_ptr, path_start, D1, position = path
-    s = tl.arange(0, S)
-    key = start + s
+def _attend_tiles(
+    q,
+    node,
+    rows,
+    tiles,
+    keys,
+    parts,
+    scale,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """As `_attend_one_tile`, of any paths. Where results are no numbers, then node by node."""
+    begin, path_tile, last = tiles
+    acc_ptr, stats_ptr, first_part, inside = parts
+    first = split_of(begin)
+    ends = tl.maximum(split_of(last), first) + 1 if IS_SPLIT else first + 2
+    only, turns, are_numbers = -1, 0, True
+    while only < turns:
+        is_stored = inside & ((only < 0) | (node == only))
+        parts = acc_ptr, stats_ptr, first_part, is_stored
+        for split in range(first, ends):
+            peak, total, acc = no_keys(q.shape[0], C)
+            end = tl.minimum(split_start(split + 1), tl.maximum(last, path_tile) + 1)
+            for start in range(split_start(split), end, S):
+                slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
+                k, v = _load_path_keys(keys, slot, g, G, S, C)
+                is_seen = _is_seen(slot, node, rows, SHARED)
+                peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+            store_part(parts, split if IS_SPLIT else split - first + 1, peak, total, acc, C)
+            are_numbers &= _are_numbers(acc)
+        turns = tl.where(are_numbers, 0, S // rows[2])
+        only += 1
+
+
+@jit
+def _is_seen(slot, node, rows, SHARED: tl.constexpr):
+    """Which columns of a tile each row sees. [rows, columns]"""
+    i = tl.arange(0, slot.shape[0])
+    is_mine = (i < SHARED)[None, :] | (((i - SHARED) // rows[2])[None, :] == node[:, None])
+    return (slot >= 0)[None, :] & is_mine
+
+
+@jit
+def _are_numbers(x):
+    return tl.min((tl.abs(x) < float("inf")).to(tl.int32)) > 0
+
+
+@jit
+def _slots_of_tile(rows, keys, start, only, S: tl.constexpr, SHARED: tl.constexpr):
+    """The cache slot of the key in each column of a tile, -1: there is none. [SHARED + S]
+
+    First those that all nodes share, up to the step of 16 keys in which paths begin. Then, node by
+    node, those from this step on. only: of one node alone; -1: of all
+    """
+    first_row, row_end, width, positions_ptr, slots_ptr, path_start, D1 = rows
+    i = tl.arange(0, SHARED + S)
+    node = (i - SHARED) // width
+    shared = tl.maximum(path_start - start, 0) // 16 * 16 if SHARED > 0 else 0
+    column = tl.where(i < SHARED, i, shared + i % width)
+    key = start + column
     j = key - path_start
-    is_named = (j >= 0) & (j < D1) & (key <= position)
-    slot = tl.load(slots_ptr + j, mask=is_named, other=-1, cache_modifier=".cg").to(tl.int64)
-    has_shared = start < path_start
-    block = tl.load(keys[2] + start // S, mask=has_shared, other=0, cache_modifier=".cg")
-    slot = tl.where(j < 0, block.to(tl.int64) * S + s, slot)
-    return slot, (slot >= 0) & (key <= position)
+    row = first_row + node
+    is_own = (i >= SHARED) & (row < row_end) & (column < S) & (j < D1)
+    is_own = is_own & ((only < 0) | (node == only))
+    position = tl.load(positions_ptr + row, mask=is_own, other=-1, cache_modifier=".cg")
+    is_named = is_own & (j >= 0)
+    slot = tl.load(slots_ptr + row * D1 + j, mask=is_named, other=-1, cache_modifier=".cg")
+    block = tl.load(keys[2] + start // S, mask=start < path_start, other=0, cache_modifier=".cg")
+    slot = tl.where(is_named, slot.to(tl.int32), block.to(tl.int32) * S + column)
+    is_there = tl.where(i < SHARED, column < shared, is_own & (key <= position.to(tl.int32)))
+    return tl.where(is_there, slot, -1)
 
 
 @jit
-def _load_path_keys(keys, slot, is_seen, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
-    """Keys and values [S, block of C] of a tile."""
+def _load_path_keys(keys, slot, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
+    """Keys and values [columns, block of C] of a tile."""
     k_ptr, v_ptr, _ = keys
-    at = ((slot // S * G + g) * S + slot % S)[:, None] * C + columns(C)[None, :]
-    is_read = inside_columns(is_seen, C)
+    at = ((slot // S * G + g) * S + slot % S).to(tl.int64)[:, None] * C + columns(C)[None, :]
+    is_read = inside_columns(slot >= 0, C)
     k = tl.load(k_ptr + at, mask=is_read, other=0.0, cache_modifier=".cg")
     v = tl.load(v_ptr + at, mask=is_read, other=0.0, cache_modifier=".cg")
     return k, v

@@ -13,7 +13,7 @@ from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import stages_of_long_loops
 from specdec.kernels.attention.long_slots import is_shared
 from specdec.kernels.attention.parts import store_part
-from specdec.kernels.attention.path_tails import LONGEST, MIN_ROWS, attend_path
+from specdec.kernels.attention.path_tails import LONGEST, TailPrograms, attend_paths
 from specdec.kernels.attention.splits import (
     add_part,
     attend_all,
@@ -39,10 +39,12 @@ def prepare_walk(given: Pass) -> Repeated:
     is_beside = plan.is_helped or (rows.is_beside and not has_parts)
     sharers = min(given.parts.num_splits, plan.sharers) if plan.is_split else 1
     grid = plan.query_tiles, heads.G, sharers
+    path_len = 1 if paths is None else paths.slots.shape[1]
+    tails = TailPrograms.of(rows.max_query_len, path_len, heads)
     num_tails = 0
     if paths is not None:
-        assert paths.slots.shape[1] <= LONGEST, paths.slots.shape
-        num_tails = len(rows.idx_mapping) * rows.max_query_len * heads.G
+        assert path_len <= LONGEST, paths.slots.shape
+        num_tails = len(rows.idx_mapping) * tails.of_slot * heads.G
         grid = num_tails + prod(grid), 1, 1
     return Repeated(
         _paged_attention_kernel,
@@ -50,8 +52,9 @@ def prepare_walk(given: Pass) -> Repeated:
         then=(
             *given.requests(),
             *((rows.positions,) * 2 if paths is None else (paths.slots, paths.starts)),
-            1 if paths is None else paths.slots.shape[1],
+            path_len,
             num_tails,
+            tails.of_slot,
             plan.tiles,
             *given.numbers(),
             *given.limits(),
@@ -67,7 +70,8 @@ def prepare_walk(given: Pass) -> Repeated:
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
             "HAS_PATHS": paths is not None,
-            "PATH_ROWS": max(next_power_of_2(heads.group), MIN_ROWS),
+            "PATH_ROWS": tails.rows,
+            "SHARED": tails.shared,
             "SKIP": plan.tile.skips_masks,
             "IN_ONE_LOOP": in_one_loop,
             "LOOKS_FIRST": plan.looks_first,
@@ -90,6 +94,7 @@ def prepare_walk(given: Pass) -> Repeated:
         "path_starts_ptr",
         "D1",
         "num_tails",
+        "of_slot",
         "tiles",
         "query_len",
         "NS",
@@ -113,7 +118,8 @@ def _paged_attention_kernel(
     path_slots_ptr,  # [T, D1], with HAS_PATHS as the next three
     path_starts_ptr,  # [B]
     D1,
-    num_tails,  # programs for the last keys of paths, one for each row and kv head; they come first
+    num_tails,  # programs for the last keys of paths; they come first
+    of_slot,  # of these, for each kv head of a batch slot
     tiles,
     query_len,
     R,
@@ -138,6 +144,7 @@ def _paged_attention_kernel(
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
     PATH_ROWS: tl.constexpr,
+    SHARED: tl.constexpr,
     SKIP: tl.constexpr,
     IN_ONE_LOOP: tl.constexpr,
     LOOKS_FIRST: tl.constexpr,
@@ -148,22 +155,35 @@ def _paged_attention_kernel(
     if HAS_PATHS:
         program = tl.program_id(0)
         if program < num_tails:
-            row = program // G
-            b, g = row // query_len, program % G
+            b, part, g = program // G // of_slot, program // G % of_slot, program % G
             row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-            t = row_start + row % query_len
-            is_busy = is_needed & (t < row_end)
-            t = tl.where(t < row_end, t, 0)
             path = (
                 keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M),
-                path_slots_ptr + t * D1,
+                positions_ptr,
+                path_slots_ptr,
                 tl.load(path_starts_ptr + b, cache_modifier=".cg"),
                 D1,
-                tl.load(positions_ptr + t, cache_modifier=".cg"),
             )
             workspace = acc_ptr, stats_ptr, NS
-            attend_path(
-                t, g, is_busy, q_ptr, workspace, path, scale, H, G, S, C, PDL, IS_SPLIT, PATH_ROWS
+            attend_paths(
+                row_start,
+                part,
+                row_end,
+                g,
+                is_needed,
+                q_ptr,
+                workspace,
+                path,
+                scale,
+                H,
+                G,
+                S,
+                C,
+                PDL,
+                IS_SPLIT,
+                GROUP,
+                PATH_ROWS,
+                SHARED,
             )
             return
         program -= num_tails

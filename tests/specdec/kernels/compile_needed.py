@@ -44,6 +44,7 @@ CUT = {"IS_UNIFORM": True, "GROUP": 4, "TOKENS": 4}
 PATHS = {
     "HAS_PATHS": True,
     "PATH_ROWS": 16,
+    "SHARED": 64,
     "IS_SPLIT": True,
     "IN_ONE_LOOP": False,
     "LOOKS_FIRST": False,

@@ -60,6 +60,22 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
         assert not by_slots.isnan().any()
 
 
+@pytest.mark.parametrize("num_nodes, base", [(20, 3), (20, 60), (40, 13), (40, 40)])
+def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
+    """32 and 64 a node, in one tile and in two."""
+    case = tree_case([chain(base, num_nodes)], H=2, G=1, dtype=FP16, device=device)
+    by_slots = case.attend(launch_paged_attention, case.tree)
+    assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
+
+
+@pytest.mark.parametrize("base", [30, 62])
+def test_large_heads_have_programs_of_one_node(device, cut, base):
+    tree = random_tree(base, 5, 3)
+    case = tree_case([tree], H=2, G=1, C=256, dtype=torch.float32, device=device)
+    by_slots = case.attend(launch_paged_attention, case.tree)
+    assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
+
+
 @pytest.mark.parametrize(
     "group, C",
     [

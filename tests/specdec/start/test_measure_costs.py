@@ -175,7 +175,7 @@ def test_trees_cost_what_all_their_levels_do_or_one_that_stops(measured):
     for n in (1, 2, 4, 8):
         shape = tree.shape.of(n)
         rows_ms, further = round_ms(n * shape.num_rows), shape.num_levels - 1
-        assert (shape.num_rows, further) == ((16, 7) if n == 1 else (8, 5 if n <= 4 else 3))
+        assert (shape.num_rows, further) == ((16, 7) if n == 1 else (8, 5 if n <= 4 else 4))
         found = tree.ms(n, shape.num_levels)
         assert found == pytest.approx(rows_ms + further * level_ms(n), abs=0.25)
         assert tree.ms(n, 1) == pytest.approx(rows_ms + further * 0.125, abs=0.3)

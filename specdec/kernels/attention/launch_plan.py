@@ -143,9 +143,14 @@ def _most_registers(tile: QueryTile, heads: Heads) -> int | None:
     return registers if tile.rows == rows and heads.C * heads.itemsize == SMALL_KEY else None
 
 
-def stages_of_long_loops(heads: Heads) -> int:
-    """Of loops over many tiles: two of keys and values on their way, where these are small."""
-    return 2 if heads.C * heads.itemsize > SMALL_KEY else 3
+def stages_of_long_loops(heads: Heads, looks_up: bool) -> int:
+    """Of loops over many tiles: two of keys and values on their way, where these are small.
+
+    looks_up: the block of each tile, too, which takes two stages more
+    """
+    if heads.C * heads.itemsize > SMALL_KEY:
+        return 2
+    return 5 if looks_up else 3
 
 
 def _columns(num_rows: int, heads: Heads) -> int:

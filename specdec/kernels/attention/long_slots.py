@@ -12,26 +12,27 @@ slots: positions [T], first rows [B + 1], B, rows of each slot (ragged: of the l
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import is_small
+from specdec.kernels.attention.launch_plan import is_small, stages_of_long_loops
 from specdec.kernels.attention.parts import store_part
-from specdec.kernels.attention.splits import attend_split, first_block, split_of
+from specdec.kernels.attention.splits import attend_split, split_of
 from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin_beside
 from specdec.kernels.repeated import Repeated
 
-# Programs that share the splits of long slots, and the registers of a thread with which three fit a
-# multiprocessor, where these hold a tile of queries and one of keys. Measured on an H200.
-HELPERS, WARPS = 1056, 4
-REGISTERS = 168
+# Programs that share the splits of long slots, and the warps of each: three a multiprocessor where
+# these hold a tile of queries and one of keys; else two. Measured on an H200.
+SMALL_HELPERS = 396, 2
+HELPERS = 264, 4
 
 
 def prepare_share_long(given: Pass) -> Repeated:
     """For the query tiles of long slots: programs share their splits, and leave partial results."""
     plan, heads = given.plan, given.heads
+    helpers, num_warps = SMALL_HELPERS if is_small(plan.tile, heads) else HELPERS
     return Repeated(
         _share_long_kernel,
-        (HELPERS, 1, 1),
+        (helpers, 1, 1),
         then=(
             *given.requests(),
             plan.tiles,
@@ -48,9 +49,8 @@ def prepare_share_long(given: Pass) -> Repeated:
             "SKIP": plan.tile.skips_masks,
         },
         options={
-            "num_warps": WARPS,
-            "num_stages": 2,
-            **({"maxnreg": REGISTERS} if is_small(plan.tile, heads) else {}),
+            "num_warps": num_warps,
+            "num_stages": stages_of_long_loops(heads, looks_up=True),
             **given.options,
         },
     )
@@ -107,72 +107,39 @@ def _share_long_kernel(
     in_turn = tl.sum(is_shared_slot.to(tl.int32), axis=0) * tiles * G
     if needed_ptr is not None:
         in_turn = tl.where(tl.load(needed_ptr, cache_modifier=".cg") == 0, 0, in_turn)
-    shared = last_of_slots, place, tl.maximum(in_turn, 1), tiles
+    shared = last_of_slots, place, in_turn, tiles
     num_items = (split_of(tl.maximum(tl.max(last_of_slots, axis=0), 0)) + 1) * in_turn
-    item = tl.program_id(0)
-    if (item >= num_items) & (item > 0):  # the first one waits for all (overlap.py)
-        return
-    caches = k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M
-    row, split, g, rows, bounds, keys, block = _job_of(
-        item, shared, slots, caches, H, G, S, IS_UNIFORM, SLOTS, GROUP, TOKENS
-    )
+    programs = tl.num_programs(0)
     begin_beside(0, PDL)
     # Each takes its items of all splits, query tiles and kv heads. First come the last splits of
     # all slots, which are the longest, then those before them; every other round of items goes
     # backwards: a program that had more keys then has fewer.
-    begun = 0
-    while item < num_items:
-        t, head, inside, position = rows
-        if split >= 0:
-            q = load_queries(q_ptr, t, head, inside, H, C)
-            first, last = bounds
-            peak, total, acc = attend_split(
-                q, keys, block, position, first, last, split, scale, g, G, S, C, SKIP
-            )
-            part_at = (row.to(tl.int64) * H + head) * NS
-            store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
-        item = 2 * begun + 2 * tl.num_programs(0) - 1 - item
-        begun += tl.num_programs(0)
-        row, split, g, rows, bounds, keys, block = _job_of(
-            item, shared, slots, caches, H, G, S, IS_UNIFORM, SLOTS, GROUP, TOKENS
-        )
-
-
-@jit
-def _job_of(
-    item,
-    shared,
-    slots,
-    caches,
-    H: tl.constexpr,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    IS_UNIFORM: tl.constexpr,
-    SLOTS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Of an item: rows among those of long slots, split, kv head, and what is looked up of them.
-
-    The split is negative where the slot has fewer than others.
-    """
-    positions_ptr, starts_ptr, _, query_len = slots
-    k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M = caches
-    rank, b, split, tile, g = _place_of(item, shared, G, SLOTS)
-    start, end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    first_row = start + tile * TOKENS
-    t, head, inside, position, first, last = tile_of(
-        first_row, end, g, positions_ptr, H, G, GROUP, TOKENS
-    )
-    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
-    block = first_block(keys, split, last, S)
-    row = rank * query_len + t - start
-    return row, split, g, (t, head, inside, position), (first, last), keys, block
+    for start in range(0, num_items, programs):
+        is_back = start // programs % 2 == 1
+        item = start + tl.where(is_back, programs - 1 - tl.program_id(0), tl.program_id(0))
+        if item < num_items:
+            rank, b, split, tile, g = _place_of(item, shared, G, SLOTS)
+            if split >= 0:
+                row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+                t, head, inside, position, first, last = tile_of(
+                    row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+                )
+                q = load_queries(q_ptr, t, head, inside, H, C)
+                keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+                peak, total, acc = attend_split(
+                    q, keys, None, position, first, last, split, scale, g, G, S, C, SKIP
+                )
+                part_row = rank * query_len + t - row_start
+                part_at = (part_row.to(tl.int64) * H + head) * NS
+                store_part((acc_ptr, stats_ptr, part_at, inside), split, peak, total, acc, C)
 
 
 @jit
 def _place_of(item, shared, G: tl.constexpr, SLOTS: tl.constexpr):
-    """Of an item: its slot among the long ones and among all, split, query tile and kv head."""
+    """Of an item: its slot among the long ones and among all, split, query tile and kv head.
+
+    The split is negative where the slot has fewer than others.
+    """
     last_of_slots, place, in_turn, tiles = shared
     rank = item % in_turn // (tiles * G)
     is_here = (last_of_slots >= 0) & (place == rank)

@@ -78,7 +78,7 @@ def prepare_walk(given: Pass) -> Repeated:
         },
         options={
             "num_warps": plan.walk_warps,
-            "num_stages": stages_of_long_loops(heads) if in_one_loop else 2,
+            "num_stages": stages_of_long_loops(heads, looks_up=False) if in_one_loop else 2,
             **({} if plan.most_registers is None else {"maxnreg": plan.most_registers}),
             **given.options,
         },

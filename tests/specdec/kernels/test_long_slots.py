@@ -24,7 +24,8 @@ RAGGED = (130, 10, 300, 128, 5, 64), (2, 3, 6, 2, 0, 3)
 def few_helpers(monkeypatch):
     """Each has several items, and splits of 64 keys are enough to be long."""
     monkeypatch.setattr(launch_plan, "ALONE_KEYS", 128)
-    monkeypatch.setattr(long_slots, "HELPERS", 3)
+    monkeypatch.setattr(long_slots, "SMALL_HELPERS", (3, 2))
+    monkeypatch.setattr(long_slots, "HELPERS", (3, 4))
     monkeypatch.setattr(combine, "COMBINERS", 2)
 
 

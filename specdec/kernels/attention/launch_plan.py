@@ -26,7 +26,7 @@ FEW = 32  # programs up to which smaller tiles make more of them
 # warps.
 SHARERS = 1056, 4
 RAGGED_SHARERS = 2112, 2
-# Beside the programs of paths' last keys; where the query tiles are many, fewer, so that all fit the
+# Beside the programs of paths' last keys; where the query tiles are many, fewer, so that all fit a
 # GPU at once behind some hundred keys.
 PATH_SHARERS = 528, 4
 MANY_TILES, FEW_SHARERS = 64, 264

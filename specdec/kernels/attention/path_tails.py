@@ -34,7 +34,6 @@ from specdec.kernels.attention.tile_rows import load_queries
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.overlap import begin_beside
-from specdec.sizes import BLOCK_SIZE
 
 LONGEST = 64  # keys of a path, those of the smallest split: it reaches two at most
 MIN_ROWS = 16  # of a product
@@ -48,18 +47,18 @@ class TailPrograms(NamedTuple):
 
     of_slot: int  # for each kv head of a batch slot
     rows: int  # of a product
-    shared: int  # columns that their nodes share; 0: each has one node
+    are_shared: bool  # by several nodes
 
     @staticmethod
     def of(max_query_len: int, path_len: int, heads: Heads) -> "TailPrograms":
         """path_len: keys of a path."""
         rows = next_power_of_2(heads.group)
         if heads.C * heads.itemsize > TOGETHER:
-            return TailPrograms(max_query_len, max(rows, MIN_ROWS), 0)
+            return TailPrograms(max_query_len, max(rows, MIN_ROWS), False)
         # enough of them wherever paths begin
         nodes = MOST_NODES if path_len == 1 else 2 if path_len <= STEP + 1 else 1
         of_slot = -(-max_query_len // nodes)
-        return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), BLOCK_SIZE)
+        return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), True)
 
 
 @jit
@@ -240,6 +239,7 @@ def _slots_of_tile(rows, keys, start, only, S: tl.constexpr, SHARED: tl.constexp
 def _load_path_keys(keys, slot, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr):
     """Keys and values [columns, block of C] of a tile."""
     k_ptr, v_ptr, _ = keys
+    # 32 bits number the keys of all heads, as long as they take less than 500 GB
     at = ((slot // S * G + g) * S + slot % S).to(tl.int64)[:, None] * C + columns(C)[None, :]
     is_read = inside_columns(slot >= 0, C)
     k = tl.load(k_ptr + at, mask=is_read, other=0.0, cache_modifier=".cg")

@@ -71,7 +71,7 @@ def prepare_walk(given: Pass) -> Repeated:
             "TOKENS": plan.tokens,
             "HAS_PATHS": paths is not None,
             "PATH_ROWS": tails.rows,
-            "SHARED": tails.shared,
+            "SHARED": given.constants["S"] if tails.are_shared else 0,
             "SKIP": plan.tile.skips_masks,
             "IN_ONE_LOOP": in_one_loop,
             "LOOKS_FIRST": plan.looks_first,

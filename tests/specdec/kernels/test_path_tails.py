@@ -60,7 +60,14 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
         assert not by_slots.isnan().any()
 
 
-@pytest.mark.parametrize("num_nodes, base", [(20, 3), (20, 60), (40, 13), (40, 40)])
+@pytest.mark.parametrize(
+    "num_nodes, base",
+    [
+        (20, 60),
+        (40, 13),
+        *(pytest.param(*slow, marks=pytest.mark.slow) for slow in ((20, 3), (40, 40))),
+    ],
+)
 def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
     """32 and 64 a node, in one tile and in two."""
     case = tree_case([chain(base, num_nodes)], H=2, G=1, dtype=FP16, device=device)

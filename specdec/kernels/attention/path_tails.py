@@ -140,10 +140,11 @@ def _attend_one_tile(
     IS_SPLIT: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Leave the results of rows whose paths end in the tile in which they begin.
+    """Leave the results of rows whose paths end in the tile in which they begin, a split's first.
 
-    Whether all are numbers: if not, values of one node may have reached others, though with a
-    weight of 0. slot: of that tile's columns. block: of the first tile of shared keys before it
+    Returns whether all are numbers: if not, values of one node may have reached others, though
+    with a weight of 0. It is apart from `_attend_tiles` because it takes fewer registers, and most
+    rounds need no more. slot: of that tile's columns. begin: its first key
     """
     peak, total, acc = no_keys(q.shape[0], C)
     k, v = _load_path_keys(keys, slot, g, G, S, C)
@@ -173,7 +174,10 @@ def _attend_tiles(
     IS_SPLIT: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """As `_attend_one_tile`, of any paths. Where results are no numbers, then node by node."""
+    """Leave the results of any paths: of all nodes at once; if not all are numbers, node by node.
+
+    tiles: first keys of the split and of the tile in which paths begin, last key of all rows
+    """
     begin, path_tile, last = tiles
     acc_ptr, stats_ptr, first_part, inside = parts
     first = split_of(begin)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a process that forks has no threads
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts threads, which forks lack
 import torch
 
 if not torch.cuda.is_available():

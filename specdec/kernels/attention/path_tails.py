@@ -55,9 +55,9 @@ class TailPrograms(NamedTuple):
         rows = next_power_of_2(heads.group)
         if heads.C * heads.itemsize > TOGETHER:
             return TailPrograms(max_query_len, max(rows, MIN_ROWS), False)
-        # enough of them wherever paths begin
-        nodes = MOST_NODES if path_len == 1 else 2 if path_len <= STEP + 1 else 1
-        of_slot = -(-max_query_len // nodes)
+        # enough of them wherever paths begin: where that leaves a program twice as many nodes,
+        # half of the programs have none
+        of_slot = -(-max_query_len // (2 if path_len <= STEP + 1 else 1))
         return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), True)
 
 
@@ -114,48 +114,23 @@ def attend_paths(
         is_stored = inside & has_keys if IS_SPLIT else inside
         parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, is_stored
         tiles = begin, path_tile, last
+        # Behind up to 1,024 keys most rounds need one tile, a split's first. It has code of its own,
+        # which takes fewer registers than `_attend_tiles`.
         are_numbers = False
         if (begin == path_tile) & (last < path_tile + S):
-            are_numbers = _attend_one_tile(
-                q, node, slot, rows, begin, keys, parts, scale, g, G, S, C, IS_SPLIT, SHARED
-            )
+            peak, total, acc = no_keys(ROWS, C)
+            k, v = _load_path_keys(keys, slot, g, G, S, C)
+            is_seen = _is_seen(slot, node, width, SHARED)
+            peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+            # in order, or behind all before, which are one
+            store_part(parts, split_of(begin) if IS_SPLIT else 1, peak, total, acc, C)
+            if not IS_SPLIT:  # combine.py looks for two
+                none, nothing, zeros = no_keys(ROWS, C)
+                store_part(parts, 2, none, nothing, zeros, C)
+            # if not, values of one node may have reached others, though with a weight of 0
+            are_numbers = _are_numbers(acc)
         if not are_numbers:
             _attend_tiles(q, node, rows, tiles, keys, parts, scale, g, G, S, C, IS_SPLIT, SHARED)
-
-
-@jit
-def _attend_one_tile(
-    q,
-    node,
-    slot,
-    rows,
-    begin,
-    keys,
-    parts,
-    scale,
-    g,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
-    SHARED: tl.constexpr,
-):
-    """Leave the results of rows whose paths end in the tile in which they begin, a split's first.
-
-    Returns whether all are numbers: if not, values of one node may have reached others, though
-    with a weight of 0. It is apart from `_attend_tiles` because it takes fewer registers, and most
-    rounds need no more. slot: of that tile's columns. begin: its first key
-    """
-    peak, total, acc = no_keys(q.shape[0], C)
-    k, v = _load_path_keys(keys, slot, g, G, S, C)
-    is_seen = _is_seen(slot, node, rows, SHARED)
-    peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
-    # in order, or behind all before, which are one
-    store_part(parts, split_of(begin) if IS_SPLIT else 1, peak, total, acc, C)
-    if not IS_SPLIT:  # combine.py looks for two
-        none, nothing, zeros = no_keys(q.shape[0], C)
-        store_part(parts, 2, none, nothing, zeros, C)
-    return _are_numbers(acc)
 
 
 @jit
@@ -180,6 +155,7 @@ def _attend_tiles(
     """
     begin, path_tile, last = tiles
     acc_ptr, stats_ptr, first_part, inside = parts
+    _, _, width, _, _, _, _ = rows
     first = split_of(begin)
     ends = tl.maximum(split_of(last), first) + 1 if IS_SPLIT else first + 2
     only, turns, are_numbers = -1, 0, True
@@ -192,19 +168,19 @@ def _attend_tiles(
             for start in range(split_start(split), end, S):
                 slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
                 k, v = _load_path_keys(keys, slot, g, G, S, C)
-                is_seen = _is_seen(slot, node, rows, SHARED)
+                is_seen = _is_seen(slot, node, width, SHARED)
                 peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
             store_part(parts, split if IS_SPLIT else split - first + 1, peak, total, acc, C)
             are_numbers &= _are_numbers(acc)
-        turns = tl.where(are_numbers, 0, S // rows[2])
+        turns = tl.where(are_numbers, 0, S // width)
         only += 1
 
 
 @jit
-def _is_seen(slot, node, rows, SHARED: tl.constexpr):
+def _is_seen(slot, node, width, SHARED: tl.constexpr):
     """Which columns of a tile each row sees. [rows, columns]"""
     i = tl.arange(0, slot.shape[0])
-    is_mine = (i < SHARED)[None, :] | (((i - SHARED) // rows[2])[None, :] == node[:, None])
+    is_mine = (i < SHARED)[None, :] | (((i - SHARED) // width)[None, :] == node[:, None])
     return (slot >= 0)[None, :] & is_mine
 
 

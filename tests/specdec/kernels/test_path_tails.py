@@ -14,6 +14,7 @@ from graphs.wrapper import capture_graph
 from specdec.kernels.attention import launch_plan, query_tiles
 from specdec.kernels.attention.launch import launch_paged_attention, paged_attention
 from specdec.kernels.attention.launch_plan import plan_launch
+from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.query_tiles import Heads, QueryTile
 from specdec.kernels.attention.splits import num_splits
@@ -73,6 +74,17 @@ def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
     case = tree_case([chain(base, num_nodes)], H=2, G=1, dtype=FP16, device=device)
     by_slots = case.attend(launch_paged_attention, case.tree)
     assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
+
+
+def test_nodes_share_programs(exact_interpreter):
+    """By themselves bits would not tell."""
+    heads = Heads(4, 8, 128, 2)
+    assert TailPrograms.of(8, 6, heads) == TailPrograms(of_slot=4, rows=16, are_shared=True)
+    assert TailPrograms.of(8, 18, heads).of_slot == 8
+    assert not TailPrograms.of(8, 6, heads._replace(C=256)).are_shared
+    case = tree_case([random_tree(60, 8, 4)] * 2, H=4, G=2, dtype=FP16)
+    case.attend(launch_paged_attention, case.tree)
+    assert case.tree.launches[0]._then[NUM_TAILS] == 2 * 4 * 2
 
 
 @pytest.mark.parametrize("base", [30, 62])

@@ -114,8 +114,8 @@ def attend_paths(
         is_stored = inside & has_keys if IS_SPLIT else inside
         parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, is_stored
         tiles = begin, path_tile, last
-        # Behind up to 1,024 keys most rounds need one tile, a split's first. It has code of its own,
-        # which takes fewer registers than `_attend_tiles`.
+        # Behind up to 1,024 keys most rounds need one tile, a split's first. It has code of its
+        # own, which takes fewer registers than `_attend_tiles`.
         are_numbers = False
         if (begin == path_tile) & (last < path_tile + S):
             peak, total, acc = no_keys(ROWS, C)

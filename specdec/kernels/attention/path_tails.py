@@ -3,8 +3,8 @@
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
 go on in cache slots named row by row. Programs of walk.py attend to the splits of shared keys
 before the one in which the paths begin, many rows at once. Beside them, in the same launch, others
-attend to that split, shared keys and the rows' own, and to the next one if the paths reach it. All
-leave partial results, which combine.py adds up.
+attend to that split, shared keys and the rows' own, and again others to the next one, where paths
+reach it. All leave partial results, which combine.py adds up.
 
 A key of a row has a column whose place among 16 is that of its position in its tile, whichever slot
 it lies in, and columns between are exact zeros to the row. Products add up 16 columns after 16, so
@@ -43,9 +43,10 @@ TOGETHER = 256  # bytes of a key up to which a program has several nodes
 
 
 class TailPrograms(NamedTuple):
-    """The programs for the last keys of paths, of one pass."""
+    """The programs for the last keys of paths, of one pass, for each kv head of a batch slot."""
 
-    of_slot: int  # for each kv head of a batch slot
+    of_first: int  # for the split in which paths begin
+    of_next: int  # for the one after it
     rows: int  # of a product
     are_shared: bool  # by several nodes
 
@@ -54,11 +55,17 @@ class TailPrograms(NamedTuple):
         """path_len: keys of a path."""
         rows = next_power_of_2(heads.group)
         if heads.C * heads.itemsize > TOGETHER:
-            return TailPrograms(max_query_len, max(rows, MIN_ROWS), False)
+            return TailPrograms(max_query_len, max_query_len, max(rows, MIN_ROWS), False)
         # enough of them wherever paths begin: where that leaves a program twice as many nodes,
         # half of the programs have none
-        of_slot = -(-max_query_len // (2 if path_len <= STEP + 1 else 1))
-        return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), True)
+        of_first = -(-max_query_len // (2 if path_len <= STEP + 1 else 1))
+        of_next = -(-max_query_len // _most_nodes(path_len - 1))
+        return TailPrograms(of_first, of_next, max(rows * MOST_NODES, MIN_ROWS), True)
+
+
+def _most_nodes(num_keys: int) -> int:
+    """Whose keys have columns in a tile, so many of each from the beginning of a step on."""
+    return 4 if num_keys <= STEP else 2 if num_keys <= 2 * STEP else 1
 
 
 @jit
@@ -67,6 +74,7 @@ def attend_paths(
     part,
     row_end,
     g,
+    is_next,
     is_needed,
     q_ptr,
     workspace,
@@ -84,14 +92,18 @@ def attend_paths(
 ):
     """What a program does for its part of a slot's rows, 1, 2 or 4 nodes: leave partial results.
 
-    workspace: values, peaks and totals, results of a row. path: the caches and blocks, positions,
-    slots of the rows' paths, where these start, how many slots a row has
+    is_next: 1: of the split after the one in which paths begin; else 0. workspace: values, peaks
+    and totals, results of a row. path: the caches and blocks, positions, slots of the rows' paths,
+    where these start, how many slots a row has
     """
     acc_ptr, stats_ptr, NS = workspace
     keys, positions_ptr, slots_ptr, path_start, D1 = path
+    path_tile = path_start // S * S
+    split = split_of(path_tile) + is_next
+    begin = split_start(split)
     width = S  # columns of a node
     if SHARED > 0:  # those that its path can touch from the step of 16 in which it begins
-        reach = path_start % 16 + D1
+        reach = D1 + tl.where(is_next > 0, path_start - begin, path_start % 16)
         width = tl.where(reach <= 16, 16, tl.where(reach <= 32, 32, S))
     nodes = S // width
     first_row += part * nodes
@@ -100,37 +112,36 @@ def attend_paths(
     t = first_row + node
     inside = (node < nodes) & (t < row_end) & (i % GROUP < H // G)
     position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg").to(tl.int32)
-    path_tile = path_start // S * S
-    begin = split_start(split_of(path_tile))
     # a row of padding may end before that split, or after the path; then it has no keys here
     has_keys = (position >= begin) & (position - path_start < D1)
     last = tl.max(tl.where(has_keys, position, -1), axis=0)
+    if IS_SPLIT:  # noqa: SIM102  # what is compiled
+        if (is_next > 0) & (last < 0):
+            return  # without a wait: programs of the split before it wait
+    end = tl.minimum(split_start(split + 1), tl.maximum(last, tl.maximum(path_tile, begin)) + 1)
     rows = first_row, row_end, width, positions_ptr, slots_ptr, path_start, D1
-    slot = _slots_of_tile(rows, keys, path_tile, -1, S, SHARED)
+    slot = _slots_of_tile(rows, keys, begin, -1, S, SHARED)
     begin_beside(0, PDL)
     if is_needed & (first_row < row_end):
         q = load_queries(q_ptr, t, head, inside, H, C)
-        # where programs share splits there may be no place for nothing
+        # where programs share splits there may be no place for nothing; else combine.py looks for
+        # two partial results, in order, or behind all before, which are one
         is_stored = inside & has_keys if IS_SPLIT else inside
-        parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, is_stored
-        tiles = begin, path_tile, last
-        # Behind up to 1,024 keys most rounds need one tile, a split's first. It has code of its
-        # own, which takes fewer registers than `_attend_tiles`.
+        first_part = (t * H + head).to(tl.int64) * NS + (split if IS_SPLIT else 1 + is_next)
+        parts = acc_ptr, stats_ptr, first_part, is_stored
+        # Behind up to 1,024 keys a split has one tile. It has code of its own, which takes fewer
+        # registers than `_attend_tiles`.
         are_numbers = False
-        if (begin == path_tile) & (last < path_tile + S):
+        if end <= begin + S:
             peak, total, acc = no_keys(ROWS, C)
             k, v = _load_path_keys(keys, slot, g, G, S, C)
             is_seen = _is_seen(slot, node, width, SHARED)
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
-            # in order, or behind all before, which are one
-            store_part(parts, split_of(begin) if IS_SPLIT else 1, peak, total, acc, C)
-            if not IS_SPLIT:  # combine.py looks for two
-                none, nothing, zeros = no_keys(ROWS, C)
-                store_part(parts, 2, none, nothing, zeros, C)
+            store_part(parts, 0, peak, total, acc, C)
             # if not, values of one node may have reached others, though with a weight of 0
             are_numbers = _are_numbers(acc)
         if not are_numbers:
-            _attend_tiles(q, node, rows, tiles, keys, parts, scale, g, G, S, C, IS_SPLIT, SHARED)
+            _attend_tiles(q, node, rows, begin, end, keys, parts, scale, g, G, S, C, SHARED)
 
 
 @jit
@@ -138,7 +149,8 @@ def _attend_tiles(
     q,
     node,
     rows,
-    tiles,
+    begin,
+    end,
     keys,
     parts,
     scale,
@@ -146,33 +158,26 @@ def _attend_tiles(
     G: tl.constexpr,
     S: tl.constexpr,
     C: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Leave the results of any paths: of all nodes at once; if not all are numbers, node by node.
+    """Leave the result of a split's keys: of all nodes at once; if not all are numbers, one by one.
 
-    tiles: first keys of the split and of the tile in which paths begin, last key of all rows
+    begin, end: the split's first key, and the one after its last that a row has
     """
-    begin, path_tile, last = tiles
     acc_ptr, stats_ptr, first_part, inside = parts
     _, _, width, _, _, _, _ = rows
-    first = split_of(begin)
-    ends = tl.maximum(split_of(last), first) + 1 if IS_SPLIT else first + 2
-    only, turns, are_numbers = -1, 0, True
+    only, turns = -1, 0
     while only < turns:
         is_stored = inside & ((only < 0) | (node == only))
-        parts = acc_ptr, stats_ptr, first_part, is_stored
-        for split in range(first, ends):
-            peak, total, acc = no_keys(q.shape[0], C)
-            end = tl.minimum(split_start(split + 1), tl.maximum(last, path_tile) + 1)
-            for start in range(split_start(split), end, S):
-                slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
-                k, v = _load_path_keys(keys, slot, g, G, S, C)
-                is_seen = _is_seen(slot, node, width, SHARED)
-                peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
-            store_part(parts, split if IS_SPLIT else split - first + 1, peak, total, acc, C)
-            are_numbers &= _are_numbers(acc)
-        turns = tl.where(are_numbers, 0, S // width)
+        peak, total, acc = no_keys(q.shape[0], C)
+        for start in range(begin, end, S):
+            slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
+            k, v = _load_path_keys(keys, slot, g, G, S, C)
+            is_seen = _is_seen(slot, node, width, SHARED)
+            peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+        store_part((acc_ptr, stats_ptr, first_part, is_stored), 0, peak, total, acc, C)
+        if only < 0:
+            turns = tl.where(_are_numbers(acc), 0, S // width)
         only += 1
 
 

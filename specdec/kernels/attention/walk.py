@@ -41,11 +41,12 @@ def prepare_walk(given: Pass) -> Repeated:
     grid = plan.query_tiles, heads.G, sharers
     path_len = 1 if paths is None else paths.slots.shape[1]
     tails = TailPrograms.of(rows.max_query_len, path_len, heads)
-    num_tails = 0
+    num_tails = num_next = 0
     if paths is not None:
         assert path_len <= LONGEST, paths.slots.shape
-        num_tails = len(rows.idx_mapping) * tails.of_slot * heads.G
-        grid = num_tails + prod(grid), 1, 1
+        num_tails = len(rows.idx_mapping) * tails.of_first * heads.G
+        num_next = len(rows.idx_mapping) * tails.of_next * heads.G
+        grid = num_tails + prod(grid) + num_next, 1, 1
     return Repeated(
         _paged_attention_kernel,
         grid,
@@ -54,7 +55,9 @@ def prepare_walk(given: Pass) -> Repeated:
             *((rows.positions,) * 2 if paths is None else (paths.slots, paths.starts)),
             path_len,
             num_tails,
-            tails.of_slot,
+            num_next,
+            tails.of_first,
+            tails.of_next,
             plan.tiles,
             *given.numbers(),
             *given.limits(),
@@ -94,7 +97,9 @@ def prepare_walk(given: Pass) -> Repeated:
         "path_starts_ptr",
         "D1",
         "num_tails",
-        "of_slot",
+        "num_next",
+        "of_first",
+        "of_next",
         "tiles",
         "query_len",
         "NS",
@@ -118,8 +123,10 @@ def _paged_attention_kernel(
     path_slots_ptr,  # [T, D1], with HAS_PATHS as the next three
     path_starts_ptr,  # [B]
     D1,
-    num_tails,  # programs for the last keys of paths; they come first
-    of_slot,  # of these, for each kv head of a batch slot
+    num_tails,  # programs for the splits in which paths begin; they come first
+    num_next,  # and for the splits after these, which few paths reach; they come last
+    of_first,  # of the former, for each kv head of a batch slot
+    of_next,  # of the latter
     tiles,
     query_len,
     R,
@@ -153,8 +160,11 @@ def _paged_attention_kernel(
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
     if HAS_PATHS:
-        program = tl.program_id(0)
-        if program < num_tails:
+        program, programs = tl.program_id(0), tl.num_programs(0)
+        is_next = (program >= programs - num_next).to(tl.int32)
+        if (program < num_tails) | (is_next > 0):
+            program -= is_next * (programs - num_next)
+            of_slot = tl.where(is_next > 0, of_next, of_first)
             b, part, g = program // G // of_slot, program // G % of_slot, program % G
             row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
             path = (
@@ -170,6 +180,7 @@ def _paged_attention_kernel(
                 part,
                 row_end,
                 g,
+                is_next,
                 is_needed,
                 q_ptr,
                 workspace,
@@ -189,7 +200,7 @@ def _paged_attention_kernel(
         program -= num_tails
         query_tile, g = program // G % (B * tiles), program % G
         turn = program // (B * tiles * G)
-        sharers = (tl.num_programs(0) - num_tails) // (B * tiles * G)
+        sharers = (programs - num_tails - num_next) // (B * tiles * G)
     else:
         query_tile, g = tl.program_id(0), tl.program_id(1)
         turn = tl.program_id(2) if IS_SPLIT else 0

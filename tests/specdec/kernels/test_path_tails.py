@@ -24,7 +24,8 @@ from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 BORDERS = (63, 64, 65, 1023, 1024, 1025, 1152, 4096, 4352, 8191, 8192, 8193, 8704)
 GROUPS = (1, 2, 4, 5, 7, 8)
 FP16, BF16 = torch.float16, torch.bfloat16
-NUM_TAILS = 9  # where the kernel's argument of this name is, of those after a layer's tensors
+# where the kernel's argument of this name is, of those after a layer's tensors; then num_next
+NUM_TAILS = 9
 # each group compiles some nine kernels
 ON_GPU = [
     *((BF16, 128, group) for group in GROUPS),
@@ -64,13 +65,14 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
 @pytest.mark.parametrize(
     "num_nodes, base",
     [
+        (17, 63),
         (20, 60),
         (40, 13),
         *(pytest.param(*slow, marks=pytest.mark.slow) for slow in ((20, 3), (40, 40))),
     ],
 )
 def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
-    """32 and 64 a node, in one tile and in two."""
+    """16, 32 and 64 a node, in one tile and in two."""
     case = tree_case([chain(base, num_nodes)], H=2, G=1, dtype=FP16, device=device)
     by_slots = case.attend(launch_paged_attention, case.tree)
     assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
@@ -79,12 +81,13 @@ def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
 def test_nodes_share_programs(exact_interpreter):
     """By themselves bits would not tell."""
     heads = Heads(4, 8, 128, 2)
-    assert TailPrograms.of(8, 6, heads) == TailPrograms(of_slot=4, rows=16, are_shared=True)
-    assert TailPrograms.of(8, 18, heads).of_slot == 8
+    assert TailPrograms.of(8, 6, heads) == (4, 2, 16, True)
+    assert TailPrograms.of(8, 18, heads) == (8, 4, 16, True)
+    assert TailPrograms.of(8, 34, heads) == (8, 8, 16, True)
     assert not TailPrograms.of(8, 6, heads._replace(C=256)).are_shared
     case = tree_case([random_tree(60, 8, 4)] * 2, H=4, G=2, dtype=FP16)
     case.attend(launch_paged_attention, case.tree)
-    assert case.tree.launches[0]._then[NUM_TAILS] == 2 * 4 * 2
+    assert case.tree.launches[0]._then[NUM_TAILS:][:2] == (2 * 4 * 2, 2 * 2 * 2)
 
 
 @pytest.mark.parametrize("base", [30, 62])
@@ -226,14 +229,14 @@ def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, 
 def apart(rows):
     """A launch of the programs for the last keys of paths, and one of the others."""
     both = rows.launches[0]
-    num_tails = both._then[NUM_TAILS]
-    first, rest = copy.copy(both), copy.copy(both)
-    first._grid = num_tails, 1, 1
-    rest._grid = both._grid[0] - num_tails, 1, 1
-    rest._then = *both._then[:NUM_TAILS], 0, *both._then[NUM_TAILS + 1 :]
-    for each in (first, rest):
+    num_tails, num_next = both._then[NUM_TAILS:][:2]
+    tails, rest = copy.copy(both), copy.copy(both)
+    tails._grid = num_tails + num_next, 1, 1
+    rest._grid = both._grid[0] - num_tails - num_next, 1, 1
+    rest._then = *both._then[:NUM_TAILS], 0, 0, *both._then[NUM_TAILS + 2 :]
+    for each in (tails, rest):
         each._found = None
-    return first, rest
+    return tails, rest
 
 
 @pytest.mark.parametrize(

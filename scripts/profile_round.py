@@ -3,6 +3,7 @@
 python -m scripts.profile_round [TARGET] [--draft DIR] [-k 5] [--batch 1] [--rounds 10]
 
 python -m scripts.profile_round /tmp/8b/target --draft /tmp/8b/eagle3 -k 5
+python -m scripts.profile_round ... --batch 8 --tree 6x4x3 --context 300
 nsys profile python -m scripts.profile_round ...      # the phases are NVTX ranges too
 """
 
@@ -14,6 +15,7 @@ from specdec.bench.pair import EngineSpec, load_pair
 from specdec.bench.profile import profile_rounds
 from specdec.bench.report import table, write_json
 from specdec.bench.rounds import WARMUP, tokens_needed
+from specdec.sizes import TreeShape
 
 
 def parse_args() -> argparse.Namespace:
@@ -23,7 +25,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("target", nargs="?", default="demo")
     parser.add_argument("--draft", default=None, help='default: "demo" for the target "demo"')
     parser.add_argument("-k", "--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--tree", type=_tree, help="rows x levels x top_k, as in 16x6x4; for -k")
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--context", type=int, help="tokens of each prompt; default: its own")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--top", type=int, default=60, help="lines of the table; the JSON has all")
     parser.add_argument("--max-model-len", type=int, default=4096)
@@ -34,28 +38,42 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _tree(text: str) -> TreeShape:
+    num_rows, num_levels, top_k = map(int, text.split("x"))
+    return TreeShape(num_levels=num_levels, top_k=top_k, num_nodes=num_rows - 1)
+
+
 def main() -> None:
     args = parse_args()
     draft = args.draft or ("demo" if args.target == "demo" else None)
     pair = load_pair(args.target, draft, args.device, args.dtype)
+    tree = args.tree if draft else None
     K = args.num_speculative_tokens if draft else 0
+    most = K
+    if tree is not None:
+        K, most = tree.num_levels, tree.num_nodes
     prompts = [pair.prompts[i % len(pair.prompts)] for i in range(args.batch)]
+    if args.context is not None:
+        prompts = [(each * (args.context // len(each) + 1))[: args.context] for each in prompts]
     spec = EngineSpec(
         num_speculative_tokens=K,
         max_num_seqs=args.batch,
-        max_tokens=max(map(len, prompts)) + tokens_needed(args.rounds + WARMUP, K),
+        max_tokens=max(map(len, prompts)) + tokens_needed(args.rounds + WARMUP, most),
         max_model_len=args.max_model_len,
         request_sizes=(args.batch,) if pair.device.type == "cuda" else None,
         enforce_eager=args.enforce_eager,
+        tree=tree,
     )
     found = profile_rounds(pair.engine(spec), prompts, args.rounds)
     num_launches = sum(found.launches.values())
-    print(f"K = {K}, batch {args.batch}, per round:")
+    shape = "" if tree is None else f", trees of {tree.num_rows} rows with top_k = {tree.top_k}"
+    print(f"K = {K}{shape}, batch {args.batch}, per round:")
     print(table(found.kernels[: args.top]))
     print(f"kernels {found.num_kernels:.1f}; launches {num_launches:.1f}: {found.launches}")
     print(f"busy {found.busy_us:.1f} us of {found.span_us:.1f} us; idle for {found.gap_share:.1%}")
     print("idle us: " + ", ".join(f"{name} {us:.1f}" for name, us in found.gaps_us.items()))
-    whole = {"num_speculative_tokens": K, "batch": args.batch} | asdict(found)
+    what = {"num_speculative_tokens": K, "tree": tree and asdict(tree), "batch": args.batch}
+    whole = what | {"context": args.context} | asdict(found)
     write_json("scripts.profile_round", whole, args.json)
 
 

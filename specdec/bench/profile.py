@@ -33,6 +33,9 @@ LONGEST_NAME = 72
 class RoundProfile:
     """Per round. gap_share: the idle part of the time from the first kernel to the last.
 
+    kernels: us: from the start to the end of each, of which kernels that start early wait for a
+    part. added_us: from the end of all before it to its own, idle time before it too; together
+    these are span_us, so of two rounds they say which kernels make one longer.
     gaps_us: idle time inside of phases and between them, "choose > commit"; fewer graphs could save
     no more than that.
     """
@@ -136,8 +139,13 @@ def _piece(event: FunctionEvent) -> Piece:
 
 def _rows(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) -> list[Row]:
     times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    added: defaultdict[tuple[str, str], float] = defaultdict(float)
+    end = min((kernel.start for kernel in kernels), default=0.0)  # of all before
     for kernel in kernels:
-        times[_phase(kernel, ranges), kernel.name[:LONGEST_NAME]].append(kernel.end - kernel.start)
+        key = _phase(kernel, ranges), kernel.name[:LONGEST_NAME]
+        times[key].append(kernel.end - kernel.start)
+        added[key] += max(kernel.end - end, 0.0)
+        end = max(end, kernel.end)
     everything = sum(map(sum, times.values())) or 1.0
     return [
         {
@@ -145,6 +153,7 @@ def _rows(kernels: Sequence[Piece], ranges: Sequence[Piece], num_rounds: int) ->
             "count": len(each) / num_rounds,
             "us": sum(each) / num_rounds,
             "us_each": sum(each) / len(each),
+            "added_us": added[phase, name] / num_rounds,
             "share": sum(each) / everything,
             "kernel": name,
         }

@@ -84,6 +84,23 @@ def test_sampling_rounds_times_every_case(run):
     assert all(row["round_ms"] > 0 for row in rows)
 
 
+def test_memcheck_deals_tests_out_and_tells_what_is_found(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tests = tmp_path / "test_three.py"
+    tests.write_text("".join(f"def test_{name}():\n    pass\n\n" for name in "abc"))
+    sanitizer = tmp_path / "sanitizer"
+    found = "case $* in *test_b*) echo Invalid read; exit $code;; esac"
+    sanitizer.write_text(f'#!/bin/sh\ncode=$2\nshift 2\n"$@" || exit $?\n{found}\n')
+    sanitizer.chmod(0o755)
+    options = "-j", "2", "-m", "not slow", "--sanitizer", str(sanitizer)
+    with pytest.raises(SystemExit, match="1"):
+        run("scripts.memcheck", *options, tests.name)
+
+    out = capsys.readouterr().out
+    assert "3 tests in 2 processes, 1 not clean" in out
+    assert out.count("ended with 86") == out.count("PASSED") == out.count("Invalid read") == 1
+
+
 def test_walks_of_guides_are_recorded():
     guides = Guides(Tokenizer(demo_directory("target")), 4100, [1])
     guide = guides.compile(StructuredOutputsParams(regex="ab+"))

@@ -124,26 +124,28 @@ class RoundOptions:
     prompt_share: float = 0.0
     tokens_a_step: float = 1.0
 
-    def steady(self, keys_ms: float) -> tuple[int, float]:
+    def steady(self, keys_ms: float, near: float = 0.0) -> tuple[int, float]:
         """(levels, tokens per millisecond) of the best of all ways to go on for ever.
 
         Of the milliseconds that prompts do not take. Each kind of step has rows of its own.
         Dinkelbach's method: at the best rate the most that tokens - rate * milliseconds can be is
-        0, and every other rate is raised by the choice that is best at it. If it drafts, UNSTEADY
+        0, and every lower rate is raised by the choice that is best at it; of a higher one that
+        choice has a rate that is low enough. It begins at `near`, and the nearer that is, the
+        sooner it ends. If it drafts, UNSTEADY
         requests take the fewest levels, at least one, whose rate is NEARLY the best, and more
         requests none, if that is: rates are estimates, and the greatest of several is often too
         high.
         """
-        rate = 0.0
+        rate = near
         while True:
             tokens, ms = self._at(rate)
             ms = ms + keys_ms
             levels = int((tokens - rate * ms).argmax())
             # a plain step may cost no more than its prompts
-            raised = float(tokens[levels] / max(ms[levels], 1e-6))
-            if raised <= rate * (1 + 1e-9):
-                return self._fewest(levels, tokens >= rate * NEARLY * ms), max(rate, raised)
-            rate = raised
+            own = float(tokens[levels] / max(ms[levels], 1e-6))
+            if abs(own - rate) <= 1e-9 * rate:
+                return self._fewest(levels, tokens >= rate * NEARLY * ms), max(rate, own)
+            rate = own
 
     def _fewest(self, most: int, is_near: NDArray[np.bool_]) -> int:
         """Levels whose rate is NEARLY that of `most` levels, or `most`."""

@@ -43,6 +43,7 @@ MOST_AGE = 8  # merges for which a few requests are served by what was estimated
 PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
 THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
 MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
+FEW = 8  # requests: with one that ends, what the others bring has to be known anew
 MANY = 8  # requests: with fewer none is left far behind
 HURRY = 2.0  # where steps should be short, a millisecond counts as so many
 
@@ -112,7 +113,7 @@ class StepSize:
         return Kind.PLAIN if is_plain else Kind.CHAIN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PlannerStatistics:
     """Sums over the rounds observed; num_levels and num_probes over those planned.
 
@@ -201,13 +202,14 @@ class RowPlanner:
         self._surprise = Surprise()
         self._trees: dict[int, TreeRounds] = {}  # by their levels
         self._estimate = Estimate([], [])  # that serves the latest plan; none yet
-        self._of_few: dict[int, Estimate] = {}  # by the number that draft, up to MOST_STOPPING
+        self._of_few: dict[int, Estimate] = {}  # by the number that draft, up to FEW
         self._curves: GainCurves | None = None  # of the latest plan
         self._tree_curves: GainCurves | None = None  # of the latest trees
         self._threshold = self._thresholds[0]
         self._prompts = PromptLoad()
         self._ratios = TimeRatios()
         self._steady_levels = min(FIRST_LEVELS, num_levels)
+        self._rate = 0.0  # tokens per millisecond of the latest plan
         self._num_rounds = 0  # with drafts, since all was forgotten
         self._next_fit = 1
         self._statistics = PlannerStatistics()
@@ -262,8 +264,8 @@ class RowPlanner:
         options = self._options_of(requests, keys_ms)
         self._curves = options.curves
         self._threshold = options.curves.threshold
-        self._steady_levels, best_rate = options.steady(keys_ms)
-        rate = best_rate
+        self._steady_levels, best_rate = options.steady(keys_ms, self._rate)
+        rate = self._rate = best_rate
         if coming.hurries and num_requests >= MANY:
             rate *= HURRY
             self._steady_levels = options.levels_at(rate, keys_ms)
@@ -329,8 +331,7 @@ class RowPlanner:
         """
         num_requests = len(chains.num_accepted)
         num_drafting = int(np.count_nonzero(chains.num_allowed))
-        before = self._statistics
-        self._statistics = replace(before, num_tree_rounds=before.num_tree_rounds + 1)
+        self._statistics.num_tree_rounds += 1
         predicted = None
         if num_drafting and self._tree_curves is not None:
             L, trees = self._trees_of(num_requests)
@@ -362,12 +363,8 @@ class RowPlanner:
             return
         has_prompts = step.num_prompt_rows > 0
         self._ratios.add(step.num_requests, has_prompts, step.kind, ms / predicted)
-        before = self._statistics
-        self._statistics = replace(
-            before,
-            predicted_ms=before.predicted_ms + predicted,
-            measured_ms=before.measured_ms + ms,
-        )
+        self._statistics.predicted_ms += predicted
+        self._statistics.measured_ms += ms
 
     def _step_ms(self, step: StepSize) -> float:
         """By the costs alone."""
@@ -391,16 +388,13 @@ class RowPlanner:
         self, num_requests: int, num_verified: int, num_accepted: int, predicted: float | None
     ) -> None:
         self._prompts.add_tokens(num_requests + num_accepted, num_requests)
-        before = self._statistics
-        has_one = predicted is not None
-        self._statistics = replace(
-            before,
-            num_rounds=before.num_rounds + 1,
-            num_rows=before.num_rows + num_requests + num_verified,
-            num_wasted=before.num_wasted + num_verified - num_accepted,
-            predicted_tokens=before.predicted_tokens + has_one * (num_requests + (predicted or 0)),
-            measured_tokens=before.measured_tokens + has_one * (num_requests + num_accepted),
-        )
+        sums = self._statistics
+        sums.num_rounds += 1
+        sums.num_rows += num_requests + num_verified
+        sums.num_wasted += num_verified - num_accepted
+        if predicted is not None:
+            sums.predicted_tokens += num_requests + predicted
+            sums.measured_tokens += num_requests + num_accepted
 
     def _learn(self, num_drafting: int, is_probe: bool) -> None:
         """Take the new rounds into the estimates; forget the old ones if the draft has changed."""
@@ -486,7 +480,7 @@ class RowPlanner:
                 for curves in chains
             ]
         made = Estimate(chains, trees)
-        if num_drafting <= MOST_STOPPING:  # of more, with one threshold, it takes little time
+        if num_drafting <= FEW:
             self._of_few[num_drafting] = made
         self._serve_by(made)
 

@@ -20,6 +20,7 @@ from specdec.scheduling.round_options import (
     round_options,
 )
 from specdec.scheduling.row_planner import (
+    FEW,
     MOST_AGE,
     THRESHOLDS,
     NextRound,
@@ -96,9 +97,10 @@ def top_sum(sample, num_levels, num_rows, num_requests):
     share=st.floats(0.1, 1.0),
     num_live=st.integers(0, K),
     num_keys=st.integers(0, 3000),
+    near=st.sampled_from((0.0, 0.5, 1.0, 2.0, 1000.0)),
 )
 def test_the_choice_is_that_of_an_exhaustive_search(
-    costs, seed, num_requests, share, num_live, num_keys
+    costs, seed, num_requests, share, num_live, num_keys, near
 ):
     rng = np.random.default_rng(seed)
     sample = np.cumprod(rng.random((rng.integers(8, 40), K)) ** rng.exponential(), axis=1)
@@ -119,7 +121,7 @@ def test_the_choice_is_that_of_an_exhaustive_search(
             ms = dict(costs.verify)[rows] + (levels - 1) * costs.level[0][1] + keys_ms
             rates[levels, rows] = tokens(levels, rows) / ms
     best = max(rates.values())
-    levels, rate = options.steady(keys_ms)
+    levels, rate = options.steady(keys_ms, near * best)
     assert rate == pytest.approx(best)
     of_levels = [max(r for (each, _), r in rates.items() if each == L) for L in range(K + 1)]
     if num_requests in UNSTEADY and levels > 0:
@@ -149,9 +151,10 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     num_prompt_rows=st.integers(1, 60),
     eighths=st.integers(1, 8),
     recent=st.floats(1.0, 4.0),
+    near=st.sampled_from((0.0, 0.5, 1.0, 2.0, 1000.0)),
 )
 def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
-    costs, seed, num_requests, num_prompt_rows, eighths, recent
+    costs, seed, num_requests, num_prompt_rows, eighths, recent, near
 ):
     """Steps with fewer tokens than recent ones have fewer prompts, whose rows count for none."""
     rng = np.random.default_rng(seed)
@@ -197,8 +200,10 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
         for mixed_rows in rows_of_mixed
     ]
     given = {"prompt_share": eighths / 8, "tokens_a_step": recent}
-    levels, found = RoundOptions(rounds, mixed.less(prompts_ms), curves, **given).steady(0.0)
-    assert found == pytest.approx(max(*every, num_requests / plain_ms))
+    options = RoundOptions(rounds, mixed.less(prompts_ms), curves, **given)
+    best = max(*every, num_requests / plain_ms)
+    levels, found = options.steady(0.0, near * best)
+    assert found == pytest.approx(best)
     assert (levels == 0) == (num_requests / plain_ms >= max(every))
 
 
@@ -376,6 +381,8 @@ def test_what_a_few_requests_bring_is_not_estimated_each_time_that_one_ends(monk
     for _ in range(8):
         planner.observe(outcome(2))
     assert plans(2, 1, 2, 1) == {1}
+    assert plans(FEW, FEW - 1, FEW - 2, FEW) == {FEW, FEW - 1, FEW - 2}
+    assert plans(FEW, FEW - 1, FEW - 2, FEW, 2, 1) == set()
     for _ in range(8 * MOST_AGE - 1):
         planner.observe(outcome(2))
     assert plans(1, 2) == set()

@@ -64,7 +64,7 @@ class TailPrograms(NamedTuple):
 
 
 def _most_nodes(num_keys: int) -> int:
-    """Whose keys have columns in a tile, so many of each from the beginning of a step on."""
+    """How many have columns in a tile, for so many keys of each from the beginning of a step on."""
     return 4 if num_keys <= STEP else 2 if num_keys <= 2 * STEP else 1
 
 

@@ -129,23 +129,23 @@ class RoundOptions:
 
         Of the milliseconds that prompts do not take. Each kind of step has rows of its own.
         Dinkelbach's method: at the best rate the most that tokens - rate * milliseconds can be is
-        0, and every lower rate is raised by the choice that is best at it; of a higher one that
-        choice has a rate that is low enough. It begins at `near`, and the nearer that is, the
-        sooner it ends. If it drafts, UNSTEADY
-        requests take the fewest levels, at least one, whose rate is NEARLY the best, and more
-        requests none, if that is: rates are estimates, and the greatest of several is often too
-        high.
+        0, and every lower rate is raised by the choice that is best at it; at a higher one that
+        choice has a rate of its own that is not too high. The search begins at `near`: the nearer,
+        the sooner it ends. If it drafts, UNSTEADY requests take the fewest levels, at least one,
+        whose rate is NEARLY the best, and more requests none, if that is: rates are estimates, and
+        the greatest of several is often too high.
         """
-        rate = near
+        rate, may_be_high = near, True
         while True:
             tokens, ms = self._at(rate)
             ms = ms + keys_ms
             levels = int((tokens - rate * ms).argmax())
             # a plain step may cost no more than its prompts
             own = float(tokens[levels] / max(ms[levels], 1e-6))
-            if abs(own - rate) <= 1e-9 * rate:
+            was_high = may_be_high and own < rate * (1 - 1e-9)
+            if own <= rate * (1 + 1e-9) and not was_high:
                 return self._fewest(levels, tokens >= rate * NEARLY * ms), max(rate, own)
-            rate = own
+            rate, may_be_high = own, False  # from here on it only rises
 
     def _fewest(self, most: int, is_near: NDArray[np.bool_]) -> int:
         """Levels whose rate is NEARLY that of `most` levels, or `most`."""

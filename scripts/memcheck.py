@@ -2,9 +2,10 @@
 
     python -m scripts.memcheck [-j 10] [TESTS ...]
 
-The tests are dealt out to several processes, since each runs many times as long as by itself. Each
-tensor has memory of its own (PYTORCH_NO_CUDA_MEMORY_CACHING), or a kernel that leaves one would
-find itself in the next. Exits with 1 if a test failed or anything was found.
+Several processes share the tests, since each test takes many times as long as by itself. Each
+tensor has memory of its own (PYTORCH_NO_CUDA_MEMORY_CACHING): else what a kernel writes behind a
+tensor might be memory of the next one, and nobody would notice. Exits with 1 if a test failed or
+anything was found.
 """
 
 import argparse
@@ -57,11 +58,13 @@ def main() -> None:
     ids = collected(list(args.tests), args.marked)
     # one after another, since the tests of a file take about as long as each other
     parts = [part for i in range(args.processes) if (part := ids[i :: args.processes])]
-    # without it an error would leave the ending as it is
+    # --error-exitcode: else what the sanitizer finds would not change how pytest ends
     command = [*args.sanitizer.split(), "--error-exitcode", "86", sys.executable, *PYTEST]
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    with tempfile.TemporaryDirectory() as directory:
-        logs = [Path(args.logs or directory, f"{i}.log") for i in range(len(parts))]
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = args.logs or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        logs = [directory / f"{i}.log" for i in range(len(parts))]
         running = []
         for part, log in zip(parts, logs, strict=True):
             with log.open("w") as out:

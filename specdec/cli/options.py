@@ -52,23 +52,22 @@ def trees(option: CallbackParam, text: str | None) -> list[TreeShape] | None:
     """The callback that reads "8x6x4,16x6x4": rows, levels and top_k of draft trees."""
     if text is None:
         return None
-    shapes = []
-    for part in text.split(","):
-        try:
-            num_rows, num_levels, top_k = map(int, part.split("x"))
-        except ValueError:
-            raise ValueError(
-                f"{option.opts[0]} {text}: give rows x levels x top_k, as in 16x6x4, with commas "
-                "between trees"
-            ) from None
-        shape = TreeShape(num_levels=num_levels, top_k=top_k, num_nodes=num_rows - 1)
-        if min(num_levels, top_k - 1) < 1 or not 1 <= shape.num_nodes <= shape.num_candidates:
-            raise ValueError(
-                f"{option.opts[0]} {part}: a tree has 1 level or more, a top_k of 2 or more, and "
-                "from 2 rows to as many as the root and all its candidates"
-            )
-        shapes.append(shape)
-    return shapes
+    return [tree(option.opts[0], part, "8x6x4,16x6x4") for part in text.split(",")]
+
+
+def tree(name: str, text: str, example: str = "16x6x4") -> TreeShape:
+    """What reads one of them. name: of the option; it and the example are for errors."""
+    try:
+        num_rows, num_levels, top_k = map(int, text.split("x"))
+    except ValueError:
+        raise ValueError(f"{name} {text}: give rows x levels x top_k, as in {example}") from None
+    shape = TreeShape(num_levels=num_levels, top_k=top_k, num_nodes=num_rows - 1)
+    if min(num_levels, top_k - 1) < 1 or not 1 <= shape.num_nodes <= shape.num_candidates:
+        raise ValueError(
+            f"{name} {text}: a tree has 1 level or more, a top_k of 2 or more, and from 2 rows to "
+            "as many as the root and all its candidates"
+        )
+    return shape
 
 
 def num_drafts(option: CallbackParam, text: str | None) -> int | str | None:

@@ -20,11 +20,11 @@ from pathlib import Path
 from weights.bars import bar
 
 KERNELS = "tests/specdec/kernels"
-ATTENTION = (
-    *(f"{KERNELS}/test_{name}.py" for name in ("query_tiles", "path_tails", "long_slots")),
-    *(f"{KERNELS}/test_{name}.py" for name in ("prompt_attention", "attention_parts", "beside")),
-    f"{KERNELS}/test_needed.py",
+ATTENTION = (  # the longest tests last
+    *(f"{KERNELS}/test_{name}.py" for name in ("path_tails", "long_slots", "shared_splits")),
+    *(f"{KERNELS}/test_{name}.py" for name in ("attention_parts", "beside", "needed")),
     "tests/specdec/bench/test_attention.py",
+    *(f"{KERNELS}/test_{name}.py" for name in ("prompt_attention", "query_tiles")),
 )
 PYTEST = "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"
 HAS_RUN = re.compile(r"^\S+::.* (PASSED|SKIPPED|FAILED|ERROR)", re.MULTILINE)

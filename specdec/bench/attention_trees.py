@@ -38,14 +38,14 @@ def timed_trees(layer: LayerShape, job: Job, model_len: int) -> Iterator[tuple[s
     expected = None
     for tile in (None, *larger_tiles(layer, job)):
         tiles = QUERY_TILES if tile is None else (*QUERY_TILES, tile)
-        sharers, warps = launch_plan.PATH_SHARERS
         most = launch_plan.PATH_ROWS if tile is None else tile.rows
+        warps = launch_plan.WARPS if tile is None else tile.num_warps
         out_THC = torch.empty_like(q_THC)
         rows = replace(tree)  # without the launches of the tile before
         with (
             patch.object(query_tiles, "QUERY_TILES", tiles),
             patch.object(launch_plan, "PATH_ROWS", most),
-            patch.object(launch_plan, "PATH_SHARERS", (sharers, tile.num_warps if tile else warps)),
+            patch.object(launch_plan, "WARPS", warps),
         ):
             calls = [partial(paged_attention, q_THC, out_THC, cache, rows) for cache in caches]
             ms = per_call_ms(layer.device, calls)

@@ -18,7 +18,8 @@ class Repeated:
     """kernel[grid] over the tensors of a call, then `then`, then `constants`, as its parameters.
 
     The tensors of every call have the dtypes and the alignment of the first call's. Descriptors may
-    stand for tensors, of blocks of the same shapes in every call.
+    stand for tensors, of blocks of the same shapes in every call. shared_bytes: of shared memory
+    that a program takes, at least, so that fewer fit a multiprocessor; up to 48 KB
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class Repeated:
         then: Sequence[object],
         constants: Mapping[str, object],
         options: Mapping[str, object],
+        shared_bytes: int = 0,
     ) -> None:
         self._kernel = kernel
         self._grid = grid
         self._then = then
         self._constants = constants
         self._options = options
+        self._shared_bytes = shared_bytes
         self._found: Callable[..., object] | None = None
 
     def __call__(self, *tensors: Tensor | GluonDescriptor) -> None:
@@ -53,7 +56,9 @@ class Repeated:
         if hasattr(kernel, "result"):  # being compiled
             kernel = kernel.result()
         run = kernel.run
-        of_kernel = kernel.function, kernel.packed_metadata, None, None, None  # metadata and hooks
+        num_warps, num_ctas, shared = kernel.packed_metadata
+        packed = num_warps, num_ctas, max(shared, self._shared_bytes)
+        of_kernel = kernel.function, packed, None, None, None  # metadata and hooks
         # addresses: Triton would ask each tensor for its own, and the driver whether it is one
         rest = *map(_argument, self._then), *self._constants.values()
         stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()

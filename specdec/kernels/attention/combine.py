@@ -1,6 +1,10 @@
 """The kernels that add up partial results: of all rows, or of the rows of long slots."""
 
-from specdec.kernels import jit, tl
+from math import prod
+
+import torch
+
+from specdec.kernels import jit, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
@@ -16,14 +20,20 @@ COMBINERS = 264  # programs for long slots: two a multiprocessor
 # measured on an H200
 FEW_AT_ONCE = 8  # partial results that are loaded together, for rows that have no more
 MANY_AT_ONCE = 16  # for all other rows
+# Programs that add up begin while the last ones that share end, and would crowd those
+# multiprocessors that happen to be free: 23 of 132 were seen to run 128. So each reserves shared
+# memory, of what those that share leave, and few fit one. Up to so many programs; measured on an
+# H200.
+FEW_PROGRAMS, LEFT, MOST_RESERVED = 512, 100 * 1024, 48 * 1024  # bytes of a multiprocessor
 
 
 def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
+    grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
     return Repeated(
         _combine_kernel,
-        (rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)),
+        grid,
         then=(parts.acc, parts.stats, rows.positions, parts.num_splits, *need().values()),
         constants={
             **given.constants,
@@ -33,7 +43,16 @@ def prepare_combine(given: Pass) -> Repeated:
             "COLUMNS": given.plan.columns,
         },
         options={"num_warps": 1, **given.options},
+        shared_bytes=_reserved(prod(grid), parts.acc.device),
     )
+
+
+def _reserved(num_programs: int, device: torch.device) -> int:
+    """Bytes of shared memory, so that a multiprocessor holds one program more than its share."""
+    if device.type != "cuda" or num_programs > FEW_PROGRAMS:
+        return 0
+    share = -(-num_programs // num_multiprocessors(device))
+    return min(LEFT // (share + 1), MOST_RESERVED)
 
 
 @jit(varying=("positions_ptr", "NS"))

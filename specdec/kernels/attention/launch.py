@@ -11,6 +11,7 @@ from specdec.kernels.attention.launch_plan import plan_launch, takes_prompt_kern
 from specdec.kernels.attention.long_slots import prepare_share_long
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.shared_splits import prepare_share
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.attention.walk import prepare_walk
 from specdec.kernels.attention.workspace import room_for_parts
@@ -47,15 +48,19 @@ def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..
 def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
     """The kernels of each layer of a pass."""
     given = _pass_of(q_THC, cache, rows)
-    walk = prepare_walk(given)
-    if given.plan.is_split or rows.paths is not None:
-        combine = prepare_combine(given)
+    plan = given.plan
+    if plan.is_helped:
+        walk = prepare_walk(given)
+        # adding up waits for what was shared, and runs beside the walk of the other slots
+        share, combine = prepare_share_long(given), prepare_combine_long(given)
+        return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out), walk]
+    if plan.teams:
+        share, combine = prepare_share(given), prepare_combine(given)
+        return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out)]
+    if plan.is_split or plan.has_paths:
+        walk, combine = prepare_walk(given), prepare_combine(given)
         return [walk, lambda out, *_: combine(out)]
-    if not given.plan.is_helped:
-        return [walk]
-    # adding up waits for what was shared, and runs beside the walk of the other slots
-    share, combine = prepare_share_long(given), prepare_combine_long(given)
-    return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out), walk]
+    return [prepare_walk(given)]
 
 
 def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:

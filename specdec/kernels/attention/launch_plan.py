@@ -17,19 +17,20 @@ MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a q
 # A slot with more is long: where the query tiles fill the GPU, other programs share its splits.
 # None: no slot is long, and no kernel looks for one.
 ALONE_KEYS: int | None = 4096
-MIN_SLOTS = 256  # batch slots that a program looks at: at least this many, at powers of 2
+# batch slots that a program looks at: at least this many, at powers of 2; and one of a team, which
+# takes more registers with 32
+MIN_SLOTS, MIN_TEAMED_SLOTS = 256, 64
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
 FEW = 32  # programs up to which smaller tiles make more of them
-# (programs, warps of each) that share splits: 8 on each of 132 multiprocessors. Of several slots
-# one may be much longer than the others, whose programs end early: then twice as many, of half the
-# warps.
-SHARERS = 1056, 4
-RAGGED_SHARERS = 2112, 2
+WARPS = 4  # of programs that share splits
+SHARERS = 1056  # as many, of one slot: 8 on each of 132 multiprocessors
 # Beside the programs of paths' last keys; where the query tiles are many, fewer, so that all fit a
 # GPU at once behind some hundred keys.
-PATH_SHARERS = 528, 4
+PATH_SHARERS = 528
 MANY_TILES, FEW_SHARERS = 64, 264
+# In teams, of several slots: as many as fit a GPU at once, two a multiprocessor, or three.
+TEAMED, SMALL_TEAMED = 264, 396
 # query rows of a tile, and registers of a thread, with which three programs of four warps fit a
 # multiprocessor in place of two
 FEWER_REGISTERS = 32, 168
@@ -63,12 +64,13 @@ class Launch(NamedTuple):
     query_tiles: int  # of all batch slots
     usual_tiles: int  # of these, those that have rows, more or less
     is_split: bool  # programs share the splits of each query tile; else one walks them all
-    sharers: int  # as many, of each query tile and kv head
+    sharers: int  # as many, of each query tile and kv head; not of teams
+    teams: int  # that share the splits of several slots, see shared_splits.py; 0: none
     walk_warps: int  # of each program that shares or walks, or attends to the last keys of paths
-    most_registers: int | None  # of its threads, None: as many as it takes
+    most_registers: int | None  # of its threads, None: as many as it takes; not of teams
     looks_first: bool  # a program that shares looks for a split before all else
     is_helped: bool  # other programs share the splits of long slots
-    slots: int  # batch slots that a helper looks at, at powers of 2; 1 without helpers
+    slots: int  # batch slots that a helper or a team looks at, at powers of 2; 1 without
     has_paths: bool
     columns: int  # of each program that adds up; 0: there are none, but for long slots
 
@@ -105,15 +107,11 @@ def plan_launch(
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
     is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
-    is_ragged = may_be_long and B > 1 and not has_paths and is_small(tile, heads)
-    sharers, walk_warps = 1, tile.num_warps
-    if is_split:
-        programs, walk_warps = RAGGED_SHARERS if is_ragged else SHARERS
-        if has_paths:
-            programs, walk_warps = PATH_SHARERS
-            if usual_tiles * heads.G >= MANY_TILES:
-                programs = FEW_SHARERS
-        sharers = -(-programs // (usual_tiles * heads.G))
+    sharers = _sharers(usual_tiles * heads.G, has_paths) if is_split else 1
+    teams = 0
+    if is_split and B > 1 and not has_paths:
+        programs = TEAMED if team_registers(tile, heads) is None else SMALL_TEAMED
+        teams = max(programs // (usual_tiles // B * heads.G), B)
     return Launch(
         tile,
         tokens,
@@ -122,12 +120,13 @@ def plan_launch(
         usual_tiles=usual_tiles,
         is_split=is_split,
         sharers=sharers,
-        walk_warps=walk_warps,
+        teams=teams,
+        walk_warps=WARPS if is_split else tile.num_warps,
         most_registers=_most_registers(tile, heads) if is_split else None,
         # of plain rounds and of trees this costs more behind 4,096 keys than it brings behind 300
         looks_first=is_split and usual > 1 and not has_paths,
         is_helped=is_helped,
-        slots=max(next_power_of_2(B), MIN_SLOTS) if is_helped else 1,
+        slots=_slots(B, is_helped, teams),
         has_paths=has_paths,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
@@ -136,6 +135,25 @@ def plan_launch(
 def is_small(tile: QueryTile, heads: Heads) -> bool:
     """Whether two warps have the registers for a tile of queries and one of keys."""
     return tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
+
+
+def _sharers(programs: int, has_paths: bool) -> int:
+    """As many for each of these programs, without teams."""
+    if not has_paths:
+        return -(-SHARERS // programs)
+    return -(-(FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS) // programs)
+
+
+def team_registers(tile: QueryTile, heads: Heads) -> int | None:
+    """At most, of a thread of a team's program, with which three fit a multiprocessor."""
+    rows, registers = FEWER_REGISTERS
+    return registers if tile.rows <= rows and heads.C * heads.itemsize <= SMALL_KEY else None
+
+
+def _slots(B: int, is_helped: bool, teams: int) -> int:
+    if not is_helped and not teams:
+        return 1
+    return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)
 
 
 def _most_registers(tile: QueryTile, heads: Heads) -> int | None:

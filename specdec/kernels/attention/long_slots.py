@@ -149,10 +149,13 @@ def _place_of(item, shared, G: tl.constexpr, SLOTS: tl.constexpr):
 
 
 @jit
-def is_shared(slots, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
-    """Whether slot b, whose rows end before row_end, is long, and so few are that they share."""
+def is_shared(
+    slots, row_start, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr
+):
+    """Whether the slot that has these rows is long, and so few are that they share."""
     positions_ptr, _, _, _ = slots
-    found = tl.load(positions_ptr + row_end - 1, cache_modifier=".cg") >= alone_keys
+    first = tl.load(positions_ptr + row_start, cache_modifier=".cg")
+    found = first + row_end - row_start > alone_keys
     if found:  # else the others need not be looked at
         is_long = last_positions(slots, IS_UNIFORM, SLOTS) >= alone_keys
         found = tl.sum(is_long.to(tl.int32), axis=0) <= most
@@ -161,12 +164,16 @@ def is_shared(slots, row_end, alone_keys, most, IS_UNIFORM: tl.constexpr, SLOTS:
 
 @jit
 def last_positions(slots, IS_UNIFORM: tl.constexpr, SLOTS: tl.constexpr):
-    """The position of each slot's last row; -1 where it has no rows. [SLOTS]"""
+    """The position of each slot's last row; -1 where it has no rows. [SLOTS]
+
+    That of its first row and as many more as follow it, since the last ones may be padding.
+    """
     positions_ptr, starts_ptr, B, query_len = slots
     b = tl.arange(0, SLOTS)
     start, end = rows_of_slot(tl.minimum(b, B - 1), starts_ptr, query_len, IS_UNIFORM)
     has_rows = (b < B) & (start < end)
-    return tl.load(positions_ptr + end - 1, mask=has_rows, other=-1, cache_modifier=".cg")
+    first = tl.load(positions_ptr + start, mask=has_rows, other=0, cache_modifier=".cg")
+    return tl.where(has_rows, first + end - start, 0) - 1
 
 
 @jit

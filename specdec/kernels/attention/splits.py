@@ -72,17 +72,17 @@ def attend_split(
     if SKIP:
         edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
         for at in range(start, edge, S):
-            own = _block_at(keys, at, last, S) if block is None else block
+            own = block_at(keys, at, last, S) if block is None else block
             k, v = load_keys(keys, own, at, last, g, G, S, C, False)
             if block is not None:
-                block = _block_at(keys, at + S, last, S)
+                block = block_at(keys, at + S, last, S)
             peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
         start = edge
     for at in range(start, end, S):
-        own = _block_at(keys, at, last, S) if block is None else block
+        own = block_at(keys, at, last, S) if block is None else block
         k, v = load_keys(keys, own, at, last, g, G, S, C, True)
         if block is not None:
-            block = _block_at(keys, at + S, last, S)
+            block = block_at(keys, at + S, last, S)
         is_seen = (at + s)[None, :] <= position[:, None]
         peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
     return peak, total, acc
@@ -100,10 +100,10 @@ def attend_all(
     none, nothing, zeros = no_keys(q.shape[0], C)
     part_peak, part_total, part_acc = none, nothing, zeros
     s = tl.arange(0, S)
-    block = _block_at(keys, 0, last, S)
+    block = block_at(keys, 0, last, S)
     for at in range(0, last + 1, S):
         k, v = load_keys(keys, block, at, last, g, G, S, C, True)
-        block = _block_at(keys, at + S, last, S)
+        block = block_at(keys, at + S, last, S)
         is_border = split_start(split_of(at)) == at
         with_part = add_part(peak, total, acc, part_peak, part_total, part_acc)
         peak = tl.where(is_border, with_part[0], peak)
@@ -122,11 +122,11 @@ def attend_all(
 @jit
 def first_block(keys, split, last, S: tl.constexpr):
     """The block of a split's first key."""
-    return _block_at(keys, split_start(split), last, S)
+    return block_at(keys, split_start(split), last, S)
 
 
 @jit
-def _block_at(keys, key, last, S: tl.constexpr):
+def block_at(keys, key, last, S: tl.constexpr):
     """The block of a key up to key `last`; 0 where there is none."""
     is_there = (key >= 0) & (key <= last)
     return tl.load(keys[2] + key // S, mask=is_there, other=0, cache_modifier=".cg")

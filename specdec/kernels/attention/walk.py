@@ -222,7 +222,7 @@ def _paged_attention_kernel(
     is_busy = is_needed & (row_start + tile * TOKENS < row_end)
     if IS_HELPED:  # noqa: SIM102  # what is compiled
         if is_busy:
-            is_busy = is_shared(slots, row_end, alone_keys, most, IS_UNIFORM, SLOTS) == 0
+            is_busy = is_shared(slots, row_start, row_end, alone_keys, most, IS_UNIFORM, SLOTS) == 0
     t, head, inside, position, first, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
     )

@@ -24,7 +24,7 @@ with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Trit
         rotate_and_store,
         triton,
     )
-    from specdec.kernels.attention import combine, long_slots, walk
+    from specdec.kernels.attention import combine, long_slots, shared_splits, walk
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -67,6 +67,7 @@ KERNELS = (
         HEADS | CUT | PATHS | {"IS_HELPED": False, "SLOTS": 1, "SKIP": True},
     ),
     (combine._combine_kernel, HEADS | ADDED_UP | {"IS_SUMMED": False}),
+    (shared_splits._share_splits_kernel, HEADS | CUT | {"SLOTS": 8}),
     (long_slots._share_long_kernel, HEADS | CUT | {"SLOTS": 8, "SKIP": True}),
     (
         combine._combine_long_kernel,

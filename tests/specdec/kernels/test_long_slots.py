@@ -106,6 +106,22 @@ def test_long_slots_are_shared_if_the_workspace_has_room_for_all_of_them(
         assert rows.workspace[3 * slot_size(rows, H=2, C=16) :].isnan().all()
 
 
+def test_a_slot_is_long_though_its_last_rows_are_padding(exact_device, monkeypatch):
+    extents = (200, 70, 330), (4, 4, 4)
+    sizes = {"group": 2, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
+    q, cache, rows = case("normal", extents, **sizes)
+    expected = attend(monkeypatch, SPLITS_SHARED, q, cache, rows)
+    padding = torch.tensor([2, 3, 9, 10, 11], device=exact_device)
+    rows = replace(rows, positions=rows.positions.index_fill(0, padding, 0))
+    rows = with_room(rows, 2, H=2, C=16)
+    found = attend(monkeypatch, just_full(rows, 2, 1), q, cache, rows)
+    others = torch.ones(len(q), dtype=torch.bool, device=exact_device).index_fill(0, padding, False)
+    assert torch.equal(found[others], expected[others])
+    alone = torch.full_like(q, torch.nan)
+    rows.launches[2](alone, q, *cache.unbind())
+    assert alone.isnan().all((1, 2)).tolist() == [True] * 4 + [False] * 4 + [True] * 4
+
+
 def test_helpers_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
     sizes = {"group": 1, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
     q, cache, rows = case("normal", ((128, 128, 100), (2, 2, 2)), **sizes)

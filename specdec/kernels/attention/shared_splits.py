@@ -1,0 +1,189 @@
+"""Several batch slots whose splits programs share: each slot has as many as its keys are worth.
+
+Programs come in teams, each with one program for every place of a query tile in its slot and every
+kv head. A slot gets a team, and of the others as many as its share of all keys: a long one has
+many, a short one few, so that all end at about the same time. The teams of a slot take its splits
+in turn, there and back, from the last ones on, which are the longest, and leave a partial result of
+each (combine.py).
+
+As many programs as a GPU holds at once: each goes from tile to tile across the borders of its
+splits, and none begins when others have ended.
+"""
+
+from specdec.kernels import jit, next_power_of_2, tl
+from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.launch_plan import WARPS, team_registers
+from specdec.kernels.attention.long_slots import last_positions
+from specdec.kernels.attention.parts import store_part
+from specdec.kernels.attention.splits import (
+    attend_tile,
+    block_at,
+    load_keys,
+    no_keys,
+    split_of,
+    split_start,
+)
+from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
+from specdec.kernels.needed import need
+from specdec.kernels.overlap import begin_beside
+from specdec.kernels.repeated import Repeated
+
+
+def prepare_share(given: Pass) -> Repeated:
+    plan, heads = given.plan, given.heads
+    registers = team_registers(plan.tile, heads)
+    return Repeated(
+        _share_splits_kernel,
+        (plan.teams * plan.tiles * heads.G, 1, 1),
+        then=(
+            *given.requests(),
+            plan.tiles,
+            *given.numbers(),
+            len(given.rows.idx_mapping),
+            *need().values(),
+        ),
+        constants={
+            **given.constants,
+            "IS_UNIFORM": given.is_uniform,
+            "SLOTS": plan.slots,
+            "GROUP": next_power_of_2(heads.group),
+            "TOKENS": plan.tokens,
+        },
+        options={
+            "num_warps": WARPS,
+            "num_stages": 2,
+            **({} if registers is None else {"maxnreg": registers}),
+            **given.options,
+        },
+    )
+
+
+@jit(
+    varying=(
+        "idx_ptr",
+        "positions_ptr",
+        "starts_ptr",
+        "tiles",
+        "query_len",
+        "NS",
+        "B",
+    )
+)
+def _share_splits_kernel(
+    q_ptr,  # [T, H, C]
+    k_ptr,  # [N + 1, G, S, C]
+    v_ptr,  # [N + 1, G, S, C]
+    acc_ptr,  # [T, H, NS, C] float32
+    stats_ptr,  # [T, H, NS, 2] float32: peak, total
+    block_table_ptr,  # [R + 1, M]
+    idx_ptr,  # [B]
+    positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    tiles,
+    query_len,
+    R,
+    M,
+    NS,
+    scale,
+    B,
+    needed_ptr,  # [1] or None; see needed.py
+    H: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+    PDL: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    is_needed = True
+    if needed_ptr is not None:
+        is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
+    program = tl.program_id(0)
+    g, tile, team = program % G, program // G % tiles, program // G // tiles
+    teams = tl.num_programs(0) // G // tiles
+    slots = positions_ptr, starts_ptr, B, query_len
+    first_team, num_teams = _teams_of(last_positions(slots, IS_UNIFORM, SLOTS) + 1, teams)
+    is_here = (team >= first_team) & (team < first_team + num_teams)
+    b = tl.sum(tl.where(is_here, tl.arange(0, SLOTS), 0), axis=0)
+    turn = tl.sum(tl.where(is_here, team - first_team, 0), axis=0)
+    sharers = tl.sum(tl.where(is_here, num_teams, 0), axis=0)
+    row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+    t, head, inside, position, _, last = tile_of(
+        row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+    )
+    is_busy = is_needed & (turn < sharers) & (row_start + tile * TOKENS < row_end)
+    is_busy = is_busy & (split_start(turn) <= last)
+    if not is_busy and program > 0:
+        return  # without a wait: the first program waits for all
+    split = split_of(tl.maximum(last, 0)) - turn
+    block = block_at(keys, split_start(split), last, S)
+    begin_beside(0, PDL)
+    if is_busy:
+        q = load_queries(q_ptr, t, head, inside, H, C)
+        parts = acc_ptr, stats_ptr, (t * H + head).to(tl.int64) * NS, inside
+        own = split, 2 * (sharers - turn) - 1, 2 * turn + 1
+        _attend_own(q, keys, block, position, last, own, parts, scale, g, G, S, C)
+
+
+@jit
+def _teams_of(num_keys, teams):
+    """The first team of each slot, and how many it has: 0 where num_keys is. [SLOTS]"""
+    is_there = (num_keys > 0).to(tl.int32)
+    num_keys = num_keys.to(tl.int64)
+    others = teams - tl.sum(is_there, axis=0)
+    share = others * num_keys // tl.maximum(tl.sum(num_keys, axis=0), 1)
+    num_teams = is_there * (1 + share.to(tl.int32))
+    return tl.cumsum(num_teams, axis=0) - num_teams, num_teams
+
+
+@jit
+def _attend_own(
+    q,
+    keys,
+    block,
+    position,
+    last,
+    own,
+    parts,
+    scale,
+    g,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Leave the partial results of a program's splits, in one loop over their tiles.
+
+    own: the first split; how many splits before it the next one is, and how many before that the
+    one after it, and so on in turn. block: of the first split's first key
+    """
+    split, step, other_step = own
+    num_tiles = 0
+    while split >= 0:
+        end = tl.minimum(split_start(split + 1), last + 1)
+        num_tiles += ((end - split_start(split) + S - 1) // S).to(tl.int32)
+        split -= step
+        step, other_step = other_step, step
+    split, step, other_step = own
+    none, nothing, zeros = no_keys(q.shape[0], C)
+    peak, total, acc = none, nothing, zeros
+    s = tl.arange(0, S)
+    at = split_start(split)
+    for _ in range(num_tiles):
+        k, v = load_keys(keys, block, at, last, g, G, S, C, True)
+        is_end = at + S >= tl.minimum(split_start(split + 1), last + 1)
+        next_split = tl.where(is_end, split - step, split)
+        next_at = tl.where(is_end, split_start(next_split), at + S)
+        block = block_at(keys, next_at, last, S)
+        is_seen = (at + s)[None, :] <= position[:, None]
+        peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+        if is_end:
+            store_part(parts, split, peak, total, acc, C)
+        peak = tl.where(is_end, none, peak)
+        total = tl.where(is_end, nothing, total)
+        acc = tl.where(is_end, zeros, acc)
+        next_step = tl.where(is_end, other_step, step)
+        other_step = tl.where(is_end, step, other_step)
+        at, split, step = next_at, next_split, next_step

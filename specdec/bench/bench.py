@@ -16,6 +16,7 @@ from specdec.bench.serving import Served, first_difference, serve
 from specdec.engine import Engine
 from specdec.sizes import TreeShape
 from specdec.start.speculation import AUTO_TREE, MOST_LEVELS, Drafting, of_draft
+from weights.load import LoadedEagle
 
 MODEL_LEN = 4096
 MOST_CONTEXT = 131072  # tokens of all requests after long prompts
@@ -81,9 +82,13 @@ class Bench:
         eagle = self.pair.eagle
         if not self.options.adaptive or eagle is None:
             return tuple(fixed)
+        return (*fixed, self.auto(eagle))
+
+    def auto(self, eagle: LoadedEagle) -> Drafting:
+        """As many drafts as pay."""
         tree = None if self.options.chains else AUTO_TREE
         adaptive = Drafting(MOST_LEVELS, is_adaptive=True, tree=tree)
-        return (*fixed, of_draft(adaptive, eagle.config.draft_vocab_size))
+        return of_draft(adaptive, eagle.config.draft_vocab_size)
 
     def has_time(self, what: str) -> bool:
         """Whether --max-seconds has not passed; if it has, note what is skipped."""

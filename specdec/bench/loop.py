@@ -12,12 +12,15 @@ as many requests end as run. It is judged as a whole.
 """
 
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from unittest.mock import patch
+
+import torch
 
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, turned
@@ -38,6 +41,7 @@ LEAST_REQUESTS = 32  # of the window
 PROMPT_LENGTHS = (25, 160)
 TEMPERATURES = (0.0, 0.8)
 RAMPS = 3  # runs of a ramp
+MANY = sys.maxsize
 
 Outputs = dict[tuple[float, int], list[int]]  # token ids by temperature and request
 
@@ -69,7 +73,7 @@ def loop(bench: Bench) -> Iterator[Row]:
             for run in range(1, bench.options.repeats + 1):
                 before = planner_statistics(engine)
                 window = run_loop(engine, jobs(bench, batch, temperature), batch)
-                found = _compared(window.requests, temperature, plain) or _figures(window, batch)
+                found = compared(window.requests, temperature, plain) or _figures(window, batch)
                 yield (
                     {
                         "num_speculative_tokens": K,
@@ -96,7 +100,7 @@ def ramp(bench: Bench) -> Iterator[Row]:
             for _ in range(RAMPS):
                 speed, requests = run_ramp(engine, jobs(bench, 0, 0.0), max(bench.options.batches))
                 speeds.append(speed)
-                row |= _compared(requests, 0.0, plain) or {}
+                row |= compared(requests, 0.0, plain) or {}
             spread = Spread.of(speeds)
             figures = {"tokens_per_second": spread.median, "low": spread.low, "high": spread.high}
             yield row if "refused" in row else row | figures | planned(engine, before)
@@ -137,12 +141,17 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
     """Run the first generation and the window, then abort what runs."""
     running = Loop(engine, jobs)
     running.run(batch, batch)
+    return measured(running, batch, num_measured(batch))
+
+
+def measured(running: "Loop", batch: int, num_ends: int) -> Window:
+    """Run on until so many requests have ended, then abort what runs."""
     running.gaps.clear()
     num_before = len(running.requests)
     num_tokens = running.num_tokens
     began = time.monotonic()
     with waits() as waited:
-        running.run(batch, num_measured(batch))
+        running.run(batch, num_ends)
     seconds = time.monotonic() - began
     num_tokens = running.num_tokens - num_tokens
     running.end()
@@ -157,7 +166,7 @@ def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
         gaps=running.gaps,
         first_tokens=[latency for latency in latencies if latency is not None],
         first_steps=[count for count in steps if count is not None],
-        host_share=1 - sum(waited) / seconds if engine.runner.device.type == "cuda" else None,
+        host_share=1 - sum(waited) / seconds if running.device.type == "cuda" else None,
         stats=SpeculationStats.merged(done),
     )
 
@@ -203,28 +212,33 @@ class Loop:
         self.num_running = 0
         self._engine = engine
         self._jobs = jobs
-        self._num_steps = 0
+        self.num_steps = 0
         self._began: dict[str, int] = {}  # after how many steps, by request id
         self._delivered: dict[str, float] = {}  # when, by request id
+
+    @property
+    def device(self) -> torch.device:
+        return self._engine.runner.device
 
     @property
     def num_tokens(self) -> int:
         """That all requests have so far."""
         return sum(len(request.token_ids) for request in self.requests)
 
-    def run(self, level: int, num_ends: int) -> None:
-        """Run until `num_ends` requests have ended. level: how many run, once no more do."""
+    def run(self, level: int, num_ends: int = MANY, most_steps: int = MANY) -> None:
+        """Until so many requests have ended, or so many steps. level: how many run at a time."""
         self._fill(level)
-        while num_ends > 0:
+        last_step = self.num_steps + most_steps
+        while num_ends > 0 and self.num_steps < last_step:
             changed = self._engine.step()
-            self._num_steps += 1
+            self.num_steps += 1
             now = time.monotonic()
             for request in changed:
                 name = request.request_id
                 if name in self._delivered:
                     self.gaps.append(now - self._delivered[name])
                 else:
-                    self.first_steps[name] = self._num_steps - self._began[name]
+                    self.first_steps[name] = self.num_steps - self._began[name]
                 self._delivered[name] = now
             ended = sum(request.is_finished for request in changed)
             num_ends -= ended
@@ -245,12 +259,12 @@ class Loop:
 
     def _begin(self, jobs: Sequence[Job]) -> None:
         requests = self._engine.add_requests(jobs)
-        self._began |= {request.request_id: self._num_steps for request in requests}
+        self._began |= {request.request_id: self.num_steps for request in requests}
         self.requests += requests
         self.num_running += len(requests)
 
 
-def _compared(requests: Sequence[Request], temperature: float, plain: Outputs) -> Row | None:
+def compared(requests: Sequence[Request], temperature: float, plain: Outputs) -> Row | None:
     """Compare each request with the longest output that is known of it; a row if they differ."""
     for i, request in enumerate(requests):
         known = plain.get((temperature, i), [])

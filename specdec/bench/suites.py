@@ -11,6 +11,7 @@ from specdec.bench.cold import cold_rows
 from specdec.bench.costs import costs
 from specdec.bench.exactness import exactness
 from specdec.bench.loop import loop, ramp
+from specdec.bench.noise import noise
 from specdec.bench.pair import EngineSpec, turned
 from specdec.bench.prefill import first_token, prefill
 from specdec.bench.products import products
@@ -174,6 +175,7 @@ SUITES: dict[str, Callable[[Bench], Iterable[Row]]] = {
             products,
             loop,
             ramp,
+            noise,
             costs,
             zero,
             trees,

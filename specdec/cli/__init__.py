@@ -366,9 +366,9 @@ def batch(
 
 
 SUITES = (
-    "protocol, rounds, exactness, attention, k, batch, context, products, loop, ramp, costs, zero, "
-    "trees, stops, gaps, requests, waiting, prefill, first_token, capture, padding, memory, cold; "
-    "with commas; or all"
+    "protocol, rounds, exactness, attention, k, batch, context, products, loop, ramp, noise, "
+    "costs, zero, trees, stops, gaps, requests, waiting, prefill, first_token, capture, padding, "
+    "memory, cold; with commas; or all"
 )
 
 
@@ -421,7 +421,7 @@ def bench(
         str | None,
         Option(
             callback=shared.floats(0.0, 100.0),
-            help="of the suites loop and trees",
+            help="of the suites loop, noise and trees",
             show_default="0,0.8, and 0,0.7,1 of trees",
         ),
     ] = None,

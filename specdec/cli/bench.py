@@ -145,7 +145,7 @@ def _finish(command: BenchCommand, bench: Bench, found: Found) -> None:
         skipped = "; ".join(bench.skipped)
         limit = command.options.max_seconds
         print(f"\nleft out{'' if limit is None else f', --max-seconds {limit}'}: {skipped}")
-    names = ("context", "loop", "ramp", "zero", "trees")
+    names = ("context", "loop", "ramp", "noise", "zero", "trees")
     apart = [row for name in names for row in found.suites.get(name, [])]
     rows = [*bench.runs.values(), *apart]
     refused = [row for row in rows if "refused" in row]

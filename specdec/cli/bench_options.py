@@ -9,7 +9,19 @@ from specdec.bench.suites import SUITES
 from specdec.sizes import TreeShape
 
 OF_BATCHES = (
-    *("protocol", "rounds", "k", "batch", "loop", "ramp", "zero", "gaps", "padding", "memory"),
+    *(
+        "protocol",
+        "rounds",
+        "k",
+        "batch",
+        "loop",
+        "ramp",
+        "noise",
+        "zero",
+        "gaps",
+        "padding",
+        "memory",
+    ),
     "trees",
 )
 READERS = {  # options that only some suites read
@@ -21,10 +33,10 @@ READERS = {  # options that only some suites read
     "adaptive": ("loop", "ramp", "requests", "cold"),
     "chains": ("loop", "ramp", "requests"),
     "trees": ("trees", "context"),
-    "temperatures": ("loop", "trees"),
+    "temperatures": ("loop", "noise", "trees"),
     "thresholds": ("trees",),
 }
-OF_GRAPHS = ("capture", "padding")
+OF_GRAPHS = ("noise", "capture", "padding")
 
 
 def chosen(names: tuple[str, ...]) -> list[str]:

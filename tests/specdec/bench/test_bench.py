@@ -14,6 +14,7 @@ import torch
 
 from specdec.bench import costs as costing
 from specdec.bench import loop as loops
+from specdec.bench import noise as noises
 from specdec.bench import serving, suites
 from specdec.bench import zero as zeros
 from specdec.bench.bench import Bench, BenchOptions
@@ -33,6 +34,7 @@ from specdec.kernels.compilations import Compilations
 from specdec.runner import Runner
 from specdec.scheduling.step_costs import PromptBudget, StepCosts
 from specdec.sizes import TreeShape
+from specdec.start.speculation import Drafting
 from specdec.step import PHASES
 from specdec.stepping.results import PendingResult
 
@@ -213,7 +215,7 @@ def test_every_other_suite_runs(bench):
     assert contexts == [*one, *two] * 2
     assert [row["batch"] for row in suites.batch(bench)] == [1, 2, 1, 2]
     assert [row["when"] for row in suites.memory(bench)][-1] == "after clear_graphs"
-    for of_a_gpu_only in (suites.capture, suites.exactness, suites.prefill):
+    for of_a_gpu_only in (suites.capture, suites.exactness, suites.prefill, suites.noise):
         assert list(of_a_gpu_only(bench)) == []
 
 
@@ -535,12 +537,12 @@ def test_a_window_of_few_requests_at_a_time_holds_more_generations():
 def test_a_loop_whose_output_differs_has_no_figures():
     request = SimpleNamespace(token_ids=[1, 2, 3])
     plain = {}
-    assert loops._compared([request], 0.0, plain) is None
+    assert loops.compared([request], 0.0, plain) is None
     assert plain == {(0.0, 0): [1, 2, 3]}
     request.token_ids = [1, 2]  # a part of it is the same
-    assert loops._compared([request], 0.0, plain) is None
+    assert loops.compared([request], 0.0, plain) is None
     request.token_ids = [1, 5]
-    assert "request 0" in loops._compared([request], 0.0, plain)["refused"]
+    assert "request 0" in loops.compared([request], 0.0, plain)["refused"]
 
 
 def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypatch):
@@ -564,6 +566,34 @@ def test_a_ramp_rises_and_falls_and_runs_every_request_to_its_end(pair, monkeypa
     _, requests = loops.run_ramp(pair.engine(spec), loops.jobs(bench, 0, 0.0), 4)
     assert all(len(request.token_ids) == 4 for request in requests)
     pair.drop()
+
+
+def test_noise_is_beside_plain_decoding_and_the_draft_is_itself_again(pair, monkeypatch):
+    for name, value in (("GENERATIONS", 3), ("LEAST_REQUESTS", 2), ("PROMPT_LENGTHS", (4, 9))):
+        monkeypatch.setattr(loops, name, value)
+    monkeypatch.setattr(noises, "STEPS_WITHOUT", 3)
+    monkeypatch.setattr(noises, "STEPS_WITH_NOISE", 2)
+    monkeypatch.setattr(Bench, "auto", lambda *_: Drafting(2))
+    options = BenchOptions(ks=(2,), batches=(2,), max_tokens=8, max_model_len=64)
+    bench = Bench(pair, Bandwidth(reading=1e12, copying=1e12), options)
+    windows, num_steps = [], []
+
+    def measured(running, *args):
+        num_steps.append(running.num_steps)
+        windows.append(loops.measured(running, *args))
+        return windows[-1]
+
+    monkeypatch.setattr(noises, "measured", measured)
+    before = {name: x.clone() for name, x in pair.eagle.tensors.items()}
+    [row] = noises.noise(bench)
+
+    assert row["noise_over_plain"] == row["with_noise"] / row["plain"]
+    assert 0 < row["again_over_best"] <= 1
+    lengths = [window.stats.mean_acceptance_length for window in windows]
+    assert lengths[:2] == [1, pytest.approx(1, abs=0.05)]
+    assert min(lengths[2:]) > 1.3
+    assert num_steps == [2, 2, 3, 3]
+    assert all(torch.equal(pair.eagle.tensors[name], x) for name, x in before.items())
 
 
 def test_costs_are_of_rounds_and_chunks_by_rows_and_context(pair, monkeypatch):

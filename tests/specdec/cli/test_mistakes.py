@@ -74,7 +74,10 @@ MISTAKES = [
         "bench demo --trees 8x6x4",
         "--trees 8x6x4 is for the suites trees, context: give one of them",
     ),
-    ("bench demo --temperatures 0.7", "--temperatures 0.7 is for the suites loop, trees: give"),
+    (
+        "bench demo --temperatures 0.7",
+        "--temperatures 0.7 is for the suites loop, noise, trees: give",
+    ),
     ("bench demo --suite trees --trees 8x6", "--trees 8x6: give rows x levels x top_k, as in"),
     ("bench demo --suite trees --trees 9x6x1", "--trees 9x6x1: a tree has 1 level or more, a top"),
     ("bench demo --suite trees --trees 9x1x4", "--trees 9x1x4: a tree has 1 level or more, a top"),

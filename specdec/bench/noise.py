@@ -1,0 +1,90 @@
+"""Closed loops with a draft of random weights, and with the same draft made good again.
+
+Auto is to lose nothing by a useless draft, and to find out soon when it is useful. Requests are
+those of the suite loop; each measurement begins with a fresh loop of them, a number of steps before
+its window.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import product
+
+import torch
+
+from specdec.bench.bench import Bench
+from specdec.bench.loop import Loop, Outputs, compared, engine_spec, jobs, measured, num_measured
+from specdec.bench.pair import EngineSpec
+from specdec.bench.report import Row
+from specdec.start.speculation import Drafting
+from weights.load import LoadedEagle
+
+STEPS_WITH_NOISE, STEPS_WITHOUT = 50, 200  # before a window begins
+
+
+def noise(bench: Bench) -> Iterator[Row]:
+    """Auto with a draft of random weights beside plain decoding, and once they are its own again.
+
+    Tokens per second: 50 steps after a loop with noise began, 200 after one without, and as long
+    after another one.
+    """
+    bench.pair.drop()
+    eagle = bench.pair.eagle
+    if eagle is None:
+        return
+    auto = bench.auto(eagle)
+    if auto.is_adaptive and bench.pair.device.type != "cuda":  # costs are measured with graphs
+        return
+    plain_spec, spec = engine_spec(bench, Drafting(0)), engine_spec(bench, auto)
+    known: Outputs = {}
+    for batch, temperature in product(bench.options.batches, bench.options.temperatures or (0.0,)):
+        if not bench.has_time(f"noise: batch {batch}, temperature {temperature}"):
+            continue
+        settings = (
+            ("plain", plain_spec, False, STEPS_WITH_NOISE),
+            ("with_noise", spec, True, STEPS_WITH_NOISE),
+            ("again", spec, False, STEPS_WITHOUT),
+            ("later", spec, False, STEPS_WITHOUT),
+        )
+        row: Row = {"num_speculative_tokens": auto.name, "batch": batch}
+        row["temperature"] = temperature
+        speeds: dict[str, float] = {}
+        for name, of_setting, has_noise, num_steps in settings:
+            with random_weights(eagle) if has_noise else nullcontext():
+                given = batch, temperature, num_steps, known
+                speeds[name], difference = _loop(bench, of_setting, *given)
+            row |= difference or {}
+        if "refused" not in row:
+            row |= speeds
+            row["noise_over_plain"] = speeds["with_noise"] / speeds["plain"]
+            row["again_over_best"] = speeds["again"] / max(speeds["again"], speeds["later"])
+        yield row
+    bench.pair.drop()
+
+
+def _loop(
+    bench: Bench,
+    spec: EngineSpec,
+    batch: int,
+    temperature: float,
+    num_steps: int,
+    known: Outputs,
+) -> tuple[float, Row | None]:
+    """Tokens per second after so many steps, and where an output differs from what is known."""
+    running = Loop(bench.pair.engine(spec), jobs(bench, batch, temperature))
+    running.run(batch, most_steps=num_steps)
+    speed = measured(running, batch, num_measured(batch)).tokens_per_second
+    return speed, compared(running.requests, temperature, known)
+
+
+@contextmanager
+def random_weights(eagle: LoadedEagle) -> Iterator[None]:
+    """In the body, the draft's matrices are noise of the same mean size, where graphs read them."""
+    kept = {name: x.clone() for name, x in eagle.tensors.items() if x.ndim == 2}
+    generator = torch.Generator(next(iter(kept.values())).device).manual_seed(0)
+    try:
+        for name, x in kept.items():
+            eagle.tensors[name].normal_(0, x.float().std().item(), generator=generator)
+        yield
+    finally:
+        for name, x in kept.items():
+            eagle.tensors[name].copy_(x)

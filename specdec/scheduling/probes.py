@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PROBE_EVERY = 64  # rounds
+PROBE_EVERY = 64  # rounds; twice as many, once several probes in a row found that nothing pays
+PATIENT_AFTER = 4  # such probes
 LEAST_PROBED = 3  # drafts of a level that a probe adds: few requests probe in several rounds
 MEMORY = 0.8  # of the running sums, from one comparison to the next
 CHANGED = 4.5  # standard deviations of the running sums, beyond
@@ -19,7 +20,7 @@ NOT_FAR = 0.1  # a loss with which the first ones come so early
 
 
 class Probes:
-    """Every PROBE_EVERY rounds one level more than pays, from plain rounds two.
+    """Every PROBE_EVERY rounds or more one level more than pays, from plain rounds two.
 
     is_live: whether the drafts of the round to plan are a probe
     """
@@ -27,20 +28,26 @@ class Probes:
     def __init__(self, num_levels: int) -> None:
         self._num_levels = num_levels
         self._num_since = 0
+        self._num_idle = 0  # probes since a draft paid
         self.is_live = False
         self.num_probes = 0
 
     def again(self) -> None:
         """Probe in the next round."""
         self._num_since = PROBE_EVERY
+        self._num_idle = 0
 
     def levels(self, steady: int, num_drafting: int) -> int:
         """How many the draft runs after the round to plan; steady: where no probe is due."""
         self._num_since += 1
+        if steady > 0:
+            self._num_idle = 0
         num_rounds = ceil(LEAST_PROBED / num_drafting)
-        self.is_live = self._num_since >= PROBE_EVERY and steady < self._num_levels
-        if self._num_since >= PROBE_EVERY + num_rounds - 1:
+        wait = PROBE_EVERY if self._num_idle < PATIENT_AFTER else 2 * PROBE_EVERY
+        self.is_live = self._num_since >= wait and steady < self._num_levels
+        if self._num_since >= wait + num_rounds - 1:
             self._num_since = 0
+            self._num_idle += 1
         if not self.is_live:
             return steady
         self.num_probes += 1

@@ -440,7 +440,7 @@ class RowPlanner:
         best = rates.index(max(rates))
         self._estimate.trees = [self._estimate.trees[best]]
         _, trees = self._trees_of(requests.num_requests)
-        is_tree = trees.choose(rates[best], other_rate)
+        is_tree = trees.choose(rates[best], other_rate, self._steady_levels > 0)
         if is_tree:
             self._tree_curves = self._estimate.trees[0]
             self._threshold = self._tree_curves.threshold

@@ -62,15 +62,20 @@ class TreeRounds:
         """Drafts of a round that will hold. in_chains: the same in chains of all levels."""
         return min(self._gain.ratio * in_chains, float(num_drafting * self._num_levels))
 
-    def choose(self, tree_rate: float, other_rate: float) -> bool:
-        """Whether the next drafts are trees, by rates of tokens per millisecond."""
+    def choose(self, tree_rate: float, other_rate: float, drafts_pay: bool = True) -> bool:
+        """Whether the next drafts are trees, by rates of tokens per millisecond.
+
+        drafts_pay: else the other way is to draft nothing, and chains find out when that changes:
+            trees are no probe
+        """
         tree_rate *= BETTER_STARTS  # what is known of both comes from rounds of the one that runs
         least = other_rate * (1 - AHEAD if self.is_chosen else 1 + AHEAD)
         if (tree_rate > least) != self.is_chosen:
             self.is_chosen = not self.is_chosen
             self._probes.reset()
         slower, faster = sorted((tree_rate, other_rate))
-        is_probe = self._probes.is_due(1 - slower / faster)
+        may_probe = drafts_pay or self.is_chosen
+        is_probe = may_probe and self._probes.is_due(1 - slower / faster)
         return self.is_chosen != is_probe
 
     def observe(

@@ -35,6 +35,20 @@ def test_the_deepest_draft_is_not_probed_deeper():
     assert set(levels_of(Probes(1), 0, 4)) == {0, 1}
 
 
+def test_where_nothing_pays_for_long_probes_come_half_as_often():
+    probes = Probes(8)
+    levels = levels_of(probes, 0, 8, 8 * PROBE_EVERY)
+    found = [i + 1 for i, each in enumerate(levels) if each > 0]
+    assert found == [64, 128, 192, 256, 384, 512]
+    levels_of(probes, 1, 8, 1)  # a draft pays
+    levels = levels_of(probes, 0, 8, 2 * PROBE_EVERY)
+    assert [i + 2 for i, each in enumerate(levels) if each > 0] == [64, 128]
+    levels_of(probes, 0, 8, 3 * PROBE_EVERY)
+    probes.again()
+    levels = levels_of(probes, 0, 8, PROBE_EVERY + 1)
+    assert [i for i, each in enumerate(levels) if each > 0] == [0, 64]
+
+
 def test_a_probe_can_be_asked_for_at_once():
     probes = Probes(8)
     probes.again()

@@ -16,6 +16,7 @@ from tests.specdec.scheduling.draft_world import (
     MIXED,
     RANDOM,
     TIMID,
+    WITH_TREES,
     World,
 )
 
@@ -107,10 +108,12 @@ def test_few_requests_gain_where_drafts_stop(num_requests, gain):
 
 @pytest.mark.parametrize("num_requests", [1, 256, *slow(8, 64)])
 @pytest.mark.parametrize("draft", [RANDOM, BOASTFUL], ids=["random", "boastful"])
-def test_a_draft_that_never_holds_costs_less_than_2_percent(num_requests, draft):
-    world = World(num_requests, draft).run(EARLY + 192)
-    plain = World(num_requests, draft, fixed=0).run(EARLY + 192)
-    assert world.rate(EARLY) > 0.98 * plain.rate(EARLY)
+@pytest.mark.parametrize("costs", [COSTS, WITH_TREES], ids=["chains", "trees"])
+def test_a_draft_that_never_holds_costs_little(num_requests, draft, costs):
+    """2 % at most; on a GPU plain rounds that extend its KV take 1.4 % of that."""
+    world = World(num_requests, draft, costs=costs).run(EARLY + 192)
+    plain = World(num_requests, draft, fixed=0, costs=costs).run(EARLY + 192)
+    assert world.rate(EARLY) > 0.9935 * plain.rate(EARLY)
     assert world.planner.statistics.num_probes > 2
 
 

@@ -265,6 +265,14 @@ def test_at_equal_rates_drafts_are_trees():
     assert TreeRounds(K).choose(1.0, 1.0)
 
 
+def test_trees_are_no_probe_where_no_draft_pays():
+    rounds = TreeRounds(K)
+    assert not any(rounds.choose(0.95, 1.0, drafts_pay=False) for _ in range(4 * PROBE_EVERY))
+    assert any(rounds.choose(0.95, 1.0, drafts_pay=True) for _ in range(4 * PROBE_EVERY))
+    assert rounds.choose(1.1, 1.0, drafts_pay=False)  # they pay themselves
+    assert not all(rounds.choose(1.05, 1.0, drafts_pay=False) for _ in range(4 * PROBE_EVERY))
+
+
 def test_probes_of_the_other_kind_are_rarer_the_more_they_cost():
     for loss, wait in ((0.0, PROBE_EVERY), (0.5, KIND_ROUNDS * 100)):
         probes = KindProbes()

@@ -56,13 +56,18 @@ def linear(
     return multiply(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
 
 
-def split_linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Sums:
-    """The product as float32 split sums, or in x's dtype where one sum is all."""
+def split_linear(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, first: int = 0
+) -> Sums:
+    """The product as float32 split sums, or in x's dtype where one sum is all.
+
+    first: columns before it may hold anything; where rows are few their weights are not read
+    """
     dtype = torch.float32 if bias_N is not None else x_TK.dtype
-    return Sums(_split_sums(x_TK, weight_NK, dtype), bias_N)
+    return Sums(_split_sums(x_TK, weight_NK, dtype, first), bias_N)
 
 
-def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
+def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int) -> Tensor:
     parts = num_parts(x_TK, weight_NK)
     return x_TK.new_empty(
         parts, x_TK.shape[0], weight_NK.shape[0], dtype=dtype if parts == 1 else torch.float32
@@ -70,9 +75,9 @@ def _empty_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @opaque(_empty_sums)
-def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
+def _split_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int) -> Tensor:
     multiply = pick(x_TK, launch_split_linear, split_linear_ref)
-    return multiply(x_TK, weight_NK, dtype)
+    return multiply(x_TK, weight_NK, dtype, first)
 
 
 def num_parts(x_TK: Tensor, weight_NK: Tensor) -> int:
@@ -92,9 +97,9 @@ def launch_linear(
 
 
 def launch_split_linear(
-    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32
+    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32, first: int = 0
 ) -> Tensor:
-    """[splits, T, N]. dtype: of a sum that is all."""
+    """[splits, T, N]. dtype: of a sum that is all. first: as of split_linear"""
     tiles = tiles_for("split", x_TK, weight_NK)
     parts = 1 if tiles.is_serial else tiles.splits
     parts_STN = torch.empty(
@@ -105,16 +110,21 @@ def launch_split_linear(
     if tiles.cuts != 0:
         launch_persistent(parts_STN, x_TK, weight_NK, None, tiles)
     else:
-        _launch(parts_STN, x_TK, weight_NK, None, tiles)
+        _launch(parts_STN, x_TK, weight_NK, None, tiles, first)
     return parts_STN
 
 
 def _launch(
-    out: Tensor, x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, tiles: Tiles
+    out: Tensor,
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    tiles: Tiles,
+    first: int = 0,
 ) -> None:
     T, K = x_TK.shape
     N = len(weight_NK)
-    grid = (num_tiles(N, T, tiles), 1 if tiles.is_serial else tiles.splits)
+    grid = (num_tiles(N - first, T, tiles), 1 if tiles.is_serial else tiles.splits)
     _, tail = row_pieces(tiles.block_m)
     _linear_kernel[grid](
         out,
@@ -124,6 +134,7 @@ def _launch(
         T,
         N,
         K,
+        first,
         HAS_BIAS=bias_N is not None,
         TAIL=tail,
         SPLITS=tiles.splits,
@@ -166,6 +177,7 @@ def _linear_kernel(
     T,
     N,
     K,
+    first,  # column; those before it are left out
     HAS_BIAS: tl.constexpr,
     TAIL: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -175,8 +187,9 @@ def _linear_kernel(
 ):
     BLOCK_N: tl.constexpr = w_desc.block_shape[0]
     BLOCK_M: tl.constexpr = x_desc.block_shape[0]
-    n_tile, m_tile = place_of(tl.program_id(0), tl.cdiv(N, BLOCK_N), tl.cdiv(T, BLOCK_M + TAIL))
-    n0 = n_tile * BLOCK_N
+    n_tiles = tl.cdiv(N - first, BLOCK_N)
+    n_tile, m_tile = place_of(tl.program_id(0), n_tiles, tl.cdiv(T, BLOCK_M + TAIL))
+    n0 = first + n_tile * BLOCK_N
     m0 = m_tile * (BLOCK_M + TAIL)
     split = tl.program_id(1)
     out_ptr += split.to(tl.int64) * T * N
@@ -250,5 +263,8 @@ def linear_ref(
     return Sums(split_linear_ref(x_TK, weight_NK), bias_N).finish(out_dtype)
 
 
-def split_linear_ref(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def split_linear_ref(
+    x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype = torch.float32, first: int = 0
+) -> Tensor:
+    """All columns."""
     return blocked_product(x_TK, weight_NK).to(dtype)[None]

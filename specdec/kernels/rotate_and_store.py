@@ -29,19 +29,31 @@ class HeadNorms(NamedTuple):
 
 
 def rotate_and_store(
-    qkv: Sums, rope: Rope, norms: HeadNorms | None, positions: Tensor, slots: Tensor, cache: Tensor
+    qkv: Sums,
+    rope: Rope,
+    norms: HeadNorms | None,
+    positions: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    has_queries: bool = True,
 ) -> Tensor:
-    """The rotated queries [T, H, C], in the cache's dtype.
+    """The rotated queries [T, H, C], in the cache's dtype; without them, anything.
 
     qkv: unfinished [T, (H + 2G) C]. positions, slots: [T].
     cache: [2, N + 1, G, S, C] of one layer, written in place
     """
     rotate = pick(cache, launch_rotate_and_store, rotate_and_store_ref)
-    return rotate(qkv, rope, norms, positions, slots, cache)
+    return rotate(qkv, rope, norms, positions, slots, cache, has_queries)
 
 
 def launch_rotate_and_store(
-    qkv: Sums, rope: Rope, norms: HeadNorms | None, positions: Tensor, slots: Tensor, cache: Tensor
+    qkv: Sums,
+    rope: Rope,
+    norms: HeadNorms | None,
+    positions: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    has_queries: bool = True,
 ) -> Tensor:
     splits, T, X = qkv.parts_STN.shape
     _, _, G, S, C = cache.shape
@@ -49,7 +61,8 @@ def launch_rotate_and_store(
     q_THC = cache.new_empty(T, H, C)
     cos, sin = rope
     heads = math.gcd(math.gcd(H, G), 8)
-    _rotate_and_store_kernel[(T, (H + 2 * G) // heads)](
+    first_head = 0 if has_queries else H
+    _rotate_and_store_kernel[(T, (H + 2 * G - first_head) // heads)](
         q_THC,
         cache[0],
         cache[1],
@@ -62,6 +75,7 @@ def launch_rotate_and_store(
         positions,
         slots,
         T,
+        first_head,
         norms.eps if norms is not None else 0.0,
         H=H,
         G=G,
@@ -78,7 +92,7 @@ def launch_rotate_and_store(
     return q_THC
 
 
-@jit
+@jit(varying=("first_head",))
 def _rotate_and_store_kernel(
     q_ptr,  # [T, H, C]
     k_cache_ptr,  # [N + 1, G, S, C]
@@ -92,6 +106,7 @@ def _rotate_and_store_kernel(
     positions_ptr,  # [T]
     slots_ptr,  # [T]
     T,
+    first_head,  # those before it are left out
     eps,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -110,7 +125,7 @@ def _rotate_and_store_kernel(
             return
     # all heads of a program are queries, or keys, or values: HEADS divides H and G
     t = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * HEADS
+    first = first_head + tl.program_id(1) * HEADS
     slot = tl.load(slots_ptr + t)
     if (first >= H) & (slot < 0):
         return
@@ -164,7 +179,13 @@ def _rotate_and_store_kernel(
 
 
 def rotate_and_store_ref(
-    qkv: Sums, rope: Rope, norms: HeadNorms | None, positions: Tensor, slots: Tensor, cache: Tensor
+    qkv: Sums,
+    rope: Rope,
+    norms: HeadNorms | None,
+    positions: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    has_queries: bool = True,
 ) -> Tensor:
     _, N, G, S, C = cache.shape
     heads = qkv.finish(cache.dtype).unflatten(1, (-1, C))

@@ -34,12 +34,21 @@ class AttentionMetadata:
     finished: tuple[QueryRows, ...] = field(default=(), metadata={"live": True})
 
 
-@opaque(lambda qkv, rope, norms, layer: _empty_queries(qkv))
-def store_kv(qkv: Sums, rope: tuple[Tensor, Tensor], norms: HeadNorms | None, layer: int) -> Tensor:
-    """Rotate queries and keys, cache one layer's keys and values; returns the queries [T, H, C]."""
+@opaque(lambda qkv, rope, norms, layer, has_queries: _empty_queries(qkv))
+def store_kv(
+    qkv: Sums,
+    rope: tuple[Tensor, Tensor],
+    norms: HeadNorms | None,
+    layer: int,
+    has_queries: bool = True,
+) -> Tensor:
+    """Rotate queries and keys, cache one layer's keys and values; returns the queries [T, H, C].
+
+    has_queries: else they may be anything
+    """
     to = _metadata()
     cache = to.layer_caches[layer]
-    return rotate_and_store(qkv, rope, norms, to.positions, to.slot_mapping, cache)
+    return rotate_and_store(qkv, rope, norms, to.positions, to.slot_mapping, cache, has_queries)
 
 
 @opaque(torch.empty_like)

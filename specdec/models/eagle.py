@@ -89,7 +89,7 @@ class EagleModel(nn.Module):
             self(input_ids_T, g_TD)
             return
         u_TD, _ = self._enter(input_ids_T, g_TD, None)
-        self._first.self_attn.store(u_TD)
+        self._first.self_attn.store(u_TD, has_queries=False)
 
     def forward(
         self,

@@ -28,8 +28,9 @@ class Linear(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         return linear(x_TD, self.weight, self.bias)
 
-    def sums(self, x_TD: Tensor) -> Sums:
-        return split_linear(x_TD, self.weight, self.bias)
+    def sums(self, x_TD: Tensor, first: int = 0) -> Sums:
+        """first: columns before it may hold anything."""
+        return split_linear(x_TD, self.weight, self.bias, first)
 
 
 class Embedding(nn.Module):
@@ -73,17 +74,19 @@ class Attention(nn.Module):
         C = config.head_dim
         self.index = index
         self.rope = rope
+        self._num_queries = H * C
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias)
         self.o_proj = Linear(H * C, config.hidden_size, config.o_bias)
         self.q_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
 
-    def store(self, x_TD: Tensor) -> Tensor:
-        """Cache the keys and values of rows; returns their queries."""
+    def store(self, x_TD: Tensor, has_queries: bool = True) -> Tensor:
+        """Cache the keys and values of rows; returns their queries, or anything in their place."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        return store_kv(self.qkv_proj.sums(x_TD), self.rope, norms, self.index)
+        qkv = self.qkv_proj.sums(x_TD, 0 if has_queries else self._num_queries)
+        return store_kv(qkv, self.rope, norms, self.index, has_queries)
 
     def finish(
         self, q_THC: Tensor, stream_TD: Tensor, rows_X: Tensor | None

@@ -72,6 +72,20 @@ def test_split_linear(device, rows):
     torch.testing.assert_close(sums.finish(torch.float32), x @ w.T, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 17, 70, 513])
+@pytest.mark.parametrize("n, first", [(256, 192), (256, 80), (100, 64), (96, 6)])
+def test_columns_from_the_first_one_on_have_the_bits_of_all(
+    exact_device, monkeypatch, dtype, rows, n, first
+):
+    x, w = (torch.randn(each, 2048, device=exact_device, dtype=dtype) for each in (rows, n))
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how).fill_(torch.nan))
+    whole, part = (launch_split_linear(x, w, dtype, each) for each in (0, first))
+    assert torch.equal(part[..., first:], whole[..., first:])
+    assert part[..., :first].isnan().all() or rows == 513  # of many rows all are computed
+
+
 @pytest.mark.parametrize("rows", [17, 513])
 def test_a_sum_that_is_all_is_rounded_once(device, rows):
     """As its reader would; with splits or a bias the reader has more to add."""
@@ -201,6 +215,11 @@ def test_rotate_and_store(device, dtype, has_bias, has_norms, C):
         caches[0][:, :N], caches[1][:, :N], rtol=2e-2, atol=2e-2, equal_nan=True
     )
     assert caches[0][:, N].isnan().all()  # padding writes nothing at all
+
+    qkv.parts_STN[..., : H * C] = torch.nan
+    without = torch.full_like(caches[0], torch.nan)
+    launch_rotate_and_store(qkv, rope, norms, positions, slots, without, has_queries=False)
+    assert torch.equal(without.nan_to_num(7.0), caches[0].nan_to_num(7.0))
 
 
 def attention_case(lengths, query_lens, H, G, C, device, dtype):

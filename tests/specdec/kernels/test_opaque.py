@@ -67,8 +67,8 @@ def test_the_shapes_that_the_compiler_is_told_are_the_true_ones(T, device):
     check("linear", x, w, None, torch.float32)
     check("linear", y, w_down, norm, None)
     check("joint_input", torch.zeros(T, dtype=torch.int64, device=device), w, norm, x, norm, 1e-6)
-    check("split_sums", x, w, torch.float32)
-    check("split_sums", x.half(), w.half(), torch.float16)
+    check("split_sums", x, w, torch.float32, 0)
+    check("split_sums", x.half(), w.half(), torch.float16, 16)
     check("gate_up", x, w, None)
     check("rms_norm", x, norm, 1e-5)
     check("add_rms_norm", parts, norm, x, norm, 1e-5, out)
@@ -95,7 +95,7 @@ def test_the_shape_of_the_queries_is_told_by_the_cache(device, has_norms):
     )
     context = ForwardContext(attn_metadata=metadata, slot_mapping=positions, num_tokens=T)
     with set_forward_context(context):
-        check("store_kv", parts, None, *rope, *norms, 0)
+        check("store_kv", parts, None, *rope, *norms, 0, True)
 
 
 def check(name, *args):

@@ -149,9 +149,9 @@ class Draft:
         if how.mode is CUDAGraphMode.FULL:
             assert self.graphs.extend is not None, step
             self.graphs.extend.run_fullgraph(how.descriptor)
-        elif how.mode is CUDAGraphMode.PIECEWISE:
+        elif how.mode is CUDAGraphMode.PIECEWISE and not self.model.has_one_layer:
             self._extend(self.contexts.rows_and_seeds(step, how, step.num_reqs))
-        else:
+        else:  # of one layer these are a few products; in pieces seeds would run as well
             self._cache_rows(self.contexts.rows(step, how))
 
     def _cache_rows(self, context: ForwardContext) -> None:

@@ -85,7 +85,7 @@ class EagleModel(nn.Module):
 
     def extend(self, input_ids_T: Tensor, g_TD: Tensor) -> None:
         """Cache the keys and values of `forward`: of one layer, they need no attention and MLP."""
-        if len(self.layers) > 1:
+        if not self.has_one_layer:
             self(input_ids_T, g_TD)
             return
         u_TD, _ = self._enter(input_ids_T, g_TD, None)
@@ -113,6 +113,11 @@ class EagleModel(nn.Module):
             wanted_B = seeds_B if layer is others[-1] else None
             x, stream_TD = layer(*layer.input_layernorm.add(x, stream_TD), wanted_B)
         return x, stream_TD
+
+    @property
+    def has_one_layer(self) -> bool:
+        """As most drafts."""
+        return len(self.layers) == 1
 
     @property
     def _first(self) -> EagleLayer:

@@ -93,7 +93,7 @@ def launch_start_rows(state: RequestState, packed_X: Tensor, num_starts: int, wi
     )
 
 
-@jit(varying=("num_starts", "num_grown", "width"))
+@jit(varying=("scratch_block", "num_starts", "num_grown", "width"))
 def _start_rows_kernel(
     packed_ptr,  # [num_starts, width], then [num_grown, 3]
     num_drafts_ptr,  # [R + 1]

@@ -174,6 +174,19 @@ def test_graphs_replay_what_runs_eagerly(make, greedy, prompts, sizes, token_siz
     assert CUDAGraphMode.NONE not in modes
 
 
+def test_prompts_in_steps_that_draft_nothing_run_no_pieces_of_the_draft(
+    make, expected, greedy, prompts
+):
+    """Whose seeds would run its whole layer."""
+    llm = make(backend=TapeBackend(), k=2, max_num_seqs=3, max_num_batched_tokens=40)
+    planned(llm, [(3, 0)])
+    assert texts(llm, prompts[:6], [greedy(NUM_TOKENS)] * 6) == expected[0]
+    counters = llm.graph_counters()
+    assert counters["target_prefill"].replays[CUDAGraphMode.PIECEWISE] > 0
+    assert counters["draft_extend"].replays[CUDAGraphMode.FULL] > 0
+    assert not counters["draft_prefill"].replays
+
+
 @pytest.mark.parametrize(
     "draft", ["demo/eagle3", pytest.param("demo/eagle1", marks=pytest.mark.slow)]
 )

@@ -51,7 +51,8 @@ def cublas_linear(
     return out_TN if bias_N is None else out_TN + bias_N
 
 
-def cublas_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
+def cublas_sums(x_TK: Tensor, weight_NK: Tensor, dtype: torch.dtype, first: int = 0) -> Tensor:
+    """All columns: `first` says which may be left out."""
     return torch.mm(x_TK, weight_NK.t(), out_dtype=dtype)[None]
 
 

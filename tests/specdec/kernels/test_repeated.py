@@ -51,13 +51,21 @@ def test_it_is_looked_for_once_and_gets_addresses_on_the_stream_of_each_call(
 
 
 @triton.jit
+def _now():
+    return tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _when_and_where_kernel(out_ptr, ns):
-    place, clock = "mov.u32 $0, %smid;", "mov.u64 $0, %globaltimer;"
-    place = tl.inline_asm_elementwise(place, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-    start = tl.inline_asm_elementwise(clock, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+    place = tl.inline_asm_elementwise(
+        "mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+    start = _now()
     now = start
     while now - start < ns:
-        now = tl.inline_asm_elementwise(clock, "=l", [], dtype=tl.int64, is_pure=False, pack=1)
+        now = _now()
     at = out_ptr + tl.program_id(0) * 3
     tl.store(at, place.to(tl.int64))
     tl.store(at + 1, start)

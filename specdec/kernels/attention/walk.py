@@ -1,9 +1,10 @@
 """The kernel that walks the keys of query tiles, split by split.
 
 A program takes all splits of its tile, adds them up and writes the rows; or programs share them and
-leave a partial result of each (combine.py). Rows of a tree have their last keys elsewhere: programs
-of their own attend to these (path_tails.py), and all leave partial results. Tiles of long slots may
-be left out (long_slots.py).
+leave a partial result of each (combine.py), where there is one slot (of several: shared_splits.py)
+or rows are those of trees. These have their last keys elsewhere: programs of their own attend to
+them (path_tails.py), and all leave partial results. Tiles of long slots may be left out
+(long_slots.py).
 """
 
 from math import prod

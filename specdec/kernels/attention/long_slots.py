@@ -1,7 +1,8 @@
 """Batch slots of so many keys that one program must not walk them alone.
 
 Where the query tiles of a launch fill the GPU, a program walks all keys of its tile. A slot is long
-if the position of its last row is `alone_keys` or more, whatever the others have. A kernel shares
+if the position of its last row is `alone_keys` or more, whatever the others have, or would be if
+none of its rows were padding. A kernel shares
 the splits of long slots, one in combine.py adds them up, and beside both walk the programs of all
 other slots. The two look at the last positions of all slots and end at once where none is long.
 Partial results have room for the rows of `most` long slots; where more are long, they fill the GPU,
@@ -119,7 +120,8 @@ def _share_long_kernel(
         item = start + tl.where(is_back, programs - 1 - tl.program_id(0), tl.program_id(0))
         if item < num_items:
             rank, b, split, tile, g = _place_of(item, shared, G, SLOTS)
-            if split >= 0:
+            # padding may reach behind the longest context, and a split further
+            if (split >= 0) & (split < NS):
                 row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
                 t, head, inside, position, first, last = tile_of(
                     row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS

@@ -122,6 +122,29 @@ def test_a_slot_is_long_though_its_last_rows_are_padding(exact_device, monkeypat
     assert alone.isnan().all((1, 2)).tolist() == [True] * 4 + [False] * 4 + [True] * 4
 
 
+@pytest.mark.parametrize("first", [316, 318])
+def test_rows_of_padding_behind_the_end_of_the_context_have_no_splits(
+    exact_device, monkeypatch, first
+):
+    """Where the longest context ends at a border, a row behind it would be in one split more."""
+    extents, longest = ((200, 70, 320), (4, 4, 4)), 320
+    sizes = {"group": 2, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
+    q, cache, rows = case("normal", extents, **sizes)
+    last_rows = torch.arange(first, first + 4, device=exact_device)
+    num_rows = 8 + int((last_rows < longest).sum())
+    last_rows = torch.where(last_rows < longest, last_rows, 0)
+    positions = torch.cat([rows.positions[:8], last_rows])
+    rows = replace(rows, positions=positions, max_seq_len=longest)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", None)
+    expected = attend(monkeypatch, ONE_WALKS_ALL, q, cache, rows)
+    monkeypatch.setattr(launch_plan, "ALONE_KEYS", 128)
+    rows = with_room(rows, 2, H=2, C=16)
+    found = attend(monkeypatch, just_full(rows, 2, 1), q, cache, rows)
+    assert len(rows.launches) == 3
+    assert torch.equal(found[:num_rows], expected[:num_rows])
+    assert rows.workspace[2 * slot_size(rows, H=2, C=16) :].isnan().all()
+
+
 def test_helpers_write_nothing_where_no_slot_is_long(exact_device, monkeypatch):
     sizes = {"group": 1, "G": 1, "C": 16, "dtype": FP16, "device": exact_device}
     q, cache, rows = case("normal", ((128, 128, 100), (2, 2, 2)), **sizes)

@@ -226,7 +226,7 @@ class Loop:
         return sum(len(request.token_ids) for request in self.requests)
 
     def run(self, level: int, num_ends: int = MANY, most_steps: int = MANY) -> None:
-        """Until so many requests have ended, or so many steps. level: how many run at a time."""
+        """Run until so many requests or steps have ended. level: how many run at a time."""
         self._fill(level)
         last_step = self.num_steps + most_steps
         while num_ends > 0 and self.num_steps < last_step:

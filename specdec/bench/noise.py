@@ -22,10 +22,10 @@ STEPS_WITH_NOISE, STEPS_WITHOUT = 50, 200  # before a window begins
 
 
 def noise(bench: Bench) -> Iterator[Row]:
-    """Auto with a draft of random weights beside plain decoding, and once they are its own again.
+    """Auto with a draft of random weights beside plain decoding, and with its own weights again.
 
-    Tokens per second: 50 steps after a loop with noise began, 200 after one without, and as long
-    after another one.
+    Tokens per second, 50 steps after the beginning of a loop with random weights, and 200 after
+    that of each of two loops with its own.
     """
     bench.pair.drop()
     eagle = bench.pair.eagle
@@ -50,8 +50,9 @@ def noise(bench: Bench) -> Iterator[Row]:
         speeds: dict[str, float] = {}
         for name, of_setting, has_noise, num_steps in settings:
             with random_weights(eagle) if has_noise else nullcontext():
-                given = batch, temperature, num_steps, known
-                speeds[name], difference = _loop(bench, of_setting, *given)
+                speeds[name], difference = _loop(
+                    bench, of_setting, batch, temperature, num_steps, known
+                )
             row |= difference or {}
         if "refused" not in row:
             row |= speeds

@@ -74,7 +74,7 @@ class Attention(nn.Module):
         C = config.head_dim
         self.index = index
         self.rope = rope
-        self._num_queries = H * C
+        self._query_columns = H * C
         self.qkv_proj = Linear(num_in, (H + 2 * G) * C, config.qkv_bias)
         self.o_proj = Linear(H * C, config.hidden_size, config.o_bias)
         self.q_norm = RMSNorm(C, config.rms_norm_eps) if config.qk_norm else None
@@ -85,7 +85,7 @@ class Attention(nn.Module):
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        qkv = self.qkv_proj.sums(x_TD, 0 if has_queries else self._num_queries)
+        qkv = self.qkv_proj.sums(x_TD, 0 if has_queries else self._query_columns)
         return store_kv(qkv, self.rope, norms, self.index, has_queries)
 
     def finish(

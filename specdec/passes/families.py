@@ -5,7 +5,8 @@
     target.plain    FULL       rounds of an engine with a draft in which no request drafts
     target.tree     FULL       rounds of trees, where others are of chains; and another family for
                                each smaller number of rows that those of more requests have
-    draft.prefill   both       with prompts in pieces, after a round whole or in pieces
+    draft.prefill   both       with prompts in pieces, after a round whole or in pieces; where
+                               nothing is drafted, a draft of one layer extends its KV op by op
     draft.decode    FULL       K - 1 rows per request, one after another; of trees k at a time
     draft.extend    FULL       the draft's KV after a plain round, where a later one may draft
 

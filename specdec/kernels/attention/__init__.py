@@ -8,14 +8,14 @@ position multiplies by 1 and adds 0. Values of keys beyond a tile's last row are
 
 Splits are 64 keys up to position 1,024, then 128 up to 4,096, 256 up to 8,192, and 512: short
 contexts spread over the GPU, long ones leave few partial results. In a round of few requests
-programs share the splits of query tiles, by the keys of each, and a second kernel adds them up; in
-a prefill chunk, and where the query tiles alone fill the GPU, one program walks all splits and
-writes no partial result. There a round leaves the slots of more than ALONE_KEYS keys to two others
-beside it: one shares their splits, and the next adds them up; without such slots both end at once.
-All use the same functions for a tile of keys and for adding a split. Maxima are exact and totals
-come from the tensor cores like the values, so nothing depends on how a tile lies across threads: a
-row gets the same bits every way. That holds for query tiles of 64 rows and more too, which take
-wgmma: tests/specdec/kernels/test_query_tiles.py asks a GPU.
+programs share the splits of query tiles and a second kernel adds them up; in a prefill chunk, and
+where the query tiles alone fill the GPU, one program walks all splits and writes no partial result.
+There a round leaves the slots of more than ALONE_KEYS keys to two others beside it: one shares
+their splits, and the next adds them up; without such slots both end at once. All use the same
+functions for a tile of keys and for adding a split. Maxima are exact and totals come from the
+tensor cores like the values, so nothing depends on how a tile lies across threads: a row gets the
+same bits every way. That holds for query tiles of 64 rows and more too, which take wgmma:
+tests/specdec/kernels/test_query_tiles.py asks a GPU.
 
 To be read in this order:
 1. query_rows.py: what a pass says of its rows and keys;

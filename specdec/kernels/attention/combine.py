@@ -20,10 +20,10 @@ COMBINERS = 264  # programs for long slots: two a multiprocessor
 # measured on an H200
 FEW_AT_ONCE = 8  # partial results that are loaded together, for rows that have no more
 MANY_AT_ONCE = 16  # for all other rows
-# Programs that add up begin while the last ones that share end, and would crowd those
-# multiprocessors that happen to be free: 23 of 132 were seen to run 128. So each reserves shared
-# memory, of what those that share leave, and few fit one. Up to so many programs; measured on an
-# H200.
+# Programs that add up begin while the last ones that share splits end, and would crowd the
+# multiprocessors that happen to be free: 128 of them were seen on 23 of 132. So each reserves a
+# part of the shared memory that the others leave, and few fit one multiprocessor. With more
+# programs than this it costs more than it brings. Measured on an H200.
 FEW_PROGRAMS, LEFT, MOST_RESERVED = 512, 100 * 1024, 48 * 1024  # bytes of a multiprocessor
 
 

@@ -17,8 +17,8 @@ MAX_SPLIT_TOKENS = 16  # query tokens per request up to which programs share a q
 # A slot with more is long: where the query tiles fill the GPU, other programs share its splits.
 # None: no slot is long, and no kernel looks for one.
 ALONE_KEYS: int | None = 4096
-# batch slots that a program looks at: at least this many, at powers of 2; and one of a team, which
-# takes more registers with 32
+# Batch slots that a program looks at: at least this many, at powers of 2. A team's program, too: it
+# takes more registers where it is compiled for 32.
 MIN_SLOTS, MIN_TEAMED_SLOTS = 256, 64
 # measured on an H200
 FULL = 128  # programs, query tiles x kv heads, that fill a GPU without sharing splits
@@ -64,10 +64,10 @@ class Launch(NamedTuple):
     query_tiles: int  # of all batch slots
     usual_tiles: int  # of these, those that have rows, more or less
     is_split: bool  # programs share the splits of each query tile; else one walks them all
-    sharers: int  # as many, of each query tile and kv head; not of teams
+    sharers: int  # as many, of each query tile and kv head; 1 with teams
     teams: int  # that share the splits of several slots, see shared_splits.py; 0: none
     walk_warps: int  # of each program that shares or walks, or attends to the last keys of paths
-    most_registers: int | None  # of its threads, None: as many as it takes; not of teams
+    most_registers: int | None  # of its threads, None: as many as it takes
     looks_first: bool  # a program that shares looks for a split before all else
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper or a team looks at, at powers of 2; 1 without
@@ -107,11 +107,14 @@ def plan_launch(
     may_be_long = ALONE_KEYS is not None and (most_keys is None or most_keys > ALONE_KEYS)
     is_few = usual_tiles // B * heads.G < FULL  # a slot's own tiles do not fill the GPU
     is_helped = may_be_long and is_few and is_round and not has_paths and not is_split
-    sharers = _sharers(usual_tiles * heads.G, has_paths) if is_split else 1
-    teams = 0
+    sharers, teams, registers = 1, 0, None
     if is_split and B > 1 and not has_paths:
-        programs = TEAMED if team_registers(tile, heads) is None else SMALL_TEAMED
+        registers = _team_registers(tile, heads)
+        programs = TEAMED if registers is None else SMALL_TEAMED
         teams = max(programs // (usual_tiles // B * heads.G), B)
+    elif is_split:
+        registers = _most_registers(tile, heads)
+        sharers = _sharers(usual_tiles * heads.G, has_paths)
     return Launch(
         tile,
         tokens,
@@ -122,9 +125,9 @@ def plan_launch(
         sharers=sharers,
         teams=teams,
         walk_warps=WARPS if is_split else tile.num_warps,
-        most_registers=_most_registers(tile, heads) if is_split else None,
+        most_registers=registers,
         # of plain rounds and of trees this costs more behind 4,096 keys than it brings behind 300
-        looks_first=is_split and usual > 1 and not has_paths,
+        looks_first=is_split and not teams and usual > 1 and not has_paths,
         is_helped=is_helped,
         slots=_slots(B, is_helped, teams),
         has_paths=has_paths,
@@ -144,7 +147,7 @@ def _sharers(programs: int, has_paths: bool) -> int:
     return -(-(FEW_SHARERS if programs >= MANY_TILES else PATH_SHARERS) // programs)
 
 
-def team_registers(tile: QueryTile, heads: Heads) -> int | None:
+def _team_registers(tile: QueryTile, heads: Heads) -> int | None:
     """At most, of a thread of a team's program, with which three fit a multiprocessor."""
     rows, registers = FEWER_REGISTERS
     return registers if tile.rows <= rows and heads.C * heads.itemsize <= SMALL_KEY else None

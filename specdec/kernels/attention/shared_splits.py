@@ -1,18 +1,18 @@
-"""Several batch slots whose splits programs share: each slot has as many as its keys are worth.
+"""Several batch slots whose splits programs share, in proportion to the keys of each.
 
 Programs come in teams, each with one program for every place of a query tile in its slot and every
-kv head. A slot gets a team, and of the others as many as its share of all keys: a long one has
-many, a short one few, so that all end at about the same time. The teams of a slot take its splits
-in turn, there and back, from the last ones on, which are the longest, and leave a partial result of
-each (combine.py).
+kv head. Each slot gets one team, and the others are dealt out by keys: a long slot has many, a
+short one few, so that all end at about the same time. The teams of a slot take its splits in turn,
+back and forth, from the last ones on, which are the longest, and leave a partial result of each
+(combine.py).
 
-As many programs as a GPU holds at once: each goes from tile to tile across the borders of its
-splits, and none begins when others have ended.
+There are as many programs as a GPU holds at once, so that none has to wait for others to end. Each
+goes through its splits in one loop.
 """
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import WARPS, team_registers
+from specdec.kernels.attention.launch_plan import WARPS
 from specdec.kernels.attention.long_slots import last_positions
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.splits import (
@@ -31,7 +31,6 @@ from specdec.kernels.repeated import Repeated
 
 def prepare_share(given: Pass) -> Repeated:
     plan, heads = given.plan, given.heads
-    registers = team_registers(plan.tile, heads)
     return Repeated(
         _share_splits_kernel,
         (plan.teams * plan.tiles * heads.G, 1, 1),
@@ -52,7 +51,7 @@ def prepare_share(given: Pass) -> Repeated:
         options={
             "num_warps": WARPS,
             "num_stages": 2,
-            **({} if registers is None else {"maxnreg": registers}),
+            **({} if plan.most_registers is None else {"maxnreg": plan.most_registers}),
             **given.options,
         },
     )

@@ -68,8 +68,11 @@ MISTAKES = [
     ("verify demo demo -k 99", "--num-speculative-tokens 99: give an integer from 0"),
     ("generate demo x --draft demo -k lots", "--num-speculative-tokens lots: give an integer, or"),
     ("generate demo x -k auto", "--num-speculative-tokens auto without a draft: give --draft too"),
-    ("bench demo --adaptive", "--adaptive is for the suites loop, ramp, requests, cold: give"),
-    ("bench demo --chains", "--chains is for the suites loop, ramp, requests: give one of"),
+    (
+        "bench demo --adaptive",
+        "--adaptive is for the suites loop, ramp, noise, requests, cold: give",
+    ),
+    ("bench demo --chains", "--chains is for the suites loop, ramp, noise, requests: give one of"),
     (
         "bench demo --trees 8x6x4",
         "--trees 8x6x4 is for the suites trees, context: give one of them",

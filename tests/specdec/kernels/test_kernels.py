@@ -73,8 +73,9 @@ def test_split_linear(device, rows):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 17, 70, 513])
-@pytest.mark.parametrize("n, first", [(256, 192), (256, 80), (100, 64), (96, 6)])
+@pytest.mark.parametrize(
+    "rows, n, first", [(1, 256, 192), (17, 100, 64), (70, 256, 80), (513, 96, 6)]
+)
 def test_columns_from_the_first_one_on_have_the_bits_of_all(
     exact_device, monkeypatch, dtype, rows, n, first
 ):

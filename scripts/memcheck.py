@@ -2,10 +2,11 @@
 
     python -m scripts.memcheck [-j 10] [TESTS ...]
 
-Several processes share the tests, since each test takes many times as long as by itself. Each
-tensor has memory of its own (PYTORCH_NO_CUDA_MEMORY_CACHING): else what a kernel writes behind a
-tensor might be memory of the next one, and nobody would notice. Exits with 1 if a test failed or
-anything was found.
+Several processes share the tests, since each test takes many times as long as by itself; some take
+more than 9 GB. Each tensor has memory of its own (PYTORCH_NO_CUDA_MEMORY_CACHING): else what a
+kernel writes behind a tensor might be memory of the next one, and nobody would notice. Where a
+signal ends a process, as of the sanitizer's own faults, another one runs the tests that were left.
+Exits with 1 if a test failed, did not end, or anything was found.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from weights.bars import bar
 
@@ -27,7 +29,7 @@ ATTENTION = (  # the longest tests last
     *(f"{KERNELS}/test_{name}.py" for name in ("prompt_attention", "query_tiles")),
 )
 PYTEST = "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"
-HAS_RUN = re.compile(r"^\S+::.* (PASSED|SKIPPED|FAILED|ERROR)", re.MULTILINE)
+HAS_RUN = re.compile(r"^(\S+::.*) (?:PASSED|SKIPPED|FAILED|ERROR)", re.MULTILINE)
 
 
 def parse_args() -> argparse.Namespace:
@@ -59,40 +61,50 @@ def main() -> None:
     # one after another, since the tests of a file take about as long as each other
     parts = [part for i in range(args.processes) if (part := ids[i :: args.processes])]
     # --error-exitcode: else what the sanitizer finds would not change how pytest ends
-    command = [*args.sanitizer.split(), "--error-exitcode", "86", sys.executable, *PYTEST]
-    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    with tempfile.TemporaryDirectory() as temporary:
+    sanitized = *args.sanitizer.split(), "--error-exitcode", "86", sys.executable, *PYTEST
+    command = [*sanitized, "-m", args.marked, "-v", "--tb=short"]
+    num_processes, num_bad, cut_short = 0, 0, []
+    with tempfile.TemporaryDirectory() as temporary, bar(total=len(ids), desc="checking") as shown:
         directory = args.logs or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        logs = [directory / f"{i}.log" for i in range(len(parts))]
-        running = []
-        for part, log in zip(parts, logs, strict=True):
-            with log.open("w") as out:
-                of_part = [*command, "-m", args.marked, "-v", "--tb=short", *part]
-                running.append(subprocess.Popen(of_part, stdout=out, stderr=out, env=environment))
-        try:
-            _wait(running, logs, len(ids))
-        finally:
-            for process in running:
-                process.kill()
-        endings = [process.returncode for process in running]
-        for ending, log in zip(endings, logs, strict=True):
-            if ending != 0:
-                print(f"ended with {ending}:\n{log.read_text()[-4000:]}")
-    num_bad = sum(ending != 0 for ending in endings)
-    print(f"{len(ids)} tests in {len(parts)} processes, {num_bad} not clean")
+        while parts:
+            logs = [directory / f"{num_processes + i}.log" for i in range(len(parts))]
+            endings = _run(command, parts, logs, shown)
+            num_processes += len(parts)
+            num_bad += sum(ending != 0 for ending in endings)
+            left = []
+            for part, ending, log in zip(parts, endings, logs, strict=True):
+                if ending != 0:
+                    print(f"ended with {ending}:\n{log.read_text()[-4000:]}")
+                unfinished = part[len(HAS_RUN.findall(log.read_text())) :]
+                if ending < 0 and unfinished:
+                    cut_short.append(unfinished[0])
+                    left.append(unfinished[1:])
+            parts = [part for part in left if part]
+    print(f"{len(ids)} tests in {num_processes} processes, {num_bad} not clean")
+    if cut_short:
+        print("ended by a signal in", *cut_short, sep="\n  ")
     sys.exit(1 if num_bad else 0)
 
 
-def _wait(running: list[subprocess.Popen[bytes]], logs: list[Path], num_tests: int) -> None:
-    with bar(total=num_tests, desc="checking", unit="test") as progress:
-        while True:
-            is_over = all(process.poll() is not None for process in running)
+def _run(command: list[str], parts: list[list[str]], logs: list[Path], progress: Any) -> list[int]:
+    """How the processes end, each of which runs a part of the tests."""
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    running = []
+    for part, log in zip(parts, logs, strict=True):
+        with log.open("w") as out:
+            process = subprocess.Popen([*command, *part], stdout=out, stderr=out, env=environment)
+            running.append(process)
+    num_before = progress.n
+    try:
+        while any(process.poll() is None for process in running):
             num_done = sum(len(HAS_RUN.findall(log.read_text())) for log in logs)
-            progress.update(num_done - progress.n)
-            if is_over:
-                return
+            progress.update(num_before + num_done - progress.n)
             time.sleep(0.5)
+    finally:
+        for process in running:
+            process.kill()
+    return [process.wait() for process in running]
 
 
 if __name__ == "__main__":

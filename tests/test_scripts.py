@@ -101,6 +101,25 @@ def test_memcheck_deals_tests_out_and_tells_what_is_found(run, capsys, tmp_path,
     assert out.count("ended with 86") == out.count("PASSED") == out.count("Invalid read") == 1
 
 
+def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names, dies = "abcdef", "__import__('os').kill(__import__('os').getpid(), 9)"
+    text = "".join(f"def test_{n}():\n    {dies if n in 'ce' else 'pass'}\n\n" for n in names)
+    (tmp_path / "test_six.py").write_text(text)
+    sanitizer = tmp_path / "sanitizer"
+    sanitizer.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    sanitizer.chmod(0o755)
+    options = "-j", "1", "-m", "not slow", "--sanitizer", str(sanitizer), "--logs", "logs"
+    with pytest.raises(SystemExit, match="1"):
+        run("scripts.memcheck", *options, "test_six.py")
+
+    out = capsys.readouterr().out
+    assert "6 tests in 3 processes, 2 not clean" in out
+    assert out.splitlines()[-2:] == ["  test_six.py::test_c", "  test_six.py::test_e"]
+    text = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    assert [text.count(f"test_{name} PASSED") for name in names] == [1, 1, 0, 1, 0, 1]
+
+
 def test_walks_of_guides_are_recorded():
     guides = Guides(Tokenizer(demo_directory("target")), 4100, [1])
     guide = guides.compile(StructuredOutputsParams(regex="ab+"))

@@ -43,9 +43,7 @@ MOST_AGE = 8  # merges for which a few requests are served by what was estimated
 PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
 THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
 MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
-FEW = (
-    8  # requests: each number up to here has an estimate; more share one with a FEWth more or less
-)
+FEW = 8  # requests: each number up to it has an estimate; larger ones serve if a FEWth away
 MANY = 8  # requests: with fewer none is left far behind
 HURRY = 2.0  # where steps should be short, a millisecond counts as so many
 

@@ -154,6 +154,7 @@ def _team_registers(tile: QueryTile, heads: Heads) -> int | None:
 
 
 def _slots(B: int, is_helped: bool, teams: int) -> int:
+    """That a program looks at; 1: at its own alone."""
     if not is_helped and not teams:
         return 1
     return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)

@@ -2,9 +2,10 @@
 
 Where the query tiles of a launch fill the GPU, a program walks all keys of its tile. A slot is long
 if the position of its last row is `alone_keys` or more, whatever the others have, or would be if
-none of its rows were padding. A kernel shares
-the splits of long slots, one in combine.py adds them up, and beside both walk the programs of all
-other slots. The two look at the last positions of all slots and end at once where none is long.
+none of its rows were padding. A kernel shares the splits of long slots, one in combine.py adds them
+up, and beside both walk the programs of all other slots. The two look at the last positions of all
+slots and end at once where none is long.
+
 Partial results have room for the rows of `most` long slots; where more are long, they fill the GPU,
 and all of them walk alone.
 

@@ -30,6 +30,7 @@ from specdec.kernels.repeated import Repeated
 
 
 def prepare_share(given: Pass) -> Repeated:
+    """For the query tiles of several slots: teams share their splits, and leave partial results."""
     plan, heads = given.plan, given.heads
     return Repeated(
         _share_splits_kernel,

@@ -18,8 +18,9 @@ class Repeated:
     """kernel[grid] over the tensors of a call, then `then`, then `constants`, as its parameters.
 
     The tensors of every call have the dtypes and the alignment of the first call's. Descriptors may
-    stand for tensors, of blocks of the same shapes in every call. shared_bytes: of shared memory
-    that a program takes, at least, so that fewer fit a multiprocessor; up to 48 KB
+    stand for tensors, of blocks of the same shapes in every call, and numbers that the kernel lets
+    vary. shared_bytes: of shared memory that a program takes, at least, so that fewer fit a
+    multiprocessor; up to 48 KB
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Repeated:
         self._shared_bytes = shared_bytes
         self._found: Callable[..., object] | None = None
 
-    def __call__(self, *tensors: Tensor | GluonDescriptor) -> None:
+    def __call__(self, *tensors: Tensor | GluonDescriptor | int) -> None:
         """Launch it."""
         if INTERPRET or active_mode.get() is not None:  # where launches are something else
             options = {**self._constants, **self._options}
@@ -50,7 +51,7 @@ class Repeated:
             self._found = self._find(tensors)
         self._found(*map(_argument, tensors))
 
-    def _find(self, tensors: Sequence[Tensor | GluonDescriptor]) -> Callable[..., object]:
+    def _find(self, tensors: Sequence[Tensor | GluonDescriptor | int]) -> Callable[..., object]:
         options = {**self._constants, **self._options}
         kernel = self._kernel.run(*tensors, *self._then, **options, grid=self._grid, warmup=True)
         if hasattr(kernel, "result"):  # being compiled

@@ -1,6 +1,6 @@
-"""What steps decided, on its way to the host: one copy after `commit`, beside the draft.
+"""What steps decided, on its way to the host: written there after `commit`, before the draft runs.
 
-The draft's proposals are copied too, after it, where a grammar has to follow them.
+The draft's proposals are copied after it, where a grammar has to follow them.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.stepping.buffers import CONFIDENCE_ONE, StepBuffers
 from specdec.stepping.logprobs import RecordedLogprobs, StepLogprobs
+from specdec.stepping.send import sender
 
 NUM_SLOTS = 4  # steps whose results may be on their way at a time
 
@@ -116,7 +117,7 @@ class PendingResult:
         return float(earlier.sent.elapsed_time(self.sent))
 
     def wait(self) -> None:
-        """For the copy, and for no later pass."""
+        """For the results, and for no later pass."""
         if self.sent is not None:
             self.sent.synchronize()
 
@@ -191,18 +192,19 @@ class Results:
             torch.cuda.Event(enable_timing=True) if results.is_cuda else None  # type: ignore[no-untyped-call]
             for _ in range(NUM_SLOTS)
         ]
+        self._send = sender(results)
         self._num_sent = 0
         self.latest = PendingResult(self._slots_cpu[0, :0], self._columns, None)
 
     def send(self, num_reqs: int, logprobs: RecordedLogprobs, are_trees: bool = False) -> None:
-        """Start the copy; nothing waits for it. `latest` is where it arrives.
+        """Send them off; nothing waits for it. `latest` is where they arrive.
 
         are_trees: what was verified
         """
         slot = self._num_sent % NUM_SLOTS
         self._num_sent += 1
         rows_cpu = self._slots_cpu[slot, :num_reqs]
-        rows_cpu.copy_(self._results[:num_reqs], non_blocking=True)
+        self._send(rows_cpu)
         sampled, *prompts = [
             None if part is None else part.to_host()
             for part in (logprobs.sampled, *logprobs.prompts)

@@ -12,7 +12,17 @@ from itertools import product
 import torch
 
 from specdec.bench.bench import Bench
-from specdec.bench.loop import Loop, Outputs, compared, engine_spec, jobs, measured, num_measured
+from specdec.bench.loop import (
+    Loop,
+    Outputs,
+    compared,
+    engine_spec,
+    jobs,
+    measured,
+    num_measured,
+    planned,
+    planner_statistics,
+)
 from specdec.bench.pair import EngineSpec
 from specdec.bench.report import Row
 from specdec.start.speculation import Drafting
@@ -25,7 +35,7 @@ def noise(bench: Bench) -> Iterator[Row]:
     """Auto with a draft of random weights beside plain decoding, and with its own weights again.
 
     Tokens per second, 50 steps after the beginning of a loop with random weights, and 200 after
-    that of each of two loops with its own.
+    that of each of two loops with its own. And what was planned with random weights.
     """
     bench.pair.drop()
     eagle = bench.pair.eagle
@@ -48,16 +58,20 @@ def noise(bench: Bench) -> Iterator[Row]:
         row: Row = {"num_speculative_tokens": auto.name, "batch": batch}
         row["temperature"] = temperature
         speeds: dict[str, float] = {}
+        choices: Row = {}
         for name, of_setting, has_noise, num_steps in settings:
             with random_weights(eagle) if has_noise else nullcontext():
-                speeds[name], difference = _loop(
+                speeds[name], difference, chosen = _loop(
                     bench, of_setting, batch, temperature, num_steps, known
                 )
             row |= difference or {}
+            if has_noise:
+                choices = {f"noise_{name}": value for name, value in chosen.items()}
         if "refused" not in row:
             row |= speeds
             row["noise_over_plain"] = speeds["with_noise"] / speeds["plain"]
             row["again_over_best"] = speeds["again"] / max(speeds["again"], speeds["later"])
+            row |= choices
         yield row
     bench.pair.drop()
 
@@ -69,12 +83,14 @@ def _loop(
     temperature: float,
     num_steps: int,
     known: Outputs,
-) -> tuple[float, Row | None]:
-    """Tokens per second after so many steps, and where an output differs from what is known."""
-    running = Loop(bench.pair.engine(spec), jobs(bench, batch, temperature))
+) -> tuple[float, Row | None, Row]:
+    """Tokens per second after so many steps, where an output differs, and what was planned."""
+    engine = bench.pair.engine(spec)
+    running = Loop(engine, jobs(bench, batch, temperature))
     running.run(batch, most_steps=num_steps)
+    before = planner_statistics(engine)
     speed = measured(running, batch, num_measured(batch)).tokens_per_second
-    return speed, compared(running.requests, temperature, known)
+    return speed, compared(running.requests, temperature, known), planned(engine, before)
 
 
 @contextmanager

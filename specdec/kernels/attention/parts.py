@@ -102,10 +102,14 @@ def load_part(parts, index, c, C: tl.constexpr):
 
 @jit
 def store_part(parts, index, peak, total, acc, C: tl.constexpr):
-    """Leave the partial result of each row for a later kernel."""
+    """Leave the partial result of each row for a later kernel, if possible in the L2 cache.
+
+    Long contexts stream through that cache, and would push it out to memory.
+    """
     acc_ptr, stats_ptr, first, inside = parts
     c = columns(C)
     at = first + index
     tl.store(stats_ptr + at * 2, peak, mask=inside)
     tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
-    tl.store(acc_ptr + at[:, None] * C + c[None, :], acc, mask=inside_columns(inside, C))
+    acc_at = acc_ptr + at[:, None] * C + c[None, :]
+    tl.store(acc_at, acc, mask=inside_columns(inside, C), eviction_policy="evict_last")

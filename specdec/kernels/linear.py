@@ -22,7 +22,7 @@ from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.persistent.launch import launch_persistent
 from specdec.kernels.tile_order import num_tiles, place_of, split_blocks
 from specdec.kernels.tile_shapes import MANY_ROWS, PARALLEL_ROWS, row_pieces
-from specdec.kernels.tiles import Tiles, rows_to_read, tiles_for
+from specdec.kernels.tiles import Tiles, rows_to_read, tiles_for, tiles_for_columns
 
 
 class Sums(NamedTuple):
@@ -61,7 +61,7 @@ def split_linear(
 ) -> Sums:
     """The product as float32 split sums, or in x's dtype where one sum is all.
 
-    first: columns before it may hold anything; where rows are few their weights are not read
+    first: columns before it may hold anything; their weights are not read
     """
     dtype = torch.float32 if bias_N is not None else x_TK.dtype
     return Sums(_split_sums(x_TK, weight_NK, dtype, first), bias_N)
@@ -101,6 +101,8 @@ def launch_split_linear(
 ) -> Tensor:
     """[splits, T, N]. dtype: of a sum that is all. first: as of split_linear"""
     tiles = tiles_for("split", x_TK, weight_NK)
+    if first > 0 and tiles.cuts != 0:  # persistent/ makes all columns
+        tiles = tiles_for_columns(tiles, x_TK, weight_NK[first:])
     parts = 1 if tiles.is_serial else tiles.splits
     parts_STN = torch.empty(
         (parts, len(x_TK), len(weight_NK)),

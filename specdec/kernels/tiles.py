@@ -50,6 +50,20 @@ def tiles_for(kind: Kind, x_TK: Tensor, weight_NK: Tensor, num_rows: int | None 
     return choose_tiles(kind, rows, *weight_NK.shape, x_TK.dtype, gpu, is_hopper(device))
 
 
+def tiles_for_columns(whole: Tiles, x_TK: Tensor, weight_NK: Tensor) -> Tiles:
+    """Those of linear.py for a part of a product's columns. whole: the tiles of all of them.
+
+    By the rule: tables have other splits for as many columns, or none.
+    """
+    return _of_columns(row_class(len(x_TK)), *weight_NK.shape, x_TK.dtype, whole.splits)
+
+
+@cache
+def _of_columns(num_rows: int, N: int, K: int, dtype: torch.dtype, splits: int) -> Tiles:
+    product = Product("split", N, K, dtype_name(dtype))
+    return cut(rule_shape(product, num_rows, splits), num_rows, splits)
+
+
 @cache
 def choose_tiles(
     kind: Kind,

@@ -78,6 +78,8 @@ def forwards(runner: Runner) -> Iterator[Step]:
     most = sum(lengths_of(sizes, sizes.max_num_rows))
     for rows in counts_by_kind(1, most):
         yield prompts(runner, lengths_of(sizes, rows))
+        if sizes.is_adaptive:  # the draft's KV may be extended alone
+            yield prompts(runner, lengths_of(sizes, rows), num_levels=0)
     for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
         yield chunk(runner, length, count)
     rounds = uniform_rounds(runner)

@@ -30,6 +30,7 @@ ARRIVALS_MEMORY = 1 / 64  # weight of the latest step in the average of arriving
 BACKLOG_STEPS = 16  # of what waits, one part in so many rides in a step, where prompts are short
 QUIET_STEPS = 32  # without a new request, after which no more are expected
 BURST_ROWS = 4096  # of prompts that wait: several times what does where requests come one by one
+IMPATIENT = 64  # requests up to which a prompt is passed over once; of more, twice in a row
 SHORT_PROMPT = 512  # rows: of a longer one no more count, or one alone would delay all that run
 
 
@@ -57,7 +58,8 @@ class Scheduler:
         self._has_trees = False  # which are trees, in engines that draft both
         self._arriving = 0.0  # rows of prompts for each step, a running average
         self._num_quiet = 0  # steps since a request came
-        self._passed_over: set[Request] = set()  # whose prompts the latest step left waiting
+        # whose prompts the latest step left waiting, and how many steps in a row have
+        self._passed_over: dict[Request, int] = {}
         self.waiting: list[Request] = []  # in order of priority and arrival
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -228,7 +230,9 @@ class Scheduler:
         if not verifying and not waiting:
             return None
         work = self._round(verifying, waiting)
-        self._passed_over &= set(waiting)  # no other is kept alive by it
+        # no other is kept alive by it
+        left = {*waiting}
+        self._passed_over = {each: n for each, n in self._passed_over.items() if each in left}
         if waiting:
             self._add_parts(work, waiting)
             work = self._with_ends(work)
@@ -316,7 +320,11 @@ class Scheduler:
             if part.ends_prompt:
                 self.prefilling.remove(request)
                 self.running.append(request)
-        self._passed_over = {request for request in waiting if _num_left(request) > 0}
+        self._passed_over = {
+            request: self._passed_over.get(request, 0) + 1
+            for request in waiting
+            if _num_left(request) > 0
+        }
 
     def _with_ends(self, work: Work) -> Work:
         """The same with as many drafts as pay beside prompts that end."""
@@ -327,14 +335,19 @@ class Scheduler:
         return replace(work, shared_rows=kept)
 
     def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
-        """Rows of prompts that ride. One that a step passed over is due in the next."""
+        """Rows of prompts that ride. One that steps have passed over is due in the next.
+
+        Of few requests the first one is always: of many a request that waits is a small part.
+        """
         rows = self._prompt_rows(work, waiting)
         if self.budget is None or not work.verifying:
             return rows
         ends = [0, *itertools.accumulate(map(_num_left, waiting))]
         left = [min(end, rows) - first for first, end in itertools.pairwise(ends) if first < rows]
-        due = [i + 1 for i, each in enumerate(waiting) if each in self._passed_over]
-        num_due = max(due, default=1)
+        is_few = len(work.verifying) <= IMPATIENT
+        most = 1 if is_few else 2
+        due = (i + 1 for i, each in enumerate(waiting) if self._passed_over.get(each, 0) >= most)
+        num_due = max(due, default=int(is_few))
         return self.budget.fitting(work.num_verify_rows, len(work.verifying), left, num_due)
 
     def _prompt_rows(self, work: Work, waiting: list[Request]) -> int:

@@ -213,28 +213,30 @@ class PromptBudget:
         """Of the rows of prompts that may ride, those that should.
 
         A step's time goes by the measured size that holds it, so the last rows may pay for many
-        that are padding. They wait for the next step where the size below is so much cheaper that
-        they can run there, and the prompts that would have ended can go without a round, and time
-        is left. Those that are due never wait.
+        that are padding. They wait for later steps where a smaller size is so much cheaper that
+        they can run there, and the prompts that would have ended can go without a round. Those
+        that are due never wait.
 
         num_requests: that verify. left: rows of each prompt, in order
-        num_due: the first prompts, at least one
+        num_due: the first prompts, which are due
         """
         wanted = sum(left)
-        num_rows = num_verify_rows + wanted
         sizes = [rows for rows, _ in self.costs.mixed]
-        i = bisect.bisect_left(sizes, num_rows)
-        if i in (0, len(sizes)) or sizes[i] == num_rows:
-            return wanted
-        kept = sizes[i - 1] - num_verify_rows
-        if kept < sum(left[:num_due]):
+        i = bisect.bisect_left(sizes, num_verify_rows + wanted)
+        if i == len(sizes):
             return wanted
         round_ms = self.costs.round_ms(num_verify_rows, 0)
-        (_, below_ms), (size, ms) = self.costs.mixed[i - 1 : i + 1]
-        row_ms = max(ms - round_ms, 0.0) / (size - num_verify_rows)
-        num_late = sum(end > kept for end in itertools.accumulate(left))
-        late_ms = (wanted - kept) * row_ms + num_late * round_ms / num_requests
-        return kept if below_ms + late_ms < ms else wanted
+        size, ms = self.costs.mixed[i]
+        row_ms = max(ms - round_ms, 0.0) / max(size - num_verify_rows, 1)
+        least = max(sum(left[:num_due]), 1)
+        best_ms, best = ms, wanted
+        for size, ms in self.costs.mixed[:i]:
+            kept = size - num_verify_rows
+            if kept >= least:
+                num_late = sum(end > kept for end in itertools.accumulate(left))
+                ms += (wanted - kept) * row_ms + num_late * round_ms / num_requests
+                best_ms, best = min((best_ms, best), (ms, kept))
+        return best
 
 
 def _at(measured: Measured, num_rows: int) -> float:

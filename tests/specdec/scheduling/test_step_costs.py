@@ -74,9 +74,11 @@ def test_as_many_ride_as_arrive_on_average_whatever_the_wait():
     [
         (200, 50, [40, 20], 56),  # 260 rows: 4 of them would pay for 252 of padding
         (200, 50, [40, 16], 56),  # a size is full
-        (200, 50, [40, 272], 312),
+        (200, 50, [40, 272], 56),  # so would these, though they are many
+        (100, 50, [20, 212], 28),  # two sizes less
+        (100, 2, [20, 40], 60),  # of few requests each has a large part of a step
         (200, 1, [40, 20], 60),  # a request alone would go without half of the rounds
-        (200, 50, [57, 3], 60),  # the first prompt does not wait
+        (200, 50, [57, 3], 60),  # the first prompt is due
         (8, 4, [40, 20], 60),  # the larger size costs little more
         (30, 10, [20], 20),  # a size is below that of the rows that verify
         (1000, 50, [400], 400),  # beyond the largest each row counts
@@ -87,6 +89,13 @@ def test_rows_that_would_begin_another_size_wait_where_that_saves_time(
 ):
     budget = PromptBudget(costs=COSTS, slowdown=1.5)
     assert budget.fitting(verified, requests, left) == kept
+
+
+def test_prompts_that_are_not_due_may_all_wait_but_for_what_fills_a_size():
+    budget = PromptBudget(costs=COSTS, slowdown=1.5)
+    kept = [budget.fitting(200, 100, [57, 3], num_due) for num_due in (0, 1, 2)]
+    assert kept == [56, 60, 60]
+    assert budget.fitting(256, 100, [30], 0) == 30  # no step would have room
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@
 
 Several processes share the tests, since each test takes many times as long as by itself; some take
 more than 9 GB. Each tensor has memory of its own (PYTORCH_NO_CUDA_MEMORY_CACHING): else what a
-kernel writes behind a tensor might be memory of the next one, and nobody would notice. Where a
-signal ends a process, as of the sanitizer's own faults, another one runs the tests that were left.
+kernel writes behind a tensor might be memory of the next one, and nobody would notice.
+
+Where a signal ends a process, another one runs the tests that were left. The sanitizer has faults
+of its own while kernels are compiled: so the test in which that happened runs once without it,
+which leaves the compiled kernels in Triton's cache, and once more under it.
 Exits with 1 if a test failed, did not end, or anything was found.
 """
 
@@ -63,27 +66,43 @@ def main() -> None:
     # --error-exitcode: else what the sanitizer finds would not change how pytest ends
     sanitized = *args.sanitizer.split(), "--error-exitcode", "86", sys.executable, *PYTEST
     command = [*sanitized, "-m", args.marked, "-v", "--tb=short"]
-    num_processes, num_bad, cut_short = 0, 0, []
+    num_processes, num_bad = 0, 0
+    ended_by_signal: list[str] = []
     with tempfile.TemporaryDirectory() as temporary, bar(total=len(ids), desc="checking") as shown:
         directory = args.logs or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        while parts:
+
+        def check(parts: list[list[str]]) -> list[tuple[list[str], int, str]]:
+            """Each part, how its process ended, and what it printed."""
+            nonlocal num_processes
             logs = [directory / f"{num_processes + i}.log" for i in range(len(parts))]
-            endings = _run(command, parts, logs, shown)
             num_processes += len(parts)
-            num_bad += sum(ending != 0 for ending in endings)
-            left = []
-            for part, ending, log in zip(parts, endings, logs, strict=True):
+            endings = _run(command, parts, logs, shown)
+            texts = [log.read_text() for log in logs]
+            for ending, text in zip(endings, texts, strict=True):
                 if ending != 0:
-                    print(f"ended with {ending}:\n{log.read_text()[-4000:]}")
-                unfinished = part[len(HAS_RUN.findall(log.read_text())) :]
+                    print(f"ended with {ending}:\n{text[-4000:]}")
+            return list(zip(parts, endings, texts, strict=True))
+
+        while parts:
+            left = []
+            for part, ending, text in check(parts):
+                unfinished = part[len(HAS_RUN.findall(text)) :]
                 if ending < 0 and unfinished:
-                    cut_short.append(unfinished[0])
+                    ended_by_signal.append(unfinished[0])
                     left.append(unfinished[1:])
+                else:
+                    num_bad += ending != 0
             parts = [part for part in left if part]
+        if ended_by_signal:
+            plain = [sys.executable, *PYTEST, "-q", "-m", args.marked, *ended_by_signal]
+            print("without the sanitizer:", subprocess.run(plain, check=False).returncode)
+            endings = check([[test] for test in ended_by_signal])
+            bad = [part[0] for part, ending, _ in endings if ending != 0]
+            num_bad += len(bad)
+            print(f"{len(ended_by_signal)} tests were ended by a signal; checked again:")
+            print(*(f"  {'bad' if t in bad else 'clean'}: {t}" for t in ended_by_signal), sep="\n")
     print(f"{len(ids)} tests in {num_processes} processes, {num_bad} not clean")
-    if cut_short:
-        print("ended by a signal in", *cut_short, sep="\n  ")
     sys.exit(1 if num_bad else 0)
 
 

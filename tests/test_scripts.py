@@ -102,22 +102,31 @@ def test_memcheck_deals_tests_out_and_tells_what_is_found(run, capsys, tmp_path,
 
 
 def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path, monkeypatch):
+    """And checks that test again, once it was run without the sanitizer."""
     monkeypatch.chdir(tmp_path)
-    names, dies = "abcdef", "__import__('os').kill(__import__('os').getpid(), 9)"
-    text = "".join(f"def test_{n}():\n    {dies if n in 'ce' else 'pass'}\n\n" for n in names)
-    (tmp_path / "test_six.py").write_text(text)
+    lines = ["import os", "from pathlib import Path"]
+    for name in "abcdef":
+        lines += [f"def test_{name}():"]
+        if name in "ce":
+            lines += [f"    if 'SANITIZED' in os.environ and not Path('compiled_{name}').exists():"]
+            lines += ["        os.kill(os.getpid(), 9)"]
+        lines += ["    Path('compiled_c').touch()" if name == "c" else "    pass"]
+    (tmp_path / "test_six.py").write_text("\n".join(lines))
     sanitizer = tmp_path / "sanitizer"
-    sanitizer.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    sanitizer.write_text('#!/bin/sh\nshift 2\nSANITIZED=1 exec "$@"\n')
     sanitizer.chmod(0o755)
     options = "-j", "1", "-m", "not slow", "--sanitizer", str(sanitizer), "--logs", "logs"
     with pytest.raises(SystemExit, match="1"):
         run("scripts.memcheck", *options, "test_six.py")
 
     out = capsys.readouterr().out
-    assert "6 tests in 3 processes, 2 not clean" in out
-    assert out.splitlines()[-2:] == ["  test_six.py::test_c", "  test_six.py::test_e"]
+    assert out.splitlines()[-3:] == [
+        "  clean: test_six.py::test_c",
+        "  bad: test_six.py::test_e",
+        "6 tests in 5 processes, 1 not clean",
+    ]
     text = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
-    assert [text.count(f"test_{name} PASSED") for name in names] == [1, 1, 0, 1, 0, 1]
+    assert [text.count(f"test_{name} PASSED") for name in "abcdef"] == [1, 1, 1, 1, 0, 1]
 
 
 def test_walks_of_guides_are_recorded():

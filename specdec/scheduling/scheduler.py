@@ -335,19 +335,20 @@ class Scheduler:
         return replace(work, shared_rows=kept)
 
     def _fitting_rows(self, work: Work, waiting: list[Request]) -> int:
-        """Rows of prompts that ride. One that steps have passed over is due in the next.
+        """Rows of prompts that ride. One that a step has passed over is due in the next.
 
-        Of few requests the first one is always: of many a request that waits is a small part.
+        Among many requests, of which one that waits is a small part, only one that two steps have
+        passed over; but not where rows are shared out, since drafts take what room prompts leave.
         """
         rows = self._prompt_rows(work, waiting)
         if self.budget is None or not work.verifying:
             return rows
         ends = [0, *itertools.accumulate(map(_num_left, waiting))]
         left = [min(end, rows) - first for first, end in itertools.pairwise(ends) if first < rows]
-        is_few = len(work.verifying) <= IMPATIENT
-        most = 1 if is_few else 2
+        is_patient = len(work.verifying) > IMPATIENT and not work.shared_rows
+        most = 2 if is_patient else 1
         due = (i + 1 for i, each in enumerate(waiting) if self._passed_over.get(each, 0) >= most)
-        num_due = max(due, default=int(is_few))
+        num_due = max(due, default=int(not is_patient))
         return self.budget.fitting(work.num_verify_rows, len(work.verifying), left, num_due)
 
     def _prompt_rows(self, work: Work, waiting: list[Request]) -> int:

@@ -349,7 +349,8 @@ class Scheduler:
         most = 2 if is_patient else 1
         due = (i + 1 for i, each in enumerate(waiting) if self._passed_over.get(each, 0) >= most)
         num_due = max(due, default=int(not is_patient))
-        return self.budget.fitting(work.num_verify_rows, len(work.verifying), left, num_due)
+        num_requests = len(work.verifying)
+        return self.budget.fitting(work.num_verify_rows, num_requests, left, num_due, is_patient)
 
     def _prompt_rows(self, work: Work, waiting: list[Request]) -> int:
         """The most that may ride.

@@ -208,29 +208,36 @@ class PromptBudget:
         return kept if num_rows - num_rows // FEW_ROWS <= kept < num_rows else num_rows
 
     def fitting(
-        self, num_verify_rows: int, num_requests: int, left: Sequence[int], num_due: int = 1
+        self,
+        num_verify_rows: int,
+        num_requests: int,
+        left: Sequence[int],
+        num_due: int = 1,
+        is_patient: bool = False,
     ) -> int:
         """Of the rows of prompts that may ride, those that should.
 
         A step's time goes by the measured size that holds it, so the last rows may pay for many
-        that are padding. They wait for later steps where a smaller size is so much cheaper that
-        they can run there, and the prompts that would have ended can go without a round. Those
-        that are due never wait.
+        that are padding. They wait for the next step where the size below is so much cheaper that
+        they can run there, and the prompts that would have ended can go without a round, and time
+        is left. Those that are due never wait.
 
         num_requests: that verify. left: rows of each prompt, in order
         num_due: the first prompts, which are due
+        is_patient: more may wait, where one of all smaller sizes is as much cheaper
         """
         wanted = sum(left)
+        num_rows = num_verify_rows + wanted
         sizes = [rows for rows, _ in self.costs.mixed]
-        i = bisect.bisect_left(sizes, num_verify_rows + wanted)
-        if i == len(sizes):
+        i = bisect.bisect_left(sizes, num_rows)
+        if i in (0, len(sizes)) or (sizes[i] == num_rows and not is_patient):
             return wanted
         round_ms = self.costs.round_ms(num_verify_rows, 0)
         size, ms = self.costs.mixed[i]
-        row_ms = max(ms - round_ms, 0.0) / max(size - num_verify_rows, 1)
+        row_ms = max(ms - round_ms, 0.0) / (size - num_verify_rows)
         least = max(sum(left[:num_due]), 1)
         best_ms, best = ms, wanted
-        for size, ms in self.costs.mixed[:i]:
+        for size, ms in self.costs.mixed[0 if is_patient else i - 1 : i]:
             kept = size - num_verify_rows
             if kept >= least:
                 num_late = sum(end > kept for end in itertools.accumulate(left))

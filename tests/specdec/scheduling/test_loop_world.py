@@ -26,7 +26,7 @@ class AllAtOnce(PromptBudget):
     def rows(self, *_):
         return 8192
 
-    def fitting(self, num_verify_rows, num_requests, left, num_due=1):
+    def fitting(self, num_verify_rows, num_requests, left, num_due=1, is_patient=False):
         return sum(left)
 
 

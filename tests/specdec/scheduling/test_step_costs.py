@@ -74,9 +74,7 @@ def test_as_many_ride_as_arrive_on_average_whatever_the_wait():
     [
         (200, 50, [40, 20], 56),  # 260 rows: 4 of them would pay for 252 of padding
         (200, 50, [40, 16], 56),  # a size is full
-        (200, 50, [40, 272], 56),  # so would these, though they are many
-        (100, 50, [20, 212], 28),  # two sizes less
-        (100, 2, [20, 40], 60),  # of few requests each has a large part of a step
+        (200, 50, [40, 272], 312),
         (200, 1, [40, 20], 60),  # a request alone would go without half of the rounds
         (200, 50, [57, 3], 60),  # the first prompt is due
         (8, 4, [40, 20], 60),  # the larger size costs little more
@@ -91,11 +89,21 @@ def test_rows_that_would_begin_another_size_wait_where_that_saves_time(
     assert budget.fitting(verified, requests, left) == kept
 
 
-def test_prompts_that_are_not_due_may_all_wait_but_for_what_fills_a_size():
+@pytest.mark.parametrize(
+    "verified, requests, left, num_due, kept",
+    [
+        (200, 100, [57, 3], 0, 56),  # what fills a size rides
+        (200, 100, [57, 3], 1, 60),
+        (200, 50, [40, 272], 0, 56),  # a size is full, but another cheaper by more
+        (100, 50, [20, 212], 0, 28),  # two sizes less
+        (100, 50, [20, 212], 2, 232),
+        (100, 2, [20, 40], 0, 60),  # of few requests each has a large part of a step
+        (256, 100, [30], 0, 30),  # no smaller step would have room
+    ],
+)
+def test_among_many_requests_more_may_wait(verified, requests, left, num_due, kept):
     budget = PromptBudget(costs=COSTS, slowdown=1.5)
-    kept = [budget.fitting(200, 100, [57, 3], num_due) for num_due in (0, 1, 2)]
-    assert kept == [56, 60, 60]
-    assert budget.fitting(256, 100, [30], 0) == 30  # no step would have room
+    assert budget.fitting(verified, requests, left, num_due, is_patient=True) == kept
 
 
 @pytest.mark.parametrize(

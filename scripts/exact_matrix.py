@@ -2,8 +2,9 @@
 
 Generates from all prompts of the pair for every setting and compares tokens, and a hash of the
 float32 logits at every emitted position, with eager plain decoding one request at a time. Also at
-contexts around tile and split borders and beyond (prompts joined). Prints one line per setting and
-a last line of JSON; exit code 1 if anything differs.
+contexts around tile and split borders and beyond (prompts joined), with K = 0, 3 and 5, one and
+eight at a time. Prints one line per setting and a last line of JSON; exit code 1 if anything
+differs.
 
     python -m scripts.exact_matrix DIR/target --draft DIR/eagle3
     python -m scripts.exact_matrix demo --draft demo -k 0,3 --batch 1,4 --num-prompts 4
@@ -25,6 +26,7 @@ from specdec.engine import Engine
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 
+MANY, LONG = 8, 9000  # requests at a time; of as long a context and longer ones, two
 CONTEXTS = "63,64,65,1023,1024,1025,1152,4096,4097,8191,8192,8193,16384,32000"
 
 
@@ -137,22 +139,26 @@ def matrix(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
-    """Joined prompts of each length, K in 0, 3, 5 and batch 1 and 8, against K = 0 at batch 1."""
-    rows = []
+    """Joined prompts of each length, K in 0, 3, 5 and batch 1 and 8, eagerly and in graphs.
+
+    Against eager K = 0 at batch 1.
+    """
     longest = max(args.contexts, default=0) + 64
-    for length in args.contexts:
-        expected = None
-        what = f"context {length}"
-        starts = range(8 if length < 9000 else 2)
-        prompts = [joined(pair.prompts[i:] + pair.prompts[:i], length) for i in starts]
-        for k, batch in itertools.product((0, 3, 5), (1, len(prompts))):
+    hows = (True,) if pair.device.type == "cpu" else (True, False)
+    expected: dict[int, tuple[list, list]] = {}
+    rows = []
+    settings = [(is_eager, k) for is_eager in hows for k in (0, 3, 5)] if args.contexts else []
+    for is_eager, k in tqdm(settings, desc="contexts", disable=None):
+        engine = pair.engine(spec(k, MANY, longest, longest, is_eager), keep=0)
+        for length, batch in itertools.product(args.contexts, (1, MANY)):
             began = time.monotonic()
-            engine = pair.engine(spec(k, batch, longest, longest, True), keep=1)
-            some = prompts[: 2 if batch == 1 else 8]
-            tokens, hashes, mean = run(engine, some, batch, args.context_tokens)
-            expected = expected or (tokens, hashes)
-            same = (tokens[:2], hashes[:2]) == expected
-            rows.append(report(k, batch, True, what, len(tokens), same, mean, began))
+            num = 2 if batch == 1 or length >= LONG else MANY
+            turned = (pair.prompts[i:] + pair.prompts[:i] for i in range(num))
+            prompts = [joined(each, length) for each in turned]
+            tokens, hashes, mean = run(engine, prompts, batch, args.context_tokens)
+            found = tokens[:2], hashes[:2]
+            same = found == expected.setdefault(length, found)
+            rows.append(report(k, batch, is_eager, f"context {length}", num, same, mean, began))
     return rows
 
 

@@ -17,6 +17,7 @@ from specdec.bench import charts
 from specdec.guided.guides import Guides
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
+from specdec.models.llama import LlamaModel
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
 from tests.specdec.kernels.row_products import multiply_row_by_row
@@ -127,6 +128,26 @@ def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path,
     ]
     text = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
     assert [text.count(f"test_{name} PASSED") for name in "abcdef"] == [1, 1, 1, 1, 0, 1]
+
+
+TINY_MATRIX = "demo --draft demo -k 3 --batch 2 --num-prompts 2 --num-alone 2 --max-tokens 4"
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, monkeypatch, is_wrong):
+    logits = LlamaModel.logits
+    if is_wrong:  # of one row other logits than beside others, though the same tokens
+        monkeypatch.setattr(
+            LlamaModel, "logits", lambda model, x_TD: logits(model, x_TD) + (len(x_TD) > 1)
+        )
+    with pytest.raises(SystemExit, match=str(int(is_wrong))):
+        run("scripts.exact_matrix", *TINY_MATRIX.split(), "--contexts", "65", "--device", "cpu")
+
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    behind = [row for row in rows if row["what"]]
+    settings = [(row["k"], row["batch"], row["prompts"]) for row in behind]
+    assert settings == [(k, *many) for k in (0, 3, 5) for many in ((1, 2), (8, 8))]
+    assert [row["same"] for row in behind] == [True, *[not is_wrong] * 5]
 
 
 def test_walks_of_guides_are_recorded():

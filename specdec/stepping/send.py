@@ -1,7 +1,7 @@
 """The first rows of a tensor to memory of the host, by a kernel.
 
-The copy engine takes 8 microseconds for a step's results, and the kernel after it begins 13 later;
-a kernel that writes to pinned memory takes about 3, like other small ones.
+It takes a step 1 to 2 microseconds to write its results to pinned memory so, where the copy engine
+took 8.
 """
 
 from collections.abc import Callable

@@ -6,8 +6,8 @@ import torch
 from specdec.kernels import tiles
 from specdec.kernels.tables import Entry
 from specdec.kernels.tile_rule import rule_shape, rule_splits
-from specdec.kernels.tile_shapes import MANY_ROWS, ROW_CLASSES, Product, Shape
-from specdec.kernels.tiles import Tiles, choose_tiles, source_of
+from specdec.kernels.tile_shapes import MANY_ROWS, ROW_CLASSES, Product, Shape, problem_of
+from specdec.kernels.tiles import Tiles, choose_tiles, source_of, tiles_for_columns
 
 SHIPPED = Product("split", 4096, 4096)
 OTHER = Product("split", 2048, 4096)
@@ -76,3 +76,16 @@ def test_only_unfinished_products_are_split(own_table):
 def test_many_rows_walk_their_splits_in_one_program(own_table):
     own_table({})
     assert [chosen(OTHER, rows).is_serial for rows in (512, MANY_ROWS)] == [False, True]
+
+
+@pytest.mark.parametrize("rows", [rows for rows in ROW_CLASSES if rows > 128])
+def test_a_part_of_the_columns_has_tiles_of_its_own_and_the_splits_of_all(rows):
+    device = torch.device("meta")
+    x, weight = (torch.empty(n, 8192, dtype=torch.bfloat16, device=device) for n in (rows, 6144))
+    whole = choose_tiles("split", rows, *weight.shape, x.dtype, "NVIDIA H200", True)
+    found = tiles_for_columns(whole, x, weight[4096:])
+    assert (found.cuts, found.splits, found.is_serial) == (0, whole.splits, whole.is_serial)
+    assert whole.splits == 2
+    assert problem_of(Product("split", 2048, 8192), rows, shape_of(found)) is None
+    num_programs = 2048 // found.block_n * -(-rows // found.block_m)
+    assert num_programs * (1 if found.is_serial else 2) > 32  # of 132 multiprocessors

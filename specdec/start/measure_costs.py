@@ -64,8 +64,8 @@ def measure_costs(runner: Runner) -> StepCosts:
     classes = of_classes(tokens) or [LEAST_PROMPT_ROWS]
     with compiling_is_expected():
         sizes = {*apart(classes, 4), *({PARALLEL_ROWS} & {*classes})}  # from there each row costs
-        largest = _rows_of_rounds(runner)[-1]  # no round tells what those above it cost
-        sizes |= {n for n in classes if row_class(largest) < n < PARALLEL_ROWS} - {*HALFWAY}
+        largest = row_class(_rows_of_rounds(runner)[-1])  # no round tells what those above it cost
+        sizes |= {n for n in classes if largest <= n < PARALLEL_ROWS} - {*HALFWAY}
         prompts = [Timed(runner, _prompt(runner, n)) for n in sorted(sizes)]
         pair = _pair(runner, prompts)
         rounds = [Timed(runner, step) for step in _rounds(runner)]

@@ -13,7 +13,7 @@ from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
 from specdec.start import step_times
 from specdec.start.cost_sizes import apart, as_rounds, between
-from specdec.start.measure_costs import NEVER, measure_costs, measure_round_costs
+from specdec.start.measure_costs import HALFWAY, NEVER, measure_costs, measure_round_costs
 from specdec.step import Acts
 
 # of rounds on an H200, by classes of rows
@@ -158,8 +158,10 @@ def test_costs_of_steps_are_told_apart_by_rows_and_levels(measured, count, most_
     assert dict(costs.verify) == pytest.approx({n: round_ms(n) for n in rows})
     tokens = [n for n in device.runner.graphs.target.prefill.sizes.tokens if n > 512]
     assert [n for n, _ in costs.mixed if n > 512] == tokens
-    if count == 256:  # rounds of as many rows are known
-        assert dict(costs.mixed) == pytest.approx({n: mixed_ms(n) for n, _ in costs.mixed})
+    # of more rows than any round has, too, but halfway between two of these
+    known = {n: ms for n, ms in costs.mixed if n <= most_rows or row_class(n) not in HALFWAY}
+    assert known == pytest.approx({n: mixed_ms(n) for n in known})
+    assert {128, 256, 320, 384, 512} <= known.keys()
     assert dict(costs.level) == pytest.approx({n: level_ms(n) for n, _ in costs.level})
     assert dict(costs.plain) == pytest.approx({n: round_ms(n) - 0.25 for n, _ in costs.plain})
     assert costs.plain[-1][0] == costs.level[-1][0] == count

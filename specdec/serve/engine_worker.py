@@ -4,6 +4,7 @@ It ends when it is told to, when the process that started it has ended, and when
 What goes through the pipe is pickled, by these two processes alone: no file or client is read so.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -53,6 +54,9 @@ def main() -> None:
     start.set_up()
     try:
         llm = LLM(start.model, start.speculative_config, **start.options)  # type: ignore[arg-type]
+        # a collection that walks over modules takes 0.05 s or more, and all requests wait for it
+        gc.collect()
+        gc.freeze()
         start.loaded(llm)
         found: EngineFacts | BaseException = EngineFacts.of(llm)
     except Exception as error:

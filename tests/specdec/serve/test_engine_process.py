@@ -1,6 +1,7 @@
 """An engine in another process gives what one in a thread gives; each learns of the other's end."""
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
@@ -46,10 +47,24 @@ def start(model="demo", draft="demo", loaded=nothing, **options):
     )
 
 
+def write_num_frozen(file, _):
+    file.write_text(str(gc.get_freeze_count()))
+
+
 @pytest.fixture(scope="module")
-def served():
-    with ProcessLLM(start()) as llm:
+def num_frozen(tmp_path_factory):
+    """Where the process writes how many objects no collection walks over, once it is loaded."""
+    return tmp_path_factory.mktemp("served") / "num_frozen"
+
+
+@pytest.fixture(scope="module")
+def served(num_frozen):
+    with ProcessLLM(start(loaded=partial(write_num_frozen, num_frozen))) as llm:
         yield llm
+
+
+def test_no_collection_walks_over_what_was_there_when_the_engine_was_loaded(served, num_frozen):
+    assert int(num_frozen.read_text()) > 50_000
 
 
 async def outputs_of(llm, prompt, params, **how):

@@ -26,7 +26,7 @@ from specdec.engine import Engine
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
 
-MANY, LONG = 8, 9000  # requests at a time; of as long a context and longer ones, two
+MANY, LONG = 8, 9000  # requests at a time; of contexts of LONG tokens or more, two
 CONTEXTS = "63,64,65,1023,1024,1025,1152,4096,4097,8191,8192,8193,16384,32000"
 
 

@@ -33,6 +33,10 @@ ATTENTION = (  # the longest tests last
 )
 PYTEST = "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"
 HAS_RUN = re.compile(r"^(\S+::.*) (?:PASSED|SKIPPED|FAILED|ERROR)", re.MULTILINE)
+# in what a process has printed before a signal ended it: a test that failed, or what was found
+IS_BAD = re.compile(
+    r"^\S+::.* (?:FAILED|ERROR)|^========= +(?:Invalid|Misaligned|Program hit)", re.MULTILINE
+)
 
 
 def parse_args() -> argparse.Namespace:
@@ -91,14 +95,18 @@ def main() -> None:
                 if ending < 0 and unfinished:
                     ended_by_signal.append(unfinished[0])
                     left.append(unfinished[1:])
+                    num_bad += IS_BAD.search(text) is not None
                 else:
                     num_bad += ending != 0
             parts = [part for part in left if part]
         if ended_by_signal:
             plain = [sys.executable, *PYTEST, "-q", "-m", args.marked, *ended_by_signal]
             print("without the sanitizer:", subprocess.run(plain, check=False).returncode)
-            endings = check([[test] for test in ended_by_signal])
-            bad = [part[0] for part, ending, _ in endings if ending != 0]
+            bad = []
+            for first in range(0, len(ended_by_signal), args.processes):
+                again = ended_by_signal[first : first + args.processes]
+                endings = check([[test] for test in again])
+                bad += [part[0] for part, ending, _ in endings if ending != 0]
             num_bad += len(bad)
             print(f"{len(ended_by_signal)} tests were ended by a signal; checked again:")
             print(*(f"  {'bad' if t in bad else 'clean'}: {t}" for t in ended_by_signal), sep="\n")

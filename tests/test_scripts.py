@@ -103,15 +103,16 @@ def test_memcheck_deals_tests_out_and_tells_what_is_found(run, capsys, tmp_path,
 
 
 def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path, monkeypatch):
-    """And checks that test again, once it was run without the sanitizer."""
+    """And checks that test again, once it was run without the sanitizer. No failure is lost."""
     monkeypatch.chdir(tmp_path)
     lines = ["import os", "from pathlib import Path"]
     for name in "abcdef":
         lines += [f"def test_{name}():"]
         if name in "ce":
-            lines += [f"    if 'SANITIZED' in os.environ and not Path('compiled_{name}').exists():"]
+            compiled = "Path('compiled_c').exists()" if name == "c" else "False"
+            lines += [f"    if 'SANITIZED' in os.environ and not {compiled}:"]
             lines += ["        os.kill(os.getpid(), 9)"]
-        lines += ["    Path('compiled_c').touch()" if name == "c" else "    pass"]
+        lines += ["    assert False" if name == "b" else f"    Path('compiled_{name}').touch()"]
     (tmp_path / "test_six.py").write_text("\n".join(lines))
     sanitizer = tmp_path / "sanitizer"
     sanitizer.write_text('#!/bin/sh\nshift 2\nSANITIZED=1 exec "$@"\n')
@@ -124,10 +125,10 @@ def test_memcheck_goes_on_after_a_test_that_a_signal_ends(run, capsys, tmp_path,
     assert out.splitlines()[-3:] == [
         "  clean: test_six.py::test_c",
         "  bad: test_six.py::test_e",
-        "6 tests in 5 processes, 1 not clean",
+        "6 tests in 5 processes, 2 not clean",
     ]
     text = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
-    assert [text.count(f"test_{name} PASSED") for name in "abcdef"] == [1, 1, 1, 1, 0, 1]
+    assert [text.count(f"test_{name} PASSED") for name in "abcdef"] == [1, 0, 1, 1, 0, 1]
 
 
 TINY_MATRIX = "demo --draft demo -k 3 --batch 2 --num-prompts 2 --num-alone 2 --max-tokens 4"

@@ -80,6 +80,9 @@ def forwards(runner: Runner) -> Iterator[Step]:
         yield prompts(runner, lengths_of(sizes, rows))
         if sizes.is_adaptive:  # the draft's KV may be extended alone
             yield prompts(runner, lengths_of(sizes, rows), num_levels=0)
+    if sizes.num_speculative_tokens > 0:  # as by a part of a long prompt, if nothing else runs
+        longest = min(sizes.max_num_batched_tokens, most)
+        yield prompts(runner, lengths_of(sizes, longest), num_levels=0)
     for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
         yield chunk(runner, length, count)
     rounds = uniform_rounds(runner)

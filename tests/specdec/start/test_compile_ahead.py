@@ -51,10 +51,21 @@ def test_each_kind_of_row_count_is_compiled_ahead(max_num_seqs, query_len):
 
 @pytest.fixture
 def chunks():
-    """chunks(...): the chunks that are compiled ahead for an engine of these sizes."""
+    """chunks(...): the chunks that are compiled ahead for an engine of these sizes.
 
-    def of(max_model_len: int, max_num_batched_tokens: int, max_num_seqs: int, K: int):
+    extending: those alone after which nothing is drafted, though there is a draft
+    """
+
+    def of(
+        max_model_len: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        K: int,
+        is_adaptive: bool = False,
+        extending: bool = False,
+    ):
         sizes = EngineSizes(
+            is_adaptive=is_adaptive,
             max_model_len=max_model_len,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
@@ -62,11 +73,16 @@ def chunks():
             num_speculative_tokens=K,
         )
         found: list[list[PromptPart]] = []
+
+        def step_of(rows, parts, bound, flags, query_len=None, shared_rows=0, num_levels=None, **_):
+            if parts and (num_levels == 0 or not extending):
+                found.append(parts)
+
         runner = SimpleNamespace(
             sizes=sizes,
             graphs=SimpleNamespace(shapes=()),
             heads=(Heads(4, 8, 128, 2),),
-            step_of=lambda rows, parts, *_: found.append(parts) if parts else None,
+            step_of=step_of,
         )
         list(forwards(runner))
         return found
@@ -96,6 +112,20 @@ def test_the_kernel_of_prompts_is_compiled_ahead(chunks, monkeypatch, max_model_
     found = chunks(max_model_len, 8192, 1, 0)
     assert len(found) == len(without) + 1
     assert [part.length for part in found[-1]] == [longest]
+
+
+def test_a_draft_whose_cache_is_extended_alone_is_compiled_ahead(chunks):
+    """Of any number of rows where plain rounds may pay, else of parts that fill a step."""
+    sizes = {"max_model_len": 4096, "max_num_batched_tokens": 1024, "max_num_seqs": 4}
+
+    def rows(**of_draft) -> list[int]:
+        found = chunks(**sizes, **of_draft, extending=True)
+        return [sum(part.length for part in parts) for parts in found]
+
+    assert rows(K=0) == []
+    assert rows(K=3) == [1024]
+    most = 1024 + 4 * 4
+    assert {*map(kind, rows(K=3, is_adaptive=True))} == {*map(kind, range(1, most + 1))}
 
 
 def test_each_kind_of_prompt_rows_with_logprobs_is_compiled_ahead():

@@ -151,7 +151,7 @@ class Acts:
         return self.sampler.record(step)
 
     def send(self, step: Step, logprobs: RecordedLogprobs) -> None:
-        """Start the copy of the results to the host; nothing here waits for it."""
+        """Send the results to the host; nothing here waits for it."""
         self.results.send(step.num_reqs, logprobs, step.verifies_trees)
 
     def gather(self, step: Step) -> None:

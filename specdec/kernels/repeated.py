@@ -17,10 +17,10 @@ from specdec.kernels import INTERPRET, GluonDescriptor, active_mode
 class Repeated:
     """kernel[grid] over the tensors of a call, then `then`, then `constants`, as its parameters.
 
-    The tensors of every call have the dtypes and the alignment of the first call's. Descriptors may
-    stand for tensors, of blocks of the same shapes in every call, and numbers that the kernel lets
-    vary. shared_bytes: of shared memory that a program takes, at least, so that fewer fit a
-    multiprocessor; up to 48 KB
+    The tensors of every call have the dtypes and the alignment of the first call's; those that the
+    kernel lets vary may be aligned in any way. Descriptors may stand for tensors, of blocks of the
+    same shapes in every call, and numbers that the kernel lets vary. shared_bytes: of shared memory
+    that a program takes, at least, so that fewer fit a multiprocessor; up to 48 KB
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def tiles_for(kind: Kind, x_TK: Tensor, weight_NK: Tensor, num_rows: int | None 
 def tiles_for_columns(whole: Tiles, x_TK: Tensor, weight_NK: Tensor) -> Tiles:
     """Those of linear.py for a part of a product's columns. whole: the tiles of all of them.
 
-    By the rule: tables have other splits for as many columns, or none.
+    By the rule, since a table may give a product of so many columns another number of splits.
     """
     return _of_columns(row_class(len(x_TK)), *weight_NK.shape, x_TK.dtype, whole.splits)
 

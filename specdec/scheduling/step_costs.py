@@ -224,7 +224,7 @@ class PromptBudget:
 
         num_requests: that verify. left: rows of each prompt, in order
         num_due: the first prompts, which are due
-        is_patient: more may wait, where one of all smaller sizes is as much cheaper
+        is_patient: all smaller sizes are considered, not only the next one
         """
         wanted = sum(left)
         num_rows = num_verify_rows + wanted

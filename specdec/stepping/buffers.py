@@ -82,7 +82,7 @@ class StepBuffers:
         self.aux_hidden_states = floats(T, sizes.aux_width)  # [T, E]
         self.target_tokens = integers(T)  # [T] the choices, one per decided row
         self.pq_accepted = integers(B)  # [B] drafts that hold, where p/q decides
-        # one tensor, so that one copy brings a step's results to the host
+        # one tensor, so that one kernel sends a step's results to the host
         self.results = integers(B, sizes.results_width)  # [B, ...]
         self.sampled_tokens = self.results[:, : K + 1]  # [B, Q] valid up to num_accepted
         self.num_accepted = self.results[:, K + 1]  # [B] 0..K

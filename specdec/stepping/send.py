@@ -1,7 +1,6 @@
 """The first rows of a tensor to memory of the host, by a kernel.
 
-It takes a step 1 to 2 microseconds to write its results to pinned memory so, where the copy engine
-took 8.
+So a step's results take 1 to 3 microseconds to pinned memory, where the copy engine took 8.
 """
 
 from collections.abc import Callable

@@ -60,3 +60,11 @@ def test_no_kernel_is_compiled_while_requests_wait(acceptance, draft, k, more, e
             [rng.randrange(3, 4000) for _ in range(rng.randint(1, longest))] for _ in range(count)
         ]
         llm.generate(prompts, [params(rng) for _ in prompts], use_tqdm=False)
+
+
+@pytest.mark.parametrize("k", [3, "auto"])
+def test_no_kernel_is_compiled_for_the_parts_of_a_long_prompt(k):
+    """Steps with a part alone extend the draft's cache, and propose nothing."""
+    speculation = {"model": "demo", "num_speculative_tokens": k, "adaptive": k == "auto"}
+    llm = LLM("demo", speculation, max_num_seqs=4, max_num_batched_tokens=256, num_kv_blocks=100)
+    llm.generate([[7] * 1000], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)

@@ -149,6 +149,7 @@ def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, mon
     settings = [(row["k"], row["batch"], row["prompts"]) for row in behind]
     assert settings == [(k, *many) for k in (0, 3, 5) for many in ((1, 2), (8, 8))]
     assert [row["same"] for row in behind] == [True, *[not is_wrong] * 5]
+    assert [row["mean"] > 1.5 for row in behind] == [row["k"] > 0 for row in behind]
 
 
 def test_walks_of_guides_are_recorded():

@@ -227,12 +227,11 @@ class Scheduler:
             return None
         prefilling = set(self.prefilling)
         waiting = [each for each in ranked if each in prefilling and each.finish is None]
+        if not waiting:
+            self._passed_over.clear()
         if not verifying and not waiting:
             return None
         work = self._round(verifying, waiting)
-        # no other is kept alive by it
-        left = {*waiting}
-        self._passed_over = {each: n for each, n in self._passed_over.items() if each in left}
         if waiting:
             self._add_parts(work, waiting)
             work = self._with_ends(work)

@@ -78,11 +78,11 @@ def forwards(runner: Runner) -> Iterator[Step]:
     most = sum(lengths_of(sizes, sizes.max_num_rows))
     for rows in counts_by_kind(1, most):
         yield prompts(runner, lengths_of(sizes, rows))
-        if sizes.is_adaptive:  # the draft's KV may be extended alone
-            yield prompts(runner, lengths_of(sizes, rows), num_levels=0)
-    if sizes.num_speculative_tokens > 0:  # as by a part of a long prompt, if nothing else runs
+    if sizes.num_speculative_tokens > 0:  # steps that extend the draft's KV alone
+        # where the number of drafts is fixed, those that a part of a long prompt fills
         longest = min(sizes.max_num_batched_tokens, most)
-        yield prompts(runner, lengths_of(sizes, longest), num_levels=0)
+        for rows in counts_by_kind(1, most) if sizes.is_adaptive else (longest,):
+            yield prompts(runner, lengths_of(sizes, rows), num_levels=0)
     for length, count in attention_cuts(runner, ATTENTION_ROWS, sizes.max_num_batched_tokens):
         yield chunk(runner, length, count)
     rounds = uniform_rounds(runner)

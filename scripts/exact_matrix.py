@@ -48,9 +48,10 @@ class LogitHashes:
         hidden_TD = self.engine.runner.buffers.hidden_states
         Q = options["query_len"]
         R = len(rows) * Q
-        hashes = hash_rows(self.engine, hidden_TD[:R]).view(len(rows), Q)
-        for row, values in zip(rows, hashes, strict=True):
-            self._rounds.setdefault(self._request_of(row), []).append(values)
+        if rows:
+            hashes = hash_rows(self.engine, hidden_TD[:R]).view(len(rows), Q)
+            for row, values in zip(rows, hashes, strict=True):
+                self._rounds.setdefault(self._request_of(row), []).append(values)
         ends = itertools.accumulate((part.length for part in parts), initial=R)
         for part, end in zip(parts, list(ends)[1:], strict=True):
             if part.samples:

@@ -1,6 +1,7 @@
 """The scripts run on the bundled pair as their docstrings say."""
 
 import asyncio
+import itertools
 import json
 import runpy
 import shlex
@@ -150,6 +151,17 @@ def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, mon
     assert settings == [(k, *many) for k in (0, 3, 5) for many in ((1, 2), (8, 8))]
     assert [row["same"] for row in behind] == [True, *[not is_wrong] * 5]
     assert [row["mean"] > 1.5 for row in behind] == [row["k"] > 0 for row in behind]
+
+
+@pytest.mark.gpu
+def test_exact_matrix_compares_graphs_with_eager_steps(run, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run("scripts.exact_matrix", *TINY_MATRIX.split(), "--contexts", "65", "--device", "cuda")
+
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    behind = [(row["k"], row["batch"], row["how"]) for row in rows if row["what"]]
+    settings = itertools.product(("eager", "graph"), (0, 3, 5), (1, 8))
+    assert behind == [(k, batch, how) for how, k, batch in settings]
 
 
 def test_walks_of_guides_are_recorded():

@@ -160,6 +160,8 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
             found = tokens[:2], hashes[:2]
             same = found == expected.setdefault(length, found)
             rows.append(report(k, batch, is_eager, f"context {length}", num, same, mean, began))
+        del engine  # its cache is large: the next one has no room beside it
+        pair.drop()
     return rows
 
 

@@ -17,6 +17,9 @@ from specdec.scheduling.step_costs import RoundCosts
 # sooner than it is noticed. With fewer, drafts stop where it pays; with more, it hardly changes.
 UNSTEADY = range(5, 33)
 NEARLY = 0.985  # of the best rate: what is enough, with fewer levels
+# Of their time, what steps with drafts and prompts take if their rows are chosen once the prompts
+# beside them are known, and not for an average (in the loops of burst_world.py)
+FITTED = 0.97
 
 
 class Requests(NamedTuple):
@@ -63,7 +66,7 @@ class StepOptions:
     rows: [C] ascending: that verify, of all requests
     tokens: [K, C] of a step whose drafts have 1 to K levels; -inf where a smaller size has a row
         for every draft
-    ms: [C] a step that drafts one level
+    ms: [C] a step that drafts one level; or [K, C], where it goes by the tokens
     levels_ms: [K] the further levels of 1 to K
     plain_ms: a step of one row each, no levels
     """
@@ -101,28 +104,51 @@ class StepOptions:
         levels = np.arange(len(self.tokens))
         best = (self.tokens - rate * self.ms).argmax(axis=1)
         tokens = _behind(self.num_requests, self.tokens[levels, best])
-        return tokens, _behind(self.plain_ms, self.ms[best] + self.levels_ms)
+        ms = self.ms[best] if self.ms.ndim == 1 else self.ms[levels, best]
+        return tokens, _behind(self.plain_ms, ms + self.levels_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Riding:
+    """Rows of prompts that ride in recent steps.
+
+    Prompts come with the tokens that end requests, as many with each.
+
+    share: of the steps, those with prompts
+    num_rows: in one of these
+    tokens: of a step
+    """
+
+    share: float = 0.0
+    num_rows: int = 0
+    tokens: float = 1.0
+
+    def share_beside(self, tokens: Floats) -> Floats:
+        """Of steps with so many tokens, those with prompts: each token brings one by chance."""
+        return np.asarray(1 - (1 - self.share) ** (tokens / self.tokens))
+
+    def rows_beside(self, tokens: Floats) -> Floats:
+        """In one of these. A share of 0 has none."""
+        every = self.share * self.num_rows * tokens / self.tokens
+        return np.asarray(every / self.share_beside(tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOptions:
     """What steps of these requests may be, without prompts and with as many as ride on average.
 
-    Prompts come with the tokens that end requests, as many with each: of steps with fewer tokens
-    fewer have prompts, and what their rows take counts against no way to go on. Rates are those of
-    the rest of the time.
+    Of steps with fewer tokens fewer have prompts, and what their rows take counts against no way to
+    go on. Rates are those of the rest of the time.
 
     mixed: without the milliseconds that the rows of prompts take
-    prompt_share: of the recent steps, those with prompts; where it is 0, `mixed` is not looked at
-    tokens_a_step: of recent steps
+    riding: where its share is 0, `mixed` is not looked at
     curves: that they were made with
     """
 
     rounds: StepOptions
     mixed: StepOptions
     curves: GainCurves
-    prompt_share: float = 0.0
-    tokens_a_step: float = 1.0
+    riding: Riding = Riding()
 
     def steady(self, keys_ms: float, near: float = 0.0) -> tuple[int, float]:
         """(levels, tokens per millisecond) of the best of all ways to go on for ever.
@@ -162,11 +188,11 @@ class RoundOptions:
 
     def _at(self, rate: float) -> tuple[Floats, Floats]:
         tokens, ms = self.rounds.best_at(rate)
-        if self.prompt_share == 0:
+        if self.riding.share == 0:
             return tokens, ms
         mixed_tokens, mixed_ms = self.mixed.best_at(rate)
         most = _behind(self.rounds.num_requests, self.rounds.tokens.max(axis=1))
-        share = share_with_prompts(self.prompt_share, most / self.tokens_a_step)
+        share = self.riding.share_beside(most)
         return tokens + share * (mixed_tokens - tokens), ms + share * (mixed_ms - ms)
 
 
@@ -175,11 +201,6 @@ def _behind(first: float, rest: Floats) -> Floats:
     found = np.empty(len(rest) + 1)
     found[0], found[1:] = first, rest
     return found
-
-
-def share_with_prompts(recent: float, tokens: Floats) -> Floats:
-    """Of steps with so many times as many tokens as recent ones: each brings a prompt by chance."""
-    return np.asarray(1 - (1 - recent) ** tokens)
 
 
 def round_options(
@@ -224,6 +245,32 @@ def mixed_options(
     ms = np.array([costs.mixed_ms(each + num_prompt_rows) for each in rows])
     plain_ms = max(float(ms[0]) - costs.level_ms(n), 0.0)
     return _options(costs, rows, curves, requests, ms, plain_ms)
+
+
+def filling_options(
+    costs: RoundCosts, rounds: StepOptions, ratios: tuple[float, float], riding: Riding
+) -> StepOptions:
+    """Steps of many requests in which prompts ride: as many rows as their own tokens bring.
+
+    Drafts fill up what prompts leave of a measured size, and prompts what plain rows do. So on
+    average a step takes a share of the time from one size to the next. What the rows of prompts
+    take is left out at one price, whatever the steps.
+
+    rounds: of the same requests, without prompts; riding: its share is not 0
+    ratios: how many times as long steps without drafts take, and with them
+    """
+    n = rounds.num_requests
+    without, with_drafts = ratios
+    alone_ms, all_ms = costs.mean_mixed_ms(np.array([n, n + riding.num_rows]))
+    price = (all_ms - alone_ms) / max(riding.num_rows, 1)
+    num_drafted = np.where(np.isfinite(rounds.tokens), rounds.tokens, n)
+    prompts, beside_plain = riding.rows_beside(num_drafted), float(riding.rows_beside(np.array(n)))
+    ms = with_drafts * costs.mean_mixed_ms(rounds.rows + prompts) - price * prompts
+    ms *= FITTED
+    plain_ms = float(costs.mean_mixed_ms(np.array(n + beside_plain))) - costs.level_ms(n)
+    plain_ms = max(without * plain_ms - price * beside_plain, 0.0)
+    levels_ms = with_drafts * rounds.levels_ms
+    return replace(rounds, ms=ms, levels_ms=levels_ms, plain_ms=plain_ms)
 
 
 def _options(

@@ -21,13 +21,14 @@ from specdec.scheduling.probes import Probes, Surprise
 from specdec.scheduling.round_history import RoundHistory, RoundOutcome
 from specdec.scheduling.round_options import (
     Requests,
+    Riding,
     RoundOptions,
     RowSizes,
     StepOptions,
+    filling_options,
     levels_ms,
     mixed_options,
     round_options,
-    share_with_prompts,
     tree_ms,
 )
 from specdec.scheduling.step_costs import Kind, RoundCosts, TimeRatios
@@ -45,6 +46,7 @@ THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, 
 MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
 FEW = 8  # requests: each number up to it has an estimate; larger ones serve if a FEWth away
 MANY = 8  # requests: with fewer none is left far behind
+FILLING = 33  # requests: so many or more fill the measured sizes of steps with prompts
 HURRY = 2.0  # where steps should be short, a millisecond counts as so many
 
 
@@ -449,12 +451,12 @@ class RowPlanner:
         n, num_drafting = requests
         L, trees = self._trees_of(n)
         tokens = n + trees.held(curves.gain(L, L * num_drafting, num_drafting), num_drafting)
-        eighths, prompt_rows = self._prompts.rounded
+        riding = self._riding(n)
         ms = self._ratios.of_trees(n, False) * tree_ms(self._costs, n, curves, 0)
-        if eighths:
-            mixed = tree_ms(self._costs, n, curves, prompt_rows) - self._prompts_ms(n, prompt_rows)
-            more = np.array(tokens / (n * self._prompts.tokens))
-            share = float(share_with_prompts(eighths / 8, more))
+        if riding.share:
+            with_prompts = tree_ms(self._costs, n, curves, riding.num_rows)
+            mixed = with_prompts - self._prompts_ms(n, riding.num_rows)
+            share = float(riding.share_beside(np.array(tokens)))
             ms += share * (self._ratios.of_trees(n, True) * max(mixed, 0.0) - ms)
         return tokens / max(ms + keys_ms, 1e-6)
 
@@ -509,7 +511,7 @@ class RowPlanner:
         if key not in known:
             best = self._best_threshold(requests, num_halves * half_round)
             self._estimate.chains = [best]
-            known[key] = self._options_with(best, requests, eighths / 8, prompt_rows)
+            known[key] = self._options_with(best, requests)
         return known[key]
 
     def _best_threshold(self, requests: Requests, keys_ms: float) -> GainCurves:
@@ -532,20 +534,21 @@ class RowPlanner:
 
         return max(chains, key=rate)
 
-    def _options_with(
-        self, curves: GainCurves, requests: Requests, prompt_share: float, num_prompt_rows: int
-    ) -> RoundOptions:
-        rows = self._sizes.of(requests.num_requests)
-        rounds = round_options(self._costs, rows, curves, requests)
-        rounds = rounds.scaled(self._ratios.of(requests.num_requests, False))
+    def _options_with(self, curves: GainCurves, requests: Requests) -> RoundOptions:
         n = requests.num_requests
-        return RoundOptions(
-            rounds,
-            self._mixed(requests, num_prompt_rows, curves),
-            curves,
-            prompt_share=prompt_share,
-            tokens_a_step=n * self._prompts.tokens,
-        )
+        rounds = round_options(self._costs, self._sizes.of(n), curves, requests)
+        riding = self._riding(n)
+        if n < FILLING or riding.share == 0:
+            mixed = self._mixed(requests, riding.num_rows, curves)
+        else:
+            mixed = filling_options(self._costs, rounds, self._ratios.of(n, True), riding)
+        rounds = rounds.scaled(self._ratios.of(n, False))
+        return RoundOptions(rounds, mixed, curves, riding)
+
+    def _riding(self, num_requests: int) -> Riding:
+        """Prompts beside so many requests."""
+        eighths, prompt_rows = self._prompts.rounded
+        return Riding(eighths / 8, prompt_rows, num_requests * self._prompts.tokens)
 
     def _prompts_ms(self, num_requests: int, num_prompt_rows: int) -> float:
         """What so many rows of prompts take beside a row for each request, by the costs alone."""

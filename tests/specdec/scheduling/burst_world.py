@@ -1,14 +1,18 @@
 """The burst of `specdec bench --suite requests` without a device: all requests arrive at once.
 
+And the loop of the suite "loop" with as many requests.
+
 Scheduler, prompt budget and planner are the real ones; a cost table is time, and drafts hold by
 chance. Each step is scheduled before the results of the one before it are read.
 """
 
+import random
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from specdec.bench.loop import PROMPT_LENGTHS
 from specdec.bench.requests import NUM_REQUESTS, draw_jobs
 from specdec.config import MAX_PROMPT_SLOWDOWN
 from specdec.passes.families import shared_shapes
@@ -72,10 +76,11 @@ class Step:
 class BurstWorld:
     """num_levels: K of all requests, 0: plain; None: as the planner says.
 
-    between_requests: see Draft. phases: of the last burst
+    between_requests, means: see Draft. slower: how many times as long steps with drafts take.
+    phases: of the last burst
     """
 
-    def __init__(self, num_levels=None, between_requests=0.35, seed=0):
+    def __init__(self, num_levels=None, between_requests=0.35, seed=0, means=MEANS, slower=1.0):
         self.sizes = EngineSizes(
             max_num_seqs=NUM_REQUESTS,
             max_num_batched_tokens=8192,
@@ -85,7 +90,8 @@ class BurstWorld:
             is_adaptive=num_levels is None,
         )
         self.rng = np.random.default_rng(seed)
-        self.draft = Draft(means=MEANS, between_requests=between_requests)
+        self.draft = Draft(means=means, between_requests=between_requests)
+        self.slower = slower
         self.planner = None
         if num_levels is None:
             self.planner = RowPlanner(COSTS, shared_shapes(self.sizes), K)
@@ -99,24 +105,54 @@ class BurstWorld:
 
     def burst(self):
         """All requests, from the first step to the last."""
-        self.phases = {name: Phase() for name in PHASES}
-        pool = BlockPool(self.sizes.num_kv_blocks)
-        self.scheduler = Scheduler(pool, self.sizes, False, self.budget, self.planner)
-        self.easy = {}
-        for number, (num_prompt, num_tokens) in enumerate(lengths()):
-            request = new_request(number, num_prompt, num_tokens, self.sizes.num_speculative_tokens)
-            self.easy[request] = self.rng.normal()
-            self.scheduler.add(request)
+        self.begin()
+        for num_prompt, num_tokens in lengths():
+            self.add(num_prompt, num_tokens)
         unread = []
         while self.scheduler.has_unfinished:
             while unread and self.scheduler.may_lack_work:
                 self.read(unread.pop(0))
-            work = self.scheduler.schedule().work
-            if work is not None:
-                unread.append(self.launch(work))
-            if unread and (work is None or len(unread) > 1):
-                self.read(unread.pop(0))
+            self.step(unread)
         return self
+
+    def loop(self, num_tokens, num_steps=600):
+        """Tokens a second where each request that ends is followed by another, as in the bench.
+
+        The first ones ask for 1 to num_tokens tokens; a third of the steps does not count.
+        """
+        self.begin()
+        chance = random.Random(0)
+        running, unread = [], []
+        for n in range(num_steps):
+            if n == num_steps // 3:
+                self.phases = {name: Phase() for name in PHASES}
+            running = [request for request in running if request.finish is None]
+            for _ in range(NUM_REQUESTS - len(running)):
+                tokens = num_tokens if n else chance.randint(1, num_tokens)
+                running.append(self.add(chance.randint(*PROMPT_LENGTHS), tokens))
+            self.step(unread)
+        return sum(phase.tokens for phase in self.phases.values()) / self.seconds
+
+    def begin(self):
+        self.phases = {name: Phase() for name in PHASES}
+        pool = BlockPool(self.sizes.num_kv_blocks)
+        self.scheduler = Scheduler(pool, self.sizes, False, self.budget, self.planner)
+        self.easy = {}
+
+    def add(self, num_prompt, num_tokens):
+        num_drafts = self.sizes.num_speculative_tokens
+        request = new_request(len(self.easy), num_prompt, num_tokens, num_drafts)
+        self.easy[request] = self.rng.normal()
+        self.scheduler.add(request)
+        return request
+
+    def step(self, unread):
+        """Schedule the next one before the results of the last one are read."""
+        work = self.scheduler.schedule().work
+        if work is not None:
+            unread.append(self.launch(work))
+        if unread and (work is None or len(unread) > 1):
+            self.read(unread.pop(0))
 
     def launch(self, work):
         phase = self.phase(work)
@@ -147,13 +183,15 @@ class BurstWorld:
     def ms(self, work):
         B, num_rows, levels = len(work.verifying), work.num_verify_rows, num_levels(work)
         ms = COSTS.ms_per_key * sum(each.num_tokens for each in work.verifying)
+        is_plain = levels == 0 and num_rows == B
         if work.parts:
             ms += COSTS.mixed_ms(num_rows + num_prompt_rows(work))
-        elif levels == 0 and num_rows == B:
+        elif is_plain:
             return ms + COSTS.plain_ms(B)
         else:
             ms += COSTS.verify_ms(num_rows)
-        return ms + max(levels - 1, 0) * COSTS.level_ms(len(work.requests))
+        ms += max(levels - 1, 0) * COSTS.level_ms(len(work.requests))
+        return ms if is_plain else self.slower * ms
 
     def share(self, step, said):
         """Rows go to the drafts with the largest calibrated path probabilities."""

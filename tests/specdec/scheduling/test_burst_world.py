@@ -3,6 +3,9 @@
 On an H200 the burst took 4.90 s plain, 4.40 s with K = 1 and 4.64 s with "auto", while the prompts
 that waited ran in about twice as many steps as now. The costs say 4.6, 3.9 and 3.7 to 4.1 s of
 these, the more the more requests differ in how well their drafts hold.
+
+
+In the loop steps with drafts take 1.1 times as long as their costs say, as they did there.
 """
 
 import statistics
@@ -43,15 +46,24 @@ def test_a_burst_takes_no_longer_than_with_the_best_fixed_number(between_request
     assert ours < 1.01 * min(fixed)
 
 
-@pytest.mark.parametrize(
-    "between_requests, share", [(1.0, 0.98), pytest.param(3.0, 1.0, marks=pytest.mark.slow)]
-)
 @pytest.mark.parametrize("seeds", [FEW, pytest.param(ALL, marks=pytest.mark.slow)])
-def test_a_burst_ends_sooner_if_steps_are_short_once_nothing_comes_any_more(
-    monkeypatch, seeds, between_requests, share
-):
-    """The most tokens a second leave the slowest behind."""
-    ours = statistics.mean(planned(between_requests, seed).seconds for seed in seeds)
+def test_a_burst_ends_sooner_if_steps_are_short_once_nothing_comes_any_more(monkeypatch, seeds):
+    """The most tokens a second leave the slowest behind, where requests differ much."""
+
+    def mean_seconds():
+        return statistics.mean(BurstWorld(None, 3.0, seed).burst().seconds for seed in seeds)
+
+    ours = mean_seconds()
     monkeypatch.setattr(row_planner, "HURRY", 1.0)
-    without = statistics.mean(planned(between_requests, seed).seconds for seed in seeds)
-    assert ours < share * without
+    assert ours < 0.98 * mean_seconds()
+
+
+@pytest.mark.parametrize(
+    "num_tokens, first",
+    [(96, 0.62), *(pytest.param(160, each, marks=pytest.mark.slow) for each in (0.55, 0.62, 0.7))],
+)
+def test_many_requests_are_plain_where_drafts_pay_less_than_room_for_prompts(num_tokens, first):
+    """Steps with drafts bring more prompts, which the last rows of a step take longer for."""
+    given = {"means": (first, 0.6, 0.58, 0.56, 0.5, 0.5, 0.5, 0.5), "slower": 1.1}
+    ours, *fixed = [BurstWorld(K, **given).loop(num_tokens) for K in (None, 0, 1)]
+    assert ours > 0.98 * max(fixed)

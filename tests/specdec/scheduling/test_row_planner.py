@@ -12,10 +12,13 @@ from specdec.scheduling import row_planner
 from specdec.scheduling.gains import GainCurves
 from specdec.scheduling.round_history import RoundOutcome
 from specdec.scheduling.round_options import (
+    FITTED,
     UNSTEADY,
     Requests,
+    Riding,
     RoundOptions,
     RowSizes,
+    filling_options,
     mixed_options,
     round_options,
 )
@@ -199,12 +202,34 @@ def test_with_prompts_the_best_levels_have_the_best_rows_of_either_kind_of_step(
         for rows in rounds.rows.tolist()
         for mixed_rows in rows_of_mixed
     ]
-    given = {"prompt_share": eighths / 8, "tokens_a_step": recent}
-    options = RoundOptions(rounds, mixed.less(prompts_ms), curves, **given)
+    riding = Riding(eighths / 8, num_prompt_rows, recent)
+    options = RoundOptions(rounds, mixed.less(prompts_ms), curves, riding)
     best = max(*every, num_requests / plain_ms)
     levels, found = options.steady(0.0, near * best)
     assert found == pytest.approx(best)
     assert (levels == 0) == (num_requests / plain_ms >= max(every))
+
+
+def test_many_requests_meet_the_prompts_that_their_own_tokens_bring():
+    """At one price for a row of a prompt; and where times are in proportion to rows, at theirs."""
+    sizes = tuple((rows, 2.0 + rows / 50) for rows in (64, 128, 256, 512))
+    costs = RoundCosts(verify=sizes, plain=((64, 3.0),), level=((64, 0.5),))
+    n, riding = 64, Riding(share=0.75, num_rows=80, tokens=100.0)
+    curves = GainCurves(np.full((100, 2), [0.5, 0.25]), n)
+    rounds = rounds_of(costs, [(n, 64), (n, 96), (n, 128)], curves, n, n)
+    found = filling_options(costs, rounds, (1.0, 1.0), riding)
+    # a step of 96 rows and one level brings 64 + 16 tokens: 4 / 5 of the recent ones
+    share = 1 - 0.25**0.8
+    prompts = 0.75 * 80 * 0.8 / share
+    assert riding.share_beside(np.array(80.0)) == pytest.approx(share)
+    assert riding.rows_beside(np.array(80.0)) == pytest.approx(prompts)
+    assert found.ms[0, 1] == pytest.approx(FITTED * (2.0 + 96 / 50))
+    assert found.plain_ms == pytest.approx(2.0 + 64 / 50 - 0.5)
+    # whatever ratios they have, what is left out is the same
+    slower = filling_options(costs, rounds, (1.0, 1.5), riding)
+    more = 0.5 * (2.0 + (96 + prompts) / 50)
+    assert slower.ms[0, 1] - found.ms[0, 1] == pytest.approx(FITTED * more)
+    assert slower.plain_ms == found.plain_ms
 
 
 @pytest.mark.parametrize(

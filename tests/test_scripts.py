@@ -6,23 +6,17 @@ import json
 import runpy
 import shlex
 import sys
-import threading
 
 import pytest
 
 import specdec.kernels.tiles
 import specdec.tune.gpu_clock
-from scripts.guided_trace import recorded_walks
 from scripts.http_cost import lines_of
 from specdec.bench import charts
-from specdec.guided.guides import Guides
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
 from specdec.models.llama import LlamaModel
-from specdec.requests.structured_outputs import StructuredOutputsParams
-from specdec.requests.tokenizer import Tokenizer
 from tests.specdec.kernels.row_products import multiply_row_by_row
-from weights.demo import demo_directory
 
 
 @pytest.fixture
@@ -162,17 +156,6 @@ def test_exact_matrix_compares_graphs_with_eager_steps(run, capsys):
     behind = [(row["k"], row["batch"], row["how"]) for row in rows if row["what"]]
     settings = itertools.product(("eager", "graph"), (0, 3, 5), (1, 8))
     assert behind == [(k, batch, how) for how, k, batch in settings]
-
-
-def test_walks_of_guides_are_recorded():
-    guides = Guides(Tokenizer(demo_directory("target")), 4100, [1])
-    guide = guides.compile(StructuredOutputsParams(regex="ab+"))
-    with recorded_walks() as walks:
-        assert len(guide.masks(())) == 1
-
-    [walk] = walks
-    assert walk.wall > 0
-    assert walk.thread == threading.get_ident()
 
 
 @pytest.mark.slow

@@ -62,56 +62,78 @@ def collected(tests: list[str], marked: str) -> list[str]:
     return [line for line in found.stdout.splitlines() if "::" in line]
 
 
+class Checks:
+    """Tests in processes under the sanitizer, whose logs go to a directory.
+
+    num_bad: processes that did not end clean, but for tests that a signal ended, which run again
+    """
+
+    def __init__(self, args: argparse.Namespace, directory: Path, progress: Any) -> None:
+        # --error-exitcode: else what the sanitizer finds would not change how pytest ends
+        sanitized = *args.sanitizer.split(), "--error-exitcode", "86", sys.executable, *PYTEST
+        self._command = [*sanitized, "-m", args.marked, "-v", "--tb=short"]
+        self._plain = [sys.executable, *PYTEST, "-q", "-m", args.marked]
+        self._at_a_time = args.processes
+        self._directory = directory
+        self._progress = progress
+        self._ended_by_signal: list[str] = []
+        self.num_processes = self.num_bad = 0
+
+    def run(self, parts: list[list[str]]) -> None:
+        """Each part in a process. What is left of one that a signal ended goes on in another."""
+        while parts:
+            left = []
+            for part, ending, text in self._check(parts):
+                unfinished = part[len(HAS_RUN.findall(text)) :]
+                if ending < 0 and unfinished:
+                    self._ended_by_signal.append(unfinished[0])
+                    left.append(unfinished[1:])
+                    self.num_bad += IS_BAD.search(text) is not None
+                else:
+                    self.num_bad += ending != 0
+            parts = [part for part in left if part]
+
+    def run_again(self) -> None:
+        """What a signal ended, each test alone, once its kernels have been compiled."""
+        tests = self._ended_by_signal
+        if not tests:
+            return
+        plain = subprocess.run([*self._plain, *tests], check=False)
+        print("without the sanitizer:", plain.returncode)
+        bad = []
+        for first in range(0, len(tests), self._at_a_time):
+            alone = [[test] for test in tests[first : first + self._at_a_time]]
+            bad += [part[0] for part, ending, _ in self._check(alone) if ending != 0]
+        self.num_bad += len(bad)
+        print(f"{len(tests)} tests were ended by a signal; checked again:")
+        print(*(f"  {'bad' if test in bad else 'clean'}: {test}" for test in tests), sep="\n")
+
+    def _check(self, parts: list[list[str]]) -> list[tuple[list[str], int, str]]:
+        """Each part, how its process ended, and what it printed."""
+        numbers = range(self.num_processes, self.num_processes + len(parts))
+        logs = [self._directory / f"{number}.log" for number in numbers]
+        self.num_processes += len(parts)
+        endings = _run(self._command, parts, logs, self._progress)
+        texts = [log.read_text() for log in logs]
+        for ending, text in zip(endings, texts, strict=True):
+            if ending != 0:
+                print(f"ended with {ending}:\n{text[-4000:]}")
+        return list(zip(parts, endings, texts, strict=True))
+
+
 def main() -> None:
     args = parse_args()
     ids = collected(list(args.tests), args.marked)
     # one after another, since the tests of a file take about as long as each other
     parts = [part for i in range(args.processes) if (part := ids[i :: args.processes])]
-    # --error-exitcode: else what the sanitizer finds would not change how pytest ends
-    sanitized = *args.sanitizer.split(), "--error-exitcode", "86", sys.executable, *PYTEST
-    command = [*sanitized, "-m", args.marked, "-v", "--tb=short"]
-    num_processes, num_bad = 0, 0
-    ended_by_signal: list[str] = []
     with tempfile.TemporaryDirectory() as temporary, bar(total=len(ids), desc="checking") as shown:
         directory = args.logs or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-
-        def check(parts: list[list[str]]) -> list[tuple[list[str], int, str]]:
-            """Each part, how its process ended, and what it printed."""
-            nonlocal num_processes
-            logs = [directory / f"{num_processes + i}.log" for i in range(len(parts))]
-            num_processes += len(parts)
-            endings = _run(command, parts, logs, shown)
-            texts = [log.read_text() for log in logs]
-            for ending, text in zip(endings, texts, strict=True):
-                if ending != 0:
-                    print(f"ended with {ending}:\n{text[-4000:]}")
-            return list(zip(parts, endings, texts, strict=True))
-
-        while parts:
-            left = []
-            for part, ending, text in check(parts):
-                unfinished = part[len(HAS_RUN.findall(text)) :]
-                if ending < 0 and unfinished:
-                    ended_by_signal.append(unfinished[0])
-                    left.append(unfinished[1:])
-                    num_bad += IS_BAD.search(text) is not None
-                else:
-                    num_bad += ending != 0
-            parts = [part for part in left if part]
-        if ended_by_signal:
-            plain = [sys.executable, *PYTEST, "-q", "-m", args.marked, *ended_by_signal]
-            print("without the sanitizer:", subprocess.run(plain, check=False).returncode)
-            bad = []
-            for first in range(0, len(ended_by_signal), args.processes):
-                again = ended_by_signal[first : first + args.processes]
-                endings = check([[test] for test in again])
-                bad += [part[0] for part, ending, _ in endings if ending != 0]
-            num_bad += len(bad)
-            print(f"{len(ended_by_signal)} tests were ended by a signal; checked again:")
-            print(*(f"  {'bad' if t in bad else 'clean'}: {t}" for t in ended_by_signal), sep="\n")
-    print(f"{len(ids)} tests in {num_processes} processes, {num_bad} not clean")
-    sys.exit(1 if num_bad else 0)
+        checks = Checks(args, directory, shown)
+        checks.run(parts)
+        checks.run_again()
+    print(f"{len(ids)} tests in {checks.num_processes} processes, {checks.num_bad} not clean")
+    sys.exit(1 if checks.num_bad else 0)
 
 
 def _run(command: list[str], parts: list[list[str]], logs: list[Path], progress: Any) -> list[int]:

@@ -261,16 +261,23 @@ def filling_options(
     """
     n = rounds.num_requests
     without, with_drafts = ratios
-    alone_ms, all_ms = costs.mean_mixed_ms(np.array([n, n + riding.num_rows]))
+    alone_ms, all_ms = _mean_mixed_ms(costs, np.array([n, n + riding.num_rows]))
     price = (all_ms - alone_ms) / max(riding.num_rows, 1)
     num_drafted = np.where(np.isfinite(rounds.tokens), rounds.tokens, n)
     prompts, beside_plain = riding.rows_beside(num_drafted), float(riding.rows_beside(np.array(n)))
-    ms = with_drafts * costs.mean_mixed_ms(rounds.rows + prompts) - price * prompts
+    ms = with_drafts * _mean_mixed_ms(costs, rounds.rows + prompts) - price * prompts
     ms *= FITTED
-    plain_ms = float(costs.mean_mixed_ms(np.array(n + beside_plain))) - costs.level_ms(n)
+    plain_ms = float(_mean_mixed_ms(costs, np.array(n + beside_plain))) - costs.level_ms(n)
     plain_ms = max(without * plain_ms - price * beside_plain, 0.0)
     levels_ms = with_drafts * rounds.levels_ms
     return replace(rounds, ms=ms, levels_ms=levels_ms, plain_ms=plain_ms)
+
+
+def _mean_mixed_ms(costs: RoundCosts, num_rows: Floats) -> Floats:
+    """Of steps with prompts whose rows vary around so many and fill the measured sizes."""
+    rows, ms = np.array(costs.mixed or costs.verify).T
+    inside = np.interp(num_rows, rows, ms)
+    return np.asarray(np.where(num_rows > rows[-1], ms[-1] * num_rows / rows[-1], inside))
 
 
 def _options(

@@ -83,12 +83,14 @@ class Scheduler:
         Another step would have nothing to do in its place, and a new request would wait for it.
         Requests that are sure to end have no place in it, and others may have theirs.
         """
+        if self.prefilling:
+            return False
         running = [request for request in self.running if not request.is_ending]
         has_places = len(running) < self.sizes.max_num_seqs
-        if not running or self.prefilling or (self.waiting and has_places):
+        if not running or (self.waiting and has_places):
             return False
-        may_end = [request.may_be_ending for request in running]
-        return all(may_end) or (len(may_end) <= FEW and any(may_end))
+        may_end = (request.may_be_ending for request in running)
+        return any(may_end) if len(running) <= FEW else all(may_end)
 
     @property
     def _admitted(self) -> list[Request]:
@@ -123,7 +125,8 @@ class Scheduler:
         for b, request in enumerate(work.requests):
             if request.finish is None or request.finish.reason in ("stop", "length"):
                 self._publish_blocks(request, work, b)
-            self.drop(request)
+            if request.finish is not None:
+                self.drop(request)
 
     def drop(self, request: Request) -> None:
         """Release what an ended request holds, once no step in flight can write it."""
@@ -167,9 +170,12 @@ class Scheduler:
 
     def _ranked(self) -> list[Request]:
         """Admitted samples in order: a request's second one ranks after every other's first."""
+        ordered = sorted(self._admitted, key=lambda each: each.order)
+        if len({request.request_id for request in ordered}) == len(ordered):
+            return ordered  # no request has two samples
         ranks = {}
         num_before = Counter[str]()
-        for request in sorted(self._admitted, key=lambda each: each.order):
+        for request in ordered:
             ranks[request] = (request.priority, num_before[request.request_id], request.number)
             num_before[request.request_id] += 1
         return sorted(ranks, key=ranks.__getitem__)

@@ -9,9 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
-
-from specdec.scheduling.gains import Floats
 from specdec.sizes import TreeShape
 
 LEAST_PROMPT_ROWS = 64  # for the first prompt that waits, in every step
@@ -111,12 +108,6 @@ class RoundCosts:
     def mixed_ms(self, num_rows: int) -> float:
         """A step with prompts that drafts one level, behind short contexts; rows of all."""
         return _at(self.mixed or self.verify, num_rows)
-
-    def mean_mixed_ms(self, num_rows: Floats) -> Floats:
-        """Such steps where the rows vary around so many and fill the measured sizes."""
-        rows, ms = np.array(self.mixed or self.verify).T
-        inside = np.interp(num_rows, rows, ms)
-        return np.asarray(np.where(num_rows > rows[-1], ms[-1] * num_rows / rows[-1], inside))
 
     def plain_ms(self, num_requests: int) -> float:
         """A round of one row a request without drafts, behind short contexts."""

@@ -87,8 +87,9 @@ class Work:
     @property
     def token_bounds(self) -> list[tuple[int, int]]:
         """The fewest and the most tokens that the step can bring to each request."""
-        most = (1 + min(each.num_speculative_tokens, self.most_drafts) for each in self.verifying)
-        return [*((1, count) for count in most), *((int(p.samples),) * 2 for p in self.parts)]
+        most_drafts = self.most_drafts
+        rounds = [(1, 1 + min(each.num_speculative_tokens, most_drafts)) for each in self.verifying]
+        return [*rounds, *((int(part.samples),) * 2 for part in self.parts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

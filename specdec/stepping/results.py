@@ -124,19 +124,20 @@ class PendingResult:
     def read(self) -> StepResult:
         """The result, once it is there."""
         self.wait()
-        rows = self.rows_cpu.tolist()
         columns = self.columns
         Q = columns.path_len
-        drafts = columns.drafts(rows)
         first = Q + 2 + columns.num_drafts
-        confidences_cpu = self.rows_cpu[:, first : first + columns.num_confidences]
+        found = self.rows_cpu.numpy()  # whose tolist takes half as long as a tensor's
+        rows = (found if columns.is_tree else found[:, :first]).tolist()
+        drafts = columns.drafts(rows)
+        confidences = found[:, first : first + columns.num_confidences]
         return StepResult(
             sampled_tokens=[row[:Q] for row in rows],
             num_accepted=[row[Q] for row in rows],
             draft_tokens=drafts.tokens,
             draft_parents=drafts.parents,
             draft_probs=drafts.probs,
-            confidences=confidences_cpu.numpy().astype(np.float32) / CONFIDENCE_ONE,
+            confidences=confidences.astype(np.float32) / CONFIDENCE_ONE,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )

@@ -213,6 +213,7 @@ def test_engines_of_one_process_may_all_be_split_by_torch_compile(expected):
 
 def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypatch, expected):
     captures, device = make_backend("tape")
+    pair = expected("eagle3", 3, device)[0]  # made here first, it has contexts of its own
     made, build = [], PassContexts._forward_context
 
     def context(self, how, *rows):
@@ -221,7 +222,7 @@ def test_every_family_warms_up_in_mode_none_and_is_captured_in_its_own(monkeypat
 
     monkeypatch.setattr(PassContexts, "_forward_context", context)
     config = GraphConfig(request_sizes=(2, 32), token_sizes=(48,))
-    runner = tiny_runner(expected("eagle3", 3, device)[0], 3, config, captures)
+    runner = tiny_runner(pair, 3, config, captures)
     assert len(made) == 2 * sum(
         len(counter.captures) for counter in runner.graphs.counters().values()
     )

@@ -93,7 +93,11 @@ class StepOptions:
         return replace(self, ms=self.ms - ms, plain_ms=max(self.plain_ms - ms, 0.0))
 
     def best_rows(self, num_live: int, next_levels: int, rate: float) -> int:
-        """Rows that bring the most beyond what their time is worth at `rate`."""
+        """Rows that bring the most beyond what their time is worth at `rate`.
+
+        Of one step, whose prompts are known: its ms are [C].
+        """
+        assert self.ms.ndim == 1, "options of steps on average"
         values = self.tokens[num_live - 1] - rate * self.ms
         if next_levels == 0:  # then a step of one row each is a plain one
             values[0] += rate * (self.ms[0] - self.plain_ms)

@@ -68,7 +68,7 @@ class LogitHashes:
         return torch.cat(found).tolist()[: len(request.token_ids)]
 
     def stop(self) -> None:
-        self.engine.runner.run_step = self._run_step
+        del self.engine.runner.run_step  # and the class's own is there again
 
     def _request_of(self, row: int) -> str:
         running = self.engine.scheduler.running
@@ -82,6 +82,12 @@ def hash_rows(engine: Engine, hidden_TD: Tensor) -> Tensor:
     place_V = torch.arange(logits_TV.shape[1], device=logits_TV.device) * 2654435761 + 1
     parts = [rows.view(torch.int32).long() for rows in logits_TV.split(64)]
     return torch.cat([(bits * place_V).sum(dim=1) for bits in parts])
+
+
+def check_form(engine: Engine, is_eager: bool) -> None:
+    """Of an engine that has run: graphs have served batches, unless it is eager."""
+    replays = sum(each.replays.total() for each in engine.runner.graphs.counters().values())
+    assert is_eager == (replays == 0), f"{is_eager=}, but graphs served {replays} batches"
 
 
 def run(
@@ -135,6 +141,7 @@ def matrix(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
             first = first or (tokens, hashes)
             same.append((tokens, hashes) == first)
         is_eager = is_eager or pair.device.type == "cpu"
+        check_form(engine, is_eager)
         rows.append(report(k, batch, is_eager, "", len(tokens), all(same), mean, began))
     return rows
 
@@ -150,7 +157,7 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
     rows = []
     settings = [(is_eager, k) for is_eager in hows for k in (0, 3, 5)] if args.contexts else []
     for is_eager, k in tqdm(settings, desc="contexts", disable=None):
-        engine = pair.engine(spec(k, MANY, longest, longest, is_eager), keep=0)
+        engine = pair.engine(spec(k, MANY, longest, longest, is_eager))
         for length, batch in itertools.product(args.contexts, (1, MANY)):
             began = time.monotonic()
             num = 2 if batch == 1 or length >= LONG else MANY
@@ -159,8 +166,9 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
             tokens, hashes, mean = run(engine, prompts, batch, args.context_tokens)
             found = tokens[:2], hashes[:2]
             same = found == expected.setdefault(length, found)
+            check_form(engine, is_eager)
             rows.append(report(k, batch, is_eager, f"context {length}", num, same, mean, began))
-        del engine  # its cache is large: the next one has no room beside it
+        del engine  # whose cache is large: the next one has no room beside it
         pair.drop()
     return rows
 

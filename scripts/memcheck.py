@@ -65,7 +65,7 @@ def collected(tests: list[str], marked: str) -> list[str]:
 class Checks:
     """Tests in processes under the sanitizer, whose logs go to a directory.
 
-    num_bad: processes that did not end clean, but for tests that a signal ended, which run again
+    num_bad: processes that did not end clean; a test that a signal ended counts once it ran again
     """
 
     def __init__(self, args: argparse.Namespace, directory: Path, progress: Any) -> None:

@@ -156,6 +156,7 @@ def test_exact_matrix_compares_graphs_with_eager_steps(run, capsys):
     behind = [(row["k"], row["batch"], row["how"]) for row in rows if row["what"]]
     settings = itertools.product(("eager", "graph"), (0, 3, 5), (1, 8))
     assert behind == [(k, batch, how) for how, k, batch in settings]
+    assert all((row["mean"] > 1.5) == (row["k"] > 0) for row in rows if row["what"])
 
 
 @pytest.mark.slow

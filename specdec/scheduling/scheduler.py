@@ -130,7 +130,7 @@ class Scheduler:
 
     def drop(self, request: Request) -> None:
         """Release what an ended request holds, once no step in flight can write it."""
-        if request.finish is None or request.num_in_flight > 0:
+        if request.num_in_flight > 0:
             return
         for queue in (self.waiting, self.prefilling, self.running):
             if request in queue:

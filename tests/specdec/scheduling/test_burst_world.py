@@ -67,3 +67,9 @@ def test_many_requests_are_plain_where_drafts_pay_less_than_room_for_prompts(num
     given = {"means": (first, 0.6, 0.58, 0.56, 0.5, 0.5, 0.5, 0.5), "slower": 1.1}
     ours, *fixed = [BurstWorld(K, **given).loop(num_tokens) for K in (None, 0, 1)]
     assert ours > 0.98 * max(fixed)
+
+
+def test_many_requests_draft_where_drafts_pay_beside_prompts():
+    given = {"means": (0.72, 0.72, 0.72, 0.7, 0.7, 0.68, 0.66, 0.66), "slower": 1.05}
+    ours, *fixed = [BurstWorld(K, **given).loop(160) for K in (None, 0, 1)]
+    assert ours > 1.01 * max(fixed)

@@ -209,7 +209,7 @@ def _run_one(engine: Engine, new: NewRequest) -> list[Request]:
     while engine.has_unfinished:
         engine.step()
     engine.drain()
-    return request.samples
+    return request.all_samples
 
 
 def run_together(engine: Engine, plans: list[Plan]) -> list[Request]:
@@ -326,7 +326,7 @@ def faults_of_engine(
     counts["replays"] += sum(each.replays.total() for each in llm.graph_counters().values())
     yield from faults_after(engine)
     for plan, request in zip(plans, requests, strict=True):
-        for samples in zip(request.samples, *alone.run(plan), strict=True):
+        for samples in zip(request.all_samples, *alone.run(plan), strict=True):
             count_outcome(samples[0], counts)
             is_other = engine.planner is not None or llm.sizes.tree is not None
             for fault in (*faults_of(*samples, is_other), *count_faults(plan, samples[0])):

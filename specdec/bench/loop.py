@@ -14,6 +14,7 @@ as many requests end as run. It is judged as a whole.
 import random
 import sys
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from unittest.mock import patch
 
 import torch
 
+from graphs.frozen_heap import frozen_heap
 from specdec.bench.bench import Bench
 from specdec.bench.pair import EngineSpec, turned
 from specdec.bench.percentiles import nearest_rank, percentile
@@ -52,7 +54,7 @@ class Window:
 
     requests: list[Request]  # all that began, in order; the last ones were aborted
     tokens_per_second: float
-    gaps: list[float]  # between two deliveries to one request
+    gaps: Sequence[float]  # between two deliveries to one request
     first_tokens: list[float]  # from the arrival of each request of the window
     first_steps: list[int]  # of the engine, that each of them waited for
     host_share: float | None  # of the time, in which the host did not wait for a GPU's results
@@ -138,15 +140,19 @@ def jobs(bench: Bench, batch: int, temperature: float) -> Iterator[Job]:
 
 
 def run_loop(engine: Engine, jobs: Iterator[Job], batch: int) -> Window:
-    """Run the first generation and the window, then abort what runs."""
+    """Run the first generation and the window, then abort what runs.
+
+    Collections of garbage walk over what the loop itself makes, not over the outputs of others.
+    """
     running = Loop(engine, jobs)
-    running.run(batch, batch)
-    return measured(running, batch, num_measured(batch))
+    with frozen_heap():
+        running.run(batch, batch)
+        return measured(running, batch, num_measured(batch))
 
 
 def measured(running: "Loop", batch: int, num_ends: int) -> Window:
     """Run on until so many requests have ended, then abort what runs."""
-    running.gaps.clear()
+    del running.gaps[:]
     num_before = len(running.requests)
     num_tokens = running.num_tokens
     began = time.monotonic()
@@ -163,7 +169,7 @@ def measured(running: "Loop", batch: int, num_ends: int) -> Window:
     return Window(
         requests=running.requests,
         tokens_per_second=num_tokens / seconds,
-        gaps=running.gaps,
+        gaps=running.gaps.tolist(),
         first_tokens=[latency for latency in latencies if latency is not None],
         first_steps=[count for count in steps if count is not None],
         host_share=1 - sum(waited) / seconds if running.device.type == "cuda" else None,
@@ -207,7 +213,7 @@ class Loop:
 
     def __init__(self, engine: Engine, jobs: Iterator[Job]) -> None:
         self.requests: list[Request] = []  # in the order in which they began
-        self.gaps: list[float] = []
+        self.gaps = array("d")
         self.first_steps: dict[str, int] = {}  # until the first token, by request id
         self.num_running = 0
         self._engine = engine

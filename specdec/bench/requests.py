@@ -147,7 +147,7 @@ def waiting(bench: Bench) -> Iterator[Row]:
 def _gaps(loop: Loop, batch: int, long: Sequence[Job]) -> list[float]:
     """Seconds between deliveries in a loop in its window, in which a prompt comes each INTERVAL."""
     loop.run(batch, batch)
-    loop.gaps.clear()
+    del loop.gaps[:]
     began = time.monotonic()
     num_arrived = 0
     while time.monotonic() - began < max(len(long), 3) * INTERVAL or len(loop.gaps) < 2:
@@ -156,7 +156,7 @@ def _gaps(loop: Loop, batch: int, long: Sequence[Job]) -> list[float]:
             num_arrived += 1
         loop.run(batch, 1)
     loop.end()
-    return loop.gaps
+    return loop.gaps.tolist()
 
 
 def _over(value: float | None, usual: float | None) -> float | None:

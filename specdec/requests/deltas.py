@@ -20,7 +20,7 @@ class Deltas:
     """Reads the samples of one request as they grow."""
 
     def __init__(self, request: Request) -> None:
-        self._samples = [(sample, Seen()) for sample in request.samples or [request]]
+        self._samples = [(sample, Seen()) for sample in request.all_samples]
 
     def new(self) -> Iterator[CompletionOutput]:
         """The new text, tokens and logprobs of each sample that has some, or that has ended."""

@@ -100,7 +100,8 @@ class Intake:
         samples = [self._sample(new, text, token_ids, sampling, index) for index in range(params.n)]
         self._num_requests += 1
         for sample in samples:
-            sample.samples = samples
+            if params.n > 1:  # a list of itself would keep it until the next garbage collection
+                sample.samples = samples
             sample.guide = None if guide is None else guide.copy()
         return samples
 

@@ -33,7 +33,7 @@ class Progress:
         for request in changed:
             if request.is_finished and request.request_id in self._running:
                 self._running.remove(request.request_id)
-                self._count(request.samples or [request])
+                self._count(request.all_samples)
                 self._bar.update()
 
     def _count(self, samples: Sequence[Request]) -> None:

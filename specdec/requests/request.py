@@ -15,7 +15,9 @@ from specdec.requests.tokenizer import Detokenizer
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One sample of a caller's request. samples: all of them; sample `index` has seed + index."""
+    """One sample of a caller's request. samples: all of them, none where it is the only one;
+    sample `index` has seed + index.
+    """
 
     request_id: str
     prompt: str | None
@@ -57,6 +59,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.flags = self.params.flags
+
+    @property
+    def all_samples(self) -> "list[Request]":
+        """Of its caller's request."""
+        return self.samples or [self]
 
     @property
     def num_tokens(self) -> int:
@@ -138,7 +145,7 @@ class Request:
 
     def output(self) -> RequestOutput:
         """A snapshot for the caller."""
-        samples = self.samples or [self]
+        samples = self.all_samples
         first = samples[0]
         has_prompt_logprobs = self.params.prompt_logprobs is not None
         return RequestOutput(
@@ -155,7 +162,7 @@ class Request:
     @property
     def is_finished(self) -> bool:
         """Whether every sample has ended."""
-        return all(sample.finish is not None for sample in self.samples or [self])
+        return all(sample.finish is not None for sample in self.all_samples)
 
     def _completion(self) -> CompletionOutput:
         completion = CompletionOutput(self.index, self.text(), list(self.token_ids))

@@ -57,7 +57,7 @@ class Reporter:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._deltas = Deltas(request)
-        self._samples = request.samples or [request]
+        self._samples = request.all_samples
         self._num_rounds = [0] * len(self._samples)
         self._num_prompt_logprobs = 0
         self._has_begun = False

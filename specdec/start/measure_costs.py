@@ -35,7 +35,7 @@ logger = logging.getLogger("specdec")
 SOME_LEVELS = 3  # of which those after the first are timed
 NEVER, AT_ONCE = -1.0, 2.0  # thresholds at which no draft stops, and all do after one level
 LONG_CONTEXT = 4096
-HALFWAY = (448,)  # classes of rows for whose rounds it is enough to know those of their neighbours
+AS_NEXT = (448,)  # classes of rows that take as long as the next one, whose tiles are as many
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
 # as it takes to launch op by op. Larger steps hide their launches.
 LARGEST_CAPTURED = (512, 1024, 2048)
@@ -61,17 +61,16 @@ def measure_costs(runner: Runner) -> StepCosts:
     """
     began = time.perf_counter()
     tokens = [n for n in runner.graphs.target.prefill.sizes.tokens if n >= LEAST_PROMPT_ROWS]
-    classes = of_classes(tokens) or [LEAST_PROMPT_ROWS]
+    classes = _of_own(of_classes(tokens)) or [LEAST_PROMPT_ROWS]
     with compiling_is_expected():
         sizes = {*apart(classes, 4), *({PARALLEL_ROWS} & {*classes})}  # from there each row costs
         largest = row_class(_rows_of_rounds(runner)[-1])  # no round tells what those above it cost
-        sizes |= {n for n in classes if largest <= n < PARALLEL_ROWS} - {*HALFWAY}
+        sizes |= {n for n in classes if largest <= n < PARALLEL_ROWS}
         prompts = [Timed(runner, _prompt(runner, n)) for n in sorted(sizes)]
         pair = _pair(runner, prompts)
         rounds = [Timed(runner, step) for step in _rounds(runner)]
         keys = _keys(runner)
-    measured = ((timed.step.num_verify_rows, timed.one_level_ms) for timed in rounds)
-    by_rows = between(tuple(measured), _rows_of_rounds(runner))
+    by_rows = tuple((timed.step.num_verify_rows, timed.one_level_ms) for timed in rounds)
     with_prompts = tuple({timed.step.num_tokens: timed.ms for timed in prompts}.items())
     with_prompts = between(with_prompts, classes, as_rounds(by_rows))
     padded = [n for n in tokens if n > PARALLEL_ROWS]  # there each row costs, padding too
@@ -133,27 +132,27 @@ def _rounds(runner: Runner) -> Iterator[Step]:
     if sizes.is_adaptive:  # the most requests for each number of rows
         most = {rows: num_requests for num_requests, rows in runner.graphs.shapes}
         with_levels = set()
-        for rows in _not_halfway(_rows_of_rounds(runner)):
+        for rows in _rows_of_rounds(runner):
             count = min(most[rows], rows)
             levels = 1 if count in with_levels else min(SOME_LEVELS, sizes.num_speculative_tokens)
             with_levels.add(count)
             yield _round(runner, [-1] * count, levels, rows)
         return
-    for rows in _not_halfway(_rows_of_rounds(runner)):
+    for rows in _rows_of_rounds(runner):
         yield _round(runner, [-1] * (rows // sizes.query_len))
 
 
 def _rows_of_rounds(runner: Runner) -> list[int]:
-    """Of each class of rows the most that are captured."""
+    """Of each class of rows the most that are captured, where they take a time of their own."""
     Q = runner.sizes.query_len
     uniform = [n * Q for n in runner.graphs.target.decode.sizes.requests]
     shared = sorted({rows for _, rows in runner.graphs.shapes})
-    return of_classes(shared if runner.sizes.is_adaptive else uniform)
+    return _of_own(of_classes(shared if runner.sizes.is_adaptive else uniform))
 
 
-def _not_halfway(rows: Sequence[int]) -> Iterator[int]:
-    """Those that are measured."""
-    return (n for n in rows if row_class(n) not in HALFWAY or n == rows[-1])
+def _of_own(rows: Sequence[int]) -> list[int]:
+    """Those that take a time of their own."""
+    return [n for n in rows if row_class(n) not in AS_NEXT or n == rows[-1]]
 
 
 def _level(rounds: Sequence[Timed]) -> Measured:

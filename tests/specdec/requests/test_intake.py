@@ -1,6 +1,8 @@
 """Requests are what their caller gave when he gave it, and refused ones leave no trace."""
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -69,3 +71,20 @@ def test_as_many_stop_ids_as_min_tokens_can_mask_are_taken(llm):
     params.ignore_eos = True
     assert len(llm.engine.add_requests([([5], params)])) == 1
     llm.engine.abort_all()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_a_request_held_is_free_when_its_caller_drops_it(llm, n):
+    """Without a garbage collection, where it is the only sample: thousands would make one slow."""
+    gc.collect()
+    gc.disable()
+    try:
+        [request] = llm.engine.add_requests([("def f(", SamplingParams(n=n, max_tokens=2))])
+        while llm.engine.has_unfinished:
+            llm.engine.step()
+        llm.engine.drain()
+        seen = weakref.ref(request.detokenizer)
+        del request
+        assert (seen() is None) == (n == 1)
+    finally:
+        gc.enable()

@@ -13,7 +13,7 @@ from specdec.kernels.tile_shapes import row_class
 from specdec.scheduling.step_costs import LEAST_PROMPT_ROWS, StepCosts
 from specdec.start import step_times
 from specdec.start.cost_sizes import apart, as_rounds, between
-from specdec.start.measure_costs import HALFWAY, NEVER, measure_costs, measure_round_costs
+from specdec.start.measure_costs import AS_NEXT, NEVER, measure_costs, measure_round_costs
 from specdec.step import Acts
 
 # of rounds on an H200, by classes of rows
@@ -152,16 +152,17 @@ def test_costs_of_steps_are_told_apart_by_rows_and_levels(measured, count, most_
     rows = [n for n, _ in costs.verify]
     captured = {n for _, n in device.runner.graphs.shapes}
     assert set(rows) <= captured
-    assert [row_class(n) for n in rows] == sorted({row_class(n) for n in captured})
+    assert [row_class(n) for n in rows] == sorted({row_class(n) for n in captured} - {*AS_NEXT})
     assert rows[-1] == most_rows
     assert (costs.verify, costs.mixed) == (steps.rounds, steps.mixed)
     assert dict(costs.verify) == pytest.approx({n: round_ms(n) for n in rows})
     tokens = [n for n in device.runner.graphs.target.prefill.sizes.tokens if n > 512]
     assert [n for n, _ in costs.mixed if n > 512] == tokens
-    # of more rows than any round has, too, but halfway between two of these
-    known = {n: ms for n, ms in costs.mixed if n <= most_rows or row_class(n) not in HALFWAY}
-    assert known == pytest.approx({n: mixed_ms(n) for n in known})
-    assert {128, 256, 320, 384, 512} <= known.keys()
+    # of more rows than any round has, too
+    assert dict(costs.mixed) == pytest.approx({n: mixed_ms(n) for n, _ in costs.mixed})
+    assert {128, 256, 320, 384, 512} <= {n for n, _ in costs.mixed}
+    assert {384, 512} == {n for n, _ in costs.mixed if 320 < n <= 512}  # 448 as 512
+    assert costs.mixed_ms(448) == costs.mixed_ms(512)
     assert dict(costs.level) == pytest.approx({n: level_ms(n) for n, _ in costs.level})
     assert dict(costs.plain) == pytest.approx({n: round_ms(n) - 0.25 for n, _ in costs.plain})
     assert costs.plain[-1][0] == costs.level[-1][0] == count

@@ -4,13 +4,14 @@ from math import prod
 
 import torch
 
-from specdec.kernels import jit, num_multiprocessors, tl
+from specdec.kernels import jit, next_power_of_2, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import COLUMNS
+from specdec.kernels.attention.launch_plan import COLUMNS, WIDE_FROM
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
+from specdec.kernels.attention.wide_walk import num_merged, num_sharers
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
@@ -31,12 +32,28 @@ def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
     grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
+    *_, positions, starts = given.requests()
+    is_wide, B = given.plan.is_wide, len(rows.idx_mapping)
     return Repeated(
         _combine_kernel,
         grid,
-        then=(parts.acc, parts.stats, rows.positions, parts.num_splits, *need().values()),
+        then=(
+            parts.acc,
+            parts.stats,
+            positions,
+            starts,
+            positions if rows.paths is None else rows.paths.starts,
+            rows.max_query_len,
+            B,
+            num_sharers(given) if is_wide else 1,
+            parts.num_splits,
+            *need().values(),
+        ),
         constants={
             **given.constants,
+            "IS_UNIFORM": given.is_uniform or not is_wide,
+            "SLOTS": next_power_of_2(B) if is_wide else 1,
+            "WIDE_FROM": WIDE_FROM if is_wide else 0,
             "IS_SUMMED": not given.plan.is_split,
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
@@ -55,12 +72,27 @@ def _reserved(num_programs: int, device: torch.device) -> int:
     return min(LEFT // (share + 1), MOST_RESERVED)
 
 
-@jit(varying=("positions_ptr", "NS"))
+@jit(
+    varying=(
+        "positions_ptr",
+        "starts_ptr",
+        "path_starts_ptr",
+        "query_len",
+        "B",
+        "sharers",
+        "NS",
+    )
+)
 def _combine_kernel(
     out_ptr,  # [T, H, C]
     acc_ptr,  # [T, H, NS, C] float32
     stats_ptr,  # [T, H, NS, 2] float32
     positions_ptr,  # [T]
+    starts_ptr,  # [B + 1], without IS_UNIFORM
+    path_starts_ptr,  # [B], with WIDE_FROM
+    query_len,
+    B,
+    sharers,  # of wide_walk.py
     NS,
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
@@ -68,6 +100,9 @@ def _combine_kernel(
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    WIDE_FROM: tl.constexpr,
     IS_SUMMED: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
@@ -80,14 +115,28 @@ def _combine_kernel(
     is_needed = True
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
+    first = 0  # of the partial results
+    if WIDE_FROM > 0:
+        if IS_UNIFORM:
+            b = t // query_len
+        else:
+            slot = tl.arange(0, SLOTS)
+            ends = tl.load(starts_ptr + 1 + slot, mask=slot < B, other=2**31 - 1)
+            b = tl.sum((ends <= t).to(tl.int32), axis=0)
+        # rows behind those of all slots have the last one's
+        begin = tl.load(path_starts_ptr + tl.minimum(b, B - 1), cache_modifier=".cg")
+        merged = num_merged(begin, sharers)
+        first = tl.where((begin >= WIDE_FROM) & (merged > 0), merged - 1, 0).to(tl.int32)
     wait_for_inputs(PDL)
     if is_needed:
         c = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-        parts = acc_ptr, stats_ptr, (t * H + head) * NS
+        parts = acc_ptr, stats_ptr, (t * H + head) * NS + first
         if IS_SUMMED:
             _, total, acc = add_last_parts(parts, c, C)
         else:
-            _, total, acc = add_parts(parts, parts_of(position), c, C, FEW, MANY)
+            # a row of padding may end before the first
+            num_parts = tl.maximum(parts_of(position) - first, 1)
+            _, total, acc = add_parts(parts, num_parts, c, C, FEW, MANY)
         store_row(out_ptr, t * H + head, total, acc, c, C)
 
 

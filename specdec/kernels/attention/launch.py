@@ -14,8 +14,10 @@ from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.shared_splits import prepare_share
 from specdec.kernels.attention.twin import paged_attention_ref
 from specdec.kernels.attention.walk import prepare_walk
+from specdec.kernels.attention.wide_walk import WideWalk
 from specdec.kernels.attention.workspace import room_for_parts
-from specdec.kernels.prompt_attention import PromptAttention
+from specdec.kernels.needed import need
+from specdec.kernels.prompt_attention import PromptAttention, is_fit
 
 
 def paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: QueryRows) -> None:
@@ -59,7 +61,11 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
         return [lambda _, *tensors: share(*tensors), lambda out, *_: combine(out)]
     if plan.is_split or plan.has_paths:
         walk, combine = prepare_walk(given), prepare_combine(given)
-        return [walk, lambda out, *_: combine(out)]
+        launches: list[Callable[..., None]] = [walk, lambda out, *_: combine(out)]
+        if plan.is_wide:
+            wide = WideWalk(given, q_THC, cache)
+            launches.insert(0, lambda _, *tensors: wide(*tensors))
+        return launches
     return [prepare_walk(given)]
 
 
@@ -75,6 +81,10 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
         usual_query_len=rows.usual_query_len,
         most_keys=rows.block_table.shape[1] * S,
     )
+    if plan.is_wide:
+        can_be = is_hopper(q_THC.device) and is_fit(heads.group, S, C, q_THC.dtype)
+        # launches that may turn out not to be needed stay with walk.py
+        plan = plan._replace(is_wide=can_be and need()["needed_ptr"] is None)
     parts = room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
     # the subtraction of the peak, and other bits than the same tile with one.

@@ -36,6 +36,10 @@ TEAMED, SMALL_TEAMED = 264, 396
 FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
+# Slots with more query rows have their shared keys walked by wide_walk.py, where that can run and
+# paths begin at this key or behind it. A single slot does where many keys are possible, since it
+# gains little behind fewer, and a launch that has nothing to do costs it 2 us. Measured on an H200.
+WIDE_FROM, ALONE_WIDE_FROM = 3072, 8192
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # that each of these programs adds up, one a lane
@@ -72,13 +76,14 @@ class Launch(NamedTuple):
     is_helped: bool  # other programs share the splits of long slots
     slots: int  # batch slots that a helper or a team looks at, at powers of 2; 1 without
     has_paths: bool
+    is_wide: bool  # wide_walk.py takes what it can
     columns: int  # of each program that adds up; 0: there are none, but for long slots
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, bool, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
         cut = self.tile, self.is_split, self.walk_warps, self.looks_first, self.slots
-        return *cut, self.has_paths, self.columns
+        return *cut, self.has_paths, self.is_wide, self.columns
 
 
 def plan_launch(
@@ -131,6 +136,7 @@ def plan_launch(
         is_helped=is_helped,
         slots=_slots(B, is_helped, teams),
         has_paths=has_paths,
+        is_wide=is_split and has_paths and _is_wide(B, usual * heads.group, most_keys),
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
 
@@ -138,6 +144,11 @@ def plan_launch(
 def is_small(tile: QueryTile, heads: Heads) -> bool:
     """Whether two warps have the registers for a tile of queries and one of keys."""
     return tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
+
+
+def _is_wide(B: int, query_rows: int, most_keys: int | None) -> bool:
+    least = ALONE_WIDE_FROM if B == 1 else WIDE_FROM
+    return query_rows > PATH_ROWS and (most_keys is None or most_keys > least)
 
 
 def _sharers(programs: int, has_paths: bool) -> int:

@@ -80,6 +80,7 @@ def attend_paths(
     workspace,
     path,
     scale,
+    is_beside,
     H: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
@@ -121,7 +122,7 @@ def attend_paths(
     end = tl.minimum(split_start(split + 1), tl.maximum(last, tl.maximum(path_tile, begin)) + 1)
     rows = first_row, row_end, width, positions_ptr, slots_ptr, path_start, D1
     slot = _slots_of_tile(rows, keys, begin, -1, S, SHARED)
-    begin_beside(0, PDL)
+    begin_beside(is_beside, PDL)
     if is_needed & (first_row < row_end):
         q = load_queries(q_ptr, t, head, inside, H, C)
         # where programs share splits there may be no place for nothing; else combine.py looks for

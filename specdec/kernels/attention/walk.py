@@ -4,14 +4,14 @@ A program takes all splits of its tile, adds them up and writes the rows; or pro
 leave a partial result of each (combine.py), where there is one slot (of several: shared_splits.py)
 or rows are those of trees. These have their last keys elsewhere: programs of their own attend to
 them (path_tails.py), and all leave partial results. Tiles of long slots may be left out
-(long_slots.py).
+(long_slots.py), and so may the shared keys of large trees (wide_walk.py).
 """
 
 from math import prod
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import stages_of_long_loops
+from specdec.kernels.attention.launch_plan import WIDE_FROM, stages_of_long_loops
 from specdec.kernels.attention.long_slots import is_shared
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.path_tails import LONGEST, TailPrograms, attend_paths
@@ -70,10 +70,11 @@ def prepare_walk(given: Pass) -> Repeated:
             "IS_SPLIT": plan.is_split,
             "IS_UNIFORM": given.is_uniform,
             "IS_HELPED": plan.is_helped,
-            "SLOTS": plan.slots,
+            "SLOTS": next_power_of_2(len(rows.idx_mapping)) if plan.is_wide else plan.slots,
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
             "HAS_PATHS": paths is not None,
+            "WIDE_FROM": WIDE_FROM if plan.is_wide else 0,
             "PATH_ROWS": tails.rows,
             "SHARED": given.constants["S"] if tails.are_shared else 0,
             "SKIP": plan.tile.skips_masks,
@@ -151,6 +152,7 @@ def _paged_attention_kernel(
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
+    WIDE_FROM: tl.constexpr,
     PATH_ROWS: tl.constexpr,
     SHARED: tl.constexpr,
     SKIP: tl.constexpr,
@@ -160,6 +162,10 @@ def _paged_attention_kernel(
     is_needed = True
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
+    if WIDE_FROM > 0:  # then wide_walk.py has waited
+        slot = tl.arange(0, SLOTS)
+        path_starts = tl.load(path_starts_ptr + slot, mask=slot < B, other=0, cache_modifier=".cg")
+        is_beside = (tl.max(path_starts, axis=0) >= WIDE_FROM).to(tl.int32)
     if HAS_PATHS:
         program, programs = tl.program_id(0), tl.num_programs(0)
         is_next = (program >= programs - num_next).to(tl.int32)
@@ -187,6 +193,7 @@ def _paged_attention_kernel(
                 workspace,
                 path,
                 scale,
+                is_beside,
                 H,
                 G,
                 S,
@@ -197,6 +204,7 @@ def _paged_attention_kernel(
                 PATH_ROWS,
                 SHARED,
             )
+            end_beside(PDL)
             return
         program -= num_tails
         query_tile, g = program // G % (B * tiles), program % G
@@ -230,6 +238,8 @@ def _paged_attention_kernel(
     if HAS_PATHS:  # only splits before the one in which paths begin
         path_tile = tl.load(path_starts_ptr + b, cache_modifier=".cg") // S * S
         last = tl.minimum(last, split_start(split_of(path_tile)) - 1)
+        if WIDE_FROM > 0:
+            last = tl.where(path_tile >= WIDE_FROM, -1, last)
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
         if not is_busy and turn > 0:

@@ -156,6 +156,7 @@ def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeyp
     assert [of[2].data_ptr() for of in launched] == [layer.data_ptr() for layer in layers]
 
 
+@pytest.mark.parametrize("kernel", ["prompt", "wide"])
 @pytest.mark.parametrize(
     "heads, G, C, dtype",
     [
@@ -166,10 +167,10 @@ def test_a_pass_is_prepared_once_and_launched_for_each_layer(prompts_on, monkeyp
         ),
     ],
 )
-def test_it_compiles_without_a_gpu(heads, G, C, dtype):
-    """In a process without the interpreter, for which kernels are something else."""
+def test_it_compiles_without_a_gpu(kernel, heads, G, C, dtype):
+    """And the walk of large trees. Without the interpreter, which has kernels of its own."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.specdec.kernels.compile_prompt_attention"]
+    command = [sys.executable, "-m", "tests.specdec.kernels.compile_warp_roles", kernel]
     done = subprocess.run(
         [*command, *map(str, (heads, G, C, dtype))], env=env, capture_output=True, text=True
     )

@@ -1,0 +1,400 @@
+"""The walk of shared keys for large trees on a Hopper GPU: programs whose warps have roles.
+
+Up to 128 query rows, nodes x heads of a kv head, read each key once (warp_roles.py), where walk.py
+has tiles of 64 rows. Programs share the splits before the one in which paths begin, all of whose
+keys all rows see, and leave a partial result of each. These are more to write, and to read for
+combine.py, than keys and values are, so the last program of each tile adds up what the first splits
+bring and leaves one result for them (`num_merged`). The programs of walk.py, launched right behind,
+attend to the rows' last keys, and to all keys of trees that begin before WIDE_FROM.
+
+The arithmetic is that of walk.py, and so are the bits: see prompt_attention.py.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from specdec.kernels import (
+    GluonDescriptor,
+    barrier,
+    gl,
+    gluon_jit,
+    hopper,
+    jit,
+    next_power_of_2,
+    num_multiprocessors,
+    tl,
+)
+from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.launch_plan import WIDE_FROM
+from specdec.kernels.attention.splits import split_of, split_start
+from specdec.kernels.repeated import Repeated
+from specdec.kernels.warp_roles import (
+    ROWS,
+    added,
+    column_beside,
+    descriptor,
+    fill,
+    filled,
+    finished_split,
+    first_scores,
+    make_barriers,
+    make_ones,
+    make_ring,
+    make_turns,
+    next_scores,
+    no_keys_beside,
+    tile_layout,
+    weights_of,
+    with_last,
+)
+
+
+class WideForm(NamedTuple):
+    """What a compiled kernel is for."""
+
+    heads: int  # H
+    kv_heads: int  # G
+    is_uniform: bool
+    begins_at: int  # the first key at which trees may begin
+    num_stages: int = 4  # tiles of keys, and of values, in shared memory
+    ones: int = 8  # columns of the product that adds up powers
+
+
+def num_sharers(given: Pass) -> int:
+    """Programs for each query tile and kv head: as many as the GPU has multiprocessors for."""
+    return max(num_multiprocessors(given.rows.positions.device) // _num_places(given), 1)
+
+
+def _num_places(given: Pass) -> int:
+    """Query tiles x kv heads."""
+    return len(given.rows.idx_mapping) * _tiles_of_slot(given) * given.heads.G
+
+
+def _tiles_of_slot(given: Pass) -> int:
+    return -(-given.rows.max_query_len * next_power_of_2(given.heads.group) // ROWS)
+
+
+class WideWalk:
+    """The kernel of each layer of a pass. What its layers share is prepared once.
+
+    cache: [2, N + 1, G, S, C] of a layer, bfloat16 or float16
+    """
+
+    def __init__(self, given: Pass, q_THC: Tensor, cache: Tensor) -> None:
+        _, N, G, S, C = cache.shape
+        rows, parts, group = given.rows, given.parts, given.heads.group
+        assert rows.paths is not None, "rows without paths"
+        tokens = ROWS // next_power_of_2(group)
+        _, _, blocks, idx, _, starts = given.requests()
+        query_len, R, M, _, scale = given.numbers()
+        sharers = num_sharers(given)
+        self._dtype = q_THC.dtype
+        self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
+        self._keys = (N * G * S, C), (S, C)
+        results = (
+            (rows.num_rows, G, group, parts.num_splits, C),
+            (tokens // 2, 1, ROWS // tokens, 1, C),
+        )
+        self._kernel = Repeated(
+            _wide_walk_kernel,
+            (_num_places(given) * sharers, 1, 1),
+            then=(
+                _descriptor_of_results(parts.acc, *results),
+                parts.acc,
+                parts.stats,
+                blocks,
+                idx,
+                rows.paths.starts,
+                starts,
+                _tiles_of_slot(given),
+                sharers,
+                query_len,
+                R,
+                M,
+                parts.num_splits,
+                scale,
+            ),
+            constants={"FORM": WideForm(group * G, G, given.is_uniform, WIDE_FROM)},
+            options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
+        )
+
+    def __call__(self, q_THC: Tensor, k: Tensor, v: Tensor) -> None:
+        """Leave the partial results of a layer's rows. k, v: [N + 1, G, S, C]."""
+        queries = descriptor(q_THC.data_ptr(), self._dtype, *self._queries)
+        keys, values = (descriptor(each.data_ptr(), self._dtype, *self._keys) for each in (k, v))
+        self._kernel(queries, keys, values)
+
+
+def _descriptor_of_results(
+    acc: Tensor, shape: Sequence[int], block: Sequence[int]
+) -> GluonDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=len(shape))
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return GluonDescriptor(acc, list(shape), strides, list(block), layout)
+
+
+@jit
+def num_merged(begin, sharers):
+    """Of the splits before the one of key `begin`, the first ones whose results are left as one.
+
+    As many of one tile each, of which there are 16, as one program adds up while the others take
+    the rest, if a result that is left costs as much as a tile, as it does on an H200. None where
+    one program takes all.
+    """
+    count = split_of(begin)
+    rest = split_start(count) // 64 + count
+    merged = tl.minimum(rest // (sharers + 1), tl.minimum(count, 16))
+    return tl.where(sharers > 1, merged, 0)
+
+
+@gluon_jit(
+    varying=(
+        "idx_ptr",
+        "path_starts_ptr",
+        "starts_ptr",
+        "tiles",
+        "sharers",
+        "query_len",
+        "R",
+        "M",
+        "NS",
+    )
+)
+def _wide_walk_kernel(
+    q_desc,  # [T, G, H / G, C] in blocks [TOKENS, 1, GROUP, C]
+    k_desc,  # [(N + 1) x G x S, C] in blocks [S, C]
+    v_desc,  # the same
+    acc_desc,  # [T, G, H / G, NS, C] float32 in blocks [TOKENS / 2, 1, GROUP, 1, C]
+    acc_ptr,  # [T, H, NS, C] float32, the same
+    stats_ptr,  # [T, H, NS, 2] float32: peak, total
+    block_table_ptr,  # [R + 1, M]
+    idx_ptr,  # [B]
+    path_starts_ptr,  # [B]
+    starts_ptr,  # [B + 1], without is_uniform
+    tiles,  # of a batch slot
+    sharers,  # programs of each tile and kv head
+    query_len,
+    R,
+    M,
+    NS,
+    scale,
+    FORM: gl.constexpr,
+):
+    rows = (path_starts_ptr, starts_ptr, tiles, sharers, query_len)
+    _g, _first_row, _end, splits, turn, _b = _own(rows, q_desc.block_type.shape[0], FORM)
+    if splits[3] == 0:
+        # without a tile: the first of each query tile waits for all of them
+        tl.extra.cuda.gdc_launch_dependents()
+        if turn == 0:
+            tl.extra.cuda.gdc_wait()
+        return
+    q_ring = make_ring(q_desc, 1)
+    k_ring = make_ring(k_desc, FORM.num_stages)
+    v_ring = make_ring(v_desc, FORM.num_stages)
+    q_bars = make_barriers(1)
+    k_bars = make_barriers(FORM.num_stages)
+    v_bars = make_barriers(FORM.num_stages)
+    ones = make_ones(q_desc.dtype, FORM.ones, k_desc.block_type.shape[0])
+    hopper.fence_async_shared()
+    rings = (q_ring, k_ring, v_ring, ones)
+    bars = (q_bars, k_bars, v_bars, make_turns())
+    parts = (acc_desc, acc_ptr, stats_ptr, NS, make_ring(acc_desc, 2))
+    table = (block_table_ptr, idx_ptr, R, M)
+    gl.warp_specialize(
+        [
+            (_attend_upper, (rings, bars, rows, parts, scale, FORM)),
+            (_attend_lower, (rings, bars, rows, parts, scale, FORM)),
+            (_copy, ((q_desc, k_desc, v_desc), rings, bars, rows, table, FORM)),
+        ],
+        worker_num_warps=[4, 1],
+        worker_num_regs=[240, 24],
+    )
+
+
+@gluon_jit
+def _own(rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
+    """A program's kv head, first row, the end of its slot's rows, its splits, turn and batch slot.
+
+    splits: the first one, how many splits before it the next one is, how many before that the one
+    after it, and so on in turn; how many tiles they have in all; 1 if they are merged, else 0. The
+    longest ones come first.
+    """
+    path_starts_ptr, starts_ptr, tiles, sharers, query_len = rows
+    place = gl.program_id(0) // sharers
+    turn = gl.program_id(0) % sharers
+    g = place % FORM.kv_heads
+    tile = place // FORM.kv_heads % tiles
+    b = place // FORM.kv_heads // tiles
+    if FORM.is_uniform:
+        first_row = b * query_len
+        end = first_row + query_len
+    else:
+        first_row = gl.load(starts_ptr + b, cache_modifier=".cg").to(gl.int32)
+        end = gl.load(starts_ptr + b + 1, cache_modifier=".cg").to(gl.int32)
+    first_row += tile * TOKENS
+    begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
+    merged = num_merged(begin, sharers)
+    others = sharers - (merged > 0).to(gl.int32)
+    is_merged = (turn >= others).to(gl.int32)
+    split = gl.where(is_merged > 0, 0, split_of(begin) - 1 - turn)
+    step = gl.where(is_merged > 0, -1, 2 * (others - turn) - 1)
+    other = gl.where(is_merged > 0, -1, 2 * turn + 1)
+    num_tiles = merged * is_merged
+    at = gl.where(is_merged > 0, -1, split)
+    jump = step
+    next_jump = other
+    while (at >= merged) & (at >= 0):
+        num_tiles += _tiles_of(at)
+        at -= jump
+        jump, next_jump = next_jump, jump
+    is_there = (first_row < end) & (begin >= FORM.begins_at)
+    num_tiles = gl.where(is_there, num_tiles, 0)
+    return g, first_row, end, (split, step, other, num_tiles, is_merged), turn, b
+
+
+@gluon_jit
+def _tiles_of(split):
+    return (split_start(split + 1) - split_start(split)) // 64
+
+
+@gluon_jit
+def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
+    """What one warp does: fill the rings, as places become empty."""
+    q_desc, k_desc, v_desc = descs
+    q_ring, k_ring, v_ring, _ones = rings
+    block_table_ptr, idx_ptr, R, M = table
+    S: gl.constexpr = k_ring.shape[1]
+    g, first_row, _end, splits, _turn, b = _own(rows, q_ring.shape[1], FORM)
+    split, jump, other, num_tiles, _is_merged = splits
+    slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
+    blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
+    ahead = gl.minimum(num_tiles, FORM.num_stages) - 1
+    tile = split_start(split) // S
+    end = split_start(split + 1) // S
+    block = gl.load(blocks_ptr + tile, cache_modifier=".cg").to(gl.int32)
+    for step in range(num_tiles):
+        at = (block * FORM.kv_heads + g) * S
+        tile += 1
+        if tile == end:
+            split = gl.maximum(split - jump, 0)
+            jump, other = other, jump
+            tile = split_start(split) // S
+            end = split_start(split + 1) // S
+        block = gl.load(blocks_ptr + tile, cache_modifier=".cg").to(gl.int32)
+        fill(k_desc, [at, 0], k_ring, bars[1], step)
+        fill(v_desc, [at, 0], v_ring, bars[2], step)
+        if step == ahead:  # keys below a tree were there before; its queries are new
+            tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
+            fill(q_desc, [first_row, g, 0, 0], q_ring, bars[0], 0)
+
+
+@gluon_jit
+def _attend_upper(rings, bars, rows, parts, scale, FORM: gl.constexpr):
+    _attend(rings, bars, rows, parts, scale, FORM, 0)
+
+
+@gluon_jit
+def _attend_lower(rings, bars, rows, parts, scale, FORM: gl.constexpr):
+    _attend(rings, bars, rows, parts, scale, FORM, 1)
+
+
+@gluon_jit
+def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.constexpr):
+    """What four warps do: half the query rows, for each of the program's splits.
+
+    Scores and powers of each tile while the values of the tile before it are added.
+    """
+    q_ring, k_ring, v_ring, _ones = rings
+    S: gl.constexpr = k_ring.shape[1]
+    C: gl.constexpr = k_ring.shape[2]
+    TOKENS: gl.constexpr = q_ring.shape[1]
+    GROUP: gl.constexpr = q_ring.shape[3]
+    g, first_row, end, splits, _turn, _b = _own(rows, TOKENS, FORM)
+    split, jump, other, num_tiles, is_merged = splits
+    place = g, first_row + HALF * (TOKENS // 2), end
+    after = _tiles_of(split) - 1  # of the split, behind the tile whose powers come next
+    q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
+    q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
+    q = q.load(gl.DotOperandLayout(0, tile_layout(S), 2))
+    whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
+    nothing, total, acc = no_keys_beside(q.shape[0], S, C)
+    scores = first_scores(q, rings, bars, 0)
+    weights, decay, peak = weights_of(scores, None, 0, scale, nothing, False)
+    filled(k_ring, bars[1], 1, num_tiles > 1)
+    is_later = False
+    for step in range(num_tiles - 1):
+        scores, acc, summed = next_scores(q, rings, bars, step, weights, acc, is_later, HALF)
+        is_later = after > 0
+        before = gl.where(is_later, peak, float("-inf"))
+        weights, next_decay, next_peak = weights_of(scores, None, 0, scale, before, False)
+        filled(k_ring, bars[1], step + 2, step + 2 < num_tiles)
+        acc, weights, total = added(rings, bars, step, acc, summed, weights, total, decay)
+        if is_later:
+            acc = acc * column_beside(next_decay, acc)
+            after -= 1
+        else:
+            if is_merged > 0:
+                whole = whole_peak, whole_total, whole_acc
+                whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
+            else:
+                _store(parts, split, place, peak, total, acc, GROUP, FORM, HALF)
+            total = gl.zeros_like(total)
+            split -= jump
+            jump, other = other, jump
+            after = _tiles_of(split) - 1
+        peak, decay = next_peak, next_decay
+    last = num_tiles - 1
+    v = filled(v_ring, bars[2], last, True)
+    acc, total = with_last(v, rings, bars, last, weights, acc, total, decay, is_later, HALF)
+    if is_merged > 0:
+        whole = whole_peak, whole_total, whole_acc
+        whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
+        _store(parts, split, place, whole_peak, whole_total, whole_acc, GROUP, FORM, HALF)
+    else:
+        _store(parts, split, place, peak, total, acc, GROUP, FORM, HALF)
+    hopper.tma.store_wait(0)
+
+
+@gluon_jit
+def _store(
+    parts,
+    split,
+    place,
+    peak,
+    total,
+    acc,
+    GROUP: gl.constexpr,
+    FORM: gl.constexpr,
+    HALF: gl.constexpr,
+):
+    """Leave the partial result of each row, as `store_part` in parts.py.
+
+    Through shared memory and the copy engine, where all rows of this half are the slot's.
+    """
+    acc_desc, acc_ptr, stats_ptr, NS, results = parts
+    g, first_row, end = place
+    row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    t = first_row + row // GROUP
+    head = g * (FORM.heads // FORM.kv_heads) + row % GROUP
+    inside = (t < end) & (row % GROUP < FORM.heads // FORM.kv_heads)
+    at = (t * FORM.heads + head).to(gl.int64) * NS + split
+    if first_row + acc.shape[0] // GROUP <= end:
+        result = results.index(HALF)
+        hopper.tma.store_wait(0)  # for the one before
+        barrier()
+        result.reshape([acc.shape[0], acc.shape[1]]).store(acc)
+        hopper.fence_async_shared()
+        barrier()
+        hopper.tma.async_copy_shared_to_global(acc_desc, [first_row, g, 0, split, 0], result)
+    else:
+        c = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+        acc_at = acc_ptr + at[:, None] * acc.shape[1] + c[None, :]
+        gl.store(acc_at, acc, mask=inside[:, None])
+    peak = gl.convert_layout(peak, gl.SliceLayout(1, acc.type.layout))
+    total = gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))
+    gl.store(stats_ptr + at * 2, peak, mask=inside)
+    gl.store(stats_ptr + at * 2 + 1, total, mask=inside)

@@ -201,7 +201,7 @@ def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr
 
 @gluon_jit
 def added(rings, bars, step, acc, summed, weights, total, decay):
-    """Values and total with those of the tile at `step`; weights: of the next one, known by then."""
+    """Values and total with those of the tile at `step`. weights: of the next, known by then."""
     acc, summed, weights = hopper.warpgroup_mma_wait(0, [acc, summed, weights])
     release(rings[2], bars[2], step)
     return acc, weights, add_total(total, decay, summed)

@@ -54,7 +54,7 @@ class Window:
 
     requests: list[Request]  # all that began, in order; the last ones were aborted
     tokens_per_second: float
-    gaps: Sequence[float]  # between two deliveries to one request
+    gaps: list[float]  # between two deliveries to one request
     first_tokens: list[float]  # from the arrival of each request of the window
     first_steps: list[int]  # of the engine, that each of them waited for
     host_share: float | None  # of the time, in which the host did not wait for a GPU's results
@@ -201,11 +201,12 @@ def run_ramp(engine: Engine, jobs: Iterator[Job], largest: int) -> tuple[float, 
     """Tokens per second from the first request to the end of the last, and all requests."""
     rising = [1 << i for i in range(largest.bit_length())]
     running = Loop(engine, jobs)
-    began = time.monotonic()
-    for level in (*rising, *reversed(rising[:-1])):
-        running.run(level, level)
-    running.run(0, running.num_running)
-    return running.num_tokens / (time.monotonic() - began), running.requests
+    with frozen_heap():
+        began = time.monotonic()
+        for level in (*rising, *reversed(rising[:-1])):
+            running.run(level, level)
+        running.run(0, running.num_running)
+        return running.num_tokens / (time.monotonic() - began), running.requests
 
 
 class Loop:
@@ -213,7 +214,7 @@ class Loop:
 
     def __init__(self, engine: Engine, jobs: Iterator[Job]) -> None:
         self.requests: list[Request] = []  # in the order in which they began
-        self.gaps = array("d")
+        self.gaps = array("d")  # no collection of garbage walks over it
         self.first_steps: dict[str, int] = {}  # until the first token, by request id
         self.num_running = 0
         self._engine = engine

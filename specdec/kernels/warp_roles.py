@@ -121,13 +121,13 @@ def release(ring, bars, step):
 
 
 @gluon_jit
-def await_turn(turns, step, HALF: gl.constexpr):
+def _await_turn(turns, step, HALF: gl.constexpr):
     """The two groups of warps begin products in turn, so that one takes powers meanwhile."""
     hopper.mbarrier.wait(turns.index(HALF), (step + 1 - HALF) & 1)
 
 
 @gluon_jit
-def pass_turn(turns, HALF: gl.constexpr):
+def _pass_turn(turns, HALF: gl.constexpr):
     hopper.mbarrier.arrive(turns.index(1 - HALF))
 
 
@@ -153,7 +153,7 @@ def _zeros(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon_jit
-def begin_scores(q, k_ring, step):
+def _begin_scores(q, k_ring, step):
     COUNT: gl.constexpr = k_ring.shape[0]
     k = k_ring.index(_place(step, COUNT))
     zeros = _zeros(q.shape[0], k.shape[0])
@@ -161,7 +161,7 @@ def begin_scores(q, k_ring, step):
 
 
 @gluon_jit
-def begin_values(weights, v, ones, acc, is_later):
+def _begin_values(weights, v, ones, acc, is_later):
     """Begin to add the weighted values, and to sum up the weights."""
     zeros = _zeros(acc.shape[0], ones.shape[0])
     acc = hopper.warpgroup_mma(weights, v, acc, use_acc=is_later, is_async=True)
@@ -176,7 +176,7 @@ def first_scores(q, rings, bars, step):
     """Of the tile at `step`, with no values to be added meanwhile."""
     k_ring = rings[1]
     filled(k_ring, bars[1], step, True)
-    scores = hopper.warpgroup_mma_wait(0, [begin_scores(q, k_ring, step)])
+    scores = hopper.warpgroup_mma_wait(0, [_begin_scores(q, k_ring, step)])
     release(k_ring, bars[1], step)
     return scores
 
@@ -188,12 +188,12 @@ def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr
     acc, and the weights' sums, are to be waited for: `added`.
     """
     _q_ring, k_ring, v_ring, ones = rings
-    left = left_side(weights, v_ring)
-    await_turn(bars[3], step, HALF)
-    scores = begin_scores(q, k_ring, step + 1)
+    left = _left_side(weights, v_ring)
+    _await_turn(bars[3], step, HALF)
+    scores = _begin_scores(q, k_ring, step + 1)
     v = filled(v_ring, bars[2], step, True)
-    acc, summed = begin_values(left, v, ones, acc, is_later)
-    pass_turn(bars[3], HALF)
+    acc, summed = _begin_values(left, v, ones, acc, is_later)
+    _pass_turn(bars[3], HALF)
     scores = hopper.warpgroup_mma_wait(2, [scores])
     release(k_ring, bars[1], step + 1)
     return scores, acc, summed
@@ -204,20 +204,20 @@ def added(rings, bars, step, acc, summed, weights, total, decay):
     """Values and total with those of the tile at `step`. weights: of the next, known by then."""
     acc, summed, weights = hopper.warpgroup_mma_wait(0, [acc, summed, weights])
     release(rings[2], bars[2], step)
-    return acc, weights, add_total(total, decay, summed)
+    return acc, weights, _add_total(total, decay, summed)
 
 
 @gluon_jit
 def with_last(v, rings, bars, step, weights, acc, total, decay, is_later, HALF: gl.constexpr):
     """Values and total with those of the last tile."""
     _q_ring, _k_ring, v_ring, ones = rings
-    left = left_side(weights, v_ring)
-    await_turn(bars[3], step, HALF)
-    acc, summed = begin_values(left, v, ones, acc, is_later)
-    pass_turn(bars[3], HALF)
+    left = _left_side(weights, v_ring)
+    _await_turn(bars[3], step, HALF)
+    acc, summed = _begin_values(left, v, ones, acc, is_later)
+    _pass_turn(bars[3], HALF)
     acc, summed = hopper.warpgroup_mma_wait(0, [acc, summed])
     release(v_ring, bars[2], step)
-    return acc, add_total(total, decay, summed)
+    return acc, _add_total(total, decay, summed)
 
 
 @gluon_jit
@@ -243,14 +243,14 @@ def _highest(scores):
 
 
 @gluon_jit
-def left_side(weights, v):
+def _left_side(weights, v):
     """Rounded, as the left side of a product."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, tile_layout(v.shape[2]), 2)
     return gl.convert_layout(weights, LEFT).to(v.dtype)
 
 
 @gluon_jit
-def add_total(total, decay, summed):
+def _add_total(total, decay, summed):
     summed = gl.convert_layout(gl.max(summed, axis=1), total.type.layout)
     return gl.fma(total, decay, summed)
 

@@ -15,8 +15,9 @@ from specdec.requests.tokenizer import Detokenizer
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One sample of a caller's request. samples: all of them, none where it is the only one;
-    sample `index` has seed + index.
+    """One sample of a caller's request. samples: all of them; empty where there is only one.
+
+    Sample `index` has seed + index.
     """
 
     request_id: str

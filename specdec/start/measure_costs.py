@@ -35,7 +35,7 @@ logger = logging.getLogger("specdec")
 SOME_LEVELS = 3  # of which those after the first are timed
 NEVER, AT_ONCE = -1.0, 2.0  # thresholds at which no draft stops, and all do after one level
 LONG_CONTEXT = 4096
-AS_NEXT = (448,)  # classes of rows that take as long as the next one, whose tiles are as many
+AS_NEXT = (448,)  # classes of rows that take as long as the next one: both have as many tiles
 # What is captured in pieces at most, in rows: the first one that computes for HIDDEN times as long
 # as it takes to launch op by op. Larger steps hide their launches.
 LARGEST_CAPTURED = (512, 1024, 2048)
@@ -151,7 +151,7 @@ def _rows_of_rounds(runner: Runner) -> list[int]:
 
 
 def _of_own(rows: Sequence[int]) -> list[int]:
-    """Those that take a time of their own."""
+    """Those that take a time of their own, and the last, which has no next one."""
     return [n for n in rows if row_class(n) not in AS_NEXT or n == rows[-1]]
 
 

@@ -4,7 +4,7 @@ from math import prod
 
 import torch
 
-from specdec.kernels import jit, next_power_of_2, num_multiprocessors, tl
+from specdec.kernels import jit, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import COLUMNS, WIDE_FROM
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
@@ -32,27 +32,23 @@ def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
     grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
-    *_, positions, starts = given.requests()
-    is_wide, B = given.plan.is_wide, len(rows.idx_mapping)
+    is_wide = given.plan.is_wide
     return Repeated(
         _combine_kernel,
         grid,
         then=(
             parts.acc,
             parts.stats,
-            positions,
-            starts,
-            positions if rows.paths is None else rows.paths.starts,
+            rows.positions,
+            rows.positions if rows.paths is None else rows.paths.starts,
             rows.max_query_len,
-            B,
+            len(rows.idx_mapping),
             num_sharers(given) if is_wide else 1,
             parts.num_splits,
             *need().values(),
         ),
         constants={
             **given.constants,
-            "IS_UNIFORM": given.is_uniform or not is_wide,
-            "SLOTS": next_power_of_2(B) if is_wide else 1,
             "WIDE_FROM": WIDE_FROM if is_wide else 0,
             "IS_SUMMED": not given.plan.is_split,
             "FEW": FEW_AT_ONCE,
@@ -75,7 +71,6 @@ def _reserved(num_programs: int, device: torch.device) -> int:
 @jit(
     varying=(
         "positions_ptr",
-        "starts_ptr",
         "path_starts_ptr",
         "query_len",
         "B",
@@ -88,7 +83,6 @@ def _combine_kernel(
     acc_ptr,  # [T, H, NS, C] float32
     stats_ptr,  # [T, H, NS, 2] float32
     positions_ptr,  # [T]
-    starts_ptr,  # [B + 1], without IS_UNIFORM
     path_starts_ptr,  # [B], with WIDE_FROM
     query_len,
     B,
@@ -100,8 +94,6 @@ def _combine_kernel(
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
-    IS_UNIFORM: tl.constexpr,
-    SLOTS: tl.constexpr,
     WIDE_FROM: tl.constexpr,
     IS_SUMMED: tl.constexpr,
     FEW: tl.constexpr,
@@ -117,14 +109,8 @@ def _combine_kernel(
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
     first = 0  # of the partial results
     if WIDE_FROM > 0:
-        if IS_UNIFORM:
-            b = t // query_len
-        else:
-            slot = tl.arange(0, SLOTS)
-            ends = tl.load(starts_ptr + 1 + slot, mask=slot < B, other=2**31 - 1)
-            b = tl.sum((ends <= t).to(tl.int32), axis=0)
-        # rows behind those of all slots have the last one's
-        begin = tl.load(path_starts_ptr + tl.minimum(b, B - 1), cache_modifier=".cg")
+        b = tl.minimum(t // query_len, B - 1)  # rows behind those of all slots have the last one's
+        begin = tl.load(path_starts_ptr + b, cache_modifier=".cg")
         merged = num_merged(begin, sharers)
         first = tl.where((begin >= WIDE_FROM) & (merged > 0), merged - 1, 0).to(tl.int32)
     wait_for_inputs(PDL)

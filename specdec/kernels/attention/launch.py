@@ -82,9 +82,10 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
         most_keys=rows.block_table.shape[1] * S,
     )
     if plan.is_wide:
-        can_be = is_hopper(q_THC.device) and is_fit(heads.group, S, C, q_THC.dtype)
-        # launches that may turn out not to be needed stay with walk.py
-        plan = plan._replace(is_wide=can_be and need()["needed_ptr"] is None)
+        # slots of different lengths, and launches that may turn out not to be needed, are walk.py's
+        is_usual = rows.query_start_loc is None and need()["needed_ptr"] is None
+        if not (is_usual and is_hopper(q_THC.device) and is_fit(heads.group, S, C, q_THC.dtype)):
+            plan = plan._replace(is_wide=False, slots=1)
     parts = room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
     # the subtraction of the peak, and other bits than the same tile with one.

@@ -36,9 +36,10 @@ TEAMED, SMALL_TEAMED = 264, 396
 FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
-# Slots with more query rows have their shared keys walked by wide_walk.py, where that can run and
-# paths begin at this key or behind it. A single slot does where many keys are possible, since it
-# gains little behind fewer, and a launch that has nothing to do costs it 2 us. Measured on an H200.
+# wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
+# and paths begin at this key or after it. A single tree is walked so only in engines for more than
+# ALONE_WIDE_FROM keys: it gains little after fewer, and where the launch has nothing to do it costs
+# 2 us. Measured on an H200.
 WIDE_FROM, ALONE_WIDE_FROM = 3072, 8192
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
@@ -74,7 +75,7 @@ class Launch(NamedTuple):
     most_registers: int | None  # of its threads, None: as many as it takes
     looks_first: bool  # a program that shares looks for a split before all else
     is_helped: bool  # other programs share the splits of long slots
-    slots: int  # batch slots that a helper or a team looks at, at powers of 2; 1 without
+    slots: int  # that a helper or a team looks at, or a wide walk, at powers of 2; 1 without
     has_paths: bool
     is_wide: bool  # wide_walk.py takes what it can
     columns: int  # of each program that adds up; 0: there are none, but for long slots
@@ -120,6 +121,7 @@ def plan_launch(
     elif is_split:
         registers = _most_registers(tile, heads)
         sharers = _sharers(usual_tiles * heads.G, has_paths)
+    is_wide = is_split and has_paths and _is_wide(B, usual * heads.group, most_keys)
     return Launch(
         tile,
         tokens,
@@ -134,9 +136,9 @@ def plan_launch(
         # of plain rounds and of trees this costs more behind 4,096 keys than it brings behind 300
         looks_first=is_split and not teams and usual > 1 and not has_paths,
         is_helped=is_helped,
-        slots=_slots(B, is_helped, teams),
+        slots=_slots(B, is_helped, teams > 0 or is_wide),
         has_paths=has_paths,
-        is_wide=is_split and has_paths and _is_wide(B, usual * heads.group, most_keys),
+        is_wide=is_wide,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
 
@@ -164,9 +166,9 @@ def _team_registers(tile: QueryTile, heads: Heads) -> int | None:
     return registers if tile.rows <= rows and heads.C * heads.itemsize <= SMALL_KEY else None
 
 
-def _slots(B: int, is_helped: bool, teams: int) -> int:
-    """That a program looks at; 1: at its own alone."""
-    if not is_helped and not teams:
+def _slots(B: int, is_helped: bool, has_many: bool) -> int:
+    """That a program looks at; 1: at its own alone. has_many: of a team, or beside a wide walk"""
+    if not is_helped and not has_many:
         return 1
     return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)
 

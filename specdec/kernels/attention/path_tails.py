@@ -33,7 +33,7 @@ from specdec.kernels.attention.splits import (
 from specdec.kernels.attention.tile_rows import load_queries
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
-from specdec.kernels.overlap import begin_beside
+from specdec.kernels.overlap import begin_beside, end_beside
 
 LONGEST = 64  # keys of a path, those of the smallest split: it reaches two at most
 MIN_ROWS = 16  # of a product
@@ -143,6 +143,7 @@ def attend_paths(
             are_numbers = _are_numbers(acc)
         if not are_numbers:
             _attend_tiles(q, node, rows, begin, end, keys, parts, scale, g, G, S, C, SHARED)
+    end_beside(PDL)
 
 
 @jit

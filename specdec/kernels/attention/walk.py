@@ -70,7 +70,7 @@ def prepare_walk(given: Pass) -> Repeated:
             "IS_SPLIT": plan.is_split,
             "IS_UNIFORM": given.is_uniform,
             "IS_HELPED": plan.is_helped,
-            "SLOTS": next_power_of_2(len(rows.idx_mapping)) if plan.is_wide else plan.slots,
+            "SLOTS": plan.slots,
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
             "HAS_PATHS": paths is not None,
@@ -138,7 +138,7 @@ def _paged_attention_kernel(
     B,
     alone_keys,
     most,
-    is_beside,  # of rows beside others of the pass: 1, see overlap.py
+    is_beside,  # 1: of rows beside others of the pass, see overlap.py; found anew with WIDE_FROM
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
@@ -162,7 +162,7 @@ def _paged_attention_kernel(
     is_needed = True
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
-    if WIDE_FROM > 0:  # then wide_walk.py has waited
+    if WIDE_FROM > 0:  # a launch of wide_walk.py precedes; where a tree is long it has waited
         slot = tl.arange(0, SLOTS)
         path_starts = tl.load(path_starts_ptr + slot, mask=slot < B, other=0, cache_modifier=".cg")
         is_beside = (tl.max(path_starts, axis=0) >= WIDE_FROM).to(tl.int32)
@@ -204,7 +204,6 @@ def _paged_attention_kernel(
                 PATH_ROWS,
                 SHARED,
             )
-            end_beside(PDL)
             return
         program -= num_tails
         query_tile, g = program // G % (B * tiles), program % G
@@ -236,10 +235,10 @@ def _paged_attention_kernel(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
     )
     if HAS_PATHS:  # only splits before the one in which paths begin
-        path_tile = tl.load(path_starts_ptr + b, cache_modifier=".cg") // S * S
-        last = tl.minimum(last, split_start(split_of(path_tile)) - 1)
+        path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
+        last = tl.minimum(last, split_start(split_of(path_start // S * S)) - 1)
         if WIDE_FROM > 0:
-            last = tl.where(path_tile >= WIDE_FROM, -1, last)
+            last = tl.where(path_start >= WIDE_FROM, -1, last)
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
         if not is_busy and turn > 0:

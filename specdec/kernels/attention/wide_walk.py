@@ -2,12 +2,14 @@
 
 Up to 128 query rows, nodes x heads of a kv head, read each key once (warp_roles.py), where walk.py
 has tiles of 64 rows. Programs share the splits before the one in which paths begin, all of whose
-keys all rows see, and leave a partial result of each. These are more to write, and to read for
-combine.py, than keys and values are, so the last program of each tile adds up what the first splits
-bring and leaves one result for them (`num_merged`). The programs of walk.py, launched right behind,
-attend to the rows' last keys, and to all keys of trees that begin before WIDE_FROM.
+keys all rows see, and leave a partial result of each. These take more memory traffic, to write here
+and to read in combine.py, than keys and values do, so the last program of each tile adds up what
+the first splits bring and leaves one result for them (`num_merged`). The programs of walk.py,
+launched after it, attend to the rows' last keys, and to all keys of trees that begin before
+WIDE_FROM.
 
-The arithmetic is that of walk.py, and so are the bits: see prompt_attention.py.
+The arithmetic is that of walk.py, and so are the bits, but for the sign of a zero: see
+prompt_attention.py.
 """
 
 from collections.abc import Sequence
@@ -57,7 +59,6 @@ class WideForm(NamedTuple):
 
     heads: int  # H
     kv_heads: int  # G
-    is_uniform: bool
     begins_at: int  # the first key at which trees may begin
     num_stages: int = 4  # tiles of keys, and of values, in shared memory
     ones: int = 8  # columns of the product that adds up powers
@@ -87,8 +88,9 @@ class WideWalk:
         _, N, G, S, C = cache.shape
         rows, parts, group = given.rows, given.parts, given.heads.group
         assert rows.paths is not None, "rows without paths"
+        assert given.is_uniform, "slots of different lengths"
         tokens = ROWS // next_power_of_2(group)
-        _, _, blocks, idx, _, starts = given.requests()
+        _, _, blocks, idx, _, _ = given.requests()
         query_len, R, M, _, scale = given.numbers()
         sharers = num_sharers(given)
         self._dtype = q_THC.dtype
@@ -108,7 +110,6 @@ class WideWalk:
                 blocks,
                 idx,
                 rows.paths.starts,
-                starts,
                 _tiles_of_slot(given),
                 sharers,
                 query_len,
@@ -117,7 +118,7 @@ class WideWalk:
                 parts.num_splits,
                 scale,
             ),
-            constants={"FORM": WideForm(group * G, G, given.is_uniform, WIDE_FROM)},
+            constants={"FORM": WideForm(group * G, G, WIDE_FROM)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )
 
@@ -140,8 +141,8 @@ def _descriptor_of_results(
 def num_merged(begin, sharers):
     """Of the splits before the one of key `begin`, the first ones whose results are left as one.
 
-    As many of one tile each, of which there are 16, as one program adds up while the others take
-    the rest, if a result that is left costs as much as a tile, as it does on an H200. None where
+    Only splits of one tile, of which there are 16. As many as one program adds up while the others
+    take the rest, if to leave a result costs as much as a tile, as it does on an H200. None where
     one program takes all.
     """
     count = split_of(begin)
@@ -150,11 +151,40 @@ def num_merged(begin, sharers):
     return tl.where(sharers > 1, merged, 0)
 
 
+@jit
+def own_splits(begin, turn, sharers):
+    """What a program takes of the splits before the one of key `begin`.
+
+    The first split, how many splits before it the next one is, how many before that the one after
+    it, and so on in turn: the longest ones first, back and forth. How many tiles they have in all.
+    And 1 for the program whose splits are merged, which goes up from the first one; else 0.
+    """
+    merged = num_merged(begin, sharers)
+    others = sharers - (merged > 0).to(tl.int32)
+    is_merged = (turn >= others).to(tl.int32)
+    split = tl.where(is_merged > 0, 0, split_of(begin) - 1 - turn)
+    step = tl.where(is_merged > 0, -1, 2 * (others - turn) - 1)
+    other = tl.where(is_merged > 0, -1, 2 * turn + 1)
+    num_tiles = merged * is_merged
+    at = tl.where(is_merged > 0, -1, split)
+    jump, next_jump = step, other
+    while (at >= merged) & (at >= 0):
+        num_tiles += tiles_of(at)
+        at -= jump
+        jump, next_jump = next_jump, jump
+    return split, step, other, num_tiles, is_merged
+
+
+@jit
+def tiles_of(split):
+    """Of 64 keys."""
+    return (split_start(split + 1) - split_start(split)) // 64
+
+
 @gluon_jit(
     varying=(
         "idx_ptr",
         "path_starts_ptr",
-        "starts_ptr",
         "tiles",
         "sharers",
         "query_len",
@@ -173,7 +203,6 @@ def _wide_walk_kernel(
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     path_starts_ptr,  # [B]
-    starts_ptr,  # [B + 1], without is_uniform
     tiles,  # of a batch slot
     sharers,  # programs of each tile and kv head
     query_len,
@@ -183,7 +212,7 @@ def _wide_walk_kernel(
     scale,
     FORM: gl.constexpr,
 ):
-    rows = (path_starts_ptr, starts_ptr, tiles, sharers, query_len)
+    rows = (path_starts_ptr, tiles, sharers, query_len)
     _g, _first_row, _end, splits, turn, _b = _own(rows, q_desc.block_type.shape[0], FORM)
     if splits[3] == 0:
         # without a tile: the first of each query tile waits for all of them
@@ -216,48 +245,19 @@ def _wide_walk_kernel(
 
 @gluon_jit
 def _own(rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
-    """A program's kv head, first row, the end of its slot's rows, its splits, turn and batch slot.
-
-    splits: the first one, how many splits before it the next one is, how many before that the one
-    after it, and so on in turn; how many tiles they have in all; 1 if they are merged, else 0. The
-    longest ones come first.
-    """
-    path_starts_ptr, starts_ptr, tiles, sharers, query_len = rows
+    """A program's kv head, first row, end of its slot's rows, `own_splits`, turn, batch slot."""
+    path_starts_ptr, tiles, sharers, query_len = rows
     place = gl.program_id(0) // sharers
     turn = gl.program_id(0) % sharers
     g = place % FORM.kv_heads
     tile = place // FORM.kv_heads % tiles
     b = place // FORM.kv_heads // tiles
-    if FORM.is_uniform:
-        first_row = b * query_len
-        end = first_row + query_len
-    else:
-        first_row = gl.load(starts_ptr + b, cache_modifier=".cg").to(gl.int32)
-        end = gl.load(starts_ptr + b + 1, cache_modifier=".cg").to(gl.int32)
-    first_row += tile * TOKENS
+    first_row = b * query_len + tile * TOKENS
     begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
-    merged = num_merged(begin, sharers)
-    others = sharers - (merged > 0).to(gl.int32)
-    is_merged = (turn >= others).to(gl.int32)
-    split = gl.where(is_merged > 0, 0, split_of(begin) - 1 - turn)
-    step = gl.where(is_merged > 0, -1, 2 * (others - turn) - 1)
-    other = gl.where(is_merged > 0, -1, 2 * turn + 1)
-    num_tiles = merged * is_merged
-    at = gl.where(is_merged > 0, -1, split)
-    jump = step
-    next_jump = other
-    while (at >= merged) & (at >= 0):
-        num_tiles += _tiles_of(at)
-        at -= jump
-        jump, next_jump = next_jump, jump
-    is_there = (first_row < end) & (begin >= FORM.begins_at)
-    num_tiles = gl.where(is_there, num_tiles, 0)
-    return g, first_row, end, (split, step, other, num_tiles, is_merged), turn, b
-
-
-@gluon_jit
-def _tiles_of(split):
-    return (split_start(split + 1) - split_start(split)) // 64
+    split, step, other, num_tiles, is_merged = own_splits(begin, turn, sharers)
+    num_tiles = gl.where(begin >= FORM.begins_at, num_tiles, 0)
+    splits = (split, step, other, num_tiles, is_merged)
+    return g, first_row, (b + 1) * query_len, splits, turn, b
 
 
 @gluon_jit
@@ -316,7 +316,7 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
     g, first_row, end, splits, _turn, _b = _own(rows, TOKENS, FORM)
     split, jump, other, num_tiles, is_merged = splits
     place = g, first_row + HALF * (TOKENS // 2), end
-    after = _tiles_of(split) - 1  # of the split, behind the tile whose powers come next
+    after = tiles_of(split) - 1  # of the split, behind the tile whose powers come next
     q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
     q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
     q = q.load(gl.DotOperandLayout(0, tile_layout(S), 2))
@@ -345,7 +345,7 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
             total = gl.zeros_like(total)
             split -= jump
             jump, other = other, jump
-            after = _tiles_of(split) - 1
+            after = tiles_of(split) - 1
         peak, decay = next_peak, next_decay
     last = num_tiles - 1
     v = filled(v_ring, bars[2], last, True)

@@ -1,6 +1,6 @@
 """Compile a kernel of warp_roles.py for a Hopper GPU, without one: its shared memory and products.
 
-python -m tests.specdec.kernels.compile_warp_roles prompt|wide HEADS KV_HEADS C bf16|fp16 [uniform]
+python -m tests.specdec.kernels.compile_warp_roles prompt|wide HEADS KV_HEADS C bf16|fp16
 """
 
 import sys
@@ -20,11 +20,11 @@ from tests.specdec.kernels.compile_persistent import desc
 
 def main() -> None:
     of_kernel = {"prompt": compile_prompt, "wide": compile_wide}[sys.argv[1]]
-    compiled = of_kernel(*map(int, sys.argv[2:5]), sys.argv[5], "uniform" in sys.argv)
+    compiled = of_kernel(*map(int, sys.argv[2:5]), sys.argv[5])
     print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
 
 
-def compile_prompt(heads: int, kv_heads: int, C: int, dtype: str, is_uniform: bool):
+def compile_prompt(heads: int, kv_heads: int, C: int, dtype: str):
     """The kernel that Triton makes."""
     signature = {
         "out_ptr": f"*{dtype}",
@@ -34,22 +34,22 @@ def compile_prompt(heads: int, kv_heads: int, C: int, dtype: str, is_uniform: bo
         "scale": "fp32",
         "is_beside": "i32",
     }
-    form = prompt_attention.Form(heads, kv_heads, is_uniform)
+    form = prompt_attention.Form(heads, kv_heads, is_uniform=False)
     return compile_for_hopper(prompt_attention._prompt_attention_kernel, signature, form)
 
 
-def compile_wide(heads: int, kv_heads: int, C: int, dtype: str, is_uniform: bool):
+def compile_wide(heads: int, kv_heads: int, C: int, dtype: str):
     """The kernel that Triton makes."""
     group = next_power_of_2(heads // kv_heads)
     signature = {
         **descs(heads // kv_heads, C, dtype),
         "acc_desc": desc("fp32", 32, warp_roles.ROWS // group // 2, 1, group, 1, C),
         **dict.fromkeys(("acc_ptr", "stats_ptr"), "*fp32"),
-        **dict.fromkeys(("block_table_ptr", "idx_ptr", "path_starts_ptr", "starts_ptr"), "*i64"),
+        **dict.fromkeys(("block_table_ptr", "idx_ptr", "path_starts_ptr"), "*i64"),
         **dict.fromkeys(("tiles", "sharers", "query_len", "R", "M", "NS"), "i32"),
         "scale": "fp32",
     }
-    form = wide_walk.WideForm(heads, kv_heads, is_uniform, begins_at=0)
+    form = wide_walk.WideForm(heads, kv_heads, begins_at=0)
     return compile_for_hopper(wide_walk._wide_walk_kernel, signature, form)
 
 

@@ -15,7 +15,7 @@ from specdec.kernels.attention.launch_plan import ALONE_WIDE_FROM, WIDE_FROM, pl
 from specdec.kernels.attention.parts import load_part
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part, num_splits
-from specdec.kernels.attention.wide_walk import num_merged
+from specdec.kernels.attention.wide_walk import own_splits, tiles_of
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
 
 FP16, BF16 = torch.float16, torch.bfloat16
@@ -42,25 +42,48 @@ def test_large_trees_are_walked_wide():
 
 
 @jit
-def _merged_kernel(out_ptr, begin_ptr, sharers):
-    i = tl.program_id(0)
-    tl.store(out_ptr + i, num_merged(tl.load(begin_ptr + i), sharers))
+def _own_kernel(out_ptr, begin_ptr, sharers, most):
+    """What each program takes: how many of its splits are merged, and the splits in its order."""
+    i, turn = tl.program_id(0), tl.program_id(1)
+    begin = tl.load(begin_ptr + i).to(tl.int32)
+    split, step, other, num_tiles, is_merged = own_splits(begin, turn, sharers)
+    at = out_ptr + (i * sharers + turn) * most
+    tl.store(at, is_merged * num_tiles)
+    left = num_tiles
+    while left > 0:
+        at += 1
+        tl.store(at, split)
+        left -= tiles_of(split)
+        split -= step
+        step, other = other, step
 
 
-def test_the_more_keys_the_more_splits_are_merged(exact_interpreter):
-    begins = torch.tensor([0, 63, 64, 640, 1024, 3072, 4096, 8192, 16384, 32768])
-    found = {}
-    for sharers in (1, 2, 4, 16):
-        out = torch.empty_like(begins)
-        _merged_kernel[(len(begins),)](out, begins, sharers)
-        found[sharers] = out.tolist()
-    assert found[1] == [0] * 10  # one program takes all splits
-    for merged in found.values():
-        assert merged == sorted(merged)
-        assert all(m <= min(b // 64, 16) for m, b in zip(merged, begins.tolist(), strict=True))
-    assert found[2][5:] == [16] * 5
-    # behind 4,096 keys 40 splits, 64 tiles
-    assert (found[4][6], found[16][6]) == (16, (40 + 64) // 17)
+def owned(begins, sharers):
+    """By place where paths begin: of each program, how many splits are merged, and its splits."""
+    most = num_splits(max(begins)) + 2
+    out = torch.full((len(begins), sharers, most), -1, dtype=torch.int64)
+    _own_kernel[(len(begins), sharers)](out, torch.tensor(begins), sharers, most)
+    return [[(first, [s for s in own if s >= 0]) for first, *own in each] for each in out.tolist()]
+
+
+@pytest.mark.parametrize("sharers", [1, 2, 3, 5, 16, 66])
+def test_each_split_is_taken_once(exact_interpreter, sharers):
+    begins = [3072, 3135, 4095, 4096, 5000, 8191, 8192, 8703, 8704, 20000]
+    for begin, programs in zip(begins, owned(begins, sharers), strict=True):
+        count = num_splits(begin + 1) - 1  # before the one in which paths begin
+        assert sorted(split for _, own in programs for split in own) == list(range(count))
+        *others, (merged, own) = programs
+        assert not any(merged for merged, _ in others)
+        assert own[:merged] == list(range(merged))
+        assert merged == (
+            0 if sharers == 1 else min((count + whole_tiles(count)) // (sharers + 1), 16)
+        )
+        assert all(own == sorted(own, reverse=True) for _, own in others)
+
+
+def whole_tiles(count):
+    """Of 64 keys, in so many splits."""
+    return sum((64, 128, 256, 512)[(s >= 16) + (s >= 40) + (s >= 56)] for s in range(count)) // 64
 
 
 @jit
@@ -78,12 +101,11 @@ def _merge_kernel(acc_ptr, stats_ptr, NS, count, C: tl.constexpr):
     tl.store(acc_ptr + at * C + c, acc)
 
 
-@pytest.mark.parametrize("is_ragged", [False, True])
-def test_rows_are_added_up_from_their_merged_splits_on(exact_interpreter, monkeypatch, is_ragged):
-    """A slot behind many keys, one behind few, whose splits are not merged, and a row of none."""
+def test_rows_are_added_up_from_their_merged_splits_on(exact_interpreter, monkeypatch):
+    """A slot behind many keys, and one behind few, whose splits are not merged."""
     torch.manual_seed(0)
-    trees = [random_tree(WIDE_FROM + 40, 3, 2), random_tree(200, 2 if is_ragged else 3, 1)]
-    case = tree_case(trees, H=2, G=1, dtype=FP16, is_ragged=is_ragged)
+    trees = [random_tree(WIDE_FROM + 40, 3, 2), random_tree(200, 3, 1)]
+    case = tree_case(trees, H=2, G=1, dtype=FP16)
     rows = replace(case.tree, workspace=torch.full((10**6,), torch.nan))
     out = torch.full_like(case.q, torch.nan)
     launch_paged_attention(case.q, out, case.cache, rows)
@@ -92,9 +114,8 @@ def test_rows_are_added_up_from_their_merged_splits_on(exact_interpreter, monkey
     given = launch._pass_of(case.q, case.cache, rows)
     given = given._replace(plan=given.plan._replace(is_wide=True))
     H, NS = 2, given.parts.num_splits
-    merged = torch.empty(1, dtype=torch.int64)
-    _merged_kernel[(1,)](merged, rows.paths.starts[:1], 4)
-    count = int(merged)
+    [programs] = owned([WIDE_FROM + 40], 4)
+    count, _ = programs[-1]
     assert count > 1
     _merge_kernel[(3 * H,)](given.parts.acc, given.parts.stats, NS, count, 16)
     own = 3 * H * NS
@@ -142,15 +163,13 @@ def test_a_gpu_gives_equal_bits_at_every_border(walked, dtype, C, group):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("is_ragged", [False, True])
-@pytest.mark.parametrize("bases", [(5000, 300), (0, 3072, 9000, 64), (4000, 4001)])
-def test_slots_of_all_lengths_share_a_launch(walked, bases, is_ragged):
-    """Those of short trees are the other kernel's."""
+@pytest.mark.parametrize("group, G", [(4, 4), (16, 2), (8, 8)])
+@pytest.mark.parametrize("bases", [(5000, 300), (0, 3072, 9000, 64), (4000, 4001), (4000,) * 10])
+def test_slots_of_all_lengths_share_a_launch(walked, bases, group, G):
+    """Those of short trees are the other kernel's. Of ten with 8 kv heads each has one program."""
     torch.manual_seed(0)
-    counts = [32 - 7 * (i % 2) * is_ragged for i in range(len(bases))]
-    trees = [random_tree(*each, 6) for each in zip(bases, counts, strict=True)]
-    how = {"H": 16, "G": 4, "C": 128, "dtype": BF16, "device": "cuda", "is_ragged": is_ragged}
-    case = tree_case(trees, **how)
+    trees = [random_tree(base, 128 // group, 6, seed=i) for i, base in enumerate(bases)]
+    case = tree_case(trees, H=group * G, G=G, C=128, dtype=BF16, device="cuda")
     found, expected = walked(case)
     assert torch.equal(found, expected)
     assert torch.equal(found, case.attend(launch_paged_attention, case.plain))
@@ -171,18 +190,16 @@ def test_a_captured_pass_goes_from_one_kernel_to_the_other():
     graph, _ = capture_graph(
         pool, BatchDescriptor(64), lambda: launch_paged_attention(first.q, out, first.cache, rows)
     )
-    for case in (*cases[1:], first, cases[1]):
+    for case in (*cases[1:], *cases[1:]):  # short, long, short, long
         size = case.tree.block_table.shape[1]
-        expected = case.attend(launch_paged_attention, case.plain)
-        if case is not first:
-            rows.block_table[:, :size].copy_(case.tree.block_table)
-            rows.positions.copy_(case.tree.positions)
-            rows.paths.starts.copy_(case.tree.paths.starts)
-            rows.paths.slots.copy_(case.tree.paths.slots)
-            first.cache[:, : case.cache.shape[1]].copy_(case.cache)
-            first.q.copy_(case.q)
-            graph.replay()
-            assert torch.equal(out, expected)
+        rows.block_table[:, :size].copy_(case.tree.block_table)
+        rows.positions.copy_(case.tree.positions)
+        rows.paths.starts.copy_(case.tree.paths.starts)
+        rows.paths.slots.copy_(case.tree.paths.slots)
+        first.cache[:, : case.cache.shape[1]].copy_(case.cache)
+        first.q.copy_(case.q)
+        graph.replay()
+        assert torch.equal(out, case.attend(launch_paged_attention, case.plain))
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.kernels.attention import launch, launch_plan
+from specdec.kernels.attention import combine, launch, launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.attention.query_tiles import Heads
@@ -86,10 +86,14 @@ def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_s
         assert {kind(count, rows) for rows in {count, *range(most, count, -7)}} <= ahead, count
 
 
+@pytest.mark.parametrize("has_wgmma", [False, True])
 @pytest.mark.parametrize("has_paths", [False, True])
 @pytest.mark.parametrize("group, G, C", [(4, 8, 128), (2, 2, 64), (1, 1, 32)])
-def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, group, G, C):
+def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, group, G, C, has_wgmma):
     """Else one that was compiled ahead would not serve for all of them."""
+    monkeypatch.setattr(launch, "is_hopper", lambda device: has_wgmma)
+    monkeypatch.setattr(launch, "WideWalk", lambda *_: taken.append("wide"))
+    monkeypatch.setattr(combine, "num_sharers", lambda given: 4)
     compiled = {}
     real = Repeated.__init__
 
@@ -116,3 +120,5 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
         kind = plan_launch(B, Q, heads, has_paths=has_paths, most_keys=200 * 64).kind
         assert compiled.setdefault(kind, taken) == taken, (B, Q)
     assert len(compiled) > 1
+    has_wide = any("wide" in kernels for kernels in compiled.values())
+    assert has_wide == (has_paths and has_wgmma and (group, C) == (4, 128))

@@ -11,7 +11,7 @@ from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.attention.wide_walk import num_merged, num_sharers
+from specdec.kernels.attention.wide_splits import num_merged, num_sharers
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs

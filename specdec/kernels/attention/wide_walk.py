@@ -4,7 +4,7 @@ Up to 128 query rows, nodes x heads of a kv head, read each key once (warp_roles
 has tiles of 64 rows. Programs share the splits before the one in which paths begin, all of whose
 keys all rows see, and leave a partial result of each. These take more memory traffic, to write here
 and to read in combine.py, than keys and values do, so the last program of each tile adds up what
-the first splits bring and leaves one result for them (`num_merged`). The programs of walk.py,
+the first splits bring and leaves one result for them (wide_splits.py). The programs of walk.py,
 launched after it, attend to the rows' last keys, and to all keys of trees that begin before
 WIDE_FROM.
 
@@ -24,14 +24,19 @@ from specdec.kernels import (
     gl,
     gluon_jit,
     hopper,
-    jit,
     next_power_of_2,
-    num_multiprocessors,
     tl,
 )
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import WIDE_FROM
-from specdec.kernels.attention.splits import split_of, split_start
+from specdec.kernels.attention.splits import split_start
+from specdec.kernels.attention.wide_splits import (
+    num_places,
+    num_sharers,
+    own_splits,
+    tiles_of,
+    tiles_of_slot,
+)
 from specdec.kernels.repeated import Repeated
 from specdec.kernels.warp_roles import (
     ROWS,
@@ -64,20 +69,6 @@ class WideForm(NamedTuple):
     ones: int = 8  # columns of the product that adds up powers
 
 
-def num_sharers(given: Pass) -> int:
-    """Programs for each query tile and kv head: as many as the GPU has multiprocessors for."""
-    return max(num_multiprocessors(given.rows.positions.device) // _num_places(given), 1)
-
-
-def _num_places(given: Pass) -> int:
-    """Query tiles x kv heads."""
-    return len(given.rows.idx_mapping) * _tiles_of_slot(given) * given.heads.G
-
-
-def _tiles_of_slot(given: Pass) -> int:
-    return -(-given.rows.max_query_len * next_power_of_2(given.heads.group) // ROWS)
-
-
 class WideWalk:
     """The kernel of each layer of a pass. What its layers share is prepared once.
 
@@ -102,7 +93,7 @@ class WideWalk:
         )
         self._kernel = Repeated(
             _wide_walk_kernel,
-            (_num_places(given) * sharers, 1, 1),
+            (num_places(given) * sharers, 1, 1),
             then=(
                 _descriptor_of_results(parts.acc, *results),
                 parts.acc,
@@ -110,7 +101,7 @@ class WideWalk:
                 blocks,
                 idx,
                 rows.paths.starts,
-                _tiles_of_slot(given),
+                tiles_of_slot(given),
                 sharers,
                 query_len,
                 R,
@@ -135,50 +126,6 @@ def _descriptor_of_results(
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=len(shape))
     strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
     return GluonDescriptor(acc, list(shape), strides, list(block), layout)
-
-
-@jit
-def num_merged(begin, sharers):
-    """Of the splits before the one of key `begin`, the first ones whose results are left as one.
-
-    Only splits of one tile, of which there are 16. As many as one program adds up while the others
-    take the rest, if to leave a result costs as much as a tile, as it does on an H200. None where
-    one program takes all.
-    """
-    count = split_of(begin)
-    rest = split_start(count) // 64 + count
-    merged = tl.minimum(rest // (sharers + 1), tl.minimum(count, 16))
-    return tl.where(sharers > 1, merged, 0)
-
-
-@jit
-def own_splits(begin, turn, sharers):
-    """What a program takes of the splits before the one of key `begin`.
-
-    The first split, how many splits before it the next one is, how many before that the one after
-    it, and so on in turn: the longest ones first, back and forth. How many tiles they have in all.
-    And 1 for the program whose splits are merged, which goes up from the first one; else 0.
-    """
-    merged = num_merged(begin, sharers)
-    others = sharers - (merged > 0).to(tl.int32)
-    is_merged = (turn >= others).to(tl.int32)
-    split = tl.where(is_merged > 0, 0, split_of(begin) - 1 - turn)
-    step = tl.where(is_merged > 0, -1, 2 * (others - turn) - 1)
-    other = tl.where(is_merged > 0, -1, 2 * turn + 1)
-    num_tiles = merged * is_merged
-    at = tl.where(is_merged > 0, -1, split)
-    jump, next_jump = step, other
-    while (at >= merged) & (at >= 0):
-        num_tiles += tiles_of(at)
-        at -= jump
-        jump, next_jump = next_jump, jump
-    return split, step, other, num_tiles, is_merged
-
-
-@jit
-def tiles_of(split):
-    """Of 64 keys."""
-    return (split_start(split + 1) - split_start(split)) // 64
 
 
 @gluon_jit(

@@ -15,7 +15,7 @@ from specdec.kernels.attention.launch_plan import ALONE_WIDE_FROM, WIDE_FROM, pl
 from specdec.kernels.attention.parts import load_part
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part, num_splits
-from specdec.kernels.attention.wide_walk import own_splits, tiles_of
+from specdec.kernels.attention.wide_splits import own_splits, tiles_of
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
 
 FP16, BF16 = torch.float16, torch.bfloat16

@@ -75,7 +75,8 @@ class Launch(NamedTuple):
     most_registers: int | None  # of its threads, None: as many as it takes
     looks_first: bool  # a program that shares looks for a split before all else
     is_helped: bool  # other programs share the splits of long slots
-    slots: int  # that a helper or a team looks at, or a wide walk, at powers of 2; 1 without
+    # batch slots that a helper, a team or a program after a wide walk looks at, a power of 2; or 1
+    slots: int
     has_paths: bool
     is_wide: bool  # wide_walk.py takes what it can
     columns: int  # of each program that adds up; 0: there are none, but for long slots
@@ -167,7 +168,7 @@ def _team_registers(tile: QueryTile, heads: Heads) -> int | None:
 
 
 def _slots(B: int, is_helped: bool, has_many: bool) -> int:
-    """That a program looks at; 1: at its own alone. has_many: of a team, or beside a wide walk"""
+    """That a program looks at; 1: at its own alone. has_many: a team's, or after a wide walk."""
     if not is_helped and not has_many:
         return 1
     return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)

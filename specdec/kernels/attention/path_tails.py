@@ -95,7 +95,7 @@ def attend_paths(
 
     is_next: 1: of the split after the one in which paths begin; else 0. workspace: values, peaks
     and totals, results of a row. path: the caches and blocks, positions, slots of the rows' paths,
-    where these start, how many slots a row has
+    where these start, how many slots a row has. is_beside: as of `begin_beside`
     """
     acc_ptr, stats_ptr, NS = workspace
     keys, positions_ptr, slots_ptr, path_start, D1 = path

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.add import finished
+from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin
@@ -87,11 +88,11 @@ def _add_rms_norm_kernel(
     x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
     residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0)
     stream = (x + residual.to(tl.float32)).to(dtype)
-    tl.store(stream_ptr + t * D + d, stream, mask=inside)
+    store_kept(stream_ptr + t * D + d, stream, inside)
     if HAS_TAP:
-        tl.store(tap_ptr + t * stride_tap + d, stream, mask=inside)
+        store_kept(tap_ptr + t * stride_tap + d, stream, inside)
     w = tl.load(w_ptr + d, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), mask=inside)
+    store_kept(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), inside)
 
 
 def add_rms_norm_ref(

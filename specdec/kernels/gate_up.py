@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.invariant import blocked_exp
+from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe, describe_rows, linear_ref
 from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
@@ -112,7 +113,7 @@ def store_gated(out_ptr, bias_ptr, gate, up, n0, m0, T, N, HAS_BIAS: tl.constexp
         up += tl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     y = gate / (1.0 + tl.exp(-gate)) * up
     out = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
+    store_kept(out, y.to(out_ptr.dtype.element_ty), (n < N)[:, None] & (m < T)[None, :])
 
 
 def gate_up_ref(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Tensor:

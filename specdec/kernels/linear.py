@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use_triton
 from specdec.kernels.invariant import blocked_product
+from specdec.kernels.kept import store_kept
 from specdec.kernels.needed import need
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
@@ -221,7 +222,8 @@ def store_tile(out_ptr, bias_ptr, total, n0, m0, T, N, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
         total += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     out = out_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < T)[None, :])
+    inside = (n < N)[:, None] & (m < T)[None, :]
+    store_kept(out, total.to(out_ptr.dtype.element_ty), inside)
 
 
 @jit

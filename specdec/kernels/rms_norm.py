@@ -5,6 +5,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
 from specdec.kernels.invariant import tree_sum
+from specdec.kernels.kept import store_kept
 from specdec.kernels.opaque import opaque
 from specdec.kernels.overlap import begin
 from specdec.kernels.tiles import empty_rows
@@ -52,7 +53,7 @@ def _rms_norm_kernel(
     d = tl.arange(0, BLOCK_D)
     x = tl.load(x_ptr + t * stride_x + d, mask=d < D, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + d, mask=d < D, other=0.0).to(tl.float32)
-    tl.store(out_ptr + t * D + d, normed(x, w, D, eps).to(out_ptr.dtype.element_ty), mask=d < D)
+    store_kept(out_ptr + t * D + d, normed(x, w, D, eps).to(out_ptr.dtype.element_ty), d < D)
 
 
 @jit

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
 from specdec.kernels.head_columns import block_of
+from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin
@@ -165,8 +166,8 @@ def _rotate_and_store_kernel(
         low, high = low * cos - high * sin, high * cos + low * sin
     if first < H:
         at = (t * H + head)[:, None] * C + c[None, :]
-        tl.store(q_ptr + at, low.to(dtype), are_there)
-        tl.store(q_ptr + at + half, high.to(dtype), are_there)
+        store_kept(q_ptr + at, low.to(dtype), are_there)
+        store_kept(q_ptr + at + half, high.to(dtype), are_there)
     else:
         g = (head - H) % G
         at = ((slot // S * G + g) * S + slot % S)[:, None] * C + c[None, :]

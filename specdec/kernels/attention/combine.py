@@ -13,6 +13,7 @@ from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.attention.wide_splits import num_merged, num_sharers
 from specdec.kernels.head_columns import block_of
+from specdec.kernels.kept import store_kept
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
@@ -229,4 +230,4 @@ def add_last_parts(parts, c, C: tl.constexpr):
 def store_row(out_ptr, row, total, acc, c, C: tl.constexpr):
     """Columns c of one head of a row. row: of [T x H], int64"""
     out = (acc / total).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * C + c, out, mask=c < C)
+    store_kept(out_ptr + row * C + c, out, c < C)

@@ -9,6 +9,7 @@ after another, so the bits are those of a program that adds each as soon as it h
 from specdec.kernels import jit, tl
 from specdec.kernels.attention.splits import weigh
 from specdec.kernels.head_columns import columns, inside_columns
+from specdec.kernels.kept import store_kept
 
 
 @jit
@@ -102,14 +103,11 @@ def load_part(parts, index, c, C: tl.constexpr):
 
 @jit
 def store_part(parts, index, peak, total, acc, C: tl.constexpr):
-    """Leave the partial result of each row for a later kernel, if possible in the L2 cache.
-
-    Long contexts stream through that cache, and would push it out to memory.
-    """
+    """Leave the partial result of each row for a later kernel."""
     acc_ptr, stats_ptr, first, inside = parts
     c = columns(C)
     at = first + index
-    tl.store(stats_ptr + at * 2, peak, mask=inside)
-    tl.store(stats_ptr + at * 2 + 1, total, mask=inside)
+    store_kept(stats_ptr + at * 2, peak, inside)
+    store_kept(stats_ptr + at * 2 + 1, total, inside)
     acc_at = acc_ptr + at[:, None] * C + c[None, :]
-    tl.store(acc_at, acc, mask=inside_columns(inside, C), eviction_policy="evict_last")
+    store_kept(acc_at, acc, inside_columns(inside, C))

@@ -27,7 +27,7 @@ from weights.bars import bar
 KERNELS = "tests/specdec/kernels"
 ATTENTION = (  # the longest tests last
     *(f"{KERNELS}/test_{name}.py" for name in ("path_tails", "long_slots", "shared_splits")),
-    *(f"{KERNELS}/test_{name}.py" for name in ("attention_parts", "beside", "needed")),
+    *(f"{KERNELS}/test_{name}.py" for name in ("attention_parts", "beside", "needed", "wide_walk")),
     "tests/specdec/bench/test_attention.py",
     *(f"{KERNELS}/test_{name}.py" for name in ("prompt_attention", "query_tiles")),
 )

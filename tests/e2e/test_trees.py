@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from graphs.modes import CUDAGraphMode
 from scripts.soak import soak
 from specdec import LLM, SamplingParams
 from specdec.kernels import move_slots
+from specdec.kernels.attention import launch, launch_plan
+from specdec.kernels.attention.wide_walk import WideWalk
 from specdec.sampler import process_logits, row_parameters
 from specdec.stepping import commit_tree, fill_tree, grow_tree
 from tests.e2e.caches import cache_rows, poison_nodes
@@ -368,6 +371,44 @@ def test_paths_cross_the_borders_of_tiles(tree_llm, prompts, greedy, lengths):
     found = tree_llm("eagle1", Shape(16, 4, 4)).generate(batch, greedy(9), use_tqdm=False)
     assert tokens_of(found) == tokens_of(expected)
     assert max(max(output.stats.num_accepted) for output in found) > 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("draft, temperature", [("eagle3", 0.0), ("eagle1", 0.0), ("eagle1", 0.8)])
+@pytest.mark.parametrize("max_num_seqs", [1, 3])
+def test_trees_that_are_walked_wide_change_no_text(
+    monkeypatch, prompts, draft, temperature, max_num_seqs
+):
+    """The demo pair's contexts are too short for that, and its groups of 2 heads need 33 rows."""
+    given = [token for prompt in prompts for token in prompt]
+    batch = [given[:length] for length in (250, 90, 700, 247)]  # two get to key 256
+    params = SamplingParams(temperature=temperature, seed=5, max_tokens=60, ignore_eos=True)
+    sizes = {"max_num_seqs": max_num_seqs, "max_model_len": 1024}
+    sizes |= {"device": "cuda", "dtype": "bfloat16"}
+    tree = tree_of(draft, Shape(33, 5, 8))
+    plain, usual = (
+        LLM("demo", each, **sizes).generate(batch, params, use_tqdm=False) for each in (None, tree)
+    )
+    monkeypatch.setattr(launch_plan, "WIDE_FROM", 256)
+    monkeypatch.setattr(launch_plan, "ALONE_WIDE_FROM", 256)
+    prepared = []
+
+    class Recorded(WideWalk):
+        def __init__(self, given, *tensors):
+            prepared.append(given.plan.wide_from)
+            super().__init__(given, *tensors)
+
+    monkeypatch.setattr(launch, "WideWalk", Recorded)
+    llm = LLM("demo", tree, **sizes)
+    captured = len(prepared)
+    found = llm.generate(batch, params, use_tqdm=False)
+    assert captured > 0
+    assert set(prepared) == {256}
+    assert max_num_seqs > 1 or len(prepared) == captured  # no prompt runs beside a round
+    assert llm.graph_counters()["target_decode"].replays.keys() == {CUDAGraphMode.FULL}
+    assert tokens_of(found) == tokens_of(plain)
+    assert [each.stats.rounds for each in found] == [each.stats.rounds for each in usual]
+    assert llm.run_stats(found).mean_acceptance_length > 1.3
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import torch
 
 from specdec.kernels import jit, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import COLUMNS, WIDE_FROM
+from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
@@ -33,7 +33,6 @@ def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
     grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
-    is_wide = given.plan.is_wide
     return Repeated(
         _combine_kernel,
         grid,
@@ -44,13 +43,13 @@ def prepare_combine(given: Pass) -> Repeated:
             rows.positions if rows.paths is None else rows.paths.starts,
             rows.max_query_len,
             len(rows.idx_mapping),
-            num_sharers(given) if is_wide else 1,
+            num_sharers(given) if given.plan.wide_from else 1,
             parts.num_splits,
             *need().values(),
         ),
         constants={
             **given.constants,
-            "WIDE_FROM": WIDE_FROM if is_wide else 0,
+            "WIDE_FROM": given.plan.wide_from,
             "IS_SUMMED": not given.plan.is_split,
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,

@@ -78,14 +78,14 @@ class Launch(NamedTuple):
     # batch slots that a helper, a team or a program after a wide walk looks at, a power of 2; or 1
     slots: int
     has_paths: bool
-    is_wide: bool  # wide_walk.py takes what it can
+    wide_from: int  # wide_walk.py walks trees that begin at this key or after it; 0: none
     columns: int  # of each program that adds up; 0: there are none, but for long slots
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, bool, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, int, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
         cut = self.tile, self.is_split, self.walk_warps, self.looks_first, self.slots
-        return *cut, self.has_paths, self.is_wide, self.columns
+        return *cut, self.has_paths, self.wide_from, self.columns
 
 
 def plan_launch(
@@ -139,7 +139,7 @@ def plan_launch(
         is_helped=is_helped,
         slots=_slots(B, is_helped, teams > 0 or is_wide),
         has_paths=has_paths,
-        is_wide=is_wide,
+        wide_from=WIDE_FROM if is_wide else 0,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
 

@@ -11,7 +11,7 @@ from math import prod
 
 from specdec.kernels import jit, next_power_of_2, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import WIDE_FROM, stages_of_long_loops
+from specdec.kernels.attention.launch_plan import stages_of_long_loops
 from specdec.kernels.attention.long_slots import is_shared
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.path_tails import LONGEST, TailPrograms, attend_paths
@@ -74,7 +74,7 @@ def prepare_walk(given: Pass) -> Repeated:
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
             "HAS_PATHS": paths is not None,
-            "WIDE_FROM": WIDE_FROM if plan.is_wide else 0,
+            "WIDE_FROM": plan.wide_from,
             "PATH_ROWS": tails.rows,
             "SHARED": given.constants["S"] if tails.are_shared else 0,
             "SKIP": plan.tile.skips_masks,

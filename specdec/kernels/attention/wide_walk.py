@@ -5,8 +5,8 @@ has tiles of 64 rows. Programs share the splits before the one in which paths be
 keys all rows see, and leave a partial result of each. These take more memory traffic, to write here
 and to read in combine.py, than keys and values do, so the last program of each tile adds up what
 the first splits bring and leaves one result for them (wide_splits.py). The programs of walk.py,
-launched after it, attend to the rows' last keys, and to all keys of trees that begin before
-WIDE_FROM.
+launched after it, attend to the rows' last keys, and to all keys of trees that begin before the
+plan's `wide_from`.
 
 The arithmetic is that of walk.py, and so are the bits, but for the sign of a zero: see
 prompt_attention.py.
@@ -28,7 +28,6 @@ from specdec.kernels import (
     tl,
 )
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import WIDE_FROM
 from specdec.kernels.attention.splits import split_start
 from specdec.kernels.attention.wide_splits import (
     num_places,
@@ -109,7 +108,7 @@ class WideWalk:
                 parts.num_splits,
                 scale,
             ),
-            constants={"FORM": WideForm(group * G, G, WIDE_FROM)},
+            constants={"FORM": WideForm(group * G, G, given.plan.wide_from)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )
 

@@ -26,19 +26,19 @@ SHAPES = [(BF16, 128, 4), (BF16, 128, 5), (FP16, 128, 8), (BF16, 64, 4), (FP16, 
 def test_large_trees_are_walked_wide():
     heads = Heads(4, 8, 128, 2)
     found = {
-        (B, rows, keys): plan_launch(B, rows, heads, has_paths=True, most_keys=keys).is_wide
+        (B, rows, keys): plan_launch(B, rows, heads, has_paths=True, most_keys=keys).wide_from
         for B in (1, 2)
         for rows in (16, 17, 32)
         for keys in (WIDE_FROM, ALONE_WIDE_FROM, ALONE_WIDE_FROM + 64, None)
     }
-    wide = {each for each, is_wide in found.items() if is_wide}
+    wide = {each for each, wide_from in found.items() if wide_from}
     assert wide == {
         *((1, rows, keys) for rows in (17, 32) for keys in (ALONE_WIDE_FROM + 64, None)),
         *((2, rows, keys) for rows in (17, 32) for keys in (8192, 8256, None)),
     }
     chain, tree = (plan_launch(2, 32, heads, has_paths=each) for each in (False, True))
-    assert not chain.is_wide
-    assert tree.kind != tree._replace(is_wide=False).kind  # other kernels
+    assert not chain.wide_from
+    assert tree.kind != tree._replace(wide_from=0).kind  # other kernels
 
 
 @jit
@@ -112,7 +112,7 @@ def test_rows_are_added_up_from_their_merged_splits_on(exact_interpreter, monkey
     assert out.isfinite().all()
     monkeypatch.setattr(combine, "num_sharers", lambda given: 4)
     given = launch._pass_of(case.q, case.cache, rows)
-    given = given._replace(plan=given.plan._replace(is_wide=True))
+    given = given._replace(plan=given.plan._replace(wide_from=WIDE_FROM))
     H, NS = 2, given.parts.num_splits
     [programs] = owned([WIDE_FROM + 40], 4)
     count, _ = programs[-1]
@@ -137,7 +137,7 @@ def walked(monkeypatch):
             patched.setattr(launch_plan, "_is_wide", lambda *_: False)
             expected = case.attend(launch_paged_attention, replace(rows))
         given = launch._pass_of(case.q, case.cache, rows)
-        assert given.plan.is_wide
+        assert given.plan.wide_from
         return case.attend(launch_paged_attention, replace(rows)), expected
 
     return attend
@@ -184,7 +184,7 @@ def test_a_captured_pass_goes_from_one_kernel_to_the_other():
     first = cases[0]
     rows = replace(first.tree, max_seq_len=9216)
     out = torch.zeros_like(first.q)
-    assert launch._pass_of(first.q, first.cache, rows).plan.is_wide
+    assert launch._pass_of(first.q, first.cache, rows).plan.wide_from
     launch_paged_attention(first.q, out, first.cache, rows)  # compiles
     pool = CudaBackend(torch.device("cuda")).new_pool()
     graph, _ = capture_graph(

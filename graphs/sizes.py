@@ -15,11 +15,15 @@ class CaptureSizes:
     """Ascending request counts for FULL and token counts for PIECEWISE.
 
     shapes: (requests, tokens) for FULL graphs of ragged batches, by tokens
+    short:  of the request counts, those with another graph each for batches whose requests have
+            short_seq_len tokens or fewer, where their kernels differ
     """
 
     requests: tuple[int, ...]
     tokens: tuple[int, ...]
     shapes: tuple[tuple[int, int], ...] = ()
+    short: tuple[int, ...] = ()
+    short_seq_len: int | None = None
 
 
 def capture_sizes(

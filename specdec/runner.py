@@ -72,11 +72,12 @@ class Runner:
         self.buffers = StepBuffers(_buffer_sizes(target, eagle, sizes), self._dtype, device)
         self.results = Results(self.buffers)
         has_draft = eagle is not None
-        self.graphs = GraphFamilies(graph_config or GraphConfig(), backend, sizes, has_draft)
+        self.heads = _heads(target, eagle, self._dtype)
+        config = graph_config or GraphConfig()
+        self.graphs = GraphFamilies(config, backend, sizes, has_draft, self.heads)
         self.num_levels = 0  # of the draft, in all steps that were run
         self.num_tree_rounds = 0  # of these steps, those that verified trees
         self.calibration: Tensor | None = None  # see stepping/propose.py
-        self.heads = _heads(target, eagle, self._dtype)
         self._workspace = _workspace(self.heads, sizes, device)
         taps = eagle.config.aux_boundaries if eagle is not None else ()
         model = build_target(target, taps, sizes.max_model_len, device)
@@ -165,6 +166,7 @@ class Runner:
         if rows:
             deepest = self.sizes.path_len if is_tree else Q
             bounds.append(min(max_num_computed + deepest, self.sizes.max_model_len))
+        longest = max(bounds)
         proposal = Proposal(flags.noise, proposes_tree)
         return Step(
             state_rows=rows,
@@ -174,8 +176,10 @@ class Runner:
             proposes_tree=proposes_tree,
             num_levels=num_levels,
             parts=parts,
-            max_seq_len=max(bounds),
-            passes=self._passes(len(rows), num_rows, path_len, parts, proposal, num_levels),
+            max_seq_len=longest,
+            passes=self._passes(
+                len(rows), num_rows, path_len, parts, proposal, num_levels, longest
+            ),
             flags=flags,
             is_pq=bool(rows) and flags.logits and self.acceptance != "exact",
         )
@@ -188,8 +192,12 @@ class Runner:
         parts: Sequence[PromptPart],
         proposal: Proposal,
         num_levels: int | None,
+        longest: int,
     ) -> Passes:
-        """num_rows: of those that verify. num_levels: None where the draft runs all, or none."""
+        """num_rows: of those that verify. num_levels: None where the draft runs all, or none.
+
+        longest: a bound on the tokens of each request
+        """
         if parts:
             num_tokens = num_rows + sum(part.length for part in parts)
             num_proposing = num_verified + sum(part.ends_prompt for part in parts)
@@ -198,12 +206,13 @@ class Runner:
             num_reqs = num_verified + len(parts)
             num_dropped = 0 if path_len is None else num_rows - num_verified * path_len
             return self.graphs.dispatch_ragged(
-                num_reqs, num_tokens, num_proposing, proposal, num_dropped
+                num_reqs, num_tokens, num_proposing, proposal, num_dropped, longest
             )
         if num_levels is None:
-            return self.graphs.dispatch_round(num_verified, proposal, num_rows // num_verified)
+            query_len = num_rows // num_verified
+            return self.graphs.dispatch_round(num_verified, proposal, query_len, longest)
         if path_len is not None:
-            return self.graphs.dispatch_trees(num_verified, proposal)
+            return self.graphs.dispatch_trees(num_verified, proposal, longest)
         if num_levels == 0 and num_rows == num_verified:
             return self.graphs.dispatch_extending(num_verified)
         return self.graphs.dispatch_shared(num_verified, num_rows, proposal)

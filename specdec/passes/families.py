@@ -32,6 +32,9 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
+from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.launch_plan import has_less_when_short
+from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.tile_shapes import ROW_CLASSES
 from specdec.sizes import EngineSizes
 from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
@@ -99,12 +102,22 @@ class DraftGraphs(DraftPair):
 
 
 class GraphFamilies:
-    """backend: None runs every family eagerly."""
+    """backend: None runs every family eagerly.
+
+    heads: of the target's attention and the draft's, for which rounds of trees behind short
+        contexts have graphs of their own where that spares programs; (): they have none
+    """
 
     def __init__(
-        self, config: GraphConfig, backend: GraphBackend | None, sizes: EngineSizes, has_draft: bool
+        self,
+        config: GraphConfig,
+        backend: GraphBackend | None,
+        sizes: EngineSizes,
+        has_draft: bool,
+        heads: Sequence[Heads] = (),
     ) -> None:
         self._config = config
+        self._heads = heads
         self._backend = backend
         self._sizes = sizes
         self.query_len = Q = sizes.query_len
@@ -131,9 +144,11 @@ class GraphFamilies:
         num_proposing: int,
         proposal: Proposal = BEST_CHAINS,
         num_dropped: int = 0,
+        max_seq_len: int | None = None,
     ) -> Passes:
         """The graphs of a step with prompts.
 
+        max_seq_len: a bound on the tokens of its requests, as below
         num_proposing: requests for which the draft proposes: all that run, or begin to
         num_dropped: rows beside the paths of trees, which the draft's prefill does not see
         """
@@ -143,7 +158,7 @@ class GraphFamilies:
         prefill = self.draft.prefill.dispatch(num_reqs, num_tokens - num_dropped, None)
         if num_proposing == 0:
             return Passes(target=target, draft_prefill=prefill)
-        decode = self.draft.of(proposal).decode.dispatch(num_reqs, num_reqs, 1)
+        decode = self._dispatch_levels(self.draft.of(proposal), num_reqs, max_seq_len)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
     def dispatch_shared(self, num_reqs: int, num_rows: int, proposal: Proposal) -> Passes:
@@ -152,19 +167,22 @@ class GraphFamilies:
         target = self.target.decode.dispatch(num_reqs, num_rows, None, takes_shapes=True)
         return self._drafting(target, num_reqs, num_rows, None, proposal)
 
-    def dispatch_trees(self, num_reqs: int, proposal: Proposal) -> Passes:
+    def dispatch_trees(
+        self, num_reqs: int, proposal: Proposal, max_seq_len: int | None = None
+    ) -> Passes:
         """The graphs of a round of trees, where others are of chains."""
         tree = self._sizes.tree
         assert tree is not None, "sizes of chains"
         assert self.draft is not None, "nothing drafts"
         Q = tree.of(num_reqs).num_rows
-        target = self.target.trees[Q].dispatch(num_reqs, num_reqs * Q, Q)
+        rows = num_reqs * Q
+        target = self.target.trees[Q].dispatch(num_reqs, rows, Q, max_seq_len=max_seq_len)
         num_paths = num_reqs
         if self.draft.of(proposal).prefill.mode.decode_mode() is CUDAGraphMode.FULL:
             # padding has paths too, and there is a shape of just their rows
             num_paths = next(n for n in self.tree_sizes if n >= num_reqs)
         num_rows = num_paths * tree.of(num_reqs).path_len
-        return self._drafting(target, num_reqs, num_rows, None, proposal)
+        return self._drafting(target, num_reqs, num_rows, None, proposal, max_seq_len)
 
     def dispatch_extending(self, num_reqs: int) -> Passes:
         """The graphs of a round of one row for each, after which nothing is drafted yet."""
@@ -177,17 +195,21 @@ class GraphFamilies:
         return Passes(target=how, draft_prefill=extend)
 
     def dispatch_round(
-        self, num_reqs: int, proposal: Proposal = BEST_CHAINS, query_len: int | None = None
+        self,
+        num_reqs: int,
+        proposal: Proposal = BEST_CHAINS,
+        query_len: int | None = None,
+        max_seq_len: int | None = None,
     ) -> Passes:
         """The graphs of a round; query_len 1 where no request drafts, else None or all rows."""
         manager = self.target.of_round(query_len)
         Q = 1 if manager is self.target.plain else self.query_len
         num_tokens = num_reqs * Q
-        target = manager.dispatch(num_reqs, num_tokens, Q)
+        target = manager.dispatch(num_reqs, num_tokens, Q, max_seq_len=max_seq_len)
         if self.draft is None or manager is self.target.plain:
             return Passes(target=target)
         P = self.path_len
-        return self._drafting(target, num_reqs, num_reqs * P, P, proposal)
+        return self._drafting(target, num_reqs, num_reqs * P, P, proposal, max_seq_len)
 
     def _drafting(
         self,
@@ -196,6 +218,7 @@ class GraphFamilies:
         num_tokens: int,
         query_len: int | None,
         proposal: Proposal,
+        max_seq_len: int | None = None,
     ) -> Passes:
         assert self.draft is not None, "nothing drafts"
         draft = self.draft.of(proposal)
@@ -204,8 +227,16 @@ class GraphFamilies:
         if draft is not self.draft and prefill.mode is CUDAGraphMode.NONE:
             # pieces end before a token is chosen, so the greedy family's serve all steps
             prefill = self.draft.prefill.dispatch(num_reqs, num_tokens, None)
-        decode = draft.decode.dispatch(num_reqs, num_reqs, 1)
+        decode = self._dispatch_levels(draft, num_reqs, max_seq_len)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
+
+    def _dispatch_levels(
+        self, draft: DraftPair, num_reqs: int, max_seq_len: int | None
+    ) -> Dispatch:
+        """max_seq_len: before them"""
+        if max_seq_len is not None:
+            max_seq_len += self._sizes.num_speculative_tokens
+        return draft.decode.dispatch(num_reqs, num_reqs, 1, max_seq_len=max_seq_len)
 
     def capture(self, captures: Captures) -> None:
         """Capture every size of every family; then nothing more until the next call."""
@@ -242,7 +273,24 @@ class GraphFamilies:
         sizes = capture_sizes(max_reqs, max_tokens, requests, config.token_sizes)
         if self._sizes.is_adaptive and query_len > 1:
             sizes = replace(sizes, requests=(), shapes=self.shapes)
+        elif self._sizes.has_trees_alone and name.endswith("decode"):
+            sizes = self._with_short(sizes, name, query_len)
         return self._manager(name, sizes, _mode_of(config, name), query_len)
+
+    def _with_short(self, sizes: CaptureSizes, name: str, query_len: int) -> CaptureSizes:
+        """With graphs for short contexts, of a family whose rows have paths."""
+        tree = self._sizes.tree
+        assert tree is not None, "sizes of chains"
+        is_target = name.startswith("target")
+        heads = self._heads[:1] if is_target else self._heads[1:]
+        rows = query_len if is_target else tree.top_k
+        most = self._sizes.max_model_len
+        short = tuple(
+            n
+            for n in sizes.requests
+            if any(has_less_when_short(n, rows, each, most) for each in heads)
+        )
+        return replace(sizes, short=short, short_seq_len=launch_plan.WIDE_FROM)
 
     def _plain(self) -> CudaGraphManager:
         requests = self._config.request_sizes
@@ -279,7 +327,7 @@ class GraphFamilies:
         for Q, requests in alike.items():
             name = "target_tree" if tree.num_rows == Q else f"target_tree_of_{Q}_rows"
             sizes = CaptureSizes(requests=tuple(requests), tokens=())
-            found[Q] = self._manager(name, sizes, mode, Q)
+            found[Q] = self._manager(name, self._with_short(sizes, name, Q), mode, Q)
         return found
 
     def _draft_trees(self) -> tuple[DraftPair, DraftPair]:
@@ -290,6 +338,7 @@ class GraphFamilies:
         shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
         after_rows = CaptureSizes(requests=(), tokens=(), shapes=tuple(shapes))
         levels = CaptureSizes(requests=self.tree_sizes, tokens=())
+        levels = self._with_short(levels, "draft_tree_decode", 1)
         mode = _full_or_none(self._config.modes["draft_prefill"])
         of_decode = _mode_of(self._config, "draft_decode")
         prefill = self._manager("draft_tree_prefill", after_rows, mode, self.path_len)

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from graphs.manager import CudaGraphManager
 from graphs.modes import CUDAGraphMode
 from graphs.tape.backend import TapeBackend
 from scripts.soak import at_random, rows_are_shared, soak
 from specdec import LLM, SamplingParams, sizes
 from specdec.engine import _chains_in_trees
+from specdec.kernels.attention import launch_plan
 from specdec.requests.metrics import Counter
 from specdec.scheduling.round_history import IMPROBABLE
 from specdec.scheduling.row_planner import RoundPlan
@@ -206,6 +208,40 @@ def test_graphs_replay_what_runs_eagerly(make, prompts, tree, token_sizes, most)
         assert CUDAGraphMode.NONE not in counters[name].dispatches, name
     largest = max(n for n in range(1, most + 1) if shape.of(n) == shape)
     assert counters["target_tree"].captures[0].descriptor.num_reqs == largest
+
+
+def test_trees_behind_short_contexts_have_graphs_of_their_own(make, prompts, monkeypatch):
+    """Of what they launch, tests of GPUs tell; here that graphs serve what they are for."""
+    monkeypatch.setattr(launch_plan, "WIDE_FROM", 64)
+    monkeypatch.setattr(launch_plan, "MANY_SPARED", 1)
+    bounds, served = [], {"target_tree": [], "draft_tree_decode": []}
+    real = CudaGraphManager.run_fullgraph
+
+    def run_fullgraph(manager, desc):
+        if manager.name in served:
+            served[manager.name].append((desc.max_seq_len, bounds[-1]))
+        return real(manager, desc)
+
+    monkeypatch.setattr(CudaGraphManager, "run_fullgraph", run_fullgraph)
+    sizes = {"max_num_seqs": 1, "async_scheduling": False}
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    found = []
+    for backend in (None, TapeBackend()):
+        llm = make(OF_ALL, backend=backend, **sizes)
+        planned(llm, [TREE, TREE, TREE, CHAIN, TREE])
+        forward = llm.engine.runner.target.forward
+        llm.engine.runner.acts.target.forward = lambda step, forward=forward: (
+            bounds.append(step.max_seq_len),
+            forward(step),
+        )
+        outputs = llm.generate(prompts[:2], params, use_tqdm=False)  # 49 and 25 tokens
+        found.append([(each.outputs[0].token_ids, each.stats.rounds) for each in outputs])
+    assert found[0] == found[1]
+    D = OF_ALL.num_levels
+    for name, levels in (("target_tree", 0), ("draft_tree_decode", D)):
+        assert {longest for longest, _ in served[name]} == {None, 64}
+        for longest, bound in served[name]:
+            assert (longest == 64) == (bound + levels <= 64), name
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
         heads,
         has_paths=rows.paths is not None,
         usual_query_len=rows.usual_query_len,
-        most_keys=rows.block_table.shape[1] * S,
+        # of trees, which have graphs for short contexts, that of the pass
+        most_keys=rows.block_table.shape[1] * S if rows.paths is None else rows.max_seq_len,
     )
     if plan.wide_from:
         # slots of different lengths, and launches that may turn out not to be needed, are walk.py's

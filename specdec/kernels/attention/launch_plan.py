@@ -10,6 +10,7 @@ import torch
 from specdec.kernels import next_power_of_2
 from specdec.kernels.attention.query_rows import QueryRows
 from specdec.kernels.attention.query_tiles import Heads, QueryTile, query_tile
+from specdec.kernels.attention.splits import num_splits
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.prompt_attention import is_fit
 
@@ -29,6 +30,7 @@ SHARERS = 1056  # as many, of one slot: 8 on each of 132 multiprocessors
 # GPU at once behind some hundred keys.
 PATH_SHARERS = 528
 MANY_TILES, FEW_SHARERS = 64, 264
+MANY_SPARED = 64  # of those without a split, which cost 5 ns each
 # In teams, of several slots: as many as fit a GPU at once, two a multiprocessor, or three.
 TEAMED, SMALL_TEAMED = 264, 396
 # query rows of a tile, and registers of a thread, with which three programs of four warps fit a
@@ -142,6 +144,17 @@ def plan_launch(
         wide_from=WIDE_FROM if is_wide else 0,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
+
+
+def has_less_when_short(B: int, query_len: int, heads: Heads, most_keys: int) -> bool:
+    """Whether rows with paths behind up to WIDE_FROM keys need much less than behind most_keys.
+
+    Without the launch of wide_walk.py, or without many programs that would have no split.
+    """
+    plan = plan_launch(B, query_len, heads, has_paths=True, most_keys=most_keys)
+    spared = min(plan.sharers, num_splits(most_keys)) - num_splits(WIDE_FROM)
+    is_much = plan.wide_from > 0 or spared * plan.usual_tiles * heads.G >= MANY_SPARED
+    return is_much and most_keys > WIDE_FROM
 
 
 def is_small(tile: QueryTile, heads: Heads) -> bool:

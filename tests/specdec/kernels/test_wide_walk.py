@@ -11,7 +11,12 @@ from graphs.wrapper import capture_graph
 from specdec.kernels import jit, tl
 from specdec.kernels.attention import combine, launch, launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import ALONE_WIDE_FROM, WIDE_FROM, plan_launch
+from specdec.kernels.attention.launch_plan import (
+    ALONE_WIDE_FROM,
+    WIDE_FROM,
+    has_less_when_short,
+    plan_launch,
+)
 from specdec.kernels.attention.parts import load_part
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part, num_splits
@@ -39,6 +44,20 @@ def test_large_trees_are_walked_wide():
     chain, tree = (plan_launch(2, 32, heads, has_paths=each) for each in (False, True))
     assert not chain.wide_from
     assert tree.kind != tree._replace(wide_from=0).kind  # other kernels
+
+
+def test_short_contexts_need_less_where_trees_are_large_or_alone():
+    heads = Heads(4, 8, 128, 2)
+    found = {
+        (B, rows, keys)
+        for B in (1, 2, 4)
+        for rows in (4, 16, 32)
+        for keys in (WIDE_FROM, 4096, 16384)
+        if has_less_when_short(B, rows, heads, keys)
+    }
+    alone = {(1, rows, keys) for rows in (4, 16) for keys in (4096, 16384)}
+    large = {(B, 32, keys) for B in (2, 4) for keys in (4096, 16384)}
+    assert found == alone | large | {(1, 32, 16384)}
 
 
 @jit
@@ -132,7 +151,7 @@ def walked(monkeypatch):
 
     def attend(case, rows=None):
         rows = case.tree if rows is None else rows
-        rows = replace(rows, block_table=_wider(rows.block_table))
+        rows = replace(rows, max_seq_len=max(rows.max_seq_len, ALONE_WIDE_FROM + 1))
         with monkeypatch.context() as patched:
             patched.setattr(launch_plan, "_is_wide", lambda *_: False)
             expected = case.attend(launch_paged_attention, replace(rows))
@@ -141,11 +160,6 @@ def walked(monkeypatch):
         return case.attend(launch_paged_attention, replace(rows)), expected
 
     return attend
-
-
-def _wider(table):
-    """For more keys than a single slot needs to be walked wide."""
-    return torch.nn.functional.pad(table, (0, ALONE_WIDE_FROM // 64 + 2))
 
 
 @pytest.mark.gpu
@@ -212,7 +226,7 @@ def test_padding_is_a_number_whatever_the_workspace_held(walked):
     )
     positions = case.tree.positions.clone()
     positions[20:32] = 0
-    size = 64 * 16 * num_splits(8192) * 130 + 4096
+    size = 64 * 16 * num_splits(ALONE_WIDE_FROM + 1) * 130 + 4096
     workspace = torch.full((size,), torch.nan, device="cuda")
     found, expected = walked(case, replace(case.tree, positions=positions, workspace=workspace))
     assert found.isfinite().all()

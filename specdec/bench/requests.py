@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 
+from graphs.frozen_heap import frozen_heap
 from specdec.bench.bench import Bench
 from specdec.bench.loop import Loop, jobs
 from specdec.bench.pair import EngineSpec, joined, turned
@@ -146,15 +147,16 @@ def waiting(bench: Bench) -> Iterator[Row]:
 
 def _gaps(loop: Loop, batch: int, long: Sequence[Job]) -> list[float]:
     """Seconds between deliveries in a loop in its window, in which a prompt comes each INTERVAL."""
-    loop.run(batch, batch)
-    del loop.gaps[:]
-    began = time.monotonic()
-    num_arrived = 0
-    while time.monotonic() - began < max(len(long), 3) * INTERVAL or len(loop.gaps) < 2:
-        if num_arrived < len(long) and time.monotonic() - began >= num_arrived * INTERVAL:
-            loop.add(long[num_arrived])
-            num_arrived += 1
-        loop.run(batch, 1)
+    with frozen_heap():  # as in the suite loop
+        loop.run(batch, batch)
+        del loop.gaps[:]
+        began = time.monotonic()
+        num_arrived = 0
+        while time.monotonic() - began < max(len(long), 3) * INTERVAL or len(loop.gaps) < 2:
+            if num_arrived < len(long) and time.monotonic() - began >= num_arrived * INTERVAL:
+                loop.add(long[num_arrived])
+                num_arrived += 1
+            loop.run(batch, 1)
     loop.end()
     return loop.gaps.tolist()
 

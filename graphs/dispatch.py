@@ -1,7 +1,7 @@
 """Which graph serves a batch: a padding map by requests for uniform batches, one by tokens for all.
 
-A uniform batch takes the graph for short sequences of as many requests, where there is one and all
-of its own are short.
+A uniform batch whose requests are all short takes the graph for short sequences of its size, if
+there is one.
 Ragged batches may have FULL graphs too: the one with the fewest tokens, then requests, that holds
 the batch. What fits no FULL graph may fit a PIECEWISE one; what fits neither runs eagerly.
 """

@@ -25,6 +25,13 @@ class CaptureSizes:
     short: tuple[int, ...] = ()
     short_seq_len: int | None = None
 
+    def __post_init__(self) -> None:
+        if not set(self.short) <= set(self.requests):
+            raise ValueError(f"short={self.short}: allowed are counts of requests={self.requests}")
+        if self.short and (self.short_seq_len or 0) < 1:
+            given = f"short={self.short}, short_seq_len={self.short_seq_len}"
+            raise ValueError(f"{given}: the most tokens of a short sequence are needed, 1 or more")
+
 
 def capture_sizes(
     max_num_reqs: int,

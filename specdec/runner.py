@@ -11,6 +11,7 @@ from torch import Tensor
 from graphs.protocol import GraphBackend
 from specdec.config import GraphConfig
 from specdec.draft import Draft
+from specdec.kernels.attention.launch import has_wide_walk
 from specdec.kernels.attention.launch_plan import most_rows_in_parts
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.workspace import workspace_size
@@ -22,7 +23,7 @@ from specdec.requests.row_start import RowStart
 from specdec.requests.sampling_flags import GREEDY, SamplingFlags
 from specdec.sampler.sampler import Sampler
 from specdec.scheduling.work import PromptPart
-from specdec.sizes import EngineSizes
+from specdec.sizes import BLOCK_SIZE, EngineSizes
 from specdec.step import Acts
 from specdec.stepping.buffers import BufferSizes, StepBuffers
 from specdec.stepping.results import PendingResult, Results, StepResult
@@ -74,7 +75,10 @@ class Runner:
         has_draft = eagle is not None
         self.heads = _heads(target, eagle, self._dtype)
         config = graph_config or GraphConfig()
-        self.graphs = GraphFamilies(config, backend, sizes, has_draft, self.heads)
+        can_walk_wide = all(
+            has_wide_walk(each, BLOCK_SIZE, self._dtype, device) for each in self.heads
+        )
+        self.graphs = GraphFamilies(config, backend, sizes, has_draft, self.heads, can_walk_wide)
         self.num_levels = 0  # of the draft, in all steps that were run
         self.num_tree_rounds = 0  # of these steps, those that verified trees
         self.calibration: Tensor | None = None  # see stepping/propose.py
@@ -114,7 +118,7 @@ class Runner:
         rows: Sequence[int] = (),
         parts: Sequence[PromptPart] = (),
         *,
-        max_num_computed: int = 0,
+        max_num_computed: int | None = None,
         flags: SamplingFlags = GREEDY,
         query_len: int | None = None,
         shared_rows: int = 0,
@@ -124,7 +128,8 @@ class Runner:
     ) -> PendingResult:
         """Launch a step: a round of the requests in these state rows, and parts of prompts.
 
-        max_num_computed: a bound on the rows' computed tokens. flags: of the requests in the rows
+        max_num_computed: a bound on the rows' computed tokens, by which graphs and the room for
+        attention's partial results are chosen; needed with rows. flags: of the requests in the rows
         and of those whose prompt ends. query_len: rows of each, 1 where no request drafts, else
         (and by default) one for each draft and one more. shared_rows: of all of them, shared out,
         where not 0. num_levels: that the draft then runs, None: K. proposes_tree: by which it then
@@ -148,7 +153,7 @@ class Runner:
         self,
         rows: Sequence[int],
         parts: Sequence[PromptPart],
-        max_num_computed: int,
+        max_num_computed: int | None,
         flags: SamplingFlags,
         query_len: int | None,
         shared_rows: int = 0,
@@ -164,6 +169,7 @@ class Runner:
         proposes_tree = tree is not None and (proposes_tree or not self.sizes.is_adaptive)
         bounds = [part.start + part.length for part in parts]
         if rows:
+            assert max_num_computed is not None, "rows without a bound on their computed tokens"
             deepest = self.sizes.path_len if is_tree else Q
             bounds.append(min(max_num_computed + deepest, self.sizes.max_model_len))
         longest = max(bounds)
@@ -215,7 +221,7 @@ class Runner:
             return self.graphs.dispatch_trees(num_verified, proposal, longest)
         if num_levels == 0 and num_rows == num_verified:
             return self.graphs.dispatch_extending(num_verified)
-        return self.graphs.dispatch_shared(num_verified, num_rows, proposal)
+        return self.graphs.dispatch_shared(num_verified, num_rows, proposal, longest)
 
     def calibrate(self, values: np.ndarray) -> None:
         """Judge drafts by these intercepts and slopes, float32 [2, K, 2], from the next step on."""

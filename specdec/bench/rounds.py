@@ -30,7 +30,7 @@ class Steady:
         self._runner.run_step(
             self._rows, max_num_computed=self._bound, flags=self._flags, query_len=query_len
         )
-        self._bound += query_len or self._runner.sizes.query_len
+        self._bound += query_len or self._runner.sizes.path_len
 
 
 @contextmanager

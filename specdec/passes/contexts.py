@@ -151,8 +151,9 @@ class PassContexts:
     def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
         """Share prepared kernels with earlier rows of as many slots, in the same buffers.
 
-        They were told the sizes below, of max_seq_len only how many splits there are, and that
-        their results are needed (needed.py).
+        They were told the sizes below, and that their results are needed (needed.py). Of
+        max_seq_len they know how many splits there are, and whether it is beyond some of their
+        borders (launch_plan.py).
         """
         starts, paths = rows.query_start_loc, rows.paths
         at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()

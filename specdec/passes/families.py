@@ -104,8 +104,9 @@ class DraftGraphs(DraftPair):
 class GraphFamilies:
     """backend: None runs every family eagerly.
 
-    heads: of the target's attention and the draft's, for which rounds of trees behind short
+    heads: of the target's attention and the draft's, for which rounds of trees after short
         contexts have graphs of their own where that spares programs; (): they have none
+    can_walk_wide: wide_walk.py can run for these heads
     """
 
     def __init__(
@@ -115,9 +116,11 @@ class GraphFamilies:
         sizes: EngineSizes,
         has_draft: bool,
         heads: Sequence[Heads] = (),
+        can_walk_wide: bool = False,
     ) -> None:
         self._config = config
-        self._heads = heads
+        self._target_heads, self._draft_heads = heads[:1], heads[1:]
+        self._can_walk_wide = can_walk_wide
         self._backend = backend
         self._sizes = sizes
         self.query_len = Q = sizes.query_len
@@ -148,7 +151,7 @@ class GraphFamilies:
     ) -> Passes:
         """The graphs of a step with prompts.
 
-        max_seq_len: a bound on the tokens of its requests, as below
+        max_seq_len: a bound on the tokens of each request; None: any number
         num_proposing: requests for which the draft proposes: all that run, or begin to
         num_dropped: rows beside the paths of trees, which the draft's prefill does not see
         """
@@ -161,11 +164,13 @@ class GraphFamilies:
         decode = self._dispatch_levels(self.draft.of(proposal), num_reqs, max_seq_len)
         return Passes(target=target, draft_prefill=prefill, draft_decode=decode)
 
-    def dispatch_shared(self, num_reqs: int, num_rows: int, proposal: Proposal) -> Passes:
+    def dispatch_shared(
+        self, num_reqs: int, num_rows: int, proposal: Proposal, max_seq_len: int | None = None
+    ) -> Passes:
         """The graphs of a round whose rows are shared out."""
         assert self.draft is not None, "rows are shared out among drafts"
         target = self.target.decode.dispatch(num_reqs, num_rows, None, takes_shapes=True)
-        return self._drafting(target, num_reqs, num_rows, None, proposal)
+        return self._drafting(target, num_reqs, num_rows, None, proposal, max_seq_len)
 
     def dispatch_trees(
         self, num_reqs: int, proposal: Proposal, max_seq_len: int | None = None
@@ -233,7 +238,7 @@ class GraphFamilies:
     def _dispatch_levels(
         self, draft: DraftPair, num_reqs: int, max_seq_len: int | None
     ) -> Dispatch:
-        """max_seq_len: before them"""
+        """max_seq_len: before the levels, which add up to K tokens"""
         if max_seq_len is not None:
             max_seq_len += self._sizes.num_speculative_tokens
         return draft.decode.dispatch(num_reqs, num_reqs, 1, max_seq_len=max_seq_len)
@@ -273,22 +278,29 @@ class GraphFamilies:
         sizes = capture_sizes(max_reqs, max_tokens, requests, config.token_sizes)
         if self._sizes.is_adaptive and query_len > 1:
             sizes = replace(sizes, requests=(), shapes=self.shapes)
-        elif self._sizes.has_trees_alone and name.endswith("decode"):
-            sizes = self._with_short(sizes, name, query_len)
+        elif self._sizes.has_trees_alone and name in ("target_decode", "draft_decode"):
+            is_target = name == "target_decode"
+            sizes = self._nodes(sizes, query_len) if is_target else self._levels(sizes)
         return self._manager(name, sizes, _mode_of(config, name), query_len)
 
-    def _with_short(self, sizes: CaptureSizes, name: str, query_len: int) -> CaptureSizes:
-        """With graphs for short contexts, of a family whose rows have paths."""
-        tree = self._sizes.tree
-        assert tree is not None, "sizes of chains"
-        is_target = name.startswith("target")
-        heads = self._heads[:1] if is_target else self._heads[1:]
-        rows = query_len if is_target else tree.top_k
-        most = self._sizes.max_model_len
+    def _nodes(self, sizes: CaptureSizes, num_rows: int) -> CaptureSizes:
+        """Of rounds of trees of so many rows, with graphs for short contexts."""
+        return self._with_short(sizes, num_rows, self._target_heads)
+
+    def _levels(self, sizes: CaptureSizes) -> CaptureSizes:
+        """Of the draft's levels of trees, with graphs for short contexts."""
+        assert self._sizes.tree is not None, "sizes of chains"
+        return self._with_short(sizes, self._sizes.tree.top_k, self._draft_heads)
+
+    def _with_short(
+        self, sizes: CaptureSizes, num_rows: int, heads: Sequence[Heads]
+    ) -> CaptureSizes:
+        """num_rows: of each request, which have paths. heads: one, or none"""
+        most, wide = self._sizes.max_model_len, self._can_walk_wide
         short = tuple(
             n
             for n in sizes.requests
-            if any(has_less_when_short(n, rows, each, most) for each in heads)
+            if any(has_less_when_short(n, num_rows, each, most, wide) for each in heads)
         )
         return replace(sizes, short=short, short_seq_len=launch_plan.WIDE_FROM)
 
@@ -327,7 +339,7 @@ class GraphFamilies:
         for Q, requests in alike.items():
             name = "target_tree" if tree.num_rows == Q else f"target_tree_of_{Q}_rows"
             sizes = CaptureSizes(requests=tuple(requests), tokens=())
-            found[Q] = self._manager(name, self._with_short(sizes, name, Q), mode, Q)
+            found[Q] = self._manager(name, self._nodes(sizes, Q), mode, Q)
         return found
 
     def _draft_trees(self) -> tuple[DraftPair, DraftPair]:
@@ -337,8 +349,7 @@ class GraphFamilies:
         found = {(n, n * Q) for n in self.tree_sizes for Q in (tree.of(n).path_len, self.path_len)}
         shapes = sorted(found, key=lambda shape: (shape[1], shape[0]))
         after_rows = CaptureSizes(requests=(), tokens=(), shapes=tuple(shapes))
-        levels = CaptureSizes(requests=self.tree_sizes, tokens=())
-        levels = self._with_short(levels, "draft_tree_decode", 1)
+        levels = self._levels(CaptureSizes(requests=self.tree_sizes, tokens=()))
         mode = _full_or_none(self._config.modes["draft_prefill"])
         of_decode = _mode_of(self._config, "draft_decode")
         prefill = self._manager("draft_tree_prefill", after_rows, mode, self.path_len)

@@ -246,7 +246,7 @@ def tree_round(
     assert sizes.tree is not None, "sizes of chains"
     shape = sizes.tree.of(num_reqs)
     rows, Q, L = [-1] * num_reqs, shape.num_rows, shape.num_levels
-    most = _most_computed(sizes, shape.path_len, longest)
+    most = _most_computed(sizes, longest)
     return runner.step_of(rows, parts, most, flags, Q, 0, L, proposes_tree=True)
 
 
@@ -358,11 +358,11 @@ def padding_parts(
     ]
 
 
-def _most_computed(sizes: EngineSizes, query_len: int, longest: int | None) -> int:
-    """Tokens before a round that has `longest` with the draft's levels after it."""
+def _most_computed(sizes: EngineSizes, longest: int | None) -> int:
+    """Tokens before a round of trees that has `longest` with the draft's levels after it."""
     if longest is None:
         return sizes.max_model_len
-    return max(longest - query_len - sizes.num_speculative_tokens, 0)
+    return max(longest - sizes.path_len - sizes.num_speculative_tokens, 0)
 
 
 def round_of(
@@ -375,5 +375,5 @@ def round_of(
     """A round of requests without state rows. longest: tokens of one; None: as many as may be."""
     sizes = runner.sizes
     count = max(min(num_reqs, sizes.max_num_seqs), 1)
-    most = _most_computed(sizes, query_len, longest)
+    most = _most_computed(sizes, longest)
     return runner.step_of([-1] * count, (), most, flags, query_len)

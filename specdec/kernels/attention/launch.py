@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from specdec.kernels import is_hopper, launch_options, pick
@@ -34,6 +35,11 @@ def launch_paged_attention(q_THC: Tensor, out_THC: Tensor, cache: Tensor, rows: 
     tensors = out_THC, q_THC, *cache.unbind()
     for each in rows.launches:
         each(*tensors)
+
+
+def has_wide_walk(heads: Heads, block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether wide_walk.py can run for these heads."""
+    return is_hopper(device) and is_fit(heads.group, block_size, heads.C, dtype)
 
 
 def _launches(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[..., None]]:
@@ -85,7 +91,7 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
     if plan.wide_from:
         # slots of different lengths, and launches that may turn out not to be needed, are walk.py's
         is_usual = rows.query_start_loc is None and need()["needed_ptr"] is None
-        if not (is_usual and is_hopper(q_THC.device) and is_fit(heads.group, S, C, q_THC.dtype)):
+        if not (is_usual and has_wide_walk(heads, S, q_THC.dtype, q_THC.device)):
             plan = plan._replace(wide_from=0, slots=1)
     parts = room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with

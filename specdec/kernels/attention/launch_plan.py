@@ -39,9 +39,9 @@ FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
-# and paths begin at this key or after it. A single tree is walked so only in engines for more than
+# and paths begin at this key or after it. A single tree is walked so only in passes for more than
 # ALONE_WIDE_FROM keys: it gains little after fewer, and where the launch has nothing to do it costs
-# 2 us. Measured on an H200.
+# 3 us. Measured on an H200. Both are borders of splits.
 WIDE_FROM, ALONE_WIDE_FROM = 3072, 8192
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
@@ -146,14 +146,18 @@ def plan_launch(
     )
 
 
-def has_less_when_short(B: int, query_len: int, heads: Heads, most_keys: int) -> bool:
-    """Whether rows with paths behind up to WIDE_FROM keys need much less than behind most_keys.
+def has_less_when_short(
+    B: int, query_len: int, heads: Heads, most_keys: int, can_walk_wide: bool
+) -> bool:
+    """Whether rows with paths need much less after up to WIDE_FROM keys than after most_keys.
 
-    Without the launch of wide_walk.py, or without many programs that would have no split.
+    Without the launch of wide_walk.py, if it can run, or without many programs that would have no
+    split.
     """
     plan = plan_launch(B, query_len, heads, has_paths=True, most_keys=most_keys)
     spared = min(plan.sharers, num_splits(most_keys)) - num_splits(WIDE_FROM)
-    is_much = plan.wide_from > 0 or spared * plan.usual_tiles * heads.G >= MANY_SPARED
+    is_wide = can_walk_wide and plan.wide_from > 0
+    is_much = is_wide or spared * plan.usual_tiles * heads.G >= MANY_SPARED
     return is_much and most_keys > WIDE_FROM
 
 

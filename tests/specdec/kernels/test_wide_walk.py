@@ -48,16 +48,26 @@ def test_large_trees_are_walked_wide():
 
 def test_short_contexts_need_less_where_trees_are_large_or_alone():
     heads = Heads(4, 8, 128, 2)
-    found = {
-        (B, rows, keys)
-        for B in (1, 2, 4)
-        for rows in (4, 16, 32)
-        for keys in (WIDE_FROM, 4096, 16384)
-        if has_less_when_short(B, rows, heads, keys)
+    alone, both = (
+        {
+            (B, rows, keys)
+            for B in (1, 2, 4)
+            for rows in (4, 16, 32)
+            for keys in (WIDE_FROM, 4096, 16384)
+            if has_less_when_short(B, rows, heads, keys, can_walk_wide)
+        }
+        for can_walk_wide in (False, True)
+    )
+    assert alone == {(1, rows, keys) for rows in (4, 16) for keys in (4096, 16384)}
+    assert both == alone | {(B, 32, keys) for B in (2, 4) for keys in (4096, 16384)} | {
+        (1, 32, 16384)
     }
-    alone = {(1, rows, keys) for rows in (4, 16) for keys in (4096, 16384)}
-    large = {(B, 32, keys) for B in (2, 4) for keys in (4096, 16384)}
-    assert found == alone | large | {(1, 32, 16384)}
+
+
+def test_lengths_with_other_kernels_have_other_numbers_of_splits():
+    """By which prepared kernels are kept."""
+    for border in (WIDE_FROM, ALONE_WIDE_FROM, launch_plan.ALONE_KEYS):
+        assert num_splits(border) < num_splits(border + 1)
 
 
 @jit

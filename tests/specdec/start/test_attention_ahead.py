@@ -11,8 +11,14 @@ from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.repeated import Repeated
-from specdec.sizes import EngineSizes
-from specdec.start.compile_ahead import ATTENTION_ROWS, attention_cuts, shared_cuts
+from specdec.sizes import EngineSizes, TreeShape
+from specdec.start.compile_ahead import (
+    ATTENTION_ROWS,
+    _most_computed,
+    attention_cuts,
+    context_bounds,
+    shared_cuts,
+)
 
 ALONE_KEYS = 4096
 BUDGET = 8192  # max_num_batched_tokens
@@ -86,6 +92,47 @@ def test_attention_is_compiled_ahead_for_every_share_of_rows(group, G, max_num_s
         assert {kind(count, rows) for rows in {count, *range(most, count, -7)}} <= ahead, count
 
 
+@pytest.mark.parametrize("num_nodes, top_k", [(15, 4), (31, 4), (31, 8)])
+@pytest.mark.parametrize("group, max_model_len", [(4, 3000), (4, 8000), (4, 17568), (16, 17568)])
+def test_attention_to_trees_is_compiled_ahead_for_every_context(
+    group, max_model_len, num_nodes, top_k
+):
+    """A step that runs op by op is told how long its contexts may be; a graph is for some."""
+    tree = TreeShape(num_levels=5, top_k=top_k, num_nodes=num_nodes)
+    sizes = EngineSizes(
+        max_model_len=max_model_len,
+        max_num_seqs=24,
+        max_num_batched_tokens=8192,
+        num_kv_blocks=1000,
+        num_speculative_tokens=5,
+        tree=tree,
+    )
+    heads = Heads(group, 8, 128, 2)
+
+    def kinds(count: int, longest: int) -> set[object]:
+        of_rows = {(rows, longest + later) for rows, later in ((num_nodes + 1, 0), (top_k, 5))}
+        return {
+            plan_launch(count, rows, heads, has_paths=True, most_keys=min(keys, max_model_len)).kind
+            for rows, keys in of_rows
+        }
+
+    runner = SimpleNamespace(sizes=sizes, heads=(heads,))
+    cuts = attention_cuts(runner, {1, num_nodes + 1}, sizes.max_num_rows, tree)
+    ahead = set()
+    for query_len, count in cuts:
+        if query_len > 1:
+            for bound in context_bounds(runner, count, query_len):
+                ahead |= kinds(count, _most_computed(sizes, bound) + sizes.path_len)
+    needed = {
+        kind
+        for count in range(1, 25)
+        for longest in (70, 3066, 3072, 3073, 5000, 8187, 8192, 8193, 17568)
+        if longest <= max_model_len
+        for kind in kinds(count, longest)
+    }
+    assert needed <= ahead
+
+
 @pytest.mark.parametrize("has_wgmma", [False, True])
 @pytest.mark.parametrize("has_paths", [False, True])
 @pytest.mark.parametrize("group, G, C", [(4, 8, 128), (2, 2, 64), (1, 1, 32)])
@@ -104,7 +151,9 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
     monkeypatch.setattr(Repeated, "__init__", spy)
     heads = Heads(group, G, C, 2)
     cache = torch.zeros(2, 2, G, 64, C, dtype=torch.bfloat16)
-    for B, Q in product((1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16, 20)):
+    lengths = (3000, 200 * 64) if has_paths else (200 * 64,)
+    counts, all_rows = (1, 2, 3, 5, 8, 9, 16, 17, 33, 64), (1, 2, 4, 6, 8, 16, 20)
+    for B, Q, longest in product(counts, all_rows, lengths):
         taken = []
         table = torch.zeros(B + 1, 200, dtype=torch.int64)
         paths = Paths(slots=torch.zeros(B * Q, 4, dtype=torch.int64), starts=table[:B, 0])
@@ -113,12 +162,12 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
             idx_mapping=torch.arange(B),
             positions=torch.zeros(B * Q, dtype=torch.int64),
             max_query_len=Q,
-            max_seq_len=200 * 64,
+            max_seq_len=longest,
             paths=paths if has_paths else None,
         )
         launch._prepare(torch.zeros(B * Q, group * G, C, dtype=torch.bfloat16), cache, rows)
-        kind = plan_launch(B, Q, heads, has_paths=has_paths, most_keys=200 * 64).kind
-        assert compiled.setdefault(kind, taken) == taken, (B, Q)
+        kind = plan_launch(B, Q, heads, has_paths=has_paths, most_keys=longest).kind
+        assert compiled.setdefault(kind, taken) == taken, (B, Q, longest)
     assert len(compiled) > 1
     has_wide = any("wide" in kernels for kernels in compiled.values())
     assert has_wide == (has_paths and has_wgmma and (group, C) == (4, 128))

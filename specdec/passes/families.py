@@ -14,6 +14,7 @@ Where rows are shared out (EngineSizes.is_adaptive), target.decode and draft.pre
 requests and rows, and draft.decode is one level, replayed for each. Where drafts are trees in some
 steps (EngineSizes.has_both), draft_tree.prefill and draft_tree.decode propose them; the rows that
 they come after may be of either kind, so that the draft's prefill takes them by requests and rows.
+Some numbers of trees have graphs for short contexts, too. captured.py says which sizes there are.
 
 The target's graphs end at the hidden states; its tokens are chosen after them. The draft chooses
 inside its own, so steps with a sampled request have others, which draw with noise.
@@ -32,18 +33,16 @@ from graphs.modes import BatchDescriptor, CUDAGraphMode
 from graphs.protocol import GraphBackend
 from graphs.sizes import CaptureSizes, capture_sizes
 from specdec.config import GraphConfig
-from specdec.kernels.attention import launch_plan
-from specdec.kernels.attention.launch_plan import has_less_when_short
 from specdec.kernels.attention.query_tiles import Heads
-from specdec.kernels.tile_shapes import ROW_CLASSES
+from specdec.passes.captured import (
+    plain_sizes,
+    request_sizes,
+    shared_shapes,
+    tree_sizes,
+    with_short,
+)
 from specdec.sizes import EngineSizes
 from specdec.stepping.step_sizes import BEST_CHAINS, Passes, Proposal
-
-# Request counts of target.plain: up to 64 rows take as long as the weights are read, so few serve;
-# beyond, those up to each multiple of 32 share tiles.
-PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-FEW_DRAFTS = 3  # a round of few requests has a graph for these, beside one for all
-PADDED_ROWS = (32, 128)  # between these, padding to the next tiles takes up to 2 % of a round
 
 Captures = Sequence[tuple[CudaGraphManager, MakeForward]]  # what is captured, and how it is made
 
@@ -128,7 +127,7 @@ class GraphFamilies:
         self.managers: list[CudaGraphManager] = []  # in the order of capture
         self._shared_memory: dict[str, str] = {}  # families, and those whose memory they use
         # requests of rounds of trees, where others are of chains
-        self.tree_sizes = _tree_sizes(sizes, config.request_sizes)
+        self.tree_sizes = tree_sizes(sizes, config.request_sizes)
         # of rounds whose rows are shared out: (requests, rows), by rows
         self.shapes = shared_shapes(sizes, config.request_sizes)
         most = sizes.max_num_rows
@@ -273,7 +272,7 @@ class GraphFamilies:
         max_reqs = self._sizes.max_num_seqs
         if config.token_sizes is None:
             max_tokens = min(max_tokens, max(config.max_tokens, self._sizes.max_verify_rows))
-        requests = config.request_sizes or _request_sizes(max_reqs, query_len)
+        requests = config.request_sizes or request_sizes(max_reqs, query_len)
         requests = [*requests, *self.tree_sizes]  # no graph is wider than a step of trees may be
         sizes = capture_sizes(max_reqs, max_tokens, requests, config.token_sizes)
         if self._sizes.is_adaptive and query_len > 1:
@@ -295,21 +294,16 @@ class GraphFamilies:
     def _with_short(
         self, sizes: CaptureSizes, num_rows: int, heads: Sequence[Heads]
     ) -> CaptureSizes:
-        """num_rows: of each request, which have paths. heads: one, or none"""
-        most, wide = self._sizes.max_model_len, self._can_walk_wide
-        short = tuple(
-            n
-            for n in sizes.requests
-            if any(has_less_when_short(n, num_rows, each, most, wide) for each in heads)
-        )
-        return replace(sizes, short=short, short_seq_len=launch_plan.WIDE_FROM)
+        """heads: one, or none"""
+        for each in heads:
+            most = self._sizes.max_model_len
+            sizes = with_short(sizes, num_rows, each, most, self._can_walk_wide)
+        return sizes
 
     def _plain(self) -> CudaGraphManager:
         requests = self._config.request_sizes
         most = self._sizes.max_num_seqs
-        if requests is None:
-            requests = (*(n for n in PLAIN_SIZES if n < most), *range(96, most, 32), most)
-        sizes = capture_sizes(most, most, requests, ())
+        sizes = capture_sizes(most, most, plain_sizes(most) if requests is None else requests, ())
         return self._manager("target_plain", sizes, _mode_of(self._config, "target_decode"), 1)
 
     def _draft(self) -> DraftGraphs:
@@ -398,55 +392,6 @@ class GraphFamilies:
         finally:
             for manager in self.managers:
                 manager.set_cudagraph_capturing_enabled(False)
-
-
-def _request_sizes(max_reqs: int, query_len: int) -> list[int]:
-    """Each of the first 8, then every 8th, and the most whose rows share tiles: up to there padding
-    costs next to nothing, and one row more would compute half as many again. From 64 on every 32nd
-    is enough where a request has one row.
-    """
-    most = (rows // query_len for rows in ROW_CLASSES)
-    eighths = [n for n in range(8, max_reqs, 8) if query_len > 1 or n <= 64 or n % 32 == 0]
-    sizes = {*range(1, 9), *eighths, *most, max_reqs}
-    return sorted(n for n in sizes if 0 < n <= max_reqs)
-
-
-def _tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int, ...]:
-    """Requests of rounds of trees, where others are of chains. requests: None: powers of two."""
-    if not sizes.has_both or sizes.tree is None:
-        return ()
-    most = sizes.max_tree_requests
-    if requests is None:
-        requests = [1 << i for i in range(most.bit_length())]
-    # padding takes the shape of the requests beside it
-    ends = (first - 1 for first in sizes.tree.first_requests)
-    return tuple(sorted({*(n for n in (*requests, *ends) if 0 < n < most), most}))
-
-
-def shared_shapes(
-    sizes: EngineSizes, requests: Sequence[int] | None = None
-) -> tuple[tuple[int, int], ...]:
-    """(requests, rows) of rounds whose rows are shared out, by rows: few, as slots without a row
-    cost next to nothing, and up to the most rows that share tiles padding does not either.
-
-    requests: None: powers of two; the most requests are always among them
-    """
-    most = sizes.max_num_seqs
-    Q = sizes.query_len
-    if not sizes.is_adaptive:
-        return ()
-    if requests is None:
-        requests = [1 << i for i in range(most.bit_length()) if 1 << i < most]
-    found = set()
-    counts = {*requests, *_tree_sizes(sizes, requests), most}
-    for fewer, B in itertools.pairwise([0, *sorted(counts)]):
-        all_rows = min(B * Q, sizes.max_verify_rows)
-        few = min(B * (FEW_DRAFTS + 1), all_rows)
-        rows = {B, few, all_rows, *(c for c in ROW_CLASSES if fewer < c < all_rows)}
-        every_level = (B * n for n in range(2, Q))  # of so many levels all drafts fit
-        rows |= {n for n in every_level if PADDED_ROWS[0] < n < min(PADDED_ROWS[1], all_rows)}
-        found |= {(B, n) for n in rows}
-    return tuple(sorted(found, key=lambda shape: (shape[1], shape[0])))
 
 
 def _mode_of(config: GraphConfig, family: str) -> CUDAGraphMode:

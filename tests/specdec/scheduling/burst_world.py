@@ -15,7 +15,7 @@ import numpy as np
 from specdec.bench.loop import PROMPT_LENGTHS
 from specdec.bench.requests import NUM_REQUESTS, draw_jobs
 from specdec.config import MAX_PROMPT_SLOWDOWN
-from specdec.passes.families import shared_shapes
+from specdec.passes.captured import shared_shapes
 from specdec.requests.finish import FinishRules
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request

@@ -16,7 +16,7 @@ from specdec import LLM
 from specdec.kernels.attention import launch_plan
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.tile_shapes import row_class
-from specdec.passes.families import shared_shapes
+from specdec.passes.captured import shared_shapes
 from specdec.requests.sampling_flags import GREEDY
 from specdec.scheduling.work import PromptPart
 from specdec.sizes import EngineSizes

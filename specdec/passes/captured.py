@@ -1,0 +1,84 @@
+"""Which batches of each family of graphs are captured: numbers of requests, and rows."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from graphs.sizes import CaptureSizes
+from specdec.kernels.attention import launch_plan
+from specdec.kernels.attention.launch_plan import has_less_when_short
+from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.tile_shapes import ROW_CLASSES
+from specdec.sizes import EngineSizes
+
+# Request counts of plain rounds: up to 64 rows take as long as the weights are read, so few serve;
+# beyond, those up to each multiple of 32 share tiles.
+PLAIN_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+FEW_DRAFTS = 3  # a round of few requests has a graph for these, beside one for all
+PADDED_ROWS = (32, 128)  # between these, padding to the next tiles takes up to 2 % of a round
+
+
+def request_sizes(max_reqs: int, query_len: int) -> list[int]:
+    """Each of the first 8, then every 8th, and the most whose rows share tiles: up to there padding
+    costs next to nothing, and one row more would compute half as many again. From 64 on every 32nd
+    is enough where a request has one row.
+    """
+    most = (rows // query_len for rows in ROW_CLASSES)
+    eighths = [n for n in range(8, max_reqs, 8) if query_len > 1 or n <= 64 or n % 32 == 0]
+    sizes = {*range(1, 9), *eighths, *most, max_reqs}
+    return sorted(n for n in sizes if 0 < n <= max_reqs)
+
+
+def tree_sizes(sizes: EngineSizes, requests: Sequence[int] | None) -> tuple[int, ...]:
+    """Requests of rounds of trees, where others are of chains. requests: None: powers of two."""
+    if not sizes.has_both or sizes.tree is None:
+        return ()
+    most = sizes.max_tree_requests
+    if requests is None:
+        requests = [1 << i for i in range(most.bit_length())]
+    # padding takes the shape of the requests beside it
+    ends = (first - 1 for first in sizes.tree.first_requests)
+    return tuple(sorted({*(n for n in (*requests, *ends) if 0 < n < most), most}))
+
+
+def shared_shapes(
+    sizes: EngineSizes, requests: Sequence[int] | None = None
+) -> tuple[tuple[int, int], ...]:
+    """(requests, rows) of rounds whose rows are shared out, by rows: few, as slots without a row
+    cost next to nothing, and up to the most rows that share tiles padding does not either.
+
+    requests: None: powers of two; the most requests are always among them
+    """
+    most = sizes.max_num_seqs
+    Q = sizes.query_len
+    if not sizes.is_adaptive:
+        return ()
+    if requests is None:
+        requests = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+    found = set()
+    counts = {*requests, *tree_sizes(sizes, requests), most}
+    for fewer, B in itertools.pairwise([0, *sorted(counts)]):
+        all_rows = min(B * Q, sizes.max_verify_rows)
+        few = min(B * (FEW_DRAFTS + 1), all_rows)
+        rows = {B, few, all_rows, *(c for c in ROW_CLASSES if fewer < c < all_rows)}
+        every_level = (B * n for n in range(2, Q))  # of so many levels all drafts fit
+        rows |= {n for n in every_level if PADDED_ROWS[0] < n < min(PADDED_ROWS[1], all_rows)}
+        found |= {(B, n) for n in rows}
+    return tuple(sorted(found, key=lambda shape: (shape[1], shape[0])))
+
+
+def plain_sizes(max_reqs: int) -> list[int]:
+    """Requests of rounds of one row each."""
+    return [*(n for n in PLAIN_SIZES if n < max_reqs), *range(96, max_reqs, 32), max_reqs]
+
+
+def with_short(
+    sizes: CaptureSizes, num_rows: int, heads: Heads, max_model_len: int, can_walk_wide: bool
+) -> CaptureSizes:
+    """With graphs for short contexts, of requests with so many rows, which have paths."""
+    short = tuple(
+        n
+        for n in sizes.requests
+        if has_less_when_short(n, num_rows, heads, max_model_len, can_walk_wide)
+    )
+    return replace(sizes, short=short, short_seq_len=launch_plan.WIDE_FROM)

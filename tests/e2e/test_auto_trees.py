@@ -256,7 +256,7 @@ def test_trees_after_short_contexts_have_graphs_of_their_own(
 ):
     """Tests on GPUs check what is launched; this one, which graph serves which step."""
     captured, served = short_graphs
-    base = {"max_tokens": 36, "ignore_eos": True}
+    base = {"max_tokens": 20, "ignore_eos": True}
     params = [SamplingParams(temperature=T, seed=3, **base) for T in (0.0, 0.0, 0.8)]
     found, most = [], 1 if has_both else 2
     sizes = {"max_num_seqs": most, "max_num_batched_tokens": 50, "max_model_len": 320}
@@ -270,7 +270,7 @@ def test_trees_after_short_contexts_have_graphs_of_their_own(
             monkeypatch.setattr(load, "_backend", lambda *_, backend=backend: backend)
             draft = {"model": "demo", "adaptive": False, "top_k": 3, "num_draft_tokens": 9}
             llm = LLM("demo", draft | {"num_speculative_tokens": 4}, device="cpu", **sizes)
-        batch = [prompts[0], prompts[2], prompts[1]]  # of 49, 49 and 25 tokens
+        batch = [prompts[0], prompts[2], prompts[3]]  # of 49 tokens each
         outputs = llm.generate(batch, params, use_tqdm=False)
         found.append([(each.outputs[0].token_ids, each.stats.rounds) for each in outputs])
     assert found[0] == found[1]

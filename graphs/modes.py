@@ -41,4 +41,4 @@ class BatchDescriptor:
     num_reqs: int | None = None
     query_len: int | None = None
     has_lora: bool = False  # some request of the batch has a LoRA adapter
-    max_seq_len: int | None = None  # of the longest sequence that the graph, or the batch, has
+    max_seq_len: int | None = None  # a bound on the tokens of each request

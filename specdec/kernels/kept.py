@@ -1,8 +1,9 @@
 """Results that later kernels read: they are to stay in the L2 cache until then.
 
 The weights of a pass stream through that cache and push out what was written just before, to memory
-and back again. What is stored here is the last to go; the next layer writes over most of it. So do
-products, but those of persistent/, norms, rotated queries, and attention where programs share it.
+and back again. What is stored here is the last to go; the next layer writes over most of it. These
+stores are for the results of norms, of products (not those of persistent/), of rotated queries, and
+of attention whose programs share splits.
 """
 
 from specdec.kernels import jit, tl

@@ -145,15 +145,15 @@ class PassContexts:
         return self.draft_rows(desc.num_tokens, self._longest(desc), how, of_trees)
 
     def _longest(self, desc: BatchDescriptor) -> int:
-        """Tokens of a request, of those that a graph serves."""
+        """The most tokens of a request that a graph serves."""
         return desc.max_seq_len or self.max_model_len
 
     def _with_kept_launches(self, rows: QueryRows) -> QueryRows:
         """Share prepared kernels with earlier rows of as many slots, in the same buffers.
 
         They were told the sizes below, and that their results are needed (needed.py). Of
-        max_seq_len they know how many splits there are, and whether it is beyond some of their
-        borders (launch_plan.py).
+        max_seq_len the number of splits says enough: the lengths at which other kernels run are
+        borders of splits (launch_plan.py).
         """
         starts, paths = rows.query_start_loc, rows.paths
         at = rows.idx_mapping.data_ptr(), rows.positions.data_ptr()

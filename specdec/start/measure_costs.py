@@ -260,7 +260,7 @@ def _trees(runner: Runner) -> list[tuple[int, Timed]]:
     ends = {sizes[0], sizes[-1]} if sizes else set()
     if runner.threshold is None and tree is not None:
         ends |= {n for n, more in itertools.pairwise(sizes) if tree.of(n) != tree.of(more)}
-    short = launch_plan.WIDE_FROM  # contexts begin, as for all rounds here
+    short = launch_plan.WIDE_FROM  # rounds are measured at the beginning of their contexts
     return [(n, Timed(runner, tree_round(runner, n, longest=short))) for n in sorted(ends)]
 
 

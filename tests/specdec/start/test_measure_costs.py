@@ -162,6 +162,7 @@ def test_costs_of_steps_are_told_apart_by_rows_and_levels(measured, count, most_
     assert dict(costs.mixed) == pytest.approx({n: mixed_ms(n) for n, _ in costs.mixed})
     assert {128, 256, 320, 384, 512} <= {n for n, _ in costs.mixed}
     assert {384, 512} == {n for n, _ in costs.mixed if 320 < n <= 512}  # 448 as 512
+    assert costs.mixed_ms(448) == costs.mixed_ms(512)
     assert dict(costs.level) == pytest.approx({n: level_ms(n) for n, _ in costs.level})
     assert dict(costs.plain) == pytest.approx({n: round_ms(n) - 0.25 for n, _ in costs.plain})
     assert costs.plain[-1][0] == costs.level[-1][0] == count

@@ -129,58 +129,27 @@ def attend_paths(
         # two partial results, in order, or behind all before, which are one
         is_stored = inside & has_keys if IS_SPLIT else inside
         first_part = (t * H + head).to(tl.int64) * NS + (split if IS_SPLIT else 1 + is_next)
-        parts = acc_ptr, stats_ptr, first_part, is_stored
-        # Behind up to 1,024 keys a split has one tile. It has code of its own, which takes fewer
-        # registers than `_attend_tiles`.
-        are_numbers = False
-        if end <= begin + S:
-            peak, total, acc = no_keys(ROWS, C)
+        peak, total, acc = no_keys(ROWS, C)
+        # All nodes at once; if not all results are numbers, one node after another, since values of
+        # one may have reached others, though with a weight of 0. In one loop, because code that has
+        # not run for some microseconds must be fetched.
+        only, turns, start = -1, 0, begin
+        while only < turns:
             k, v = _load_path_keys(keys, slot, g, G, S, C)
             is_seen = _is_seen(slot, node, width, SHARED)
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
-            store_part(parts, 0, peak, total, acc, C)
-            # if not, values of one node may have reached others, though with a weight of 0
-            are_numbers = _are_numbers(acc)
-        if not are_numbers:
-            _attend_tiles(q, node, rows, begin, end, keys, parts, scale, g, G, S, C, SHARED)
+            start += S
+            if start >= end:
+                is_turn = is_stored & ((only < 0) | (node == only))
+                store_part((acc_ptr, stats_ptr, first_part, is_turn), 0, peak, total, acc, C)
+                if only < 0:
+                    turns = tl.where(_are_numbers(acc), 0, nodes)
+                only += 1
+                start = begin
+                peak, total, acc = no_keys(ROWS, C)
+            if only < turns:
+                slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
     end_beside(PDL)
-
-
-@jit
-def _attend_tiles(
-    q,
-    node,
-    rows,
-    begin,
-    end,
-    keys,
-    parts,
-    scale,
-    g,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    C: tl.constexpr,
-    SHARED: tl.constexpr,
-):
-    """Leave the result of a split's keys: of all nodes at once; if not all are numbers, one by one.
-
-    begin, end: the split's first key, and the one after its last that a row has
-    """
-    acc_ptr, stats_ptr, first_part, inside = parts
-    _, _, width, _, _, _, _ = rows
-    only, turns = -1, 0
-    while only < turns:
-        is_stored = inside & ((only < 0) | (node == only))
-        peak, total, acc = no_keys(q.shape[0], C)
-        for start in range(begin, end, S):
-            slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
-            k, v = _load_path_keys(keys, slot, g, G, S, C)
-            is_seen = _is_seen(slot, node, width, SHARED)
-            peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
-        store_part((acc_ptr, stats_ptr, first_part, is_stored), 0, peak, total, acc, C)
-        if only < 0:
-            turns = tl.where(_are_numbers(acc), 0, S // width)
-        only += 1
 
 
 @jit

@@ -63,14 +63,17 @@ def attend_split(
     q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
     values, and the request's blocks [M]. block: of the split's first key, where the next one is
     looked up a tile ahead; None: each with its tile, for loops of more stages. position: [rows], -1
-    = no row; between first and last. SKIP: no masks where first sees a whole tile.
+    = no row; between first and last; None: all rows see the whole split. SKIP: no masks where first
+    sees a whole tile.
     """
     peak, total, acc = no_keys(q.shape[0], C)
     s = tl.arange(0, S)
     start = split_start(split)
     end = tl.minimum(split_start(split + 1), last + 1)
-    if SKIP:
-        edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
+    if SKIP or position is None:
+        edge = end
+        if position is not None:
+            edge = tl.maximum(start, tl.minimum(end, (first + 1) // S * S))
         for at in range(start, edge, S):
             own = block_at(keys, at, last, S) if block is None else block
             k, v = load_keys(keys, own, at, last, g, G, S, C, False)
@@ -78,13 +81,14 @@ def attend_split(
                 block = block_at(keys, at + S, last, S)
             peak, total, acc = attend_tile(q, k, v, None, scale, peak, total, acc)
         start = edge
-    for at in range(start, end, S):
-        own = block_at(keys, at, last, S) if block is None else block
-        k, v = load_keys(keys, own, at, last, g, G, S, C, True)
-        if block is not None:
-            block = block_at(keys, at + S, last, S)
-        is_seen = (at + s)[None, :] <= position[:, None]
-        peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+    if position is not None:
+        for at in range(start, end, S):
+            own = block_at(keys, at, last, S) if block is None else block
+            k, v = load_keys(keys, own, at, last, g, G, S, C, True)
+            if block is not None:
+                block = block_at(keys, at + S, last, S)
+            is_seen = (at + s)[None, :] <= position[:, None]
+            peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
     return peak, total, acc
 
 
@@ -112,7 +116,9 @@ def attend_all(
         part_peak = tl.where(is_border, none, part_peak)
         part_total = tl.where(is_border, nothing, part_total)
         part_acc = tl.where(is_border, zeros, part_acc)
-        is_seen = (at + s)[None, :] <= position[:, None]
+        is_seen = None
+        if position is not None:
+            is_seen = (at + s)[None, :] <= position[:, None]
         part_peak, part_total, part_acc = attend_tile(
             q, k, v, is_seen, scale, part_peak, part_total, part_acc
         )

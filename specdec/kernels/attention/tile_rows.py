@@ -20,6 +20,22 @@ def rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM: tl.constexpr):
 
 
 @jit
+def rows_of_tile(
+    first_row,
+    row_end,
+    g,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Of a query tile's rows: row of the pass, head, whether it is one [rows]."""
+    i = tl.arange(0, TOKENS * GROUP)
+    t = first_row + i // GROUP
+    return t, g * (H // G) + i % GROUP, (t < row_end) & (i % GROUP < H // G)
+
+
+@jit
 def tile_of(
     first_row,
     row_end,
@@ -30,14 +46,11 @@ def tile_of(
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Of a query tile's rows: row of the pass, head, whether it is one, position, or -1 [rows].
+    """Of a query tile's rows: what `rows_of_tile` says, and its position, or -1 [rows].
 
     And the smallest and the largest position; the largest is -1 without rows.
     """
-    i = tl.arange(0, TOKENS * GROUP)
-    t = first_row + i // GROUP
-    head = g * (H // G) + i % GROUP
-    inside = (t < row_end) & (i % GROUP < H // G)
+    t, head, inside = rows_of_tile(first_row, row_end, g, H, G, GROUP, TOKENS)
     position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg")
     last = tl.max(position, axis=0)
     first = tl.min(tl.where(inside, position, last), axis=0)

@@ -24,7 +24,13 @@ from specdec.kernels.attention.splits import (
     split_of,
     split_start,
 )
-from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
+from specdec.kernels.attention.tile_rows import (
+    keys_of,
+    load_queries,
+    rows_of_slot,
+    rows_of_tile,
+    tile_of,
+)
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin_beside, end_beside
@@ -231,14 +237,23 @@ def _paged_attention_kernel(
     if IS_HELPED:  # noqa: SIM102  # what is compiled
         if is_busy:
             is_busy = is_shared(slots, row_start, row_end, alone_keys, most, IS_UNIFORM, SLOTS) == 0
-    t, head, inside, position, first, last = tile_of(
-        row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
-    )
-    if HAS_PATHS:  # only splits before the one in which paths begin
+    first_row = row_start + tile * TOKENS
+    if HAS_PATHS:
+        # only splits before the one in which paths begin: all rows see all of their keys. Padding
+        # sees them, too, and of a tile of padding the first split is enough.
+        t, head, inside = rows_of_tile(first_row, row_end, g, H, G, GROUP, TOKENS)
+        position, first = None, None
         path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg")
-        last = tl.minimum(last, split_start(split_of(path_start // S * S)) - 1)
+        last = split_start(split_of(path_start // S * S)) - 1
+        row = first_row + tl.arange(0, TOKENS)
+        found = tl.load(positions_ptr + row, mask=row < row_end, other=-1, cache_modifier=".cg")
+        last = tl.where(tl.max(found, axis=0) < path_start, tl.minimum(last, S - 1), last)
         if WIDE_FROM > 0:
             last = tl.where(path_start >= WIDE_FROM, -1, last)
+    else:
+        t, head, inside, position, first, last = tile_of(
+            first_row, row_end, g, positions_ptr, H, G, GROUP, TOKENS
+        )
     if IS_SPLIT:
         is_busy = is_busy & (split_start(turn) <= last)
         if not is_busy and turn > 0:

@@ -213,7 +213,7 @@ def test_padding_changes_no_row(device, cut, how):
     assert torch.equal(padded.attend(how, rows)[:3], clean)
 
 
-@pytest.mark.parametrize("num_nodes", [5, pytest.param(17, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_nodes", [5, 17])
 def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, num_nodes):
     """The paths begin inside a split, which a tile of rows at position 0 does not reach."""
     case = tree_case([chain(1100, num_nodes)], H=4, G=1, dtype=FP16, device=device)

@@ -8,12 +8,13 @@ from specdec.kernels import jit, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
-from specdec.kernels.attention.parts import add_parts, load_part
+from specdec.kernels.attention.parts import add_parts, drop_parts, load_part
+from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.attention.wide_splits import num_merged, num_sharers
 from specdec.kernels.head_columns import block_of
-from specdec.kernels.kept import store_kept
+from specdec.kernels.kept import LINE, store_kept
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
 from specdec.kernels.repeated import Repeated
@@ -54,10 +55,19 @@ def prepare_combine(given: Pass) -> Repeated:
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
             "COLUMNS": given.plan.columns,
+            "LINE_COLUMNS": line_columns(heads, bool(given.constants["PDL"])),
         },
         options={"num_warps": 1, **given.options},
         shared_bytes=_reserved(prod(grid), parts.acc.device),
     )
+
+
+def line_columns(heads: Heads, has_pdl: bool) -> int:
+    """Of values in a line of the cache, which forgets what was added up; 0: it does not.
+
+    On GPUs that overlap kernels (overlap.py); and if a partial result is whole lines.
+    """
+    return LINE // 4 if has_pdl and heads.C * 4 % LINE == 0 else 0
 
 
 def _reserved(num_programs: int, device: torch.device) -> int:
@@ -99,6 +109,7 @@ def _combine_kernel(
     FEW: tl.constexpr,
     MANY: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LINE_COLUMNS: tl.constexpr,
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
@@ -115,14 +126,17 @@ def _combine_kernel(
         first = tl.where((begin >= WIDE_FROM) & (merged > 0), merged - 1, 0).to(tl.int32)
     wait_for_inputs(PDL)
     if is_needed:
-        c = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+        column = tl.program_id(2) * COLUMNS
+        c = column + tl.arange(0, COLUMNS)
         parts = acc_ptr, stats_ptr, (t * H + head) * NS + first
         if IS_SUMMED:
             _, total, acc = add_last_parts(parts, c, C)
+            if LINE_COLUMNS > 0:
+                drop_parts(parts, 0, 3, column, COLUMNS, C, 4, LINE_COLUMNS)
         else:
             # a row of padding may end before the first
             num_parts = tl.maximum(parts_of(position) - first, 1)
-            _, total, acc = add_parts(parts, num_parts, c, C, FEW, MANY)
+            _, total, acc = add_parts(parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS)
         store_row(out_ptr, t * H + head, total, acc, c, C)
 
 
@@ -149,6 +163,7 @@ def prepare_combine_long(given: Pass) -> Repeated:
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
             "COLUMNS": min(COLUMNS, block_of(given.heads.C)),
+            "LINE_COLUMNS": line_columns(given.heads, bool(given.constants["PDL"])),
         },
         options={"num_warps": 1, **given.options},
     )
@@ -177,6 +192,7 @@ def _combine_long_kernel(
     FEW: tl.constexpr,
     MANY: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LINE_COLUMNS: tl.constexpr,
 ):
     let_the_next_start(PDL)
     last_of_slots = last_positions((positions_ptr, starts_ptr, B, query_len), IS_UNIFORM, SLOTS)
@@ -195,10 +211,11 @@ def _combine_long_kernel(
         t = (start + part_row % query_len).to(tl.int64)
         if t < end:
             head = item % H
-            c = item % heads // H * COLUMNS + tl.arange(0, COLUMNS)
+            column = item % heads // H * COLUMNS
+            c = column + tl.arange(0, COLUMNS)
             parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + head) * NS
             num_parts = parts_of(tl.load(positions_ptr + t))
-            _, total, acc = add_parts(parts, num_parts, c, C, FEW, MANY)
+            _, total, acc = add_parts(parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS)
             store_row(out_ptr, t * H + head, total, acc, c, C)
 
 

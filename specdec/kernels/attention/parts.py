@@ -9,28 +9,42 @@ after another, so the bits are those of a program that adds each as soon as it h
 from specdec.kernels import jit, tl
 from specdec.kernels.attention.splits import weigh
 from specdec.kernels.head_columns import columns, inside_columns
-from specdec.kernels.kept import store_kept
+from specdec.kernels.kept import drop_lines, store_kept
 
 
 @jit
 def add_parts(
-    parts, num_parts, c, C: tl.constexpr, FEW_AT_ONCE: tl.constexpr, MANY_AT_ONCE: tl.constexpr
+    parts,
+    num_parts,
+    column,
+    COLUMNS: tl.constexpr,
+    C: tl.constexpr,
+    FEW_AT_ONCE: tl.constexpr,
+    MANY_AT_ONCE: tl.constexpr,
+    LINE: tl.constexpr,
 ):
-    """The stored partial results of one row, as one: peak, total, and values of columns c [block].
+    """The stored partial results of one row, as one: peak, total, and COLUMNS values from `column`.
 
-    The bits are those of `add_part`, one after another.
+    The bits are those of `add_part`, one after another. LINE: columns of a line of the cache, which
+    is to forget them; 0: it is not.
     """
+    c = column + tl.arange(0, COLUMNS)
     peak = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
-    acc = tl.zeros(c.shape, tl.float32)
+    acc = tl.zeros((COLUMNS,), tl.float32)
     if num_parts <= FEW_AT_ONCE:
         few = load_parts(parts, 0, num_parts, c, C, FEW_AT_ONCE)
         peak, total, acc = add_loaded(peak, total, acc, few, FEW_AT_ONCE)
+        if LINE > 0:
+            drop_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE, LINE)
     else:
         many = load_parts(parts, 0, num_parts, c, C, MANY_AT_ONCE)
         for start in range(MANY_AT_ONCE, num_parts + MANY_AT_ONCE, MANY_AT_ONCE):
             following = load_parts(parts, start, num_parts, c, C, MANY_AT_ONCE)
             peak, total, acc = add_loaded(peak, total, acc, many, MANY_AT_ONCE)
+            if LINE > 0:
+                first = start - MANY_AT_ONCE
+                drop_parts(parts, first, num_parts, column, COLUMNS, C, MANY_AT_ONCE, LINE)
             many = following
     return peak, total, acc
 
@@ -111,3 +125,22 @@ def store_part(parts, index, peak, total, acc, C: tl.constexpr):
     store_kept(stats_ptr + at * 2 + 1, total, inside)
     acc_at = acc_ptr + at[:, None] * C + c[None, :]
     store_kept(acc_at, acc, inside_columns(inside, C))
+
+
+@jit
+def drop_parts(
+    parts,
+    first,
+    end,
+    column,
+    COLUMNS: tl.constexpr,
+    C: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    """Forget values that no program reads any more: COLUMNS from `column` on, of a row's parts."""
+    acc_ptr, _, row = parts
+    LINES: tl.constexpr = COLUMNS // LINE  # of a part
+    i = tl.arange(0, AT_ONCE * LINES)
+    part, c = first + i // LINES, column + i % LINES * LINE
+    drop_lines(acc_ptr + (row + part) * C + c, (part < end) & (c < C))

@@ -49,7 +49,12 @@ PATHS = {
     "IN_ONE_LOOP": False,
     "LOOKS_FIRST": False,
 }
-ADDED_UP = {"FEW": combine.FEW_AT_ONCE, "MANY": combine.MANY_AT_ONCE, "COLUMNS": 32}
+ADDED_UP = {
+    "FEW": combine.FEW_AT_ONCE,
+    "MANY": combine.MANY_AT_ONCE,
+    "COLUMNS": 32,
+    "LINE_COLUMNS": 32,
+}
 KERNELS = (
     (linear._linear_kernel, {"HAS_BIAS": False, "TAIL": 0, "SPLITS": 2, "IS_SERIAL": False}),
     (gate_up._gate_up_kernel, {"HAS_BIAS": False, "TAIL": 0}),

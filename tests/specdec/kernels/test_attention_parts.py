@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import tl, triton
-from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE
+from specdec.kernels.attention import parts as parts_
+from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE, line_columns
 from specdec.kernels.attention.parts import add_parts, load_part
+from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part
 
 C = 16
@@ -22,6 +24,7 @@ def _sum_kernel(
     COLUMNS: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
+    LINE: tl.constexpr = 0,
 ):
     parts = acc_ptr, stats_ptr, 0
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -33,7 +36,8 @@ def _sum_kernel(
             part_peak, part_total, part_acc = load_part(parts, i, c, C)
             peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     else:
-        peak, total, acc = add_parts(parts, num_parts, c, C, FEW, MANY)
+        column = tl.program_id(0) * COLUMNS
+        peak, total, acc = add_parts(parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE)
     tl.store(out_ptr + c, acc, mask=c < C)
     tl.store(out_ptr + C, peak)
     tl.store(out_ptr + C + 1, total)
@@ -84,3 +88,33 @@ def test_an_absent_part_keeps_the_sign_of_zero(exact_device, few, many):
     found = added(values, stats, 3, few, many).view(torch.float32)
     assert (found[:C] == 0).all()
     assert found[:C].signbit().all()
+
+
+@triton.jit
+def _forget(at, inside):
+    """In place of a GPU's cache: of 8 columns."""
+    tl.store(at[:, None] + tl.arange(0, 8)[None, :], float("nan"), mask=inside[:, None])
+
+
+@pytest.mark.parametrize("few, many", [(2, 4), (FEW_AT_ONCE, MANY_AT_ONCE)])
+@pytest.mark.parametrize("num_parts", [1, 2, 5, 8, 9, 16, 17, 33, 70])
+@pytest.mark.parametrize("columns", [C, 8])
+def test_what_was_added_is_forgotten_and_nothing_else(
+    exact_interpreter, monkeypatch, num_parts, few, many, columns
+):
+    monkeypatch.setattr(parts_, "drop_lines", _forget)
+    values, stats = torch.randn(72, C), torch.rand(70, 2)
+    left, out = values.clone(), torch.empty(C + 2)
+    _sum_kernel[(1,)](out, left, stats, num_parts, C, columns, few, many, LINE=8)
+    assert torch.equal(
+        out[:columns].view(torch.int32), added(values[:70], stats, num_parts, 0)[:columns]
+    )
+    assert left[:num_parts, :columns].isnan().all()
+    assert torch.equal(left[num_parts:], values[num_parts:])
+    assert torch.equal(left[:, columns:], values[:, columns:])
+
+
+@pytest.mark.parametrize("C, columns", [(128, 32), (64, 32), (96, 32), (80, 0), (16, 0)])
+def test_only_whole_lines_are_forgotten(C, columns):
+    assert line_columns(Heads(4, 8, C, 2), has_pdl=True) == columns
+    assert line_columns(Heads(4, 8, C, 2), has_pdl=False) == 0

@@ -34,9 +34,10 @@ class _Memory(NamedTuple):
 def descriptor(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], block: tuple[int, ...]
 ) -> GluonDescriptor:
-    """Of contiguous numbers of 16 bits, for the copy engine."""
+    """Of contiguous numbers, for the copy engine."""
     strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=len(shape))
+    bits = 8 * dtype.itemsize
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=len(shape))
     return GluonDescriptor(_Memory(address, dtype), list(shape), strides, list(block), layout)
 
 

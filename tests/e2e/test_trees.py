@@ -390,7 +390,6 @@ def test_trees_that_are_walked_wide_change_no_text(
         LLM("demo", each, **sizes).generate(batch, params, use_tqdm=False) for each in (None, tree)
     )
     monkeypatch.setattr(launch_plan, "WIDE_FROM", 256)
-    monkeypatch.setattr(launch_plan, "ALONE_WIDE_FROM", 256)
     prepared = []
 
     class Recorded(WideWalk):

@@ -39,10 +39,8 @@ FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
-# and paths begin at this key or after it. A single tree is walked so only in passes for more than
-# ALONE_WIDE_FROM keys: it gains little after fewer, and where the launch has nothing to do it costs
-# 3 us. Measured on an H200. Both are borders of splits.
-WIDE_FROM, ALONE_WIDE_FROM = 3072, 8192
+# and paths begin at this key or after it. Measured on an H200. A border of splits.
+WIDE_FROM = 3072
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # that each of these programs adds up, one a lane
@@ -124,7 +122,8 @@ def plan_launch(
     elif is_split:
         registers = _most_registers(tile, heads)
         sharers = _sharers(usual_tiles * heads.G, has_paths)
-    is_wide = is_split and has_paths and _is_wide(B, usual * heads.group, most_keys)
+    is_wide = is_split and has_paths and usual * heads.group > PATH_ROWS
+    is_wide = is_wide and (most_keys is None or most_keys > WIDE_FROM)
     return Launch(
         tile,
         tokens,
@@ -164,11 +163,6 @@ def has_less_when_short(
 def is_small(tile: QueryTile, heads: Heads) -> bool:
     """Whether two warps have the registers for a tile of queries and one of keys."""
     return tile.rows <= SMALL_ROWS and heads.C * heads.itemsize <= SMALL_KEY
-
-
-def _is_wide(B: int, query_rows: int, most_keys: int | None) -> bool:
-    least = ALONE_WIDE_FROM if B == 1 else WIDE_FROM
-    return query_rows > PATH_ROWS and (most_keys is None or most_keys > least)
 
 
 def _sharers(programs: int, has_paths: bool) -> int:

@@ -16,25 +16,23 @@ from specdec.kernels.warp_roles import (
     no_keys_beside,
     tile_layout,
     weights_of,
-    with_last,
 )
 
 
 @gluon_jit
 def own_work(rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
-    """A program's kv head, first row, end of its slot's rows, `own_splits`, turn, batch slot."""
-    path_starts_ptr, tiles, sharers, query_len = rows
+    """A program's kv head, its first row of the slot's, `own_splits`, turn, batch slot."""
+    path_starts_ptr, tiles, sharers, _query_len = rows
     place = gl.program_id(0) // sharers
     turn = gl.program_id(0) % sharers
     g = place % FORM.kv_heads
     tile = place // FORM.kv_heads % tiles
     b = place // FORM.kv_heads // tiles
-    first_row = b * query_len + tile * TOKENS
     begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
     split, step, other, num_tiles, is_merged = own_splits(begin, turn, sharers)
     num_tiles = gl.where(begin >= FORM.begins_at, num_tiles, 0)
     splits = (split, step, other, num_tiles, is_merged)
-    return g, first_row, (b + 1) * query_len, splits, turn, b
+    return g, tile * TOKENS, splits, turn, b
 
 
 @gluon_jit
@@ -53,14 +51,14 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
 
     Scores and powers of each tile while the values of the tile before it are added.
     """
-    q_ring, k_ring, v_ring, _ones = rings
+    q_ring, k_ring, _v_ring, _ones = rings
     S: gl.constexpr = k_ring.shape[1]
     C: gl.constexpr = k_ring.shape[2]
     TOKENS: gl.constexpr = q_ring.shape[1]
     GROUP: gl.constexpr = q_ring.shape[3]
-    g, first_row, end, splits, _turn, _b = own_work(rows, TOKENS, FORM)
+    g, first_row, splits, _turn, b = own_work(rows, TOKENS, FORM)
     split, jump, other, num_tiles, is_merged = splits
-    place = g, first_row + HALF * (TOKENS // 2), end
+    place = b, first_row + HALF * (TOKENS // 2), g
     after = tiles_of(split) - 1  # of the split, behind the tile whose powers come next
     q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
     q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
@@ -71,7 +69,9 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
     weights, decay, peak = weights_of(scores, None, 0, scale, nothing, False)
     filled(k_ring, bars[1], 1, num_tiles > 1)
     is_later = False
-    for step in range(num_tiles - 1):
+    for step in range(num_tiles):
+        # behind the last tile there are scores of whatever the ring holds, which nothing reads:
+        # code that has not run for some microseconds takes longer to come than to run
         scores, acc, summed = next_scores(q, rings, bars, step, weights, acc, is_later, HALF)
         is_later = after > 0
         before = gl.where(is_later, peak, float("-inf"))
@@ -82,25 +82,17 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
             acc = acc * column_beside(next_decay, acc)
             after -= 1
         else:
-            if is_merged > 0:
+            whole = whole_peak, whole_total, whole_acc
+            whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
+            if (is_merged == 0) | (step == num_tiles - 1):
                 whole = whole_peak, whole_total, whole_acc
-                whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
-            else:
-                _store(parts, split, place, peak, total, acc, GROUP, FORM, HALF)
+                _store(parts, split, place, whole, rows[3], GROUP, FORM, HALF)
+                whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
             total = gl.zeros_like(total)
             split -= jump
             jump, other = other, jump
             after = tiles_of(split) - 1
         peak, decay = next_peak, next_decay
-    last = num_tiles - 1
-    v = filled(v_ring, bars[2], last, True)
-    acc, total = with_last(v, rings, bars, last, weights, acc, total, decay, is_later, HALF)
-    if is_merged > 0:
-        whole = whole_peak, whole_total, whole_acc
-        whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
-        _store(parts, split, place, whole_peak, whole_total, whole_acc, GROUP, FORM, HALF)
-    else:
-        _store(parts, split, place, peak, total, acc, GROUP, FORM, HALF)
     hopper.tma.store_wait(0)
 
 
@@ -109,37 +101,28 @@ def _store(
     parts,
     split,
     place,
-    peak,
-    total,
-    acc,
+    part,
+    query_len,
     GROUP: gl.constexpr,
     FORM: gl.constexpr,
     HALF: gl.constexpr,
 ):
-    """Leave the partial result of each row, as `store_part` in parts.py.
-
-    Through shared memory and the copy engine, where all rows of this half are the slot's.
-    """
-    acc_desc, acc_ptr, stats_ptr, NS, results = parts
-    g, first_row, end = place
+    """Leave the partial result of each row, as `store_part` in parts.py."""
+    acc_desc, stats_ptr, NS, results = parts
+    b, first_row, g = place
+    peak, total, acc = part
+    C: gl.constexpr = acc.shape[1]
+    result = results.index(HALF)
+    hopper.tma.store_wait(0)  # for the one before
+    barrier()
+    result.reshape([acc.shape[0], C]).store(acc)
+    hopper.fence_async_shared()
+    barrier()
+    hopper.tma.async_copy_shared_to_global(acc_desc, [b, first_row, g, 0, split * C], result)
     row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
     t = first_row + row // GROUP
+    inside = (t < query_len) & (row % GROUP < FORM.heads // FORM.kv_heads)
     head = g * (FORM.heads // FORM.kv_heads) + row % GROUP
-    inside = (t < end) & (row % GROUP < FORM.heads // FORM.kv_heads)
-    at = (t * FORM.heads + head).to(gl.int64) * NS + split
-    if first_row + acc.shape[0] // GROUP <= end:
-        result = results.index(HALF)
-        hopper.tma.store_wait(0)  # for the one before
-        barrier()
-        result.reshape([acc.shape[0], acc.shape[1]]).store(acc)
-        hopper.fence_async_shared()
-        barrier()
-        hopper.tma.async_copy_shared_to_global(acc_desc, [first_row, g, 0, split, 0], result)
-    else:
-        c = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-        acc_at = acc_ptr + at[:, None] * acc.shape[1] + c[None, :]
-        gl.store(acc_at, acc, mask=inside[:, None])
-    peak = gl.convert_layout(peak, gl.SliceLayout(1, acc.type.layout))
-    total = gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))
+    at = ((b * query_len + t) * FORM.heads + head).to(gl.int64) * NS + split
     gl.store(stats_ptr + at * 2, peak, mask=inside)
     gl.store(stats_ptr + at * 2 + 1, total, mask=inside)

@@ -12,14 +12,12 @@ The arithmetic is that of walk.py, and so are the bits, but for the sign of a ze
 prompt_attention.py.
 """
 
-from collections.abc import Sequence
-from math import prod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from specdec.kernels import (
-    GluonDescriptor,
     gl,
     gluon_jit,
     hopper,
@@ -74,16 +72,14 @@ class WideWalk:
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
         self._keys = (N * G * S, C), (S, C)
-        results = (
-            (rows.num_rows, G, group, parts.num_splits, C),
-            (tokens // 2, 1, ROWS // tokens, 1, C),
-        )
+        # of slots: what a tile has behind its slot's rows is cut off
+        B, NS = len(rows.idx_mapping), parts.num_splits
+        results = (B, query_len, G, group, NS * C), (1, tokens // 2, 1, ROWS // tokens, C)
         self._kernel = Repeated(
             _wide_walk_kernel,
             (num_places(given) * sharers, 1, 1),
             then=(
-                _descriptor_of_results(parts.acc, *results),
-                parts.acc,
+                descriptor(parts.acc.data_ptr(), torch.float32, *results),
                 parts.stats,
                 blocks,
                 idx,
@@ -93,7 +89,7 @@ class WideWalk:
                 query_len,
                 R,
                 M,
-                parts.num_splits,
+                NS,
                 scale,
             ),
             constants={"FORM": WideForm(group * G, G, given.plan.wide_from)},
@@ -105,14 +101,6 @@ class WideWalk:
         queries = descriptor(q_THC.data_ptr(), self._dtype, *self._queries)
         keys, values = (descriptor(each.data_ptr(), self._dtype, *self._keys) for each in (k, v))
         self._kernel(queries, keys, values)
-
-
-def _descriptor_of_results(
-    acc: Tensor, shape: Sequence[int], block: Sequence[int]
-) -> GluonDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=len(shape))
-    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
-    return GluonDescriptor(acc, list(shape), strides, list(block), layout)
 
 
 @gluon_jit(
@@ -131,8 +119,7 @@ def _wide_walk_kernel(
     q_desc,  # [T, G, H / G, C] in blocks [TOKENS, 1, GROUP, C]
     k_desc,  # [(N + 1) x G x S, C] in blocks [S, C]
     v_desc,  # the same
-    acc_desc,  # [T, G, H / G, NS, C] float32 in blocks [TOKENS / 2, 1, GROUP, 1, C]
-    acc_ptr,  # [T, H, NS, C] float32, the same
+    acc_desc,  # [B, query_len, G, H / G, NS x C] float32 in blocks [1, TOKENS / 2, 1, GROUP, C]
     stats_ptr,  # [T, H, NS, 2] float32: peak, total
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
@@ -147,7 +134,7 @@ def _wide_walk_kernel(
     FORM: gl.constexpr,
 ):
     rows = (path_starts_ptr, tiles, sharers, query_len)
-    _g, _first_row, _end, splits, turn, _b = own_work(rows, q_desc.block_type.shape[0], FORM)
+    _g, _first_row, splits, turn, _b = own_work(rows, q_desc.block_type.shape[0], FORM)
     if splits[3] == 0:
         # without a tile: the first of each query tile waits for all of them
         tl.extra.cuda.gdc_launch_dependents()
@@ -164,7 +151,7 @@ def _wide_walk_kernel(
     hopper.fence_async_shared()
     rings = (q_ring, k_ring, v_ring, ones)
     bars = (q_bars, k_bars, v_bars, make_turns())
-    parts = (acc_desc, acc_ptr, stats_ptr, NS, make_ring(acc_desc, 2))
+    parts = (acc_desc, stats_ptr, NS, make_ring(acc_desc, 2))
     table = (block_table_ptr, idx_ptr, R, M)
     gl.warp_specialize(
         [
@@ -184,7 +171,7 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
     q_ring, k_ring, v_ring, _ones = rings
     block_table_ptr, idx_ptr, R, M = table
     S: gl.constexpr = k_ring.shape[1]
-    g, first_row, _end, splits, _turn, b = own_work(rows, q_ring.shape[1], FORM)
+    g, first_row, splits, _turn, b = own_work(rows, q_ring.shape[1], FORM)
     split, jump, other, num_tiles, _is_merged = splits
     slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
     blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
@@ -206,4 +193,4 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
         if step == ahead:  # keys below a tree were there before; its queries are new
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-            fill(q_desc, [first_row, g, 0, 0], q_ring, bars[0], 0)
+            fill(q_desc, [b * rows[3] + first_row, g, 0, 0], q_ring, bars[0], 0)

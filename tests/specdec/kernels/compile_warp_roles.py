@@ -43,8 +43,8 @@ def compile_wide(heads: int, kv_heads: int, C: int, dtype: str):
     group = next_power_of_2(heads // kv_heads)
     signature = {
         **descs(heads // kv_heads, C, dtype),
-        "acc_desc": desc("fp32", 32, warp_roles.ROWS // group // 2, 1, group, 1, C),
-        **dict.fromkeys(("acc_ptr", "stats_ptr"), "*fp32"),
+        "acc_desc": desc("fp32", 32, 1, warp_roles.ROWS // group // 2, 1, group, C),
+        "stats_ptr": "*fp32",
         **dict.fromkeys(("block_table_ptr", "idx_ptr", "path_starts_ptr"), "*i64"),
         **dict.fromkeys(("tiles", "sharers", "query_len", "R", "M", "NS"), "i32"),
         "scale": "fp32",

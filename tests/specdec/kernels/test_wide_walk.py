@@ -11,12 +11,7 @@ from graphs.wrapper import capture_graph
 from specdec.kernels import jit, tl
 from specdec.kernels.attention import combine, launch, launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
-from specdec.kernels.attention.launch_plan import (
-    ALONE_WIDE_FROM,
-    WIDE_FROM,
-    has_less_when_short,
-    plan_launch,
-)
+from specdec.kernels.attention.launch_plan import WIDE_FROM, has_less_when_short, plan_launch
 from specdec.kernels.attention.parts import load_part
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part, num_splits
@@ -34,13 +29,10 @@ def test_large_trees_are_walked_wide():
         (B, rows, keys): plan_launch(B, rows, heads, has_paths=True, most_keys=keys).wide_from
         for B in (1, 2)
         for rows in (16, 17, 32)
-        for keys in (WIDE_FROM, ALONE_WIDE_FROM, ALONE_WIDE_FROM + 64, None)
+        for keys in (WIDE_FROM, WIDE_FROM + 64, None)
     }
     wide = {each for each, wide_from in found.items() if wide_from}
-    assert wide == {
-        *((1, rows, keys) for rows in (17, 32) for keys in (ALONE_WIDE_FROM + 64, None)),
-        *((2, rows, keys) for rows in (17, 32) for keys in (8192, 8256, None)),
-    }
+    assert wide == {(B, rows, k) for B in (1, 2) for rows in (17, 32) for k in (3136, None)}
     chain, tree = (plan_launch(2, 32, heads, has_paths=each) for each in (False, True))
     assert not chain.wide_from
     assert tree.kind != tree._replace(wide_from=0).kind  # other kernels
@@ -59,14 +51,12 @@ def test_short_contexts_need_less_where_trees_are_large_or_alone():
         for can_walk_wide in (False, True)
     )
     assert alone == {(1, rows, keys) for rows in (4, 16) for keys in (4096, 16384)}
-    assert both == alone | {(B, 32, keys) for B in (2, 4) for keys in (4096, 16384)} | {
-        (1, 32, 16384)
-    }
+    assert both == alone | {(B, 32, keys) for B in (1, 2, 4) for keys in (4096, 16384)}
 
 
 def test_lengths_with_other_kernels_have_other_numbers_of_splits():
     """By which prepared kernels are kept."""
-    for border in (WIDE_FROM, ALONE_WIDE_FROM, launch_plan.ALONE_KEYS):
+    for border in (WIDE_FROM, launch_plan.ALONE_KEYS):
         assert num_splits(border) < num_splits(border + 1)
 
 
@@ -161,9 +151,9 @@ def walked(monkeypatch):
 
     def attend(case, rows=None):
         rows = case.tree if rows is None else rows
-        rows = replace(rows, max_seq_len=max(rows.max_seq_len, ALONE_WIDE_FROM + 1))
+        rows = replace(rows, max_seq_len=max(rows.max_seq_len, WIDE_FROM + 1))
         with monkeypatch.context() as patched:
-            patched.setattr(launch_plan, "_is_wide", lambda *_: False)
+            patched.setattr(launch, "has_wide_walk", lambda *_: False)
             expected = case.attend(launch_paged_attention, replace(rows))
         given = launch._pass_of(case.q, case.cache, rows)
         assert given.plan.wide_from
@@ -236,7 +226,7 @@ def test_padding_is_a_number_whatever_the_workspace_held(walked):
     )
     positions = case.tree.positions.clone()
     positions[20:32] = 0
-    size = 64 * 16 * num_splits(ALONE_WIDE_FROM + 1) * 130 + 4096
+    size = 64 * 16 * num_splits(WIDE_FROM + 1) * 130 + 4096
     workspace = torch.full((size,), torch.nan, device="cuda")
     found, expected = walked(case, replace(case.tree, positions=positions, workspace=workspace))
     assert found.isfinite().all()

@@ -23,7 +23,8 @@ def store_kept(at, x, inside):
 def drop_lines(at, inside):
     """Forget the lines of 128 bytes at these pointers, where `inside` says so.
 
-    What they hold is not defined then, until it is written again. PTX: discard.
+    What they hold is not defined then, until it is written again. PTX: discard. For programs of one
+    warp, which has loaded them all by then.
     """
     tl.inline_asm_elementwise(
         """{

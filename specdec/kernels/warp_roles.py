@@ -29,7 +29,7 @@ class _Memory(NamedTuple):
         return self.address
 
 
-# each layer's keys and values, and what a few passes have as queries
+# each layer's keys and values, and what a few passes have as queries and as partial results
 @lru_cache(maxsize=4096)
 def descriptor(
     address: int, dtype: torch.dtype, shape: tuple[int, ...], block: tuple[int, ...]

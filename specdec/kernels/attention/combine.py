@@ -9,7 +9,6 @@ from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, drop_parts, load_part
-from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.attention.wide_splits import num_merged, num_sharers
@@ -55,19 +54,21 @@ def prepare_combine(given: Pass) -> Repeated:
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
             "COLUMNS": given.plan.columns,
-            "LINE_COLUMNS": line_columns(heads, bool(given.constants["PDL"])),
+            "LINE_COLUMNS": line_columns(given),
         },
         options={"num_warps": 1, **given.options},
         shared_bytes=_reserved(prod(grid), parts.acc.device),
     )
 
 
-def line_columns(heads: Heads, has_pdl: bool) -> int:
+def line_columns(given: Pass) -> int:
     """Of values in a line of the cache, which forgets what was added up; 0: it does not.
 
     On GPUs that overlap kernels (overlap.py); and if a partial result is whole lines.
     """
-    return LINE // 4 if has_pdl and heads.C * 4 % LINE == 0 else 0
+    row = given.heads.C * given.parts.acc.itemsize
+    is_aligned = row % LINE == 0 and given.parts.acc.data_ptr() % LINE == 0
+    return LINE // given.parts.acc.itemsize if given.constants["PDL"] and is_aligned else 0
 
 
 def _reserved(num_programs: int, device: torch.device) -> int:
@@ -163,7 +164,7 @@ def prepare_combine_long(given: Pass) -> Repeated:
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
             "COLUMNS": min(COLUMNS, block_of(given.heads.C)),
-            "LINE_COLUMNS": line_columns(given.heads, bool(given.constants["PDL"])),
+            "LINE_COLUMNS": line_columns(given),
         },
         options={"num_warps": 1, **given.options},
     )

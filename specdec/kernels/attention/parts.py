@@ -138,7 +138,10 @@ def drop_parts(
     AT_ONCE: tl.constexpr,
     LINE: tl.constexpr,
 ):
-    """Forget values that no program reads any more: COLUMNS from `column` on, of a row's parts."""
+    """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts.
+
+    In a program of one warp: another might not have read them yet.
+    """
     acc_ptr, _, row = parts
     LINES: tl.constexpr = COLUMNS // LINE  # of a part
     i = tl.arange(0, AT_ONCE * LINES)

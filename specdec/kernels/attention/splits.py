@@ -63,8 +63,8 @@ def attend_split(
     q, weighted values: [rows, block of C]; see head_columns.py. keys: the caches of keys and
     values, and the request's blocks [M]. block: of the split's first key, where the next one is
     looked up a tile ahead; None: each with its tile, for loops of more stages. position: [rows], -1
-    = no row; between first and last; None: all rows see the whole split. SKIP: no masks where first
-    sees a whole tile.
+    = no row; between first and last; None: all rows see all keys up to last, which ends a tile.
+    SKIP: no masks where first sees a whole tile.
     """
     peak, total, acc = no_keys(q.shape[0], C)
     s = tl.arange(0, S)
@@ -96,7 +96,7 @@ def attend_split(
 def attend_all(
     q, keys, position, last, scale, g, G: tl.constexpr, S: tl.constexpr, C: tl.constexpr
 ):
-    """Of all keys, split by split: peak, total and weighted values, as of `attend_split`.
+    """Of all keys, split by split: peak, total and weighted values; as of `attend_split`.
 
     In one loop, so that the next tiles are on their way across the borders of splits, too.
     """

@@ -1,15 +1,19 @@
 """Stored partial results are added up in order, several at once, and absent ones change nothing."""
 
+from itertools import product
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 from specdec.kernels import tl, triton
-from specdec.kernels.attention import parts as parts_
 from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE, line_columns
 from specdec.kernels.attention.parts import add_parts, load_part
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part
+from specdec.kernels.attention.workspace import Parts
+from specdec.kernels.kept import LINE
 
 C = 16
 
@@ -90,31 +94,29 @@ def test_an_absent_part_keeps_the_sign_of_zero(exact_device, few, many):
     assert found[:C].signbit().all()
 
 
-@triton.jit
-def _forget(at, inside):
-    """In place of a GPU's cache: of 8 columns."""
-    tl.store(at[:, None] + tl.arange(0, 8)[None, :], float("nan"), mask=inside[:, None])
-
-
 @pytest.mark.parametrize("few, many", [(2, 4), (FEW_AT_ONCE, MANY_AT_ONCE)])
 @pytest.mark.parametrize("num_parts", [1, 2, 5, 8, 9, 16, 17, 33, 70])
-@pytest.mark.parametrize("columns", [C, 8])
-def test_what_was_added_is_forgotten_and_nothing_else(
-    exact_interpreter, monkeypatch, num_parts, few, many, columns
-):
-    monkeypatch.setattr(parts_, "drop_lines", _forget)
+@pytest.mark.parametrize("C, columns", [(16, 16), (16, 8), (24, 32)])
+def test_what_was_added_is_forgotten_and_nothing_else(forget, num_parts, few, many, C, columns):
     values, stats = torch.randn(72, C), torch.rand(70, 2)
-    left, out = values.clone(), torch.empty(C + 2)
-    _sum_kernel[(1,)](out, left, stats, num_parts, C, columns, few, many, LINE=8)
-    assert torch.equal(
-        out[:columns].view(torch.int32), added(values[:70], stats, num_parts, 0)[:columns]
-    )
-    assert left[:num_parts, :columns].isnan().all()
+    expected, found, left = torch.empty(C + 2), torch.empty(C + 2), values.clone()
+    grid = (-(-C // columns),)
+    _sum_kernel[grid](expected, values, stats, num_parts, C, columns, few, many)
+    forget()
+    _sum_kernel[grid](found, left, stats, num_parts, C, columns, few, many, LINE=8)
+    assert torch.equal(found, expected)
+    assert left[:num_parts].isnan().all()
     assert torch.equal(left[num_parts:], values[num_parts:])
-    assert torch.equal(left[:, columns:], values[:, columns:])
 
 
 @pytest.mark.parametrize("C, columns", [(128, 32), (64, 32), (96, 32), (80, 0), (16, 0)])
 def test_only_whole_lines_are_forgotten(C, columns):
-    assert line_columns(Heads(4, 8, C, 2), has_pdl=True) == columns
-    assert line_columns(Heads(4, 8, C, 2), has_pdl=False) == 0
+    acc = torch.zeros(4096)
+    start = -acc.data_ptr() % LINE // 4
+    for first, has_pdl in product((0, 1), (True, False)):
+        given = SimpleNamespace(
+            heads=Heads(4, 8, C, 2),
+            parts=Parts(acc[start + first :], acc, 1, 0),
+            constants={"PDL": has_pdl},
+        )
+        assert line_columns(given) == (columns if has_pdl and first == 0 else 0)

@@ -83,6 +83,17 @@ def test_a_row_has_the_same_bits_alone_shared_and_helped(
     assert len(rows.launches) == 1
 
 
+def test_what_was_added_up_may_be_forgotten(forget, monkeypatch):
+    q, cache, rows = case("normal", UNIFORM, group=3, G=1, C=96, dtype=FP16, device="cpu")
+    rows = with_room(rows, 2, H=3, C=96)
+    expected = attend(monkeypatch, just_full(rows, 3, 1), q, cache, rows)
+    held = rows.workspace.isfinite().sum()
+    forget()
+    for _ in range(2):
+        assert torch.equal(attend(monkeypatch, just_full(rows, 3, 1), q, cache, rows), expected)
+    assert rows.workspace.isfinite().sum() < held // 10
+
+
 @pytest.mark.parametrize("room, left_out", [(0, ()), (2, ()), (3, (0, 2, 3)), (None, (0, 2, 3))])
 def test_long_slots_are_shared_if_the_workspace_has_room_for_all_of_them(
     exact_device, monkeypatch, room, left_out

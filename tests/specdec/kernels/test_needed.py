@@ -132,7 +132,7 @@ def test_the_number_holds_for_the_body_alone():
 def test_they_compile_without_a_gpu(tmp_path, head_dim):
     """In a process without the interpreter; a number to look at is loaded.
 
-    And partial results stay in the L2 cache, whichever kernel leaves them.
+    And partial results stay in the L2 cache, whichever kernel leaves them, until they are added up.
     """
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.specdec.kernels.compile_needed"]
@@ -144,3 +144,5 @@ def test_they_compile_without_a_gpu(tmp_path, head_dim):
     assert all(int(needed) > int(plain) for _, plain, needed in lines)
     for name in ("paged_attention", "share_splits", "share_long"):
         assert "L2::evict_last" in (tmp_path / f"_{name}_kernel.ptx").read_text(), name
+    for name in ("combine", "combine_long"):
+        assert "discard.global.L2" in (tmp_path / f"_{name}_kernel.ptx").read_text(), name

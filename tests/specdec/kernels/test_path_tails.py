@@ -226,6 +226,22 @@ def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, 
     assert case.attend(launch_paged_attention, rows).isfinite().all()
 
 
+def test_what_was_added_up_may_be_forgotten(cut, forget):
+    """Each partial result is read once; the next layer writes it again."""
+    trees = [random_tree(1100, 4, 2), random_tree(70, 4, 2, seed=1)]
+    case = tree_case(trees, H=2, G=1, C=96, dtype=FP16)
+    size = len(case.q) * 2 * num_splits(case.tree.max_seq_len) * (96 + 2)
+    rows = replace(case.tree, workspace=torch.full((size,), torch.nan))
+    expected = case.attend(launch_paged_attention, rows)
+    assert expected.isfinite().all()
+    held = rows.workspace.isfinite().sum()
+    forget()
+    rows = replace(rows)
+    for _ in range(2):
+        assert torch.equal(case.attend(launch_paged_attention, rows), expected)
+    assert rows.workspace.isfinite().sum() < held // 10
+
+
 def apart(rows):
     """A launch of the programs for the last keys of paths, and one of the others."""
     both = rows.launches[0]

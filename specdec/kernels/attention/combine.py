@@ -131,9 +131,7 @@ def _combine_kernel(
         c = column + tl.arange(0, COLUMNS)
         parts = acc_ptr, stats_ptr, (t * H + head) * NS + first
         if IS_SUMMED:
-            _, total, acc = add_last_parts(parts, c, C)
-            if LINE_COLUMNS > 0:
-                drop_parts(parts, 0, 3, column, COLUMNS, C, 4, LINE_COLUMNS)
+            _, total, acc = add_last_parts(parts, column, COLUMNS, C, LINE_COLUMNS)
         else:
             # a row of padding may end before the first
             num_parts = tl.maximum(parts_of(position) - first, 1)
@@ -227,11 +225,14 @@ def parts_of(position):
 
 
 @jit
-def add_last_parts(parts, c, C: tl.constexpr):
+def add_last_parts(
+    parts, column, COLUMNS: tl.constexpr, C: tl.constexpr, LINE_COLUMNS: tl.constexpr
+):
     """Of a path's row: the splits before the one in which it begins, which are one, and the rest.
 
-    The first is taken as it is: added to nothing, -0.0 would be 0.0.
+    The first is taken as it is: added to nothing, -0.0 would be 0.0. The rest as of `add_parts`.
     """
+    c = column + tl.arange(0, COLUMNS)
     peak, total, acc = load_part(parts, 0, c, C)
     for i in tl.static_range(1, 3):
         part_peak, part_total, part_acc = load_part(parts, i, c, C)
@@ -240,6 +241,8 @@ def add_last_parts(parts, c, C: tl.constexpr):
         peak = tl.where(is_there, new_peak, peak)
         total = tl.where(is_there, new_total, total)
         acc = tl.where(is_there, new_acc, acc)
+    if LINE_COLUMNS > 0:
+        drop_parts(parts, 0, 3, column, COLUMNS, C, 4, LINE_COLUMNS)
     return peak, total, acc
 
 

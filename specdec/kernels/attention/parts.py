@@ -21,11 +21,11 @@ def add_parts(
     C: tl.constexpr,
     FEW_AT_ONCE: tl.constexpr,
     MANY_AT_ONCE: tl.constexpr,
-    LINE: tl.constexpr,
+    LINE_COLUMNS: tl.constexpr,
 ):
     """The stored partial results of one row, as one: peak, total, and COLUMNS values from `column`.
 
-    The bits are those of `add_part`, one after another. LINE: columns of a line of the cache, which
+    The bits are those of `add_part`, one after another. LINE_COLUMNS: of a line of the cache, which
     is to forget them; 0: it is not.
     """
     c = column + tl.arange(0, COLUMNS)
@@ -35,16 +35,16 @@ def add_parts(
     if num_parts <= FEW_AT_ONCE:
         few = load_parts(parts, 0, num_parts, c, C, FEW_AT_ONCE)
         peak, total, acc = add_loaded(peak, total, acc, few, FEW_AT_ONCE)
-        if LINE > 0:
-            drop_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE, LINE)
+        if LINE_COLUMNS > 0:
+            drop_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE, LINE_COLUMNS)
     else:
         many = load_parts(parts, 0, num_parts, c, C, MANY_AT_ONCE)
         for start in range(MANY_AT_ONCE, num_parts + MANY_AT_ONCE, MANY_AT_ONCE):
             following = load_parts(parts, start, num_parts, c, C, MANY_AT_ONCE)
             peak, total, acc = add_loaded(peak, total, acc, many, MANY_AT_ONCE)
-            if LINE > 0:
+            if LINE_COLUMNS > 0:
                 first = start - MANY_AT_ONCE
-                drop_parts(parts, first, num_parts, column, COLUMNS, C, MANY_AT_ONCE, LINE)
+                drop_parts(parts, first, num_parts, column, COLUMNS, C, MANY_AT_ONCE, LINE_COLUMNS)
             many = following
     return peak, total, acc
 
@@ -136,14 +136,14 @@ def drop_parts(
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    LINE: tl.constexpr,
+    LINE_COLUMNS: tl.constexpr,
 ):
     """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts.
 
     In a program of one warp: another might not have read them yet.
     """
     acc_ptr, _, row = parts
-    LINES: tl.constexpr = COLUMNS // LINE  # of a part
+    LINES: tl.constexpr = COLUMNS // LINE_COLUMNS  # of a part
     i = tl.arange(0, AT_ONCE * LINES)
-    part, c = first + i // LINES, column + i % LINES * LINE
+    part, c = first + i // LINES, column + i % LINES * LINE_COLUMNS
     drop_lines(acc_ptr + (row + part) * C + c, (part < end) & (c < C))

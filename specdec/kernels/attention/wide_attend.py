@@ -56,6 +56,7 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
     C: gl.constexpr = k_ring.shape[2]
     TOKENS: gl.constexpr = q_ring.shape[1]
     GROUP: gl.constexpr = q_ring.shape[3]
+    _path_starts_ptr, _tiles, _sharers, query_len = rows
     g, first_row, splits, _turn, b = own_work(rows, TOKENS, FORM)
     split, jump, other, num_tiles, is_merged = splits
     place = b, first_row + HALF * (TOKENS // 2), g
@@ -70,8 +71,8 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
     filled(k_ring, bars[1], 1, num_tiles > 1)
     is_later = False
     for step in range(num_tiles):
-        # behind the last tile there are scores of whatever the ring holds, which nothing reads:
-        # code that has not run for some microseconds takes longer to come than to run
+        # The last tile, too, since other code for it would take longer to fetch than to run. The
+        # scores behind it are of whatever the ring holds, and nothing reads them.
         scores, acc, summed = next_scores(q, rings, bars, step, weights, acc, is_later, HALF)
         is_later = after > 0
         before = gl.where(is_later, peak, float("-inf"))
@@ -86,7 +87,7 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
             whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
             if (is_merged == 0) | (step == num_tiles - 1):
                 whole = whole_peak, whole_total, whole_acc
-                _store(parts, split, place, whole, rows[3], GROUP, FORM, HALF)
+                _store(parts, split, place, whole, query_len, GROUP, FORM, HALF)
                 whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
             total = gl.zeros_like(total)
             split -= jump

@@ -170,6 +170,7 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
     q_desc, k_desc, v_desc = descs
     q_ring, k_ring, v_ring, _ones = rings
     block_table_ptr, idx_ptr, R, M = table
+    _path_starts_ptr, _tiles, _sharers, query_len = rows
     S: gl.constexpr = k_ring.shape[1]
     g, first_row, splits, _turn, b = own_work(rows, q_ring.shape[1], FORM)
     split, jump, other, num_tiles, _is_merged = splits
@@ -193,4 +194,4 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
         if step == ahead:  # keys below a tree were there before; its queries are new
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
-            fill(q_desc, [b * rows[3] + first_row, g, 0, 0], q_ring, bars[0], 0)
+            fill(q_desc, [b * query_len + first_row, g, 0, 0], q_ring, bars[0], 0)

@@ -16,7 +16,10 @@ def workspace_size(num_rows: int, num_heads: int, head_dim: int, max_seq_len: in
 
 
 class Parts(NamedTuple):
-    """Room for partial results: of every row of a pass, or of the rows of its first long slots."""
+    """Room for partial results: of every row of a pass, or of the rows of its first long slots.
+
+    Once they are added up, their values may be anything (kept.py).
+    """
 
     acc: Tensor  # [rows, H, num_splits, C] float32, and all else
     stats: Tensor  # [rows, H, num_splits, 2] float32

@@ -28,7 +28,7 @@ def _sum_kernel(
     COLUMNS: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
-    LINE: tl.constexpr = 0,
+    LINE_COLUMNS: tl.constexpr = 0,
 ):
     parts = acc_ptr, stats_ptr, 0
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -41,7 +41,7 @@ def _sum_kernel(
             peak, total, acc = add_part(peak, total, acc, part_peak, part_total, part_acc)
     else:
         column = tl.program_id(0) * COLUMNS
-        peak, total, acc = add_parts(parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE)
+        peak, total, acc = add_parts(parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS)
     tl.store(out_ptr + c, acc, mask=c < C)
     tl.store(out_ptr + C, peak)
     tl.store(out_ptr + C + 1, total)
@@ -103,7 +103,7 @@ def test_what_was_added_is_forgotten_and_nothing_else(forget, num_parts, few, ma
     grid = (-(-C // columns),)
     _sum_kernel[grid](expected, values, stats, num_parts, C, columns, few, many)
     forget()
-    _sum_kernel[grid](found, left, stats, num_parts, C, columns, few, many, LINE=8)
+    _sum_kernel[grid](found, left, stats, num_parts, C, columns, few, many, LINE_COLUMNS=8)
     assert torch.equal(found, expected)
     assert left[:num_parts].isnan().all()
     assert torch.equal(left[num_parts:], values[num_parts:])

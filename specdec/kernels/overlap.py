@@ -16,9 +16,11 @@ other. The kernel that walks keys lets the next one start only once it has waite
 (`begin_beside`). So when the next one starts, all that came before the attention has ended, and it
 may read queries and keys at once, too. It waits before it ends instead (`end_beside`): whoever
 waits for the last launch has waited for all. Programs that share splits and have none end without
-waiting: the first of each query tile, or of the launch, waits for all of them. So do those for the
-splits after the ones in which paths begin, where no path reaches them. The walk of large trees
-(wide_walk.py) has its first keys loaded before its wait: they were there before the last product.
+waiting: the first of each query tile, or of the launch, waits for all of them. Programs for the
+last keys of paths that have none do so too, and beside the walk of large trees (wide_walk.py) all
+but the first end as soon as they have left their results: others take their places. That walk has
+its keys loaded without a wait, as they were there before the last product; one warp waits for the
+queries.
 
 Tried and dropped: prefetching the first weights (prefetch.global.L2) before the wait costs 1 to 3 %
 of a decode pass; prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside

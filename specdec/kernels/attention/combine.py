@@ -11,7 +11,7 @@ from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, drop_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.attention.wide_splits import num_merged, num_sharers
+from specdec.kernels.attention.wide_splits import merged_before, num_sharers, table_of_shares
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.kept import LINE, store_kept
 from specdec.kernels.needed import need
@@ -25,14 +25,20 @@ MANY_AT_ONCE = 16  # for all other rows
 # Programs that add up begin while the last ones that share splits end, and would crowd the
 # multiprocessors that happen to be free: 128 of them were seen on 23 of 132. So each reserves a
 # part of the shared memory that the others leave, and few fit one multiprocessor. With more
-# programs than this it costs more than it brings. Measured on an H200.
+# programs than this it costs more than it brings, except after wide_walk.py, which leaves nothing
+# until it ends. Measured on an H200.
 FEW_PROGRAMS, LEFT, MOST_RESERVED = 512, 100 * 1024, 48 * 1024  # bytes of a multiprocessor
+ALL = 227 * 1024  # that a multiprocessor of a Hopper GPU has
 
 
 def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
     grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
+    shares, sharers = None, 1
+    if given.plan.is_wide:
+        sharers = num_sharers(given)
+        shares = table_of_shares(parts.num_splits, sharers, parts.acc.device)
     return Repeated(
         _combine_kernel,
         grid,
@@ -43,13 +49,14 @@ def prepare_combine(given: Pass) -> Repeated:
             rows.positions if rows.paths is None else rows.paths.starts,
             rows.max_query_len,
             len(rows.idx_mapping),
-            num_sharers(given) if given.plan.wide_from else 1,
+            shares,
+            sharers,
+            1 if shares is None else shares.shape[2],
             parts.num_splits,
             *need().values(),
         ),
         constants={
             **given.constants,
-            "WIDE_FROM": given.plan.wide_from,
             "IS_SUMMED": not given.plan.is_split,
             "FEW": FEW_AT_ONCE,
             "MANY": MANY_AT_ONCE,
@@ -57,7 +64,7 @@ def prepare_combine(given: Pass) -> Repeated:
             "LINE_COLUMNS": line_columns(given),
         },
         options={"num_warps": 1, **given.options},
-        shared_bytes=_reserved(prod(grid), parts.acc.device),
+        shared_bytes=_reserved(prod(grid), given.plan.is_wide, parts.acc.device),
     )
 
 
@@ -71,12 +78,15 @@ def line_columns(given: Pass) -> int:
     return LINE // given.parts.acc.itemsize if given.constants["PDL"] and is_aligned else 0
 
 
-def _reserved(num_programs: int, device: torch.device) -> int:
-    """Bytes of shared memory, so that a multiprocessor holds one program more than its share."""
-    if device.type != "cuda" or num_programs > FEW_PROGRAMS:
+def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
+    """Bytes of shared memory, so that a multiprocessor holds one program more than its share.
+
+    is_wide: after wide_walk.py
+    """
+    if device.type != "cuda" or (num_programs > FEW_PROGRAMS and not is_wide):
         return 0
     share = -(-num_programs // num_multiprocessors(device))
-    return min(LEFT // (share + 1), MOST_RESERVED)
+    return min((ALL if is_wide else LEFT) // (share + 1), MOST_RESERVED)
 
 
 @jit(
@@ -85,7 +95,9 @@ def _reserved(num_programs: int, device: torch.device) -> int:
         "path_starts_ptr",
         "query_len",
         "B",
+        "shares_ptr",
         "sharers",
+        "width",
         "NS",
     )
 )
@@ -94,10 +106,12 @@ def _combine_kernel(
     acc_ptr,  # [T, H, NS, C] float32
     stats_ptr,  # [T, H, NS, 2] float32
     positions_ptr,  # [T]
-    path_starts_ptr,  # [B], with WIDE_FROM
+    path_starts_ptr,  # [B], with shares_ptr
     query_len,
     B,
-    sharers,  # of wide_walk.py
+    shares_ptr,  # [NS + 1, sharers, width] of wide_walk.py, or None; see wide_splits.py
+    sharers,
+    width,
     NS,
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
@@ -105,7 +119,6 @@ def _combine_kernel(
     S: tl.constexpr,
     C: tl.constexpr,
     PDL: tl.constexpr,
-    WIDE_FROM: tl.constexpr,
     IS_SUMMED: tl.constexpr,
     FEW: tl.constexpr,
     MANY: tl.constexpr,
@@ -120,11 +133,10 @@ def _combine_kernel(
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
     first = 0  # of the partial results
-    if WIDE_FROM > 0:
+    if shares_ptr is not None:
         b = tl.minimum(t // query_len, B - 1)  # rows behind those of all slots have the last one's
         begin = tl.load(path_starts_ptr + b, cache_modifier=".cg")
-        merged = num_merged(begin, sharers)
-        first = tl.where((begin >= WIDE_FROM) & (merged > 0), merged - 1, 0).to(tl.int32)
+        first = tl.maximum(merged_before(begin, shares_ptr, sharers, width) - 1, 0)
     wait_for_inputs(PDL)
     if is_needed:
         column = tl.program_id(2) * COLUMNS

@@ -68,7 +68,7 @@ def _prepare(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> list[Callable[...
     if plan.is_split or plan.has_paths:
         walk, combine = prepare_walk(given), prepare_combine(given)
         launches: list[Callable[..., None]] = [walk, lambda out, *_: combine(out)]
-        if plan.wide_from:
+        if plan.is_wide:
             wide = WideWalk(given, q_THC, cache)
             launches.insert(0, lambda _, *tensors: wide(*tensors))
         return launches
@@ -88,11 +88,11 @@ def _pass_of(q_THC: Tensor, cache: Tensor, rows: QueryRows) -> Pass:
         # of trees, which have graphs for short contexts, that of the pass
         most_keys=rows.block_table.shape[1] * S if rows.paths is None else rows.max_seq_len,
     )
-    if plan.wide_from:
+    if plan.is_wide:
         # slots of different lengths, and launches that may turn out not to be needed, are walk.py's
         is_usual = rows.query_start_loc is None and need()["needed_ptr"] is None
         if not (is_usual and has_wide_walk(heads, S, q_THC.dtype, q_THC.device)):
-            plan = plan._replace(wide_from=0, slots=1)
+            plan = plan._replace(is_wide=False)
     parts = room_for_parts(rows, plan, H, C, q_THC.device)
     # Round where the source rounds. A tile without a mask would otherwise have its scale fused with
     # the subtraction of the peak, and other bits than the same tile with one.

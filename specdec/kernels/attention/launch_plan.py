@@ -39,7 +39,7 @@ FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
-# and paths begin at this key or after it. Measured on an H200. A border of splits.
+# and a slot may have more keys. Measured on an H200. A border of splits.
 WIDE_FROM = 3072
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
@@ -75,17 +75,16 @@ class Launch(NamedTuple):
     most_registers: int | None  # of its threads, None: as many as it takes
     looks_first: bool  # a program that shares looks for a split before all else
     is_helped: bool  # other programs share the splits of long slots
-    # batch slots that a helper, a team or a program after a wide walk looks at, a power of 2; or 1
-    slots: int
+    slots: int  # that a helper or a team's program looks at, a power of 2; or 1
     has_paths: bool
-    wide_from: int  # wide_walk.py walks trees that begin at this key or after it; 0: none
+    is_wide: bool  # wide_walk.py walks the shared keys
     columns: int  # of each program that adds up; 0: there are none, but for long slots
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, int, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, bool, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
         cut = self.tile, self.is_split, self.walk_warps, self.looks_first, self.slots
-        return *cut, self.has_paths, self.wide_from, self.columns
+        return *cut, self.has_paths, self.is_wide, self.columns
 
 
 def plan_launch(
@@ -138,9 +137,9 @@ def plan_launch(
         # of plain rounds and of trees this costs more behind 4,096 keys than it brings behind 300
         looks_first=is_split and not teams and usual > 1 and not has_paths,
         is_helped=is_helped,
-        slots=_slots(B, is_helped, teams > 0 or is_wide),
+        slots=_slots(B, is_helped, teams > 0),
         has_paths=has_paths,
-        wide_from=WIDE_FROM if is_wide else 0,
+        is_wide=is_wide,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
     )
 
@@ -155,7 +154,7 @@ def has_less_when_short(
     """
     plan = plan_launch(B, query_len, heads, has_paths=True, most_keys=most_keys)
     spared = min(plan.sharers, num_splits(most_keys)) - num_splits(WIDE_FROM)
-    is_wide = can_walk_wide and plan.wide_from > 0
+    is_wide = can_walk_wide and plan.is_wide
     is_much = is_wide or spared * plan.usual_tiles * heads.G >= MANY_SPARED
     return is_much and most_keys > WIDE_FROM
 
@@ -178,9 +177,9 @@ def _team_registers(tile: QueryTile, heads: Heads) -> int | None:
     return registers if tile.rows <= rows and heads.C * heads.itemsize <= SMALL_KEY else None
 
 
-def _slots(B: int, is_helped: bool, has_many: bool) -> int:
-    """That a program looks at; 1: at its own alone. has_many: a team's, or after a wide walk."""
-    if not is_helped and not has_many:
+def _slots(B: int, is_helped: bool, has_teams: bool) -> int:
+    """That a program looks at; 1: at its own alone."""
+    if not is_helped and not has_teams:
         return 1
     return max(next_power_of_2(B), MIN_SLOTS if is_helped else MIN_TEAMED_SLOTS)
 

@@ -1,10 +1,10 @@
 """Attention over the last keys of rows whose paths are stored one slot at a time, as a tree's are.
 
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
-go on in cache slots named row by row. Programs of walk.py attend to the splits of shared keys
-before the one in which the paths begin, many rows at once. Beside them, in the same launch, others
-attend to that split, shared keys and the rows' own, and again others to the next one, where paths
-reach it. All leave partial results, which combine.py adds up.
+go on in cache slots named row by row. Programs of walk.py or wide_walk.py attend to the splits of
+shared keys before the one in which the paths begin, many rows at once. Beside them others attend to
+that split, shared keys and the rows' own, and to the next one, where paths reach it. All leave
+partial results, which combine.py adds up.
 
 A key of a row has a column whose place among 16 is that of its position in its tile, whichever slot
 it lies in, and columns between are exact zeros to the row. Products add up 16 columns after 16, so
@@ -33,6 +33,7 @@ from specdec.kernels.attention.splits import (
 from specdec.kernels.attention.tile_rows import load_queries
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
+from specdec.kernels.kept import store_kept
 from specdec.kernels.overlap import begin_beside, end_beside
 
 LONGEST = 64  # keys of a path, those of the smallest split: it reaches two at most
@@ -45,8 +46,7 @@ TOGETHER = 256  # bytes of a key up to which a program has several nodes
 class TailPrograms(NamedTuple):
     """The programs for the last keys of paths, of one pass, for each kv head of a batch slot."""
 
-    of_first: int  # for the split in which paths begin
-    of_next: int  # for the one after it
+    of_slot: int
     rows: int  # of a product
     are_shared: bool  # by several nodes
 
@@ -55,26 +55,20 @@ class TailPrograms(NamedTuple):
         """path_len: keys of a path."""
         rows = next_power_of_2(heads.group)
         if heads.C * heads.itemsize > TOGETHER:
-            return TailPrograms(max_query_len, max_query_len, max(rows, MIN_ROWS), False)
-        # enough of them wherever paths begin: where that leaves a program twice as many nodes,
-        # half of the programs have none
-        of_first = -(-max_query_len // (2 if path_len <= STEP + 1 else 1))
-        of_next = -(-max_query_len // _most_nodes(path_len - 1))
-        return TailPrograms(of_first, of_next, max(rows * MOST_NODES, MIN_ROWS), True)
-
-
-def _most_nodes(num_keys: int) -> int:
-    """How many have columns in a tile, for so many keys of each from the beginning of a step on."""
-    return 4 if num_keys <= STEP else 2 if num_keys <= 2 * STEP else 1
+            return TailPrograms(2 * max_query_len, max(rows, MIN_ROWS), False)
+        # enough of them wherever paths begin: short ones touch two steps of a split, or one, and
+        # then maybe one of the next split
+        each = MOST_NODES if path_len <= STEP + 1 else 1
+        of_slot = 2 * -(-max_query_len // each)
+        return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), True)
 
 
 @jit
 def attend_paths(
-    first_row,
     part,
+    row_start,
     row_end,
     g,
-    is_next,
     is_needed,
     q_ptr,
     workspace,
@@ -93,42 +87,54 @@ def attend_paths(
 ):
     """What a program does for its part of a slot's rows, 1, 2 or 4 nodes: leave partial results.
 
-    is_next: 1: of the split after the one in which paths begin; else 0. workspace: values, peaks
-    and totals, results of a row. path: the caches and blocks, positions, slots of the rows' paths,
-    where these start, how many slots a row has. is_beside: as of `begin_beside`
+    part: first all nodes in the split in which paths begin, then all in the next one, if one gets
+    there. workspace: values, peaks and totals, results of a row. path: the caches and blocks,
+    positions, slots of the rows' paths, where these start, how many slots a row has. is_beside: as
+    of `begin_beside`
     """
+    tl.static_assert(S == 64)
     acc_ptr, stats_ptr, NS = workspace
     keys, positions_ptr, slots_ptr, path_start, D1 = path
     path_tile = path_start // S * S
+    border = split_start(split_of(path_tile) + 1)
+    beyond = path_start + D1 - border
+    first_shift = _shift(path_start % 16 + tl.minimum(D1, border - path_start), SHARED)
+    next_shift = _shift(beyond, SHARED)
+    num_rows = row_end - row_start
+    of_first = ((num_rows << first_shift) + S - 1) // S
+    of_next = tl.where(beyond > 0, ((num_rows << next_shift) + S - 1) // S, 0)
+    num_parts = tl.maximum(of_first + of_next, 1)  # without rows the first program waits
+    if part >= num_parts:
+        return  # without a wait: the first program does not
+    is_next = (part >= of_first).to(tl.int32)
     split = split_of(path_tile) + is_next
     begin = split_start(split)
-    width = S  # columns of a node
-    if SHARED > 0:  # those that its path can touch from the step of 16 in which it begins
-        reach = D1 + tl.where(is_next > 0, path_start - begin, path_start % 16)
-        width = tl.where(reach <= 16, 16, tl.where(reach <= 32, 32, S))
-    nodes = S // width
-    first_row += part * nodes
+    shift = tl.where(is_next > 0, next_shift, first_shift)
+    nodes = S >> shift
+    first_row = row_start + (part - is_next * of_first) * nodes
     i = tl.arange(0, ROWS)
     node, head = i // GROUP, g * (H // G) + i % GROUP
     t = first_row + node
     inside = (node < nodes) & (t < row_end) & (i % GROUP < H // G)
-    position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg").to(tl.int32)
+    position = tl.load(positions_ptr + t, mask=inside, other=-1, cache_modifier=".cg")
+    position = position.to(tl.int32)
     # a row of padding may end before that split, or after the path; then it has no keys here
-    has_keys = (position >= begin) & (position - path_start < D1)
+    is_on_path = position - path_start < D1
+    has_keys = (position >= begin) & is_on_path
     last = tl.max(tl.where(has_keys, position, -1), axis=0)
-    if IS_SPLIT:  # noqa: SIM102  # what is compiled
-        if (is_next > 0) & (last < 0):
-            return  # without a wait: programs of the split before it wait
     end = tl.minimum(split_start(split + 1), tl.maximum(last, tl.maximum(path_tile, begin)) + 1)
-    rows = first_row, row_end, width, positions_ptr, slots_ptr, path_start, D1
+    rows = first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1
     slot = _slots_of_tile(rows, keys, begin, -1, S, SHARED)
     begin_beside(is_beside, PDL)
     if is_needed & (first_row < row_end):
         q = load_queries(q_ptr, t, head, inside, H, C)
-        # where programs share splits there may be no place for nothing; else combine.py looks for
-        # two partial results, in order, or behind all before, which are one
-        is_stored = inside & has_keys if IS_SPLIT else inside
+        is_stored = inside & has_keys
         first_part = (t * H + head).to(tl.int64) * NS + (split if IS_SPLIT else 1 + is_next)
+        if not IS_SPLIT:
+            # combine.py looks for two partial results behind all before, which are one
+            is_stored = inside & (has_keys | (is_next == 0))
+            is_without = inside & (is_next == 0) & ((position < border) | ~is_on_path)
+            store_kept(stats_ptr + (first_part + 1) * 2, float("-inf"), is_without)
         peak, total, acc = no_keys(ROWS, C)
         # All nodes at once; if not all results are numbers, one node after another, since values of
         # one may have reached others, though with a weight of 0. In one loop, because code that has
@@ -136,7 +142,7 @@ def attend_paths(
         only, turns, start = -1, 0, begin
         while only < turns:
             k, v = _load_path_keys(keys, slot, g, G, S, C)
-            is_seen = _is_seen(slot, node, width, SHARED)
+            is_seen = _is_seen(slot, node, shift, SHARED)
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
             start += S
             if start >= end:
@@ -149,14 +155,22 @@ def attend_paths(
                 peak, total, acc = no_keys(ROWS, C)
             if only < turns:
                 slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
-    end_beside(PDL)
+    if tl.program_id(0) == 0:  # for all: see overlap.py
+        end_beside(PDL)
 
 
 @jit
-def _is_seen(slot, node, width, SHARED: tl.constexpr):
+def _shift(num_keys, SHARED: tl.constexpr):
+    """A node has 2 to that power columns, for so many own keys from the beginning of a step on."""
+    shift = tl.where(num_keys <= 16, 4, tl.where(num_keys <= 32, 5, 6))
+    return shift if SHARED > 0 else tl.full((), 6, tl.int32)
+
+
+@jit
+def _is_seen(slot, node, shift, SHARED: tl.constexpr):
     """Which columns of a tile each row sees. [rows, columns]"""
     i = tl.arange(0, slot.shape[0])
-    is_mine = (i < SHARED)[None, :] | (((i - SHARED) // width)[None, :] == node[:, None])
+    is_mine = (i < SHARED)[None, :] | (((i - SHARED) >> shift)[None, :] == node[:, None])
     return (slot >= 0)[None, :] & is_mine
 
 
@@ -172,11 +186,11 @@ def _slots_of_tile(rows, keys, start, only, S: tl.constexpr, SHARED: tl.constexp
     First those that all nodes share, up to the step of 16 keys in which paths begin. Then, node by
     node, those from this step on. only: of one node alone; -1: of all
     """
-    first_row, row_end, width, positions_ptr, slots_ptr, path_start, D1 = rows
+    first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1 = rows
     i = tl.arange(0, SHARED + S)
-    node = (i - SHARED) // width
+    node = (i - SHARED) >> shift
     shared = tl.maximum(path_start - start, 0) // 16 * 16 if SHARED > 0 else 0
-    column = tl.where(i < SHARED, i, shared + i % width)
+    column = tl.where(i < SHARED, i, shared + (i & ((1 << shift) - 1)))
     key = start + column
     j = key - path_start
     row = first_row + node

@@ -26,6 +26,11 @@ def num_splits(num_keys: int) -> int:
     return count
 
 
+def tiles_of_split(split: int) -> int:
+    """Of 64 keys; by the borders of `split_start`."""
+    return 1 if split < 16 else 2 if split < 40 else 4 if split < 56 else 8
+
+
 @jit
 def split_start(split):
     """First key of a split; any number of splits."""

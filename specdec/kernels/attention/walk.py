@@ -43,17 +43,17 @@ def prepare_walk(given: Pass) -> Repeated:
     in_one_loop = not plan.is_split and not plan.tile.skips_masks
     paths = rows.paths
     has_parts = plan.is_split or paths is not None  # in memory that rows before may still use
-    is_beside = plan.is_helped or (rows.is_beside and not has_parts)
+    is_beside = plan.is_helped or plan.is_wide or (rows.is_beside and not has_parts)
     sharers = min(given.parts.num_splits, plan.sharers) if plan.is_split else 1
     grid = plan.query_tiles, heads.G, sharers
     path_len = 1 if paths is None else paths.slots.shape[1]
     tails = TailPrograms.of(rows.max_query_len, path_len, heads)
-    num_tails = num_next = 0
+    num_tails = 0
     if paths is not None:
         assert path_len <= LONGEST, paths.slots.shape
-        num_tails = len(rows.idx_mapping) * tails.of_first * heads.G
-        num_next = len(rows.idx_mapping) * tails.of_next * heads.G
-        grid = num_tails + prod(grid) + num_next, 1, 1
+        num_tails = len(rows.idx_mapping) * tails.of_slot * heads.G
+        num_walks = 0 if plan.is_wide else prod(grid)
+        grid = num_tails + num_walks, 1, 1
     return Repeated(
         _paged_attention_kernel,
         grid,
@@ -62,9 +62,7 @@ def prepare_walk(given: Pass) -> Repeated:
             *((rows.positions,) * 2 if paths is None else (paths.slots, paths.starts)),
             path_len,
             num_tails,
-            num_next,
-            tails.of_first,
-            tails.of_next,
+            tails.of_slot,
             plan.tiles,
             *given.numbers(),
             *given.limits(),
@@ -80,7 +78,7 @@ def prepare_walk(given: Pass) -> Repeated:
             "GROUP": next_power_of_2(heads.group),
             "TOKENS": plan.tokens,
             "HAS_PATHS": paths is not None,
-            "WIDE_FROM": plan.wide_from,
+            "IS_WIDE": plan.is_wide,
             "PATH_ROWS": tails.rows,
             "SHARED": given.constants["S"] if tails.are_shared else 0,
             "SKIP": plan.tile.skips_masks,
@@ -105,9 +103,7 @@ def prepare_walk(given: Pass) -> Repeated:
         "path_starts_ptr",
         "D1",
         "num_tails",
-        "num_next",
-        "of_first",
-        "of_next",
+        "of_slot",
         "tiles",
         "query_len",
         "NS",
@@ -131,10 +127,8 @@ def _paged_attention_kernel(
     path_slots_ptr,  # [T, D1], with HAS_PATHS as the next three
     path_starts_ptr,  # [B]
     D1,
-    num_tails,  # programs for the splits in which paths begin; they come first
-    num_next,  # and for the splits after these, which few paths reach; they come last
-    of_first,  # of the former, for each kv head of a batch slot
-    of_next,  # of the latter
+    num_tails,  # programs for the last keys of paths; they come first
+    of_slot,  # of these, for each kv head of a batch slot
     tiles,
     query_len,
     R,
@@ -144,7 +138,7 @@ def _paged_attention_kernel(
     B,
     alone_keys,
     most,
-    is_beside,  # 1: of rows beside others of the pass, see overlap.py; found anew with WIDE_FROM
+    is_beside,  # 1: of rows beside others of the pass, or after wide_walk.py, see overlap.py
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
     G: tl.constexpr,
@@ -158,7 +152,7 @@ def _paged_attention_kernel(
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_PATHS: tl.constexpr,
-    WIDE_FROM: tl.constexpr,
+    IS_WIDE: tl.constexpr,
     PATH_ROWS: tl.constexpr,
     SHARED: tl.constexpr,
     SKIP: tl.constexpr,
@@ -168,16 +162,9 @@ def _paged_attention_kernel(
     is_needed = True
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
-    if WIDE_FROM > 0:  # a launch of wide_walk.py precedes; where a tree is long it has waited
-        slot = tl.arange(0, SLOTS)
-        path_starts = tl.load(path_starts_ptr + slot, mask=slot < B, other=0, cache_modifier=".cg")
-        is_beside = (tl.max(path_starts, axis=0) >= WIDE_FROM).to(tl.int32)
     if HAS_PATHS:
         program, programs = tl.program_id(0), tl.num_programs(0)
-        is_next = (program >= programs - num_next).to(tl.int32)
-        if (program < num_tails) | (is_next > 0):
-            program -= is_next * (programs - num_next)
-            of_slot = tl.where(is_next > 0, of_next, of_first)
+        if IS_WIDE | (program < num_tails):
             b, part, g = program // G // of_slot, program // G % of_slot, program % G
             row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
             path = (
@@ -189,11 +176,10 @@ def _paged_attention_kernel(
             )
             workspace = acc_ptr, stats_ptr, NS
             attend_paths(
-                row_start,
                 part,
+                row_start,
                 row_end,
                 g,
-                is_next,
                 is_needed,
                 q_ptr,
                 workspace,
@@ -214,7 +200,7 @@ def _paged_attention_kernel(
         program -= num_tails
         query_tile, g = program // G % (B * tiles), program % G
         turn = program // (B * tiles * G)
-        sharers = (programs - num_tails - num_next) // (B * tiles * G)
+        sharers = (programs - num_tails) // (B * tiles * G)
     else:
         query_tile, g = tl.program_id(0), tl.program_id(1)
         turn = tl.program_id(2) if IS_SPLIT else 0
@@ -248,8 +234,6 @@ def _paged_attention_kernel(
         row = first_row + tl.arange(0, TOKENS)
         found = tl.load(positions_ptr + row, mask=row < row_end, other=-1, cache_modifier=".cg")
         last = tl.where(tl.max(found, axis=0) < path_start, tl.minimum(last, S - 1), last)
-        if WIDE_FROM > 0:
-            last = tl.where(path_start >= WIDE_FROM, -1, last)
     else:
         t, head, inside, position, first, last = tile_of(
             first_row, row_end, g, positions_ptr, H, G, GROUP, TOKENS

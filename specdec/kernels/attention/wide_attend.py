@@ -5,7 +5,7 @@ each split through shared memory and the copy engine, which goes on beside the n
 """
 
 from specdec.kernels import barrier, gl, gluon_jit, hopper
-from specdec.kernels.attention.wide_splits import own_splits, tiles_of
+from specdec.kernels.attention.wide_splits import share_at, tiles_of
 from specdec.kernels.warp_roles import (
     added,
     column_beside,
@@ -20,33 +20,43 @@ from specdec.kernels.warp_roles import (
 
 
 @gluon_jit
-def own_work(rows, TOKENS: gl.constexpr, FORM: gl.constexpr):
-    """A program's kv head, its first row of the slot's, `own_splits`, turn, batch slot."""
+def own_work(rows, table, TOKENS: gl.constexpr, FORM: gl.constexpr):
+    """A program's batch slot, first row of the slot's, kv head; its splits.
+
+    Of these: how many tiles they have, whether they are merged, and where they are listed.
+    """
     path_starts_ptr, tiles, sharers, _query_len = rows
+    shares_ptr, width = table
     place = gl.program_id(0) // sharers
     turn = gl.program_id(0) % sharers
     g = place % FORM.kv_heads
     tile = place // FORM.kv_heads % tiles
     b = place // FORM.kv_heads // tiles
     begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
-    split, step, other, num_tiles, is_merged = own_splits(begin, turn, sharers)
-    num_tiles = gl.where(begin >= FORM.begins_at, num_tiles, 0)
-    splits = (split, step, other, num_tiles, is_merged)
-    return g, tile * TOKENS, splits, turn, b
+    own_ptr = shares_ptr + share_at(begin, turn, sharers, width)
+    num_tiles = gl.load(own_ptr, cache_modifier=".cg").to(gl.int32)
+    is_merged = gl.load(own_ptr + 1, cache_modifier=".cg") > 0
+    return b, tile * TOKENS, g, (num_tiles, is_merged, own_ptr + 2)
 
 
 @gluon_jit
-def attend_upper(rings, bars, rows, parts, scale, FORM: gl.constexpr):
-    _attend(rings, bars, rows, parts, scale, FORM, 0)
+def split_at(own_ptr):
+    """The split that is listed there."""
+    return gl.load(own_ptr, cache_modifier=".cg").to(gl.int32)
 
 
 @gluon_jit
-def attend_lower(rings, bars, rows, parts, scale, FORM: gl.constexpr):
-    _attend(rings, bars, rows, parts, scale, FORM, 1)
+def attend_upper(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr):
+    _attend(own, rings, bars, query_len, parts, scale, FORM, 0)
 
 
 @gluon_jit
-def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.constexpr):
+def attend_lower(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr):
+    _attend(own, rings, bars, query_len, parts, scale, FORM, 1)
+
+
+@gluon_jit
+def _attend(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr, HALF: gl.constexpr):
     """What four warps do: half the query rows, for each of the program's splits.
 
     Scores and powers of each tile while the values of the tile before it are added.
@@ -56,9 +66,9 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
     C: gl.constexpr = k_ring.shape[2]
     TOKENS: gl.constexpr = q_ring.shape[1]
     GROUP: gl.constexpr = q_ring.shape[3]
-    _path_starts_ptr, _tiles, _sharers, query_len = rows
-    g, first_row, splits, _turn, b = own_work(rows, TOKENS, FORM)
-    split, jump, other, num_tiles, is_merged = splits
+    b, first_row, g, splits = own
+    num_tiles, is_merged, own_ptr = splits
+    split, following = split_at(own_ptr), split_at(own_ptr + 1)
     place = b, first_row + HALF * (TOKENS // 2), g
     after = tiles_of(split) - 1  # of the split, behind the tile whose powers come next
     q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
@@ -85,13 +95,13 @@ def _attend(rings, bars, rows, parts, scale, FORM: gl.constexpr, HALF: gl.conste
         else:
             whole = whole_peak, whole_total, whole_acc
             whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
-            if (is_merged == 0) | (step == num_tiles - 1):
+            if (not is_merged) | (step == num_tiles - 1):
                 whole = whole_peak, whole_total, whole_acc
                 _store(parts, split, place, whole, query_len, GROUP, FORM, HALF)
                 whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
             total = gl.zeros_like(total)
-            split -= jump
-            jump, other = other, jump
+            own_ptr += 1
+            split, following = following, split_at(own_ptr + 1)
             after = tiles_of(split) - 1
         peak, decay = next_peak, next_decay
     hopper.tma.store_wait(0)

@@ -1,14 +1,27 @@
 """Which splits each program of wide_walk.py takes, and which of them are left as one result."""
 
+from functools import cache
+from heapq import heapreplace
+
+import torch
+from torch import Tensor
+
 from specdec.kernels import jit, next_power_of_2, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.splits import split_of, split_start
+from specdec.kernels.attention.splits import split_of, split_start, tiles_of_split
 from specdec.kernels.warp_roles import ROWS
+
+# Multiprocessors left for the programs of last keys, where that is an eighth of all at most.
+# Measured on an H200.
+SPARED = 20
+MOST_MERGED = 16  # splits of one tile
 
 
 def num_sharers(given: Pass) -> int:
-    """Programs for each query tile and kv head: as many as the GPU has multiprocessors for."""
-    return max(num_multiprocessors(given.rows.positions.device) // num_places(given), 1)
+    """Programs for each query tile and kv head: one for each multiprocessor, or some are left."""
+    available, places = num_multiprocessors(given.rows.positions.device), num_places(given)
+    most, fewer = available // places, (available - SPARED) // places
+    return max(fewer if 8 * fewer >= 7 * most else most, 1)
 
 
 def num_places(given: Pass) -> int:
@@ -21,42 +34,64 @@ def tiles_of_slot(given: Pass) -> int:
     return -(-given.rows.max_query_len * next_power_of_2(given.heads.group) // ROWS)
 
 
-@jit
-def num_merged(begin, sharers):
-    """Of the splits before the one of key `begin`, the first ones whose results are left as one.
+def num_merged(count: int, sharers: int) -> int:
+    """Of so many splits, the first ones whose results are left as one.
 
-    Only splits of one tile, of which there are 16. As many as one program adds up while the others
-    take the rest, if to leave a result costs as much as a tile, as it does on an H200. None where
-    one program takes all.
+    Only splits of one tile. As many as one program adds up while the others take the rest, if to
+    leave a result costs as much as a tile, as it does on an H200; to add one up, a fifth of that.
+    None where one program takes all.
     """
-    count = split_of(begin)
-    rest = split_start(count) // 64 + count
-    merged = tl.minimum(rest // (sharers + 1), tl.minimum(count, 16))
-    return tl.where(sharers > 1, merged, 0)
+    if sharers == 1:
+        return 0
+    rest = sum(tiles_of_split(split) + 1 for split in range(count))
+    return max(min((rest - sharers) // (sharers + 4), count, MOST_MERGED), 0)
+
+
+def shares(count: int, sharers: int) -> list[list[int]]:
+    """Which of the first `count` splits each program takes, in order.
+
+    The longest ones first, each by the program that has least so far. The merged ones are the last
+    program's, which goes up from the first one.
+    """
+    merged = num_merged(count, sharers)
+    own: list[list[int]] = [[] for _ in range(sharers - (merged > 0))]
+    loads = [(0, i) for i in range(len(own))]
+    for split in reversed(range(merged, count)):
+        load, i = loads[0]
+        own[i].append(split)
+        heapreplace(loads, (load + tiles_of_split(split) + 1, i))
+    return [*own, list(range(merged))] if merged else own
+
+
+@cache
+def table_of_shares(num_splits: int, sharers: int, device: torch.device) -> Tensor:
+    """For each number of splits up to this one, and each program: [num_splits + 1, sharers, any].
+
+    How many tiles; how many splits are merged, 0 for all programs but the last; the splits; zeros.
+    """
+    of_counts = [shares(count, sharers) for count in range(num_splits + 1)]
+    width = 2 + max(len(own) for each in of_counts for own in each) + 2
+    rows = []
+    for count, each in enumerate(of_counts):
+        for i, own in enumerate(each):
+            merged = num_merged(count, sharers) if i == sharers - 1 else 0
+            row = [sum(map(tiles_of_split, own)), merged, *own]
+            rows.append(row + [0] * (width - len(row)))
+    table = torch.tensor(rows, dtype=torch.int16).view(num_splits + 1, sharers, width)
+    return table.to(device)
 
 
 @jit
-def own_splits(begin, turn, sharers):
-    """What a program takes of the splits before the one of key `begin`.
+def share_at(begin, turn, sharers, width):
+    """Where the table has a program's share of the splits before the one of key `begin`."""
+    return (split_of(begin).to(tl.int32) * sharers + turn) * width
 
-    The first split, how many splits before it the next one is, how many before that the one after
-    it, and so on in turn: the longest ones first, back and forth. How many tiles they have in all.
-    And 1 for the program whose splits are merged, which goes up from the first one; else 0.
-    """
-    merged = num_merged(begin, sharers)
-    others = sharers - (merged > 0).to(tl.int32)
-    is_merged = (turn >= others).to(tl.int32)
-    split = tl.where(is_merged > 0, 0, split_of(begin) - 1 - turn)
-    step = tl.where(is_merged > 0, -1, 2 * (others - turn) - 1)
-    other = tl.where(is_merged > 0, -1, 2 * turn + 1)
-    num_tiles = merged * is_merged
-    at = tl.where(is_merged > 0, -1, split)
-    jump, next_jump = step, other
-    while (at >= merged) & (at >= 0):
-        num_tiles += tiles_of(at)
-        at -= jump
-        jump, next_jump = next_jump, jump
-    return split, step, other, num_tiles, is_merged
+
+@jit
+def merged_before(begin, shares_ptr, sharers, width):
+    """How many splits before the one of key `begin` are merged."""
+    at = share_at(begin, sharers - 1, sharers, width)
+    return tl.load(shares_ptr + at + 1, cache_modifier=".cg").to(tl.int32)
 
 
 @jit

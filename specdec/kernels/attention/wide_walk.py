@@ -4,9 +4,9 @@ Up to 128 query rows, nodes x heads of a kv head, read each key once (warp_roles
 has tiles of 64 rows. Programs share the splits before the one in which paths begin, all of whose
 keys all rows see, and leave a partial result of each. These take more memory traffic, to write here
 and to read in combine.py, than keys and values do, so the last program of each tile adds up what
-the first splits bring and leaves one result for them (wide_splits.py). The programs of walk.py,
-launched after it, attend to the rows' last keys, and to all keys of trees that begin before the
-plan's `wide_from`.
+the first splits bring and leaves one result for them (wide_splits.py). A program takes a whole
+multiprocessor; some are left for the programs of path_tails.py, launched after it, which attend to
+the rows' last keys beside it.
 
 The arithmetic is that of walk.py, and so are the bits, but for the sign of a zero: see
 prompt_attention.py.
@@ -26,10 +26,16 @@ from specdec.kernels import (
 )
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.splits import split_start
-from specdec.kernels.attention.wide_attend import attend_lower, attend_upper, own_work
+from specdec.kernels.attention.wide_attend import (
+    attend_lower,
+    attend_upper,
+    own_work,
+    split_at,
+)
 from specdec.kernels.attention.wide_splits import (
     num_places,
     num_sharers,
+    table_of_shares,
     tiles_of_slot,
 )
 from specdec.kernels.repeated import Repeated
@@ -49,7 +55,6 @@ class WideForm(NamedTuple):
 
     heads: int  # H
     kv_heads: int  # G
-    begins_at: int  # the first key at which trees may begin
     num_stages: int = 4  # tiles of keys, and of values, in shared memory
     ones: int = 8  # columns of the product that adds up powers
 
@@ -69,6 +74,7 @@ class WideWalk:
         _, _, blocks, idx, _, _ = given.requests()
         query_len, R, M, _, scale = given.numbers()
         sharers = num_sharers(given)
+        shares = table_of_shares(parts.num_splits, sharers, q_THC.device)
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
         self._keys = (N * G * S, C), (S, C)
@@ -84,6 +90,8 @@ class WideWalk:
                 blocks,
                 idx,
                 rows.paths.starts,
+                shares,
+                shares.shape[2],
                 tiles_of_slot(given),
                 sharers,
                 query_len,
@@ -92,7 +100,7 @@ class WideWalk:
                 NS,
                 scale,
             ),
-            constants={"FORM": WideForm(group * G, G, given.plan.wide_from)},
+            constants={"FORM": WideForm(group * G, G)},
             options={"num_warps": 4, "launch_pdl": True, "enable_fp_fusion": False},
         )
 
@@ -107,6 +115,8 @@ class WideWalk:
     varying=(
         "idx_ptr",
         "path_starts_ptr",
+        "shares_ptr",
+        "width",
         "tiles",
         "sharers",
         "query_len",
@@ -124,6 +134,8 @@ def _wide_walk_kernel(
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     path_starts_ptr,  # [B]
+    shares_ptr,  # [NS + 1, sharers, width]; see wide_splits.py
+    width,
     tiles,  # of a batch slot
     sharers,  # programs of each tile and kv head
     query_len,
@@ -134,12 +146,10 @@ def _wide_walk_kernel(
     FORM: gl.constexpr,
 ):
     rows = (path_starts_ptr, tiles, sharers, query_len)
-    _g, _first_row, splits, turn, _b = own_work(rows, q_desc.block_type.shape[0], FORM)
-    if splits[3] == 0:
-        # without a tile: the first of each query tile waits for all of them
+    own = own_work(rows, (shares_ptr, width), q_desc.block_type.shape[0], FORM)
+    if own[3][0] == 0:
+        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-        if turn == 0:
-            tl.extra.cuda.gdc_wait()
         return
     q_ring = make_ring(q_desc, 1)
     k_ring = make_ring(k_desc, FORM.num_stages)
@@ -155,28 +165,31 @@ def _wide_walk_kernel(
     table = (block_table_ptr, idx_ptr, R, M)
     gl.warp_specialize(
         [
-            (attend_upper, (rings, bars, rows, parts, scale, FORM)),
-            (attend_lower, (rings, bars, rows, parts, scale, FORM)),
-            (_copy, ((q_desc, k_desc, v_desc), rings, bars, rows, table, FORM)),
+            (attend_upper, (own, rings, bars, query_len, parts, scale, FORM)),
+            (attend_lower, (own, rings, bars, query_len, parts, scale, FORM)),
+            (_copy_keys, (own, (k_desc, v_desc), rings, bars, table, FORM)),
+            (_copy_queries, (own, q_desc, q_ring, q_bars, query_len)),
         ],
-        worker_num_warps=[4, 1],
-        worker_num_regs=[240, 24],
+        worker_num_warps=[4, 1, 1],
+        worker_num_regs=[240, 24, 24],
     )
 
 
 @gluon_jit
-def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
-    """What one warp does: fill the rings, as places become empty."""
-    q_desc, k_desc, v_desc = descs
-    q_ring, k_ring, v_ring, _ones = rings
+def _copy_keys(own, descs, rings, bars, table, FORM: gl.constexpr):
+    """What one warp does: fill the rings of keys and values, as places become empty.
+
+    Without a wait: what lies below a tree was there before.
+    """
+    k_desc, v_desc = descs
+    _q_ring, k_ring, v_ring, _ones = rings
     block_table_ptr, idx_ptr, R, M = table
-    _path_starts_ptr, _tiles, _sharers, query_len = rows
     S: gl.constexpr = k_ring.shape[1]
-    g, first_row, splits, _turn, b = own_work(rows, q_ring.shape[1], FORM)
-    split, jump, other, num_tiles, _is_merged = splits
+    b, _first_row, g, splits = own
+    num_tiles, _is_merged, own_ptr = splits
     slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
     blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
-    ahead = gl.minimum(num_tiles, FORM.num_stages) - 1
+    split, following = split_at(own_ptr), split_at(own_ptr + 1)
     tile = split_start(split) // S
     end = split_start(split + 1) // S
     block = gl.load(blocks_ptr + tile, cache_modifier=".cg").to(gl.int32)
@@ -184,14 +197,19 @@ def _copy(descs, rings, bars, rows, table, FORM: gl.constexpr):
         at = (block * FORM.kv_heads + g) * S
         tile += 1
         if tile == end:
-            split = gl.maximum(split - jump, 0)
-            jump, other = other, jump
+            own_ptr += 1
+            split, following = following, split_at(own_ptr + 1)
             tile = split_start(split) // S
             end = split_start(split + 1) // S
         block = gl.load(blocks_ptr + tile, cache_modifier=".cg").to(gl.int32)
         fill(k_desc, [at, 0], k_ring, bars[1], step)
         fill(v_desc, [at, 0], v_ring, bars[2], step)
-        if step == ahead:  # keys below a tree were there before; its queries are new
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
-            fill(q_desc, [b * query_len + first_row, g, 0, 0], q_ring, bars[0], 0)
+
+
+@gluon_jit
+def _copy_queries(own, q_desc, q_ring, q_bars, query_len):
+    """What another warp does: wait for the tree's queries, which are new."""
+    b, first_row, g, _splits = own
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+    fill(q_desc, [b * query_len + first_row, g, 0, 0], q_ring, q_bars, 0)

@@ -46,10 +46,11 @@ def compile_wide(heads: int, kv_heads: int, C: int, dtype: str):
         "acc_desc": desc("fp32", 32, 1, warp_roles.ROWS // group // 2, 1, group, C),
         "stats_ptr": "*fp32",
         **dict.fromkeys(("block_table_ptr", "idx_ptr", "path_starts_ptr"), "*i64"),
-        **dict.fromkeys(("tiles", "sharers", "query_len", "R", "M", "NS"), "i32"),
+        "shares_ptr": "*i16",
+        **dict.fromkeys(("width", "tiles", "sharers", "query_len", "R", "M", "NS"), "i32"),
         "scale": "fp32",
     }
-    form = wide_walk.WideForm(heads, kv_heads, begins_at=0)
+    form = wide_walk.WideForm(heads, kv_heads)
     return compile_for_hopper(wide_walk._wide_walk_kernel, signature, form)
 
 

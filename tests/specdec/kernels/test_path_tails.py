@@ -24,7 +24,7 @@ from tests.specdec.kernels.tree_cases import Tree, chain, random_tree, tree_case
 BORDERS = (63, 64, 65, 1023, 1024, 1025, 1152, 4096, 4352, 8191, 8192, 8193, 8704)
 GROUPS = (1, 2, 4, 5, 7, 8)
 FP16, BF16 = torch.float16, torch.bfloat16
-# where the kernel's argument of this name is, of those after a layer's tensors; then num_next
+# where the kernel's argument of this name is, of those after a layer's tensors
 NUM_TAILS = 9
 # each group compiles some nine kernels
 ON_GPU = [
@@ -81,13 +81,13 @@ def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
 def test_nodes_share_programs(exact_interpreter):
     """By themselves bits would not tell."""
     heads = Heads(4, 8, 128, 2)
-    assert TailPrograms.of(8, 6, heads) == (4, 2, 16, True)
-    assert TailPrograms.of(8, 18, heads) == (8, 4, 16, True)
-    assert TailPrograms.of(8, 34, heads) == (8, 8, 16, True)
+    assert TailPrograms.of(8, 6, heads) == (4, 16, True)
+    assert TailPrograms.of(8, 17, heads) == (4, 16, True)
+    assert TailPrograms.of(8, 18, heads) == (16, 16, True)
     assert not TailPrograms.of(8, 6, heads._replace(C=256)).are_shared
     case = tree_case([random_tree(60, 8, 4)] * 2, H=4, G=2, dtype=FP16)
     case.attend(launch_paged_attention, case.tree)
-    assert case.tree.launches[0]._then[NUM_TAILS:][:2] == (2 * 4 * 2, 2 * 2 * 2)
+    assert case.tree.launches[0]._then[NUM_TAILS] == 2 * 4 * 2
 
 
 @pytest.mark.parametrize("base", [30, 62])
@@ -226,6 +226,19 @@ def test_a_tile_of_padding_is_a_number_whatever_the_workspace_held(device, cut, 
     assert case.attend(launch_paged_attention, rows).isfinite().all()
 
 
+def test_a_row_behind_its_path_is_a_number_where_one_program_walks_all(device, monkeypatch):
+    """It has no keys of its own, and leaves results all the same."""
+    monkeypatch.setattr(launch_plan, "FULL", 0)
+    case = tree_case([chain(1140, 5)], H=2, G=1, dtype=FP16, device=device)
+    T, H, C = case.q.shape
+    rows = replace(
+        case.tree,
+        positions=case.tree.positions.index_fill(0, torch.tensor([T - 1], device=device), 1160),
+        workspace=torch.full((T * H * 3 * (C + 2),), torch.nan, device=device),
+    )
+    assert case.attend(launch_paged_attention, rows).isfinite().all()
+
+
 def test_what_was_added_up_may_be_forgotten(cut, forget):
     """Each partial result is read once; the next layer writes it again."""
     trees = [random_tree(1100, 4, 2), random_tree(70, 4, 2, seed=1)]
@@ -245,11 +258,11 @@ def test_what_was_added_up_may_be_forgotten(cut, forget):
 def apart(rows):
     """A launch of the programs for the last keys of paths, and one of the others."""
     both = rows.launches[0]
-    num_tails, num_next = both._then[NUM_TAILS:][:2]
+    num_tails = both._then[NUM_TAILS]
     tails, rest = copy.copy(both), copy.copy(both)
-    tails._grid = num_tails + num_next, 1, 1
-    rest._grid = both._grid[0] - num_tails - num_next, 1, 1
-    rest._then = *both._then[:NUM_TAILS], 0, 0, *both._then[NUM_TAILS + 2 :]
+    tails._grid = num_tails, 1, 1
+    rest._grid = both._grid[0] - num_tails, 1, 1
+    rest._then = *both._then[:NUM_TAILS], 0, *both._then[NUM_TAILS + 1 :]
     for each in (tails, rest):
         each._found = None
     return tails, rest

@@ -15,7 +15,7 @@ from specdec.kernels.attention.launch_plan import WIDE_FROM, has_less_when_short
 from specdec.kernels.attention.parts import load_part
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import add_part, num_splits
-from specdec.kernels.attention.wide_splits import own_splits, tiles_of
+from specdec.kernels.attention.wide_splits import num_merged, shares, table_of_shares
 from specdec.kernels.attention.workspace import workspace_size
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
 
@@ -27,16 +27,16 @@ SHAPES = [(BF16, 128, 4), (BF16, 128, 5), (FP16, 128, 8), (BF16, 64, 4), (FP16, 
 def test_large_trees_are_walked_wide():
     heads = Heads(4, 8, 128, 2)
     found = {
-        (B, rows, keys): plan_launch(B, rows, heads, has_paths=True, most_keys=keys).wide_from
+        (B, rows, keys): plan_launch(B, rows, heads, has_paths=True, most_keys=keys).is_wide
         for B in (1, 2)
         for rows in (16, 17, 32)
         for keys in (WIDE_FROM, WIDE_FROM + 64, None)
     }
-    wide = {each for each, wide_from in found.items() if wide_from}
+    wide = {each for each, is_wide in found.items() if is_wide}
     assert wide == {(B, rows, k) for B in (1, 2) for rows in (17, 32) for k in (3136, None)}
     chain, tree = (plan_launch(2, 32, heads, has_paths=each) for each in (False, True))
-    assert not chain.wide_from
-    assert tree.kind != tree._replace(wide_from=0).kind  # other kernels
+    assert not chain.is_wide
+    assert tree.kind != tree._replace(is_wide=False).kind  # other kernels
 
 
 def test_short_contexts_need_less_where_trees_are_large_or_alone():
@@ -61,49 +61,61 @@ def test_lengths_with_other_kernels_have_other_numbers_of_splits():
         assert num_splits(border) < num_splits(border + 1)
 
 
-@jit
-def _own_kernel(out_ptr, begin_ptr, sharers, most):
-    """What each program takes: how many of its splits are merged, and the splits in its order."""
-    i, turn = tl.program_id(0), tl.program_id(1)
-    begin = tl.load(begin_ptr + i).to(tl.int32)
-    split, step, other, num_tiles, is_merged = own_splits(begin, turn, sharers)
-    at = out_ptr + (i * sharers + turn) * most
-    tl.store(at, is_merged * num_tiles)
-    left = num_tiles
-    while left > 0:
-        at += 1
-        tl.store(at, split)
-        left -= tiles_of(split)
-        split -= step
-        step, other = other, step
+def num_tiles(splits):
+    """Of 64 keys, by the borders of splits."""
+    return sum((64, 128, 256, 512)[(s >= 16) + (s >= 40) + (s >= 56)] // 64 for s in splits)
 
 
-def owned(begins, sharers):
-    """By place where paths begin: of each program, how many splits are merged, and its splits."""
-    most = num_splits(max(begins)) + 2
-    out = torch.full((len(begins), sharers, most), -1, dtype=torch.int64)
-    _own_kernel[(len(begins), sharers)](out, torch.tensor(begins), sharers, most)
-    return [[(first, [s for s in own if s >= 0]) for first, *own in each] for each in out.tolist()]
+def times(count, sharers):
+    """Of each program, in tiles, if to leave a result takes as long as one."""
+    merged = num_merged(count, sharers)
+    programs = shares(count, sharers)
+    results = [1 if merged and i == sharers - 1 else len(own) for i, own in enumerate(programs)]
+    return [num_tiles(own) + left for own, left in zip(programs, results, strict=True)]
 
 
-@pytest.mark.parametrize("sharers", [1, 2, 3, 5, 16, 66])
-def test_each_split_is_taken_once(exact_interpreter, sharers):
-    begins = [3072, 3135, 4095, 4096, 5000, 8191, 8192, 8703, 8704, 20000]
-    for begin, programs in zip(begins, owned(begins, sharers), strict=True):
-        count = num_splits(begin + 1) - 1  # before the one in which paths begin
-        assert sorted(split for _, own in programs for split in own) == list(range(count))
-        *others, (merged, own) = programs
-        assert not any(merged for merged, _ in others)
-        assert own[:merged] == list(range(merged))
-        assert merged == (
-            0 if sharers == 1 else min((count + whole_tiles(count)) // (sharers + 1), 16)
-        )
-        assert all(own == sorted(own, reverse=True) for _, own in others)
+COUNTS = [0, 1, 2, 15, 16, 17, 39, 40, 55, 56, 57, 72, 100, 296]
 
 
-def whole_tiles(count):
-    """Of 64 keys, in so many splits."""
-    return sum((64, 128, 256, 512)[(s >= 16) + (s >= 40) + (s >= 56)] for s in range(count)) // 64
+@pytest.mark.parametrize("sharers", [1, 2, 3, 4, 7, 14, 16, 66])
+def test_each_split_is_taken_once(sharers):
+    for count in COUNTS:
+        programs = shares(count, sharers)
+        assert len(programs) == sharers
+        assert sorted(split for own in programs for split in own) == list(range(count))
+        merged = num_merged(count, sharers)
+        others = programs[:-1] if merged else programs
+        assert all(own == sorted(own, reverse=True) for own in others)
+        if merged:
+            assert programs[-1] == list(range(merged))
+            assert merged <= 16
+
+
+def test_no_program_takes_much_longer_than_the_others():
+    for count in COUNTS:
+        for sharers in (14, 16):
+            found = times(count, sharers)
+            longest_split = num_tiles([count - 1]) + 1 if count else 0
+            most = max(1.1 * sum(found) / sharers + 2, longest_split)
+            assert max(found) <= most, (count, sharers)
+
+
+def test_the_table_lists_the_shares():
+    table = table_of_shares(72, 14, torch.device("cpu"))
+    assert table.dtype == torch.int16
+    for count in range(73):
+        for i, own in enumerate(shares(count, 14)):
+            tiles, merged, *splits = table[count, i].tolist()
+            assert tiles == num_tiles(own)
+            assert merged == (num_merged(count, 14) if i == 13 else 0)
+            assert splits[: len(own)] == own
+            assert splits[len(own) :] == [0] * (len(splits) - len(own))
+            assert len(splits) >= len(own) + 2  # the next one is loaded ahead
+
+
+def test_a_program_merges_as_many_splits_as_it_has_time_for():
+    cases = [(40, 14), (40, 4), (72, 14), (40, 1)]
+    assert [num_merged(count, sharers) for count, sharers in cases] == [5, 12, 16, 0]
 
 
 @jit
@@ -132,10 +144,9 @@ def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch):
     assert out.isfinite().all()
     monkeypatch.setattr(combine, "num_sharers", lambda given: 4)
     given = launch._pass_of(case.q, case.cache, rows)
-    given = given._replace(plan=given.plan._replace(wide_from=WIDE_FROM))
+    given = given._replace(plan=given.plan._replace(is_wide=True))
     H, NS = 2, given.parts.num_splits
-    [programs] = owned([WIDE_FROM + 40], 4)
-    count, _ = programs[-1]
+    count = num_merged(num_splits(WIDE_FROM), 4)
     assert count > 1
     _merge_kernel[(3 * H,)](given.parts.acc, given.parts.stats, NS, count, 16)
     own = 3 * H * NS
@@ -161,7 +172,7 @@ def walked(monkeypatch):
             patched.setattr(launch, "has_wide_walk", lambda *_: False)
             expected = case.attend(launch_paged_attention, replace(rows))
         given = launch._pass_of(case.q, case.cache, rows)
-        assert given.plan.wide_from
+        assert given.plan.is_wide
         return case.attend(launch_paged_attention, replace(rows)), expected
 
     return attend
@@ -209,7 +220,7 @@ def test_a_captured_pass_goes_from_one_kernel_to_the_other():
     first = cases[0]
     rows = replace(first.tree, max_seq_len=9216)
     out = torch.zeros_like(first.q)
-    assert launch._pass_of(first.q, first.cache, rows).plan.wide_from
+    assert launch._pass_of(first.q, first.cache, rows).plan.is_wide
     launch_paged_attention(first.q, out, first.cache, rows)  # compiles
     pool = CudaBackend(torch.device("cuda")).new_pool()
     graph, _ = capture_graph(

@@ -17,10 +17,10 @@ other. The kernel that walks keys lets the next one start only once it has waite
 may read queries and keys at once, too. It waits before it ends instead (`end_beside`): whoever
 waits for the last launch has waited for all. Programs that share splits and have none end without
 waiting: the first of each query tile, or of the launch, waits for all of them. Programs for the
-last keys of paths that have none do so too, and beside the walk of large trees (wide_walk.py) all
-but the first end as soon as they have left their results: others take their places. That walk has
-its keys loaded without a wait, as they were there before the last product; one warp waits for the
-queries.
+last keys of paths that have no part of them end so, too. Beside the walk of large trees
+(wide_walk.py), whose programs all wait before they let the next start, all but the first end as
+soon as they have left their results, and others take their places. That walk has its keys loaded
+without a wait, as they were there before the last product; one warp waits for the queries.
 
 Tried and dropped: prefetching the first weights (prefetch.global.L2) before the wait costs 1 to 3 %
 of a decode pass; prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside

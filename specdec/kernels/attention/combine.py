@@ -11,7 +11,7 @@ from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, drop_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.attention.wide_splits import merged_before, num_sharers, table_of_shares
+from specdec.kernels.attention.wide_splits import merged_before, num_sharers, shares_of
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.kept import LINE, store_kept
 from specdec.kernels.needed import need
@@ -25,10 +25,10 @@ MANY_AT_ONCE = 16  # for all other rows
 # Programs that add up begin while the last ones that share splits end, and would crowd the
 # multiprocessors that happen to be free: 128 of them were seen on 23 of 132. So each reserves a
 # part of the shared memory that the others leave, and few fit one multiprocessor. With more
-# programs than this it costs more than it brings, except after wide_walk.py, which leaves nothing
-# until it ends. Measured on an H200.
+# programs than this it costs more than it brings, except after wide_walk.py, beside whose programs
+# there is no room. Measured on an H200.
 FEW_PROGRAMS, LEFT, MOST_RESERVED = 512, 100 * 1024, 48 * 1024  # bytes of a multiprocessor
-ALL = 227 * 1024  # that a multiprocessor of a Hopper GPU has
+ALL = 227 * 1024  # that a program of a Hopper GPU can have
 
 
 def prepare_combine(given: Pass) -> Repeated:
@@ -38,7 +38,7 @@ def prepare_combine(given: Pass) -> Repeated:
     shares, sharers = None, 1
     if given.plan.is_wide:
         sharers = num_sharers(given)
-        shares = table_of_shares(parts.num_splits, sharers, parts.acc.device)
+        shares = shares_of(given, sharers)
     return Repeated(
         _combine_kernel,
         grid,
@@ -79,9 +79,9 @@ def line_columns(given: Pass) -> int:
 
 
 def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
-    """Bytes of shared memory, so that a multiprocessor holds one program more than its share.
+    """Bytes of shared memory, so that a multiprocessor holds its share of programs and one more.
 
-    is_wide: after wide_walk.py
+    is_wide: after wide_walk.py, where all of it is theirs; then the one more fits if it is small
     """
     if device.type != "cuda" or (num_programs > FEW_PROGRAMS and not is_wide):
         return 0
@@ -109,7 +109,7 @@ def _combine_kernel(
     path_starts_ptr,  # [B], with shares_ptr
     query_len,
     B,
-    shares_ptr,  # [NS + 1, sharers, width] of wide_walk.py, or None; see wide_splits.py
+    shares_ptr,  # [any, sharers, width] of wide_walk.py, or None; see wide_splits.py
     sharers,
     width,
     NS,

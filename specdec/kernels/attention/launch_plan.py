@@ -39,7 +39,7 @@ FEWER_REGISTERS = 32, 168
 SHARING_ROWS = 32  # query rows for which tiles are made larger than slots usually need
 PATH_ROWS = 64  # of a tile, at most, where rows have paths
 # wide_walk.py walks the shared keys of trees with more query rows than PATH_ROWS, where it can run
-# and a slot may have more keys. Measured on an H200. A border of splits.
+# and a slot may have more keys than this. Measured on an H200. A border of splits.
 WIDE_FROM = 3072
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64

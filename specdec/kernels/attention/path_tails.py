@@ -46,7 +46,7 @@ TOGETHER = 256  # bytes of a key up to which a program has several nodes
 class TailPrograms(NamedTuple):
     """The programs for the last keys of paths, of one pass, for each kv head of a batch slot."""
 
-    of_slot: int
+    of_slot: int  # as many as a slot's rows have parts, at most
     rows: int  # of a product
     are_shared: bool  # by several nodes
 
@@ -57,7 +57,7 @@ class TailPrograms(NamedTuple):
         if heads.C * heads.itemsize > TOGETHER:
             return TailPrograms(2 * max_query_len, max(rows, MIN_ROWS), False)
         # enough of them wherever paths begin: short ones touch two steps of a split, or one, and
-        # then maybe one of the next split
+        # then maybe one of the next split; of longer ones each node may have a part in both splits
         each = MOST_NODES if path_len <= STEP + 1 else 1
         of_slot = 2 * -(-max_query_len // each)
         return TailPrograms(of_slot, max(rows * MOST_NODES, MIN_ROWS), True)
@@ -103,9 +103,9 @@ def attend_paths(
     num_rows = row_end - row_start
     of_first = ((num_rows << first_shift) + S - 1) // S
     of_next = tl.where(beyond > 0, ((num_rows << next_shift) + S - 1) // S, 0)
-    num_parts = tl.maximum(of_first + of_next, 1)  # without rows the first program waits
+    num_parts = tl.maximum(of_first + of_next, 1)
     if part >= num_parts:
-        return  # without a wait: the first program does not
+        return  # without a wait; the first program always has a part, and waits for all
     is_next = (part >= of_first).to(tl.int32)
     split = split_of(path_tile) + is_next
     begin = split_start(split)
@@ -128,7 +128,7 @@ def attend_paths(
     begin_beside(is_beside, PDL)
     if is_needed & (first_row < row_end):
         q = load_queries(q_ptr, t, head, inside, H, C)
-        is_stored = inside & has_keys
+        is_stored = inside & has_keys  # there may be no place for more, where splits are shared
         first_part = (t * H + head).to(tl.int64) * NS + (split if IS_SPLIT else 1 + is_next)
         if not IS_SPLIT:
             # combine.py looks for two partial results behind all before, which are one

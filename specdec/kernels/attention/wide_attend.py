@@ -20,12 +20,12 @@ from specdec.kernels.warp_roles import (
 
 
 @gluon_jit
-def own_work(rows, table, TOKENS: gl.constexpr, FORM: gl.constexpr):
+def own_work(slots, table, TOKENS: gl.constexpr, FORM: gl.constexpr):
     """A program's batch slot, first row of the slot's, kv head; its splits.
 
     Of these: how many tiles they have, whether they are merged, and where they are listed.
     """
-    path_starts_ptr, tiles, sharers, _query_len = rows
+    path_starts_ptr, tiles, sharers = slots
     shares_ptr, width = table
     place = gl.program_id(0) // sharers
     turn = gl.program_id(0) % sharers

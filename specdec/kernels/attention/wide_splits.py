@@ -8,11 +8,11 @@ from torch import Tensor
 
 from specdec.kernels import jit, next_power_of_2, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.splits import split_of, split_start, tiles_of_split
+from specdec.kernels.attention.splits import num_splits, split_of, split_start, tiles_of_split
 from specdec.kernels.warp_roles import ROWS
 
-# Multiprocessors left for the programs of last keys, where that is an eighth of all at most.
-# Measured on an H200.
+# Multiprocessors left for the programs of last keys, where that takes an eighth of the walk's
+# programs, or less. Measured on an H200.
 SPARED = 20
 MOST_MERGED = 16  # splits of one tile
 
@@ -37,9 +37,11 @@ def tiles_of_slot(given: Pass) -> int:
 def num_merged(count: int, sharers: int) -> int:
     """Of so many splits, the first ones whose results are left as one.
 
-    Only splits of one tile. As many as one program adds up while the others take the rest, if to
-    leave a result costs as much as a tile, as it does on an H200; to add one up, a fifth of that.
-    None where one program takes all.
+    Only splits of one tile. Of 14 to 16 programs one adds up as many while the others take the
+    rest, if to leave a result costs as much as a tile, as it does on an H200; to add one up, a
+    fifth of that. Of fewer programs the others take longer, but there are more slots, whose results
+    the cache may not hold: with 4 slots behind 4,096 keys it pays. None where one program takes
+    all.
     """
     if sharers == 1:
         return 0
@@ -63,13 +65,21 @@ def shares(count: int, sharers: int) -> list[list[int]]:
     return [*own, list(range(merged))] if merged else own
 
 
+def shares_of(given: Pass, sharers: int) -> Tensor:
+    """The table for all that an engine's requests can have, so that its warm-up makes it."""
+    rows, S = given.rows, given.constants["S"]
+    assert isinstance(S, int)
+    most = num_splits(rows.block_table.shape[1] * S)
+    return table_of_shares(most, sharers, rows.positions.device)
+
+
 @cache
-def table_of_shares(num_splits: int, sharers: int, device: torch.device) -> Tensor:
-    """For each number of splits up to this one, and each program: [num_splits + 1, sharers, any].
+def table_of_shares(most: int, sharers: int, device: torch.device) -> Tensor:
+    """For each number of splits up to the most, and each program: [most + 1, sharers, any].
 
     How many tiles; how many splits are merged, 0 for all programs but the last; the splits; zeros.
     """
-    of_counts = [shares(count, sharers) for count in range(num_splits + 1)]
+    of_counts = [shares(count, sharers) for count in range(most + 1)]
     width = 2 + max(len(own) for each in of_counts for own in each) + 2
     rows = []
     for count, each in enumerate(of_counts):
@@ -77,7 +87,7 @@ def table_of_shares(num_splits: int, sharers: int, device: torch.device) -> Tens
             merged = num_merged(count, sharers) if i == sharers - 1 else 0
             row = [sum(map(tiles_of_split, own)), merged, *own]
             rows.append(row + [0] * (width - len(row)))
-    table = torch.tensor(rows, dtype=torch.int16).view(num_splits + 1, sharers, width)
+    table = torch.tensor(rows, dtype=torch.int16).view(most + 1, sharers, width)
     return table.to(device)
 
 

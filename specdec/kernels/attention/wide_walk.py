@@ -3,10 +3,10 @@
 Up to 128 query rows, nodes x heads of a kv head, read each key once (warp_roles.py), where walk.py
 has tiles of 64 rows. Programs share the splits before the one in which paths begin, all of whose
 keys all rows see, and leave a partial result of each. These take more memory traffic, to write here
-and to read in combine.py, than keys and values do, so the last program of each tile adds up what
-the first splits bring and leaves one result for them (wide_splits.py). A program takes a whole
-multiprocessor; some are left for the programs of path_tails.py, launched after it, which attend to
-the rows' last keys beside it.
+and to read in combine.py, than keys and values do, so for each tile and kv head the last program
+adds up what the first splits bring and leaves one result for them (wide_splits.py). A program takes
+a whole multiprocessor; some are left for the programs of path_tails.py, launched after it, which
+attend to the rows' last keys beside it.
 
 The arithmetic is that of walk.py, and so are the bits, but for the sign of a zero: see
 prompt_attention.py.
@@ -35,7 +35,7 @@ from specdec.kernels.attention.wide_attend import (
 from specdec.kernels.attention.wide_splits import (
     num_places,
     num_sharers,
-    table_of_shares,
+    shares_of,
     tiles_of_slot,
 )
 from specdec.kernels.repeated import Repeated
@@ -74,7 +74,7 @@ class WideWalk:
         _, _, blocks, idx, _, _ = given.requests()
         query_len, R, M, _, scale = given.numbers()
         sharers = num_sharers(given)
-        shares = table_of_shares(parts.num_splits, sharers, q_THC.device)
+        shares = shares_of(given, sharers)
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
         self._keys = (N * G * S, C), (S, C)
@@ -134,7 +134,7 @@ def _wide_walk_kernel(
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     path_starts_ptr,  # [B]
-    shares_ptr,  # [NS + 1, sharers, width]; see wide_splits.py
+    shares_ptr,  # [any, sharers, width]; see wide_splits.py
     width,
     tiles,  # of a batch slot
     sharers,  # programs of each tile and kv head
@@ -145,9 +145,11 @@ def _wide_walk_kernel(
     scale,
     FORM: gl.constexpr,
 ):
-    rows = (path_starts_ptr, tiles, sharers, query_len)
-    own = own_work(rows, (shares_ptr, width), q_desc.block_type.shape[0], FORM)
-    if own[3][0] == 0:
+    slots = (path_starts_ptr, tiles, sharers)
+    own = own_work(slots, (shares_ptr, width), q_desc.block_type.shape[0], FORM)
+    _b, _first_row, _g, splits = own
+    num_tiles, _is_merged, _own_ptr = splits
+    if num_tiles == 0:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
         return

@@ -68,14 +68,19 @@ def test_rows_beside_others_get_the_bits_of_rows_by_themselves(verify, prompts):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_trees", [2, 40])
-def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees):
-    """Of many trees one program walks all splits of shared keys, of few they are shared."""
+@pytest.mark.parametrize("num_trees, num_nodes", [(2, 8), (40, 8), (1, 32), (4, 32)])
+def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees, num_nodes):
+    """Of many trees one program walks all splits of shared keys, of few they are shared.
+
+    The last keys of large trees are attended to beside the walk of the others.
+    """
     torch.manual_seed(0)
-    trees = [random_tree((70, 1030, 4200, 300)[i % 4], 8, 4, i) for i in range(num_trees)]
+    bases = [(4200, 70, 1030, 40)[i % 4] for i in range(num_trees)]
+    trees = [random_tree(base, num_nodes, 4, i) for i, base in enumerate(bases)]
     case = tree_case(trees, H=GROUP * G, G=G, C=C, dtype=BF16, device="cuda")
-    plan = plan_launch(num_trees, 8, Heads(GROUP, G, C, 2), has_paths=True)
-    assert plan.is_split == (num_trees == 2)
+    plan = plan_launch(num_trees, num_nodes, Heads(GROUP, G, C, 2), has_paths=True)
+    assert plan.is_split == (num_trees < 40)
+    assert plan.is_wide == (num_nodes == 32)
     run = passes(case.tree.positions, case.node_slots, case.cache)
 
     def one_by_one(q, out, kv):
@@ -88,6 +93,7 @@ def test_rows_of_trees_get_the_bits_of_launches_one_by_one(num_trees):
         launch_paged_attention(q, out, kv, case.tree)
 
     run(attend)  # compiles
+    assert len(case.tree.launches) == 2 + plan.is_wide
     expected = run(one_by_one)
     assert not expected.isnan().any()
     assert torch.equal(run(attend), expected)

@@ -1,6 +1,7 @@
 """A row that reads its last keys by slots gets the bits of plain decoding, kernel and twin."""
 
 import copy
+import itertools
 from dataclasses import replace
 from itertools import product
 
@@ -76,6 +77,32 @@ def test_longer_paths_take_more_columns_of_a_tile(device, cut, num_nodes, base):
     case = tree_case([chain(base, num_nodes)], H=2, G=1, dtype=FP16, device=device)
     by_slots = case.attend(launch_paged_attention, case.tree)
     assert torch.equal(by_slots, case.attend(launch_paged_attention, case.plain))
+
+
+def num_parts(num_rows, path_len, start):
+    """Of a slot's rows: so many share the tiles of the splits that their paths reach."""
+    border = next(
+        b for b in itertools.count(0, 64) if b > start and num_splits(b) < num_splits(b + 1)
+    )
+    count = 0
+    for first, end in (
+        (start // 16 * 16, min(start + path_len, border)),
+        (border, start + path_len),
+    ):
+        if first < end:
+            columns = next(width for width in (16, 32, 64) if end - first <= width or width == 64)
+            count += -(-num_rows // (64 // columns))
+    return count
+
+
+def test_there_are_programs_for_all_parts():
+    heads = Heads(4, 8, 128, 2)
+    starts = [b + i for b in (0, 64, 960, 1024, 1152, 4096, 8192) for i in range(64)]
+    for path_len in (1, 2, 6, 16, 17, 18, 33, 64):
+        for num_rows in (1, 3, 4, 5, 16, 17, 33):
+            programs = TailPrograms.of(num_rows, path_len, heads).of_slot
+            most = max(num_parts(num_rows, path_len, start) for start in starts)
+            assert programs / 2 <= most <= programs, (path_len, num_rows)
 
 
 def test_nodes_share_programs(exact_interpreter):

@@ -13,8 +13,15 @@ from specdec.kernels.attention import combine, launch, launch_plan
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import WIDE_FROM, has_less_when_short, plan_launch
 from specdec.kernels.attention.parts import load_part
+from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_tiles import Heads
-from specdec.kernels.attention.splits import add_part, num_splits
+from specdec.kernels.attention.splits import (
+    add_part,
+    num_splits,
+    split_start,
+    tiles_of_split,
+)
+from specdec.kernels.attention.walk import prepare_walk
 from specdec.kernels.attention.wide_splits import num_merged, shares, table_of_shares
 from specdec.kernels.attention.workspace import workspace_size
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
@@ -133,6 +140,68 @@ def _merge_kernel(acc_ptr, stats_ptr, NS, count, C: tl.constexpr):
     tl.store(acc_ptr + at * C + c, acc)
 
 
+@jit
+def _borders_kernel(out_ptr):
+    split = tl.program_id(0)
+    tl.store(out_ptr + split, split_start(split))
+
+
+def test_the_host_knows_how_many_tiles_a_split_has(exact_interpreter):
+    """Warps that count others would wait for each other for ever."""
+    starts = torch.zeros(120, dtype=torch.int64)
+    _borders_kernel[(120,)](starts)
+    assert starts.diff().tolist() == [tiles_of_split(split) * 64 for split in range(119)]
+
+
+@pytest.mark.parametrize("bases", [(1100, 200), (40, 3100)])
+def test_last_keys_have_a_launch_of_their_own_beside_the_walk(exact_interpreter, bases):
+    """They leave what they leave where other programs walk the shared keys."""
+    torch.manual_seed(0)
+    trees = [random_tree(base, 4, 2, seed=base) for base in bases]
+    case = tree_case(trees, H=2, G=1, dtype=FP16)
+    found = []
+    for is_wide in (False, True):
+        rows = replace(case.tree, workspace=torch.full((10**6,), torch.nan))
+        given = launch._pass_of(case.q, case.cache, rows)
+        given = given._replace(plan=given.plan._replace(is_wide=is_wide))
+        prepared = prepare_walk(given)
+        prepared(torch.empty_like(case.q), case.q, *case.cache.unbind())
+        found.append((prepared, given.parts))
+    (whole, both), (alone, last) = found
+    num_tails = 2 * TailPrograms.of(4, 3, Heads(2, 1, 16, 2)).of_slot
+    assert alone._grid == (num_tails, 1, 1)
+    assert whole._grid[0] > num_tails
+    own = 8 * 2 * last.num_splits
+    written = ~last.stats[: own * 2].isnan()
+    assert torch.equal(last.stats[: own * 2][written], both.stats[: own * 2][written])
+    splits = written.view(8, 2, -1, 2).any((1, 3))
+    for row, position in enumerate(case.tree.positions.tolist()):
+        begin = num_splits(bases[row // 4] // 64 * 64 + 1) - 1
+        assert splits[row].nonzero().flatten().tolist() == list(
+            range(begin, num_splits(position + 1))
+        )
+    of_splits = both.acc[: own * 16].view(8, 2, -1, 16), last.acc[: own * 16].view(8, 2, -1, 16)
+    assert torch.equal(*(acc[splits[:, None].expand(8, 2, -1)] for acc in of_splits))
+
+
+def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypatch):
+    """A row at position 0 of a slot behind many keys reads the merged result."""
+    torch.manual_seed(0)
+    case = tree_case([random_tree(WIDE_FROM + 40, 3, 2)], H=2, G=1, dtype=FP16)
+    monkeypatch.setattr(combine, "num_sharers", lambda given: 4)
+    positions = case.tree.positions.index_fill(0, torch.tensor([2]), 0)
+    rows = replace(case.tree, positions=positions, workspace=torch.full((10**6,), torch.nan))
+    given = launch._pass_of(case.q, case.cache, rows)
+    given = given._replace(plan=given.plan._replace(is_wide=True))
+    merged, NS = num_merged(num_splits(WIDE_FROM), 4), given.parts.num_splits
+    assert merged > 1
+    given.parts.acc[: 3 * 2 * NS * 16].view(3, 2, NS, 16)[:, :, merged - 1 :] = 6.0
+    given.parts.stats[: 3 * 2 * NS * 2].view(3, 2, NS, 2)[:, :, merged - 1 :] = 2.0
+    out = torch.full_like(case.q, torch.nan)
+    combine.prepare_combine(given)(out)
+    assert (out == 3.0).all()
+
+
 def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch):
     """A slot behind many keys, and one behind few, whose splits are not merged."""
     torch.manual_seed(0)
@@ -199,9 +268,10 @@ def test_a_gpu_gives_equal_bits_at_every_border(walked, dtype, C, group):
 )
 @pytest.mark.parametrize("bases", [(5000, 300), (0, 3072, 9000, 64), (4000, 4001), (4000,) * 10])
 def test_slots_of_all_lengths_share_a_launch(walked, bases, group, G, num_nodes):
-    """Those of short trees are the other kernel's. Of ten with 8 kv heads each has one program.
+    """Short trees, too, and some without a shared tile.
 
-    Tiles may be cut off at the ends of slots, and between heads.
+    Of ten with 8 kv heads each has one program. Tiles may be cut off at the ends of slots, and
+    between heads.
     """
     torch.manual_seed(0)
     trees = [random_tree(base, num_nodes, 6, seed=i) for i, base in enumerate(bases)]
@@ -213,7 +283,7 @@ def test_slots_of_all_lengths_share_a_launch(walked, bases, group, G, num_nodes)
 
 @pytest.mark.gpu
 @torch.inference_mode()
-def test_a_captured_pass_goes_from_one_kernel_to_the_other():
+def test_a_captured_pass_serves_short_and_long_trees():
     torch.manual_seed(0)
     how = {"H": 16, "G": 4, "C": 128, "dtype": BF16, "device": "cuda"}
     cases = [tree_case([random_tree(base, 32, 6)] * 2, **how) for base in (9000, 100, 3200)]

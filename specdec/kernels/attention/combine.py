@@ -79,9 +79,9 @@ def line_columns(given: Pass) -> int:
 
 
 def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
-    """Bytes of shared memory, so that a multiprocessor holds its share of programs and one more.
+    """Bytes of shared memory, so that a multiprocessor holds few more programs than its share.
 
-    is_wide: after wide_walk.py, where all of it is theirs; then the one more fits if it is small
+    is_wide: after wide_walk.py, where all of it is theirs
     """
     if device.type != "cuda" or (num_programs > FEW_PROGRAMS and not is_wide):
         return 0

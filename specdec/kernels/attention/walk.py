@@ -164,7 +164,7 @@ def _paged_attention_kernel(
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
     if HAS_PATHS:
         program, programs = tl.program_id(0), tl.num_programs(0)
-        if IS_WIDE | (program < num_tails):  # or all, and the rest need not be compiled
+        if IS_WIDE | (program < num_tails):  # with IS_WIDE all are
             b, part, g = program // G // of_slot, program // G % of_slot, program % G
             row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
             path = (

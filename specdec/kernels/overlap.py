@@ -47,6 +47,40 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 
 @jit
+def wait_for_inputs_knowing(a, b, PDL: tl.constexpr):
+    """The same, once two 32-bit numbers are known, of which none is negative.
+
+    Compilers put off until after the wait whatever is needed then alone.
+    """
+    if PDL:
+        tl.inline_asm_elementwise(
+            """{
+                .reg .pred p;
+                .reg .b32 both;
+                or.b32 both, $1, $2;
+                setp.ne.s32 p, both, 0x80000000;
+                @p griddepcontrol.wait;
+                mov.u32 $0, 0;
+            }""",
+            "=r,r,r,~{memory}",
+            [a, b],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@jit
+def loaded_with(x, other):
+    """x, for which `other` is waited for, too, so that both are looked up at once.
+
+    Compilers put off a lookup until its result is needed: behind a branch, that is after another's.
+    other: never the smallest number
+    """
+    return tl.where(other == -(2**31), 0, x)
+
+
+@jit
 def let_the_next_start(PDL: tl.constexpr):
     """Once every program has called it, the next kernel may take free places."""
     if PDL:

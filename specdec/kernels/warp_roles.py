@@ -116,9 +116,9 @@ def filled(ring, bars, step, is_there):
 
 
 @gluon_jit
-def release(ring, bars, step):
+def release(ring, bars, step, was_there=True):
     COUNT: gl.constexpr = ring.shape[0]
-    hopper.mbarrier.arrive(bars[1].index(_place(step, COUNT)))
+    hopper.mbarrier.arrive(bars[1].index(_place(step, COUNT)), pred=was_there)
 
 
 @gluon_jit
@@ -183,16 +183,17 @@ def first_scores(q, rings, bars, step):
 
 
 @gluon_jit
-def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr):
+def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr, is_there=True):
     """Of the tile behind `step`, while the weighted values of that one are being added.
 
-    acc, and the weights' sums, are to be waited for: `added`.
+    acc, and the weights' sums, are to be waited for: `added`. is_there: that one; values of none
+    are anything, and so is acc then
     """
     _q_ring, k_ring, v_ring, ones = rings
     left = _left_side(weights, v_ring)
     _await_turn(bars[3], step, HALF)
     scores = _begin_scores(q, k_ring, step + 1)
-    v = filled(v_ring, bars[2], step, True)
+    v = filled(v_ring, bars[2], step, is_there)
     acc, summed = _begin_values(left, v, ones, acc, is_later)
     _pass_turn(bars[3], HALF)
     scores = hopper.warpgroup_mma_wait(2, [scores])
@@ -201,10 +202,10 @@ def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr
 
 
 @gluon_jit
-def added(rings, bars, step, acc, summed, weights, total, decay):
+def added(rings, bars, step, acc, summed, weights, total, decay, is_there=True):
     """Values and total with those of the tile at `step`. weights: of the next, known by then."""
     acc, summed, weights = hopper.warpgroup_mma_wait(0, [acc, summed, weights])
-    release(rings[2], bars[2], step)
+    release(rings[2], bars[2], step, is_there)
     return acc, weights, _add_total(total, decay, summed)
 
 

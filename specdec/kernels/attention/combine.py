@@ -11,11 +11,11 @@ from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, drop_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.attention.wide_splits import merged_before, num_sharers, shares_of
+from specdec.kernels.attention.wide_splits import merged_before, num_sharers
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.kept import LINE, store_kept
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import let_the_next_start, wait_for_inputs
+from specdec.kernels.overlap import let_the_next_start, wait_for_inputs, wait_for_inputs_knowing
 from specdec.kernels.repeated import Repeated
 
 COMBINERS = 264  # programs for long slots: two a multiprocessor
@@ -35,10 +35,6 @@ def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
     grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
-    shares, sharers = None, 1
-    if given.plan.is_wide:
-        sharers = num_sharers(given)
-        shares = shares_of(given, sharers)
     return Repeated(
         _combine_kernel,
         grid,
@@ -49,9 +45,7 @@ def prepare_combine(given: Pass) -> Repeated:
             rows.positions if rows.paths is None else rows.paths.starts,
             rows.max_query_len,
             len(rows.idx_mapping),
-            shares,
-            sharers,
-            1 if shares is None else shares.shape[2],
+            num_sharers(given) if given.plan.is_wide else None,
             parts.num_splits,
             *need().values(),
         ),
@@ -95,9 +89,7 @@ def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
         "path_starts_ptr",
         "query_len",
         "B",
-        "shares_ptr",
         "sharers",
-        "width",
         "NS",
     )
 )
@@ -106,12 +98,10 @@ def _combine_kernel(
     acc_ptr,  # [T, H, NS, C] float32
     stats_ptr,  # [T, H, NS, 2] float32
     positions_ptr,  # [T]
-    path_starts_ptr,  # [B], with shares_ptr
+    path_starts_ptr,  # [B], with sharers
     query_len,
     B,
-    shares_ptr,  # [any, sharers, width] of wide_walk.py, or None; see wide_splits.py
-    sharers,
-    width,
+    sharers,  # of wide_walk.py, or None; see wide_splits.py
     NS,
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
@@ -128,16 +118,19 @@ def _combine_kernel(
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    position = tl.load(positions_ptr + t, cache_modifier=".cg")
+    position = tl.load(positions_ptr + t, cache_modifier=".cg").to(tl.int32)
     is_needed = True
     if needed_ptr is not None:
         is_needed = tl.load(needed_ptr, cache_modifier=".cg") != 0
-    first = 0  # of the partial results
-    if shares_ptr is not None:
-        b = tl.minimum(t // query_len, B - 1)  # rows behind those of all slots have the last one's
-        begin = tl.load(path_starts_ptr + b, cache_modifier=".cg")
-        first = tl.maximum(merged_before(begin, shares_ptr, sharers, width) - 1, 0)
-    wait_for_inputs(PDL)
+    first = tl.full((), 0, tl.int32)  # of the partial results
+    if sharers is not None:
+        # rows behind those of all slots have the last one's
+        b = tl.minimum(tl.program_id(0) // query_len, B - 1)
+        begin = tl.load(path_starts_ptr + b, cache_modifier=".cg").to(tl.int32)
+        first = tl.maximum(merged_before(begin, sharers) - 1, 0)
+    # a row of padding may end before the first
+    num_parts = tl.maximum(parts_of(position) - first, 1)
+    wait_for_inputs_knowing(first, num_parts, PDL)
     if is_needed:
         column = tl.program_id(2) * COLUMNS
         c = column + tl.arange(0, COLUMNS)
@@ -145,8 +138,6 @@ def _combine_kernel(
         if IS_SUMMED:
             _, total, acc = add_last_parts(parts, column, COLUMNS, C, LINE_COLUMNS)
         else:
-            # a row of padding may end before the first
-            num_parts = tl.maximum(parts_of(position) - first, 1)
             _, total, acc = add_parts(parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS)
         store_row(out_ptr, t * H + head, total, acc, c, C)
 

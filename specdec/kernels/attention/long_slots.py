@@ -17,7 +17,13 @@ from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import is_small, stages_of_long_loops
 from specdec.kernels.attention.parts import store_part
 from specdec.kernels.attention.splits import attend_split, split_of
-from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
+from specdec.kernels.attention.tile_rows import (
+    keys_of,
+    load_queries,
+    rows_of_slot,
+    state_row_of,
+    tile_of,
+)
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin_beside
 from specdec.kernels.repeated import Repeated
@@ -128,7 +134,7 @@ def _share_long_kernel(
                     row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
                 )
                 q = load_queries(q_ptr, t, head, inside, H, C)
-                keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+                keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
                 peak, total, acc = attend_split(
                     q, keys, None, position, first, last, split, scale, g, G, S, C, SKIP
                 )

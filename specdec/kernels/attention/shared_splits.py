@@ -23,7 +23,13 @@ from specdec.kernels.attention.splits import (
     split_of,
     split_start,
 )
-from specdec.kernels.attention.tile_rows import keys_of, load_queries, rows_of_slot, tile_of
+from specdec.kernels.attention.tile_rows import (
+    keys_of,
+    load_queries,
+    rows_of_slot,
+    state_row_of,
+    tile_of,
+)
 from specdec.kernels.needed import need
 from specdec.kernels.overlap import begin_beside
 from specdec.kernels.repeated import Repeated
@@ -110,7 +116,7 @@ def _share_splits_kernel(
     turn = tl.sum(tl.where(is_here, team - first_team, 0), axis=0)
     sharers = tl.sum(tl.where(is_here, num_teams, 0), axis=0)
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+    keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
     t, head, inside, position, _, last = tile_of(
         row_start + tile * TOKENS, row_end, g, positions_ptr, H, G, GROUP, TOKENS
     )

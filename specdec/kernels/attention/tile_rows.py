@@ -58,9 +58,14 @@ def tile_of(
 
 
 @jit
-def keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M):
-    """The caches, and the blocks of a slot's request."""
-    row = tl.load(idx_ptr + b, cache_modifier=".cg")
+def state_row_of(b, idx_ptr):
+    """That of a batch slot's request; -1: it has none."""
+    return tl.load(idx_ptr + b, cache_modifier=".cg")
+
+
+@jit
+def keys_of(row, k_ptr, v_ptr, block_table_ptr, R, M):
+    """The caches, and the blocks of the request in a state row."""
     return k_ptr, v_ptr, block_table_ptr + tl.where(row < 0, R, row) * M
 
 

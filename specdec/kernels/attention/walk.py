@@ -29,11 +29,12 @@ from specdec.kernels.attention.tile_rows import (
     load_queries,
     rows_of_slot,
     rows_of_tile,
+    state_row_of,
     tile_of,
 )
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin_beside, end_beside
+from specdec.kernels.overlap import begin_beside, end_beside, loaded_with
 from specdec.kernels.repeated import Repeated
 
 
@@ -167,11 +168,13 @@ def _paged_attention_kernel(
         if IS_WIDE | (program < num_tails):  # with IS_WIDE all are
             b, part, g = program // G // of_slot, program // G % of_slot, program % G
             row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
+            row = state_row_of(b, idx_ptr)
+            path_start = tl.load(path_starts_ptr + b, cache_modifier=".cg").to(tl.int32)
             path = (
-                keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M),
+                keys_of(row, k_ptr, v_ptr, block_table_ptr, R, M),
                 positions_ptr,
                 path_slots_ptr,
-                tl.load(path_starts_ptr + b, cache_modifier=".cg"),
+                loaded_with(path_start, row),
                 D1,
             )
             workspace = acc_ptr, stats_ptr, NS
@@ -208,7 +211,7 @@ def _paged_attention_kernel(
     b, tile = query_tile // tiles, query_tile % tiles
     slots = positions_ptr, starts_ptr, B, query_len
     row_start, row_end = rows_of_slot(b, starts_ptr, query_len, IS_UNIFORM)
-    keys = keys_of(b, k_ptr, v_ptr, block_table_ptr, idx_ptr, R, M)
+    keys = keys_of(state_row_of(b, idx_ptr), k_ptr, v_ptr, block_table_ptr, R, M)
     # Most programs that share splits have none. They end without waiting: the first of each tile
     # waits for all of them (overlap.py).
     if IS_SPLIT and LOOKS_FIRST:  # noqa: SIM102  # what is compiled

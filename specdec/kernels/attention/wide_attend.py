@@ -5,13 +5,13 @@ each split through shared memory and the copy engine, which goes on beside the n
 """
 
 from specdec.kernels import barrier, gl, gluon_jit, hopper
-from specdec.kernels.attention.wide_splits import share_at, tiles_of
+from specdec.kernels.attention.splits import split_start
+from specdec.kernels.attention.wide_splits import first_split, merges, share_at, tiles_of
 from specdec.kernels.warp_roles import (
     added,
     column_beside,
     filled,
     finished_split,
-    first_scores,
     next_scores,
     no_keys_beside,
     tile_layout,
@@ -20,23 +20,26 @@ from specdec.kernels.warp_roles import (
 
 
 @gluon_jit
-def own_work(slots, table, TOKENS: gl.constexpr, FORM: gl.constexpr):
+def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, FORM: gl.constexpr):
     """A program's batch slot, first row of the slot's, kv head; its splits.
 
-    Of these: how many tiles they have, whether they are merged, and where they are listed.
+    Of these: how many tiles they have, where they are listed and the first two of them, the
+    request's blocks and that of the first tile. The first keys wait for all of this, which takes
+    two lookups, one after the other.
     """
-    path_starts_ptr, tiles, sharers = slots
-    shares_ptr, width = table
-    place = gl.program_id(0) // sharers
-    turn = gl.program_id(0) % sharers
-    g = place % FORM.kv_heads
-    tile = place // FORM.kv_heads % tiles
-    b = place // FORM.kv_heads // tiles
+    shares_ptr, width = shares
+    block_table_ptr, idx_ptr, R, M = requests
+    turn, sharers, b = gl.program_id(0), gl.num_programs(0), gl.program_id(2)
+    tile, g = gl.program_id(1) // FORM.kv_heads, gl.program_id(1) % FORM.kv_heads
     begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
+    slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
     own_ptr = shares_ptr + share_at(begin, turn, sharers, width)
+    blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
+    split = first_split(begin, turn, sharers)
+    block = gl.load(blocks_ptr + split_start(split) // 64, cache_modifier=".cg").to(gl.int32)
     num_tiles = gl.load(own_ptr, cache_modifier=".cg").to(gl.int32)
-    is_merged = gl.load(own_ptr + 1, cache_modifier=".cg") > 0
-    return b, tile * TOKENS, g, (num_tiles, is_merged, own_ptr + 2)
+    listed = own_ptr + 1, split, split_at(own_ptr + 2)
+    return b, tile * TOKENS, g, (num_tiles, listed, (blocks_ptr, block))
 
 
 @gluon_jit
@@ -67,28 +70,34 @@ def _attend(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr, HALF:
     TOKENS: gl.constexpr = q_ring.shape[1]
     GROUP: gl.constexpr = q_ring.shape[3]
     b, first_row, g, splits = own
-    num_tiles, is_merged, own_ptr = splits
-    split, following = split_at(own_ptr), split_at(own_ptr + 1)
+    num_tiles, listed, _blocks = splits
+    own_ptr, split, following = listed
     place = b, first_row + HALF * (TOKENS // 2), g
-    after = tiles_of(split) - 1  # of the split, behind the tile whose powers come next
+    after = tiles_of(split)  # of the split, behind the tile whose values are added
+    is_merged = merges(gl.program_id(0), gl.num_programs(0))
     q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
     q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
     q = q.load(gl.DotOperandLayout(0, tile_layout(S), 2))
     whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)
-    nothing, total, acc = no_keys_beside(q.shape[0], S, C)
-    scores = first_scores(q, rings, bars, 0)
-    weights, decay, peak = weights_of(scores, None, 0, scale, nothing, False)
-    filled(k_ring, bars[1], 1, num_tiles > 1)
+    peak, total, acc = no_keys_beside(q.shape[0], S, C)
+    decay = gl.zeros_like(total)
+    weights = gl.zeros([q.shape[0], S], gl.float32, tile_layout(S))
     is_later = False
-    for step in range(num_tiles):
-        # The last tile, too, since other code for it would take longer to fetch than to run. The
-        # scores behind it are of whatever the ring holds, and nothing reads them.
-        scores, acc, summed = next_scores(q, rings, bars, step, weights, acc, is_later, HALF)
+    filled(k_ring, bars[1], 0, True)
+    # All in one loop, since other code for the first and the last tile would take longer to fetch
+    # than to run. Before the first tile there is one whose weights are 0; what was added is left
+    # out then. The scores behind the last one are of whatever the ring holds: nothing reads them.
+    for step in range(-1, num_tiles):
+        is_there = step >= 0
+        is_later = is_later & (step > 0)
+        scores, acc, summed = next_scores(
+            q, rings, bars, step, weights, acc, is_later, HALF, is_there
+        )
         is_later = after > 0
         before = gl.where(is_later, peak, float("-inf"))
         weights, next_decay, next_peak = weights_of(scores, None, 0, scale, before, False)
         filled(k_ring, bars[1], step + 2, step + 2 < num_tiles)
-        acc, weights, total = added(rings, bars, step, acc, summed, weights, total, decay)
+        acc, weights, total = added(rings, bars, step, acc, summed, weights, total, decay, is_there)
         if is_later:
             acc = acc * column_beside(next_decay, acc)
             after -= 1

@@ -35,7 +35,7 @@ def tiles_of_slot(given: Pass) -> int:
 
 
 def num_merged(count: int, sharers: int) -> int:
-    """Of so many splits, the first ones whose results are left as one.
+    """Of so many splits, the first ones whose results are left as one; at least one.
 
     Only splits of one tile. Of 14 to 16 programs one adds up as many while the others take the
     rest, if to leave a result costs as much as a tile, as it does on an H200; to add one up, a
@@ -46,7 +46,7 @@ def num_merged(count: int, sharers: int) -> int:
     if sharers == 1:
         return 0
     rest = sum(tiles_of_split(split) + 1 for split in range(count))
-    return max(min((rest - sharers) // (sharers + 4), count, MOST_MERGED), 0)
+    return min(max((rest - sharers) // (sharers + 4), 1), count, MOST_MERGED)
 
 
 def shares(count: int, sharers: int) -> list[list[int]]:
@@ -77,15 +77,14 @@ def shares_of(given: Pass, sharers: int) -> Tensor:
 def table_of_shares(most: int, sharers: int, device: torch.device) -> Tensor:
     """For each number of splits up to the most, and each program: [most + 1, sharers, any].
 
-    How many tiles; how many splits are merged, 0 for all programs but the last; the splits; zeros.
+    How many tiles; the splits; zeros.
     """
     of_counts = [shares(count, sharers) for count in range(most + 1)]
-    width = 2 + max(len(own) for each in of_counts for own in each) + 2
+    width = 1 + max(len(own) for each in of_counts for own in each) + 2
     rows = []
-    for count, each in enumerate(of_counts):
-        for i, own in enumerate(each):
-            merged = num_merged(count, sharers) if i == sharers - 1 else 0
-            row = [sum(map(tiles_of_split, own)), merged, *own]
+    for each in of_counts:
+        for own in each:
+            row = [sum(map(tiles_of_split, own)), *own]
             rows.append(row + [0] * (width - len(row)))
     table = torch.tensor(rows, dtype=torch.int16).view(most + 1, sharers, width)
     return table.to(device)
@@ -98,10 +97,25 @@ def share_at(begin, turn, sharers, width):
 
 
 @jit
-def merged_before(begin, shares_ptr, sharers, width):
-    """How many splits before the one of key `begin` are merged."""
-    at = share_at(begin, sharers - 1, sharers, width)
-    return tl.load(shares_ptr + at + 1, cache_modifier=".cg").to(tl.int32)
+def merges(turn, sharers):
+    """Whether a program leaves its splits as one."""
+    return (sharers > 1) & (turn == sharers - 1)
+
+
+@jit
+def first_split(begin, turn, sharers):
+    """The first one of a program's share, as the table has it; of a share without any, another."""
+    count = split_of(begin).to(tl.int32)
+    return tl.where(merges(turn, sharers), 0, tl.maximum(count - 1 - turn, 0))
+
+
+@jit
+def merged_before(begin, sharers):
+    """How many splits before the one of key `begin` are merged: `num_merged`."""
+    count = split_of(begin).to(tl.int32)
+    rest = split_start(count) // 64 + count
+    merged = tl.maximum((rest - sharers) // (sharers + 4), 1)
+    return tl.where(sharers > 1, tl.minimum(tl.minimum(merged, count), 16), 0)
 
 
 @jit

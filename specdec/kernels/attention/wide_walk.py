@@ -33,7 +33,6 @@ from specdec.kernels.attention.wide_attend import (
     split_at,
 )
 from specdec.kernels.attention.wide_splits import (
-    num_places,
     num_sharers,
     shares_of,
     tiles_of_slot,
@@ -73,17 +72,16 @@ class WideWalk:
         tokens = ROWS // next_power_of_2(group)
         _, _, blocks, idx, _, _ = given.requests()
         query_len, R, M, _, scale = given.numbers()
-        sharers = num_sharers(given)
+        B, NS, sharers = len(rows.idx_mapping), parts.num_splits, num_sharers(given)
         shares = shares_of(given, sharers)
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
         self._keys = (N * G * S, C), (S, C)
         # of slots and kv heads: what a tile has behind a slot's rows or a group's heads is cut off
-        B, NS = len(rows.idx_mapping), parts.num_splits
         results = (B, query_len, G, group, NS * C), (1, tokens // 2, 1, ROWS // tokens, C)
         self._kernel = Repeated(
             _wide_walk_kernel,
-            (num_places(given) * sharers, 1, 1),
+            (sharers, tiles_of_slot(given) * G, B),
             then=(
                 descriptor(parts.acc.data_ptr(), torch.float32, *results),
                 parts.stats,
@@ -92,8 +90,6 @@ class WideWalk:
                 rows.paths.starts,
                 shares,
                 shares.shape[2],
-                tiles_of_slot(given),
-                sharers,
                 query_len,
                 R,
                 M,
@@ -117,8 +113,6 @@ class WideWalk:
         "path_starts_ptr",
         "shares_ptr",
         "width",
-        "tiles",
-        "sharers",
         "query_len",
         "R",
         "M",
@@ -136,8 +130,6 @@ def _wide_walk_kernel(
     path_starts_ptr,  # [B]
     shares_ptr,  # [any, sharers, width]; see wide_splits.py
     width,
-    tiles,  # of a batch slot
-    sharers,  # programs of each tile and kv head
     query_len,
     R,
     M,
@@ -145,14 +137,11 @@ def _wide_walk_kernel(
     scale,
     FORM: gl.constexpr,
 ):
-    slots = (path_starts_ptr, tiles, sharers)
-    own = own_work(slots, (shares_ptr, width), q_desc.block_type.shape[0], FORM)
+    shares = (shares_ptr, width)
+    requests = (block_table_ptr, idx_ptr, R, M)
+    own = own_work(path_starts_ptr, shares, requests, q_desc.block_type.shape[0], FORM)
     _b, _first_row, _g, splits = own
-    num_tiles, _is_merged, _own_ptr = splits
-    if num_tiles == 0:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-        return
+    num_tiles, _listed, _blocks = splits
     q_ring = make_ring(q_desc, 1)
     k_ring = make_ring(k_desc, FORM.num_stages)
     v_ring = make_ring(v_desc, FORM.num_stages)
@@ -161,15 +150,21 @@ def _wide_walk_kernel(
     v_bars = make_barriers(FORM.num_stages)
     ones = make_ones(q_desc.dtype, FORM.ones, k_desc.block_type.shape[0])
     hopper.fence_async_shared()
+    if num_tiles == 0:  # known by now
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+        return
     rings = (q_ring, k_ring, v_ring, ones)
-    bars = (q_bars, k_bars, v_bars, make_turns())
+    turns = make_turns()
+    for half in gl.static_range(2):
+        hopper.mbarrier.arrive(turns.index(half))  # steps begin at -1
+    bars = (q_bars, k_bars, v_bars, turns)
     parts = (acc_desc, stats_ptr, NS, make_ring(acc_desc, 2))
-    table = (block_table_ptr, idx_ptr, R, M)
     gl.warp_specialize(
         [
             (attend_upper, (own, rings, bars, query_len, parts, scale, FORM)),
             (attend_lower, (own, rings, bars, query_len, parts, scale, FORM)),
-            (_copy_keys, (own, (k_desc, v_desc), rings, bars, table, FORM)),
+            (_copy_keys, (own, (k_desc, v_desc), rings, bars, FORM)),
             (_copy_queries, (own, q_desc, q_ring, q_bars, query_len)),
         ],
         worker_num_warps=[4, 1, 1],
@@ -178,23 +173,20 @@ def _wide_walk_kernel(
 
 
 @gluon_jit
-def _copy_keys(own, descs, rings, bars, table, FORM: gl.constexpr):
+def _copy_keys(own, descs, rings, bars, FORM: gl.constexpr):
     """What one warp does: fill the rings of keys and values, as places become empty.
 
     Without a wait: what lies below a tree was there before.
     """
     k_desc, v_desc = descs
     _q_ring, k_ring, v_ring, _ones = rings
-    block_table_ptr, idx_ptr, R, M = table
     S: gl.constexpr = k_ring.shape[1]
-    b, _first_row, g, splits = own
-    num_tiles, _is_merged, own_ptr = splits
-    slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
-    blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
-    split, following = split_at(own_ptr), split_at(own_ptr + 1)
+    _b, _first_row, g, splits = own
+    num_tiles, listed, blocks = splits
+    own_ptr, split, following = listed
+    blocks_ptr, block = blocks
     tile = split_start(split) // S
     end = split_start(split + 1) // S
-    block = gl.load(blocks_ptr + tile, cache_modifier=".cg").to(gl.int32)
     for step in range(num_tiles):
         at = (block * FORM.kv_heads + g) * S
         tile += 1

@@ -22,7 +22,14 @@ from specdec.kernels.attention.splits import (
     tiles_of_split,
 )
 from specdec.kernels.attention.walk import prepare_walk
-from specdec.kernels.attention.wide_splits import num_merged, shares, table_of_shares
+from specdec.kernels.attention.wide_splits import (
+    first_split,
+    merged_before,
+    merges,
+    num_merged,
+    shares,
+    table_of_shares,
+)
 from specdec.kernels.attention.workspace import workspace_size
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
 
@@ -112,17 +119,40 @@ def test_the_table_lists_the_shares():
     assert table.dtype == torch.int16
     for count in range(73):
         for i, own in enumerate(shares(count, 14)):
-            tiles, merged, *splits = table[count, i].tolist()
+            tiles, *splits = table[count, i].tolist()
             assert tiles == num_tiles(own)
-            assert merged == (num_merged(count, 14) if i == 13 else 0)
             assert splits[: len(own)] == own
             assert splits[len(own) :] == [0] * (len(splits) - len(own))
             assert len(splits) >= len(own) + 2  # the next one is loaded ahead
 
 
+@jit
+def _shares_kernel(out_ptr, sharers):
+    begin, turn = tl.program_id(0) * 64, tl.program_id(1)
+    at = out_ptr + (tl.program_id(0) * sharers + turn) * 3
+    tl.store(at, merges(turn, sharers))
+    tl.store(at + 1, first_split(begin, turn, sharers))
+    tl.store(at + 2, merged_before(begin, sharers))
+
+
+@pytest.mark.parametrize("sharers", [1, 2, 14, 66])
+def test_programs_know_their_first_split_without_the_table(exact_interpreter, sharers):
+    tiles = 150
+    out = torch.zeros(tiles, sharers, 3, dtype=torch.int64)
+    _shares_kernel[(tiles, sharers)](out, sharers)
+    for tile in range(tiles):
+        count = num_splits(tile * 64 + 1) - 1  # before the split of that tile
+        merged = num_merged(count, sharers)
+        for i, own in enumerate(shares(count, sharers)):
+            found_merges, first, found_merged = out[tile, i].tolist()
+            assert found_merged == merged
+            assert found_merges == (i == sharers - 1 > 0)
+            assert own[:1] in ([], [first])
+
+
 def test_a_program_merges_as_many_splits_as_it_has_time_for():
-    cases = [(40, 14), (40, 4), (72, 14), (40, 1)]
-    assert [num_merged(count, sharers) for count, sharers in cases] == [5, 12, 16, 0]
+    cases = [(0, 14), (4, 14), (40, 14), (40, 4), (72, 14), (40, 1)]
+    assert [num_merged(count, sharers) for count, sharers in cases] == [0, 1, 5, 12, 16, 0]
 
 
 @jit

@@ -3,8 +3,8 @@
 The rows of a request are nodes of a tree; their paths share the keys below position `starts` and
 go on in cache slots named row by row. Programs of walk.py or wide_walk.py attend to the splits of
 shared keys before the one in which the paths begin, many rows at once. Beside them others attend to
-that split, shared keys and the rows' own, and to the next one, where paths reach it. All leave
-partial results, which combine.py adds up.
+that split, first the shared tiles of it, then the rows' own keys and those beside them, and to the
+next one, where paths reach it. All leave partial results, which combine.py adds up.
 
 A key of a row has a column whose place among 16 is that of its position in its tile, whichever slot
 it lies in, and columns between are exact zeros to the row. Products add up 16 columns after 16, so
@@ -24,8 +24,10 @@ from specdec.kernels.attention.query_rows import Paths
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import (
     Part,
+    attend_split,
     attend_tile,
     attend_tile_ref,
+    first_block,
     no_keys,
     split_of,
     split_start,
@@ -124,7 +126,9 @@ def attend_paths(
     last = tl.max(tl.where(has_keys, position, -1), axis=0)
     end = tl.minimum(split_start(split + 1), tl.maximum(last, tl.maximum(path_tile, begin)) + 1)
     rows = first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1
-    slot = _slots_of_tile(rows, keys, begin, -1, S, SHARED)
+    block = first_block(keys, split, path_tile - 1, S)
+    first_tile = tl.maximum(path_tile, begin)  # in which the rows have keys of their own
+    slot = _slots_of_tile(rows, keys, first_tile, -1, S, SHARED)
     begin_beside(is_beside, PDL)
     if is_needed & (first_row < row_end):
         q = load_queries(q_ptr, t, head, inside, H, C)
@@ -135,11 +139,16 @@ def attend_paths(
             is_stored = inside & (has_keys | (is_next == 0))
             is_without = inside & (is_next == 0) & ((position < border) | ~is_on_path)
             store_kept(stats_ptr + (first_part + 1) * 2, float("-inf"), is_without)
-        peak, total, acc = no_keys(ROWS, C)
+        shared_peak, shared_total, shared_acc = no_keys(ROWS, C)
+        if begin < path_tile:
+            shared_peak, shared_total, shared_acc = attend_split(
+                q, keys, block, None, None, path_tile - 1, split, scale, g, G, S, C, False
+            )
+        peak, total, acc = shared_peak, shared_total, shared_acc
         # All nodes at once; if not all results are numbers, one node after another, since values of
         # one may have reached others, though with a weight of 0. In one loop, because code that has
         # not run for some microseconds must be fetched.
-        only, turns, start = -1, 0, begin
+        only, turns, start = -1, 0, first_tile
         while only < turns:
             k, v = _load_path_keys(keys, slot, g, G, S, C)
             is_seen = _is_seen(slot, node, shift, SHARED)
@@ -151,8 +160,8 @@ def attend_paths(
                 if only < 0:
                     turns = tl.where(_are_numbers(acc), 0, nodes)
                 only += 1
-                start = begin
-                peak, total, acc = no_keys(ROWS, C)
+                start = first_tile
+                peak, total, acc = shared_peak, shared_total, shared_acc
             if only < turns:
                 slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
     if tl.program_id(0) == 0:  # for all: see overlap.py

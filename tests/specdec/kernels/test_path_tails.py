@@ -208,8 +208,10 @@ def test_trees_keep_their_bits_in_larger_query_tiles(device, monkeypatch, tile):
         assert torch.equal(found, expected), base
 
 
-def test_what_lies_in_other_nodes_slots_changes_nothing(device, cut):
-    tree = random_tree(62, 7, 3, seed=3)
+@pytest.mark.parametrize("base", [62, 1150])
+def test_what_lies_in_other_nodes_slots_changes_nothing(device, cut, base):
+    """Behind whole tiles of their split, too."""
+    tree = random_tree(base, 7, 3, seed=3)
     case = tree_case([tree], H=4, G=2, dtype=FP16, device=device)
     clean = case.attend(launch_paged_attention, case.tree)
     for node in (0, 3, 6):

@@ -127,8 +127,8 @@ def test_the_table_lists_the_shares():
 
 
 @jit
-def _shares_kernel(out_ptr, sharers):
-    begin, turn = tl.program_id(0) * 64, tl.program_id(1)
+def _shares_kernel(out_ptr, begin_ptr, sharers):
+    begin, turn = tl.load(begin_ptr + tl.program_id(0)), tl.program_id(1)
     at = out_ptr + (tl.program_id(0) * sharers + turn) * 3
     tl.store(at, merges(turn, sharers))
     tl.store(at + 1, first_split(begin, turn, sharers))
@@ -137,14 +137,14 @@ def _shares_kernel(out_ptr, sharers):
 
 @pytest.mark.parametrize("sharers", [1, 2, 14, 66])
 def test_programs_know_their_first_split_without_the_table(exact_interpreter, sharers):
-    tiles = 150
-    out = torch.zeros(tiles, sharers, 3, dtype=torch.int64)
-    _shares_kernel[(tiles, sharers)](out, sharers)
-    for tile in range(tiles):
-        count = num_splits(tile * 64 + 1) - 1  # before the split of that tile
+    begins = torch.tensor([0, 63, 64, 500, 1023, 1024, 1151, 1152, 3000, 4096, 5000, 8192, 9999])
+    out = torch.zeros(len(begins), sharers, 3, dtype=torch.int64)
+    _shares_kernel[(len(begins), sharers)](out, begins, sharers)
+    for begin, found in zip(begins.tolist(), out.tolist(), strict=True):
+        count = num_splits(begin + 1) - 1  # before the split of that key
         merged = num_merged(count, sharers)
         for i, own in enumerate(shares(count, sharers)):
-            found_merges, first, found_merged = out[tile, i].tolist()
+            found_merges, first, found_merged = found[i]
             assert found_merged == merged
             assert found_merges == (i == sharers - 1 > 0)
             assert own[:1] in ([], [first])

@@ -8,8 +8,8 @@ PDL comes from `launch_options`: a Hopper GPU or later.
 
 Products wait before they let the next kernel start. So what was written before the last product is
 finished when any kernel after it starts, and attention looks up before its wait where its rows are
-and which positions, blocks and slots of paths these have. It reads them past the L1 cache, which
-may be older.
+and which positions, blocks, state rows and paths these have. It reads them past the L1 cache, which
+may be older. `loaded_with` and `wait_for_inputs_knowing` keep such work where it is written.
 
 The attention of a pass may be several launches for different rows, which need not wait for each
 other. The kernel that walks keys lets the next one start only once it has waited itself
@@ -50,7 +50,7 @@ def wait_for_inputs(PDL: tl.constexpr):
 def wait_for_inputs_knowing(a, b, PDL: tl.constexpr):
     """The same, once two 32-bit numbers are known, of which none is negative.
 
-    Compilers put off until after the wait whatever is needed then alone.
+    Otherwise compilers put off until after the wait what is needed only there.
     """
     if PDL:
         tl.inline_asm_elementwise(
@@ -72,10 +72,10 @@ def wait_for_inputs_knowing(a, b, PDL: tl.constexpr):
 
 @jit
 def loaded_with(x, other):
-    """x, for which `other` is waited for, too, so that both are looked up at once.
+    """x, but not before `other` is known too, so that both lookups are under way at once.
 
-    Compilers put off a lookup until its result is needed: behind a branch, that is after another's.
-    other: never the smallest number
+    Compilers move a lookup to where its result is first used: behind a branch, so after the lookup
+    that the branch needs. other: never -2**31
     """
     return tl.where(other == -(2**31), 0, x)
 

@@ -123,7 +123,10 @@ def release(ring, bars, step, was_there=True):
 
 @gluon_jit
 def _await_turn(turns, step, HALF: gl.constexpr):
-    """The two groups of warps begin products in turn, so that one takes powers meanwhile."""
+    """The two groups of warps begin products in turn, so that one takes powers meanwhile.
+
+    Steps begin at 0, or at -1 after an arrival at each of the turns.
+    """
     hopper.mbarrier.wait(turns.index(HALF), (step + 1 - HALF) & 1)
 
 
@@ -186,8 +189,8 @@ def first_scores(q, rings, bars, step):
 def next_scores(q, rings, bars, step, weights, acc, is_later, HALF: gl.constexpr, is_there=True):
     """Of the tile behind `step`, while the weighted values of that one are being added.
 
-    acc, and the weights' sums, are to be waited for: `added`. is_there: that one; values of none
-    are anything, and so is acc then
+    acc, and the weights' sums, are to be waited for: `added`. is_there: whether there is a tile at
+    `step`; if not, acc holds anything afterwards
     """
     _q_ring, k_ring, v_ring, ones = rings
     left = _left_side(weights, v_ring)

@@ -85,8 +85,9 @@ def _attend(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr, HALF:
     is_later = False
     filled(k_ring, bars[1], 0, True)
     # All in one loop, since other code for the first and the last tile would take longer to fetch
-    # than to run. Before the first tile there is one whose weights are 0; what was added is left
-    # out then. The scores behind the last one are of whatever the ring holds: nothing reads them.
+    # than to run. Before the first tile there is one whose weights are 0; `is_later` drops what it
+    # adds, even NaN: its place in the ring may hold anything. So may that of the tile behind the
+    # last one, and nothing reads its scores.
     for step in range(-1, num_tiles):
         is_there = step >= 0
         is_later = is_later & (step > 0)

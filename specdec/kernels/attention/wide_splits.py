@@ -35,7 +35,9 @@ def tiles_of_slot(given: Pass) -> int:
 
 
 def num_merged(count: int, sharers: int) -> int:
-    """Of so many splits, the first ones whose results are left as one; at least one.
+    """Of so many splits, the first ones whose results are left as one.
+
+    At least one, if there are any, so that the last program always merges (`merges`).
 
     Only splits of one tile. Of 14 to 16 programs one adds up as many while the others take the
     rest, if to leave a result costs as much as a tile, as it does on an H200; to add one up, a
@@ -104,7 +106,10 @@ def merges(turn, sharers):
 
 @jit
 def first_split(begin, turn, sharers):
-    """The first one of a program's share, as the table has it; of a share without any, another."""
+    """The first one of a program's share, as the table has it.
+
+    For a share without splits, one whose block may be looked up, but is not used.
+    """
     count = split_of(begin).to(tl.int32)
     return tl.where(merges(turn, sharers), 0, tl.maximum(count - 1 - turn, 0))
 
@@ -115,7 +120,7 @@ def merged_before(begin, sharers):
     count = split_of(begin).to(tl.int32)
     rest = split_start(count) // 64 + count
     merged = tl.maximum((rest - sharers) // (sharers + 4), 1)
-    return tl.where(sharers > 1, tl.minimum(tl.minimum(merged, count), 16), 0)
+    return tl.where(sharers > 1, tl.minimum(tl.minimum(merged, count), 16), 0)  # MOST_MERGED
 
 
 @jit

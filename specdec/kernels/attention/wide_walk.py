@@ -150,14 +150,14 @@ def _wide_walk_kernel(
     v_bars = make_barriers(FORM.num_stages)
     ones = make_ones(q_desc.dtype, FORM.ones, k_desc.block_type.shape[0])
     hopper.fence_async_shared()
-    if num_tiles == 0:  # known by now
+    if num_tiles == 0:  # looked up while the barriers were made
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
         return
     rings = (q_ring, k_ring, v_ring, ones)
     turns = make_turns()
     for half in gl.static_range(2):
-        hopper.mbarrier.arrive(turns.index(half))  # steps begin at -1
+        hopper.mbarrier.arrive(turns.index(half))  # as `_await_turn` wants it: steps begin at -1
     bars = (q_bars, k_bars, v_bars, turns)
     parts = (acc_desc, stats_ptr, NS, make_ring(acc_desc, 2))
     gl.warp_specialize(

@@ -147,7 +147,8 @@ def test_programs_know_their_first_split_without_the_table(exact_interpreter, sh
             found_merges, first, found_merged = found[i]
             assert found_merged == merged
             assert found_merges == (i == sharers - 1 > 0)
-            assert own[:1] in ([], [first])
+            if own:
+                assert own[0] == first
 
 
 def test_a_program_merges_as_many_splits_as_it_has_time_for():
@@ -233,7 +234,7 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
 
 
 def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch):
-    """A slot behind many keys, and one behind few, whose splits are not merged."""
+    """A slot behind many keys, and one behind few, of which one split is left by itself."""
     torch.manual_seed(0)
     trees = [random_tree(WIDE_FROM + 40, 3, 2), random_tree(200, 3, 1)]
     case = tree_case(trees, H=2, G=1, dtype=FP16)

@@ -124,10 +124,10 @@ def attend_paths(
     is_on_path = position - path_start < D1
     has_keys = (position >= begin) & is_on_path
     last = tl.max(tl.where(has_keys, position, -1), axis=0)
-    end = tl.minimum(split_start(split + 1), tl.maximum(last, tl.maximum(path_tile, begin)) + 1)
+    first_tile = tl.maximum(path_tile, begin)  # in which the rows have keys of their own
+    end = tl.minimum(split_start(split + 1), tl.maximum(last, first_tile) + 1)
     rows = first_row, row_end, shift, positions_ptr, slots_ptr, path_start, D1
     block = first_block(keys, split, path_tile - 1, S)
-    first_tile = tl.maximum(path_tile, begin)  # in which the rows have keys of their own
     slot = _slots_of_tile(rows, keys, first_tile, -1, S, SHARED)
     begin_beside(is_beside, PDL)
     if is_needed & (first_row < row_end):

@@ -11,7 +11,7 @@ from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, drop_parts, load_part
 from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
-from specdec.kernels.attention.wide_splits import merged_before, num_sharers
+from specdec.kernels.attention.wide_splits import merged_before, num_sharing, sharers_of
 from specdec.kernels.head_columns import block_of
 from specdec.kernels.kept import LINE, store_kept
 from specdec.kernels.needed import need
@@ -45,7 +45,7 @@ def prepare_combine(given: Pass) -> Repeated:
             rows.positions if rows.paths is None else rows.paths.starts,
             rows.max_query_len,
             len(rows.idx_mapping),
-            num_sharers(given) if given.plan.is_wide else None,
+            *(sharers_of(given) if given.plan.is_wide else (None, None)),
             parts.num_splits,
             *need().values(),
         ),
@@ -90,6 +90,7 @@ def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
         "query_len",
         "B",
         "sharers",
+        "fewer",
         "NS",
     )
 )
@@ -101,7 +102,8 @@ def _combine_kernel(
     path_starts_ptr,  # [B], with sharers
     query_len,
     B,
-    sharers,  # of wide_walk.py, or None; see wide_splits.py
+    sharers,  # of wide_walk.py, or None, as the next; see wide_splits.py
+    fewer,
     NS,
     needed_ptr,  # [1] or None; see needed.py
     H: tl.constexpr,
@@ -127,7 +129,8 @@ def _combine_kernel(
         # rows behind those of all slots have the last one's
         b = tl.minimum(tl.program_id(0) // query_len, B - 1)
         begin = tl.load(path_starts_ptr + b, cache_modifier=".cg").to(tl.int32)
-        first = tl.maximum(merged_before(begin, sharers) - 1, 0)
+        merged = merged_before(begin, num_sharing(begin, sharers, fewer))
+        first = tl.maximum(merged - 1, 0)
     # a row of padding may end before the first
     num_parts = tl.maximum(parts_of(position) - first, 1)
     wait_for_inputs_knowing(first, num_parts, PDL)

@@ -6,7 +6,13 @@ each split through shared memory and the copy engine, which goes on beside the n
 
 from specdec.kernels import barrier, gl, gluon_jit, hopper
 from specdec.kernels.attention.splits import split_start
-from specdec.kernels.attention.wide_splits import first_split, merges, share_at, tiles_of
+from specdec.kernels.attention.wide_splits import (
+    first_split,
+    merges,
+    num_sharing,
+    share_at,
+    tiles_of,
+)
 from specdec.kernels.warp_roles import (
     added,
     column_beside,
@@ -23,23 +29,25 @@ from specdec.kernels.warp_roles import (
 def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, FORM: gl.constexpr):
     """A program's batch slot, first row of the slot's, kv head; its splits.
 
-    Of these: how many tiles they have, where they are listed and the first two of them, the
+    Of these: how many tiles they have, whether they are left as one, where they are listed and the first two of them, the
     request's blocks and that of the first tile. The first keys wait for all of this, which takes
     two lookups, one after the other.
     """
-    shares_ptr, width = shares
+    shares_ptr, fewer, counts, width = shares
     block_table_ptr, idx_ptr, R, M = requests
     turn, sharers, b = gl.program_id(0), gl.num_programs(0), gl.program_id(2)
     tile, g = gl.program_id(1) // FORM.kv_heads, gl.program_id(1) % FORM.kv_heads
     begin = gl.load(path_starts_ptr + b, cache_modifier=".cg").to(gl.int32)
     slot = gl.load(idx_ptr + b, cache_modifier=".cg").to(gl.int32)
-    own_ptr = shares_ptr + share_at(begin, turn, sharers, width)
+    sharing = num_sharing(begin, sharers, fewer)
+    own_ptr = shares_ptr + share_at(begin, turn, sharing, sharers, counts, width)
     blocks_ptr = block_table_ptr + gl.where(slot < 0, R, slot).to(gl.int64) * M
-    split = first_split(begin, turn, sharers)
+    split = first_split(begin, turn, sharing)
     block = gl.load(blocks_ptr + split_start(split) // 64, cache_modifier=".cg").to(gl.int32)
     num_tiles = gl.load(own_ptr, cache_modifier=".cg").to(gl.int32)
     listed = own_ptr + 1, split, split_at(own_ptr + 2)
-    return b, tile * TOKENS, g, (num_tiles, listed, (blocks_ptr, block))
+    is_merged = merges(turn, sharing).to(gl.int32)
+    return b, tile * TOKENS, g, (num_tiles, is_merged, listed, (blocks_ptr, block))
 
 
 @gluon_jit
@@ -70,11 +78,10 @@ def _attend(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr, HALF:
     TOKENS: gl.constexpr = q_ring.shape[1]
     GROUP: gl.constexpr = q_ring.shape[3]
     b, first_row, g, splits = own
-    num_tiles, listed, _blocks = splits
+    num_tiles, is_merged, listed, _blocks = splits
     own_ptr, split, following = listed
     place = b, first_row + HALF * (TOKENS // 2), g
     after = tiles_of(split)  # of the split, behind the tile whose values are added
-    is_merged = merges(gl.program_id(0), gl.num_programs(0))
     q = filled(q_ring, bars[0], 0, True).reshape([TOKENS * GROUP, C])
     q = q.slice(HALF * (TOKENS * GROUP // 2), TOKENS * GROUP // 2)
     q = q.load(gl.DotOperandLayout(0, tile_layout(S), 2))
@@ -105,7 +112,7 @@ def _attend(own, rings, bars, query_len, parts, scale, FORM: gl.constexpr, HALF:
         else:
             whole = whole_peak, whole_total, whole_acc
             whole_peak, whole_total, whole_acc = finished_split(whole, peak, total, acc)
-            if (not is_merged) | (step == num_tiles - 1):
+            if (is_merged == 0) | (step == num_tiles - 1):
                 whole = whole_peak, whole_total, whole_acc
                 _store(parts, split, place, whole, query_len, GROUP, FORM, HALF)
                 whole_peak, whole_total, whole_acc = no_keys_beside(q.shape[0], C, C)

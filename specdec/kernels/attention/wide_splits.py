@@ -2,26 +2,51 @@
 
 from functools import cache
 from heapq import heapreplace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.kernels import jit, next_power_of_2, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
+from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.splits import num_splits, split_of, split_start, tiles_of_split
 from specdec.kernels.warp_roles import ROWS
 
 # Multiprocessors left for the programs of last keys, where that takes an eighth of the walk's
-# programs, or less. Measured on an H200.
+# programs, or less. Measured on an H200, as is how many of them fit one.
 SPARED = 20
+TAILS_AT_ONCE = 2
 MOST_MERGED = 16  # splits of one tile
 
 
-def num_sharers(given: Pass) -> int:
-    """Programs for each query tile and kv head: one for each multiprocessor, or some are left."""
+class Sharers(NamedTuple):
+    """Programs for each query tile and kv head."""
+
+    most: int  # that there are
+    fewer: int  # that have splits where the last keys take long; see `num_sharing`
+
+
+def sharers_of(given: Pass) -> Sharers:
+    """One for each multiprocessor, or some are left.
+
+    Fewer, so that all programs for last keys run at once, where that takes a seventh of them, or
+    less.
+    """
     available, places = num_multiprocessors(given.rows.positions.device), num_places(given)
-    most, fewer = available // places, (available - SPARED) // places
-    return max(fewer if 8 * fewer >= 7 * most else most, 1)
+    most, spared = available // places, (available - SPARED) // places
+    most = max(spared if 8 * spared >= 7 * most else most, 1)
+    fewer = (available - -(-_usual_tails(given) // TAILS_AT_ONCE)) // places
+    return Sharers(most, fewer if 6 * most <= 7 * fewer < 7 * most else most)
+
+
+def _usual_tails(given: Pass) -> int:
+    """Programs that have last keys where no path reaches a second split, which are half of them."""
+    rows = given.rows
+    assert rows.paths is not None, "rows without paths"
+    path_len = rows.paths.slots.shape[1]
+    of_slot = TailPrograms.of(rows.max_query_len, path_len, given.heads).of_slot // 2
+    return len(rows.idx_mapping) * of_slot * given.heads.G
 
 
 def num_places(given: Pass) -> int:
@@ -67,7 +92,7 @@ def shares(count: int, sharers: int) -> list[list[int]]:
     return [*own, list(range(merged))] if merged else own
 
 
-def shares_of(given: Pass, sharers: int) -> Tensor:
+def shares_of(given: Pass, sharers: Sharers) -> Tensor:
     """The table for all that an engine's requests can have, so that its warm-up makes it."""
     rows, S = given.rows, given.constants["S"]
     assert isinstance(S, int)
@@ -76,51 +101,68 @@ def shares_of(given: Pass, sharers: int) -> Tensor:
 
 
 @cache
-def table_of_shares(most: int, sharers: int, device: torch.device) -> Tensor:
-    """For each number of splits up to the most, and each program: [most + 1, sharers, any].
+def table_of_shares(most: int, sharers: Sharers, device: torch.device) -> Tensor:
+    """For each number of splits up to the most, and each program: [1 or 2, most + 1, sharers, any].
 
-    How many tiles; the splits; zeros.
+    How many tiles; the splits; zeros. First if all programs have splits, then if fewer have.
     """
-    of_counts = [shares(count, sharers) for count in range(most + 1)]
-    width = 1 + max(len(own) for each in of_counts for own in each) + 2
     rows = []
-    for each in of_counts:
-        for own in each:
-            row = [sum(map(tiles_of_split, own)), *own]
-            rows.append(row + [0] * (width - len(row)))
-    table = torch.tensor(rows, dtype=torch.int16).view(most + 1, sharers, width)
-    return table.to(device)
+    for sharing in sorted({*sharers}, reverse=True):
+        for count in range(most + 1):
+            own = [*shares(count, sharing), *[[]] * (sharers.most - sharing)]
+            rows += [[sum(map(tiles_of_split, each)), *each] for each in own]
+    width = max(map(len, rows)) + 2
+    table = torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int16)
+    return table.view(-1, most + 1, sharers.most, width).to(device)
 
 
 @jit
-def share_at(begin, turn, sharers, width):
-    """Where the table has a program's share of the splits before the one of key `begin`."""
-    return (split_of(begin).to(tl.int32) * sharers + turn) * width
+def num_sharing(begin, sharers, fewer):
+    """How many programs share the splits before the one of key `begin`, of all or fewer.
+
+    Where not all programs for last keys run at once, they take two turns: 16 us on an H200, and 3
+    for each whole tile of the split in which paths begin. The walk takes 8 us, and 1 for each tile
+    and for each result of a program; if two of 14 give theirs to the others, a seventh longer.
+    """
+    count = split_of(begin).to(tl.int32)
+    whole = (begin - split_start(count)) // 64
+    rest = split_start(count) // 64 + count
+    return tl.where((14 + 5 * whole) * sharers > 2 * rest, fewer, sharers).to(tl.int32)
 
 
 @jit
-def merges(turn, sharers):
+def share_at(begin, turn, sharing, sharers, counts, width):
+    """Where the table has a program's share of the splits before the one of key `begin`.
+
+    sharing: as of `num_sharing`. counts: numbers of splits that the table knows
+    """
+    row = split_of(begin).to(tl.int32) + tl.where(sharing < sharers, counts, 0)
+    return (row * sharers + turn) * width
+
+
+@jit
+def merges(turn, sharing):
     """Whether a program leaves its splits as one."""
-    return (sharers > 1) & (turn == sharers - 1)
+    return (sharing > 1) & (turn == sharing - 1)
 
 
 @jit
-def first_split(begin, turn, sharers):
+def first_split(begin, turn, sharing):
     """The first one of a program's share, as the table has it.
 
     For a share without splits, one whose block may be looked up, but is not used.
     """
     count = split_of(begin).to(tl.int32)
-    return tl.where(merges(turn, sharers), 0, tl.maximum(count - 1 - turn, 0))
+    return tl.where(merges(turn, sharing), 0, tl.maximum(count - 1 - turn, 0))
 
 
 @jit
-def merged_before(begin, sharers):
+def merged_before(begin, sharing):
     """How many splits before the one of key `begin` are merged: `num_merged`."""
     count = split_of(begin).to(tl.int32)
     rest = split_start(count) // 64 + count
-    merged = tl.maximum((rest - sharers) // (sharers + 4), 1)
-    return tl.where(sharers > 1, tl.minimum(tl.minimum(merged, count), 16), 0)  # MOST_MERGED
+    merged = tl.maximum((rest - sharing) // (sharing + 4), 1)
+    return tl.where(sharing > 1, tl.minimum(tl.minimum(merged, count), 16), 0)  # MOST_MERGED
 
 
 @jit

@@ -32,11 +32,7 @@ from specdec.kernels.attention.wide_attend import (
     own_work,
     split_at,
 )
-from specdec.kernels.attention.wide_splits import (
-    num_sharers,
-    shares_of,
-    tiles_of_slot,
-)
+from specdec.kernels.attention.wide_splits import shares_of, sharers_of, tiles_of_slot
 from specdec.kernels.repeated import Repeated
 from specdec.kernels.warp_roles import (
     ROWS,
@@ -72,7 +68,7 @@ class WideWalk:
         tokens = ROWS // next_power_of_2(group)
         _, _, blocks, idx, _, _ = given.requests()
         query_len, R, M, _, scale = given.numbers()
-        B, NS, sharers = len(rows.idx_mapping), parts.num_splits, num_sharers(given)
+        B, NS, sharers = len(rows.idx_mapping), parts.num_splits, sharers_of(given)
         shares = shares_of(given, sharers)
         self._dtype = q_THC.dtype
         self._queries = (rows.num_rows, G, group, C), (tokens, 1, ROWS // tokens, C)
@@ -81,7 +77,7 @@ class WideWalk:
         results = (B, query_len, G, group, NS * C), (1, tokens // 2, 1, ROWS // tokens, C)
         self._kernel = Repeated(
             _wide_walk_kernel,
-            (sharers, tiles_of_slot(given) * G, B),
+            (sharers.most, tiles_of_slot(given) * G, B),
             then=(
                 descriptor(parts.acc.data_ptr(), torch.float32, *results),
                 parts.stats,
@@ -89,7 +85,9 @@ class WideWalk:
                 idx,
                 rows.paths.starts,
                 shares,
-                shares.shape[2],
+                sharers.fewer,
+                shares.shape[1],
+                shares.shape[3],
                 query_len,
                 R,
                 M,
@@ -112,6 +110,8 @@ class WideWalk:
         "idx_ptr",
         "path_starts_ptr",
         "shares_ptr",
+        "fewer",
+        "counts",
         "width",
         "query_len",
         "R",
@@ -128,7 +128,9 @@ def _wide_walk_kernel(
     block_table_ptr,  # [R + 1, M]
     idx_ptr,  # [B]
     path_starts_ptr,  # [B]
-    shares_ptr,  # [any, sharers, width]; see wide_splits.py
+    shares_ptr,  # [1 or 2, counts, sharers, width]; see wide_splits.py
+    fewer,
+    counts,
     width,
     query_len,
     R,
@@ -137,11 +139,11 @@ def _wide_walk_kernel(
     scale,
     FORM: gl.constexpr,
 ):
-    shares = (shares_ptr, width)
+    shares = (shares_ptr, fewer, counts, width)
     requests = (block_table_ptr, idx_ptr, R, M)
     own = own_work(path_starts_ptr, shares, requests, q_desc.block_type.shape[0], FORM)
     _b, _first_row, _g, splits = own
-    num_tiles, _listed, _blocks = splits
+    num_tiles, _is_merged, _listed, _blocks = splits
     q_ring = make_ring(q_desc, 1)
     k_ring = make_ring(k_desc, FORM.num_stages)
     v_ring = make_ring(v_desc, FORM.num_stages)
@@ -182,7 +184,7 @@ def _copy_keys(own, descs, rings, bars, FORM: gl.constexpr):
     _q_ring, k_ring, v_ring, _ones = rings
     S: gl.constexpr = k_ring.shape[1]
     _b, _first_row, g, splits = own
-    num_tiles, listed, blocks = splits
+    num_tiles, _is_merged, listed, blocks = splits
     own_ptr, split, following = listed
     blocks_ptr, block = blocks
     tile = split_start(split) // S

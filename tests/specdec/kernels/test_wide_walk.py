@@ -9,7 +9,7 @@ from graphs.cuda import CudaBackend
 from graphs.modes import BatchDescriptor
 from graphs.wrapper import capture_graph
 from specdec.kernels import jit, tl
-from specdec.kernels.attention import combine, launch, launch_plan
+from specdec.kernels.attention import combine, launch, launch_plan, wide_splits
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import WIDE_FROM, has_less_when_short, plan_launch
 from specdec.kernels.attention.parts import load_part
@@ -23,10 +23,14 @@ from specdec.kernels.attention.splits import (
 )
 from specdec.kernels.attention.walk import prepare_walk
 from specdec.kernels.attention.wide_splits import (
+    Sharers,
     first_split,
     merged_before,
     merges,
     num_merged,
+    num_sharing,
+    share_at,
+    sharers_of,
     shares,
     table_of_shares,
 )
@@ -114,41 +118,85 @@ def test_no_program_takes_much_longer_than_the_others():
             assert max(found) <= most, (count, sharers)
 
 
-def test_the_table_lists_the_shares():
-    table = table_of_shares(72, 14, torch.device("cpu"))
+@pytest.mark.parametrize("sharers", [Sharers(14, 14), Sharers(14, 12)])
+def test_the_table_lists_the_shares(sharers):
+    table = table_of_shares(72, sharers, torch.device("cpu"))
     assert table.dtype == torch.int16
-    for count in range(73):
-        for i, own in enumerate(shares(count, 14)):
-            tiles, *splits = table[count, i].tolist()
-            assert tiles == num_tiles(own)
-            assert splits[: len(own)] == own
-            assert splits[len(own) :] == [0] * (len(splits) - len(own))
-            assert len(splits) >= len(own) + 2  # the next one is loaded ahead
+    assert len(table) == len({*sharers})
+    for half, sharing in zip(table, sharers, strict=False):
+        for count in range(73):
+            programs = shares(count, sharing)
+            for i in range(14):
+                own = programs[i] if i < sharing else []
+                tiles, *splits = half[count, i].tolist()
+                assert tiles == num_tiles(own)
+                assert splits[: len(own)] == own
+                assert splits[len(own) :] == [0] * (len(splits) - len(own))
+                assert len(splits) >= len(own) + 2  # the next one is loaded ahead
 
 
 @jit
-def _shares_kernel(out_ptr, begin_ptr, sharers):
+def _shares_kernel(out_ptr, begin_ptr, sharers, fewer, counts, width):
     begin, turn = tl.load(begin_ptr + tl.program_id(0)), tl.program_id(1)
-    at = out_ptr + (tl.program_id(0) * sharers + turn) * 3
-    tl.store(at, merges(turn, sharers))
-    tl.store(at + 1, first_split(begin, turn, sharers))
-    tl.store(at + 2, merged_before(begin, sharers))
+    at = out_ptr + (tl.program_id(0) * sharers + turn) * 5
+    sharing = num_sharing(begin, sharers, fewer)
+    tl.store(at, merges(turn, sharing))
+    tl.store(at + 1, first_split(begin, turn, sharing))
+    tl.store(at + 2, merged_before(begin, sharing))
+    tl.store(at + 3, sharing)
+    tl.store(at + 4, share_at(begin, turn, sharing, sharers, counts, width))
 
 
-@pytest.mark.parametrize("sharers", [1, 2, 14, 66])
+@pytest.mark.parametrize(
+    "sharers", [Sharers(1, 1), Sharers(2, 2), Sharers(14, 14), Sharers(14, 12), Sharers(66, 60)]
+)
 def test_programs_know_their_first_split_without_the_table(exact_interpreter, sharers):
-    begins = torch.tensor([0, 63, 64, 500, 1023, 1024, 1151, 1152, 3000, 4096, 5000, 8192, 9999])
-    out = torch.zeros(len(begins), sharers, 3, dtype=torch.int64)
-    _shares_kernel[(len(begins), sharers)](out, begins, sharers)
-    for begin, found in zip(begins.tolist(), out.tolist(), strict=True):
+    begins = [0, 63, 64, 500, 1023, 1024, 1151, 1152, 3000, 4096, 4250, 5000, 8192, 9999]
+    most = num_splits(10000)
+    table = table_of_shares(most, sharers, torch.device("cpu"))
+    out = torch.zeros(len(begins), sharers.most, 5, dtype=torch.int64)
+    sizes = *sharers, most + 1, table.shape[-1]
+    _shares_kernel[out.shape[:2]](out, torch.tensor(begins), *sizes)
+    for begin, found in zip(begins, out.tolist(), strict=True):
         count = num_splits(begin + 1) - 1  # before the split of that key
-        merged = num_merged(count, sharers)
-        for i, own in enumerate(shares(count, sharers)):
-            found_merges, first, found_merged = found[i]
+        (sharing,) = {each[3] for each in found}
+        assert sharing in sharers
+        merged = num_merged(count, sharing)
+        programs = [*shares(count, sharing), *[[]] * (sharers.most - sharing)]
+        for i, own in enumerate(programs):
+            found_merges, first, found_merged, _, at = found[i]
             assert found_merged == merged
-            assert found_merges == (i == sharers - 1 > 0)
+            assert found_merges == (i == sharing - 1 > 0)
+            listed = table.flatten()[at : at + 1 + len(own)].tolist()
+            assert listed == [num_tiles(own), *own]
             if own:
                 assert own[0] == first
+
+
+def test_fewer_programs_walk_where_last_keys_take_longer(exact_interpreter):
+    """The more of their split they go through first; the less, the more there is to walk."""
+    begins = [*range(3072, 4096, 64), *range(4096, 4352, 64), *range(8192, 8704, 64)]
+    begins += range(16384, 16896, 64)
+    out = torch.zeros(len(begins), 14, 5, dtype=torch.int64)
+    _shares_kernel[out.shape[:2]](out, torch.tensor(begins), 14, 12, 0, 0)
+    few = {begin for begin, found in zip(begins, out[:, 0, 3].tolist(), strict=True) if found == 12}
+    in_middles = [4160, 4224, 4288, *range(8192 + 192, 8704, 64), 16384 + 448]
+    assert few == {*range(3072, 3840, 64), *range(3904, 4096, 128), *in_middles}
+
+
+def test_programs_for_last_keys_get_room_to_run_at_once(monkeypatch):
+    monkeypatch.setattr(wide_splits, "num_multiprocessors", lambda device: 132)
+    found = {}
+    for B, rows in ((1, 32), (1, 24), (2, 32), (8, 32)):
+        trees = [Tree(base=200, parents=[-1] + [0] * (rows - 1))] * B
+        case = tree_case(trees, H=32, G=8, dtype=FP16)
+        found[B, rows] = sharers_of(launch._pass_of(case.q, case.cache, case.tree))
+    assert found == {
+        (1, 32): Sharers(14, fewer=12),  # 64 programs for last keys, on 36 multiprocessors
+        (1, 24): Sharers(14, fewer=13),
+        (2, 32): Sharers(7, fewer=7),  # two turns in any case
+        (8, 32): Sharers(2, fewer=2),
+    }
 
 
 def test_a_program_merges_as_many_splits_as_it_has_time_for():
@@ -219,7 +267,7 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
     """A row at position 0 of a slot behind many keys reads the merged result."""
     torch.manual_seed(0)
     case = tree_case([random_tree(WIDE_FROM + 40, 3, 2)], H=2, G=1, dtype=FP16)
-    monkeypatch.setattr(combine, "num_sharers", lambda given: 4)
+    monkeypatch.setattr(combine, "sharers_of", lambda given: Sharers(4, 4))
     positions = case.tree.positions.index_fill(0, torch.tensor([2]), 0)
     rows = replace(case.tree, positions=positions, workspace=torch.full((10**6,), torch.nan))
     given = launch._pass_of(case.q, case.cache, rows)
@@ -242,7 +290,7 @@ def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch):
     out = torch.full_like(case.q, torch.nan)
     launch_paged_attention(case.q, out, case.cache, rows)
     assert out.isfinite().all()
-    monkeypatch.setattr(combine, "num_sharers", lambda given: 4)
+    monkeypatch.setattr(combine, "sharers_of", lambda given: Sharers(4, 4))
     given = launch._pass_of(case.q, case.cache, rows)
     given = given._replace(plan=given.plan._replace(is_wide=True))
     H, NS = 2, given.parts.num_splits

@@ -10,6 +10,7 @@ from specdec.kernels.attention import combine, launch, launch_plan
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.query_rows import Paths, QueryRows
 from specdec.kernels.attention.query_tiles import Heads
+from specdec.kernels.attention.wide_splits import Sharers
 from specdec.kernels.repeated import Repeated
 from specdec.sizes import EngineSizes, TreeShape
 from specdec.start.compile_ahead import (
@@ -140,7 +141,7 @@ def test_launches_of_one_kind_take_the_same_kernels(monkeypatch, has_paths, grou
     """Else one that was compiled ahead would not serve for all of them."""
     monkeypatch.setattr(launch, "is_hopper", lambda device: has_wgmma)
     monkeypatch.setattr(launch, "WideWalk", lambda *_: taken.append("wide"))
-    monkeypatch.setattr(combine, "num_sharers", lambda given: 4)
+    monkeypatch.setattr(combine, "sharers_of", lambda given: Sharers(4, 4))
     compiled = {}
     real = Repeated.__init__
 

@@ -29,9 +29,9 @@ from specdec.kernels.warp_roles import (
 def own_work(path_starts_ptr, shares, requests, TOKENS: gl.constexpr, FORM: gl.constexpr):
     """A program's batch slot, first row of the slot's, kv head; its splits.
 
-    Of these: how many tiles they have, whether they are left as one, where they are listed and the first two of them, the
-    request's blocks and that of the first tile. The first keys wait for all of this, which takes
-    two lookups, one after the other.
+    Of these: how many tiles they have, whether they are left as one, where they are listed and the
+    first two of them, the request's blocks and that of the first tile. The first keys wait for all
+    of this, which takes two lookups, one after the other.
     """
     shares_ptr, fewer, counts, width = shares
     block_table_ptr, idx_ptr, R, M = requests

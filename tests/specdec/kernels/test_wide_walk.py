@@ -281,8 +281,12 @@ def test_padding_is_added_up_where_splits_are_merged(exact_interpreter, monkeypa
     assert (out == 3.0).all()
 
 
-def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch):
-    """A slot behind many keys, and one behind few, of which one split is left by itself."""
+@pytest.mark.parametrize("sharers", [Sharers(4, 4), Sharers(14, 12)])
+def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch, sharers):
+    """A slot behind many keys, and one behind few, of which one split is left by itself.
+
+    Where fewer programs share the splits, more of them are left as one.
+    """
     torch.manual_seed(0)
     trees = [random_tree(WIDE_FROM + 40, 3, 2), random_tree(200, 3, 1)]
     case = tree_case(trees, H=2, G=1, dtype=FP16)
@@ -290,12 +294,15 @@ def test_rows_are_added_up_from_their_merged_splits_on(forget, monkeypatch):
     out = torch.full_like(case.q, torch.nan)
     launch_paged_attention(case.q, out, case.cache, rows)
     assert out.isfinite().all()
-    monkeypatch.setattr(combine, "sharers_of", lambda given: Sharers(4, 4))
+    monkeypatch.setattr(combine, "sharers_of", lambda given: sharers)
     given = launch._pass_of(case.q, case.cache, rows)
     given = given._replace(plan=given.plan._replace(is_wide=True))
     H, NS = 2, given.parts.num_splits
-    count = num_merged(num_splits(WIDE_FROM), 4)
+    count = num_merged(num_splits(WIDE_FROM), sharers.fewer)
     assert count > 1
+    assert (count > num_merged(num_splits(WIDE_FROM), sharers.most)) == (
+        sharers.fewer < sharers.most
+    )
     _merge_kernel[(3 * H,)](given.parts.acc, given.parts.stats, NS, count, 16)
     own = 3 * H * NS
     given.parts.acc[: own * 16].view(3 * H, NS, 16)[:, : count - 1] = torch.nan

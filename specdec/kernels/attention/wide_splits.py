@@ -14,7 +14,7 @@ from specdec.kernels.attention.splits import num_splits, split_of, split_start, 
 from specdec.kernels.warp_roles import ROWS
 
 # Multiprocessors left for the programs of last keys, where that takes an eighth of the walk's
-# programs, or less. Measured on an H200, as is how many of them fit one.
+# programs, or less; and how many of those fit a multiprocessor. Measured on an H200.
 SPARED = 20
 TAILS_AT_ONCE = 2
 MOST_MERGED = 16  # splits of one tile
@@ -28,20 +28,24 @@ class Sharers(NamedTuple):
 
 
 def sharers_of(given: Pass) -> Sharers:
-    """One for each multiprocessor, or some are left.
+    """One for each multiprocessor, or some are left for the programs of last keys.
 
-    Fewer, so that all programs for last keys run at once, where that takes a seventh of them, or
-    less.
+    Fewer, where all of these can usually run at once then, and that takes a seventh of the walk's
+    programs, or less.
     """
     available, places = num_multiprocessors(given.rows.positions.device), num_places(given)
     most, spared = available // places, (available - SPARED) // places
-    most = max(spared if 8 * spared >= 7 * most else most, 1)
+    if 8 * spared < 7 * most or spared < 1:
+        return Sharers(max(most, 1), max(most, 1))
     fewer = (available - -(-_usual_tails(given) // TAILS_AT_ONCE)) // places
-    return Sharers(most, fewer if 6 * most <= 7 * fewer < 7 * most else most)
+    return Sharers(spared, fewer if 6 * spared <= 7 * fewer < 7 * spared else spared)
 
 
 def _usual_tails(given: Pass) -> int:
-    """Programs that have last keys where no path reaches a second split, which are half of them."""
+    """Programs that have last keys where short paths lie in one step of 16 keys.
+
+    In two steps, or two splits, there are twice as many.
+    """
     rows = given.rows
     assert rows.paths is not None, "rows without paths"
     path_len = rows.paths.slots.shape[1]
@@ -104,7 +108,8 @@ def shares_of(given: Pass, sharers: Sharers) -> Tensor:
 def table_of_shares(most: int, sharers: Sharers, device: torch.device) -> Tensor:
     """For each number of splits up to the most, and each program: [1 or 2, most + 1, sharers, any].
 
-    How many tiles; the splits; zeros. First if all programs have splits, then if fewer have.
+    How many tiles; the splits; zeros. First for all programs; then, if it is another number, for
+    fewer.
     """
     rows = []
     for sharing in sorted({*sharers}, reverse=True):
@@ -120,9 +125,10 @@ def table_of_shares(most: int, sharers: Sharers, device: torch.device) -> Tensor
 def num_sharing(begin, sharers, fewer):
     """How many programs share the splits before the one of key `begin`, of all or fewer.
 
-    Where not all programs for last keys run at once, they take two turns: 16 us on an H200, and 3
-    for each whole tile of the split in which paths begin. The walk takes 8 us, and 1 for each tile
-    and for each result of a program; if two of 14 give theirs to the others, a seventh longer.
+    By what an H200 takes for 32 nodes and 8 kv heads, with 14 or 12 programs for each. Beside 14
+    the programs for last keys take two turns, 16 us and 3 for each whole tile of the split in which
+    paths begin. The walk takes 8 us, and 1 for each tile and for each result of a program: with 12
+    a sixth more of these.
     """
     count = split_of(begin).to(tl.int32)
     whole = (begin - split_start(count)) // 64

@@ -6,7 +6,8 @@ keys all rows see, and leave a partial result of each. These take more memory tr
 and to read in combine.py, than keys and values do, so for each tile and kv head the last program
 adds up what the first splits bring and leaves one result for them (wide_splits.py). A program takes
 a whole multiprocessor; some are left for the programs of path_tails.py, launched after it, which
-attend to the rows' last keys beside it: more, where these take long, by programs without splits.
+attend to the rows' last keys beside it. Where these take long, some programs of the walk have no
+splits and end early, which leaves more.
 
 The arithmetic is that of walk.py, and so are the bits, but for the sign of a zero: see
 prompt_attention.py.

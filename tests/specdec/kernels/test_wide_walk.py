@@ -148,7 +148,15 @@ def _shares_kernel(out_ptr, begin_ptr, sharers, fewer, counts, width):
 
 
 @pytest.mark.parametrize(
-    "sharers", [Sharers(1, 1), Sharers(2, 2), Sharers(14, 14), Sharers(14, 12), Sharers(66, 60)]
+    "sharers",
+    [
+        Sharers(1, 1),
+        Sharers(2, 2),
+        Sharers(7, 6),
+        Sharers(14, 14),
+        Sharers(14, 12),
+        Sharers(66, 60),
+    ],
 )
 def test_programs_know_their_first_split_without_the_table(exact_interpreter, sharers):
     begins = [0, 63, 64, 500, 1023, 1024, 1151, 1152, 3000, 4096, 4250, 5000, 8192, 9999]
@@ -187,15 +195,17 @@ def test_fewer_programs_walk_where_last_keys_take_longer(exact_interpreter):
 def test_programs_for_last_keys_get_room_to_run_at_once(monkeypatch):
     monkeypatch.setattr(wide_splits, "num_multiprocessors", lambda device: 132)
     found = {}
-    for B, rows in ((1, 32), (1, 24), (2, 32), (8, 32)):
+    for B, rows, G in ((1, 32, 8), (1, 24, 8), (2, 32, 8), (8, 32, 8), (1, 32, 4), (20, 32, 8)):
         trees = [Tree(base=200, parents=[-1] + [0] * (rows - 1))] * B
-        case = tree_case(trees, H=32, G=8, dtype=FP16)
-        found[B, rows] = sharers_of(launch._pass_of(case.q, case.cache, case.tree))
+        case = tree_case(trees, H=4 * G, G=G, dtype=FP16)
+        found[B, rows, G] = sharers_of(launch._pass_of(case.q, case.cache, case.tree))
     assert found == {
-        (1, 32): Sharers(14, fewer=12),  # 64 programs for last keys, on 36 multiprocessors
-        (1, 24): Sharers(14, fewer=13),
-        (2, 32): Sharers(7, fewer=7),  # two turns in any case
-        (8, 32): Sharers(2, fewer=2),
+        (1, 32, 8): Sharers(14, fewer=12),  # 64 programs for last keys, on 36 multiprocessors
+        (1, 24, 8): Sharers(14, fewer=13),
+        (2, 32, 8): Sharers(7, fewer=7),  # room for all would take more than a seventh
+        (8, 32, 8): Sharers(2, fewer=2),
+        (1, 32, 4): Sharers(33, fewer=33),  # none are left for them: not measured with fewer
+        (20, 32, 8): Sharers(1, fewer=1),  # more places than multiprocessors
     }
 
 
@@ -372,7 +382,7 @@ def test_slots_of_all_lengths_share_a_launch(walked, bases, group, G, num_nodes)
 def test_a_captured_pass_serves_short_and_long_trees():
     torch.manual_seed(0)
     how = {"H": 16, "G": 4, "C": 128, "dtype": BF16, "device": "cuda"}
-    cases = [tree_case([random_tree(base, 32, 6)] * 2, **how) for base in (9000, 100, 3200)]
+    cases = [tree_case([random_tree(base, 32, 6)] * 2, **how) for base in (9000, 100, 4096)]
     first = cases[0]
     rows = replace(first.tree, max_seq_len=9216)
     out = torch.zeros_like(first.q)
@@ -382,7 +392,8 @@ def test_a_captured_pass_serves_short_and_long_trees():
     graph, _ = capture_graph(
         pool, BatchDescriptor(64), lambda: launch_paged_attention(first.q, out, first.cache, rows)
     )
-    for case in (*cases[1:], *cases[1:]):  # short, long, short, long
+    # short, long, short, long; behind 4,096 keys on an H200 more programs share the splits
+    for case in (*cases[1:], *cases[1:]):
         size = case.tree.block_table.shape[1]
         rows.block_table[:, :size].copy_(case.tree.block_table)
         rows.positions.copy_(case.tree.positions)

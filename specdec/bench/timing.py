@@ -17,18 +17,20 @@ Mark = Any  # torch.cuda.Event, or seconds of the host's clock
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of several measurements: the median, and the ends of the middle 80 %."""
+    """Of several measurements: the median, the ends of the middle 80 %, and the mean."""
 
     median: float
     low: float
     high: float
+    mean: float
 
     @staticmethod
     def of(values: Sequence[float]) -> "Spread":
         """At least one value."""
         ordered = sorted(values)
         tail = len(ordered) // 10
-        return Spread(statistics.median(ordered), ordered[tail], ordered[-1 - tail])
+        middle, mean = statistics.median(ordered), statistics.fmean(ordered)
+        return Spread(middle, ordered[tail], ordered[-1 - tail], mean)
 
 
 class Clock:

@@ -474,7 +474,7 @@ def test_first_difference_names_prompt_and_token():
 
 def test_small_pieces():
     assert joined([[1, 2], [3]], 5) == [1, 2, 3, 1, 2]
-    assert Spread.of([3, 1, 2]) == Spread(2, 1, 3)
+    assert Spread.of([4.5, 1, 2]) == Spread(2, 1, 4.5, mean=2.5)
     assert table([{"batch": 1, "price": 0.031}, {"batch": 32}]).splitlines()[1].split() == [
         "1",
         "3.1%",

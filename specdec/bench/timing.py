@@ -29,8 +29,12 @@ class Spread:
         """At least one value."""
         ordered = sorted(values)
         tail = len(ordered) // 10
-        middle, mean = statistics.median(ordered), statistics.fmean(ordered)
-        return Spread(middle, ordered[tail], ordered[-1 - tail], mean)
+        return Spread(
+            median=statistics.median(ordered),
+            low=ordered[tail],
+            high=ordered[-1 - tail],
+            mean=statistics.fmean(ordered),
+        )
 
 
 class Clock:

@@ -132,8 +132,14 @@ def num_sharing(begin, sharers, fewer):
     """
     count = split_of(begin).to(tl.int32)
     whole = (begin - split_start(count)) // 64
-    rest = split_start(count) // 64 + count
-    return tl.where((14 + 5 * whole) * sharers > 2 * rest, fewer, sharers).to(tl.int32)
+    is_long = (14 + 5 * whole) * sharers > 2 * _tiles_and_results(count)
+    return tl.where(is_long, fewer, sharers).to(tl.int32)
+
+
+@jit
+def _tiles_and_results(count):
+    """Of the first `count` splits, together."""
+    return split_start(count) // 64 + count
 
 
 @jit
@@ -166,8 +172,7 @@ def first_split(begin, turn, sharing):
 def merged_before(begin, sharing):
     """How many splits before the one of key `begin` are merged: `num_merged`."""
     count = split_of(begin).to(tl.int32)
-    rest = split_start(count) // 64 + count
-    merged = tl.maximum((rest - sharing) // (sharing + 4), 1)
+    merged = tl.maximum((_tiles_and_results(count) - sharing) // (sharing + 4), 1)
     return tl.where(sharing > 1, tl.minimum(tl.minimum(merged, count), 16), 0)  # MOST_MERGED
 
 

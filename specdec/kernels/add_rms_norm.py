@@ -11,7 +11,7 @@ from specdec.kernels.add import finished
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import let_the_next_start, loaded_before, wait_for_inputs
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 from specdec.kernels.tiles import empty_rows
 
@@ -22,7 +22,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm and the stream, both [T, D] in the residual's dtype.
 
-    x:      an unfinished product [T, D]
+    x:      an unfinished product [T, D]; its launch is later than what writes the residual
     tap_TD: receives the stream too (columns of a wider buffer)
     """
     norm = pick(residual_TD, launch_add_rms_norm, add_rms_norm_ref)
@@ -80,18 +80,20 @@ def _add_rms_norm_kernel(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    begin(PDL)
+    let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     inside = d < D
+    w = loaded_before(tl.load(w_ptr + d, mask=inside, other=0.0), PDL)
+    at = residual_ptr + t * stride_residual + d
+    residual = loaded_before(tl.load(at, mask=inside, other=0.0, cache_modifier=".cg"), PDL)
+    wait_for_inputs(PDL)
     dtype = out_ptr.dtype.element_ty
     x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
-    residual = tl.load(residual_ptr + t * stride_residual + d, mask=inside, other=0.0)
-    stream = (x + residual.to(tl.float32)).to(dtype)
+    stream = (x + residual).to(dtype)
     store_kept(stream_ptr + t * D + d, stream, inside)
     if HAS_TAP:
         store_kept(tap_ptr + t * stride_tap + d, stream, inside)
-    w = tl.load(w_ptr + d, mask=inside, other=0.0).to(tl.float32)
     store_kept(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), inside)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, pick, tl
+from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.invariant import blocked_exp
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import describe, describe_rows, linear_ref
@@ -32,6 +33,9 @@ def launch_gate_up(x_TD: Tensor, weight_XD: Tensor, bias_X: Tensor | None) -> Te
     out_TN = empty_rows(x_TD, T, N)
     if tiles.cuts != 0:
         launch_persistent(out_TN[None], x_TD, weight_XD, bias_X, tiles, is_gated=True)
+        return out_TN
+    if has_few_rows(x_TD, tiles, is_gated=True):
+        launch_few_rows(out_TN, x_TD, weight_XD, bias_X, tiles, is_gated=True)
         return out_TN
     _, tail = row_pieces(tiles.block_m)
     _gate_up_kernel[(num_tiles(N, T, tiles),)](

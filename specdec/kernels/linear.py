@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import TensorDescriptor, jit, launch_options, pick, tl, use_triton
+from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.invariant import blocked_product
 from specdec.kernels.kept import store_kept
 from specdec.kernels.needed import need
@@ -112,6 +113,8 @@ def launch_split_linear(
     )
     if tiles.cuts != 0:
         launch_persistent(parts_STN, x_TK, weight_NK, None, tiles)
+    elif has_few_rows(x_TK, tiles):
+        launch_few_rows(parts_STN, x_TK, weight_NK, None, tiles, first)
     else:
         _launch(parts_STN, x_TK, weight_NK, None, tiles, first)
     return parts_STN

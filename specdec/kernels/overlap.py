@@ -3,7 +3,8 @@
 Every kernel calls `wait_for_inputs` before it reads or writes memory: it waits there for the end of
 the kernel before it, so only its start runs ahead. Small kernels let the next one start at once
 (`begin`); products do so after their loop, since programs that wait would take the places of those
-that read, but persistent/ at its start, since its programs all have their places.
+that read; few_rows.py does when its last tiles are on their way, and persistent/ at its start,
+since its programs all have their places. Both ask for weights before they wait, as norms do.
 PDL comes from `launch_options`: a Hopper GPU or later.
 
 Products wait before they let the next kernel start. So what was written before the last product is
@@ -22,11 +23,12 @@ last keys of paths that have no part of them end so, too. Beside the walk of lar
 soon as they have left their results, and others take their places. That walk has its keys loaded
 without a wait, as they were there before the last product; one warp waits for the queries.
 
-Tried and dropped: prefetching the first weights (prefetch.global.L2) before the wait costs 1 to 3 %
-of a decode pass; prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside
-the small kernels, when the memory is idle, 0 to 2 %; prefetching a program's first four tiles of
-keys and values so before attention's wait makes one request behind up to 2,048 tokens 3 to 5 %
-faster, and longer contexts and more requests slower.
+Tried and dropped: prefetching the first weights into the L2 cache (prefetch.global.L2) before the
+wait costs 1 to 3 % of a decode pass, where copies of them to shared memory (few_rows.py) gain;
+prefetching the next product's (cp.async.bulk.prefetch.L2) from programs beside the small kernels,
+when the memory is idle, 0 to 2 %; prefetching a program's first four tiles of keys and values so
+before attention's wait makes one request behind up to 2,048 tokens 3 to 5 % faster, and longer
+contexts and more requests slower.
 """
 
 from specdec.kernels import jit, tl
@@ -78,6 +80,21 @@ def loaded_with(x, other):
     that the branch needs. other: never -2**31
     """
     return tl.where(other == -(2**31), 0, x)
+
+
+@jit
+def loaded_before(x, PDL: tl.constexpr):
+    """What is loaded before the wait, in float32: weights, or what the last product began after.
+
+    Else compilers move the load behind the wait, where it queues up with weights that the product
+    after this kernel has asked for meanwhile.
+    """
+    x = x.to(tl.float32)
+    if PDL:
+        x = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1
+        )
+    return x
 
 
 @jit

@@ -18,13 +18,13 @@ def describe_weight(
     if has_turns:
         desc = _describe_turns(weight_NK, rows)
         return desc, desc
-    return _describe(weight_NK[:N], rows), _describe(weight_NK[-N:], rows)
+    return describe(weight_NK[:N], rows), describe(weight_NK[-N:], rows)
 
 
 def describe_rows(x_TK: Tensor, block_m: int, rest: int) -> tuple[GluonDescriptor, GluonDescriptor]:
     """In blocks of block_m rows, and of `rest` rows."""
     num_rows = rows_to_read(x_TK)
-    descs = [_describe(x_TK, rows) for rows in dict.fromkeys((block_m, rest))]
+    descs = [describe(x_TK, rows) for rows in dict.fromkeys((block_m, rest))]
     for desc in descs:
         desc.shape[0] = num_rows
     return descs[0], descs[-1]
@@ -38,10 +38,11 @@ def describe_out(out_STN: Tensor, columns: int, groups: int) -> GluonDescriptor:
     return GluonDescriptor(out_STN, shape, strides, [1, rows, columns], layout)
 
 
-def _describe(matrix: Tensor, rows: int) -> GluonDescriptor:
+def describe(matrix: Tensor, rows: int, block_k: int = BLOCK_K) -> GluonDescriptor:
+    """A matrix in blocks of so many rows and columns."""
     shape, strides = list(matrix.shape), list(matrix.stride())
     layout = _shared_layout(matrix.dtype, 2)
-    return GluonDescriptor(matrix, shape, strides, [rows, BLOCK_K], layout)
+    return GluonDescriptor(matrix, shape, strides, [rows, block_k], layout)
 
 
 def _describe_turns(weight_NK: Tensor, rows: int) -> GluonDescriptor:

@@ -33,23 +33,23 @@ def _activated(sums, up, bias_ptr, n0, N, FORM: gl.constexpr):
         turns = sums.reshape([HALF, 2, 8, sums.shape[1]]).permute((0, 2, 3, 1))
         sums, up = turns.reshape([HALF * 8, sums.shape[1], 2]).split()
     if FORM.has_bias:
-        sums += _bias(bias_ptr, n0, N, sums)
+        sums += bias_beside(bias_ptr, n0, N, sums)
     if FORM.is_gated or FORM.has_turns:
         if FORM.has_bias:
-            up += _bias(bias_ptr + N, n0, N, up)
-        sums = _gated(sums, up)
+            up += bias_beside(bias_ptr + N, n0, N, up)
+        sums = gated(sums, up)
     return sums
 
 
 @gluon_jit
-def _bias(bias_ptr, n0, N, sums):
+def bias_beside(bias_ptr, n0, N, sums):
     """As a column beside a tile of sums, float32."""
     n = n0 + gl.arange(0, sums.shape[0], layout=gl.SliceLayout(1, sums.type.layout))
     return gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
 
 
 @gluon_jit
-def _gated(sums, up):
+def gated(sums, up):
     """sums / (1 + exp(-sums)) * up with the same bits as Triton's exp and division.
 
     Numerator and denominator are a quarter each, which moves no rounding, so that the reciprocal of

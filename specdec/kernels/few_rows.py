@@ -1,0 +1,228 @@
+"""Products of few rows whose weights are on their way before their inputs are there.
+
+A program makes one tile, as those of linear.py and gate_up.py do, with the same bits: 16 of K after
+another into one float32 accumulator. But one warp lets the copy engine fill a ring, and begins with
+weights, which no kernel writes: as many tiles as the ring holds, while the kernel before this one
+still runs. It lets the next kernel start as soon as its last tiles are on their way: a program of
+the next product comes when one of this has ended, and asks for its weights while others still
+multiply and store, and while a norm is made of what they stored.
+"""
+
+from torch import Tensor
+
+from specdec.kernels import (
+    constexpr_function,
+    gl,
+    gluon_jit,
+    hopper,
+    is_hopper,
+    tl,
+)
+from specdec.kernels.needed import need
+from specdec.kernels.persistent.descriptors import describe
+from specdec.kernels.persistent.results import bias_beside, gated
+from specdec.kernels.tile_order import num_tiles, place_of, split_blocks
+from specdec.kernels.tile_shapes import SHARED_MEMORY
+from specdec.kernels.tiles import Tiles, rows_to_read
+from specdec.kernels.warp_roles import make_ring
+
+MOST_ROWS = 32  # of a tile
+MOST_SUMS = 64  # registers of a thread
+REGISTERS = 80  # of a thread on average: 120 of those that multiply
+BARRIER_BYTES = 1024
+
+
+def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
+    """Whether `launch_few_rows` serves a product; not those of passes that may not be needed."""
+    rows_of_w = tiles.block_n * (2 if is_gated else 1)
+    ring = (rows_of_w + tiles.block_m) * tiles.block_k * 2 * tiles.num_stages
+    results = tiles.block_n * tiles.block_m * (2 if is_gated else 4)
+    return (
+        is_hopper(x_TK.device)
+        and x_TK.element_size() == 2
+        and tiles.cuts == 0
+        and not tiles.is_serial
+        and tiles.block_m in (16, MOST_ROWS)
+        and tiles.num_warps == 4
+        and rows_of_w * tiles.block_m <= MOST_SUMS * 128
+        and ring + results + BARRIER_BYTES <= SHARED_MEMORY
+        and need()["needed_ptr"] is None
+    )
+
+
+def launch_few_rows(
+    out: Tensor,
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    tiles: Tiles,
+    first: int = 0,
+    is_gated: bool = False,
+) -> None:
+    """Write [T, N], or with splits their sums [splits, T, N].
+
+    is_gated: gate rows of W before up rows. first: columns before it are left out.
+    No launch since the last synchronisation may write the weight.
+    """
+    T, K = x_TK.shape
+    N = len(weight_NK) // (2 if is_gated else 1)
+    x_desc = describe(x_TK, tiles.block_m, tiles.block_k)
+    x_desc.shape[0] = rows_to_read(x_TK)
+    few_rows_kernel[(num_tiles(N - first, T, tiles), tiles.splits)](
+        out,
+        x_desc,
+        describe(weight_NK[:N], tiles.block_n, tiles.block_k),
+        describe(weight_NK[-N:], tiles.block_n, tiles.block_k),
+        weight_NK if bias_N is None else bias_N,
+        T,
+        N,
+        K,
+        first,
+        IS_GATED=is_gated,
+        HAS_BIAS=bias_N is not None,
+        SPLITS=tiles.splits,
+        STAGES=tiles.num_stages,
+        num_warps=4,
+        maxnreg=REGISTERS,
+        launch_pdl=True,
+    )
+
+
+@gluon_jit
+def few_rows_kernel(
+    out_ptr,  # [T, N], or [SPLITS, T, N]
+    x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]
+    w_desc,  # [N, K] in tiles [BLOCK_N, BLOCK_K]
+    up_desc,  # the same
+    bias_ptr,  # [N], or [2N] if gated
+    T,
+    N,
+    K,
+    first,  # column; those before it are left out
+    IS_GATED: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    SPLITS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
+    BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
+    n_tiles = tl.cdiv(N - first, BLOCK_N)
+    n_tile, m_tile = place_of(gl.program_id(0), n_tiles, tl.cdiv(T, BLOCK_M))
+    place = (gl.program_id(1), first + n_tile * BLOCK_N, m_tile * BLOCK_M)
+    w_ring = make_ring(w_desc, STAGES)
+    x_ring = make_ring(x_desc, STAGES)
+    up_ring = make_ring(up_desc, STAGES) if IS_GATED else w_ring
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(ready.index(i), count=1)
+        hopper.mbarrier.init(empty.index(i), count=1)
+    hopper.fence_async_shared()
+    ring = (w_ring, up_ring, x_ring, ready, empty)
+    gl.warp_specialize(
+        [
+            (_multiply, (out_ptr, bias_ptr, ring, place, T, N, K, IS_GATED, HAS_BIAS, SPLITS)),
+            (_copy, (x_desc, w_desc, up_desc, ring, place, K, IS_GATED, SPLITS)),
+        ],
+        worker_num_warps=[1],
+        worker_num_regs=[40],
+    )
+
+
+@gluon_jit
+def _copy(x_desc, w_desc, up_desc, ring, place, K, IS_GATED: gl.constexpr, SPLITS: gl.constexpr):
+    """What one warp does: fill the ring, weights first."""
+    STAGES: gl.constexpr = ring[0].shape[0]
+    BLOCK_K: gl.constexpr = ring[0].shape[2]
+    split, n0, m0 = place
+    blocks = split_blocks(K, BLOCK_K, SPLITS)
+    start = split * blocks * BLOCK_K
+    ahead = gl.minimum(blocks, STAGES)
+    for i in range(ahead):
+        _copy_w(w_desc, up_desc, ring, n0, start + i * BLOCK_K, i, IS_GATED)
+    tl.extra.cuda.gdc_wait()
+    for i in range(ahead):
+        _copy_x(x_desc, ring, m0, start + i * BLOCK_K, i)
+    for i in range(ahead, blocks):
+        at = i % STAGES
+        hopper.mbarrier.wait(ring[4].index(at), (i // STAGES + 1) & 1)
+        _copy_w(w_desc, up_desc, ring, n0, start + i * BLOCK_K, at, IS_GATED)
+        _copy_x(x_desc, ring, m0, start + i * BLOCK_K, at)
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+@gluon_jit
+def _copy_w(w_desc, up_desc, ring, n0, k, at, IS_GATED: gl.constexpr):
+    """A stage's tiles of W; its barrier learns how much comes with that of x."""
+    w_ring, up_ring, x_ring, ready, _empty = ring
+    ROWS: gl.constexpr = w_ring.shape[1] * (2 if IS_GATED else 1) + x_ring.shape[1]
+    hopper.mbarrier.expect(ready.index(at), ROWS * w_ring.shape[2] * 2)
+    hopper.tma.async_copy_global_to_shared(w_desc, [n0, k], ready.index(at), w_ring.index(at))
+    if IS_GATED:
+        hopper.tma.async_copy_global_to_shared(up_desc, [n0, k], ready.index(at), up_ring.index(at))
+
+
+@gluon_jit
+def _copy_x(x_desc, ring, m0, k, at):
+    hopper.tma.async_copy_global_to_shared(x_desc, [m0, k], ring[3].index(at), ring[2].index(at))
+
+
+@gluon_jit
+def _multiply(
+    out_ptr,
+    bias_ptr,
+    ring,
+    place,
+    T,
+    N,
+    K,
+    IS_GATED: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    SPLITS: gl.constexpr,
+):
+    """What four warps do: the tile's sums, and out. They have x, so all before it has ended."""
+    STAGES: gl.constexpr = ring[0].shape[0]
+    BLOCK_N: gl.constexpr = ring[0].shape[1]
+    w_ring, up_ring, x_ring, ready, empty = ring
+    BLOCK_M: gl.constexpr = x_ring.shape[1]
+    split, n0, m0 = place
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
+    up = acc
+    for i in range(split_blocks(K, w_ring.shape[2], SPLITS)):
+        at = i % STAGES
+        hopper.mbarrier.wait(ready.index(at), (i // STAGES) & 1)
+        x = x_ring.index(at).permute((1, 0))
+        acc = hopper.warpgroup_mma(w_ring.index(at), x, acc, use_acc=i > 0, is_async=True)
+        if IS_GATED:
+            up = hopper.warpgroup_mma(up_ring.index(at), x, up, use_acc=i > 0, is_async=True)
+            acc, up = hopper.warpgroup_mma_wait(2, [acc, up])
+        else:
+            acc = hopper.warpgroup_mma_wait(1, [acc])
+        hopper.mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), pred=i > 0)
+    if IS_GATED:
+        acc, up = hopper.warpgroup_mma_wait(0, [acc, up])
+    else:
+        acc = hopper.warpgroup_mma_wait(0, [acc])
+    if HAS_BIAS:
+        acc += bias_beside(bias_ptr, n0, N, acc)
+        if IS_GATED:
+            up += bias_beside(bias_ptr + N, n0, N, up)
+    if IS_GATED:
+        acc = gated(acc, up)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    OUT: gl.constexpr = _rows_together(BLOCK_N, dtype.primitive_bitwidth)
+    n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
+    m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, OUT))
+    out = out_ptr + split.to(gl.int64) * T * N + m.to(gl.int64)[None, :] * N + n[:, None]
+    inside = (n < N)[:, None] & (m < T)[None, :]
+    y = gl.convert_layout(acc.to(dtype), OUT)
+    gl.store(out, y, mask=inside, eviction_policy="evict_last")  # as store_kept of kept.py
+
+
+@constexpr_function
+def _rows_together(BLOCK_N, bits):
+    """Of results [BLOCK_N, BLOCK_M] in the registers of four warps: 16 bytes of a row each."""
+    each = 128 // bits
+    lanes = min(BLOCK_N // each, 32)
+    return gl.BlockedLayout([each, 1], [lanes, 32 // lanes], [1, 4], [0, 1])

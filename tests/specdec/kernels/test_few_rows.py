@@ -1,0 +1,144 @@
+"""Products of few rows whose weights come ahead: the bits of linear.py and gate_up.py."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specdec.kernels import few_rows, gate_up, linear
+from specdec.kernels.few_rows import has_few_rows, launch_few_rows
+from specdec.kernels.needed import needed_while
+from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, rows_of_tiles
+from specdec.kernels.tiles import Tiles, cut
+
+SUMS = [(64, 16, 256, 5), (64, 16, 64, 3), (64, 32, 128, 7), (64, 32, 256, 4), (128, 32, 128, 4)]
+GATED = [(64, 16, 128, 5), (128, 16, 128, 3), (64, 32, 128, 5), (128, 32, 128, 3)]
+
+
+def tiles_of(shape: tuple[int, int, int, int], splits: int = 1) -> Tiles:
+    return cut(Shape(*shape, num_warps=4), shape[1], splits)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def rows(T: int, K: int) -> torch.Tensor:
+    """T rows in memory that goes on to the end of a tile, with rows that must not matter."""
+    x = torch.full((rows_of_tiles(T), K), float("nan"), device="cuda", dtype=torch.bfloat16)[:T]
+    return x.copy_(random(T, K))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SUMS)
+@pytest.mark.parametrize("splits, N, K, first", [(1, 6144, 4096, 0), (2, 4096, 2048, 2048)])
+@pytest.mark.parametrize("has_splits_behind_the_end", [False, True])
+def test_sums_have_the_bits_of_linear(
+    shape, splits, N, K, first, has_splits_behind_the_end, monkeypatch
+):
+    torch.manual_seed(0)
+    if has_splits_behind_the_end:
+        N, K = N - 40, K - 952
+    tiles = tiles_of(shape, splits)
+    weight = random(N, K)
+    monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles)
+    for T in (1, 6, 16, 17, 32):
+        x = rows(T, K)
+        found = []
+        for is_ahead in (True, False):
+            monkeypatch.setattr(linear, "has_few_rows", lambda *_, is_=is_ahead: is_)
+            found.append(linear.launch_split_linear(x, weight, torch.bfloat16, first)[..., first:])
+        assert found[1].isfinite().all()
+        assert torch.equal(*found), (T, (found[0] != found[1]).sum())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", GATED)
+@pytest.mark.parametrize("N, K", [(2048, 4096), (5000, 1032)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gated_products_have_the_bits_of_gate_up(shape, N, K, has_bias, monkeypatch):
+    torch.manual_seed(0)
+    weight = random(2 * N, K)
+    bias = random(2 * N) if has_bias else None
+    monkeypatch.setattr(gate_up, "tiles_for", lambda *_: tiles_of(shape))
+    for T in (1, 6, 16, 17, 32):
+        x = rows(T, K)
+        x[0] *= 50  # exponentials of 0 and of infinity
+        found = []
+        for is_ahead in (True, False):
+            monkeypatch.setattr(gate_up, "has_few_rows", lambda *_, is_=is_ahead, **__: is_)
+            found.append(gate_up.launch_gate_up(x, weight, bias))
+        assert torch.equal(*found), (T, (found[0] != found[1]).sum())
+
+
+@pytest.mark.gpu
+def test_inputs_are_those_that_the_kernel_before_writes():
+    """A chain in a graph, each product of the result of the one before: no x is read too early."""
+    torch.manual_seed(0)
+    weights = [random(4096, 4096) / 64 for _ in range(12)]
+    tiles = tiles_of((64, 32, 128, 5))
+    x, outs = rows(32, 4096), [torch.empty(32, 4096, device="cuda").bfloat16() for _ in weights]
+
+    def chain() -> None:
+        y = x
+        for weight, out in zip(weights, outs, strict=True):
+            launch_few_rows(out, y, weight, None, tiles)
+            y = out
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(20):
+        x.copy_(random(32, 4096))
+        graph.replay()
+        y = x
+        for weight, out in zip(weights, outs, strict=True):
+            expected = torch.empty_like(out)
+            linear._launch(expected, y, weight, None, tiles)
+            torch.cuda.synchronize()
+            assert torch.equal(out, expected)
+            y = expected
+
+
+def test_which_products_it_serves(monkeypatch):
+    usual = tiles_of((64, 32, 128, 5), 2)
+    x = torch.zeros(32, 256, dtype=torch.bfloat16)
+    assert not has_few_rows(x, usual)  # on a CPU
+    monkeypatch.setattr(few_rows, "is_hopper", lambda _: True)
+    assert has_few_rows(x, usual)
+    assert has_few_rows(x, tiles_of((128, 32, 128, 3)), is_gated=True)
+    assert not has_few_rows(x.float(), usual)
+    assert not has_few_rows(x, tiles_of((64, 64, 128, 5)))
+    assert not has_few_rows(x, tiles_of((64, 48, 128, 5)))
+    assert not has_few_rows(x, tiles_of((256, 32, 64, 3)), is_gated=True)  # too many registers
+    assert not has_few_rows(x, tiles_of((64, 32, 256, 5)))  # with results too much shared memory
+    assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 8), 32, 1))
+    assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 4), 4096, 2))  # splits in turn
+    with needed_while(torch.ones(1, dtype=torch.int64)):
+        assert not has_few_rows(x, usual)
+
+
+@pytest.mark.parametrize(
+    "shape, kind",
+    [
+        ((64, 32, 128, 5), "gate"),
+        pytest.param((128, 32, 128, 3), "gate", marks=pytest.mark.slow),
+        pytest.param((64, 16, 256, 5), "split", marks=pytest.mark.slow),
+    ],
+)
+def test_weights_are_asked_for_before_the_wait(shape, kind):
+    """Compiled in a process without the interpreter, for which kernels are something else."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.specdec.kernels.compile_few_rows"]
+    done = subprocess.run(
+        [*command, *map(str, shape), kind], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    shared, num_local, num_early = map(int, done.stdout.split())
+    assert shared <= SHARED_MEMORY
+    assert num_local == 0
+    assert num_early > 0

@@ -3,10 +3,12 @@
 Generates from all prompts of the pair for every setting and compares tokens, and a hash of the
 float32 logits at every emitted position, with eager plain decoding one request at a time. Also at
 contexts around tile and split borders and beyond (prompts joined), with K = 0, 3 and 5, one and
-eight at a time. Prints one line per setting and a last line of JSON; exit code 1 if anything
+eight at a time. With --trees the same with draft trees, of which tokens are compared: logits lie at
+the nodes of a path. Prints one line per setting and a last line of JSON; exit code 1 if anything
 differs.
 
     python -m scripts.exact_matrix DIR/target --draft DIR/eagle3
+    python -m scripts.exact_matrix DIR/target --draft DIR/eagle3 --trees 16x6x4,32x8x8
     python -m scripts.exact_matrix demo --draft demo -k 0,3 --batch 1,4 --num-prompts 4
 """
 
@@ -22,10 +24,13 @@ from tqdm import tqdm
 
 from specdec.bench.pair import EngineSpec, Pair, joined, load_pair
 from specdec.bench.serving import generate, greedy
+from specdec.cli.options import tree
 from specdec.engine import Engine
 from specdec.requests.request import Request
 from specdec.requests.stats import SpeculationStats
+from specdec.sizes import MAX_TREE_REQUESTS, TreeShape
 
+Drafts = int | TreeShape  # of a round: a chain's length, or a tree
 MANY, LONG = 8, 9000  # requests at a time; of contexts of LONG tokens or more, two
 CONTEXTS = "63,64,65,1023,1024,1025,1152,4096,4097,8191,8192,8193,16384,32000"
 
@@ -91,25 +96,35 @@ def check_form(engine: Engine, is_eager: bool) -> None:
 
 
 def run(
-    engine: Engine, prompts: list[list[int]], batch: int, max_tokens: int
+    engine: Engine, drafts: Drafts, prompts: list[list[int]], batch: int, max_tokens: int
 ) -> tuple[list, list, float]:
-    """Tokens and logit hashes of every prompt, and the acceptance length."""
+    """Tokens and logit hashes of every prompt, none with trees, and the acceptance length."""
     tokens, hashes, stats = [], [], []
     for start in range(0, len(prompts), batch):
         listener = LogitHashes(engine)
         requests = generate(engine, greedy(prompts[start : start + batch], max_tokens))
         listener.stop()
         tokens += [request.token_ids for request in requests]
-        hashes += [listener.of(request) for request in requests]
+        if isinstance(drafts, int):
+            hashes += [listener.of(request) for request in requests]
         stats += [request.stats for request in requests]
     num_different = len({value for row in hashes for value in row})
-    assert num_different > len(tokens), "the hashes tell nothing apart"
+    assert not hashes or num_different > len(tokens), "the hashes tell nothing apart"
     return tokens, hashes, SpeculationStats.merged(stats).mean_acceptance_length or 1.0
 
 
-def spec(k: int, batch: int, longest: int, max_model_len: int, is_eager: bool) -> EngineSpec:
+def equals(found: tuple[list, list], expected: tuple[list, list]) -> bool:
+    """Of tokens and hashes; of tokens, where nothing was hashed."""
+    return found[0] == expected[0] and found[1] in ([], expected[1])
+
+
+def spec(
+    drafts: Drafts, batch: int, longest: int, max_model_len: int, is_eager: bool
+) -> EngineSpec:
+    is_chain = isinstance(drafts, int)
     return EngineSpec(
-        num_speculative_tokens=k,
+        num_speculative_tokens=drafts if is_chain else drafts.num_levels,
+        tree=None if is_chain else drafts,
         max_num_seqs=batch,
         max_tokens=longest,
         max_model_len=max_model_len,
@@ -119,35 +134,38 @@ def spec(k: int, batch: int, longest: int, max_model_len: int, is_eager: bool) -
 
 
 def matrix(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
-    """All prompts, every K and batch; the largest batch eagerly too; against eager K = 0."""
+    """All prompts, every K, tree and batch; the largest batch eagerly too; against eager K = 0."""
     prompts = pair.prompts[: args.num_prompts]
     alone = prompts[: args.num_alone]
     longest = max(map(len, prompts)) + args.max_tokens
-    largest = max(args.batch)
     engine = pair.engine(spec(0, 1, longest, 1024, True))
-    expected = run(engine, alone, 1, args.max_tokens)[:2]
+    expected = run(engine, 0, alone, 1, args.max_tokens)[:2]
     num = len(expected[0])
-    settings = [(k, batch, False) for k in args.k for batch in args.batch]
-    settings += [(k, largest, True) for k in args.k]
+    settings: list[tuple[Drafts, int, int, bool]] = []
+    for is_eager, drafts in itertools.product((False, True), (*args.k, *args.trees)):
+        most = max(args.batch) if isinstance(drafts, int) else MAX_TREE_REQUESTS
+        batches = sorted({min(batch, most) for batch in args.batch})
+        chosen = batches[-1:] if is_eager else batches
+        settings += [(drafts, batch, batches[-1], is_eager) for batch in chosen]
     first: tuple[list, list] | None = None  # all prompts; some of them have not run alone
     rows = []
-    for k, batch, is_eager in tqdm(settings, desc="settings", disable=None):
+    for drafts, batch, largest, is_eager in tqdm(settings, desc="settings", disable=None):
         began = time.monotonic()
-        engine = pair.engine(spec(k, largest, longest, 1024, is_eager), keep=1)
+        engine = pair.engine(spec(drafts, largest, longest, 1024, is_eager), keep=1)
         some = prompts if batch > 1 else alone
-        tokens, hashes, mean = run(engine, some, batch, args.max_tokens)
-        same = [(tokens[:num], hashes[:num]) == expected]
+        tokens, hashes, mean = run(engine, drafts, some, batch, args.max_tokens)
+        same = [equals((tokens[:num], hashes[:num]), expected)]
         if len(tokens) == len(prompts):
             first = first or (tokens, hashes)
-            same.append((tokens, hashes) == first)
+            same.append(equals((tokens, hashes), first))
         is_eager = is_eager or pair.device.type == "cpu"
         check_form(engine, is_eager)
-        rows.append(report(k, batch, is_eager, "", len(tokens), all(same), mean, began))
+        rows.append(report(drafts, batch, is_eager, "", len(tokens), all(same), mean, began))
     return rows
 
 
 def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
-    """Joined prompts of each length, K in 0, 3, 5 and batch 1 and 8, eagerly and in graphs.
+    """Joined prompts of each length, K in 0, 3, 5, trees, batch 1 and 8, eagerly and in graphs.
 
     Against eager K = 0 at batch 1.
     """
@@ -155,33 +173,46 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
     hows = (True,) if pair.device.type == "cpu" else (True, False)
     expected: dict[int, tuple[list, list]] = {}
     rows = []
-    settings = [(is_eager, k) for is_eager in hows for k in (0, 3, 5)] if args.contexts else []
-    for is_eager, k in tqdm(settings, desc="contexts", disable=None):
-        engine = pair.engine(spec(k, MANY, longest, longest, is_eager))
+    settings = list(itertools.product(hows, (0, 3, 5, *args.trees))) if args.contexts else []
+    for is_eager, drafts in tqdm(settings, desc="contexts", disable=None):
+        engine = pair.engine(spec(drafts, MANY, longest, longest, is_eager))
         for length, batch in itertools.product(args.contexts, (1, MANY)):
             began = time.monotonic()
             num = 2 if batch == 1 or length >= LONG else MANY
             turned = (pair.prompts[i:] + pair.prompts[:i] for i in range(num))
             prompts = [joined(each, length) for each in turned]
-            tokens, hashes, mean = run(engine, prompts, batch, args.context_tokens)
+            tokens, hashes, mean = run(engine, drafts, prompts, batch, args.context_tokens)
             found = tokens[:2], hashes[:2]
-            same = found == expected.setdefault(length, found)
+            same = equals(found, expected.setdefault(length, found))
             check_form(engine, is_eager)
-            rows.append(report(k, batch, is_eager, f"context {length}", num, same, mean, began))
+            rows.append(
+                report(drafts, batch, is_eager, f"context {length}", num, same, mean, began)
+            )
         del engine  # whose cache is large: the next one has no room beside it
         pair.drop()
     return rows
 
 
 def report(
-    k: int, batch: int, is_eager: bool, what: str, num: int, same: bool, mean: float, began: float
+    drafts: Drafts,
+    batch: int,
+    is_eager: bool,
+    what: str,
+    num: int,
+    same: bool,
+    mean: float,
+    began: float,
 ) -> dict:
     how = "eager" if is_eager else "graph"
     verdict = "same" if same else "DIFFERENT"
     seconds = time.monotonic() - began
     result = f"{num:2} prompts: {verdict}, AL {mean:.3f}, {seconds:.1f} s"
-    print(f"K={k} batch {batch:2} {how} {what:14} {result}", flush=True)
-    setting = {"k": k, "batch": batch, "how": how, "what": what}
+    is_chain = isinstance(drafts, int)
+    shape = None if is_chain else f"{drafts.num_rows}x{drafts.num_levels}x{drafts.top_k}"
+    name = f"K={drafts}" if is_chain else f"tree {shape}"
+    print(f"{name} batch {batch:2} {how} {what:14} {result}", flush=True)
+    k = drafts if is_chain else drafts.num_levels
+    setting = {"k": k, "tree": shape, "batch": batch, "how": how, "what": what}
     return setting | {"prompts": num, "same": same, "mean": mean}
 
 
@@ -189,13 +220,22 @@ def parse_args() -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",") if part]
 
+    def trees(text: str) -> list[TreeShape]:
+        try:
+            return [tree("--trees", part) for part in text.split(",") if part]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target")
     parser.add_argument("--draft", required=True)
     parser.add_argument("-k", type=numbers, default=numbers("0,1,3,5,7"))
-    parser.add_argument("--batch", type=numbers, default=numbers("1,8,32,48"))
+    parser.add_argument("--trees", type=trees, default=[], help="rows x levels x top_k: 16x6x4,...")
+    parser.add_argument(
+        "--batch", type=numbers, default=numbers("1,8,32,48"), help="at most 32 of trees"
+    )
     parser.add_argument("--contexts", type=numbers, default=numbers(CONTEXTS))
     parser.add_argument("--num-prompts", type=int, default=48)
     parser.add_argument("--num-alone", type=int, default=48, help="prompts that run one at a time")

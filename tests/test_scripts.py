@@ -12,7 +12,7 @@ import pytest
 import specdec.kernels.tiles
 import specdec.tune.gpu_clock
 from scripts.http_cost import lines_of
-from specdec.bench import charts
+from specdec.bench import charts, serving
 from specdec.kernels.tables import read_table
 from specdec.kernels.tile_shapes import Product
 from specdec.models.llama import LlamaModel
@@ -147,14 +147,42 @@ def test_exact_matrix_compares_all_settings_with_plain_decoding(run, capsys, mon
     assert [row["mean"] > 1.5 for row in behind] == [row["k"] > 0 for row in behind]
 
 
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_exact_matrix_compares_the_tokens_of_trees(run, capsys, monkeypatch, is_wrong):
+    generate = serving.generate
+
+    def generate_wrongly(engine, requests):
+        ended = generate(engine, requests)
+        if engine.runner.sizes.tree is not None:
+            ended[-1].token_ids[-1] += 1
+        return ended
+
+    if is_wrong:
+        monkeypatch.setattr(serving, "generate", generate_wrongly)
+    few = "-k 0 --trees 7x3x4 --batch 1,48 --num-prompts 2 --num-alone 2 --max-tokens 4"
+    command = "scripts.exact_matrix demo --draft demo --contexts 65 --device cpu"
+    with pytest.raises(SystemExit, match=str(int(is_wrong))):
+        run(*command.split(), *few.split())
+
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    trees = [row for row in rows if row["tree"] == "7x3x4"]
+    found = [(row["k"], row["batch"], row["what"]) for row in trees]
+    assert found == [(3, 1, ""), (3, 32, ""), (3, 32, ""), *((3, b, "context 65") for b in (1, 8))]
+    assert all(row["same"] for row in rows if row["tree"] is None)
+    # of 8 prompts of a context two are compared
+    assert [row["same"] for row in trees] == [not is_wrong] * 4 + [True]
+    assert all(row["mean"] > 1.5 for row in trees)
+
+
 @pytest.mark.gpu
 def test_exact_matrix_compares_graphs_with_eager_steps(run, capsys):
+    options = "--trees", "16x6x4", "--contexts", "65", "--device", "cuda"
     with pytest.raises(SystemExit, match="0"):
-        run("scripts.exact_matrix", *TINY_MATRIX.split(), "--contexts", "65", "--device", "cuda")
+        run("scripts.exact_matrix", *TINY_MATRIX.split(), *options)
 
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     behind = [(row["k"], row["batch"], row["how"]) for row in rows if row["what"]]
-    settings = itertools.product(("eager", "graph"), (0, 3, 5), (1, 8))
+    settings = itertools.product(("eager", "graph"), (0, 3, 5, 6), (1, 8))
     assert behind == [(k, batch, how) for how, k, batch in settings]
     assert all((row["mean"] > 1.5) == (row["k"] > 0) for row in rows if row["what"])
 

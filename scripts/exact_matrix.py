@@ -171,7 +171,7 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
     """
     longest = max(args.contexts, default=0) + 64
     hows = (True,) if pair.device.type == "cpu" else (True, False)
-    expected: dict[int, tuple[list, list]] = {}
+    expected: dict[tuple[int, int], tuple[list, list]] = {}  # by length and number of prompts
     rows = []
     settings = list(itertools.product(hows, (0, 3, 5, *args.trees))) if args.contexts else []
     for is_eager, drafts in tqdm(settings, desc="contexts", disable=None):
@@ -182,8 +182,12 @@ def contexts(pair: Pair, args: argparse.Namespace) -> list[dict[str, object]]:
             turned = (pair.prompts[i:] + pair.prompts[:i] for i in range(num))
             prompts = [joined(each, length) for each in turned]
             tokens, hashes, mean = run(engine, drafts, prompts, batch, args.context_tokens)
-            found = tokens[:2], hashes[:2]
-            same = equals(found, expected.setdefault(length, found))
+            counts = {2, num}  # two have run alone, the others at least at K = 0
+            found = {count: (tokens[:count], hashes[:count]) for count in counts}
+            same = all(
+                equals(each, expected.setdefault((length, count), each))
+                for count, each in found.items()
+            )
             check_form(engine, is_eager)
             rows.append(
                 report(drafts, batch, is_eager, f"context {length}", num, same, mean, began)

@@ -27,6 +27,7 @@ from specdec.kernels.tiles import Tiles, rows_to_read
 from specdec.kernels.warp_roles import make_ring
 
 MOST_ROWS = 32  # of a tile
+LEAST_BLOCK_K = 64  # what a swizzled tile has
 MOST_SUMS = 64  # registers of a thread
 REGISTERS = 80  # of a thread on average: 120 of those that multiply
 BARRIER_BYTES = 1024
@@ -40,9 +41,11 @@ def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
     return (
         is_hopper(x_TK.device)
         and x_TK.element_size() == 2
+        and x_TK.shape[1] % 8 == x_TK.stride(0) % 8 == 0  # else linear.py says what is wrong
         and tiles.cuts == 0
         and not tiles.is_serial
         and tiles.block_m in (16, MOST_ROWS)
+        and tiles.block_k >= LEAST_BLOCK_K
         and tiles.num_warps == 4
         and rows_of_w * tiles.block_m <= MOST_SUMS * 128
         and ring + results + BARRIER_BYTES <= SHARED_MEMORY
@@ -88,7 +91,7 @@ def launch_few_rows(
     )
 
 
-@gluon_jit
+@gluon_jit(varying=("T",))
 def few_rows_kernel(
     out_ptr,  # [T, N], or [SPLITS, T, N]
     x_desc,  # [T, K] in tiles [BLOCK_M, BLOCK_K]

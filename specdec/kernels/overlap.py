@@ -1,10 +1,11 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs.
 
-Every kernel calls `wait_for_inputs` before it reads or writes memory: it waits there for the end of
-the kernel before it, so only its start runs ahead. Small kernels let the next one start at once
-(`begin`); products do so after their loop, since programs that wait would take the places of those
-that read; few_rows.py does when its last tiles are on their way, and persistent/ at its start,
-since its programs all have their places. Both ask for weights before they wait, as norms do.
+Every kernel calls `wait_for_inputs` before it reads what may be new, or writes: it waits there for
+the end of the kernel before it, so only its start runs ahead. Small kernels let the next one start
+at once (`begin`); products do so after their loop, since programs that wait would take the places
+of those that read; few_rows.py does when its last tiles are on their way, and persistent/ at its
+start, since its programs all have their places. Both ask for weights before they wait, as
+add_rms_norm.py does.
 PDL comes from `launch_options`: a Hopper GPU or later.
 
 Products wait before they let the next kernel start. So what was written before the last product is

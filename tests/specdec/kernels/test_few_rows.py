@@ -115,7 +115,9 @@ def test_which_products_it_serves(monkeypatch):
     assert not has_few_rows(x, tiles_of((64, 64, 128, 5)))
     assert not has_few_rows(x, tiles_of((64, 48, 128, 5)))
     assert not has_few_rows(x, tiles_of((256, 32, 64, 3)), is_gated=True)  # too many registers
-    assert not has_few_rows(x, tiles_of((64, 32, 256, 5)))  # with results too much shared memory
+    assert not has_few_rows(x, tiles_of((256, 32, 64, 6)))  # with results too much shared memory
+    assert not has_few_rows(x, tiles_of((64, 32, 32, 3)))  # no swizzled tile
+    assert not has_few_rows(x[:, :252].contiguous(), usual)
     assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 8), 32, 1))
     assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 4), 4096, 2))  # splits in turn
     with needed_while(torch.ones(1, dtype=torch.int64)):
@@ -138,7 +140,7 @@ def test_weights_are_asked_for_before_the_wait(shape, kind):
         [*command, *map(str, shape), kind], env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    shared, num_local, num_early = map(int, done.stdout.split())
+    shared, num_spilled, num_early = map(int, done.stdout.split())
     assert shared <= SHARED_MEMORY
-    assert num_local == 0
+    assert num_spilled == 0
     assert num_early > 0

@@ -3,9 +3,8 @@
 Generates from all prompts of the pair for every setting and compares tokens, and a hash of the
 float32 logits at every emitted position, with eager plain decoding one request at a time. Also at
 contexts around tile and split borders and beyond (prompts joined), with K = 0, 3 and 5, one and
-eight at a time. With --trees the same with draft trees, of which tokens are compared: logits lie at
-the nodes of a path. Prints one line per setting and a last line of JSON; exit code 1 if anything
-differs.
+eight at a time. With --trees the same with draft trees, of which only the tokens are compared.
+Prints one line per setting and a last line of JSON; exit code 1 if anything differs.
 
     python -m scripts.exact_matrix DIR/target --draft DIR/eagle3
     python -m scripts.exact_matrix DIR/target --draft DIR/eagle3 --trees 16x6x4,32x8x8
@@ -101,11 +100,11 @@ def run(
     """Tokens and logit hashes of every prompt, none with trees, and the acceptance length."""
     tokens, hashes, stats = [], [], []
     for start in range(0, len(prompts), batch):
-        listener = LogitHashes(engine)
+        listener = LogitHashes(engine) if isinstance(drafts, int) else None
         requests = generate(engine, greedy(prompts[start : start + batch], max_tokens))
-        listener.stop()
         tokens += [request.token_ids for request in requests]
-        if isinstance(drafts, int):
+        if listener is not None:
+            listener.stop()
             hashes += [listener.of(request) for request in requests]
         stats += [request.stats for request in requests]
     num_different = len({value for row in hashes for value in row})

@@ -29,7 +29,7 @@ from specdec.kernels.warp_roles import make_ring
 MOST_ROWS = 32  # of a tile
 LEAST_BLOCK_K = 64  # what a swizzled tile has
 MOST_SUMS = 64  # registers of a thread
-REGISTERS = 80  # of a thread on average: 120 of those that multiply
+REGISTERS = 80  # of a thread on average; those that multiply get 136
 BARRIER_BYTES = 1024
 
 

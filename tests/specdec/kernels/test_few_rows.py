@@ -11,10 +11,13 @@ from specdec.kernels import few_rows, gate_up, linear
 from specdec.kernels.few_rows import has_few_rows, launch_few_rows
 from specdec.kernels.needed import needed_while
 from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, rows_of_tiles
-from specdec.kernels.tiles import Tiles, cut
+from specdec.kernels.tiles import Tiles, choose_tiles, cut
 
 SUMS = [(64, 16, 256, 5), (64, 16, 64, 3), (64, 32, 128, 7), (64, 32, 256, 4), (128, 32, 128, 4)]
 GATED = [(64, 16, 128, 5), (128, 16, 128, 3), (64, 32, 128, 5), (128, 32, 128, 3)]
+
+SHIPPED = [("split", 6144, 4096), ("split", 4096, 4096), ("gate", 28672, 4096)]
+SHIPPED += [("split", 4096, 14336), ("split", 6144, 8192)]  # the last of an EAGLE-3 draft
 
 
 def tiles_of(shape: tuple[int, int, int, int], splits: int = 1) -> Tiles:
@@ -122,6 +125,15 @@ def test_which_products_it_serves(monkeypatch):
     assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 4), 4096, 2))  # splits in turn
     with needed_while(torch.ones(1, dtype=torch.int64)):
         assert not has_few_rows(x, usual)
+
+
+def test_it_serves_the_shipped_tiles_of_an_8b_model(monkeypatch):
+    monkeypatch.setattr(few_rows, "is_hopper", lambda _: True)
+    for kind, N, K in SHIPPED:
+        for rows in (16, 32):
+            tiles = choose_tiles(kind, rows, N, K, torch.bfloat16, "NVIDIA H200", has_wgmma=True)
+            x = torch.zeros(rows, K, dtype=torch.bfloat16)
+            assert has_few_rows(x, tiles, is_gated=kind == "gate"), (kind, N, K, rows)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,9 @@ from specdec.kernels.tile_shapes import SHARED_MEMORY
 from specdec.kernels.tiles import Tiles, rows_to_read
 from specdec.kernels.warp_roles import make_ring
 
-MOST_ROWS = 32  # of a tile
+ROWS = 16, 32, 64  # of a tile
 LEAST_BLOCK_K = 64  # what a swizzled tile has
+LEAST_RING = 256  # of K: what is asked for ahead must be worth it
 MOST_SUMS = 64  # registers of a thread
 REGISTERS = 80  # of a thread on average; those that multiply get 136
 BARRIER_BYTES = 1024
@@ -44,8 +45,9 @@ def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
         and x_TK.shape[1] % 8 == x_TK.stride(0) % 8 == 0  # else linear.py says what is wrong
         and tiles.cuts == 0
         and not tiles.is_serial
-        and tiles.block_m in (16, MOST_ROWS)
+        and tiles.block_m in ROWS
         and tiles.block_k >= LEAST_BLOCK_K
+        and tiles.block_k * tiles.num_stages >= LEAST_RING
         and tiles.num_warps == 4
         and rows_of_w * tiles.block_m <= MOST_SUMS * 128
         and ring + results + BARRIER_BYTES <= SHARED_MEMORY

@@ -13,8 +13,11 @@ from specdec.kernels.needed import needed_while
 from specdec.kernels.tile_shapes import SHARED_MEMORY, Shape, rows_of_tiles
 from specdec.kernels.tiles import Tiles, choose_tiles, cut
 
-SUMS = [(64, 16, 256, 5), (64, 16, 64, 3), (64, 32, 128, 7), (64, 32, 256, 4), (128, 32, 128, 4)]
+SUMS = [(64, 16, 256, 5), (64, 16, 64, 4), (64, 32, 128, 7), (64, 32, 256, 4), (128, 32, 128, 4)]
+SUMS += [(64, 64, 128, 5), (128, 64, 128, 4)]
 GATED = [(64, 16, 128, 5), (128, 16, 128, 3), (64, 32, 128, 5), (128, 32, 128, 3)]
+GATED += [(64, 64, 128, 4)]
+NUMS_ROWS = 1, 6, 16, 17, 32, 33, 48, 64
 
 SHIPPED = [("split", 6144, 4096), ("split", 4096, 4096), ("gate", 28672, 4096)]
 SHIPPED += [("split", 4096, 14336), ("split", 6144, 8192)]  # the last of an EAGLE-3 draft
@@ -47,7 +50,7 @@ def test_sums_have_the_bits_of_linear(
     tiles = tiles_of(shape, splits)
     weight = random(N, K)
     monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles)
-    for T in (1, 6, 16, 17, 32):
+    for T in NUMS_ROWS:
         x = rows(T, K)
         found = []
         for is_ahead in (True, False):
@@ -66,7 +69,7 @@ def test_gated_products_have_the_bits_of_gate_up(shape, N, K, has_bias, monkeypa
     weight = random(2 * N, K)
     bias = random(2 * N) if has_bias else None
     monkeypatch.setattr(gate_up, "tiles_for", lambda *_: tiles_of(shape))
-    for T in (1, 6, 16, 17, 32):
+    for T in NUMS_ROWS:
         x = rows(T, K)
         x[0] *= 50  # exponentials of 0 and of infinity
         found = []
@@ -115,11 +118,13 @@ def test_which_products_it_serves(monkeypatch):
     assert has_few_rows(x, usual)
     assert has_few_rows(x, tiles_of((128, 32, 128, 3)), is_gated=True)
     assert not has_few_rows(x.float(), usual)
-    assert not has_few_rows(x, tiles_of((64, 64, 128, 5)))
+    assert has_few_rows(x, tiles_of((64, 64, 128, 4)), is_gated=True)
     assert not has_few_rows(x, tiles_of((64, 48, 128, 5)))
-    assert not has_few_rows(x, tiles_of((256, 32, 64, 3)), is_gated=True)  # too many registers
+    assert not has_few_rows(x, tiles_of((64, 128, 128, 3)))
+    assert not has_few_rows(x, tiles_of((64, 64, 64, 3)))  # little of K ahead
+    assert not has_few_rows(x, tiles_of((256, 32, 64, 4)), is_gated=True)  # too many registers
     assert not has_few_rows(x, tiles_of((256, 32, 64, 6)))  # with results too much shared memory
-    assert not has_few_rows(x, tiles_of((64, 32, 32, 3)))  # no swizzled tile
+    assert not has_few_rows(x, tiles_of((64, 32, 32, 8)))  # no swizzled tile
     assert not has_few_rows(x[:, :252].contiguous(), usual)
     assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 8), 32, 1))
     assert not has_few_rows(x, cut(Shape(64, 32, 128, 5, 4), 4096, 2))  # splits in turn
@@ -130,7 +135,7 @@ def test_which_products_it_serves(monkeypatch):
 def test_it_serves_the_shipped_tiles_of_an_8b_model(monkeypatch):
     monkeypatch.setattr(few_rows, "is_hopper", lambda _: True)
     for kind, N, K in SHIPPED:
-        for rows in (16, 32):
+        for rows in few_rows.ROWS:
             tiles = choose_tiles(kind, rows, N, K, torch.bfloat16, "NVIDIA H200", has_wgmma=True)
             x = torch.zeros(rows, K, dtype=torch.bfloat16)
             assert has_few_rows(x, tiles, is_gated=kind == "gate"), (kind, N, K, rows)
@@ -142,6 +147,8 @@ def test_it_serves_the_shipped_tiles_of_an_8b_model(monkeypatch):
         ((64, 32, 128, 5), "gate"),
         pytest.param((128, 32, 128, 3), "gate", marks=pytest.mark.slow),
         pytest.param((64, 16, 256, 5), "split", marks=pytest.mark.slow),
+        ((64, 64, 128, 4), "gate"),
+        pytest.param((128, 64, 128, 4), "split", marks=pytest.mark.slow),
     ],
 )
 def test_weights_are_asked_for_before_the_wait(shape, kind):

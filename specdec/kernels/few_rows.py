@@ -28,7 +28,7 @@ from specdec.kernels.warp_roles import make_ring
 
 ROWS = 16, 32, 64  # of a tile
 LEAST_BLOCK_K = 64  # what a swizzled tile has
-LEAST_RING = 256  # of K: what is asked for ahead must be worth it
+LEAST_RING = 256  # of K; with 192 of it 64 rows were slower than in the older kernels
 MOST_SUMS = 64  # registers of a thread
 REGISTERS = 80  # of a thread on average; those that multiply get 136
 BARRIER_BYTES = 1024

@@ -99,6 +99,20 @@ def loaded_before(x, PDL: tl.constexpr):
 
 
 @jit
+def loads_come_first(PDL: tl.constexpr):
+    """True. What is computed where it holds comes after all loads before it have been asked for.
+
+    Else compilers compute with some of them before they ask for the others, to use fewer registers.
+    """
+    one = tl.full((), 1, tl.int32)
+    if PDL:  # as many as a launch has along its last axis, which compilers do not know
+        one = tl.inline_asm_elementwise(
+            "mov.u32 $0, %nctaid.z;", "=r,r", [one], dtype=tl.int32, is_pure=False, pack=1
+        )
+    return one > 0
+
+
+@jit
 def let_the_next_start(PDL: tl.constexpr):
     """Once every program has called it, the next kernel may take free places."""
     if PDL:

@@ -15,7 +15,11 @@ from specdec.kernels.head_columns import block_of
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.needed import need
-from specdec.kernels.overlap import begin
+from specdec.kernels.overlap import (
+    let_the_next_start,
+    loaded_before,
+    wait_for_inputs_knowing,
+)
 from specdec.kernels.rms_norm import rms_norm_ref
 
 Rope = tuple[Tensor, Tensor]  # cos and sin [positions, C/2] float32
@@ -120,23 +124,28 @@ def _rotate_and_store_kernel(
     PDL: tl.constexpr,
     needed_ptr=None,  # [1]; see needed.py
 ):
-    begin(PDL)
-    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
-        if tl.load(needed_ptr) == 0:
-            return
-    # all heads of a program are queries, or keys, or values: HEADS divides H and G
-    t = tl.program_id(0).to(tl.int64)
-    first = first_head + tl.program_id(1) * HEADS
-    slot = tl.load(slots_ptr + t)
-    if (first >= H) & (slot < 0):
-        return
+    let_the_next_start(PDL)
     X: tl.constexpr = (H + 2 * G) * C
     half: tl.constexpr = C // 2
-    head = first + tl.arange(0, HEADS)
     c = tl.arange(0, block_of(C) // 2)
     is_there, are_there, other = None, None, None  # all columns are there: no masks
     if c.shape[0] != half:
         is_there, are_there, other = c < half, (c < half)[None, :], 0.0
+    # all heads of a program are queries, or keys, or values: HEADS divides H and G
+    t = tl.program_id(0).to(tl.int64)
+    first = first_head + tl.program_id(1) * HEADS
+    # known before the product, so looked up while it ends
+    slot = tl.load(slots_ptr + t, cache_modifier=".cg")
+    position = tl.load(positions_ptr + t, cache_modifier=".cg")
+    cos = loaded_before(tl.load(cos_ptr + position * half + c, is_there, other), PDL)[None, :]
+    sin = loaded_before(tl.load(sin_ptr + position * half + c, is_there, other), PDL)[None, :]
+    wait_for_inputs_knowing(slot.to(tl.int32) + 1, position.to(tl.int32), PDL)
+    if needed_ptr is not None:  # noqa: SIM102  # what is compiled
+        if tl.load(needed_ptr) == 0:
+            return
+    if (first >= H) & (slot < 0):
+        return
+    head = first + tl.arange(0, HEADS)
     dtype = q_ptr.dtype.element_ty
     column = head[:, None] * C + c[None, :]
     low = tl.load(parts_ptr + t * X + column, are_there, other)
@@ -160,9 +169,6 @@ def _rotate_and_store_kernel(
             low = low.to(dtype).to(tl.float32)
             high = high * scale * tl.where(first < H, q_high, k_high)[None, :]
             high = high.to(dtype).to(tl.float32)
-        position = tl.load(positions_ptr + t)
-        cos = tl.load(cos_ptr + position * half + c, is_there, other)[None, :]
-        sin = tl.load(sin_ptr + position * half + c, is_there, other)[None, :]
         low, high = low * cos - high * sin, high * cos + low * sin
     if first < H:
         at = (t * H + head)[:, None] * C + c[None, :]

@@ -1,15 +1,15 @@
 """Partial results of attention in memory: how kernels leave them there, and add them up in order.
 
 Each is a peak, a total and weighted values of a row (splits.py); workspace.py says where they are.
-Several are loaded at once, because a load takes longer than adding what it brings, and the powers
-of 2 that bring them to common peaks are computed for all of these together. Then they are added one
-after another, so the bits are those of a program that adds each as soon as it has it.
+Several are loaded at once, because a load takes longer than adding what it brings. Then they are
+added one after another, so the bits are those of a program that adds each as soon as it has it.
 """
 
-from specdec.kernels import jit, tl
+from specdec.kernels import constexpr_function, jit, tl
 from specdec.kernels.attention.splits import weigh
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.kept import drop_lines, store_kept
+from specdec.kernels.overlap import loads_come_first
 
 
 @jit
@@ -17,102 +17,108 @@ def add_parts(
     parts,
     num_parts,
     column,
+    HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
     FEW_AT_ONCE: tl.constexpr,
     MANY_AT_ONCE: tl.constexpr,
     LINE_COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """The stored partial results of one row, as one: peak, total, and COLUMNS values from `column`.
+    """The stored partial results of some heads of a row, as one of each head, without its peak.
 
-    The bits are those of `add_part`, one after another. LINE_COLUMNS: of a line of the cache, which
-    is to forget them; 0: it is not.
+    Totals [HEADS, lanes, 1], values [HEADS, lanes, COLUMNS // lanes] from `column` on. A warp has a
+    head, and each of its lanes that head's peaks and totals beside its own columns, so that no
+    number changes lanes. The bits are those of `add_part`, one after another. LINE_COLUMNS: of a
+    line of the cache, which is to forget them; 0: it is not.
     """
-    c = column + tl.arange(0, COLUMNS)
-    peak = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    acc = tl.zeros((COLUMNS,), tl.float32)
+    LANES: tl.constexpr = lanes_of(COLUMNS)
+    peak = tl.full((HEADS, LANES), float("-inf"), tl.float32)
+    total = tl.full((HEADS, LANES), 0.0, tl.float32)
+    acc = tl.zeros((HEADS, LANES, COLUMNS // LANES), tl.float32)
     if num_parts <= FEW_AT_ONCE:
-        few = load_parts(parts, 0, num_parts, c, C, FEW_AT_ONCE)
-        peak, total, acc = add_loaded(peak, total, acc, few, FEW_AT_ONCE)
+        few = load_parts(parts, 0, num_parts, column, HEADS, COLUMNS, C, FEW_AT_ONCE)
+        peak, total, acc = add_loaded(peak, total, acc, few, FEW_AT_ONCE, PDL)
         if LINE_COLUMNS > 0:
-            drop_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE, LINE_COLUMNS)
+            drop_parts(parts, 0, num_parts, column, HEADS, COLUMNS, C, FEW_AT_ONCE, LINE_COLUMNS)
     else:
-        many = load_parts(parts, 0, num_parts, c, C, MANY_AT_ONCE)
+        many = load_parts(parts, 0, num_parts, column, HEADS, COLUMNS, C, MANY_AT_ONCE)
         for start in range(MANY_AT_ONCE, num_parts + MANY_AT_ONCE, MANY_AT_ONCE):
-            following = load_parts(parts, start, num_parts, c, C, MANY_AT_ONCE)
-            peak, total, acc = add_loaded(peak, total, acc, many, MANY_AT_ONCE)
+            following = load_parts(parts, start, num_parts, column, HEADS, COLUMNS, C, MANY_AT_ONCE)
+            peak, total, acc = add_loaded(peak, total, acc, many, MANY_AT_ONCE, PDL)
             if LINE_COLUMNS > 0:
                 first = start - MANY_AT_ONCE
-                drop_parts(parts, first, num_parts, column, COLUMNS, C, MANY_AT_ONCE, LINE_COLUMNS)
+                drop_parts(
+                    parts, first, num_parts, column, HEADS, COLUMNS, C, MANY_AT_ONCE, LINE_COLUMNS
+                )
             many = following
-    return peak, total, acc
+    return total[:, :, None], acc
+
+
+@constexpr_function
+def lanes_of(COLUMNS):
+    return min(COLUMNS, 32)
 
 
 @jit
-def load_parts(parts, first, end, c, C: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Peaks, those before each, totals [AT_ONCE]; values [block of c] of one after another.
+def head_columns_of(column, COLUMNS: tl.constexpr):
+    """Those of each lane: [1, lanes, COLUMNS // lanes]."""
+    LANES: tl.constexpr = lanes_of(COLUMNS)
+    EACH: tl.constexpr = COLUMNS // LANES
+    lane, each = tl.arange(0, LANES), tl.arange(0, EACH)
+    return column + (lane[:, None] * EACH + each[None, :])[None]
 
-    From index `end` on there are parts that change nothing. Their values are -0.0: with 0.0 added,
-    -0.0 would become 0.0.
+
+@jit
+def load_parts(
+    parts,
+    first,
+    end,
+    column,
+    HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    C: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Of each part: peaks and totals [HEADS, lanes], values [HEADS, lanes, columns of each].
+
+    From index `end` on there are parts that change nothing.
     """
-    _, stats_ptr, row = parts
-    i = tl.arange(0, AT_ONCE)
-    stats_at = stats_ptr + (row + first + i) * 2
-    is_there = first + i < end
-    peaks = tl.load(stats_at, mask=is_there, other=float("-inf"))
-    before = tl.load(stats_at - 2, mask=(first + i <= end) & (i > 0), other=float("-inf"))
-    totals = tl.load(stats_at + 1, mask=is_there, other=0.0)
-    values = ()
-    for part in tl.static_range(AT_ONCE):
-        values = values + _values_of(parts, first + part, first + part < end, c, C)
-    return peaks, before, totals, values
+    loaded = ()
+    for i in tl.static_range(AT_ONCE):
+        loaded = loaded + _load_part(parts, first + i, first + i < end, column, HEADS, COLUMNS, C)
+    return loaded
 
 
 @jit
-def _values_of(parts, index, is_there, c, C: tl.constexpr):
-    """One partial result's values, or -0.0, as a tuple of one."""
-    acc_ptr, _, row = parts
+def _load_part(
+    parts, index, is_there, column, HEADS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr
+):
+    """As a tuple of one. Absent values are -0.0: with 0.0 added, -0.0 would become 0.0."""
+    acc_ptr, stats_ptr, row, NS = parts
+    head = row + tl.arange(0, HEADS)[:, None] * NS
+    at = head + index + tl.arange(0, lanes_of(COLUMNS))[None, :] * 0
+    peak = tl.load(stats_ptr + at * 2, mask=is_there, other=float("-inf"))
+    total = tl.load(stats_ptr + at * 2 + 1, mask=is_there, other=0.0)
     minus_zero = tl.full((), -(2**31), tl.int32).to(
         tl.float32, bitcast=True
     )  # Triton reads -0.0 as 0.0
-    at = acc_ptr + (row + index) * C + c
-    return (tl.load(at, mask=is_there & (c < C), other=minus_zero),)
+    c = head_columns_of(column, COLUMNS)
+    values = tl.load(acc_ptr + at[:, :, None] * C + c, mask=is_there & (c < C), other=minus_zero)
+    return ((peak, total, values),)
 
 
 @jit
-def add_loaded(peak, total, acc, loaded, AT_ONCE: tl.constexpr):
+def add_loaded(peak, total, acc, loaded, AT_ONCE: tl.constexpr, PDL: tl.constexpr):
     """A partial result and those that `load_parts` found behind it."""
-    peaks, before, totals, values = loaded
-    before = tl.where(tl.arange(0, AT_ONCE) == 0, peak, before)
-    decays, weights, peaks = weigh(tl.associative_scan(before, 0, _maximum), peaks)
-    totals = totals * weights
-    for i in tl.static_range(AT_ONCE):
-        decay = _number(decays, i)
-        total = tl.fma(total, decay, _number(totals, i))
-        weighted = values[i] * _number(weights, i)
-        acc = tl.fma(acc, tl.broadcast_to(decay, acc.shape), weighted)
-    return tl.max(peaks, axis=0), total, acc
-
-
-@jit
-def _maximum(a, b):
-    return tl.maximum(a, b)
-
-
-@jit
-def _number(x, i: tl.constexpr):
-    """Element i of x."""
-    return tl.max(tl.gather(x, tl.full((1,), i, tl.int32), 0), axis=0)
-
-
-@jit
-def load_part(parts, index, c, C: tl.constexpr):
-    """The partial result of this index of a row: peak, total, and values of columns c."""
-    acc_ptr, stats_ptr, row = parts
-    at = row + index
-    acc = tl.load(acc_ptr + at * C + c, mask=c < C, other=0.0)
-    return tl.load(stats_ptr + at * 2), tl.load(stats_ptr + at * 2 + 1), acc
+    if loads_come_first(PDL):
+        for i in tl.static_range(AT_ONCE):
+            part_peak, part_total, values = loaded[i]
+            decay, weight, peak = weigh(peak, part_peak)
+            total = tl.fma(total, decay, part_total * weight)
+            decays = tl.broadcast_to(decay[:, :, None], acc.shape)
+            acc = tl.fma(acc, decays, values * weight[:, :, None])
+    return peak, total, acc
 
 
 @jit
@@ -133,17 +139,19 @@ def drop_parts(
     first,
     end,
     column,
+    HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
     AT_ONCE: tl.constexpr,
     LINE_COLUMNS: tl.constexpr,
 ):
-    """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts.
-
-    In a program of one warp: another might not have read them yet.
-    """
-    acc_ptr, _, row = parts
+    """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts."""
+    acc_ptr, _, row, NS = parts
     LINES: tl.constexpr = COLUMNS // LINE_COLUMNS  # of a part
-    i = tl.arange(0, AT_ONCE * LINES)
+    if HEADS > 1:
+        tl.debug_barrier()  # another warp might not have read them yet
+    i = tl.arange(0, AT_ONCE * LINES)[None, :]
+    head = row + tl.arange(0, HEADS)[:, None] * NS
     part, c = first + i // LINES, column + i % LINES * LINE_COLUMNS
-    drop_lines(acc_ptr + (row + part) * C + c, (part < end) & (c < C))
+    is_there = (part < end) & (c < C)
+    drop_lines(acc_ptr + (head + part) * C + c, tl.broadcast_to(is_there, (HEADS, AT_ONCE * LINES)))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from specdec.kernels import jit, tl
 from specdec.kernels.attention.query_rows import QueryRows
 
 S = 64
@@ -54,3 +55,12 @@ def case(kind, extents, *, group, G, C, dtype, device) -> tuple[Tensor, Tensor, 
         max_seq_len=max(lengths),
     )
     return values(kind, len(positions), G * group, C, **how), cache, rows
+
+
+@jit
+def load_part(parts, index, c, C: tl.constexpr):
+    """The partial result of this index of a row: peak, total, and values of columns c."""
+    acc_ptr, stats_ptr, row = parts
+    at = row + index
+    peak, total = tl.load(stats_ptr + at * 2), tl.load(stats_ptr + at * 2 + 1)
+    return peak, total, tl.load(acc_ptr + at * C + c)

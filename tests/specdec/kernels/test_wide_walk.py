@@ -12,7 +12,6 @@ from specdec.kernels import jit, tl
 from specdec.kernels.attention import combine, launch, launch_plan, wide_splits
 from specdec.kernels.attention.launch import launch_paged_attention
 from specdec.kernels.attention.launch_plan import WIDE_FROM, has_less_when_short, plan_launch
-from specdec.kernels.attention.parts import load_part
 from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import (
@@ -35,6 +34,7 @@ from specdec.kernels.attention.wide_splits import (
     table_of_shares,
 )
 from specdec.kernels.attention.workspace import workspace_size
+from tests.specdec.kernels.attention_cases import load_part
 from tests.specdec.kernels.tree_cases import Tree, random_tree, tree_case
 
 FP16, BF16 = torch.float16, torch.bfloat16

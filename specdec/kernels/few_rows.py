@@ -1,11 +1,12 @@
 """Products of few rows whose weights are on their way before their inputs are there.
 
-A program makes one tile, as those of linear.py and gate_up.py do, with the same bits: 16 of K after
-another into one float32 accumulator. But one warp lets the copy engine fill a ring, and begins with
-weights, which no kernel writes: as many tiles as the ring holds, while the kernel before this one
-still runs. It lets the next kernel start as soon as its last tiles are on their way: a program of
-the next product comes when one of this has ended, and asks for its weights while others still
-multiply and store, and while a norm is made of what they stored.
+A tile has the bits of linear.py and gate_up.py: 16 of K after another into one float32 accumulator.
+But there are no more programs than a GPU holds at once, which make one tile after another, and one
+warp of each lets the copy engine fill a ring, also with what the next tile needs while the others
+store. It begins with weights, which no kernel writes: as many tiles as the ring holds, while the
+kernel before this one still runs. It lets the next kernel start as soon as its last tiles are on
+their way: a program of the next product comes when one of this has ended, and asks for its weights
+while others still multiply and store, and while a norm is made of what they stored.
 """
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from specdec.kernels import (
     gluon_jit,
     hopper,
     is_hopper,
+    num_multiprocessors,
     tl,
 )
 from specdec.kernels.needed import need
@@ -37,8 +39,6 @@ BARRIER_BYTES = 1024
 def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
     """Whether `launch_few_rows` serves a product; not those of passes that may not be needed."""
     rows_of_w = tiles.block_n * (2 if is_gated else 1)
-    ring = (rows_of_w + tiles.block_m) * tiles.block_k * 2 * tiles.num_stages
-    results = tiles.block_n * tiles.block_m * (2 if is_gated else 4)
     return (
         is_hopper(x_TK.device)
         and x_TK.element_size() == 2
@@ -50,9 +50,16 @@ def has_few_rows(x_TK: Tensor, tiles: Tiles, is_gated: bool = False) -> bool:
         and tiles.block_k * tiles.num_stages >= LEAST_RING
         and tiles.num_warps == 4
         and rows_of_w * tiles.block_m <= MOST_SUMS * 128
-        and ring + results + BARRIER_BYTES <= SHARED_MEMORY
+        and _shared_bytes(tiles, is_gated) <= SHARED_MEMORY
         and need()["needed_ptr"] is None
     )
+
+
+def _shared_bytes(tiles: Tiles, is_gated: bool) -> int:
+    """Of a program: the ring, the results of a tile on their way out, barriers."""
+    rows_of_w = tiles.block_n * (2 if is_gated else 1)
+    ring = (rows_of_w + tiles.block_m) * tiles.block_k * 2 * tiles.num_stages
+    return ring + tiles.block_n * tiles.block_m * (2 if is_gated else 4) + BARRIER_BYTES
 
 
 def launch_few_rows(
@@ -73,7 +80,9 @@ def launch_few_rows(
     N = len(weight_NK) // (2 if is_gated else 1)
     x_desc = describe(x_TK, tiles.block_m, tiles.block_k)
     x_desc.shape[0] = rows_to_read(x_TK)
-    few_rows_kernel[(num_tiles(N - first, T, tiles), tiles.splits)](
+    most = num_multiprocessors(x_TK.device) * (SHARED_MEMORY // _shared_bytes(tiles, is_gated))
+    programs = min(num_tiles(N - first, T, tiles), max(most // tiles.splits, 1))
+    few_rows_kernel[(programs, tiles.splits)](
         out,
         x_desc,
         describe(weight_NK[:N], tiles.block_n, tiles.block_k),
@@ -111,9 +120,7 @@ def few_rows_kernel(
 ):
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
-    n_tiles = tl.cdiv(N - first, BLOCK_N)
-    n_tile, m_tile = place_of(gl.program_id(0), n_tiles, tl.cdiv(T, BLOCK_M))
-    place = (gl.program_id(1), first + n_tile * BLOCK_N, m_tile * BLOCK_M)
+    where = (gl.program_id(1), first, tl.cdiv(N - first, BLOCK_N), tl.cdiv(T, BLOCK_M))
     w_ring = make_ring(w_desc, STAGES)
     x_ring = make_ring(x_desc, STAGES)
     up_ring = make_ring(up_desc, STAGES) if IS_GATED else w_ring
@@ -126,8 +133,8 @@ def few_rows_kernel(
     ring = (w_ring, up_ring, x_ring, ready, empty)
     gl.warp_specialize(
         [
-            (_multiply, (out_ptr, bias_ptr, ring, place, T, N, K, IS_GATED, HAS_BIAS, SPLITS)),
-            (_copy, (x_desc, w_desc, up_desc, ring, place, K, IS_GATED, SPLITS)),
+            (_multiply, (out_ptr, bias_ptr, ring, where, T, N, K, IS_GATED, HAS_BIAS, SPLITS)),
+            (_copy, (x_desc, w_desc, up_desc, ring, where, K, IS_GATED, SPLITS)),
         ],
         worker_num_warps=[1],
         worker_num_regs=[40],
@@ -135,24 +142,43 @@ def few_rows_kernel(
 
 
 @gluon_jit
-def _copy(x_desc, w_desc, up_desc, ring, place, K, IS_GATED: gl.constexpr, SPLITS: gl.constexpr):
+def _place(i, blocks, where, BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr):
+    """First column and row of the tile to which a program's block of K with this number belongs."""
+    _split, first, n_tiles, m_tiles = where
+    n_tile, m_tile = place_of(gl.program_id(0) + i // blocks * gl.num_programs(0), n_tiles, m_tiles)
+    return first + n_tile * BLOCK_N, m_tile * BLOCK_M
+
+
+@gluon_jit
+def _count(where):
+    """Tiles of this program."""
+    tiles = where[2] * where[3] - gl.program_id(0)
+    return tl.cdiv(tiles, gl.num_programs(0))
+
+
+@gluon_jit
+def _copy(x_desc, w_desc, up_desc, ring, where, K, IS_GATED: gl.constexpr, SPLITS: gl.constexpr):
     """What one warp does: fill the ring, weights first."""
     STAGES: gl.constexpr = ring[0].shape[0]
+    BLOCK_N: gl.constexpr = ring[0].shape[1]
     BLOCK_K: gl.constexpr = ring[0].shape[2]
-    split, n0, m0 = place
+    BLOCK_M: gl.constexpr = ring[2].shape[1]
     blocks = split_blocks(K, BLOCK_K, SPLITS)
-    start = split * blocks * BLOCK_K
+    start = where[0] * blocks * BLOCK_K
     ahead = gl.minimum(blocks, STAGES)
+    n0, m0 = _place(0, blocks, where, BLOCK_N, BLOCK_M)
     for i in range(ahead):
         _copy_w(w_desc, up_desc, ring, n0, start + i * BLOCK_K, i, IS_GATED)
     tl.extra.cuda.gdc_wait()
     for i in range(ahead):
         _copy_x(x_desc, ring, m0, start + i * BLOCK_K, i)
-    for i in range(ahead, blocks):
+    for i in range(ahead, blocks * _count(where)):
+        n0, m0 = _place(i, blocks, where, BLOCK_N, BLOCK_M)
         at = i % STAGES
-        hopper.mbarrier.wait(ring[4].index(at), (i // STAGES + 1) & 1)
-        _copy_w(w_desc, up_desc, ring, n0, start + i * BLOCK_K, at, IS_GATED)
-        _copy_x(x_desc, ring, m0, start + i * BLOCK_K, at)
+        k = start + i % blocks * BLOCK_K
+        hopper.mbarrier.wait(ring[4].index(at), (i // STAGES + 1) & 1, pred=i >= STAGES)
+        _copy_w(w_desc, up_desc, ring, n0, k, at, IS_GATED)
+        _copy_x(x_desc, ring, m0, k, at)
     tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -177,7 +203,7 @@ def _multiply(
     out_ptr,
     bias_ptr,
     ring,
-    place,
+    where,
     T,
     N,
     K,
@@ -185,44 +211,49 @@ def _multiply(
     HAS_BIAS: gl.constexpr,
     SPLITS: gl.constexpr,
 ):
-    """What four warps do: the tile's sums, and out. They have x, so all before it has ended."""
+    """What four warps do: the tiles' sums, and out. They have x, so all before it has ended."""
     STAGES: gl.constexpr = ring[0].shape[0]
     BLOCK_N: gl.constexpr = ring[0].shape[1]
     w_ring, up_ring, x_ring, ready, empty = ring
     BLOCK_M: gl.constexpr = x_ring.shape[1]
-    split, n0, m0 = place
+    split = where[0]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
-    up = acc
-    for i in range(split_blocks(K, w_ring.shape[2], SPLITS)):
-        at = i % STAGES
-        hopper.mbarrier.wait(ready.index(at), (i // STAGES) & 1)
-        x = x_ring.index(at).permute((1, 0))
-        acc = hopper.warpgroup_mma(w_ring.index(at), x, acc, use_acc=i > 0, is_async=True)
+    blocks = split_blocks(K, w_ring.shape[2], SPLITS)
+    for tile in range(_count(where)):
+        n0, m0 = _place(tile * blocks, blocks, where, BLOCK_N, BLOCK_M)
+        acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, LAYOUT)
+        up = acc
+        for j in range(blocks):
+            i = tile * blocks + j
+            at = i % STAGES
+            hopper.mbarrier.wait(ready.index(at), (i // STAGES) & 1)
+            x = x_ring.index(at).permute((1, 0))
+            acc = hopper.warpgroup_mma(w_ring.index(at), x, acc, use_acc=j > 0, is_async=True)
+            if IS_GATED:
+                up = hopper.warpgroup_mma(up_ring.index(at), x, up, use_acc=j > 0, is_async=True)
+                acc, up = hopper.warpgroup_mma_wait(2, [acc, up])
+            else:
+                acc = hopper.warpgroup_mma_wait(1, [acc])
+            hopper.mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), pred=j > 0)
         if IS_GATED:
-            up = hopper.warpgroup_mma(up_ring.index(at), x, up, use_acc=i > 0, is_async=True)
-            acc, up = hopper.warpgroup_mma_wait(2, [acc, up])
+            acc, up = hopper.warpgroup_mma_wait(0, [acc, up])
         else:
-            acc = hopper.warpgroup_mma_wait(1, [acc])
-        hopper.mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), pred=i > 0)
-    if IS_GATED:
-        acc, up = hopper.warpgroup_mma_wait(0, [acc, up])
-    else:
-        acc = hopper.warpgroup_mma_wait(0, [acc])
-    if HAS_BIAS:
-        acc += bias_beside(bias_ptr, n0, N, acc)
+            acc = hopper.warpgroup_mma_wait(0, [acc])
+        hopper.mbarrier.arrive(empty.index((tile * blocks + blocks - 1) % STAGES))
+        if HAS_BIAS:
+            acc += bias_beside(bias_ptr, n0, N, acc)
+            if IS_GATED:
+                up += bias_beside(bias_ptr + N, n0, N, up)
         if IS_GATED:
-            up += bias_beside(bias_ptr + N, n0, N, up)
-    if IS_GATED:
-        acc = gated(acc, up)
-    dtype: gl.constexpr = out_ptr.dtype.element_ty
-    OUT: gl.constexpr = _rows_together(BLOCK_N, dtype.primitive_bitwidth)
-    n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
-    m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, OUT))
-    out = out_ptr + split.to(gl.int64) * T * N + m.to(gl.int64)[None, :] * N + n[:, None]
-    inside = (n < N)[:, None] & (m < T)[None, :]
-    y = gl.convert_layout(acc.to(dtype), OUT)
-    gl.store(out, y, mask=inside, eviction_policy="evict_last")  # as store_kept of kept.py
+            acc = gated(acc, up)
+        dtype: gl.constexpr = out_ptr.dtype.element_ty
+        OUT: gl.constexpr = _rows_together(BLOCK_N, dtype.primitive_bitwidth)
+        n = n0 + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
+        m = m0 + gl.arange(0, BLOCK_M, gl.SliceLayout(0, OUT))
+        out = out_ptr + split.to(gl.int64) * T * N + m.to(gl.int64)[None, :] * N + n[:, None]
+        inside = (n < N)[:, None] & (m < T)[None, :]
+        y = gl.convert_layout(acc.to(dtype), OUT)
+        gl.store(out, y, mask=inside, eviction_policy="evict_last")  # as store_kept of kept.py
 
 
 @constexpr_function

@@ -94,7 +94,11 @@ def launch_linear(
     x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
     out_TN = torch.empty(len(x_TK), len(weight_NK), dtype=out_dtype, device=x_TK.device)
-    _launch(out_TN, x_TK, weight_NK, bias_N, tiles_for("whole", x_TK, weight_NK))
+    tiles = tiles_for("whole", x_TK, weight_NK)
+    if tiles.splits == 1 and has_few_rows(x_TK, tiles):
+        launch_few_rows(out_TN, x_TK, weight_NK, bias_N, tiles)
+    else:
+        _launch(out_TN, x_TK, weight_NK, bias_N, tiles)
     return out_TN
 
 

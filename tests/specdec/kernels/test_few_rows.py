@@ -61,6 +61,26 @@ def test_sums_have_the_bits_of_linear(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("shape", SUMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_whole_products_have_the_bits_of_linear(shape, dtype, has_bias, monkeypatch):
+    torch.manual_seed(0)
+    N, K = 5000, 4096
+    weight = random(N, K)
+    bias = random(N) if has_bias else None
+    monkeypatch.setattr(linear, "tiles_for", lambda *_: tiles_of(shape))
+    for T in NUMS_ROWS:
+        x = rows(T, K)
+        found = []
+        for is_ahead in (True, False):
+            monkeypatch.setattr(linear, "has_few_rows", lambda *_, is_=is_ahead: is_)
+            found.append(linear.launch_linear(x, weight, bias, dtype))
+        assert found[1].isfinite().all()
+        assert torch.equal(*found), (T, (found[0] != found[1]).sum())
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", GATED)
 @pytest.mark.parametrize("N, K", [(2048, 4096), (5000, 1032)])
 @pytest.mark.parametrize("has_bias", [False, True])

@@ -1,0 +1,102 @@
+"""In which order small kernels load and compute, compiled for a Hopper GPU, without one.
+
+Prints an instruction as a letter: W waits for the kernel before, L loads, S stores, C computes with
+float32.
+
+python -m tests.specdec.kernels.compile_loads norm|rotate|combine
+"""
+
+import re
+import subprocess
+import sys
+from tempfile import NamedTemporaryFile
+from unittest.mock import patch
+
+import torch
+
+with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
+    from specdec.kernels import triton
+    from specdec.kernels.add_rms_norm import _add_rms_norm_kernel
+    from specdec.kernels.attention.combine import FEW_AT_ONCE, HEADS, _combine_kernel
+    from specdec.kernels.rms_norm import NORM_WARPS
+    from specdec.kernels.rotate_and_store import _rotate_and_store_kernel
+
+from triton.compiler import ASTSource
+
+from tests.specdec.kernels.compile_persistent import HOPPER
+
+SIZES = {"H": 32, "G": 8, "S": 64, "C": 128, "PDL": True, "needed_ptr": None}
+KERNELS = {
+    "norm": (
+        _add_rms_norm_kernel,
+        NORM_WARPS,
+        {"HAS_BIAS": False, "HAS_TAP": False, "SPLITS": 2, "BLOCK_D": 4096, "PDL": True},
+    ),
+    "rotate": (
+        _rotate_and_store_kernel,
+        2,
+        {**SIZES, "HEADS": 8, "SPLITS": 1, "HAS_BIAS": False, "HAS_NORMS": False},
+    ),
+    "combine": (
+        _combine_kernel,
+        HEADS,
+        {
+            **SIZES,
+            "sharers": None,
+            "fewer": None,
+            "IS_SUMMED": False,
+            "FEW": FEW_AT_ONCE,
+            "MANY": FEW_AT_ONCE,
+            "COLUMNS": 128,
+            "LINE_COLUMNS": 32,
+            "HEADS": HEADS,
+        },
+    ),
+}
+FLOATS = {
+    "norm": {"parts_ptr"},
+    "rotate": {"cos_ptr", "sin_ptr"},
+    "combine": {"acc_ptr", "stats_ptr"},
+}
+LETTERS = {"ACQBULK": "W", "LDG": "L", "STG": "S", "FADD": "C", "FFMA": "C", "MUFU": "C"}
+
+
+def main() -> None:
+    name = sys.argv[1]
+    kernel, num_warps, constants = KERNELS[name]
+    names = kernel.arg_names
+    signature = {each: _type_of(each, FLOATS[name]) for each in names} | dict.fromkeys(
+        constants, "constexpr"
+    )
+    aligned = [each for each in names if each.endswith("_ptr") and each not in constants]
+    aligned += [each for each in ("D", "stride_residual") if each in names]
+    source = ASTSource(
+        kernel,
+        signature,
+        {(names.index(each),): value for each, value in constants.items()},
+        {(names.index(each),): [["tt.divisibility", 16]] for each in aligned},
+    )
+    options = {"num_warps": num_warps, "launch_pdl": True, "enable_fp_fusion": name != "combine"}
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    print("".join(LETTERS[each] for each in _instructions(compiled.asm["cubin"])))
+
+
+def _type_of(name: str, floats: set[str]) -> str:
+    if not name.endswith("_ptr"):
+        return "fp32" if name == "eps" else "i32"
+    if name in ("positions_ptr", "slots_ptr", "path_starts_ptr"):
+        return "*i64"
+    return "*fp32" if name in floats else "*bf16"
+
+
+def _instructions(cubin: bytes) -> list[str]:
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return re.findall(rf"\b({'|'.join(LETTERS)})\b", done.stdout)
+
+
+if __name__ == "__main__":
+    main()

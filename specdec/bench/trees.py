@@ -87,13 +87,12 @@ def _rows(
 
 
 def _spec(bench: Bench, K: int, tree: TreeShape | None, stops: bool) -> EngineSpec:
-    batches = bench.options.batches
+    """With the graphs of an engine that is told no sizes: when some end, fewer are not padded."""
     return EngineSpec(
         num_speculative_tokens=K,
         tree=tree,
         confidence_threshold=THRESHOLD if stops else 0.0,
-        max_num_seqs=bench.options.max_num_seqs or max(batches),
-        request_sizes=tuple(sorted(set(batches))),
+        max_num_seqs=bench.options.max_num_seqs or max(bench.options.batches),
         max_tokens=max(map(len, bench.pair.prompts)) + bench.options.max_tokens,
         max_model_len=bench.options.model_len,
     )

@@ -169,7 +169,9 @@ def _rotate_and_store_kernel(
             low = low.to(dtype).to(tl.float32)
             high = high * scale * tl.where(first < H, q_high, k_high)[None, :]
             high = high.to(dtype).to(tl.float32)
-        low, high = low * cos - high * sin, high * cos + low * sin
+        # Products of sin are rounded. Left to compilers, the order of loads decides which ones are.
+        all_cos = tl.broadcast_to(cos, low.shape)
+        low, high = tl.fma(low, all_cos, high * -sin), tl.fma(high, all_cos, low * sin)
     if first < H:
         at = (t * H + head)[:, None] * C + c[None, :]
         store_kept(q_ptr + at, low.to(dtype), are_there)

@@ -1,9 +1,10 @@
 """In which order small kernels load and compute, compiled for a Hopper GPU, without one.
 
 Prints an instruction as a letter: W waits for the kernel before, L loads, S stores, C computes with
-float32.
+float32. Or with "sums" how many float32 sums, products and sums of a product there are, with and
+without leave to fuse the former two.
 
-python -m tests.specdec.kernels.compile_loads norm|rotate|combine
+python -m tests.specdec.kernels.compile_loads norm|rotate|combine [sums]
 """
 
 import re
@@ -63,6 +64,17 @@ LETTERS = {"ACQBULK": "W", "LDG": "L", "STG": "S", "FADD": "C", "FFMA": "C", "MU
 
 def main() -> None:
     name = sys.argv[1]
+    if sys.argv[2:] == ["sums"]:
+        for may_fuse in (True, False):
+            ptx = compiled(name, may_fuse).asm["ptx"]
+            found = re.findall(r"\b(add|sub|mul|fma)(?:\.rn)?\.f32", ptx)
+            print(*(found.count(each) for each in ("add", "sub", "mul", "fma")))
+    else:
+        cubin = compiled(name, may_fuse=name != "combine").asm["cubin"]
+        print("".join(LETTERS[each] for each in _instructions(cubin)))
+
+
+def compiled(name: str, may_fuse: bool) -> triton.compiler.CompiledKernel:
     kernel, num_warps, constants = KERNELS[name]
     names = kernel.arg_names
     signature = {each: _type_of(each, FLOATS[name]) for each in names} | dict.fromkeys(
@@ -76,9 +88,8 @@ def main() -> None:
         {(names.index(each),): value for each, value in constants.items()},
         {(names.index(each),): [["tt.divisibility", 16]] for each in aligned},
     )
-    options = {"num_warps": num_warps, "launch_pdl": True, "enable_fp_fusion": name != "combine"}
-    compiled = triton.compile(source, target=HOPPER, options=options)
-    print("".join(LETTERS[each] for each in _instructions(compiled.asm["cubin"])))
+    options = {"num_warps": num_warps, "launch_pdl": True, "enable_fp_fusion": may_fuse}
+    return triton.compile(source, target=HOPPER, options=options)
 
 
 def _type_of(name: str, floats: set[str]) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from specdec.kernels import jit, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
-from specdec.kernels.attention.launch_plan import COLUMNS, WIDE_FROM
+from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
 from specdec.kernels.attention.parts import add_parts, drop_parts, head_columns_of, load_parts
 from specdec.kernels.attention.splits import split_of, weigh
@@ -22,9 +22,6 @@ COMBINERS = 264  # programs for long slots: two a multiprocessor
 # measured on an H200
 FEW_AT_ONCE = 8  # partial results that are loaded together, for rows that have no more
 MANY_AT_ONCE = 16  # for all other rows
-# A program takes a nanosecond to begin: where there would be more, and few partial results of each
-# row, a program adds up several heads, a warp for each.
-MANY_PROGRAMS, HEADS = 1024, 4
 # Programs that add up begin while the last ones that share splits end, and would crowd the
 # multiprocessors that happen to be free: 128 of them were seen on 23 of 132. So each reserves a
 # part of the shared memory that the others leave, and few fit one multiprocessor. With more
@@ -37,11 +34,8 @@ ALL = 227 * 1024  # that a program of a Hopper GPU can have
 def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
-    H, columns = heads.group * heads.G, given.plan.columns
-    programs = rows.num_rows * H * -(-heads.C // columns)
-    is_short = given.plan.is_split and rows.max_seq_len <= WIDE_FROM
-    each = HEADS if is_short and programs > MANY_PROGRAMS and H % HEADS == 0 else 1
-    grid = rows.num_rows, H // each, -(-heads.C // columns)
+    each, columns = given.plan.heads, given.plan.columns
+    grid = rows.num_rows, heads.group * heads.G // each, -(-heads.C // columns)
     return Repeated(
         _combine_kernel,
         grid,

@@ -18,7 +18,8 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import triton
     from specdec.kernels.add_rms_norm import _add_rms_norm_kernel
-    from specdec.kernels.attention.combine import FEW_AT_ONCE, HEADS, _combine_kernel
+    from specdec.kernels.attention.combine import FEW_AT_ONCE, _combine_kernel
+    from specdec.kernels.attention.launch_plan import HEADS
     from specdec.kernels.rms_norm import NORM_WARPS
     from specdec.kernels.rotate_and_store import _rotate_and_store_kernel
 

@@ -76,7 +76,7 @@ def test_several_heads_are_added_up_by_one_program_with_the_same_bits(device, ba
 
     monkeypatch.setattr(combine, "Repeated", Noted)
     alone = case.attend(launch_paged_attention, case.tree)
-    monkeypatch.setattr(combine, "MANY_PROGRAMS", 0)
+    monkeypatch.setattr(launch_plan, "MANY_TO_ADD_UP", 0)
     together = case.attend(launch_paged_attention, replace(case.tree))
     long = replace(case.tree, max_seq_len=launch_plan.WIDE_FROM + 1)
     assert torch.equal(alone, case.attend(launch_paged_attention, long))

@@ -87,7 +87,7 @@ def _rows(
 
 
 def _spec(bench: Bench, K: int, tree: TreeShape | None, stops: bool) -> EngineSpec:
-    """With the graphs of an engine that is told no sizes: when some end, fewer are not padded."""
+    """With the default sizes of graphs, so that rounds are not padded once some requests ended."""
     return EngineSpec(
         num_speculative_tokens=K,
         tree=tree,

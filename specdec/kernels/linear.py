@@ -53,7 +53,10 @@ def linear(
     bias_N: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators."""
+    """The product [T, N] in `out_dtype` (default: x's); float32 gives the accumulators.
+
+    No launch since the last synchronisation may write the weight.
+    """
     multiply = pick(x_TK, launch_linear, linear_ref)
     return multiply(x_TK, weight_NK, bias_N, out_dtype or x_TK.dtype)
 
@@ -63,6 +66,7 @@ def split_linear(
 ) -> Sums:
     """The product as float32 split sums, or in x's dtype where one sum is all.
 
+    No launch since the last synchronisation may write the weight.
     first: columns before it may hold anything; their weights are not read
     """
     dtype = torch.float32 if bias_N is not None else x_TK.dtype
@@ -95,7 +99,7 @@ def launch_linear(
 ) -> Tensor:
     out_TN = torch.empty(len(x_TK), len(weight_NK), dtype=out_dtype, device=x_TK.device)
     tiles = tiles_for("whole", x_TK, weight_NK)
-    if tiles.splits == 1 and has_few_rows(x_TK, tiles):
+    if has_few_rows(x_TK, tiles):
         launch_few_rows(out_TN, x_TK, weight_NK, bias_N, tiles)
     else:
         _launch(out_TN, x_TK, weight_NK, bias_N, tiles)

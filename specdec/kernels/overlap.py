@@ -2,16 +2,18 @@
 
 Every kernel calls `wait_for_inputs` before it reads what may be new, or writes: it waits there for
 the end of the kernel before it, so only its start runs ahead. Small kernels let the next one start
-at once (`begin`); products do so after their loop, since programs that wait would take the places
-of those that read; few_rows.py does when its last tiles are on their way, and persistent/ at its
-start, since its programs all have their places. Both ask for weights before they wait, as
-add_rms_norm.py does.
+at once (`begin`, or before they look up what they may); products do so after their loop, since
+programs that wait would take the places of those that read; few_rows.py does when its last tiles
+are on their way, and persistent/ at its start, since its programs all have their places. Both ask
+for weights before they wait, as add_rms_norm.py does.
 PDL comes from `launch_options`: a Hopper GPU or later.
 
 Products wait before they let the next kernel start. So what was written before the last product is
 finished when any kernel after it starts, and attention looks up before its wait where its rows are
-and which positions, blocks, state rows and paths these have. It reads them past the L1 cache, which
-may be older. `loaded_with` and `wait_for_inputs_knowing` keep such work where it is written.
+and which positions, blocks, state rows and paths these have; rotate_and_store.py reads positions,
+slots, cos and sin there, add_rms_norm.py the stream that it adds to, and so do the kernels that
+grow and commit trees. They read what changes past the L1 cache, which may be older. `loaded_with`
+and `wait_for_inputs_knowing` keep such work where it is written.
 
 The attention of a pass may be several launches for different rows, which need not wait for each
 other. The kernel that walks keys lets the next one start only once it has waited itself
@@ -100,9 +102,9 @@ def loaded_before(x, PDL: tl.constexpr):
 
 @jit
 def loads_come_first(PDL: tl.constexpr):
-    """True. What is computed where it holds comes after all loads before it have been asked for.
+    """Always true, but compilers cannot know it: loads before a branch on it are asked for first.
 
-    Else compilers compute with some of them before they ask for the others, to use fewer registers.
+    Otherwise they compute with some of them before they ask for the others, to use fewer registers.
     """
     one = tl.full((), 1, tl.int32)
     if PDL:  # as many as a launch has along its last axis, which compilers do not know

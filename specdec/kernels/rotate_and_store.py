@@ -44,7 +44,7 @@ def rotate_and_store(
 ) -> Tensor:
     """The rotated queries [T, H, C], in the cache's dtype; without them, anything.
 
-    qkv: unfinished [T, (H + 2G) C]. positions, slots: [T].
+    qkv: unfinished [T, (H + 2G) C]; its launch is later than what writes positions and slots [T].
     cache: [2, N + 1, G, S, C] of one layer, written in place
     """
     rotate = pick(cache, launch_rotate_and_store, rotate_and_store_ref)

@@ -8,8 +8,8 @@ from specdec.kernels import jit, num_multiprocessors, tl
 from specdec.kernels.attention.arguments import Pass
 from specdec.kernels.attention.launch_plan import COLUMNS
 from specdec.kernels.attention.long_slots import last_positions, shared_slots
-from specdec.kernels.attention.parts import add_parts, drop_parts, head_columns_of, load_parts
-from specdec.kernels.attention.splits import split_of, weigh
+from specdec.kernels.attention.parts import add_parts, columns_of_lanes, drop_parts, load_parts
+from specdec.kernels.attention.splits import add_part, split_of
 from specdec.kernels.attention.tile_rows import rows_of_slot
 from specdec.kernels.attention.wide_splits import merged_before, num_sharing, sharers_of
 from specdec.kernels.head_columns import block_of
@@ -34,8 +34,7 @@ ALL = 227 * 1024  # that a program of a Hopper GPU can have
 def prepare_combine(given: Pass) -> Repeated:
     """For each row and head: programs add up what those of its query tile left."""
     rows, parts, heads = given.rows, given.parts, given.heads
-    each, columns = given.plan.heads, given.plan.columns
-    grid = rows.num_rows, heads.group * heads.G // each, -(-heads.C // columns)
+    grid = rows.num_rows, heads.group * heads.G, -(-heads.C // given.plan.columns)
     return Repeated(
         _combine_kernel,
         grid,
@@ -54,13 +53,12 @@ def prepare_combine(given: Pass) -> Repeated:
             **given.constants,
             "IS_SUMMED": not given.plan.is_split,
             "FEW": FEW_AT_ONCE,
-            "MANY": MANY_AT_ONCE if each == 1 else FEW_AT_ONCE,  # several warps need registers
-            "COLUMNS": columns,
+            "MANY": MANY_AT_ONCE,
+            "COLUMNS": given.plan.columns,
             "LINE_COLUMNS": line_columns(given),
-            "HEADS": each,
         },
-        options={"num_warps": each, **given.options},
-        shared_bytes=_reserved(prod(grid), each, given.plan.is_wide, parts.acc.device),
+        options={"num_warps": 1, **given.options},
+        shared_bytes=_reserved(prod(grid), given.plan.is_wide, parts.acc.device),
     )
 
 
@@ -74,12 +72,12 @@ def line_columns(given: Pass) -> int:
     return LINE // given.parts.acc.itemsize if given.constants["PDL"] and is_aligned else 0
 
 
-def _reserved(num_programs: int, warps: int, is_wide: bool, device: torch.device) -> int:
+def _reserved(num_programs: int, is_wide: bool, device: torch.device) -> int:
     """Bytes of shared memory, so that a multiprocessor holds few more programs than its share.
 
     is_wide: after wide_walk.py, where all of it is theirs
     """
-    if device.type != "cuda" or (num_programs * warps > FEW_PROGRAMS and not is_wide):
+    if device.type != "cuda" or (num_programs > FEW_PROGRAMS and not is_wide):
         return 0
     share = -(-num_programs // num_multiprocessors(device))
     return min((ALL if is_wide else LEFT) // (share + 1), MOST_RESERVED)
@@ -118,11 +116,10 @@ def _combine_kernel(
     MANY: tl.constexpr,
     COLUMNS: tl.constexpr,
     LINE_COLUMNS: tl.constexpr,
-    HEADS: tl.constexpr,
 ):
     let_the_next_start(PDL)
     t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS
+    head = tl.program_id(1)
     position = tl.load(positions_ptr + t, cache_modifier=".cg").to(tl.int32)
     is_needed = True
     if needed_ptr is not None:
@@ -139,14 +136,14 @@ def _combine_kernel(
     wait_for_inputs_knowing(first, num_parts, PDL)
     if is_needed:
         column = tl.program_id(2) * COLUMNS
-        parts = acc_ptr, stats_ptr, (t * H + head) * NS + first, NS
+        parts = acc_ptr, stats_ptr, (t * H + head) * NS + first
         if IS_SUMMED:
-            total, acc = add_last_parts(parts, column, COLUMNS, C, LINE_COLUMNS, PDL)
+            total, acc = add_last_parts(parts, column, COLUMNS, C, LINE_COLUMNS)
         else:
             total, acc = add_parts(
-                parts, num_parts, column, HEADS, COLUMNS, C, FEW, MANY, LINE_COLUMNS, PDL
+                parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS, PDL
             )
-        store_heads(out_ptr, t * H + head, total, acc, column, HEADS, COLUMNS, C)
+        store_row(out_ptr, t * H + head, total, acc, column, COLUMNS, C)
 
 
 def prepare_combine_long(given: Pass) -> Repeated:
@@ -221,12 +218,12 @@ def _combine_long_kernel(
         if t < end:
             head = item % H
             column = item % heads // H * COLUMNS
-            parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + head) * NS, NS
+            parts = acc_ptr, stats_ptr, (part_row.to(tl.int64) * H + head) * NS
             num_parts = parts_of(tl.load(positions_ptr + t))
             total, acc = add_parts(
-                parts, num_parts, column, 1, COLUMNS, C, FEW, MANY, LINE_COLUMNS, PDL
+                parts, num_parts, column, COLUMNS, C, FEW, MANY, LINE_COLUMNS, PDL
             )
-            store_heads(out_ptr, t * H + head, total, acc, column, 1, COLUMNS, C)
+            store_row(out_ptr, t * H + head, total, acc, column, COLUMNS, C)
 
 
 @jit
@@ -237,47 +234,29 @@ def parts_of(position):
 
 @jit
 def add_last_parts(
-    parts,
-    column,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-    LINE_COLUMNS: tl.constexpr,
-    PDL: tl.constexpr,
+    parts, column, COLUMNS: tl.constexpr, C: tl.constexpr, LINE_COLUMNS: tl.constexpr
 ):
     """Of a path's row: the splits before the one in which it begins, which are one, and the rest.
 
     The first is taken as it is: added to nothing, -0.0 would be 0.0. The rest as of `add_parts`.
     """
-    loaded = load_parts(parts, 0, 3, column, 1, COLUMNS, C, 3)
+    loaded = load_parts(parts, 0, 3, column, COLUMNS, C, 3)
     peak, total, acc = loaded[0]
     for i in tl.static_range(1, 3):
         part_peak, part_total, values = loaded[i]
         is_there = part_peak != float("-inf")
-        decay, weight, new_peak = weigh(peak, part_peak)
-        new_total = tl.fma(total, decay, part_total * weight)
-        decays = tl.broadcast_to(decay[:, :, None], acc.shape)
-        new_acc = tl.fma(acc, decays, values * weight[:, :, None])
+        new_peak, new_total, new_acc = add_part(peak, total, acc, part_peak, part_total, values)
         peak = tl.where(is_there, new_peak, peak)
         total = tl.where(is_there, new_total, total)
-        acc = tl.where(is_there[:, :, None], new_acc, acc)
+        acc = tl.where(is_there[:, None], new_acc, acc)
     if LINE_COLUMNS > 0:
-        drop_parts(parts, 0, 3, column, 1, COLUMNS, C, 4, LINE_COLUMNS)
-    return total[:, :, None], acc
+        drop_parts(parts, 0, 3, column, COLUMNS, C, 4, LINE_COLUMNS)
+    return total[:, None], acc
 
 
 @jit
-def store_heads(
-    out_ptr,
-    row,
-    total,
-    acc,
-    column,
-    HEADS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    C: tl.constexpr,
-):
-    """Columns from `column` on of the first heads of a row. row: of [T x H], int64"""
-    c = head_columns_of(column, COLUMNS)
-    at = out_ptr + (row + tl.arange(0, HEADS))[:, None, None] * C + c
+def store_row(out_ptr, row, total, acc, column, COLUMNS: tl.constexpr, C: tl.constexpr):
+    """Columns from `column` on of one head of a row. row: of [T x H], int64"""
+    c = columns_of_lanes(column, COLUMNS)
     out = (acc / total).to(out_ptr.dtype.element_ty)
-    store_kept(at, out, tl.broadcast_to(c < C, out.shape))
+    store_kept(out_ptr + row * C + c, out, c < C)

@@ -44,9 +44,6 @@ WIDE_FROM = 3072
 # up to so many rows x heads, several programs add up each; measured with 32 and 128
 FEW_TO_ADD_UP = 64
 COLUMNS = 32  # that each of these programs adds up, one a lane
-# Of more rows x heads a program adds up several, a warp for each, if no row has more keys than
-# WIDE_FROM: a program takes a nanosecond to begin.
-MANY_TO_ADD_UP, HEADS = 1024, 4
 SMALL_ROWS, SMALL_KEY = 16, 256  # of a tile of queries, bytes of a key: two warps hold both
 # Batch slots with more query rows are prompt_attention.py's, where that can run; measured on an
 # H200: at 512 (128 tokens of 4 heads) both take as long. None: none are.
@@ -82,13 +79,12 @@ class Launch(NamedTuple):
     has_paths: bool
     is_wide: bool  # wide_walk.py walks the shared keys
     columns: int  # of each program that adds up; 0: there are none, but for long slots
-    heads: int  # that it adds up
 
     @property
-    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, bool, int, int]:
+    def kind(self) -> tuple[QueryTile, bool, int, bool, int, bool, bool, int]:
         """Launches of one kind, for the same heads, take the same kernels."""
         cut = self.tile, self.is_split, self.walk_warps, self.looks_first, self.slots
-        return *cut, self.has_paths, self.is_wide, self.columns, self.heads
+        return *cut, self.has_paths, self.is_wide, self.columns
 
 
 def plan_launch(
@@ -145,7 +141,6 @@ def plan_launch(
         has_paths=has_paths,
         is_wide=is_wide,
         columns=_columns(B * usual, heads) if is_split or has_paths else 0,
-        heads=_heads_to_add_up(B * usual, heads, most_keys) if is_split else 1,
     )
 
 
@@ -209,13 +204,6 @@ def _columns(num_rows: int, heads: Heads) -> int:
     is_few = num_rows * heads.group * heads.G <= FEW_TO_ADD_UP
     block = int(block_of(heads.C))
     return min(COLUMNS, block) if is_few else block
-
-
-def _heads_to_add_up(num_rows: int, heads: Heads, most_keys: int | None) -> int:
-    """Of each program that adds up."""
-    H = heads.group * heads.G
-    is_short = most_keys is not None and most_keys <= WIDE_FROM
-    return HEADS if is_short and num_rows * H > MANY_TO_ADD_UP and H % HEADS == 0 else 1
 
 
 def _sharing_tile(B: int, usual: int, most: int, heads: Heads) -> QueryTile:

@@ -6,7 +6,7 @@ added one after another, so the bits are those of a program that adds each as so
 """
 
 from specdec.kernels import constexpr_function, jit, tl
-from specdec.kernels.attention.splits import weigh
+from specdec.kernels.attention.splits import add_part
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.kept import drop_lines, store_kept
 from specdec.kernels.overlap import loads_come_first
@@ -17,7 +17,6 @@ def add_parts(
     parts,
     num_parts,
     column,
-    HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
     FEW_AT_ONCE: tl.constexpr,
@@ -25,34 +24,32 @@ def add_parts(
     LINE_COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The stored partial results of some heads of a row, as one of each head, without its peak.
+    """The stored partial results of one row, as one without its peak.
 
-    Totals [HEADS, lanes, 1], values [HEADS, lanes, COLUMNS // lanes] from `column` on. A warp has a
-    head, and each of its lanes that head's peaks and totals beside its own columns, so that no
-    number changes lanes. The bits are those of `add_part`, one after another. LINE_COLUMNS: of a
-    line of the cache, which is to forget them; 0: it is not.
+    Totals [lanes, 1], values [lanes, COLUMNS // lanes] from `column` on: each lane of a warp has
+    peaks and totals beside its own columns, so that no number changes lanes. The bits are those of
+    `add_part`, one after another. LINE_COLUMNS: of a line of the cache, which is to forget them; 0:
+    it is not.
     """
     LANES: tl.constexpr = lanes_of(COLUMNS)
-    peak = tl.full((HEADS, LANES), float("-inf"), tl.float32)
-    total = tl.full((HEADS, LANES), 0.0, tl.float32)
-    acc = tl.zeros((HEADS, LANES, COLUMNS // LANES), tl.float32)
+    peak = tl.full((LANES,), float("-inf"), tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    acc = tl.zeros((LANES, COLUMNS // LANES), tl.float32)
     if num_parts <= FEW_AT_ONCE:
-        few = load_parts(parts, 0, num_parts, column, HEADS, COLUMNS, C, FEW_AT_ONCE)
+        few = load_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE)
         peak, total, acc = add_loaded(peak, total, acc, few, FEW_AT_ONCE, PDL)
         if LINE_COLUMNS > 0:
-            drop_parts(parts, 0, num_parts, column, HEADS, COLUMNS, C, FEW_AT_ONCE, LINE_COLUMNS)
+            drop_parts(parts, 0, num_parts, column, COLUMNS, C, FEW_AT_ONCE, LINE_COLUMNS)
     else:
-        many = load_parts(parts, 0, num_parts, column, HEADS, COLUMNS, C, MANY_AT_ONCE)
+        many = load_parts(parts, 0, num_parts, column, COLUMNS, C, MANY_AT_ONCE)
         for start in range(MANY_AT_ONCE, num_parts + MANY_AT_ONCE, MANY_AT_ONCE):
-            following = load_parts(parts, start, num_parts, column, HEADS, COLUMNS, C, MANY_AT_ONCE)
+            following = load_parts(parts, start, num_parts, column, COLUMNS, C, MANY_AT_ONCE)
             peak, total, acc = add_loaded(peak, total, acc, many, MANY_AT_ONCE, PDL)
             if LINE_COLUMNS > 0:
                 first = start - MANY_AT_ONCE
-                drop_parts(
-                    parts, first, num_parts, column, HEADS, COLUMNS, C, MANY_AT_ONCE, LINE_COLUMNS
-                )
+                drop_parts(parts, first, num_parts, column, COLUMNS, C, MANY_AT_ONCE, LINE_COLUMNS)
             many = following
-    return total[:, :, None], acc
+    return total[:, None], acc
 
 
 @constexpr_function
@@ -61,12 +58,12 @@ def lanes_of(COLUMNS):
 
 
 @jit
-def head_columns_of(column, COLUMNS: tl.constexpr):
-    """Those of each lane: [1, lanes, COLUMNS // lanes]."""
+def columns_of_lanes(column, COLUMNS: tl.constexpr):
+    """Those of each lane: [lanes, COLUMNS // lanes]."""
     LANES: tl.constexpr = lanes_of(COLUMNS)
     EACH: tl.constexpr = COLUMNS // LANES
     lane, each = tl.arange(0, LANES), tl.arange(0, EACH)
-    return column + (lane[:, None] * EACH + each[None, :])[None]
+    return column + lane[:, None] * EACH + each[None, :]
 
 
 @jit
@@ -75,36 +72,32 @@ def load_parts(
     first,
     end,
     column,
-    HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Of each part: peaks and totals [HEADS, lanes], values [HEADS, lanes, columns of each].
+    """Of each part: peak and total [lanes], values [lanes, columns of each].
 
     From index `end` on there are parts that change nothing.
     """
     loaded = ()
     for i in tl.static_range(AT_ONCE):
-        loaded = loaded + _load_part(parts, first + i, first + i < end, column, HEADS, COLUMNS, C)
+        loaded = loaded + _load_part(parts, first + i, first + i < end, column, COLUMNS, C)
     return loaded
 
 
 @jit
-def _load_part(
-    parts, index, is_there, column, HEADS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr
-):
+def _load_part(parts, index, is_there, column, COLUMNS: tl.constexpr, C: tl.constexpr):
     """As a tuple of one. Absent values are -0.0: with 0.0 added, -0.0 would become 0.0."""
-    acc_ptr, stats_ptr, row, NS = parts
-    head = row + tl.arange(0, HEADS)[:, None] * NS
-    at = head + index + tl.arange(0, lanes_of(COLUMNS))[None, :] * 0
+    acc_ptr, stats_ptr, row = parts
+    at = row + index + tl.arange(0, lanes_of(COLUMNS)) * 0
     peak = tl.load(stats_ptr + at * 2, mask=is_there, other=float("-inf"))
     total = tl.load(stats_ptr + at * 2 + 1, mask=is_there, other=0.0)
     minus_zero = tl.full((), -(2**31), tl.int32).to(
         tl.float32, bitcast=True
     )  # Triton reads -0.0 as 0.0
-    c = head_columns_of(column, COLUMNS)
-    values = tl.load(acc_ptr + at[:, :, None] * C + c, mask=is_there & (c < C), other=minus_zero)
+    c = columns_of_lanes(column, COLUMNS)
+    values = tl.load(acc_ptr + at[:, None] * C + c, mask=is_there & (c < C), other=minus_zero)
     return ((peak, total, values),)
 
 
@@ -113,11 +106,7 @@ def add_loaded(peak, total, acc, loaded, AT_ONCE: tl.constexpr, PDL: tl.constexp
     """A partial result and those that `load_parts` found behind it."""
     if loads_come_first(PDL):
         for i in tl.static_range(AT_ONCE):
-            part_peak, part_total, values = loaded[i]
-            decay, weight, peak = weigh(peak, part_peak)
-            total = tl.fma(total, decay, part_total * weight)
-            decays = tl.broadcast_to(decay[:, :, None], acc.shape)
-            acc = tl.fma(acc, decays, values * weight[:, :, None])
+            peak, total, acc = add_part(peak, total, acc, *loaded[i])
     return peak, total, acc
 
 
@@ -139,19 +128,17 @@ def drop_parts(
     first,
     end,
     column,
-    HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     C: tl.constexpr,
     AT_ONCE: tl.constexpr,
     LINE_COLUMNS: tl.constexpr,
 ):
-    """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts."""
-    acc_ptr, _, row, NS = parts
+    """Forget values that nothing reads any more: COLUMNS from `column` on, of a row's parts.
+
+    In a program of one warp: another might not have read them yet.
+    """
+    acc_ptr, _, row = parts
     LINES: tl.constexpr = COLUMNS // LINE_COLUMNS  # of a part
-    if HEADS > 1:
-        tl.debug_barrier()  # another warp might not have read them yet
-    i = tl.arange(0, AT_ONCE * LINES)[None, :]
-    head = row + tl.arange(0, HEADS)[:, None] * NS
+    i = tl.arange(0, AT_ONCE * LINES)
     part, c = first + i // LINES, column + i % LINES * LINE_COLUMNS
-    is_there = (part < end) & (c < C)
-    drop_lines(acc_ptr + (head + part) * C + c, tl.broadcast_to(is_there, (HEADS, AT_ONCE * LINES)))
+    drop_lines(acc_ptr + (row + part) * C + c, (part < end) & (c < C))

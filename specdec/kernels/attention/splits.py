@@ -203,16 +203,11 @@ def attend_tile(q, k, v, is_seen, scale, peak, total, acc):
 
 @jit
 def add_part(peak, total, acc, part_peak, part_total, part_acc):
-    """A partial result and one of later keys, of the same rows, as one: acc [rows, C].
-
-    Or of one row, whose peak and total are numbers: acc [C].
-    """
+    """A partial result and one of later keys, of the same rows, as one: acc [rows, C]."""
     decay, weight, peak = weigh(peak, part_peak)
     total = tl.fma(total, decay, part_total * weight)
-    if len(acc.shape) == 2:
-        decay, weight = decay[:, None], weight[:, None]
-    decays = tl.broadcast_to(decay, acc.shape)
-    return peak, total, tl.fma(acc, decays, part_acc * weight)
+    decays = tl.broadcast_to(decay[:, None], acc.shape)
+    return peak, total, tl.fma(acc, decays, part_acc * weight[:, None])
 
 
 @jit

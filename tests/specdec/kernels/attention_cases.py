@@ -59,8 +59,8 @@ def case(kind, extents, *, group, G, C, dtype, device) -> tuple[Tensor, Tensor, 
 
 @jit
 def load_part(parts, index, c, C: tl.constexpr):
-    """The partial result of this index of a row: peak, total, and values of columns c."""
+    """The partial result of this index of a row: peak [1], total [1], values [1, columns c]."""
     acc_ptr, stats_ptr, row = parts
-    at = row + index
+    at = row + index + tl.arange(0, 1)
     peak, total = tl.load(stats_ptr + at * 2), tl.load(stats_ptr + at * 2 + 1)
-    return peak, total, tl.load(acc_ptr + at * C + c)
+    return peak, total, tl.load(acc_ptr + at[:, None] * C + c[None, :])

@@ -18,8 +18,7 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import triton
     from specdec.kernels.add_rms_norm import _add_rms_norm_kernel
-    from specdec.kernels.attention.combine import FEW_AT_ONCE, _combine_kernel
-    from specdec.kernels.attention.launch_plan import HEADS
+    from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE, _combine_kernel
     from specdec.kernels.rms_norm import NORM_WARPS
     from specdec.kernels.rotate_and_store import _rotate_and_store_kernel
 
@@ -41,17 +40,16 @@ KERNELS = {
     ),
     "combine": (
         _combine_kernel,
-        HEADS,
+        1,
         {
             **SIZES,
             "sharers": None,
             "fewer": None,
             "IS_SUMMED": False,
             "FEW": FEW_AT_ONCE,
-            "MANY": FEW_AT_ONCE,
+            "MANY": MANY_AT_ONCE,
             "COLUMNS": 128,
             "LINE_COLUMNS": 32,
-            "HEADS": HEADS,
         },
     ),
 }

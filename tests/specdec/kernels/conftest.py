@@ -25,7 +25,7 @@ def exact_device(request):
 @triton.jit
 def _forget(at, inside):
     """What `drop_lines` may do, for lines of 8 columns."""
-    tl.store(at[:, :, None] + tl.arange(0, 8)[None, None, :], float("nan"), mask=inside[:, :, None])
+    tl.store(at[:, None] + tl.arange(0, 8)[None, :], float("nan"), mask=inside[:, None])
 
 
 @pytest.fixture

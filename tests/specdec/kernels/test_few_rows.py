@@ -100,12 +100,17 @@ def test_gated_products_have_the_bits_of_gate_up(shape, N, K, has_bias, monkeypa
 
 
 @pytest.mark.gpu
-def test_inputs_are_those_that_the_kernel_before_writes():
-    """A chain in a graph, each product of the result of the one before: no x is read too early."""
+@pytest.mark.parametrize("num_rows, shape", [(32, (64, 32, 128, 5)), (64, (64, 16, 256, 5))])
+def test_inputs_are_those_that_the_kernel_before_writes(num_rows, shape):
+    """A chain in a graph, each product of the result of the one before: no x is read too early.
+
+    64 tiles, and 256, of which programs make one after another.
+    """
     torch.manual_seed(0)
     weights = [random(4096, 4096) / 64 for _ in range(12)]
-    tiles = tiles_of((64, 32, 128, 5))
-    x, outs = rows(32, 4096), [torch.empty(32, 4096, device="cuda").bfloat16() for _ in weights]
+    tiles = tiles_of(shape)
+    x = rows(num_rows, 4096)
+    outs = [torch.empty(num_rows, 4096, device="cuda").bfloat16() for _ in weights]
 
     def chain() -> None:
         y = x
@@ -119,7 +124,7 @@ def test_inputs_are_those_that_the_kernel_before_writes():
     with torch.cuda.graph(graph):
         chain()
     for _ in range(20):
-        x.copy_(random(32, 4096))
+        x.copy_(random(num_rows, 4096))
         graph.replay()
         y = x
         for weight, out in zip(weights, outs, strict=True):

@@ -12,7 +12,7 @@ from graphs.cuda import CudaBackend
 from graphs.modes import BatchDescriptor
 from graphs.tape.backend import TapeBackend
 from graphs.wrapper import capture_graph
-from specdec.kernels.attention import combine, launch_plan, query_tiles
+from specdec.kernels.attention import launch_plan, query_tiles
 from specdec.kernels.attention.launch import launch_paged_attention, paged_attention
 from specdec.kernels.attention.launch_plan import plan_launch
 from specdec.kernels.attention.path_tails import TailPrograms
@@ -61,27 +61,6 @@ def test_a_chain_read_by_slots_gets_the_bits_of_a_chain_in_blocks(device, cut):
         by_slots = case.attend(launch_paged_attention, case.tree)
         assert torch.equal(by_slots, case.attend(launch_paged_attention, case.chains()))
         assert not by_slots.isnan().any()
-
-
-@pytest.mark.parametrize("base", [70, 1020])
-def test_several_heads_are_added_up_by_one_program_with_the_same_bits(device, base, monkeypatch):
-    """And behind as few keys, not behind as many as a long request has."""
-    case = tree_case([chain(base, 8)], H=8, G=2, dtype=dtypes(device)[-1], device=device)
-    grids = []
-
-    class Noted(combine.Repeated):
-        def __init__(self, kernel, grid, **how):
-            grids.append(grid)
-            super().__init__(kernel, grid, **how)
-
-    monkeypatch.setattr(combine, "Repeated", Noted)
-    alone = case.attend(launch_paged_attention, case.tree)
-    monkeypatch.setattr(launch_plan, "MANY_TO_ADD_UP", 0)
-    together = case.attend(launch_paged_attention, replace(case.tree))
-    long = replace(case.tree, max_seq_len=launch_plan.WIDE_FROM + 1)
-    assert torch.equal(alone, case.attend(launch_paged_attention, long))
-    assert [heads for _, heads, _ in grids] == [8, 2, 8]
-    assert torch.equal(alone, together)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from specdec.kernels.attention.path_tails import TailPrograms
 from specdec.kernels.attention.query_tiles import Heads
 from specdec.kernels.attention.splits import (
     add_part,
+    no_keys,
     num_splits,
     split_start,
     tiles_of_split,
@@ -220,13 +221,13 @@ def _merge_kernel(acc_ptr, stats_ptr, NS, count, C: tl.constexpr):
     row = tl.program_id(0)
     c = tl.arange(0, C)
     parts = acc_ptr, stats_ptr, row * NS
-    peak, total, acc = tl.full((), float("-inf"), tl.float32), 0.0, tl.zeros((C,), tl.float32)
+    peak, total, acc = no_keys(1, C)
     for i in range(count):
         peak, total, acc = add_part(peak, total, acc, *load_part(parts, i, c, C))
-    at = row * NS + count - 1
+    at = row * NS + count - 1 + tl.arange(0, 1)
     tl.store(stats_ptr + at * 2, peak)
     tl.store(stats_ptr + at * 2 + 1, total)
-    tl.store(acc_ptr + at * C + c, acc)
+    tl.store(acc_ptr + at[:, None] * C + c[None, :], acc)
 
 
 @jit

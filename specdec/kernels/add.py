@@ -52,33 +52,17 @@ def _add_kernel(
     t = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     dtype = out_ptr.dtype.element_ty
-    parts = splits_of_row(parts_ptr, t, d, T, D, SPLITS)
-    x = finished(parts, bias_ptr, d, D, HAS_BIAS).to(dtype).to(tl.float32)
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
     residual = tl.load(residual_ptr + t * stride_residual + d, mask=d < D, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * stride_out + d, (x + residual).to(dtype), mask=d < D)
 
 
 @jit
-def splits_of_row(parts_ptr, t, d, T, D, SPLITS: tl.constexpr):
-    """One row of each split of an unfinished product."""
-    parts = ()
-    for i in tl.static_range(SPLITS):
-        parts = parts + _split_of_row(parts_ptr, i * T + t, d, D)
-    return parts
-
-
-@jit
-def _split_of_row(parts_ptr, row, d, D):
-    """As a tuple of one."""
-    return (tl.load(parts_ptr + row * D + d, mask=d < D, other=0.0),)
-
-
-@jit
-def finished(parts, bias_ptr, d, D, HAS_BIAS: tl.constexpr):
+def finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
     """One row of an unfinished product, float32: the splits in order, then the bias."""
-    x = parts[0]
-    for i in tl.static_range(1, len(parts)):
-        x += parts[i]
+    x = tl.load(parts_ptr + t * D + d, mask=d < D, other=0.0)
+    for i in tl.static_range(1, SPLITS):
+        x += tl.load(parts_ptr + (i * T + t) * D + d, mask=d < D, other=0.0)
     if HAS_BIAS:
         x += tl.load(bias_ptr + d, mask=d < D, other=0.0).to(tl.float32)
     return x

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import jit, launch_options, next_power_of_2, pick, tl
-from specdec.kernels.add import finished, splits_of_row
+from specdec.kernels.add import finished
 from specdec.kernels.kept import store_kept
 from specdec.kernels.linear import Sums
 from specdec.kernels.opaque import opaque
-from specdec.kernels.overlap import (
-    let_the_next_start,
-    loaded_before,
-    loads_come_first,
-    wait_for_inputs,
-)
+from specdec.kernels.overlap import let_the_next_start, loaded_before, wait_for_inputs
 from specdec.kernels.rms_norm import NORM_WARPS, normed, rms_norm_ref
 from specdec.kernels.tiles import empty_rows
 
@@ -94,14 +89,12 @@ def _add_rms_norm_kernel(
     residual = loaded_before(tl.load(at, mask=inside, other=0.0, cache_modifier=".cg"), PDL)
     wait_for_inputs(PDL)
     dtype = out_ptr.dtype.element_ty
-    parts = splits_of_row(parts_ptr, t, d, T, D, SPLITS)
-    if loads_come_first(PDL):
-        x = finished(parts, bias_ptr, d, D, HAS_BIAS).to(dtype).to(tl.float32)
-        stream = (x + residual).to(dtype)
-        store_kept(stream_ptr + t * D + d, stream, inside)
-        if HAS_TAP:
-            store_kept(tap_ptr + t * stride_tap + d, stream, inside)
-        store_kept(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), inside)
+    x = finished(parts_ptr, bias_ptr, t, d, T, D, HAS_BIAS, SPLITS).to(dtype).to(tl.float32)
+    stream = (x + residual).to(dtype)
+    store_kept(stream_ptr + t * D + d, stream, inside)
+    if HAS_TAP:
+        store_kept(tap_ptr + t * stride_tap + d, stream, inside)
+    store_kept(out_ptr + t * D + d, normed(stream.to(tl.float32), w, D, eps).to(dtype), inside)
 
 
 def add_rms_norm_ref(

@@ -93,9 +93,8 @@ def _load_part(parts, index, is_there, column, COLUMNS: tl.constexpr, C: tl.cons
     at = row + index + tl.arange(0, lanes_of(COLUMNS)) * 0
     peak = tl.load(stats_ptr + at * 2, mask=is_there, other=float("-inf"))
     total = tl.load(stats_ptr + at * 2 + 1, mask=is_there, other=0.0)
-    minus_zero = tl.full((), -(2**31), tl.int32).to(
-        tl.float32, bitcast=True
-    )  # Triton reads -0.0 as 0.0
+    # Triton reads -0.0 as 0.0
+    minus_zero = tl.full((), -(2**31), tl.int32).to(tl.float32, bitcast=True)
     c = columns_of_lanes(column, COLUMNS)
     values = tl.load(acc_ptr + at[:, None] * C + c, mask=is_there & (c < C), other=minus_zero)
     return ((peak, total, values),)

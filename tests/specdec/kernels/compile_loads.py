@@ -4,7 +4,7 @@ Prints an instruction as a letter: W waits for the kernel before, L loads, S sto
 float32. Or with "sums" how many float32 sums, products and sums of a product there are, with and
 without leave to fuse the former two.
 
-python -m tests.specdec.kernels.compile_loads norm|rotate|combine [sums]
+python -m tests.specdec.kernels.compile_loads rotate|combine [sums]
 """
 
 import re
@@ -17,9 +17,7 @@ import torch
 
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import triton
-    from specdec.kernels.add_rms_norm import _add_rms_norm_kernel
     from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE, _combine_kernel
-    from specdec.kernels.rms_norm import NORM_WARPS
     from specdec.kernels.rotate_and_store import _rotate_and_store_kernel
 
 from triton.compiler import ASTSource
@@ -28,11 +26,6 @@ from tests.specdec.kernels.compile_persistent import HOPPER
 
 SIZES = {"H": 32, "G": 8, "S": 64, "C": 128, "PDL": True, "needed_ptr": None}
 KERNELS = {
-    "norm": (
-        _add_rms_norm_kernel,
-        NORM_WARPS,
-        {"HAS_BIAS": False, "HAS_TAP": False, "SPLITS": 2, "BLOCK_D": 4096, "PDL": True},
-    ),
     "rotate": (
         _rotate_and_store_kernel,
         2,
@@ -54,7 +47,6 @@ KERNELS = {
     ),
 }
 FLOATS = {
-    "norm": {"parts_ptr"},
     "rotate": {"cos_ptr", "sin_ptr"},
     "combine": {"acc_ptr", "stats_ptr"},
 }
@@ -80,7 +72,6 @@ def compiled(name: str, may_fuse: bool) -> triton.compiler.CompiledKernel:
         constants, "constexpr"
     )
     aligned = [each for each in names if each.endswith("_ptr") and each not in constants]
-    aligned += [each for each in ("D", "stride_residual") if each in names]
     source = ASTSource(
         kernel,
         signature,

@@ -1,4 +1,4 @@
-"""Small kernels ask for all that they load before they compute with some of it.
+"""Small kernels ask for what they load as early as they may, and for all of it at once.
 
 And what else they load must not decide how they round.
 """
@@ -6,8 +6,6 @@ And what else they load must not decide how they round.
 import os
 import subprocess
 import sys
-
-import pytest
 
 
 def printed(*arguments: str) -> str:
@@ -19,12 +17,11 @@ def printed(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("kernel, num_early, num_late", [("norm", 4, 8), ("rotate", 4, 2)])
-def test_what_the_last_product_left_is_loaded_at_once(kernel, num_early, num_late):
-    early, late = printed(kernel).split("W")
-    assert early == "L" * num_early
-    assert late.count("L") == num_late
-    assert late.startswith("L" * num_late + "C")
+def test_rotations_look_up_before_the_wait_what_the_last_product_does_not_write():
+    early, late = printed("rotate").split("W")
+    assert early == "LLLL"  # slot, position, cos, sin
+    assert late.startswith("LLC")
+    assert late.count("L") == 2
 
 
 def test_partial_results_are_loaded_together():

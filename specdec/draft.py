@@ -3,8 +3,8 @@
 Where rows are shared out (`varies`) the number of levels varies from step to step: a
 graph of one level is replayed for each. A step that proposes nothing extends the draft's KV alone.
 
-With a `threshold` a draft may stop before its last level (stepping/stop_drafting.py): the levels
-are launched all the same, and read no weights once all slots have stopped.
+With a `threshold` drafts may stop before their last level (stepping/stop_drafting.py): the levels
+are launched all the same, and after the stop read no weights.
 
 Of a tree each level has k rows per request, whose nodes see the committed context and their own
 ancestors (stepping/grow_tree.py); after the last level the best nodes of all are kept.
@@ -178,8 +178,6 @@ class Draft:
         buffers = self.buffers
         seed_BD = buffers.draft_hidden[:num_reqs]
         normed_BD, recycled_BD = self.model.head_input(seed_BD)
-        if self.threshold is not None:
-            buffers.num_going.zero_()
         if recycled_BD is not seed_BD:
             buffers.draft_hidden[:num_reqs] = recycled_BD
         propose = self._grow if proposal.is_tree else self._propose

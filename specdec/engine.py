@@ -495,11 +495,11 @@ def _chains_in_trees(
 ) -> RoundOutcome:
     """What a round of trees shows of chains: each tree has one, along the draft's best tokens.
 
-    Where a tree has deeper nodes than those of its chain, or has all nodes that it may have and did
-    not stop, the chain's next ones were less probable than every node, and are IMPROBABLE: left
-    out, they would leave what is known of deep levels to the chains that came so far. Else they
-    were not drafted.
-    threshold: of path probabilities, below which trees stop
+    Where a tree has all nodes that it may have, and the trees had another level after its chain, or
+    it has deeper nodes itself, the chain's next ones were less probable than every node, and are
+    IMPROBABLE: left out, they would leave what is known of deep levels to the chains that came so
+    far. Else they were not drafted.
+    threshold: of the mean path probability, below which trees stop
     num_allowed, is_sampled: [B] as in RoundOutcome; 0 allowed: the tree says nothing
     """
     B = len(num_allowed)
@@ -507,6 +507,8 @@ def _chains_in_trees(
     confidences = np.zeros((B, tree.num_levels), np.float32)
     lengths, num_held = np.zeros((2, B), int)
     bounds = num_allowed.copy()
+    node_depths = [depths(parents) for parents in result.draft_parents[:B]]
+    last_level = _last_level(result, node_depths, threshold, num_allowed)
     for b in np.flatnonzero(num_allowed):
         parents = result.draft_parents[b]
         chain = first_children(parents)
@@ -518,7 +520,7 @@ def _chains_in_trees(
             bounds[b] = 0
             continue
         is_full = len(parents) == shape.num_nodes and len(rows) < shape.num_levels
-        if len(chain) < max(depths(parents)) or (is_full and probs[-1] >= threshold):
+        if len(chain) < max(node_depths[b]) or (is_full and len(rows) < last_level):
             confidences[b, len(rows) :] = IMPROBABLE
         accepted = result.sampled_tokens[b][: result.num_accepted[b]]
         tokens = [result.draft_tokens[b][row - 1] for row in rows]
@@ -532,3 +534,23 @@ def _chains_in_trees(
         is_sampled=is_sampled,
         num_allowed=bounds,
     )
+
+
+def _last_level(
+    result: StepResult,
+    node_depths: list[list[int]],
+    threshold: float,
+    num_allowed: np.ndarray,
+) -> int:
+    """The last level that a round's trees drafted together: that of the deepest node, or one more.
+
+    It is one more if the best paths to that depth have the mean for it. A tree that kept none of
+    them counts with its least probable node: they were at most as probable.
+    """
+    deepest = max(map(max, node_depths))
+    best = []
+    for b in np.flatnonzero(num_allowed > deepest):
+        of_nodes, probs = node_depths[b][1:], result.draft_probs[b]
+        if probs:
+            best.append(probs[of_nodes.index(deepest) if deepest in of_nodes else -1])
+    return deepest + bool(best and sum(best) >= threshold * len(best))

@@ -42,8 +42,8 @@ class Runner:
     backend: captures the graphs of `graph_config` when `capture` is called; None: all is eager.
     acceptance: the rule of steps that need logits: those with a request that is not plainly greedy,
         whose greedy requests then go through it too, with all probability on one token.
-    confidence_threshold: above 0 the draft stops where its best path is less probable. None: where
-        `stop_below` says.
+    confidence_threshold: above 0 drafts stop where their best paths are less probable on average.
+        None: where `stop_below` says.
     """
 
     def __init__(

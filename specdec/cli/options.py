@@ -155,7 +155,7 @@ DraftConfidenceThreshold = Annotated[
     Option(
         metavar="PROBABILITY",
         show_default="as it pays, or 0",
-        help="draft on only while the draft's best path is at least this probable; 0: always",
+        help="draft on only while the best paths are on average at least this probable; 0: always",
     ),
 ]
 MaxTokens = Annotated[int, Option(help="most tokens to generate")]

@@ -5,10 +5,11 @@ to the n most probable live drafts of the batch accepts, on average, the sum of 
 probabilities. It is averaged over batches of recent rounds (an empirical sample), so no shape of
 the distribution is assumed; requests that are easy to predict and others are both in it.
 
-A draft may stop where its path probability falls below a threshold (stepping/stop_drafting.py). It
-then has no later levels, and a level that no request of the batch has takes next to no time.
+Drafts may stop where the mean path probability of those that may have another level falls below a
+threshold (stepping/stop_drafting.py). Later levels then take next to no time.
 """
 
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -23,12 +24,12 @@ class GainCurves:
     """The mean, over groups of a sample, of the n largest path probabilities among L levels.
 
     path_probs: [S, K] float: requests of recent rounds, oldest first. They fall along a row, so the
-        most probable drafts are a prefix of each request's chain.
+        most probable drafts are a prefix of each request's chain; 0 beyond a request's bound.
     num_requests: requests that share rows. The sample is split into groups of this many, in its
         order; what remains of the oldest is left out, and a smaller sample is one group.
-    threshold: below which a draft stops; 0: never
-    own_paths: [S, K] the path probabilities that stop it; None: path_probs
-    levels_run: [K] of 1 to K levels, how many are drafted on average for any request of a group
+    threshold: of a group's mean path probability, below which its drafts stop; 0: never
+    own_paths: [S, K] the path probabilities that stop them; None: path_probs
+    levels_run: [K] of 1 to K levels, how many a group drafts on average
     means: [K] accepted drafts of a request of which all are verified, by levels
 
     A planner compares several thresholds by these, and looks up rows for one: they are sorted late.
@@ -43,18 +44,31 @@ class GainCurves:
     ) -> None:
         num_samples, num_levels = path_probs.shape
         self.num_requests = num_requests
-        self.threshold = threshold
         self.group_size = min(num_requests, num_samples)
         num_groups = num_samples // self.group_size
         first = num_samples - num_groups * self.group_size
         shape = num_groups, self.group_size, num_levels
-        groups = path_probs[first:].reshape(shape).copy()
+        self._groups = path_probs[first:].reshape(shape)
+        self._held = self._groups.sum(axis=1)
         stopping = path_probs if own_paths is None else own_paths
-        goes_on = stopping[first:].reshape(shape)[..., :-1] >= threshold
-        groups[..., 1:] *= goes_on
-        self._groups = groups
-        self.levels_run = np.cumsum([1.0, *goes_on.any(axis=1).mean(axis=0)])
-        self.means = groups.mean(axis=(0, 1)).cumsum()
+        self._votes = _mean_votes(stopping[first:].reshape(shape))
+        self._stop_below(threshold)
+
+    def at(self, threshold: float) -> "GainCurves":
+        """The same sample with another threshold."""
+        other = copy(self)
+        vars(other).pop("_sums", None)
+        other._stop_below(threshold)
+        return other
+
+    def _stop_below(self, threshold: float) -> None:
+        self.threshold = threshold
+        is_run = np.ones(self._held.shape, bool)
+        if threshold > 0:
+            np.logical_and.accumulate(self._votes >= threshold, axis=1, out=is_run[:, 1:])
+        self._is_run = is_run
+        self.levels_run = is_run.sum(axis=0).cumsum() / len(is_run)
+        self.means = (self._held * is_run).sum(axis=0).cumsum() / self._groups[..., 0].size
 
     @cached_property
     def _sizes(self) -> Integers:
@@ -71,8 +85,9 @@ class GainCurves:
         """The curves one after another, 1 + group_size * L of L levels."""
         # one more entry, which is read with weight 0 at the end of the last curve
         sums = np.zeros(int((self._sizes + 1).sum()) + 1)
+        drafted = self._groups * self._is_run[:, None]
         for level, start in enumerate(self._starts, start=1):
-            live = self._groups[:, :, :level].reshape(len(self._groups), -1)
+            live = drafted[:, :, :level].reshape(len(drafted), -1)
             largest_first = np.sort(live, axis=1)[:, ::-1].mean(axis=0)
             sums[start + 1 : start + 1 + len(largest_first)] = np.cumsum(largest_first)
         return sums
@@ -97,3 +112,10 @@ class GainCurves:
         low += self._starts[:, None]
         below = self._sums[low]
         return np.asarray((below + share * (self._sums[low + 1] - below)) / scale)
+
+
+def _mean_votes(paths: Floats) -> Floats:
+    """[groups, K - 1] mean path of the requests that may have the next level; 0: none may."""
+    has_room = paths[..., 1:] > 0
+    sums = (paths[..., :-1] * has_room).sum(axis=1)
+    return np.asarray(sums / np.maximum(has_room.sum(axis=1), 1))

@@ -42,8 +42,8 @@ EARLY_ROUNDS = 64  # with drafts: up to here each merge fits the calibration
 FIT_EVERY = 100  # rounds with drafts, from then on
 MOST_AGE = 8  # merges for which a few requests are served by what was estimated before them
 PROMPT_MEMORY = 1 / 64  # weight of the latest step in the average load of prompts
-THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of path probabilities, below which to stop
-MOST_STOPPING = 4  # requests; of more, one or another draft goes on for all levels
+THRESHOLDS = (0.0, 0.05, 0.08, 0.12, 0.16, 0.22, 0.3)  # of mean path probabilities, to stop below
+MOST_STOPPING = 32  # requests; the mean of more differs little from round to round
 FEW = 8  # requests: each number up to it has an estimate; larger ones serve if a FEWth away
 MANY = 8  # requests: with fewer none is left far behind
 FILLING = 33  # requests: so many or more fill the measured sizes of steps with prompts
@@ -168,7 +168,7 @@ class RowPlanner:
     the rows that bring the most tokens beyond rate * time, and the next levels are the steady ones.
     Prompts that ride in a step take rows of its tiles, so steps with them are choices of their own,
     and the best way to go on is that of the recent share of such steps, fewer where it has fewer
-    tokens (RoundOptions). For few requests the same
+    tokens (RoundOptions). For up to MOST_STOPPING requests the same
     is asked of several thresholds at which drafts may stop, and the best of them is taken.
     Where no more requests come, the slowest decides when all have ended. Rows that go to drafts of
     the others make its steps longer, so time counts HURRY times as much. It also does while the
@@ -180,8 +180,8 @@ class RowPlanner:
     shapes: (requests, rows) that were captured. A step takes the shapes with the fewest requests
         that hold its own, of at least as many rows.
     num_levels: K, the most levels of the draft
-    threshold: of path probabilities, below which drafts stop; None: the one that pays, where the
-        costs say what a level costs after the stop
+    threshold: of mean path probabilities, below which drafts stop; None: the one that pays, where
+        the costs say what a level costs after the stop
     """
 
     def __init__(
@@ -472,15 +472,12 @@ class RowPlanner:
         """What so many requests bring, by the rounds known now."""
         path_probs, own_paths = self._history.path_probs(_entries(num_drafting))
         thresholds = self._thresholds if num_drafting <= MOST_STOPPING else self._thresholds[:1]
-        chains = [GainCurves(path_probs, num_drafting, each) for each in thresholds]
+        curves = GainCurves(path_probs, num_drafting)
+        chains = [curves.at(each) for each in thresholds]
         trees = []
         if self._costs.tree is not None:  # which stop by the draft's own probabilities
-            trees = [
-                GainCurves(path_probs, num_drafting, curves.threshold, own_paths)
-                if curves.threshold > 0
-                else curves
-                for curves in chains
-            ]
+            curves = GainCurves(path_probs, num_drafting, own_paths=own_paths)
+            trees = [curves.at(each) for each in thresholds]
         made = Estimate(chains, trees)
         if num_drafting <= FEW:
             self._of_few[num_drafting] = made

@@ -19,7 +19,7 @@ class Drafting:
     """num_tokens: K, the most drafts that a round can accept; 0: plain decoding.
 
     tree: the shape of each request's drafts, with is_adaptive in some rounds; None: chains
-    confidence_threshold: of the draft's best path, below which it stops; 0: never; None: the one
+    confidence_threshold: of the mean best path, below which drafts stop; 0: never; None: the one
         that pays
     """
 

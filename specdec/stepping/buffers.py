@@ -104,8 +104,9 @@ class StepBuffers:
         self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
         self.draft_tokens = integers(B, K)  # [B, K] chains proposed in this step; 0 = padding
         # where the draft may stop early; see stepping/stop_drafting.py
-        self.draft_levels = integers(B)  # [B] drafted so far, and one more while the slot goes on
-        self.num_going = integers(1)  # [1] slots that go on
+        self.draft_levels = integers(B)  # [B] of trees, drafted so far
+        self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped
+        self.votes = integers(1)  # [1] 0 between launches
         self.tree: TreeBuffers | None = None
         if sizes.tree is not None:
             first_column = K + 2

@@ -5,7 +5,7 @@ position num_computed + j, for nodes whose own position is one more. The first l
 seed row of the draft's prefill, and all its nodes get rows; of every further level the best k do.
 Rows beyond the context are padding (position 0, cache slot -1).
 
-With a `threshold` a slot may stop before the last level (stop_drafting.py): fewer nodes are kept
+With a `threshold` drafts may stop before the last level (stop_drafting.py): fewer nodes are kept
 then, and what stands in the places of the others (token 0, a child of the root) is none, by
 state.num_live_drafts.
 """
@@ -30,7 +30,7 @@ from specdec.kernels.overlap import begin, let_the_next_start, wait_for_inputs
 from specdec.proposal.tree import ROOT, best, depths, kept_nodes, log_shares, perturbed
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
-from specdec.stepping.stop_drafting import decide, decide_ref, has_stopped
+from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
 from specdec.stepping.tree_buffers import TreeBuffers
 
 KEEP_BLOCK, KEEP_STEP = 128, 64  # candidates that are ranked at a time, and against how many
@@ -119,6 +119,7 @@ def launch_write_level(found: TileChildren, num_reqs: int, to: TreeLevel) -> Non
         tree.draft_starts,
         buffers.draft_levels,
         buffers.num_going,
+        buffers.votes,
         buffers.draft_last_tokens,
         buffers.draft_positions,
         buffers.draft_slots,
@@ -164,6 +165,7 @@ def _write_level_kernel(
     starts_ptr,  # [B]
     levels_ptr,  # [B] draft_levels, with STOPS
     num_going_ptr,  # [1] with STOPS
+    votes_ptr,  # [1] with STOPS
     last_ptr,  # [B x K] draft_last_tokens
     positions_ptr,  # [B x K]
     slots_ptr,  # [B x K]
@@ -214,8 +216,10 @@ def _write_level_kernel(
         path_at = scores_ptr + b * M + parent_place
         path = tl.load(path_at, mask=is_parent, other=0.0, cache_modifier=".cg")
     wait_for_inputs(PDL)
-    if STOPS and not IS_FIRST:  # noqa: SIM102  # what is compiled
-        if has_stopped(levels_ptr, num_going_ptr, level, b):
+    num_voters = tl.num_programs(0)
+    if STOPS and not IS_FIRST:
+        num_voters = count_drafting(num_going_ptr, num_drafts_ptr, threshold_ptr, level, idx, row)
+        if num_voters == 0:
             return
     of_row = b * P + p
     tile = tl.arange(0, TILES)
@@ -251,8 +255,8 @@ def _write_level_kernel(
     tl.store(tokens_ptr + at, token, mask=is_best)
     tl.store(scores_ptr + at, value, mask=is_best)
     tl.store(places_ptr + at, tl.broadcast_to(parent_place[:, None], best.shape), mask=is_best)
-    if STOPS and IS_FIRST:
-        tl.store(levels_ptr + b, tl.zeros((), tl.int64) + 1)
+    if STOPS:
+        tl.store(levels_ptr + b, tl.zeros((), tl.int64) + level + 1)
     if IS_LAST:
         return
 
@@ -281,16 +285,15 @@ def _write_level_kernel(
     if STOPS:
         prob = tl.exp(tl.max(scores, axis=0))
         decide(
-            levels_ptr,
             num_going_ptr,
+            votes_ptr,
             num_drafts_ptr,
             threshold_ptr,
+            num_voters,
             prob,
             level,
-            b,
             idx,
             row,
-            IS_FIRST,
         )
     is_valid = (idx >= 0) & (position < max_model_len)
     to = b * K + rank
@@ -459,12 +462,14 @@ def add_children_ref(
 def _drafts_ref(num_reqs: int, to: TreeLevel) -> Tensor:
     """Slots [B] that draft the level."""
     levels_B = to.buffers.draft_levels[:num_reqs]
+    drafts_B = torch.ones_like(levels_B, dtype=torch.bool)
     if to.threshold is None:
-        return torch.ones_like(levels_B, dtype=torch.bool)
-    if to.level == 0:
-        levels_B.fill_(1)
-        return torch.ones_like(levels_B, dtype=torch.bool)
-    return (levels_B > to.level) & (to.buffers.num_going > 0)
+        return drafts_B
+    if to.level > 0:
+        level_B = torch.full_like(levels_B, to.level)
+        drafts_B = drafting_ref(to.buffers, to.state, to.threshold, level_B)
+    levels_B.masked_fill_(drafts_B, to.level + 1)
+    return drafts_B
 
 
 def _replace(rows: Tensor, values: Tensor, drafts_B: Tensor) -> None:

@@ -9,7 +9,7 @@ Where the number of levels varies from step to step (`calibration` is given), ea
 state rows at once, with the probability that the chain holds up to it: the product over its levels
 of sigmoid(intercept + slope * logit(confidence)). The confidence of a greedy draft is its softmax;
 that of a draft which was drawn with noise g, the softmax of logits + temperature * g. With a
-`threshold` a slot drafts on only while that probability reaches it (stop_drafting.py).
+`threshold` drafts go on only while these probabilities reach it on average (stop_drafting.py).
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from specdec.kernels.overlap import begin
 from specdec.sizes import BLOCK_SIZE
 from specdec.stepping.buffers import StepBuffers
 from specdec.stepping.state import RequestState
-from specdec.stepping.stop_drafting import decide, decide_ref, has_stopped
+from specdec.stepping.stop_drafting import count_drafting, decide, decide_ref, drafting_ref
 
 LEAST_CONFIDENCE = 1e-4  # and 1 - this the most, where a logit is taken, as in the calibration
 
@@ -97,8 +97,8 @@ def launch_write_level(
         buffers.draft_last_tokens,
         buffers.draft_positions,
         buffers.draft_slots,
-        buffers.draft_levels,
         buffers.num_going,
+        buffers.votes,
         state.draft_tokens,
         state.num_live_drafts,
         state.draft_confidences,
@@ -140,8 +140,8 @@ def _propose_kernel(
     last_ptr,  # [B]
     positions_ptr,  # [B]
     slots_ptr,  # [B]
-    levels_ptr,  # [B] draft_levels, with STOPS
     num_going_ptr,  # [1] with STOPS
+    votes_ptr,  # [1] with STOPS
     state_tokens_ptr,  # [R + 1, K]
     num_live_ptr,  # [R + 1], with VARIES
     confidences_ptr,  # [R + 1, K] float32, with VARIES
@@ -181,8 +181,10 @@ def _propose_kernel(
     level = row * 0 + LEVEL
     if LEVEL < 0:
         level = tl.minimum(tl.load(num_live_ptr + row), K - 1)  # padding counts on
-    if STOPS and LEVEL != 0:  # noqa: SIM102  # what is compiled
-        if has_stopped(levels_ptr, num_going_ptr, level, b):
+    num_voters = tl.num_programs(0)
+    if STOPS and LEVEL != 0:
+        num_voters = count_drafting(num_going_ptr, num_drafts_ptr, threshold_ptr, level, idx, row)
+        if num_voters == 0:
             return
     token = tl.maximum(lowest_best(best_ptr, ids_ptr, b, tiles, B, BLOCK), 0).to(tl.int64)
     if HAS_D2T:
@@ -209,16 +211,15 @@ def _propose_kernel(
         tl.store(num_live_ptr + row, level + 1)
         if STOPS:
             decide(
-                levels_ptr,
                 num_going_ptr,
+                votes_ptr,
                 num_drafts_ptr,
                 threshold_ptr,
+                num_voters,
                 prob,
                 level,
-                b,
                 idx,
                 row,
-                LEVEL == 0,
             )
     if VARIES or LEVEL + 1 < K:
         position = tl.load(num_computed_ptr + row) + level
@@ -253,7 +254,7 @@ def write_level_ref(scores_BW: Tensor, to: DraftLevel, temperature_B: Tensor | N
         level_B = torch.full_like(row_B, to.level)
     drafts_B = torch.ones_like(row_B, dtype=torch.bool)
     if to.threshold is not None and to.level != 0:
-        drafts_B = (buffers.draft_levels[:B] > level_B) & (buffers.num_going > 0)
+        drafts_B = drafting_ref(buffers, state, to.threshold, level_B)
     _replace(buffers.draft_tokens, (b_B, level_B), token_B, drafts_B)
     if to.calibration is not None:
         prob_B = _keep_prob_ref(scores_BW, to, temperature_B, level_B, drafts_B)

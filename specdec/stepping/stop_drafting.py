@@ -1,10 +1,10 @@
-"""The end of a draft by confidence: a level is drafted while the last one's best path is likely.
+"""The end of drafts by confidence: a level is drafted while the last one's best paths are likely.
 
-A batch slot goes on while the best path of its last level has a probability of at least the
-threshold, and while its request may have another level; what it drafts does not depend on the other
-slots. A slot that has stopped keeps what it has: later levels compute something for it and write
-nothing. When none goes on (buffers.num_going is 0), the heavy kernels of the remaining levels
-return at once (kernels/needed.py).
+After each level every slot that drafted it, and whose request may have another one, votes with the
+probability of its best path. If their mean is at least the threshold, all of them draft the next
+level; else all drafts end: buffers.num_going is 0, and the heavy kernels of the remaining levels
+return at once (kernels/needed.py). So what is drafted depends on the other requests of the batch;
+texts do not. A slot that does not draft a level computes something for it and writes nothing.
 
 The threshold [1] is on the device. Below 0 all slots go on, padding too: so the start measures what
 levels cost.
@@ -19,36 +19,51 @@ from specdec.stepping.state import RequestState
 
 
 @jit
-def has_stopped(levels_ptr, num_going_ptr, level, b):
-    """Whether slot b does not draft this level.
-
-    Where no slot goes on, nothing was computed, not for padding either, whose levels are old ones.
-    One that goes on counts itself until it decides.
-    """
-    return (tl.load(levels_ptr + b) <= level) | (tl.load(num_going_ptr) == 0)
+def count_drafting(num_going_ptr, num_drafts_ptr, threshold_ptr, level, idx, row):
+    """How many slots draft this level, which is not the first; 0 if this slot does not."""
+    has_room = (idx >= 0) & (level < tl.load(num_drafts_ptr + row))
+    num_going = tl.where(has_room, tl.load(num_going_ptr), 0)
+    return tl.where(tl.load(threshold_ptr) < 0.0, tl.num_programs(0), num_going)
 
 
 @jit
 def decide(
-    levels_ptr,  # [B]
     num_going_ptr,  # [1]
+    votes_ptr,  # [1]
     num_drafts_ptr,  # [R + 1]
     threshold_ptr,  # [1] float32
+    num_voters,
     prob,
     level,
-    b,
     idx,
     row,
-    IS_FIRST: tl.constexpr,
 ):
-    """Whether slot b goes on after `level`, whose best path has this probability."""
+    """Vote after `level`, whose best path has this probability. The last of the voters decides.
+
+    A vote is an integer, so that their order does not matter: 13 bits that count votes, 13 that
+    count slots with room for another level, and the margin over the threshold in units of 2**-24.
+    The sum of 4,096 slots fits.
+    """
+    COUNT: tl.constexpr = (1 << 13) - 1
     threshold = tl.load(threshold_ptr)
-    is_kept = threshold < 0.0
-    has_room = (idx >= 0) & (level + 1 < tl.load(num_drafts_ptr + row))
-    goes_on = ((has_room & (prob >= threshold)) | is_kept).to(tl.int64)
-    tl.store(levels_ptr + b, level + 1 + goes_on)
-    change = goes_on if IS_FIRST else goes_on - 1
-    tl.atomic_add(num_going_ptr, change, mask=(idx >= 0) | is_kept, sem="relaxed")
+    has_room = ((idx >= 0) & (level + 1 < tl.load(num_drafts_ptr + row))) | (threshold < 0.0)
+    known = tl.where(prob > 0.0, tl.minimum(prob, 1.0), 0.0)  # 0 for what is not a number
+    margin = tl.floor((known - threshold) * (1 << 24)).to(tl.int64)
+    vote = tl.where(has_room, (margin << 26) + (1 << 13), 0) + 1
+    votes = tl.atomic_add(votes_ptr, vote, sem="acq_rel") + vote
+    is_last = (votes & COUNT) == num_voters
+    num_going = tl.where(votes >= 0, (votes >> 13) & COUNT, 0)
+    tl.store(num_going_ptr, num_going, mask=is_last)
+    tl.store(votes_ptr, tl.zeros((), tl.int64), mask=is_last)
+
+
+def drafting_ref(
+    buffers: StepBuffers, state: RequestState, threshold: Tensor, level_B: Tensor
+) -> Tensor:
+    """[B] whether a slot drafts its level, which is not the first."""
+    row_B = buffers.sample_mapping[: len(level_B)]
+    has_room_B = (row_B >= 0) & (level_B < state.num_draft_tokens[row_B])
+    return (has_room_B & (buffers.num_going > 0)) | (threshold < 0)
 
 
 def decide_ref(
@@ -60,14 +75,10 @@ def decide_ref(
     drafts_B: Tensor,
 ) -> None:
     """For all slots. drafts_B: those that drafted the level, whose index is in level_B."""
-    B = len(prob_B)
-    row_B = buffers.sample_mapping[:B]
-    is_kept = threshold < 0
+    row_B = buffers.sample_mapping[: len(prob_B)]
     has_room_B = (row_B >= 0) & (level_B + 1 < state.num_draft_tokens[row_B])
-    goes_on_B = (has_room_B & (prob_B >= threshold)) | is_kept
-    levels_B = level_B + 1 + goes_on_B
-    buffers.draft_levels[:B] = torch.where(drafts_B, levels_B, buffers.draft_levels[:B])
-    counts_B = drafts_B & ((row_B >= 0) | is_kept)
-    was_going_B = level_B > 0
-    change_B = torch.where(counts_B, goes_on_B.long() - was_going_B.long(), 0)
-    buffers.num_going.add_(change_B.sum())
+    votes_B = drafts_B & (has_room_B | (threshold < 0))
+    known_B = torch.where(prob_B > 0, prob_B.clamp(max=1), 0.0)  # 0 for what is not a number
+    margin_B = ((known_B - threshold) * (1 << 24)).floor().long()
+    sum_of_all = torch.where(votes_B, margin_B, 0).sum()
+    buffers.num_going.copy_(torch.where(sum_of_all >= 0, votes_B.sum(), 0))

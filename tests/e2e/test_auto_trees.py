@@ -545,6 +545,36 @@ def test_what_a_tree_leaves_out_of_a_chain_is_improbable_or_unknown(parents, thr
     assert (seen.num_verified, seen.num_accepted, seen.num_allowed) == (len(chain), 1, 4)
 
 
+@pytest.mark.parametrize(
+    "threshold, allowed, rests",
+    [
+        (0.0, (4, 4, 4), (True, True, True)),
+        # depth 2 has 0.3, 0.2, and at most 0.1
+        (0.19, (4, 4, 4), (True, True, True)),  # the last would have stopped alone
+        (0.21, (4, 4, 4), (False, False, True)),  # the first would have gone on alone
+        (0.25, (4, 4, 2), (True, True, True)),  # one that may have no more has no vote
+        (0.26, (4, 4, 2), (False, False, True)),
+        (0.26, (4, 2, 2), (True, True, True)),
+        (0.35, (4, 0, 4), (False, None, True)),  # of one that ended nothing is said
+    ],
+)
+def test_trees_of_a_round_stopped_together(threshold, allowed, rests):
+    parents = [[0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 0, 0]]
+    result = StepResult(
+        sampled_tokens=[[10, 20, 30]] * 3,
+        num_accepted=[1] * 3,
+        draft_tokens=[[10, 20, 30, 40]] * 3,
+        draft_parents=parents,
+        draft_probs=[[0.6, 0.4, 0.3, 0.1], [0.5, 0.3, 0.2, 0.15], [0.4, 0.3, 0.2, 0.1]],
+        confidences=np.zeros((3, 0), np.float32),
+    )
+    shape = TreeShape(num_levels=4, top_k=4, num_nodes=4)
+    seen = _chains_in_trees(result, shape, threshold, np.array(allowed), np.array([False] * 3))
+    for of_chain, rest, length in zip(seen.confidences, rests, (2, 2, 1), strict=True):
+        expected = {True: IMPROBABLE, False: 0.0, None: 0.0}[rest]
+        assert of_chain[length:] == pytest.approx([expected] * (4 - length))
+
+
 def test_of_a_tree_that_was_drafted_for_fewer_requests_only_what_may_be_accepted_counts():
     """Of three tokens of the draft's chain two may be, and both were."""
     result = StepResult(

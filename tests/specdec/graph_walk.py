@@ -246,7 +246,7 @@ class Walk:
 def poison(runner: Runner) -> None:
     """Buffers, free rows, the scratch row where steps write it, scratch blocks, tile plans."""
     for name, buffer in runner.buffers.tensors().items():
-        if not buffer.is_floating_point() and name != "results":
+        if not buffer.is_floating_point() and name not in ("results", "votes"):
             buffer.fill_(BAD)
     poison_floats(runner)
     for name in POISONED_STATE:

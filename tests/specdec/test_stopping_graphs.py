@@ -9,11 +9,14 @@ from specdec.draft import Draft
 from specdec.kernels.needed import need
 from specdec.sizes import TreeShape
 from tests.specdec.graph_walk import Walk, assert_same, give_oracle, make_backend, tiny, tiny_runner
+from tests.specdec.stepping.test_stop_drafting import expected_levels
 
 BATCHES = [32, 9, 1]
 SIZES = {"request_sizes": (2, 32), "token_sizes": (48,)}
 TREE = TreeShape(num_levels=4, top_k=3, num_nodes=12)
 K = 4
+THRESHOLD = 0.06  # at which the rounds stop after different levels
+BOUNDS = (2, K, 3)  # by state row
 RUNS = [
     *(("eager", shape) for shape in (None, TREE)),
     *(pytest.param("tape", shape, marks=pytest.mark.slow) for shape in (None, TREE)),
@@ -26,13 +29,26 @@ def walked(runner, oracle, is_poisoned):
     runner.oracle = oracle
     walk = Walk(runner, is_poisoned)
     walk.prefill()
+    state, tree = runner.state, runner.buffers.tree
+    for row in range(32):
+        state.num_draft_tokens[row] = BOUNDS[row % 3]
     levels = []
     for step, size in enumerate(BATCHES):
-        walk.round([(7 * b + 5 * step) % 32 for b in range(size)])
-        levels.append(runner.buffers.draft_levels[:size].tolist())
+        rows = [(7 * b + 5 * step) % 32 for b in range(size)]
+        walk.round(rows)
+        if tree is None:
+            drafted, paths = state.num_live_drafts[rows], state.draft_probs[rows]
+        else:
+            k, drafted = tree.shape.top_k, runner.buffers.draft_levels[:size]
+            of_levels = tree.scores[:size].split([k, *[k * k] * (K - 1)], dim=1)
+            paths = torch.stack([each.amax(dim=1) for each in of_levels], dim=1).exp()
+        levels.append(drafted.tolist())
+        bounds = [BOUNDS[row % 3] for row in rows]
+        expected, going = expected_levels(paths.tolist(), bounds, THRESHOLD)
+        assert levels[-1] == expected
         # no decision comes after a tree's last level
-        is_tree = runner.sizes.tree is not None
-        assert int(runner.buffers.num_going) == is_tree * levels[-1].count(K)
+        assert int(runner.buffers.num_going) == (0 if tree is None else going[-1])
+        assert int(runner.buffers.votes) == 0
     return walk, levels
 
 
@@ -45,7 +61,7 @@ def expected():
         key = shape, device.type
         if key not in known:
             pair = tiny("eagle3", device)
-            runner = tiny_runner(pair, K, tree=shape, confidence_threshold=threshold_of(shape))
+            runner = tiny_runner(pair, K, tree=shape, confidence_threshold=THRESHOLD)
             give_oracle(runner, pair)
             clean, levels = walked(runner, runner.oracle, is_poisoned=False)
             known[key] = pair, runner.oracle, clean.trace, levels
@@ -54,41 +70,23 @@ def expected():
     return walk
 
 
-def threshold_of(shape):
-    """Some slots have one level, and some have all."""
-    return 0.1 if shape is None else 0.12
-
-
 @pytest.mark.parametrize("backend, shape", RUNS)
 def test_a_poisoned_walk_equals_the_clean_eager_one(expected, backend, shape):
     captures, device = make_backend(backend)
     pair, oracle, trace, levels = expected(shape, device)
     config = GraphConfig(**SIZES)
-    threshold = threshold_of(shape)
-    runner = tiny_runner(pair, K, config, captures, tree=shape, confidence_threshold=threshold)
+    how = {"tree": shape, "confidence_threshold": THRESHOLD}
+    runner = tiny_runner(pair, K, config, captures, **how)
     walk, found = walked(runner, oracle, is_poisoned=True)
     assert_same(walk.trace, trace)
     assert found == levels
-    assert set(levels[0]) == set(range(1, K + 1))
+    assert [max(each) for each in levels] == [2, 3, 2]
+    assert min(levels[1]) == 2  # of requests that may have no more
     accepted = torch.cat([step[1] for step in trace[-3:]])
     assert {0, 2} <= set(accepted.tolist())
     if captures is not None:
         counters = runner.graphs.counters()
         assert counters["draft_decode"].replays == {CUDAGraphMode.FULL: len(trace)}
-
-
-@pytest.mark.parametrize("shape", [None, TREE])
-def test_what_a_slot_drafts_does_not_depend_on_the_others(expected, shape):
-    pair, oracle, _, levels = expected(shape, torch.device("cpu"))
-    alone = tiny_runner(pair, K, tree=shape, confidence_threshold=threshold_of(shape))
-    alone.oracle = oracle
-    walk = Walk(alone, is_poisoned=False)
-    walk.prefill()
-    for row in range(0, 32, 5):  # in the first round the oracle drafts for every third of 32 rows
-        held = (row * 23 % 32) % 3 == 0
-        walk.round([row]) if held else alone.run_step([row], max_num_computed=90)
-        b = row * 23 % 32  # 7 * 23 = 1 modulo 32
-        assert alone.buffers.draft_levels[0] == levels[0][b]
 
 
 @pytest.mark.parametrize("shape", [None, TREE])
@@ -105,7 +103,7 @@ def test_levels_after_the_first_may_turn_out_not_to_be_needed(monkeypatch, shape
 
         monkeypatch.setattr(Draft, name, spy)
     pair = tiny("eagle3", torch.device("cpu"))
-    threshold = threshold_of(shape) if stops else 0.0
+    threshold = THRESHOLD if stops else 0.0
     runner = tiny_runner(pair, K, tree=shape, confidence_threshold=threshold)
     give_oracle(runner, pair)
     walked_to = Walk(runner, False)

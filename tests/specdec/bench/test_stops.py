@@ -52,14 +52,14 @@ def test_the_host_launches_levels_while_drafts_go_on(captured, stopped_by, draft
 def test_both_draft_the_same(pair):
     found = []
     for by_host in (False, True):
-        runner = drafting(pair, None, threshold=0.02)
+        runner = drafting(pair, None, threshold=0.03)
         give_oracle(runner, pair)
         walk = Walk(runner, is_poisoned=False)
         walk.prefill()
         with stops.stopped_by_host(runner) if by_host else nullcontext():
             for rows in ([4, 1, 9], [9, 1], [1]):
                 walk.step(rows, query_len=K + 1, shared_rows=len(rows) * (K + 1), num_levels=K)
-                levels = runner.buffers.draft_levels[: len(rows)].tolist()
+                levels = runner.state.num_live_drafts[rows].tolist()
                 drafts = runner.state.draft_tokens[rows].tolist()
                 found.append((levels, [each[:n] for each, n in zip(drafts, levels, strict=True)]))
     assert found[:3] == found[3:]

@@ -197,9 +197,8 @@ class BurstWorld:
         """Rows go to the drafts with the largest calibrated path probabilities."""
         B, num_live = len(said), step.work.num_live
         paths = self.paths(said)
-        goes_on = paths[:, : num_live - 1] >= self.planner.threshold
-        drafted = np.minimum(1 + goes_on.cumprod(axis=1).sum(axis=1), num_live)
-        is_live = np.arange(K) < drafted[:, None]
+        goes_on = paths[:, : num_live - 1].mean(axis=0) >= self.planner.threshold
+        is_live = np.arange(K) < min(1 + goes_on.cumprod().sum(), num_live)
         by_level = np.where(is_live, paths, 0.0)[:, :num_live].T.ravel()
         best = np.argsort(-by_level, kind="stable")[: step.work.num_verify_rows - B]
         step.verified = np.bincount(best[by_level[best] > 0] % B, minlength=B)

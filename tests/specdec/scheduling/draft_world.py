@@ -244,10 +244,10 @@ class World:
         self.goes_on(plan)
 
     def drafted(self, said, stopping=None):
-        """[B] live levels until each request stopped, by paths [B, K]; None: calibrated ones."""
+        """[B] live levels until all stopped, by paths [B, K]; None: calibrated ones."""
         stopping = self.paths(said) if stopping is None else stopping
-        goes_on = stopping[:, : max(self.live - 1, 0)] >= self.threshold
-        return np.minimum(1 + goes_on.cumprod(axis=1).sum(axis=1), self.live)
+        goes_on = stopping[:, : max(self.live - 1, 0)].mean(axis=0) >= self.threshold
+        return np.full(len(said), min(1 + goes_on.cumprod().sum(), self.live))
 
     def paths(self, said):
         """[B, K] calibrated path probabilities."""

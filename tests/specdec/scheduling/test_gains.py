@@ -81,7 +81,49 @@ def test_a_draft_that_stopped_has_no_later_levels_and_a_level_that_none_has_is_n
     alone = GainCurves(sample, 1, 0.2)
     assert alone.levels_run.tolist() == [1, 1 + 3 / 4, 1 + 3 / 4 + 2 / 4]
     assert alone.gain(3, 3, 1) == pytest.approx((0.9 + 0.5 + 0.2 + 0.1 + 0.8 + 0.15 + 1.3) / 4)
-    both = GainCurves(sample, 2, 0.2)
-    assert both.levels_run.tolist() == [1, 2, 3]
-    assert both.gain(3, 6, 2) == pytest.approx((0.9 + 0.5 + 0.2 + 0.1 + 0.8 + 0.15 + 1.3) / 2)
+    both = alone.at(0.2), GainCurves(sample, 2, 0.28)
+    assert both[0].gain(3, 3, 1) == alone.gain(3, 3, 1)
+    # means of 0.5 and 0.29, 0.7 and 0.275
+    assert both[1].levels_run.tolist() == [1, 2, 2 + 1 / 2]
+    held = 0.9 + 0.5 + 0.2 + 0.1 + 0.08 + 0.01 + 0.8 + 0.15 + 0.6 + 0.4
+    assert both[1].gain(3, 6, 2) == pytest.approx(held / 2)
     assert GainCurves(sample, 1).levels_run.tolist() == [1, 2, 3]
+
+
+def stopped_levels(paths, bounds, threshold):
+    """Levels that a group drafts: one after another, as long as the mean path holds."""
+    level = 0
+    while level + 1 < paths.shape[1]:
+        voters = [b for b, bound in enumerate(bounds) if bound > level + 1]
+        if not voters or np.mean([paths[b, level] for b in voters]) < threshold:
+            break
+        level += 1
+    return level + 1
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 9999), num_requests=st.integers(1, 12), threshold=st.floats(0.01, 0.9))
+def test_a_group_stops_together_by_its_own_paths(seed, num_requests, threshold):
+    """The paths that stop it may be others than those that hold; some requests are bounded."""
+    rng = np.random.default_rng(seed)
+    K, num_groups = 5, 4
+    size = num_groups * num_requests
+    bounds = rng.integers(1, K + 1, size)
+    is_allowed = np.arange(K) < bounds[:, None]
+    paths, own = (np.where(is_allowed, chains(rng, size, K), 0.0) for _ in range(2))
+    unused = chains(rng, num_requests - 1, K)  # older than a whole group
+    sample, stopping = (np.concatenate([unused, each]) for each in (paths, own))
+    curves = GainCurves(sample, num_requests, threshold, stopping)
+    groups = np.arange(size).reshape(num_groups, num_requests)
+    levels = [stopped_levels(own[group], bounds[group], threshold) for group in groups]
+    run = [np.mean([min(n, most) for n in levels]) for most in range(1, K + 1)]
+    assert curves.levels_run == pytest.approx(run)
+    held = sum(paths[group, :n].sum() for group, n in zip(groups, levels, strict=True))
+    assert curves.gain(K, K * num_requests, num_requests) == pytest.approx(held / num_groups)
+    best = [
+        np.sort(paths[g, :n].ravel())[::-1][:3].sum() for g, n in zip(groups, levels, strict=True)
+    ]
+    assert curves.gain(K, 3, num_requests) == pytest.approx(np.mean(best))
+    again = GainCurves(sample, num_requests, 0.5, stopping)
+    assert again.gain(K, 3, num_requests) is not None  # sorted before
+    assert again.at(threshold).gain(K, 3, num_requests) == pytest.approx(np.mean(best))

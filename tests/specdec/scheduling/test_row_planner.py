@@ -251,7 +251,7 @@ def test_drafts_stop_where_it_pays_most(skipped_ms, given):
     else:
         assert planner.threshold == given or 0 < planner.threshold <= 0.3
     planner.plan(coming(64, 64, 8, 0))
-    assert planner.threshold == (given or 0.0)  # of many one or another goes on
+    assert planner.threshold == (given or 0.0)  # of many the mean hardly changes
 
 
 def test_rows_that_verify_make_room_for_prompts_in_the_tiles_of_a_step():
@@ -417,10 +417,8 @@ def test_what_a_few_requests_bring_is_not_estimated_each_time_that_one_ends(monk
 
 def test_for_a_few_requests_rows_are_searched_at_one_of_the_thresholds(monkeypatch):
     planner = RowPlanner(replace(COSTS, skipped_ms=0.03), SHAPES, K)
-    made = []
-    monkeypatch.setattr(
-        row_planner, "GainCurves", lambda *a: made.append(GainCurves(*a)) or made[-1]
-    )
+    made, at = [], GainCurves.at
+    monkeypatch.setattr(GainCurves, "at", lambda *a: made.append(at(*a)) or made[-1])
     for _ in range(8):
         planner.observe(outcome(2))
     assert len({each.threshold for each in made}) == len(THRESHOLDS)

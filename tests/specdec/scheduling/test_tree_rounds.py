@@ -227,7 +227,7 @@ def test_sampled_requests_are_not_judged_by_greedy_ones_before_them(seeds):
     assert ratio == pytest.approx(1, abs=0.06)
     rate_if_greedy, ratio_if_greedy = harder_texts(are_sampled=False)
     assert ratio_if_greedy < 0.85, "the same texts surprise where nothing tells them apart"
-    assert rate > 1.03 * rate_if_greedy
+    assert rate > rate_if_greedy  # whose trees stop the sooner
 
 
 def test_steps_with_trees_have_times_of_their_own():

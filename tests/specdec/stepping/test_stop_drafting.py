@@ -1,11 +1,13 @@
 """Drafts that stop by confidence: kernel == twin; what is drafted is a prefix of all levels."""
 
 import copy
-import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specdec.config import INTEGERS
+from specdec.kernels import jit, tl
 from specdec.proposal.tree import kept_nodes
 from specdec.sizes import TreeShape
 from specdec.stepping.fill import fill_round_ref, launch_fill_round
@@ -18,6 +20,7 @@ from specdec.stepping.grow_tree import (
     launch_keep_nodes,
 )
 from specdec.stepping.propose import DraftLevel, launch_propose, propose_ref
+from specdec.stepping.stop_drafting import decide, decide_ref
 from tests.specdec.stepping import test_round_kernels as chains
 from tests.specdec.stepping import test_tree_kernels as trees
 
@@ -26,7 +29,6 @@ MAX_LEN = trees.MAX_LEN
 SLOTS = [4, 0, 2, 3]  # rows of the slots that are not padding
 NUM_REQS = 5
 PADDING = 3  # a slot
-THRESHOLDS = [0.999, 0.3, 0.05, 0.0001, -1.0]
 
 
 @pytest.fixture(params=DEVICES)
@@ -41,14 +43,40 @@ def begin(case):
     """Both have stale numbers where nothing is written."""
     buffers, state = case
     buffers.sample_mapping[:NUM_REQS] = buffers.idx_mapping[:NUM_REQS]
+    buffers.votes.zero_()
     buffers.num_going.zero_()
     state.may_stop = True
     return case
 
 
-def num_levels(buffers, most):
-    """Of each slot, once all levels have been launched."""
-    return buffers.draft_levels[:NUM_REQS].clamp(max=most).tolist()
+def expected_levels(paths, bounds, threshold):
+    """What each slot drafts, and after each level but the last how many go on.
+
+    paths: by slot, of the best path of each level. bounds: by slot, 0: padding
+    """
+    levels = [1] * len(bounds)
+    going = []
+    for level in range(len(paths[0]) - 1):
+        if threshold < 0:
+            on = list(range(len(bounds)))
+        else:
+            on = [b for b, most in enumerate(bounds) if most > level + 1]
+            mean = sum(paths[b][level] for b in on) / max(len(on), 1)
+            on = on if mean >= threshold and 0 not in going else []
+        going.append(len(on))
+        for b in on:
+            levels[b] = level + 2
+    return levels, going
+
+
+def near_mean(paths, bounds, level, share):
+    """A threshold from the least (-1) over the mean (0) to the greatest (1) of the votes."""
+    votes = [paths[b][level] for b, most in enumerate(bounds) if most > level + 1]
+    mean = sum(votes) / len(votes)
+    end = max(votes) if share > 0 else min(votes)
+    assert len(votes) > 1
+    assert abs(end - mean) > 0.003
+    return mean + abs(share) * (end - mean)
 
 
 class ChainCase:
@@ -61,6 +89,7 @@ class ChainCase:
         self.start[1].num_draft_tokens[:] = self.K
         self.start[1].num_draft_tokens[4] = 2  # slot 0 may have two levels
         self.start[0].draft_tokens.zero_()
+        self.bounds = [2, self.K, self.K, 0, self.K]
         self.threshold = None if threshold is None else torch.tensor([threshold], device=device)
         self.calibration = torch.tensor([0.0, 1.0], device=device).repeat(2, self.K, 1)
         self.levels = [0, *[None] * (self.K - 1)] if is_adaptive else range(self.K)
@@ -68,6 +97,11 @@ class ChainCase:
         normed = torch.randn(self.K, NUM_REQS, chains.D, device=device)
         self.normed = normed * sharpness
         self.weight = torch.randn(chains.V, chains.D, device=device)
+
+    @property
+    def paths(self):
+        shares = (self.normed @ self.weight.t()).softmax(dim=-1).amax(dim=-1)
+        return shares.cumprod(dim=0).t().tolist()
 
     def draft(self, propose):
         """All levels, as a replay launches them."""
@@ -85,42 +119,42 @@ class ChainCase:
             )
             propose(normed, self.weight, to)
             going.append(int(buffers.num_going))
+            assert buffers.votes == 0
         return case, going
+
+
+def around_means(levels):
+    """Thresholds, by level, between the mean of the votes and the greatest or the least."""
+    return [(level, share) for level in levels for share in (0.3, -0.3)]
 
 
 @pytest.mark.parametrize(
     "threshold, is_adaptive",
     [
-        *((0.05, is_adaptive) for is_adaptive in (False, True)),
+        *((each, is_adaptive) for each in around_means([0, 1]) for is_adaptive in (False, True)),
         (-1.0, True),
         *(
             pytest.param(threshold, is_adaptive, marks=pytest.mark.slow)
-            for threshold in (0.999, 0.3, 0.0001)
+            for threshold in (0.999, 0.3, 0.05, 0.0001, *around_means([2]))
             for is_adaptive in (False, True)
         ),
     ],
+    ids=str,
 )
-def test_a_chain_stops_where_its_probability_falls_below(device, threshold, is_adaptive):
+def test_chains_stop_where_their_mean_probability_falls_below(device, threshold, is_adaptive):
+    case = ChainCase(device, None, is_adaptive)
+    if isinstance(threshold, tuple):
+        threshold = near_mean(case.paths, case.bounds, *threshold)
     case = ChainCase(device, threshold, is_adaptive)
     (buffers, state), going = case.draft(launch_propose)
-    twin, expected_going = case.draft(propose_ref)
+    twin, twin_going = case.draft(propose_ref)
     chains.same((buffers, state), twin, NUM_REQS, case.K)
-    assert going == expected_going
-    shares = (case.normed @ case.weight.t()).softmax(dim=-1).amax(dim=-1).cpu()
-    expected = []
-    for b, row in enumerate([4, 0, 2, -1, 3]):
-        paths = shares[:, b].cumprod(dim=0)
-        most = 2 if row == 4 else case.K
-        reached = [bool(p >= threshold) for p in paths[: most - 1]]
-        stop = 1 + next((i for i, goes_on in enumerate(reached) if not goes_on), most - 1)
-        expected.append(case.K if threshold < 0 else 1 if row < 0 else stop)
-    assert num_levels(buffers, case.K) == expected
+    assert going == twin_going
+    expected, expected_going = expected_levels(case.paths, case.bounds, threshold)
+    assert going[:-1] == expected_going
     assert state.num_live_drafts[SLOTS].tolist() == [
         count for b, count in enumerate(expected) if b != PADDING
     ]
-    counted = [count for b, count in enumerate(expected) if threshold < 0 or b != PADDING]
-    on = [sum(count > level for count in counted) for level in range(1, case.K)]
-    assert going[:-1] == on
     whole = ChainCase(device, None, is_adaptive)
     (_, all_state), _ = whole.draft(propose_ref)
     for b, row in enumerate([4, 0, 2, -1, 3]):
@@ -130,25 +164,106 @@ def test_a_chain_stops_where_its_probability_falls_below(device, threshold, is_a
 
 
 @pytest.mark.parametrize("propose", [launch_propose, propose_ref])
+@pytest.mark.parametrize("b", [0, 1, 4])
+def test_one_request_stops_by_its_own_path(device, propose, b):
+    """Beside padding; also where its probability is the threshold."""
+    case = ChainCase(device, None, is_adaptive=True)
+    own = case.paths[b]
+    row = int(case.start[0].sample_mapping[b])
+    case.start[0].sample_mapping[:NUM_REQS] = -1
+    case.start[0].sample_mapping[b] = row
+    probs = case.draft(propose_ref)[0][1].draft_probs[row].tolist()
+    for threshold in (*probs[:3], *(p + 1e-3 for p in probs[:3]), *(p - 1e-3 for p in probs[:3])):
+        case.threshold = torch.tensor([threshold], device=device)
+        (_, state), _ = case.draft(propose)
+        stop = next((i for i, p in enumerate(probs) if p < threshold), case.K - 1)
+        assert state.num_live_drafts[row] == 1 + min(stop, case.bounds[b] - 1)
+    assert probs == pytest.approx(own, rel=1e-3)
+
+
+@pytest.mark.parametrize("propose", [launch_propose, propose_ref])
 @pytest.mark.parametrize("level", [None, 1])
 def test_where_none_goes_on_old_levels_write_nothing(device, propose, level):
-    """A batch may be padded with slots that drafted more in an earlier step."""
+    """Nor in slots that may have more."""
     case = ChainCase(device, 0.3, is_adaptive=level is None)
-    buffers, state = case.start
-    buffers.draft_levels[:] = 99
-    state.num_live_drafts.zero_()
+    state = case.start[1]
+    state.num_live_drafts.fill_(1)
     case.levels, case.normed = [level], torch.full_like(case.normed[:1], torch.nan)
-    ours, _ = case.draft(propose)
+    ours, going = case.draft(propose)
     chains.same(ours, case.start, NUM_REQS, case.K)
-    assert torch.equal(ours[0].draft_levels, buffers.draft_levels)
+    assert torch.equal(ours[1].num_live_drafts, state.num_live_drafts)
+    assert going == [0]
 
 
-def test_thresholds_stop_slots_at_different_levels(device):
-    found = set()
-    for threshold in THRESHOLDS[1:-1]:
-        case = ChainCase(device, threshold, is_adaptive=False)
-        found |= set(num_levels(case.draft(propose_ref)[0][0], case.K))
-    assert found == {1, 2, 3, 4}
+@jit
+def _vote_kernel(
+    num_going_ptr, votes_ptr, bounds_ptr, threshold_ptr, probs_ptr, order_ptr, idx_ptr, level
+):
+    b = tl.load(order_ptr + tl.program_id(0))
+    idx = tl.load(idx_ptr + b)
+    decide(
+        num_going_ptr,
+        votes_ptr,
+        bounds_ptr,
+        threshold_ptr,
+        tl.num_programs(0),
+        tl.load(probs_ptr + b),
+        level,
+        idx,
+        tl.where(idx < 0, tl.num_programs(0), idx),
+    )
+
+
+def vote(probs, bounds, threshold, order, level=1):
+    """Returns num_going after all votes. A bound of 0 is padding, which shares the last row."""
+    device = probs.device
+    num_going, votes = torch.full((2, 1), -5, device=device).unbind()
+    votes.zero_()
+    count = len(probs)
+    idx = torch.arange(count, device=device).where(bounds > 0, -1)
+    rows = torch.cat([bounds, bounds.new_full((1,), 10**6)])
+    at = torch.tensor([threshold], device=device)
+    for _ in range(2):  # votes are as they were
+        _vote_kernel[(count,)](num_going, votes, rows, at, probs, order, idx, level)
+        assert votes == 0
+    buffers = SimpleNamespace(sample_mapping=idx, num_going=torch.full_like(num_going, -5))
+    state = SimpleNamespace(num_draft_tokens=rows)
+    levels = torch.full_like(idx, level)
+    decide_ref(buffers, state, at, probs, levels, torch.ones_like(idx, dtype=torch.bool))
+    assert buffers.num_going == num_going
+    return int(num_going)
+
+
+def test_votes_do_not_depend_on_their_order(device):
+    """At a threshold which float sums miss in one order or another."""
+    probs = torch.tensor([0.1, 0.7, 0.3, 1e-7, 0.9, 0.2, torch.nan, 5.0], device=device)
+    bounds = torch.tensor([3, 4, 3, 9, 2, 0, 0, 0], device=device)
+    units = [int(p * 2**24) for p in probs[:4].tolist()]
+    threshold = sum(units) // 4 / 2**24  # at most the mean
+    for seed in range(6):
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(seed)).to(device)
+        assert vote(probs, bounds, threshold, order) == 4
+        assert vote(probs, bounds, threshold + 2**-22, order) == 0
+        assert vote(probs, bounds * (bounds < 3), 0.0, order) == 0  # none has room
+        assert vote(probs, bounds, -1.0, order) == 8
+
+
+@pytest.mark.parametrize("prob, counts", [(torch.nan, 0.0), (-1.0, 0.0), (torch.inf, 1.0)])
+def test_what_is_no_probability_decides_for_no_other(device, prob, counts):
+    probs = torch.tensor([0.8, prob], device=device)
+    bounds, order = torch.tensor([[3, 3], [1, 0]], device=device)
+    mean = (0.8 + counts) / 2
+    assert vote(probs, bounds, mean - 0.01, order) == 2
+    assert vote(probs, bounds, mean + 0.01, order) == 0
+
+
+@pytest.mark.parametrize("prob, threshold", [(1.0, 0.0), (0.0, 2.0), (0.5, 0.5), (0.0, -1.0)])
+def test_the_votes_of_the_largest_batch_fit(device, prob, threshold):
+    [count] = (most for name, _, most in INTEGERS if name == "max_num_seqs")
+    probs = torch.full((count,), prob, device=device)
+    bounds = torch.full((count,), 9, device=device)
+    order = torch.arange(count, device=device)
+    assert vote(probs, bounds, threshold, order) == count * (prob >= threshold)
 
 
 @pytest.mark.parametrize("own", [2, 4])
@@ -179,6 +294,8 @@ class TreeCase:
         self.shape = shape
         self.start = begin(trees.make(device, shape))
         self.start[1].num_draft_tokens[3] = 2
+        bounds = self.start[1].num_draft_tokens.tolist()
+        self.bounds = [0 if row < 0 else bounds[row] for row in [4, 0, 2, -1, 3]]
         self.threshold = None if threshold is None else torch.tensor([threshold], device=device)
         sharpness = torch.tensor([4.0, 1.5, 1.0, 3.0, 6.0], device=device)
         self.logits = [
@@ -189,6 +306,7 @@ class TreeCase:
 
     def draft(self, add_children, keep_nodes):
         buffers, state = case = copy.deepcopy(self.start)
+        going = []
         for level, logits in enumerate(self.logits):
             to = TreeLevel(
                 buffers=buffers,
@@ -202,45 +320,50 @@ class TreeCase:
             # A level looks up the level before it ahead of its wait, so a kernel that has waited
             # must lie between them: the head's, or this copy.
             add_children(logits.clone(), NUM_REQS, to, None)
+            going.append(int(buffers.num_going))
+            assert buffers.votes == 0
         keep_nodes(NUM_REQS, to)
-        return case
+        return case, going
 
 
 @pytest.mark.parametrize(
     "shape, threshold",
     [
-        (SHAPES[0], 0.3),
-        (SHAPES[1], 0.1),
+        *((SHAPES[0], each) for each in around_means([0, 1])),
+        (SHAPES[1], (0, 0.3)),
         (SHAPES[2], 0.3),
         *(
             pytest.param(shape, threshold, marks=pytest.mark.slow)
             for shape in SHAPES
-            for threshold in (0.8, 0.1, -1.0)
+            for threshold in (0.8, 0.3, 0.1, -1.0)
         ),
     ],
     ids=str,
 )
 def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, threshold):
-    case = TreeCase(device, shape, threshold)
-    buffers, state = case.draft(launch_add_children, launch_keep_nodes)
-    twin = case.draft(add_children_ref, keep_nodes_ref)
-    trees.assert_same((buffers, state), twin)
-    assert torch.equal(state.num_live_drafts[SLOTS], twin[1].num_live_drafts[SLOTS])
-    whole, _ = TreeCase(device, shape, None).draft(add_children_ref, keep_nodes_ref)
     k, D = shape.top_k, shape.num_levels
     firsts = [0, *(k + k * k * level for level in range(D))]  # of levels, and the end
+    case = TreeCase(device, shape, None)
+    (whole, _), _ = case.draft(add_children_ref, keep_nodes_ref)
+    best = [whole.tree.scores[:NUM_REQS, firsts[j] : firsts[j + 1]].amax(dim=1) for j in range(D)]
+    paths = torch.stack(best, dim=1).exp().tolist()
+    if isinstance(threshold, tuple):
+        threshold = near_mean(paths, case.bounds, *threshold)
+    case = TreeCase(device, shape, threshold)
+    (buffers, state), going = case.draft(launch_add_children, launch_keep_nodes)
+    twin, twin_going = case.draft(add_children_ref, keep_nodes_ref)
+    trees.assert_same((buffers, state), twin)
+    assert torch.equal(state.num_live_drafts[SLOTS], twin[1].num_live_drafts[SLOTS])
+    levels_of, expected_going = expected_levels(paths, case.bounds, threshold)
+    assert going[:-1] == twin_going[:-1] == expected_going
     for b, row in enumerate([4, 0, 2, -1, 3]):
         if row < 0:
             continue
-        scores = whole.tree.scores[b]
-        paths = [math.exp(scores[firsts[j] : firsts[j + 1]].amax()) for j in range(D)]
-        own = min(int(state.num_draft_tokens[row]), D)
-        reached = (j for j in range(D) if j + 1 >= own or paths[j] < threshold)
-        levels = D if threshold < 0 else next(reached, D - 1) + 1
-        assert num_levels(buffers, D)[b] == levels
+        levels = levels_of[b]
+        assert buffers.draft_levels[b] == levels
         count = min(firsts[levels], shape.num_nodes)
         assert state.num_live_drafts[row] == count
-        cut = scores.clone()
+        cut = whole.tree.scores[b].clone()
         cut[firsts[levels] :] = -torch.inf
         tree = (whole.tree.tokens[b], cut, whole.tree.places[b])
         kept = kept_nodes(*(x[None] for x in tree), shape)
@@ -250,14 +373,6 @@ def test_a_tree_keeps_the_nodes_of_the_levels_that_it_has(device, shape, thresho
         dead = [x[count:].tolist() for x in found]
         num_dead = shape.num_nodes - count
         assert dead == [[0] * num_dead, [0] * num_dead, [1] * num_dead]
-
-
-def test_slots_of_a_tree_stop_at_different_levels(device):
-    found = set()
-    for threshold in (0.9, 0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.05):
-        case = TreeCase(device, SHAPES[0], threshold).draft(add_children_ref, keep_nodes_ref)
-        found |= set(num_levels(case[0], 4))
-    assert found == {1, 2, 3, 4}
 
 
 def test_nodes_that_were_not_drafted_are_padding(device):

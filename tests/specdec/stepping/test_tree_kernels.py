@@ -298,7 +298,7 @@ def test_a_tree_of_fewer_levels_keeps_no_node_of_later_ones(device, stops):
     ours[0].sample_mapping[:NUM_REQS] = ours[0].idx_mapping[:NUM_REQS]
     ours[0].tree.scores.fill_(9.0)
     ours[0].tree.tokens.fill_(777)
-    ours[0].num_going.zero_()
+    ours[0].votes.zero_()
     theirs = copy.deepcopy(ours)
     threshold = torch.tensor([-1.0], device=device) if stops else None
     for level in range(2):

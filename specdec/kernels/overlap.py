@@ -101,6 +101,22 @@ def loaded_before(x, PDL: tl.constexpr):
 
 
 @jit
+def asked_for(x, PDL: tl.constexpr):
+    """A loaded tile of numbers of 16 or 32 bits, asked for before any such tile is waited for.
+
+    Else compilers lay out one tile for a product before they ask for the next one.
+    """
+    if PDL:
+        PACK: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+        bits = x if PACK == 2 else x.to(tl.int32, bitcast=True)
+        bits = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [bits], dtype=bits.dtype, is_pure=False, pack=PACK
+        )
+        x = bits if PACK == 2 else bits.to(x.dtype, bitcast=True)
+    return x
+
+
+@jit
 def loads_come_first(PDL: tl.constexpr):
     """Always true, but compilers cannot know it: loads before a branch on it are asked for first.
 

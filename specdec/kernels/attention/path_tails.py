@@ -36,7 +36,7 @@ from specdec.kernels.attention.tile_rows import load_queries
 from specdec.kernels.head_columns import columns, inside_columns
 from specdec.kernels.invariant import ROWS as TILE_ROWS
 from specdec.kernels.kept import store_kept
-from specdec.kernels.overlap import begin_beside, end_beside
+from specdec.kernels.overlap import asked_for, begin_beside, end_beside
 
 LONGEST = 64  # keys of a path, those of the smallest split: it reaches two at most
 MIN_ROWS = 16  # of a product
@@ -130,8 +130,14 @@ def attend_paths(
     block = first_block(keys, split, path_tile - 1, S)
     slot = _slots_of_tile(rows, keys, first_tile, -1, S, SHARED)
     begin_beside(is_beside, PDL)
-    if is_needed & (first_row < row_end):
-        q = load_queries(q_ptr, t, head, inside, H, C)
+    # Up to 1,024 keys, and often behind more: all that a program needs is on its way at once, one
+    # tile. Each would take a microsecond after another.
+    is_one_tile = (begin == path_tile) & (first_tile + S >= end)
+    is_busy = is_needed & (first_row < row_end)
+    q = load_queries(q_ptr, t, head, inside & is_busy, H, C)
+    k, v = _load_path_keys(keys, tl.where(is_one_tile & is_busy, slot, -1), g, G, S, C)
+    q, k, v = asked_for(q, PDL), asked_for(k, PDL), asked_for(v, PDL)
+    if is_busy:
         is_stored = inside & has_keys  # there may be no place for more, where splits are shared
         first_part = (t * H + head).to(tl.int64) * NS + (split if IS_SPLIT else 1 + is_next)
         if not IS_SPLIT:
@@ -139,31 +145,41 @@ def attend_paths(
             is_stored = inside & (has_keys | (is_next == 0))
             is_without = inside & (is_next == 0) & ((position < border) | ~is_on_path)
             store_kept(stats_ptr + (first_part + 1) * 2, float("-inf"), is_without)
-        shared_peak, shared_total, shared_acc = no_keys(ROWS, C)
-        if begin < path_tile:
-            shared_peak, shared_total, shared_acc = attend_split(
-                q, keys, block, None, None, path_tile - 1, split, scale, g, G, S, C, False
-            )
-        peak, total, acc = shared_peak, shared_total, shared_acc
         # All nodes at once; if not all results are numbers, one node after another, since values of
-        # one may have reached others, though with a weight of 0. In one loop, because code that has
-        # not run for some microseconds must be fetched.
-        only, turns, start = -1, 0, first_tile
-        while only < turns:
-            k, v = _load_path_keys(keys, slot, g, G, S, C)
+        # one may have reached others, though with a weight of 0.
+        only, turns = -1, 0
+        if is_one_tile:
+            peak, total, acc = no_keys(ROWS, C)
             is_seen = _is_seen(slot, node, shift, SHARED)
             peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
-            start += S
-            if start >= end:
-                is_turn = is_stored & ((only < 0) | (node == only))
-                store_part((acc_ptr, stats_ptr, first_part, is_turn), 0, peak, total, acc, C)
-                if only < 0:
-                    turns = tl.where(_are_numbers(acc), 0, nodes)
-                only += 1
-                start = first_tile
-                peak, total, acc = shared_peak, shared_total, shared_acc
-            if only < turns:
-                slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
+            store_part((acc_ptr, stats_ptr, first_part, is_stored), 0, peak, total, acc, C)
+            only, turns = 0, tl.where(_are_numbers(acc), 0, nodes)
+            if turns > 0:
+                slot = _slots_of_tile(rows, keys, first_tile, 0, S, SHARED)
+        if (only < 0) | (turns > 0):
+            shared_peak, shared_total, shared_acc = no_keys(ROWS, C)
+            if begin < path_tile:
+                shared_peak, shared_total, shared_acc = attend_split(
+                    q, keys, block, None, None, path_tile - 1, split, scale, g, G, S, C, False
+                )
+            peak, total, acc = shared_peak, shared_total, shared_acc
+            start = first_tile
+            while only < turns:
+                k, v = _load_path_keys(keys, slot, g, G, S, C)
+                k, v = asked_for(k, PDL), asked_for(v, PDL)
+                is_seen = _is_seen(slot, node, shift, SHARED)
+                peak, total, acc = attend_tile(q, k, v, is_seen, scale, peak, total, acc)
+                start += S
+                if start >= end:
+                    is_turn = is_stored & ((only < 0) | (node == only))
+                    store_part((acc_ptr, stats_ptr, first_part, is_turn), 0, peak, total, acc, C)
+                    if only < 0:
+                        turns = tl.where(_are_numbers(acc), 0, nodes)
+                    only += 1
+                    start = first_tile
+                    peak, total, acc = shared_peak, shared_total, shared_acc
+                if only < turns:
+                    slot = _slots_of_tile(rows, keys, start, only, S, SHARED)
     if tl.program_id(0) == 0:  # for all: see overlap.py
         end_beside(PDL)
 

@@ -87,7 +87,7 @@ class SpeculativeConfig:
     is its default for a tree too.
     draft_confidence_threshold: from 0 to below 1: draft another level only while the mean over the
     running requests of the most probable path's probability, by the draft, is at least this. 0:
-    draft all levels; None: as it pays where the number of drafts adapts, for up to 32 requests;
+    draft all levels; None: as it pays where the number of drafts adapts, for up to 8 requests;
     elsewhere 0. Needs acceptance "exact".
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or

@@ -172,7 +172,7 @@ def test_one_request_stops_by_its_own_path(device, propose, b):
     row = int(case.start[0].sample_mapping[b])
     case.start[0].sample_mapping[:NUM_REQS] = -1
     case.start[0].sample_mapping[b] = row
-    probs = case.draft(propose_ref)[0][1].draft_probs[row].tolist()
+    probs = case.draft(propose)[0][1].draft_probs[row].tolist()
     for threshold in (*probs[:3], *(p + 1e-3 for p in probs[:3]), *(p - 1e-3 for p in probs[:3])):
         case.threshold = torch.tensor([threshold], device=device)
         (_, state), _ = case.draft(propose)

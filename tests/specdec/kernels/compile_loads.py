@@ -1,10 +1,10 @@
 """In which order small kernels load and compute, compiled for a Hopper GPU, without one.
 
-Prints an instruction as a letter: W waits for the kernel before, L loads, S stores, C computes with
-float32. Or with "sums" how many float32 sums, products and sums of a product there are, with and
-without leave to fuse the former two.
+Prints an instruction as a letter: W waits for the kernel before, L loads, S stores, P puts into
+shared memory, C computes with float32. Or with "sums" how many float32 sums, products and sums of a
+product there are, with and without leave to fuse the former two.
 
-python -m tests.specdec.kernels.compile_loads rotate|combine [sums]
+python -m tests.specdec.kernels.compile_loads rotate|combine|tails [sums]
 """
 
 import re
@@ -18,6 +18,7 @@ import torch
 with patch.object(torch.cuda, "is_available", lambda: True):  # kernels are Triton's then
     from specdec.kernels import triton
     from specdec.kernels.attention.combine import FEW_AT_ONCE, MANY_AT_ONCE, _combine_kernel
+    from specdec.kernels.attention.walk import _paged_attention_kernel
     from specdec.kernels.rotate_and_store import _rotate_and_store_kernel
 
 from triton.compiler import ASTSource
@@ -45,12 +46,42 @@ KERNELS = {
             "LINE_COLUMNS": 32,
         },
     ),
+    "tails": (
+        _paged_attention_kernel,
+        4,
+        {
+            **SIZES,
+            "IS_SPLIT": True,
+            "IS_UNIFORM": True,
+            "IS_HELPED": False,
+            "SLOTS": 1,
+            "GROUP": 4,
+            "TOKENS": 8,
+            "HAS_PATHS": True,
+            "IS_WIDE": True,  # other kernels walk the shared keys
+            "PATH_ROWS": 16,
+            "SHARED": 64,
+            "SKIP": True,
+            "IN_ONE_LOOP": False,
+            "LOOKS_FIRST": False,
+        },
+    ),
 }
 FLOATS = {
     "rotate": {"cos_ptr", "sin_ptr"},
     "combine": {"acc_ptr", "stats_ptr"},
+    "tails": {"acc_ptr", "stats_ptr"},
 }
-LETTERS = {"ACQBULK": "W", "LDG": "L", "STG": "S", "FADD": "C", "FFMA": "C", "MUFU": "C"}
+NUMBERS = "positions", "slots", "path_starts", "path_slots", "block_table", "idx", "starts"
+LETTERS = {
+    "ACQBULK": "W",
+    "LDG": "L",
+    "STG": "S",
+    "STS": "P",
+    "FADD": "C",
+    "FFMA": "C",
+    "MUFU": "C",
+}
 
 
 def main() -> None:
@@ -84,8 +115,8 @@ def compiled(name: str, may_fuse: bool) -> triton.compiler.CompiledKernel:
 
 def _type_of(name: str, floats: set[str]) -> str:
     if not name.endswith("_ptr"):
-        return "fp32" if name == "eps" else "i32"
-    if name in ("positions_ptr", "slots_ptr", "path_starts_ptr"):
+        return "fp32" if name in ("eps", "scale") else "i32"
+    if name.removesuffix("_ptr") in NUMBERS:
         return "*i64"
     return "*fp32" if name in floats else "*bf16"
 

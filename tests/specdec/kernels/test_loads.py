@@ -30,6 +30,12 @@ def test_partial_results_are_loaded_together():
     assert late.index("C") == 3 * 8
 
 
+def test_the_last_keys_of_paths_are_asked_for_with_their_values_and_the_queries():
+    """Each thread's 2, 16 and 16 loads, before a tile is laid out for a product."""
+    _, late, *_ = printed("tails").split("W")
+    assert late[: late.index("PPP")].count("L") == 2 + 16 + 16
+
+
 def test_compilers_have_no_choice_which_product_of_a_rotation_is_rounded():
     fused, named = printed("rotate", "sums").splitlines()
     assert fused == named

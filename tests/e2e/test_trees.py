@@ -245,7 +245,7 @@ def test_texts_are_those_of_plain_decoding_whatever_requests_ask_for(plain, draf
             pytest.param(draft, shape, threshold, 12, marks=pytest.mark.slow)
             for draft in ("eagle1", "eagle3")
             for shape in (Shape(16, 6, 4), Shape(6, 5, 1), Shape(5, 4, 2))
-            for threshold in (0.02, 0.1, 0.3, 0.7)
+            for threshold in (0.2, 0.3, 0.5, 0.7)
         ),
     ],
 )
@@ -260,8 +260,7 @@ def test_drafts_that_stop_change_no_text(plain, draft, shape, threshold, count):
         assert texts == plain[:count]
         means.append(mean)
     assert 1.1 < means[1] < means[0] + 0.2  # rounds begin at other tokens
-    # 0: those of the first engine. The mean of five requests hardly falls below less
-    assert len(levels - {0}) > 1 or threshold < 0.3
+    assert len(levels - {0}) > 1  # 0: those of the first engine
 
 
 def record_levels(runner, levels):

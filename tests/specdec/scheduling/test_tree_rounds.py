@@ -209,13 +209,17 @@ def test_a_draft_gone_bad_is_dropped_though_trees_run():
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(6), marks=pytest.mark.slow)])
 def test_sampled_requests_are_not_judged_by_greedy_ones_before_them(seeds):
-    """Whose trees ran, so that of chains hardly any round has shown how sampled ones do."""
+    """Whose trees ran, so that of chains hardly any round has shown how sampled ones do.
+
+    Drafts that stop would soften the mistake.
+    """
+    costs = replace(WITH_TREES, skipped_ms=None)
 
     def harder_texts(are_sampled):
         """Rate, and tokens measured by predicted, of the first rounds after greedy ones."""
         rates, ratios = [], []
         for seed in seeds:
-            world = World(8, EASY, seed, costs=WITH_TREES, better=1.5).run(500)
+            world = World(8, EASY, seed, costs=costs, better=1.5).run(500)
             before = world.planner.statistics
             world.draft, world.is_sampled = HARD, are_sampled
             shown = world.run(150).planner.statistics.since(before)
@@ -227,7 +231,7 @@ def test_sampled_requests_are_not_judged_by_greedy_ones_before_them(seeds):
     assert ratio == pytest.approx(1, abs=0.06)
     rate_if_greedy, ratio_if_greedy = harder_texts(are_sampled=False)
     assert ratio_if_greedy < 0.85, "the same texts surprise where nothing tells them apart"
-    assert rate > rate_if_greedy  # whose trees stop the sooner
+    assert rate > 1.03 * rate_if_greedy
 
 
 def test_steps_with_trees_have_times_of_their_own():

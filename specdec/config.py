@@ -85,10 +85,10 @@ class SpeculativeConfig:
     verified. Such trees need acceptance "exact", a fixed number of levels and a max_num_seqs of at
     most 32, which is then its default. In a chain num_draft_tokens is num_speculative_tokens, which
     is its default for a tree too.
-    draft_confidence_threshold: from 0 to below 1: draft another level only while the mean over the
-    running requests of the most probable path's probability, by the draft, is at least this. 0:
-    draft all levels; None: as it pays where the number of drafts adapts, for up to 8 requests;
-    elsewhere 0. Needs acceptance "exact".
+    draft_confidence_threshold: from 0 to below 1: draft another level only while the best paths of
+    the last one have at least this probability by the draft, on average over the requests. 0: draft
+    all levels; None: as it pays where the number of drafts adapts, for up to 8 requests; elsewhere
+    0. Needs acceptance "exact".
     model: directory, hub id or "demo". method: "auto" reads it from the checkpoint; "eagle" and
     "eagle3" require it. acceptance: "exact", the output is that of plain decoding, sampled or
     greedy; "rejection" and "block" keep the distribution of sampled tokens but not the tokens, and

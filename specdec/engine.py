@@ -544,8 +544,8 @@ def _last_level(
 ) -> int:
     """The last level that a round's trees drafted together: that of the deepest node, or one more.
 
-    It is one more if the best paths to that depth have the mean for it. A tree that kept none of
-    them counts with its least probable node: they were at most as probable.
+    It is one more where the best paths to that depth were probable enough on average. A tree that
+    kept none of its own counts with its least probable node: none was more probable.
     """
     deepest = max(map(max, node_depths))
     best = []

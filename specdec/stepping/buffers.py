@@ -104,7 +104,7 @@ class StepBuffers:
         self.draft_slots = integers(L)  # [B] its cache slot, -1 = padding
         self.draft_tokens = integers(B, K)  # [B, K] chains proposed in this step; 0 = padding
         # where the draft may stop early; see stepping/stop_drafting.py
-        self.draft_levels = integers(B)  # [B] of trees, drafted so far
+        self.draft_levels = integers(B)  # [B] drafted so far, of trees
         self.num_going = integers(1)  # [1] slots that draft the next level; 0: all have stopped
         self.votes = integers(1)  # [1] 0 between launches
         self.tree: TreeBuffers | None = None

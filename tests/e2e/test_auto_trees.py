@@ -420,7 +420,7 @@ def test_on_a_gpu_texts_are_those_of_plain_decoding(prompts, draft):
     llm, plain = LLM("demo", {"model": draft}, **sizes), LLM("demo", **sizes)
     planner = llm.engine.planner
     assert llm.sizes.has_both
-    assert [n for n, _ in planner._costs.tree.all_levels] == [1, 2, 4, 8]
+    assert [n for n, _ in planner._costs.tree.all_levels] == [1, 2, 4, 6, 8]
     expected = texts(plain, prompts[:6], all_kinds(has_draft=False))
     assert texts(llm, prompts[:6], all_kinds()) == expected  # as it pays
     proposed = planned(llm, by_chance(3))

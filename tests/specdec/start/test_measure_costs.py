@@ -174,11 +174,12 @@ def test_costs_of_steps_are_told_apart_by_rows_and_levels(measured, count, most_
 def test_trees_cost_what_all_their_levels_do_or_one_that_stops(measured):
     _, costs, _ = measured(256)
     tree = costs.tree
-    assert [n for n, _ in tree.one_level] == [n for n, _ in tree.all_levels] == [1, 2, 4, 8]
-    for n in (1, 2, 4, 8):
+    shapes = {1: (16, 7), 2: (16, 5), 4: (16, 5), 6: (10, 5), 8: (8, 4)}
+    assert [n for n, _ in tree.one_level] == [n for n, _ in tree.all_levels] == [*shapes]
+    for n, expected in shapes.items():
         shape = tree.shape.of(n)
         rows_ms, further = round_ms(n * shape.num_rows), shape.num_levels - 1
-        assert (shape.num_rows, further) == ((16, 7) if n == 1 else (8, 5 if n <= 4 else 4))
+        assert (shape.num_rows, further) == expected
         found = tree.ms(n, shape.num_levels)
         assert found == pytest.approx(rows_ms + further * level_ms(n), abs=0.25)
         assert tree.ms(n, 1) == pytest.approx(rows_ms + further * 0.125, abs=0.3)

@@ -50,7 +50,7 @@ def decide(
     known = tl.where(prob > 0.0, tl.minimum(prob, 1.0), 0.0)  # 0 for what is not a number
     margin = tl.floor((known - threshold) * (1 << 24)).to(tl.int64)
     vote = tl.where(has_room, (margin << 26) + (1 << 13), 0) + 1
-    tl.debug_barrier()  # after the last vote another number stands in num_going
+    tl.debug_barrier()  # every warp has read num_voters, where the last vote writes
     votes = tl.atomic_add(votes_ptr, vote, sem="acq_rel") + vote
     is_last = (votes & COUNT) == num_voters
     num_going = tl.where(votes >= 0, (votes >> 13) & COUNT, 0)

@@ -23,11 +23,15 @@ def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Pro
     """held: tensors by the names of this package; each problem names the file and its key."""
     files = _some(sorted({entry.file.name for entry in held.values()}))
     for name, shape in wanted.items():
+        if problems.is_full:
+            return
         if name not in held:
             problems.add(f"{files}: missing {name} {list(shape)}")
         elif held[name].shape != shape:
             problems.add(f"{held[name].where} is {list(held[name].shape)}, {list(shape)} is needed")
     for name, entry in held.items():
+        if problems.is_full:
+            return
         if name not in wanted and not _is_quantised(name):
             problems.add(f"{entry.file.name}: unexpected {entry.name} {list(entry.shape)}")
 
@@ -35,6 +39,8 @@ def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Pro
 def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
     """Weights must be plain floating point; d2t and t2d are the only other tensors."""
     for name, entry in held.items():
+        if problems.is_full:
+            return
         allowed, words = TABLES.get(name, WEIGHT)
         if _is_quantised(name) or entry.dtype not in allowed:
             problems.add(f"{entry.where} is {entry.dtype}: {words}")

@@ -4,9 +4,10 @@ Checks collect what is wrong in a `Problems` and go on. A fatal problem ends its
 later checks would only mislead. Names in a checkpoint are untrusted: print them through `shown`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
-MOST_LINES = 50  # of an error's text; its `problems` are all there
+MOST_LINES = 50  # of an error's text; nothing counts how many more there are
 MOST_CHARACTERS = 1000  # of one line
 
 
@@ -17,9 +18,9 @@ class CheckpointError(ValueError):
         self.directory = directory
         self.problems = tuple(shown(problem) for problem in problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        lines = [f"\n  - {problem}" for problem in self.problems[:MOST_LINES]]
         if len(problems) > MOST_LINES:
-            lines.append(f"\n  and {len(problems) - MOST_LINES} more")
+            count = f"more than {MOST_LINES} problems"
+        lines = [f"\n  {line}" for line in listed(self.problems, "- ")]
         super().__init__(f"{shown(str(directory))}: {count}, nothing loaded{''.join(lines)}")
 
     def __reduce__(self) -> tuple[type["CheckpointError"], tuple[Path, tuple[str, ...]]]:
@@ -28,7 +29,11 @@ class CheckpointError(ValueError):
 
 
 class Problems:
-    """What is wrong with one checkpoint directory, in the order found, each line once."""
+    """What is wrong with one checkpoint directory, in the order found, each line once.
+
+    It keeps one line more than an error lists, which says that there are more; checks of many
+    things may end once it `is_full`.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -39,9 +44,14 @@ class Problems:
     def lines(self) -> list[str]:
         return list(self._lines)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._lines) > MOST_LINES
+
     def add(self, line: str, fatal: bool = False) -> None:
         self.is_fatal = self.is_fatal or fatal
-        self._lines[shown(line)] = None
+        if not self.is_full:
+            self._lines[shown(line)] = None
 
     def raise_if_fatal(self) -> None:
         if self.is_fatal:
@@ -50,6 +60,12 @@ class Problems:
     def raise_if_any(self) -> None:
         if self._lines:
             raise CheckpointError(self.directory, tuple(self._lines))
+
+
+def listed(problems: Sequence[str], mark: str = "") -> list[str]:
+    """The lines to print, each after the mark: all problems, or the first ones and "and more"."""
+    lines = [f"{mark}{problem}" for problem in problems[:MOST_LINES]]
+    return lines if len(problems) <= MOST_LINES else [*lines, "and more"]
 
 
 def shown(text: str, most: int = MOST_CHARACTERS) -> str:

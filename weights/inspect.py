@@ -11,7 +11,7 @@ from pathlib import Path
 from weights.bind import check_binding, check_dtypes
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.resolve import resolve_eagle
-from weights.errors import CheckpointError, Problems, shown
+from weights.errors import CheckpointError, Problems, listed, shown
 from weights.fields import read_json_object
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
@@ -122,7 +122,7 @@ def inspect_checkpoint(directory: Path, target: TargetConfig | None = None) -> I
         report=make_report(directory, role, format, log),
         config=config,
         tensors=tuple(reader.entries.values()),
-        problems=tuple(reader.problems.lines),
+        problems=tuple(listed(reader.problems.lines)),
     )
 
 

@@ -93,9 +93,11 @@ def _read_json(
     repeated: list[str] = []
 
     def to_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        counts = Counter(key for key, _ in pairs)
-        repeated.extend(key for key, count in counts.items() if count > 1)
-        return dict(pairs)
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            repeated.extend(key for key, count in counts.items() if count > 1)
+        return values
 
     values = parse_object(stream.read(length), f"{file.name}: the header", problems, hook=to_dict)
     for key in repeated:

@@ -117,6 +117,8 @@ def _sharded(directory: Path, problems: Problems) -> dict[str, TensorEntry]:
     names = sorted(set(weight_map.values()))
     shards = {shard: _shard(directory, shard, problems) for shard in names}
     for name, shard in weight_map.items():
+        if problems.is_full:
+            break
         held = shards[shard]
         if held is not None and name not in held:
             problems.add(f"{INDEX}: {name} is said to be in {shard}, which does not hold it")

@@ -21,7 +21,7 @@ MOST_FILES = 4  # of those that lack a tensor, in its line
 
 def check_binding(wanted: Shapes, held: Mapping[str, TensorEntry], problems: Problems) -> None:
     """held: tensors by the names of this package; each problem names the file and its key."""
-    files = _some(sorted({entry.file.name for entry in held.values()}))
+    files = file_names(held)
     for name, shape in wanted.items():
         if problems.is_full:
             return
@@ -46,7 +46,9 @@ def check_dtypes(held: Mapping[str, TensorEntry], problems: Problems) -> None:
             problems.add(f"{entry.where} is {entry.dtype}: {words}")
 
 
-def _some(files: list[str]) -> str:
+def file_names(held: Mapping[str, TensorEntry]) -> str:
+    """The files that hold the tensors, the first few by name: where a missing one is missing."""
+    files = sorted({entry.file.name for entry in held.values()})
     rest = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
     return ", ".join(files[:MOST_FILES]) + rest
 

@@ -54,7 +54,7 @@ def rename(reader: Reader, rows: tuple[Row, ...], log: Log) -> dict[str, TensorE
         if new is None:
             continue
         if new in held:
-            reader.problems.add(f"{name} and {held[new].name} are both {new}")
+            reader.problems.add(f"{entry.where} and {held[new].where} are both {new}")
         held[new] = entry
     return held
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -94,6 +95,8 @@ def refusals(directory, load):
     """What the load says, and that `inspect` says it too."""
     with pytest.raises(CheckpointError) as error:
         load()
+    for problem in error.value.problems:
+        assert re.search(r"\.(json|safetensors)\b", problem), problem  # each line names a file
     inspected = inspect_checkpoint(directory)
     assert inspected.problems
     assert str(inspected)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 def refusal(directory) -> CheckpointError:
     with pytest.raises(CheckpointError) as error:
         load_target(directory, progress=False)
+    for problem in error.value.problems:
+        assert re.search(r"\.(json|safetensors)\b", problem), problem  # each line names a file
     return error.value
 
 

@@ -46,7 +46,7 @@ def resolve_layer(sources: Sources) -> LayerConfig:
         rope=read_rope(fields),
         **{field: _switch(sources, field, names) for field, names in SWITCHES.items()},
     )
-    check_layer(layer, log.rows["head_dim"].source, fields)
+    check_layer(layer, _with_file(sources, log.rows["head_dim"].source), fields)
     log.add_read(fields, layer, num_heads="num_attention_heads", num_kv_heads="num_key_value_heads")
     log.add_read(fields, layer, rms_norm_eps="rms_norm_eps")
     log.add("rope", layer.rope, f"{rope_source(fields)} (the draft's own)")
@@ -63,6 +63,12 @@ def _head_dim(sources: Sources, hidden_size: int, num_heads: int, num_kv_heads: 
         if width is not None and heads > 0 and width % heads == 0:
             sizes[name] = width // heads
     return sources.number("head_dim", sizes, hidden_size // max(num_heads, 1), note_only=True)
+
+
+def _with_file(sources: Sources, source: str) -> str:
+    """The source of a number, for problems: the shape of a tensor with its file."""
+    held = sources.held.get(source.removeprefix("shape of "))
+    return source if held is None else f"{held.file.name}: {source}"
 
 
 def _switch(sources: Sources, field: str, names: list[str]) -> bool:

@@ -8,14 +8,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from weights.bind import check_dtypes
+from weights.bind import check_dtypes, file_names
 from weights.config import EagleConfig, TargetConfig
 from weights.draft.layer import ATTENTION, resolve_layer
 from weights.draft.layouts import ONLY, Evidence, find_layout
 from weights.draft.norms import resolve_norms
 from weights.draft.sources import Sources
 from weights.draft.taps import KEYS, resolve_taps
-from weights.errors import Problems
 from weights.fields import Fields, layer_types, read_json_object, refuse_values
 from weights.files.header import TensorEntry
 from weights.files.reader import Reader
@@ -96,7 +95,7 @@ def _config(sources: Sources) -> EagleConfig:
     log.add("d2t", "offsets" if sources.has("d2t") else None, sources.presence("d2t"))
     window = config.sliding_window
     log.add("sliding_window", window, fields.source("layer_types", "use_sliding_window"))
-    _check_borrowing(config, fields.problems)
+    _check_borrowing(config, sources)
     return config
 
 
@@ -117,7 +116,8 @@ def _num_layers(sources: Sources) -> int:
     num_layers = max(written, seen)
     sources.log.add("num_layers", num_layers, source)
     if num_layers > len(sources.held):
-        line = f"{source}: {num_layers} layers, but only {len(sources.held)} tensors"
+        where = f"{file_names(sources.held)}: {source}" if seen >= written else source
+        line = f"{where}: {num_layers} layers, but only {len(sources.held)} tensors"
         sources.fields.problems.add(line, fatal=True)
     return num_layers
 
@@ -127,7 +127,8 @@ def _target_hidden_size(sources: Sources, hidden_size: int) -> int:
     written = sources.fields.find(int, "target_hidden_size")
     source = sources.fields.source("target_hidden_size")
     if written is None:
-        written, source = hidden_size, "the draft's hidden_size"
+        written = hidden_size
+        source = f"the draft's hidden_size (config.json and {file_names(sources.held)})"
     actual = written if target is None else target.layer.hidden_size
     sources.log.add("target_hidden_size", actual, source if target is None else "the target")
     if written != actual:
@@ -146,14 +147,17 @@ def _vocabulary(sources: Sources) -> tuple[int, int]:
         V = sources.target.vocab_size
         sources.log.add("vocab_size", V, "the target")
     written = {fields.source("vocab_size"): fields.find(int, "vocab_size")}
-    for source, size in (written | sizes).items():
+    stated = {sources.held[name].where: size for name, size in sizes.items()}
+    for source, size in (written | stated).items():
         if size is not None and size != V:
             line = f"{source} says {size}, the target has {V} tokens"
             fields.problems.add(f"a draft for another vocabulary: {line}")
-    W = sources.number("draft_vocab_size", sources.dims({"lm_head.weight": 0, "d2t": 0}), default=V)
+    heads = sources.dims({"lm_head.weight": 0, "d2t": 0})
+    W = sources.number("draft_vocab_size", heads, default=V)
     if W > V > 0:
+        where = sources.where("draft_vocab_size", *heads)
         line = f"the draft's vocabulary of {W} tokens is larger than the target's {V}"
-        fields.problems.add(line)
+        fields.problems.add(f"{where}: {line}")
     return V, W
 
 
@@ -164,8 +168,8 @@ def _features(sources: Sources, entry: str, Dt: int) -> tuple[bool, tuple[int, .
         source = "EAGLE-1" if entry == "fc" else fields.source("use_aux_hidden_state")
         sources.log.add("aux_boundaries", (), f"{source}: the target's hidden after its final norm")
         if sources.aux_layers is not None:
-            line = f"aux_layers {sources.aux_layers}: this draft reads none ({source})"
-            fields.problems.add(line)
+            line = f"aux_layers {sources.aux_layers}: this draft reads none"
+            fields.add_problem(f"{line} ({source})")
         sources.ignore("this draft reads the target's hidden after its final norm", *KEYS)
         return entry == "fc" or sources.has("fc.weight"), ()
     return True, resolve_taps(sources, _num_taps(sources, Dt))
@@ -200,21 +204,25 @@ def _sliding_window(fields: Fields) -> int | None:
     return fields.need(int, "sliding_window") if is_on else None
 
 
-def _check_borrowing(config: EagleConfig, problems: Problems) -> None:
+def _check_borrowing(config: EagleConfig, sources: Sources) -> None:
     """What is borrowed must fit."""
+    fields = sources.fields
+    files = file_names(sources.held)
     D = config.layer.hidden_size
     Dt = config.target_hidden_size
     V = config.vocab_size
     W = config.draft_vocab_size
     if not config.has_own_embedding and Dt != D:
         needed = f"missing embed_tokens.weight [{V}, {D}]"
-        problems.add(f"{needed}: the target's, of width {Dt}, does not fit")
+        fields.problems.add(f"{files}: {needed}: the target's, of width {Dt}, does not fit")
     if not config.has_own_head and (Dt != D or W != V):
-        problems.add(f"missing lm_head.weight [{W}, {D}]: the target's, [{V}, {Dt}], does not fit")
+        needed = f"missing lm_head.weight [{W}, {D}]"
+        fields.problems.add(f"{files}: {needed}: the target's, [{V}, {Dt}], does not fit")
     if config.entry == "fc" and Dt != D:
-        problems.add(
+        fields.add_problem(
             f"an EAGLE-1 draft of hidden size {D} for a target of {Dt}: fc reads the hidden states "
             "of both models, so they must have one size"
         )
     if not config.has_fc and Dt != D:
-        problems.add(f"no fc: a draft of hidden size {D} cannot read the target's hidden of {Dt}")
+        line = f"no fc: a draft of hidden size {D} cannot read the target's hidden of {Dt}"
+        fields.problems.add(f"{files}: {line}")

@@ -31,6 +31,11 @@ class Sources:
     def presence(self, name: str) -> str:
         return f"{name} is {'there' if name in self.held else 'absent'}"
 
+    def where(self, key: str, *names: str) -> str:
+        """For problems: the file of the first tensor there is, else config.json and its key."""
+        held = next((self.held[name] for name in names if name in self.held), None)
+        return f"{self.fields.file}: {key}" if held is None else held.where
+
     def dim(self, name: str, axis: int) -> int | None:
         """The length of one axis; None if there is no such tensor or axis."""
         shape = self.held[name].shape if name in self.held else ()

@@ -31,15 +31,15 @@ def resolve_taps(sources: Sources, num_taps: int | None) -> tuple[int, ...]:
     sources.log.add("aux_boundaries", boundaries, source)
     if num_taps is not None and len(boundaries) != num_taps:
         fields.problems.add(
-            f"fc.weight takes {num_taps} hidden states of the target, {len(boundaries)} layers "
-            f"{boundaries} come from {source}: list as many in config.json's "
-            f"{key or KEYS[0]}, or in Python's aux_layers"
+            f"{sources.held['fc.weight'].where} takes {num_taps} hidden states of the target, "
+            f"{len(boundaries)} layers {boundaries} come from {source}: list as many in "
+            f"config.json's {key or KEYS[0]}, or in Python's aux_layers"
         )
     named = f"boundaries {boundaries} from {source}"
     if len(set(boundaries)) < len(boundaries):
-        fields.problems.add(f"{named} name a layer more than once")
+        fields.add_problem(f"{named} name a layer more than once")
     if L is not None and not all(0 <= boundary <= L for boundary in boundaries):
-        fields.problems.add(f"{named} must lie in 0..{L}, the target has {L} layers")
+        fields.add_problem(f"{named} must lie in 0..{L}, the target has {L} layers")
     return boundaries
 
 

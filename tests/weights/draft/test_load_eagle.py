@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 
 import pytest
@@ -31,8 +32,11 @@ class Head:
         return load_eagle(self.directory, target, progress=False, **arguments)
 
     def refusal(self, target=TARGET, **arguments) -> str:
+        """The error's text. Each of its lines names a file."""
         with pytest.raises(CheckpointError) as error:
             self.load(target, **arguments)
+        for problem in error.value.problems:
+            assert re.search(r"config\.json|model\.safetensors", problem), problem
         return str(error.value)
 
 
@@ -417,3 +421,11 @@ def test_a_progress_bar_counts_the_bytes_on_a_terminal(head, capfd, monkeypatch)
     assert "B/s" in capfd.readouterr().err
     load_eagle(head.directory, TARGET, progress=False)
     assert capfd.readouterr().err == ""
+
+
+def test_two_names_for_one_tensor_are_told_with_their_files(head):
+    head.tensors["layers.0.hidden_norm.weight"] = torch.ones(32)
+    assert (
+        "model.safetensors: midlayer.hidden_norm.weight and model.safetensors: "
+        "layers.0.hidden_norm.weight are both layers.0.hidden_norm.weight"
+    ) in head.refusal()

@@ -3,6 +3,7 @@
 So a run that was stopped goes on where its output ends.
 """
 
+import codecs
 import fcntl
 import json
 import sys
@@ -13,14 +14,26 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from specdec.serve.http.batch import Answered, BatchLine, BatchStopped, read_line
+from specdec.cli.user_files import open_regular, open_to_append
+from specdec.serve.http.batch import (
+    START,
+    Answered,
+    BatchLine,
+    BatchStopped,
+    begins_answer,
+    read_line,
+)
+from specdec.serve.http.options import MAX_BODY_BYTES
 from weights.bars import bar
+
+MOST_LINE = 4 * MAX_BODY_BYTES  # bytes: what is around a body and its escapes included
+TOO_LONG = BatchLine(None, problem=f"the line is longer than {MOST_LINE >> 20} MiB")
 
 
 @contextmanager
 def opened(source: Path, file: Path) -> Iterator[BinaryIO]:
-    """The output `file`, for this process alone."""
-    with file.open("a+b") as output:
+    """The output `file`, for this process alone; both must be regular files."""
+    with open_regular(source), open_to_append(file) as output:
         if file.samefile(source):
             raise ValueError(f"{file} is the input too: give another file for the output")
         try:
@@ -82,11 +95,11 @@ class Batch:
 def read_lines(file: Path) -> Iterator[BatchLine]:
     """The lines of a batch; one whose custom_id an earlier line has is a problem."""
     seen: dict[str, int] = {}
-    with file.open("rb") as stream:
-        for number, data in enumerate(stream, start=1):
+    with open_regular(file) as stream:
+        for number, data in enumerate(_bounded_lines(stream), start=1):
             if not data.strip():
                 continue
-            line = read_line(data)
+            line = read_line(data) if len(data) <= MOST_LINE else TOO_LONG
             first = seen.setdefault(line.custom_id, number) if line.custom_id else number
             if first != number:
                 message = f"custom_id={line.custom_id!r:.100}: line {first} has it too"
@@ -94,29 +107,65 @@ def read_lines(file: Path) -> Iterator[BatchLine]:
             yield line
 
 
+def _bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Each line without a byte order mark, and with one byte too many where it is too long."""
+    mark = codecs.BOM_UTF8
+    while data := stream.readline(MOST_LINE + 1):
+        rest = data
+        while len(rest) > MOST_LINE and not rest.endswith(b"\n"):
+            rest = stream.readline(MOST_LINE + 1)
+        yield data.removeprefix(mark)
+        mark = b""
+
+
 def _num_done(source: Path, file: Path, output: BinaryIO) -> int:
-    """Lines that are answered. A last line that was not written to its end is removed."""
+    """Lines that are answered. The beginning of the next one is removed; the rest is refused."""
     output.seek(0)
     count = end = 0
+    is_ended = True
     lines = read_lines(source)
+    if output.peek(1)[:1] not in (b"", b"{"):  # before a line of gigabytes is read
+        raise _foreign(file, 1, source)
     for data in output:
-        if not data.endswith(b"\n"):
-            break
+        line = next(lines, None)
+        if not _answers(data, line):
+            if line is not None and _is_begun(data, line, count):
+                break
+            raise _foreign(file, count + 1, source)
         count += 1
-        if not _answers(data, next(lines, None)):
-            message = f"{file}: line {count} answers no line {count} of {source}"
-            raise ValueError(f"{message}: give a new file for the output")
         end += len(data)
+        is_ended = data.endswith(b"\n")
     output.truncate(end)
     output.seek(end)
+    output.write(b"" if is_ended else b"\n")
     return count
 
 
+def _is_begun(data: bytes, line: BatchLine, count: int) -> bool:
+    """Whether it is an answer of ours that was not written to its end.
+
+    count: lines before it that are ours; without any, a few bytes do not show whose they are.
+    """
+    is_begun = begins_answer(data, line) or (count > 0 and START.startswith(data))
+    return is_begun and not data.endswith(b"\n") and _parsed(data) is None
+
+
+def _foreign(file: Path, number: int, source: Path) -> ValueError:
+    message = f"{file}: line {number} answers no line {number} of {source}"
+    return ValueError(f"{message}: give a new file for the output")
+
+
 def _answers(data: bytes, line: BatchLine | None) -> bool:
-    try:
-        given = json.loads(data)
-    except ValueError:
+    given = _parsed(data)
+    if line is None or not isinstance(given, dict):
         return False
     keys = {"id", "custom_id", "response", "error"}
-    is_answer = isinstance(given, dict) and set(given) == keys
-    return is_answer and line is not None and given["custom_id"] == line.custom_id
+    return set(given) == keys and given["custom_id"] == line.custom_id
+
+
+def _parsed(data: bytes) -> object:
+    """A value in JSON, which no answer that was cut off is; None if it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None

@@ -7,6 +7,7 @@ reach it has an error instead of a response.
 
 import asyncio
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ URLS = ("/v1/chat/completions", "/v1/completions")
 KEYS = ("custom_id", "method", "url", "body")
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 UNAVAILABLE = 503
+START = b'{"id":"batch_req_'  # of every answer
+BEGINNING = re.compile(rb'\{"id": ?"batch_req_[0-9a-f]*')
 BUSY_SECONDS = 1.0  # from one try of a line to the next, while no new grammar is taken
 
 
@@ -109,6 +112,22 @@ def answer_problem(line: BatchLine) -> Answered:
     """The answer to a line that cannot be asked."""
     error = {"code": line.code, "message": line.problem}
     return Answered(as_json({**_answer(line), "error": error}), True, 0)
+
+
+def begins_answer(data: bytes, line: BatchLine) -> bool:
+    """Whether the bytes are the beginning of an answer to the line, with blanks or without."""
+    found = BEGINNING.match(data)
+    if found is None:
+        return False
+    names = as_json({"custom_id": line.custom_id, "response": ""})
+    own = _without_blanks(b'",' + names.removeprefix(b"{").removesuffix(b'""}'))
+    rest = _without_blanks(data[found.end() : found.end() + 2 * len(own)])
+    length = min(len(own), len(rest))
+    return rest[:length] == own[:length]
+
+
+def _without_blanks(data: bytes) -> bytes:
+    return re.sub(rb"(?<=[:,]) ", b"", data)
 
 
 def _answer(line: BatchLine) -> dict[str, object]:

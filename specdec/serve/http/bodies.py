@@ -47,7 +47,7 @@ async def _read(request: Request) -> bytes:
 def parse(data: bytes) -> object:
     """A value in JSON; ApiError for what is none, for NaN, and for too deep a nesting."""
     try:
-        body = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        body = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON in UTF-8: {error}") from error
     _check_depth(body)

@@ -1,5 +1,6 @@
 """`specdec batch`: every line once, in order, whatever happens, with the texts of LLM.generate."""
 
+import codecs
 import fcntl
 import json
 import os
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from specdec import LLM, SamplingParams
+from specdec.cli.batch_file import MOST_LINE, Batch, opened, read_lines
 from specdec.engine import Engine
 from specdec.requests.request import Request
+from specdec.serve.http.batch import answer_problem, begins_answer, read_line
 
 ROOT = Path(__file__).parents[3]
 ENGINE = ("demo", "--draft", "demo", "--device", "cpu", "--max-model-len", "512")
@@ -173,6 +176,82 @@ def test_an_output_of_another_batch_is_left_as_it_is(run, tmp_path, given, words
     code, _, err = run("batch", str(source), str(output), *ENGINE)
     assert (code, err.count("\n"), output.read_text()) == (2, 1, given)
     assert words in err
+
+
+ANSWER = b'{"id":"batch_req_0f","custom_id":"line-%d","response":null,"error":null}'
+FOREIGN = {
+    "a note": b"mine",
+    "an object": b'{"mine": 1}',
+    "a brace": b"{",
+    "the beginning of an object with an id": b'{"id":"',
+    "an answer of another server": b'{"id": "batch_req_wnaDys", "custom_id": "line-1", "respo',
+    "an answer to another line": b'{"id":"batch_req_0f","custom_id":"line-2","response":{"st',
+    "an object that only begins as an answer": b'{"id":"batch_req_0f","custom_id":"line-1"}',
+    "deeply nested JSON": b'{"a":' * 100_000,
+    "deeply nested JSON on a line": b'{"a":' * 100_000 + b"\n",
+    "zeros": bytes(1000),
+    "an answer and a note": ANSWER % 1 + b"\nmine",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_file_is_never_written_to(run, tmp_path, kind):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(json.dumps(request(number)) for number in (1, 2)))
+    output.write_bytes(FOREIGN[kind])
+    code, _, err = run("batch", str(source), str(output), "demo", "--device", "cpu")
+    assert (code, err.count("\n"), output.read_bytes()) == (2, 1, FOREIGN[kind])
+    assert f"answers no line {2 if 'and a note' in kind else 1} of {source}" in err
+
+
+@pytest.mark.parametrize("name", ["line-1", "q\\u00e9, \\u2028: \\ud800"])
+def test_every_beginning_of_an_answer_is_known(name):
+    line = read_line(json.dumps({**request(1), "custom_id": json.loads(f'"{name}"')}).encode())
+    whole = answer_problem(line).line
+    first = len(b'{"id":"batch_req_')
+    assert all(begins_answer(whole[:end], line) for end in range(first, len(whole)))
+    other = read_line(json.dumps({**request(1), "custom_id": "line-10"}).encode())
+    assert not begins_answer(whole, other)
+
+
+def test_an_answer_without_its_line_break_is_kept(tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(json.dumps(request(number)) for number in (1, 2, 4)))
+    output.write_bytes(ANSWER % 1 + b"\n" + ANSWER % 2)
+    with opened(source, output) as stream:
+        assert Batch(source, output, stream).num_done == 2
+    assert output.read_bytes() == ANSWER % 1 + b"\n" + ANSWER % 2 + b"\n"
+    output.write_bytes(ANSWER % 1 + b'\n{"id"')
+    with opened(source, output) as stream:
+        assert Batch(source, output, stream).num_done == 1
+    assert output.read_bytes() == ANSWER % 1 + b"\n"
+
+
+def test_a_byte_order_mark_and_a_line_of_megabytes(tmp_path):
+    source = tmp_path / "in.jsonl"
+    lines = [json.dumps(request(number)).encode() for number in (1, 2)]
+    long = b'{"a": "' + b"x" * MOST_LINE + b'"}'
+    source.write_bytes(codecs.BOM_UTF8 + lines[0] + b"\n" + long + b"\n" + lines[1])
+    found = list(read_lines(source))
+    assert [line.custom_id for line in found] == ["line-1", None, "line-2"]
+    assert [line.problem for line in found] == [None, "the line is longer than 32 MiB", None]
+    source.write_bytes(codecs.BOM_UTF8 + b"\n" + lines[0])
+    assert [line.custom_id for line in read_lines(source)] == ["line-1"]
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device"])
+@pytest.mark.parametrize("place", ["IN", "OUT"])
+def test_a_pipe_or_a_device_is_one_line(run, tmp_path, kind, place):
+    files = {"IN": tmp_path / "in.jsonl", "OUT": tmp_path / "out.jsonl"}
+    files["IN"].write_text(json.dumps(request(1)) + "\n")
+    files[place].unlink(missing_ok=True)
+    if kind == "FIFO":
+        os.mkfifo(files[place])
+    else:
+        files[place].symlink_to("/dev/zero")
+    code, out, err = run("batch", str(files["IN"]), str(files["OUT"]), *ENGINE)
+    wanted = f"{files[place]}: a pipe or a device, a regular file is needed"
+    assert (code, out, err) == (2, "", f"specdec: error: {wanted}\n")
 
 
 def test_mistakes_are_one_line(run, tmp_path):

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 from typer import Argument, CallbackParam, Context, Option
 
+from specdec.cli.user_files import MOST_TEXT, read_text
 from specdec.cli.wording import Wording
 from specdec.sizes import TreeShape
 
@@ -87,19 +88,24 @@ def text_of(option: CallbackParam, file: Path | str | None) -> str | None:
     if str(file) == STANDARD_INPUT:
         return read_input(option.opts[0].removeprefix("--"))
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_text(Path(file))
     except UnicodeDecodeError as error:
         raise ValueError(f"{option.opts[0]} {file}: no text in UTF-8: {error}") from error
     except OSError as error:
         raise ValueError(f"{option.opts[0]} {file}: {error.strerror}; give a text file") from error
+    except ValueError as error:
+        wanted = f"give a text file, or {STANDARD_INPUT} for standard input"
+        raise ValueError(f"{option.opts[0]} {error}; {wanted}") from error
 
 
 def read_input(what: str) -> str:
     """The text on standard input without its last line break; ValueError if there is none."""
     try:
-        text = "" if sys.stdin is None else sys.stdin.read()  # None: the caller closed it
+        text = "" if sys.stdin is None else sys.stdin.read(MOST_TEXT + 1)  # None: it is closed
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input: no text in UTF-8: {error}") from error
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"standard input: more than {MOST_TEXT} characters for the {what}")
     text = text.removesuffix("\n")
     if not text:
         raise ValueError(f"no {what}: standard input is empty")

@@ -1,6 +1,7 @@
 """What commands share, and the small ones: options of the engine, input, colours, Ctrl-C."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -146,6 +147,41 @@ def test_a_dash_is_standard_input(run, monkeypatch, args):
     monkeypatch.setattr(sys, "stdin", StringIO("def f(x):\n"))
 
     assert run("generate", "demo", *args, "--max-tokens", "6")[:2] == (0, expected)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "long"])
+@pytest.mark.parametrize("args", ["generate demo --prompt-file", "chat demo --chat-template"])
+def test_a_text_without_an_end_is_one_line(run, tmp_path, kind, args):
+    file = tmp_path / "text"
+    wanted = f"{file}: a pipe or a device, a regular file is needed"
+    if kind == "FIFO":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as stream:
+            stream.truncate(1 << 40)
+        wanted = f"{file}: more than {64 << 20} bytes"
+    option = args.split()[-1]
+    end = "; give a text file, or - for standard input\n"
+    expected = (2, "", f"specdec: error: {option} {wanted}{end}")
+    assert run(*args.split(), str(file)) == expected
+
+
+@pytest.mark.parametrize(
+    "args, what",
+    [
+        ("generate demo", "prompt"),
+        ("generate demo --prompt-file -", "prompt-file"),
+        ("chat demo", "message"),
+    ],
+)
+def test_a_standard_input_without_an_end_is_one_line(run, monkeypatch, args, what):
+    with open("/dev/zero", encoding="utf-8") as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        found = run(*args.split())
+    words = f"standard input: more than {64 << 20} characters for the {what}"
+    assert found == (2, "", f"specdec: error: {words}\n")
 
 
 @pytest.mark.parametrize("value, has_colors", [("1", False), ("", True)])

@@ -1,5 +1,6 @@
 """Whatever a body holds, the answer is a 4xx in OpenAI's form and the engine goes on."""
 
+import codecs
 import json
 import random
 
@@ -94,6 +95,13 @@ def test_a_hostile_body_is_refused(live, name):
     found = live.post("/v1/completions", content=BODIES[name], headers=headers)
     assert is_refusal(found), found.text[:300]
     assert found.status_code == LARGE.get(name, 400)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_byte_order_mark_before_a_body_is_skipped(live, kind):
+    body = codecs.BOM_UTF8 + json.dumps(GOOD[kind]).encode()
+    found = live.post(PATHS[kind], content=body, headers={"Content-Type": "application/json"})
+    assert found.status_code == 200, found.text
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(6, marks=pytest.mark.slow)])

@@ -2,9 +2,9 @@
 
     specdec convert path/to/EAGLE3-LLaMA3.1-Instruct-8B
 
-torch.load(weights_only=True) reads the tensors; tensors that share memory are written once each. An
-existing model.safetensors is never replaced, and the new one appears whole or not at all. The .bin
-files stay as they are.
+torch.load(weights_only=True) reads the tensors, out of a zip archive that is checked first. Tensors
+that share memory are written once each. An existing model.safetensors is never replaced, and a new
+one appears whole or not at all. The .bin files stay as they are.
 """
 
 import os
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weights.bars import bar
 from weights.errors import Problems, shown
+from weights.files.archive import check_storages, read_records
 from weights.files.guard import is_file_name, is_there, open_file
 from weights.files.header import TORCH_DTYPES
 from weights.files.reader import read_weight_map
@@ -79,7 +80,9 @@ def read_bin(file: Path) -> Iterator[tuple[str, Tensor]]:
     assert stream is not None, "no stream without a problem"
     with stream:
         most = MOST_COPIES * os.fstat(stream.fileno()).st_size
-    state = _unpickled(file)
+        records = read_records(stream, file)
+    state, storages = _unpickled(file)
+    check_storages(file, records, storages)
     if not isinstance(state, dict) or not all(isinstance(each, Tensor) for each in state.values()):
         raise ValueError(f"{file}: not a plain dict of tensors")
     for name, tensor in state.items():
@@ -92,9 +95,16 @@ def read_bin(file: Path) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _unpickled(file: Path) -> object:
+def _unpickled(file: Path) -> tuple[object, list[tuple[int, int]]]:
+    """What is in it, and the address and bytes of each storage in the map of the file."""
+    storages: list[tuple[int, int]] = []
+
+    def stay(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        storages.append((storage.data_ptr(), storage.nbytes()))
+        return storage
+
     try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(file, map_location=stay, weights_only=True, mmap=True), storages
     except Exception as error:  # of any kind: an untrusted pickle can make the unpickler raise it
         text = shown(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", 300)
         line = f"{file}: not read by torch.load(weights_only=True, mmap=True): {text}"

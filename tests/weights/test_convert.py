@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -203,3 +204,83 @@ def test_a_link_where_the_result_would_be_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="nothing written"):
         convert(tmp_path, progress=False)
     assert (tmp_path / "model.safetensors").is_symlink()
+
+
+PLAIN = {"a": torch.arange(100.0), "b": torch.arange(7) + 1000, "empty": torch.empty(0)}
+
+
+def rewrite(file, compression=zipfile.ZIP_STORED, pickled=lambda text: text):
+    """The archive of torch.save, its records written anew."""
+    torch.save(PLAIN, file)
+    with zipfile.ZipFile(file) as archive:
+        contents = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, pickled(content) if name.endswith("data.pkl") else content)
+
+
+def directory_entry(content, name):
+    """Where the entry of the name begins in the central directory of a zip archive."""
+    return content.rindex(name, 0, content.rindex(b"PK\x05\x06")) - 46
+
+
+def test_an_archive_whose_records_were_stored_anew_is_read(tmp_path):
+    rewrite(tmp_path / "pytorch_model.bin")
+    tensors = load_file(convert(tmp_path, progress=False))
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in PLAIN.items())
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_compressed_records_are_refused(tmp_path, refusal, compression):
+    rewrite(tmp_path / "pytorch_model.bin", compression)
+    text = refusal(tmp_path)
+    assert "/data.pkl is compressed: save it again with torch.save" in text
+
+
+def test_one_compressed_record_is_refused(tmp_path, refusal):
+    file = tmp_path / "pytorch_model.bin"
+    rewrite(file)
+    with zipfile.ZipFile(file) as archive:
+        contents = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content, 8 if name.endswith("data/1") else 0)
+    assert "/data/1 is compressed" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("count", [99, 112])
+def test_a_storage_of_another_size_than_its_record_is_refused(tmp_path, refusal, count):
+    file = tmp_path / "pytorch_model.bin"
+    rewrite(file, pickled=lambda text: text.replace(b"K\x64", bytes([75, count])))
+    text = refusal(tmp_path)
+    assert "/data/0 has 400 bytes from byte" in text
+    assert f"its storage claims {4 * count} from byte" in text
+
+
+def test_a_record_that_no_storage_takes_is_refused(tmp_path, refusal):
+    rewrite(tmp_path / "pytorch_model.bin")
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "a") as archive:
+        archive.writestr("pytorch_model/data/9", b"more")
+    assert "2 storages and 3 records of data" in refusal(tmp_path)
+
+
+LIES = {  # field of an entry: first byte, bytes, value, words
+    "a header beyond the file": (42, 4, 10**6, "/data/1 has no header at byte 1000000"),
+    "a header inside data": (42, 4, 400, "/data/1 has no header at byte 400"),
+    "a length into the next record": (20, 8, 200 << 32 | 200, "inside pytorch_model/data/2"),
+    "encrypted": (8, 2, 1, "/data/1 is encrypted"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_directory_of_an_archive_that_lies_is_refused(tmp_path, refusal, lie):
+    first, length, value, words = LIES[lie]
+    file = tmp_path / "pytorch_model.bin"
+    rewrite(file)
+    content = bytearray(file.read_bytes())
+    start = directory_entry(content, b"pytorch_model/data/1") + first
+    content[start : start + length] = value.to_bytes(length, "little")
+    file.write_bytes(content)
+    text = refusal(tmp_path)
+    assert words in text
+    assert text.startswith(f"{file}: ")

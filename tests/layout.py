@@ -54,7 +54,8 @@ ROWS: dict[str, Row] = {
     "specdec.options": Row(("specdec.config",)),
     "specdec.requests": Row(HOST),
     "specdec.requests.tokenizer_files": Row(
-        ("weights.errors", "weights.fields"), ("transformers",)
+        ("specdec.requests", "weights.errors", "weights.fields", "weights.files.guard"),
+        ("transformers",),
     ),
     "specdec.requests.generation_config": Row(
         ("specdec.arguments", "specdec.requests", "weights.errors", "weights.fields")

@@ -15,6 +15,8 @@ from specdec.arguments import check_bool, check_text
 Message = Mapping[str, object]
 Conversation = Sequence[Message]
 
+MAX_TEMPLATE_BYTES = 1 << 20  # of a file; the longest known have some 20,000
+
 CONTENT_FORMATS = ("auto", "string", "openai")
 # names of the same part of a message; templates read the first two
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -67,6 +69,9 @@ class ChatFormat:
             return None if given is None else str(given)
         if not os.path.isfile(given):
             return str(given)  # a name, perhaps
+        if (size := os.path.getsize(given)) > MAX_TEMPLATE_BYTES:
+            limit = f"at most {MAX_TEMPLATE_BYTES} are read"
+            raise ValueError(f"chat_template={str(given)!r}: {size} bytes, {limit}")
         try:
             return Path(given).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from specdec.arguments import from_mapping
 from specdec.requests.params import SamplingParams
-from weights.errors import Problems
+from weights.errors import CheckpointError, Problems
 from weights.fields import read_json_object
 
 # the ones that vLLM reads, and what they are called here
@@ -19,7 +19,7 @@ FIELDS = {
 
 
 def recommended_params(directory: Path) -> SamplingParams:
-    """What the file says, else the defaults. ValueError names the file if it is invalid."""
+    """What the file says, else the defaults; CheckpointError if it is invalid."""
     file = directory / "generation_config.json"
     problems = Problems(directory)
     given = read_json_object(file, problems) if file.is_file() else {}
@@ -28,4 +28,4 @@ def recommended_params(directory: Path) -> SamplingParams:
     try:
         return from_mapping(SamplingParams, values)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        raise CheckpointError(directory, (f"{file.name}: {error}",)) from error

@@ -13,8 +13,10 @@ from typing import Any, cast
 
 import transformers
 
+from specdec.requests.chat_format import MAX_TEMPLATE_BYTES
 from weights.errors import CheckpointError, Problems
 from weights.fields import read_json_object
+from weights.files.guard import MAX_JSON_BYTES, open_file
 
 # tokenizer classes without code of their own
 WHOLE_IN_FILES = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -31,6 +33,15 @@ VOCABULARIES = (
     "tekken.json",
     "tiktoken.model",
 )
+# what else the tokenizers of transformers read, beside a vocabulary or in its place
+PARTS = (
+    *("merges.txt", "bpe.codes", "dict.txt", "spiece.model", "sentencepiece.bpe.model"),
+    *("sentencepiece.model", "spm.model", "spm_char.model", "source.spm", "target.spm"),
+    *("target_vocab.json", "vocab-src.json", "vocab-tgt.json", "entity_vocab.json", "emoji.json"),
+    *("normalizer.json", "byte_maps.json", "word_shape.json", "word_pronunciation.json"),
+    "prophetnet.tokenizer",
+)
+VERSIONS = "tokenizer.*.json"  # for versions of transformers
 
 
 def read_tokenizer(directory: Path) -> Any:
@@ -74,20 +85,23 @@ def reader_of(directory: Path) -> Any:
 def _checked(directory: Path) -> dict[str, object]:
     """tokenizer_config.json, {} if there is none; CheckpointError lists defects of small files."""
     problems = Problems(directory)
-    names = (*OBJECTS, TEMPLATE, *VOCABULARIES)
+    versions = sorted(file.name for file in directory.glob(VERSIONS))
+    names = (*OBJECTS, TEMPLATE, *VOCABULARIES, *PARTS, *versions)
     present = [name for name in names if os.path.lexists(directory / name)]
     if not any(name in VOCABULARIES for name in present):
         others = ", ".join(VOCABULARIES[1:])
         problems.add(f"{TOKENIZER}: missing, and no other vocabulary that is known: {others}")
     for name in present:
-        if not (directory / name).is_file():
+        if not os.path.isfile(directory / name):
             problems.add(f"{name}: not a file that can be read (a directory, or a link to nothing)")
-    for file in (directory / TEMPLATE, *sorted(directory.glob(MORE_TEMPLATES))):
-        _check_text_file(file, problems)
+        elif (size := os.path.getsize(directory / name)) > MAX_JSON_BYTES:
+            problems.add(f"{name}: {size} bytes, at most {MAX_JSON_BYTES} are read")
+    templates = [directory / TEMPLATE] if os.path.isfile(directory / TEMPLATE) else []
+    for file in (*templates, *sorted(directory.glob(MORE_TEMPLATES))):
+        _check_template(file, problems)
+    problems.raise_if_any()
     objects = {
-        name: read_json_object(directory / name, problems)
-        for name in OBJECTS
-        if (directory / name).is_file()
+        name: read_json_object(directory / name, problems) for name in OBJECTS if name in present
     }
     for name in (MODEL, CONFIG):
         _check_no_code(name, objects.get(name, {}), problems)
@@ -95,11 +109,17 @@ def _checked(directory: Path) -> dict[str, object]:
     return objects.get(CONFIG, {})
 
 
-def _check_text_file(file: Path, problems: Problems) -> None:
-    if not file.is_file():
+def _check_template(file: Path, problems: Problems) -> None:
+    stream = open_file(file, problems)
+    if stream is None:
+        return
+    with stream:
+        text = stream.read(MAX_TEMPLATE_BYTES + 1)
+    if len(text) > MAX_TEMPLATE_BYTES:
+        problems.add(f"{file.name}: more than {MAX_TEMPLATE_BYTES} bytes")
         return
     try:
-        file.read_bytes().decode()
+        text.decode()
     except UnicodeDecodeError as error:
         problems.add(f"{file.name}: not UTF-8 ({error})")
 

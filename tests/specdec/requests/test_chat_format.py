@@ -128,3 +128,11 @@ def test_invalid_options_are_refused_by_name(options, words):
 def test_invalid_messages_are_refused(message, words):
     with pytest.raises(ValueError, match=words):
         DEMO.write_chat([message], ChatFormat(chat_template=WHOLE))
+
+
+def test_a_template_file_of_gigabytes_is_refused_before_it_is_read(tmp_path):
+    file = tmp_path / "long.jinja"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(ValueError, match=f"{1 << 40} bytes, at most {1 << 20} are read"):
+        ChatFormat(chat_template=file).template_text()

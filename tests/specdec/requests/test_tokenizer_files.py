@@ -4,15 +4,18 @@ import ast
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 from specdec.llm import LLM
 from specdec.requests.tokenizer import Tokenizer
+from specdec.requests.tokenizer_files import PARTS, VOCABULARIES
 from weights.demo import demo_directory
 from weights.errors import CheckpointError
 
@@ -94,6 +97,47 @@ def test_a_template_that_is_no_text_is_refused_by_name(target, name):
     (target / name).parent.mkdir(exist_ok=True)
     (target / name).write_bytes(b"{{ \xff }}")
     assert f"{Path(name).name}: not UTF-8" in refusal(target)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*OBJECTS, *TEMPLATES, "config.json", "merges.txt", "vocab.json", "vocab.txt"),
+        *("spiece.model", "tokenizer.model", "tokenizer.4.0.0.json"),
+    ],
+)
+def test_a_file_of_gigabytes_is_refused_before_it_is_read(target, name):
+    (target / name).parent.mkdir(exist_ok=True)
+    with (target / name).open("ab") as stream:
+        stream.truncate(1 << 40)
+    words = refusal(target)
+    assert f"{Path(name).name}: " in words
+    assert "bytes" in words
+
+
+@pytest.mark.parametrize("name", ["additional_chat_templates/more.jinja", "merges.txt"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_among_the_files_is_refused(target, name, kind):
+    (target / name).parent.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(target / name)
+    else:
+        (target / name).symlink_to("/dev/zero")
+    assert f"{Path(name).name}: not a file" in refusal(target)
+
+
+def test_every_file_that_a_tokenizer_of_transformers_reads_is_checked():
+    models = Path(transformers.__file__).parent / "models"
+    named = re.compile(r"VOCAB_FILES_NAMES = \{(.*?)\}", re.DOTALL)
+    texts = [file.read_text() for file in models.glob("*/tokenization_*.py")]
+    found = {
+        name
+        for text in texts
+        for each in named.findall(text)
+        for name in re.findall(r':\s*"([^"/]+)"', each)
+    }
+    assert "merges.txt" in found
+    assert found <= {*VOCABULARIES, *PARTS, *OBJECTS}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ PYTHON_ONLY = (
     (r", max_num_seqs or max_num_batched_tokens", " or max_num_seqs"),
     (r"num_kv_blocks=(\d+): raise num_kv_blocks, or lower", r"there are \1: lower"),
 )
+LENGTH = "max_model_len"
 RAISE_LENGTH = ", or raise max_model_len"
 
 
@@ -43,9 +44,15 @@ class Wording:
         """An error in one line, unless it lists several problems of a checkpoint."""
         if isinstance(error, CheckpointError):
             if len(error.problems) == 1:
-                return f"{error.directory}: {error.problems[0]}; nothing loaded"
+                problem = self._with_length(error.problems[0])
+                return f"{error.directory}: {problem}; nothing loaded"
             return str(error)
         return self.text(re.sub(r"\s*\n\s*", " ", str(error)))
+
+    def _with_length(self, problem: str) -> str:
+        """A problem of a checkpoint, whose keys are no options; only a length may be advised."""
+        option = self._options.get(LENGTH)
+        return problem if option is None else _with_option(problem, LENGTH, option)
 
     def text(self, text: str) -> str:
         """A message about options."""

@@ -58,6 +58,14 @@ class Tokenizer:
         found = getattr(self.backend, "eos_token_id", None)
         return None if found is None else int(found)
 
+    def tokens_outside(self, vocab_size: int) -> list[tuple[int, str]]:
+        """Ids and texts of all tokens that a vocabulary of this size does not have, in order."""
+        with self._lock:
+            found = {id: text for text, id in self.backend.get_vocab().items()}
+            added = dict.fromkeys(self.backend.encode("a"), "added to every text")
+        found = added | found
+        return sorted((id, found[id]) for id in found if not 0 <= id < vocab_size)
+
     def encode_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> list[int]:
         """Token ids of a conversation, rendered by the template, which adds the special tokens."""
         return self.encode_word(self.write_chat(messages, form))

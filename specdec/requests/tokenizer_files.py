@@ -82,6 +82,11 @@ def reader_of(directory: Path) -> Any:
     return transformers.AutoTokenizer
 
 
+def vocabulary_name(directory: Path) -> str:
+    """The file that a tokenizer's ids are from."""
+    return next((name for name in VOCABULARIES if (directory / name).is_file()), TOKENIZER)
+
+
 def _checked(directory: Path) -> dict[str, object]:
     """tokenizer_config.json, {} if there is none; CheckpointError lists defects of small files."""
     problems = Problems(directory)

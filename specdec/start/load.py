@@ -35,6 +35,7 @@ from specdec.runner import Runner
 from specdec.scheduling.row_planner import RowPlanner
 from specdec.scheduling.step_costs import PromptBudget
 from specdec.sizes import EngineSizes
+from specdec.start.checkpoint_limits import check_target, check_tokenizer
 from specdec.start.compile_ahead import compile_ahead
 from specdec.start.device import advise_threads, device_memory, device_of, dtype_of, note_gpu_memory
 from specdec.start.locate import Hub, locate
@@ -91,10 +92,14 @@ def _load(
     # first: a directory that is no target says so here, not by the tokenizer that it lacks
     reader = Reader(directory)
     known = resolve_target(reader, Log())
-    if not reader.problems.lines:  # which load_target lists all at once
+    is_valid = not reader.problems.lines  # which load_target lists all at once
+    if is_valid:
+        check_target(directory, known, config.max_model_len)
         largest_sizes(config, drafting, known, None)  # refuses a length early
     with _phase("tokenizer"):
         tokenizer = Tokenizer(tokenizer_directory)
+        if is_valid:
+            check_tokenizer(tokenizer_directory, tokenizer, known.vocab_size)
     dtype = dtype_of(config.dtype, device)
     progress = config.use_tqdm_on_load
     with _phase("target weights"):

@@ -2,7 +2,7 @@
 
 import torch
 
-from specdec.config import MAX_MODEL_LEN, MAX_NUM_SEQS, EngineConfig
+from specdec.config import MAX_NUM_SEQS, EngineConfig
 from specdec.kernels.head_columns import MOST_BYTES
 from specdec.sizes import BLOCK_SIZE, MAX_TREE_REQUESTS, EngineSizes
 from specdec.start.speculation import Drafting
@@ -64,18 +64,14 @@ def check_heads(role: str, layer: LayerConfig, dtype: torch.dtype, device: torch
 
 
 def _max_model_len(given: int | None, target: TargetConfig) -> int:
-    """The length asked for, else the target's longest, if an engine may be built for it."""
-    longest, limit = _longest(target)
+    """The length asked for, else the target's longest."""
+    longest, limit = longest_context(target)
     if given is not None and given > longest:
         raise ValueError(f"max_model_len={given} exceeds {limit}")
-    if given is None and longest > MAX_MODEL_LEN:
-        raise ValueError(
-            f"{limit} is more than an engine takes: give a max_model_len of at most {MAX_MODEL_LEN}"
-        )
     return longest if given is None else given
 
 
-def _longest(target: TargetConfig) -> tuple[int, str]:
+def longest_context(target: TargetConfig) -> tuple[int, str]:
     """The target's longest context, and where it comes from.
 
     As in vLLM, a scaled rope lengthens it (llama3 does not: its configs have the length raised).

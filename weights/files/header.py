@@ -63,7 +63,11 @@ def read_header(file: Path, problems: Problems) -> dict[str, TensorEntry]:
         return {}
     with stream:
         size = os.fstat(stream.fileno()).st_size
-        values, data_start = _read_json(stream, file, size, problems)
+        try:
+            values, data_start = _read_json(stream, file, size, problems)
+        except OSError as error:
+            problems.add(f"{file.name}: the header cannot be read: {error.strerror}")
+            return {}
     values.pop("__metadata__", None)
     entries = (_entry(file, name, value, data_start, problems) for name, value in values.items())
     valid = [entry for entry in entries if entry is not None and _is_inside(entry, size, problems)]

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -34,11 +35,11 @@ class Reader:
         opened = {file: open_file(file, self.problems) for file in files}
         self.problems.raise_if_any()
         self._files = {file: stream for file, stream in opened.items() if stream is not None}
-        # private maps: torch wants a writable buffer, the files are never written
-        self._maps = {
-            file: mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-            for file, stream in self._files.items()
+        mapped = {
+            file: _mapped(file, stream, self.problems) for file, stream in self._files.items()
         }
+        self.problems.raise_if_any()
+        self._maps = {file: each for file, each in mapped.items() if each is not None}
 
     def read(self, name: str, device: torch.device | str = "cpu") -> Tensor:
         """One tensor with the dtype and shape of its header, in memory of its own."""
@@ -65,7 +66,12 @@ class Reader:
         entry = self._entry_for(name, out)
 
         def read(buffer: ctypes.Array[ctypes.c_char], start: int) -> None:
-            if not read_exactly(self._files[entry.file].fileno(), buffer, start):
+            try:
+                is_whole = read_exactly(self._files[entry.file].fileno(), buffer, start)
+            except OSError as error:
+                line = f"{entry.where} cannot be read: {error.strerror}"
+                raise CheckpointError(self.directory, (line,)) from error
+            if not is_whole:
                 line = f"{entry.where} has lost its end since it was opened"
                 raise CheckpointError(self.directory, (line,))
 
@@ -82,6 +88,17 @@ class Reader:
         entry = self.entries[name]
         assert out.shape == entry.shape, f"{name}: {tuple(out.shape)} for {entry.shape}"
         return entry
+
+
+def _mapped(file: Path, stream: BinaryIO, problems: Problems) -> mmap.mmap | None:
+    """A private map: torch wants a writable buffer, the files are never written."""
+    try:
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError, OverflowError) as error:
+        size = os.fstat(stream.fileno()).st_size
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        problems.add(f"{file.name}: {size} bytes cannot be mapped into memory ({reason})")
+        return None
 
 
 def _entries(directory: Path, problems: Problems) -> dict[str, TensorEntry]:

@@ -55,3 +55,15 @@ def test_one_problem_of_a_checkpoint_is_one_line():
 
     assert of("load").line(one) == "d: config.json: not there; nothing loaded"
     assert of("load").line(two) == str(two)
+
+
+def test_a_problem_of_a_checkpoint_names_keys_and_the_option_of_a_length():
+    line = "config.json: num_kv_blocks=5, dtype=1: give a max_model_len of at most 8"
+    words = of("generate").line(CheckpointError(Path("dir"), (line,)))
+    changed = line.replace("max_model_len", "--max-model-len")
+    assert words == f"dir: {changed}; nothing loaded"
+    assert (
+        of("inspect")
+        .line(CheckpointError(Path("dir"), (line,)))
+        .endswith(f"{line}; nothing loaded")
+    )

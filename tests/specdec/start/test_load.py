@@ -10,7 +10,7 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.requests.tokenizer import Tokenizer
-from specdec.sizes import EngineSizes
+from specdec.sizes import MAX_STOP_IDS, EngineSizes
 from specdec.start.load import _tokenizers_eos
 from specdec.start.locate import locate
 from specdec.start.sizing import check_heads, check_length
@@ -35,8 +35,8 @@ def target(tmp_path):
 def test_a_length_beyond_every_engine_asks_for_max_model_len(target, length):
     start = time.perf_counter()
     with pytest.raises(
-        ValueError,
-        match=rf"max_position_embeddings={length} .* give a max_model_len of at most 16777",
+        CheckpointError,
+        match=rf"json: .* max_position_embeddings={length} .* give a max_model_len of at most 16777",
     ):
         LLM(str(target(max_position_embeddings=length)), device="cpu")
     assert time.perf_counter() - start < 10
@@ -108,6 +108,55 @@ def test_the_heads_of_both_models_are_checked(monkeypatch):
 def test_an_eos_id_outside_the_vocabulary_builds_no_engine(target, id):
     with pytest.raises(CheckpointError, match=r"config\.json: eos_token_id is"):
         LLM(str(target(eos_token_id=id)), device="cpu")
+
+
+@pytest.mark.parametrize("count", [MAX_STOP_IDS, MAX_STOP_IDS + 1])
+def test_more_eos_ids_than_can_be_masked_build_no_engine(target, count):
+    directory = target(eos_token_id=[*range(40)])
+    ids = json.dumps({"eos_token_id": [*range(20, count)]})
+    (directory / "generation_config.json").write_text(ids)
+    if count > MAX_STOP_IDS:
+        with pytest.raises(
+            CheckpointError, match=r"config\.json.*: eos_token_id has 65 ids, at mo"
+        ):
+            LLM(str(directory), device="cpu")
+        return
+    llm = LLM(str(directory), device="cpu", max_model_len=64, max_num_seqs=1)
+    params = SamplingParams(temperature=0, min_tokens=2, max_tokens=3)
+    assert len(llm.generate("def f(", params)[0].outputs[0].token_ids) >= 2
+
+
+def with_token(directory, token, **fields):
+    """The directory, its tokenizer with one more added token."""
+    file = directory / "tokenizer.json"
+    keys = json.loads(file.read_text())
+    keys["added_tokens"].append({**keys["added_tokens"][0], "content": "<|more|>", "id": token})
+    file.write_text(json.dumps(keys))
+    return directory
+
+
+def test_a_tokenizer_with_ids_outside_the_vocabulary_builds_no_engine(target, monkeypatch):
+    directory = with_token(target(), 4096)
+    monkeypatch.setattr(
+        "specdec.start.load.load_target", lambda *args, **options: pytest.fail("weights were read")
+    )
+    words = r"tokenizer\.json: ids of 1 tokens are outside .* \(0 to 4095\): '<\|more\|>' 4096"
+    for options in ({}, {"tokenizer": str(directory)}):
+        model = "demo" if options else str(directory)
+        with pytest.raises(CheckpointError, match=words) as error:
+            LLM(model, device="cpu", **options)
+        assert error.value.directory == directory
+
+
+def test_a_token_that_a_tokenizer_adds_to_every_text_is_in_the_vocabulary(target):
+    directory = target()
+    file = directory / "tokenizer.json"
+    keys = json.loads(file.read_text())
+    for token in keys["post_processor"]["special_tokens"].values():
+        token["ids"] = [5000]
+    file.write_text(json.dumps(keys))
+    with pytest.raises(CheckpointError, match="'added to every text' 5000"):
+        LLM(str(directory), device="cpu")
 
 
 @pytest.mark.parametrize("own, expected", [(None, {0}), (7, {7})])

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.types import Storage
 
 from weights.bars import bar
 from weights.errors import Problems, shown
@@ -99,7 +100,7 @@ def _unpickled(file: Path) -> tuple[object, list[tuple[int, int]]]:
     """What is in it, and the address and bytes of each storage in the map of the file."""
     storages: list[tuple[int, int]] = []
 
-    def stay(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+    def stay(storage: Storage, _: str) -> Storage:
         storages.append((storage.data_ptr(), storage.nbytes()))
         return storage
 

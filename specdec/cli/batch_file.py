@@ -120,12 +120,13 @@ def _bounded_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 def _num_done(source: Path, file: Path, output: BinaryIO) -> int:
     """Lines that are answered. The beginning of the next one is removed; the rest is refused."""
-    output.seek(0)
     count = end = 0
     is_ended = True
     lines = read_lines(source)
-    if output.peek(1)[:1] not in (b"", b"{"):  # before a line of gigabytes is read
+    output.seek(0)
+    if output.read(1) not in (b"", b"{"):  # before a line of gigabytes is read
         raise _foreign(file, 1, source)
+    output.seek(0)
     for data in output:
         line = next(lines, None)
         if not _answers(data, line):

@@ -36,7 +36,8 @@ def test_a_length_beyond_every_engine_asks_for_max_model_len(target, length):
     start = time.perf_counter()
     with pytest.raises(
         CheckpointError,
-        match=rf"json: .* max_position_embeddings={length} .* give a max_model_len of at most 16777",
+        match=rf"config\.json: .* max_position_embeddings={length} .* "
+        "give a max_model_len of at most 16777",
     ):
         LLM(str(target(max_position_embeddings=length)), device="cpu")
     assert time.perf_counter() - start < 10

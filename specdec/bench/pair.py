@@ -1,6 +1,5 @@
 """A target and a draft, loaded once, and the engines built over their tensors."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,8 @@ from specdec.start.device import device_of, dtype_of, note_gpu_memory, release_m
 from specdec.start.load import assemble, compiled
 from specdec.start.locate import locate
 from weights.demo import demo_prompts
+from weights.errors import Problems
+from weights.files.guard import read_object
 from weights.load import LoadedEagle, LoadedTarget, load_eagle, load_target
 
 NO_PREFILL_GRAPHS = {"target_prefill": "NONE", "draft_prefill": "FULL_DECODE_ONLY"}
@@ -109,13 +110,22 @@ def read_prompts(target: Path, file: Path | None) -> list[list[int]]:
     beside = target.parent / "prompts.json"
     file = file or (beside if beside.is_file() else None)
     try:
-        prompts = (json.loads(file.read_text()) if file else demo_prompts())["prompts"]
+        prompts = (_read_object(file) if file else demo_prompts())["prompts"]
         assert isinstance(prompts, list), type(prompts)
     except (ValueError, LookupError, TypeError, AssertionError) as error:
         raise ValueError(
             f'{file}: give JSON, {{"prompts": [[token ids of one], ...]}}: {error}'
         ) from error
     return prompts
+
+
+def _read_object(file: Path) -> dict[str, object]:
+    """The JSON object in a regular file of bounded size. ValueError: it is none."""
+    problems = Problems(file.parent)
+    found = read_object(file, problems)
+    if found is None:
+        raise ValueError(problems.lines[0])
+    return found
 
 
 def build_engine(pair: Pair, spec: EngineSpec) -> Engine:

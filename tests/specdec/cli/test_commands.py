@@ -168,6 +168,18 @@ def test_a_text_without_an_end_is_one_line(run, tmp_path, kind, args):
     assert run(*args.split(), str(file)) == expected
 
 
+@pytest.mark.parametrize("kind", ["FIFO", "device"])
+def test_prompts_of_a_benchmark_without_an_end_are_one_line(run, tmp_path, kind):
+    file = tmp_path / "prompts.json"
+    if kind == "FIFO":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    code, out, err = run("bench", "--prompts", str(file), "--device", "cpu")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "prompts.json: not a file, a regular file is needed" in err
+
+
 @pytest.mark.parametrize(
     "args, what",
     [

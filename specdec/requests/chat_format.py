@@ -3,7 +3,6 @@
 Messages are checked here; what a template does with them, template_worker.py says.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ CONTENT_FORMATS = ("auto", "string", "openai")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 WANTED = '{"role": text, "content": text or a list of {"type": "text", "text": text}}'
 
-INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
@@ -31,7 +28,8 @@ class ChatFormat:
 
     chat_template: Jinja text, a file of it, or the name of one of the tokenizer's; None: its own.
     chat_template_content_format: "string" joins the parts of a content by line breaks, "openai"
-    passes them to the template; "auto": as the template reads them. add_generation_prompt: end with
+    passes parts to the template, and a text as one; "auto": a text as it is, and parts where the
+    template reads each of them, else joined. add_generation_prompt: end with
     the beginning of an answer. continue_final_message: end within the last message. tools,
     documents: lists of dicts for the template. chat_template_kwargs: more variables for it.
     """
@@ -146,43 +144,26 @@ def _last_text(content: object) -> str:
 
 
 def _as_templates_read(message: Message) -> dict[str, object]:
-    """Without keys whose value is None, the reasoning under each name that templates read, and
-    arguments of tool calls as objects.
+    """Without keys whose value is None but the content, and with the reasoning under each name that
+    templates read.
     """
     kept = {key: value for key, value in message.items() if value is not None}
-    kept.setdefault("content", "")
+    kept.setdefault("content", None)
     if kept.get("tool_calls"):
-        kept["tool_calls"] = _with_objects(kept["tool_calls"])
+        _check_calls(kept["tool_calls"])
     reasoning = next((kept[name] for name in REASONING if name in kept), None)
     if reasoning is None:
         return kept
     return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}
 
 
-def _with_objects(calls: object) -> object:
-    """OpenAI sends arguments as JSON text; templates write them as JSON themselves."""
+def _check_calls(calls: object) -> None:
     if not isinstance(calls, list | tuple):
         raise ValueError(f"tool_calls={calls!r}: give a list of calls")
-    return [_with_object(call) for call in calls]
-
-
-def _with_object(call: object) -> object:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise ValueError(f'a tool call is {call!r}: give {{"function": {{"name": ..., ...}}}}')
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return call
-    return {**call, "function": {**function, "arguments": arguments_object(arguments)}}
-
-
-def arguments_object(arguments: str) -> dict[str, object]:
-    """Of a call. A model that wrote no JSON object gets back what it wrote, under one key."""
-    try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {INVALID: arguments}
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise ValueError(f'a tool call is {call!r}: give {{"function": {{"name": ..., ...}}}}')
 
 
 def _check_dicts(name: str, value: object) -> None:

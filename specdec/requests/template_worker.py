@@ -6,6 +6,10 @@ ends this process if rendering takes too long, and gives it no more memory than 
 A request is 8 bytes of length and JSON, {"template": text, "variables": {...}, "content_format":
 ...}; an answer is 8 bytes of length, then WRITTEN or REFUSED, then text. Where the variables are
 null, the template is compiled only. The end of standard input ends the process.
+
+A template is given each content, and the arguments of each call, in a form that it can read. Only
+rendering tells which one that is, so objects note how they are read, and those that were misread
+are given in their next form.
 """
 
 import json
@@ -13,9 +17,10 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
@@ -31,6 +36,7 @@ ERROR_CHARACTERS = 2000
 WRITTEN, REFUSED = b"w", b"r"
 OUT_OF_MEMORY = 3  # exit status
 LENGTH_BYTES = 8
+INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
 
 
 def main() -> None:
@@ -72,16 +78,27 @@ def render(
     template: str, variables: dict[str, object] | None, content_format: str = "auto"
 ) -> bytes:
     """The text that a template writes; ValueError for more than TEXT_BYTES of it."""
-    text = bytearray()
     compiled = _compiled(template)
     if variables is None:
         return b""
     messages = variables.get("messages")
-    if isinstance(messages, list):
-        if content_format == "auto":
-            content_format = "openai" if _reads_parts(template) else "string"
-        as_read = _as_parts if content_format == "openai" else _as_text
-        variables["messages"] = [each | {"content": as_read(each["content"])} for each in messages]
+    if not isinstance(messages, list):
+        return _written(compiled, variables)
+    try:
+        return _with_contents(compiled, variables, _with_calls(messages, Arguments), content_format)
+    except MemoryError:
+        raise
+    except Exception as error:  # some templates join arguments as text, which an object is not
+        if not any(each.get("tool_calls") for each in messages):
+            raise
+        try:
+            return _with_contents(compiled, variables, _with_calls(messages, str), content_format)
+        except Exception as other:
+            raise (other if isinstance(other, MemoryError) else error) from other
+
+
+def _written(compiled: Template, variables: dict[str, object]) -> bytes:
+    text = bytearray()
     for piece in compiled.generate(variables):
         text += piece.encode("utf-8", "surrogatepass")
         if len(text) > TEXT_BYTES:
@@ -89,38 +106,236 @@ def render(
     return bytes(text)
 
 
-def _as_text(content: str | list[object]) -> str:
-    return content if isinstance(content, str) else "\n".join(map(_text_of, content))
+def _with_contents(
+    compiled: Template,
+    variables: dict[str, object],
+    messages: list[dict[str, object]],
+    content_format: str,
+) -> bytes:
+    """The text, with each content in the first of its forms that the template can read."""
+    forms = [_forms(each["content"], content_format) for each in messages]
+    given = [each | {"content": next(form)} for each, form in zip(messages, forms, strict=True)]
+    while True:
+        error = None
+        try:
+            text = _written(compiled, variables | {"messages": list(given)})
+        except MemoryError:
+            raise
+        except Exception as found:
+            error = found
+        wrong = [index for index, each in enumerate(given) if _is_misread(each["content"])]
+        for index in wrong:
+            given[index] = given[index] | {"content": next(forms[index])}
+        if not wrong and error is None:
+            return text
+        if not wrong and error is not None:
+            raise error
 
 
-def _as_parts(content: str | list[object]) -> list[dict[str, str]]:
-    parts = [content] if isinstance(content, str) else content
-    return [{"type": "text", "text": _text_of(part)} for part in parts]
+def _forms(content: Any, content_format: str) -> Iterator[object]:
+    """A text stays one, unless its elements are taken for parts. Parts become a text, unless each
+    is read. The last form is what was given.
+    """
+    if content is None:
+        yield Null()
+        return
+    texts = [content] if isinstance(content, str) else list(map(_text_of, content))
+    joined = "\n".join(texts)
+    if content_format == "auto":
+        if not isinstance(content, str):
+            yield Parts(texts)
+        yield Text(joined, joins_parts=not isinstance(content, str))
+        yield Parts([joined])
+        content_format = "string" if isinstance(content, str) else "openai"
+    if content_format == "string":
+        yield joined
+    else:
+        yield [{"type": "text", "text": text} for text in texts]
+
+
+def _is_misread(content: object) -> bool:
+    return isinstance(content, Text | Parts) and content._is_misread
 
 
 def _text_of(part: object) -> str:
     return str(part["text"]) if isinstance(part, dict) else str(part)
 
 
-@lru_cache(maxsize=4)
-def _reads_parts(template: str) -> bool:
-    """Whether it loops over the content of a message, or over a variable set to it (as vLLM)."""
-    tree = _environment().parse(template)
-    names = {
-        each.target.name
-        for each in tree.find_all(nodes.Assign)
-        if isinstance(each.target, nodes.Name) and _is_content(each.node)
-    }
-    loops = (each.iter for each in tree.find_all(nodes.For))
-    return any(
-        _is_content(each) or (isinstance(each, nodes.Name) and each.name in names) for each in loops
-    )
+class Text(str):
+    """A content that notes whether a template takes its characters for parts.
+
+    joins_parts: a template that goes through it at all does so.
+    """
+
+    _joins_parts: bool
+    _is_misread: bool
+
+    def __new__(cls, text: str, joins_parts: bool = False) -> "Text":
+        self = str.__new__(cls, text)
+        self._joins_parts = joins_parts
+        self._is_misread = False
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        for each in str.__iter__(self):
+            self._is_misread |= self._joins_parts
+            yield Character(each, self)
+
+    def __getitem__(self, place: Any) -> str:
+        found = str.__getitem__(self, place)
+        return found if isinstance(place, slice) else Character(found, self)
 
 
-def _is_content(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    return isinstance(node, nodes.Getitem) and node.arg == nodes.Const("content")
+class Character(str):
+    """A character of a text. It has neither keys nor names of its own: parts have."""
+
+    _of: Text
+
+    def __new__(cls, text: str, of: Text) -> "Character":
+        self = str.__new__(cls, text)
+        self._of = of
+        return self
+
+    def __getitem__(self, place: Any) -> str:
+        self._of._is_misread |= isinstance(place, str)
+        return str.__getitem__(self, place)
+
+    def __getattr__(self, name: str) -> object:
+        self._of._is_misread |= not name.startswith("_")
+        raise AttributeError(name)
+
+
+class Parts(list[dict[str, str]]):
+    """A content that notes whether a template reads the text of each part, and nothing whole.
+
+    In the meantime it passes for a text where it is taken for one, so that all is found out at
+    once.
+    """
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(map(Part, texts))
+        self._text = "\n".join(texts)
+        self._is_whole = False
+
+    @property
+    def _is_misread(self) -> bool:
+        return self._is_whole or any(each._is_whole or not each._is_read for each in self)  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        self._is_whole = True
+        return self._text
+
+    def __add__(self, other: Any) -> Any:
+        return str(self) + other if isinstance(other, str) else super().__add__(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return other + str(self) if isinstance(other, str) else NotImplemented
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(str(self), name)
+
+
+class Part(dict[str, str]):
+    """A part of a content that notes how it is read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(type="text", text=text)
+        self._is_read = self._is_whole = False
+
+    def __getitem__(self, key: str) -> str:
+        self._is_read |= key == "text"
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._is_read |= key == "text"
+        return super().get(key, default)
+
+    def items(self) -> Any:  # JSON is written from these
+        self._is_whole = True
+        return super().items()
+
+    def __repr__(self) -> str:
+        self._is_whole = True
+        return super().__repr__()
+
+
+class Null:
+    """The content of a message that has none: it is `none`, and an empty text where it is written.
+
+    Some templates write calls only where the content is none; others join any content.
+    """
+
+    def __str__(self) -> str:
+        return ""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, Null)
+
+    def __hash__(self) -> int:
+        return hash(None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __add__(self, other: Any) -> Any:
+        return "" + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + ""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr("", name)
+
+
+class Arguments(dict[str, object]):
+    """Arguments of a call as an object, which is its JSON text where it is written as a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(arguments_object(text))
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def arguments_object(text: str) -> dict[str, object]:
+    """Of a call. A model that wrote no JSON object gets back what it wrote, under one key."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {INVALID: text}
+
+
+def _with_calls(
+    messages: list[dict[str, object]], form: Callable[[str], object]
+) -> list[dict[str, object]]:
+    """Messages whose calls have their arguments in this form, made of their JSON text."""
+    return [
+        each | {"tool_calls": [_with_arguments(call, form) for call in calls]}
+        if isinstance(calls := each.get("tool_calls"), list)
+        else each
+        for each in messages
+    ]
+
+
+def _with_arguments(call: dict[str, Any], form: Callable[[str], object]) -> dict[str, object]:
+    """OpenAI sends arguments as JSON text, Python's callers may give an object."""
+    given = call["function"].get("arguments")
+    if not isinstance(given, str | dict):
+        return call
+    text = (given or "{}") if isinstance(given, str) else _to_json(given)
+    return call | {"function": call["function"] | {"arguments": form(text)}}
 
 
 @lru_cache(maxsize=4)
@@ -134,6 +349,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
+    environment.tests["none"] = _is_none
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
@@ -191,6 +407,10 @@ def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
+def _is_none(value: object) -> bool:
+    return value is None or isinstance(value, Null)
+
+
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
@@ -204,8 +424,18 @@ def _to_json(
 ) -> str:
     """Without the HTML escapes of jinja2's own."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_null,
     )
+
+
+def _null(value: object) -> None:
+    if not isinstance(value, Null):
+        raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 if __name__ == "__main__":

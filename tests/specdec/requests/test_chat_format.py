@@ -1,5 +1,7 @@
 """Parts of a content, tools, more variables and unfinished messages, as templates get them."""
 
+import json
+
 import pytest
 
 from specdec.requests.chat_format import ChatFormat
@@ -36,6 +38,126 @@ def test_parts_of_text_are_joined_unless_the_template_reads_them(
     content, template, content_format, text
 ):
     assert written(content, template, content_format) == text
+
+
+ONE = [{"type": "text", "text": "ab"}]
+MIXED = """{% for m in messages %}{% if m.role == 'user' %}{% for p in m.content %}{{ p.text }}
+{%- endfor %}{% else %}BRANCH{% endif %}{% endfor %}"""
+IS_STRING = "{{ m.content if m.content is string else '?' }}"
+
+
+@pytest.mark.parametrize(
+    "branch, text",
+    [
+        ("{{ m.content }}", "a\nb"),
+        ("{{ m.content | tojson }}", '"a\\nb"'),
+        ("{{ m.content | tojson(indent=1) }}", '"a\\nb"'),
+        ("{{ {'x': m.content} | tojson }}", '{"x": "a\\nb"}'),
+        ("{{ m.content | trim }}", "a\nb"),
+        ("{{ '' + m.content + '!' }}", "a\nb!"),
+        ("{{ m.content.strip() }}", "a\nb"),
+        ("{{ m['content'] ~ '' }}", "a\nb"),
+        ("{{ '%s' | format(m.content) }}", "a\nb"),
+        (IS_STRING, "a\nb"),
+        ("{% if m.content is not string %}{{ raise_exception('?') }}{% endif %}-", "-"),
+        ("{% for p in m.content %}{{ p['text'] if p is mapping else p }}{% endfor %}", "ab"),
+        ("{% for p in m.content %}{{ p | tojson }}{% endfor %}", None),  # as transformers
+        ("{{ m.content | map(attribute='text') | join('+') }}", "a+b"),
+        ("{{ m.content | selectattr('type', 'equalto', 'text') | list | length }}", "2"),
+        ("{{ m.content[0].text }}", "a\nb"),  # one part is all that it reads
+        ("{{ m.content is iterable }}{{ m.content }}", "Truea\nb"),
+    ],
+)
+def test_parts_are_a_text_in_the_branches_that_read_none(branch, text):
+    messages = [{"role": "user", "content": PARTS}, {"role": "tool", "content": PARTS}]
+    template = MIXED.replace("BRANCH", branch)
+    text = "".join(json.dumps(each) for each in PARTS) if text is None else text
+    assert DEMO.write_chat(messages, ChatFormat(chat_template=template)) == "ab" + text
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        "{{ m.content }}",
+        "{{ m.content | tojson }}",
+        "{{ m.content | trim }}",
+        "{{ m.content[0] ~ m.content[1:] ~ m.content | length ~ m.content | first }}",
+        "{% for c in m.content %}{{ loop.index }}{{ c }}{{ c | upper }}{{ 'a' + c }}{% endfor %}",
+        "{{ m.content is string }}{{ m.content is iterable }}{{ m.content is mapping }}",
+        "{{ m.content | list }}{{ m.content | reverse }}{{ m.content.split('b') }}",
+        "{{ m.content == 'ab ' }}{{ 'b' in m.content }}{{ m.content in ['ab '] }}{{ m | tojson }}",
+        "{{ {'ab ': 1}[m.content] }}{{ m.content * 2 }}{{ '%s' % m.content }}{{ [m.content] }}",
+        "{{ '{}'.format(m.content) }}{{ m.content.format(1) }}{{ m.content is sameas m.content }}",
+        "{{ m.content.text }}{{ m.content.content is defined }}{{ m.content is none }}",
+    ],
+)
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_a_text_is_a_text_in_every_way_that_transformers_offers(role, branch):
+    template = MIXED.replace("== 'user'", "== 'loops'").replace("BRANCH", branch)
+    messages = [{"role": role, "content": "ab "}]
+    theirs = DEMO.backend.apply_chat_template(messages, tokenize=False, chat_template=template)
+    form = ChatFormat(chat_template=template, add_generation_prompt=False)
+    assert DEMO.write_chat(messages, form) == theirs
+
+
+NULLS = [
+    ("{{ m.content is none }}{{ m.content is not none }}{{ m.content == none }}", "TrueFalseTrue"),
+    ("{{ m.content is string }}{{ m.content is mapping }}{{ not m.content }}", "FalseFalseTrue"),
+    ("<{{ m.content }}{{ m.content | trim }}{{ '' ~ m.content }}{{ m.content.strip() }}>", "<>"),
+    ("<{{ 'a' + m.content + 'b' }}{{ m.content + 'c' }}{{ m.content | length }}>", "<abc0>"),
+    ("<{% for p in m.content %}{{ p.text }}{% endfor %}{{ 'x' in m.content }}>", "<False>"),
+    ("{{ m.content | tojson }}{{ [m.content] | tojson }}", "null[null]"),
+    (
+        "{{ m.content | default('d', true) }}{{ m.content or 'e' }}{{ m.content is defined }}",
+        "deTrue",
+    ),
+]
+
+
+@pytest.mark.parametrize("template, text", NULLS)
+@pytest.mark.parametrize("content", [{"content": None}, {}], ids=["null", "missing"])
+def test_a_content_that_is_null_is_none_and_is_written_as_no_text(template, text, content):
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "assistant", "tool_calls": [call], **content}]
+    template = "{% set m = messages[0] %}" + template
+    assert DEMO.write_chat(messages, ChatFormat(chat_template=template)) == text
+
+
+ARGUMENTS = [
+    ("{{ a | tojson }}", '{"x": "é"}'),
+    ("{{ a if a is string else a | tojson }}", '{"x": "é"}'),
+    ("{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}{{ a is mapping }}", "x=éTrue"),
+    ("{% for k, v in a | items %}{{ k }}={{ v }}{% endfor %}{{ a.x }}", "x=éé"),
+    ("{{ call.function | tojson }}", '{"name": "f", "arguments": {"x": "é"}}'),
+    ("{{ a }}", '{"x":"\\u00e9"}'),
+    ("{{ '' ~ a }}{{ a | trim }}", '{"x":"\\u00e9"}' * 2),
+    ("{{ '' + a + '' }}", '{"x":"\\u00e9"}'),
+    ("{{ a.strip() }}", '{"x":"\\u00e9"}'),
+    ("{{ a[1:-1] + '' }}", '"x":"\\u00e9"'),
+]
+
+
+@pytest.mark.parametrize("template, text", ARGUMENTS)
+def test_arguments_are_an_object_or_text_as_the_template_takes_them(template, text):
+    call = {"function": {"name": "f", "arguments": '{"x":"\\u00e9"}'}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    head = "{% set call = messages[0].tool_calls[0] %}{% set a = call.function.arguments %}"
+    assert DEMO.write_chat(messages, ChatFormat(chat_template=head + template)) == text
+
+
+def test_an_error_that_no_form_of_the_arguments_mends_is_the_first_one():
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    template = "{{ raise_exception(messages[0].tool_calls[0].function.arguments is mapping) }}"
+    with pytest.raises(ValueError, match=r"these messages: True$"):
+        DEMO.write_chat(messages, ChatFormat(chat_template=template))
+
+
+@pytest.mark.parametrize("content", ["a", ONE], ids=["text", "parts"])
+def test_many_messages_are_written_within_the_time_of_a_template(content):
+    messages = [{"role": "user", "content": content}] * 20_000
+    form = ChatFormat(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert len(DEMO.write_chat(messages, form)) == len("ab" if content is ONE else "a") * 20_000
 
 
 def test_tools_documents_and_more_variables_reach_the_template():

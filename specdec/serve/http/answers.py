@@ -95,7 +95,7 @@ class ChatForm:
         self, api_request: ApiRequest, position: int, output: RequestOutput, piece: Piece
     ) -> Json:
         """With the message."""
-        message = self._reading.message(piece.text)
+        message = self._reading.message(piece.text, is_cut=piece.finish_reason == "length")
         reason = finish_reason(piece.finish_reason, bool(message.calls))
         head: Json = {"index": piece.index, "message": chat_message(message)}
         return {**head, **self._rest(api_request, output, piece), "finish_reason": reason}
@@ -109,7 +109,7 @@ class ChatForm:
         deltas = self._deltas[piece.index]
         has_tokens = api_request.returns_token_ids or api_request.params.logprobs is not None
         has_tokens = has_tokens or bool(piece.rounds)
-        found = deltas.new(piece.text, piece.finish_reason is not None, has_tokens)
+        found = deltas.new(piece.text, piece.finish_reason, has_tokens)
         ends: Json = {"finish_reason": None, "stop_reason": None}
         choices: list[Json] = [
             {"index": piece.index, "delta": delta, "logprobs": None, **ends} for delta in found

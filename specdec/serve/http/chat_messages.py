@@ -49,18 +49,19 @@ class ChatDeltas:
         """Whether a call has begun."""
         return self._reader.num_calls > 0
 
-    def new(self, text: str, is_over: bool, has_tokens: bool) -> list[Json]:
+    def new(self, text: str, reason: str | None, has_tokens: bool) -> list[Json]:
         """What more text adds, one kind of text in each; the first one says whose it is.
 
+        reason: why the text is over, if it is.
         has_tokens: there is something to send along, even if the text is not certain yet.
         """
         events = self._reader.push(text)
-        if is_over:
-            events += self._reader.finish()
+        if reason is not None:
+            events += self._reader.finish(is_cut=reason == "length")
         if self._is_plain and not events:
             events = [Content("")]
         deltas = [_delta(event) for event in events]
-        if not deltas and (is_over or has_tokens):
+        if not deltas and (reason is not None or has_tokens):
             deltas = [{}]
         if deltas and not self._is_begun:
             self._is_begun = True

@@ -113,7 +113,7 @@ class EventAnswer(Generation):
         """The script's events for a part of the text, and for its end."""
         events = self._reader.push(piece.text)
         if piece.finish_reason is not None:
-            events += self._reader.finish()
+            events += self._reader.finish(is_cut=piece.finish_reason == "length")
         self._reasoning += "".join(each.text for each in events if isinstance(each, Reasoning))
         written = [each for event in events for each in self._script.write(event)]
         if piece.finish_reason is not None:

@@ -58,7 +58,7 @@ CALL_FORMATS = (
     ),
     CallFormat(
         "llama3_json",
-        lambda tools: llama3_json.Llama3JsonReader(),
+        llama3_json.Llama3JsonReader,
         llama3_json_call,
         "; ",
         (),

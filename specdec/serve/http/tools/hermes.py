@@ -17,12 +17,15 @@ class HermesReader(Reader):
         count = 0
         while (yield from read_content(source, (OPEN,), count > 0)) is not None:
             yield from source.skip()
-            is_call = False
-            if (yield from source.peek()) == "{":
+            is_object = (yield from source.peek()) == "{"
+            is_call: bool | None = None if source.is_cut_here else False
+            if is_object:
                 is_call = yield from read_call(source, count, needs_arguments=False)
             if is_call:
                 count += 1
                 yield from skip_tag(source, CLOSE)
+            elif is_call is None:
+                source.release()
             else:
                 yield Content(source.release())
 
@@ -31,7 +34,7 @@ def skip_tag(source: Source, tag: str) -> Waiting[None]:
     """Read a tag that may be next, and white space before it."""
     source.hold()
     yield from source.skip()
-    if (yield from source.accept(tag)):
+    if (yield from source.accept(tag)) or source.accept_cut(tag):
         source.release()
     else:
         source.go_back()

@@ -20,10 +20,11 @@ END_OF_WORD = re.compile(r"[\s,\]}]")
 Pieces = Generator[str | None, None, None]
 
 
-def read_call(source: Source, index: int, needs_arguments: bool) -> Reading[bool]:
+def read_call(source: Source, index: int, needs_arguments: bool) -> Reading[bool | None]:
     """The object that begins here; whether it is a call. Releases what is held, if it is one.
 
-    needs_arguments: an object with a name alone is no call.
+    None if max_tokens has cut it before that could be told. needs_arguments: an object with a name
+    alone is no call.
     """
     name: str | None = None
     arguments: str | None = None  # those that came before the name
@@ -32,7 +33,7 @@ def read_call(source: Source, index: int, needs_arguments: bool) -> Reading[bool
         if key == "name" and name is None:
             name = yield from read_string(source)
             if name is None:
-                return False
+                return None if source.is_cut_here else False
         elif key in ARGUMENTS and arguments is None:
             if name is None:
                 arguments = yield from joined(_arguments(source))
@@ -44,6 +45,8 @@ def read_call(source: Source, index: int, needs_arguments: bool) -> Reading[bool
         else:
             yield from joined(_value(source))
     is_closed = key == ""
+    if not is_closed and source.is_cut_here:
+        return None
     if name is None or not is_closed or (needs_arguments and arguments is None):
         return False
     source.release()

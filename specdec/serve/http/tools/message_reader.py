@@ -34,10 +34,10 @@ class AnswerReading:
             readers.append(self.calls.reader(tools))
         return MessageReader(readers, self.use.most)
 
-    def message(self, text: str) -> Message:
-        """A whole answer."""
+    def message(self, text: str, is_cut: bool = False) -> Message:
+        """A whole answer. is_cut: by max_tokens."""
         reader = self.reader()
-        return Message.of([*reader.push(text), *reader.finish()])
+        return Message.of([*reader.push(text), *reader.finish(is_cut)])
 
 
 class MessageReader:
@@ -58,11 +58,11 @@ class MessageReader:
             events = list(_through(reader, events))
         return self._kept(events)
 
-    def finish(self) -> list[Event]:
-        """The rest, when the text is over."""
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        """The rest, when the text is over. is_cut: by max_tokens, perhaps within markup."""
         events: list[Event] = []
         for reader in self._readers:
-            events = [*_through(reader, events), *reader.finish()]
+            events = [*_through(reader, events), *reader.finish(is_cut)]
         return self._kept(events)
 
     def _kept(self, events: Sequence[Event]) -> list[Event]:

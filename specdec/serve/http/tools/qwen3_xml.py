@@ -49,6 +49,9 @@ class Qwen3XmlReader(Reader):
                 yield from source.skip()
                 is_function = yield from source.accept(FUNCTION)
             name = (yield from _name(source)) if is_function else None
+            if name is None and (source.is_cut_here or source.accept_cut(FUNCTION)):
+                source.release()
+                return
             if name is None:
                 yield Content(source.release())
                 continue
@@ -76,6 +79,9 @@ class Qwen3XmlReader(Reader):
             write = _text if tool is None or is_text(tool.parameters, key) else _json
             for piece in write(source):
                 yield None if piece is None else Arguments(index, piece)
+        if source.accept_cut(PARAMETER) or source.is_cut_here:
+            source.release()
+            return
         is_cut = source.is_over and source.at == len(source.text)
         source.go_back()
         yield from skip_tag(source, END_FUNCTION)
@@ -92,6 +98,7 @@ def _name(source: Source) -> Waiting[str | None]:
             break
         yield None
     if found is None or not source.text.startswith(">", end):
+        source.at = end if source.is_cut and end == len(source.text) else source.at
         return None
     source.at = end + 1
     return found[0].strip()
@@ -116,13 +123,17 @@ def _text(source: Source) -> Generator[str | None, None, None]:
         piece = last + piece
         last = "\n" if piece.endswith("\n") else ""
         yield json.dumps(piece.removesuffix("\n"), ensure_ascii=False)[1:-1]
-    yield '"' if is_closed else json.dumps(last)[1:-1]
+    if is_closed:
+        yield '"'
+    elif not source.is_cut:
+        yield json.dumps(last)[1:-1]
 
 
 def _json(source: Source) -> Generator[str | None, None, None]:
-    """A value as JSON: as it is, if it is some, else as a text."""
+    """A value as JSON: as it is, if it is some or cut off, else as a text."""
     text = yield from joined(read_until(source, END_PARAMETER))
-    yield _as_json(text)
+    is_open = source.is_cut_here and not source.text.endswith(END_PARAMETER)
+    yield text.strip() if is_open else _as_json(text)
 
 
 def _as_json(text: str) -> str:

@@ -2,6 +2,7 @@
 
 A reader is a generator that yields events, and None where it needs more text. What it has read
 does not depend on where the text was cut, since it decides nothing before it has seen enough.
+Where max_tokens has ended the text, markup that it cut off is neither content nor reasoning.
 """
 
 import re
@@ -16,12 +17,16 @@ Reading = Generator[Event | None, None, Result]
 
 
 class Source:
-    """text[at:] is unread. Text from `hold` on is kept, to be read again or passed on."""
+    """text[at:] is unread. Text from `hold` on is kept, to be read again or passed on.
+
+    is_cut: max_tokens has ended the text, so that it may end within markup.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.is_over = False
+        self.is_cut = False
         self._mark: int | None = None
 
     def add(self, text: str) -> None:
@@ -35,6 +40,11 @@ class Source:
         """Keep what is read from here on."""
         self._mark = self.at
 
+    def held(self) -> str:
+        """All text from `hold` on."""
+        assert self._mark is not None, "nothing is held"
+        return self.text[self._mark :]
+
     def release(self) -> str:
         """What has been read since `hold`."""
         assert self._mark is not None, "nothing is held"
@@ -47,6 +57,11 @@ class Source:
         assert self._mark is not None, "nothing is held"
         self.at = self._mark
         self._mark = None
+
+    @property
+    def is_cut_here(self) -> bool:
+        """Whether max_tokens has left nothing to read."""
+        return self.is_cut and self.at == len(self.text)
 
     def take(self) -> str:
         """All unread text that is there."""
@@ -81,6 +96,13 @@ class Source:
         self.at += len(word) if is_next else 0
         return is_next
 
+    def accept_cut(self, word: str) -> bool:
+        """Read the rest if it is the beginning of this word, cut off by max_tokens."""
+        rest = self.text[self.at :]
+        is_next = self.is_cut and rest != "" and word.startswith(rest)
+        self.at += len(rest) if is_next else 0
+        return is_next
+
 
 class Reader:
     """Turns text into events. A subclass has the generator."""
@@ -94,9 +116,10 @@ class Reader:
         self._source.add(text)
         return list(merged(self._events()))
 
-    def finish(self) -> list[Event]:
-        """The rest, when the text is over."""
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        """The rest, when the text is over. is_cut: by max_tokens."""
         self._source.is_over = True
+        self._source.is_cut = is_cut
         return list(merged(self._events()))
 
     def _events(self) -> Iterator[Event]:
@@ -124,13 +147,15 @@ def read_content(
     while True:
         cut, tag = find(source.text, source.at, tags)
         is_end = tag is None and source.is_over
-        piece = source.text[source.at : len(source.text) if is_end else cut]
-        kept = piece if is_end else piece.rstrip()
+        is_cut = is_end and source.is_cut and is_markup(source.text[cut:], tags, has_calls)
+        piece = source.text[source.at : len(source.text) if is_end and not is_cut else cut]
+        kept = piece if is_end and not is_cut else piece.rstrip()
         source.at += len(kept)
         has_calls = has_calls and not piece.strip()  # no text has followed them yet
         if kept and not has_calls:
             yield kind(kept)
         if is_end:
+            source.take()
             return None
         if tag is not None:
             source.hold()
@@ -143,7 +168,10 @@ def read_until(source: Source, tag: str) -> Generator[str | None, None, bool]:
     """The text before a tag in pieces, and the tag; False if the text ends before it."""
     while True:
         cut, found = find(source.text, source.at, (tag,))
-        cut = len(source.text) if found is None and source.is_over else cut
+        if found is None and source.is_over:
+            is_tag = source.is_cut and is_markup(source.text[cut:], (tag,), True)
+            source.text = source.text[:cut] if is_tag else source.text
+            cut = len(source.text)
         piece = source.text[source.at : cut]
         source.at = cut + len(found or "")
         if piece:
@@ -151,6 +179,12 @@ def read_until(source: Source, tag: str) -> Generator[str | None, None, bool]:
         if found is not None or source.is_over:
             return found is not None
         yield None
+
+
+def is_markup(rest: str, tags: Sequence[str], any_length: bool = False) -> bool:
+    """Whether the end of a text is a tag that max_tokens cut, and not only a "<" of the text."""
+    begun = [tag for tag in tags if rest and tag.startswith(rest)]
+    return any(any_length or 2 * len(rest) >= len(tag) for tag in begun)
 
 
 def joined(pieces: Iterable[str | None]) -> Waiting[str]:

@@ -1,7 +1,7 @@
 """Reasoning in <think> and </think> at the beginning of an answer."""
 
 from specdec.serve.http.tools.events import Content, Reasoning
-from specdec.serve.http.tools.source import Reader, Reading, Source, read_content
+from specdec.serve.http.tools.source import Reader, Reading, Source, is_markup, read_content
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -38,6 +38,8 @@ class ThinkingReader(Reader):
             yield from source.skip()
         else:
             source.go_back()
+            if source.is_cut and is_markup(source.text[source.at :], (OPEN,)):
+                return
         while True:
             text = source.take()
             if text:

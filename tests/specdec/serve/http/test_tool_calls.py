@@ -99,6 +99,17 @@ def test_a_call_that_must_be_made_is_made_whole_and_streamed(server, choice):
     assert chunks[0].choices[0].delta.role == "assistant"
 
 
+def test_a_call_that_max_tokens_cuts_off_is_no_content(hermes):
+    client = client_of(hermes)
+    fields = {**REQUEST, "tool_choice": NAMED, "max_tokens": 6}
+    whole = client.chat.completions.create(**fields)
+    assert of_message(whole.choices[0]) == ("", "", [], "length")
+    assert joined(client.chat.completions.create(**fields, stream=True)) == ("", "", [], "length")
+    body = {"model": "demo", "messages": MESSAGES, "max_tokens": 6, "tool_choice": {"type": "any"}}
+    body["tools"] = [{"name": "weather", "input_schema": WEATHER}]
+    assert hermes.post("/v1/messages", body).json()["content"] == []
+
+
 def test_samples_have_their_own_calls(hermes):
     client = client_of(hermes)
     fields = {**REQUEST, "tool_choice": NAMED, "n": 2, "logprobs": True}

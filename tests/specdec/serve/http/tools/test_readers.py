@@ -1,4 +1,7 @@
-"""Texts of answers as messages: the same however the text is cut, and nothing is ever lost."""
+"""Texts of answers as messages: the same however the text is cut, and nothing is ever lost.
+
+But for markup that max_tokens has cut off, which is nobody's text.
+"""
 
 import json
 import time
@@ -36,11 +39,11 @@ def reading(name, *, thinks=True, is_open=False, most=None):
     return AnswerReading(FORMATS[name], use, thinks, is_open)
 
 
-def read(found, pieces):
+def read(found, pieces, is_cut=False):
     """The message of a stream, whose calls must come in order."""
     reader = found.reader()
     events = [event for piece in pieces for event in reader.push(piece)]
-    events += reader.finish()
+    events += reader.finish(is_cut)
     count = 0
     for event in events:
         count += isinstance(event, Call)
@@ -234,6 +237,7 @@ def test_garbage_is_read_alike_however_it_is_cut(name, text, lengths, is_open):
         start += length
     whole = found.message(text)
     assert read(found, pieces) == whole
+    assert read(found, pieces, is_cut=True) == found.message(text, is_cut=True)
     if not whole.calls and not whole.reasoning and "think>" not in text:
         assert whole.content == text or is_open
 
@@ -262,6 +266,94 @@ def test_calls_come_back_as_they_were_written(name, calls, length):
     found = read(reading(name), [text[i : i + length] for i in range(0, len(text), length)])
     assert [json.loads(call.arguments) for call in found.calls] == calls
     assert found.content == ""
+
+
+ANSWERS = {
+    "hermes": [
+        'I look.\n\n<tool_call>\n{"name": "weather", "arguments": {"city": "<b>", "x": [{}]}}\n'
+        '</tool_call>\n<tool_call>{"name": "now"}</tool_call>',
+        '<tool_call>{"id": {"a": "b"}, "arguments": {"name": "a"}, "name": "now"}</tool_call>',
+    ],
+    "llama3_json": [
+        '{"name": "weather", "parameters": {"city": "<b>", "x": [{}]}}; {"name": "now", '
+        '"parameters": {}};\n<|python_tag|>{"name": "weather", "parameters": {"a": "}"}}',
+        '<|python_tag|>{"name": "now", "parameters": {}}\n',
+    ],
+    "qwen3_xml": [
+        "I look.\n\n"
+        + XML.format("<parameter=city>\n<b>\n</parameter>\n<parameter=days>\n3\n</parameter>\n")
+        + "\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "<function=weather>\n<parameter=list>\n[1, 2]\n</parameter>\n</function>",
+    ],
+}
+
+
+TAGS = ("<tool_call>", "<function=", "<think>", "</think>", "<|python_tag|>")
+BEGINNINGS = [tag[:end] for tag in TAGS for end in range((len(tag) + 1) // 2)]
+
+
+def begins(whole, cut):
+    """Whether a text is the beginning of another, but for less than half of a tag."""
+    return any(whole.startswith(cut.removesuffix(each).rstrip()) for each in BEGINNINGS)
+
+
+@pytest.mark.parametrize("head", ["", "<think>\nhm\n</think>\n\n"], ids=["", "thinking"])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_markup_that_max_tokens_cuts_off_is_no_content(name, head):
+    found = reading(name)
+    for answer in ANSWERS[name]:
+        text = head + answer
+        whole = found.message(text, is_cut=True)
+        assert whole == found.message(text)
+        for end in range(len(text)):
+            cut = found.message(text[:end], is_cut=True)
+            assert read(found, text[:end], is_cut=True) == cut, text[:end]
+            assert begins(whole.content, cut.content), text[:end]
+            assert begins(whole.reasoning, cut.reasoning), text[:end]
+            names = [call.name for call in whole.calls[: len(cut.calls)]]
+            assert [call.name for call in cut.calls] == names, text[:end]
+            for call, complete in zip(cut.calls, whole.calls, strict=False):
+                assert complete.arguments.startswith(call.arguments), text[:end]
+
+
+@pytest.mark.parametrize(
+    "name, text, content, arguments",
+    [
+        ("hermes", "<tool_call>", "", None),
+        ("hermes", "Yes. <tool_c", "Yes.", None),
+        ("hermes", '<tool_call>\n{"name": "we', "", None),
+        ("hermes", '<tool_call>\n{"name": "weather", "argum', "", None),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}}\n</tool_', "", "{}"),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<', "", "{}"),
+        ("hermes", "<tool_call>\nno JSON", "<tool_call>\nno JSON", None),
+        ("hermes", '<tool_call>{"x": 1}', '<tool_call>{"x": 1}', None),
+        ("hermes", "a < b and c <", "a < b and c <", None),
+        ("hermes", "<t", "<t", None),
+        ("llama3_json", '{"name": "weat', "", None),
+        ("llama3_json", "<|python_tag|>", "", None),
+        ("llama3_json", '<|python_tag|>{"na', "", None),
+        ("llama3_json", '{"name": "Bob", "age', '{"name": "Bob", "age', None),
+        ("llama3_json", '{"size": {"x', '{"size": {"x', None),
+        ("llama3_json", '{"name": "now", "parameters": {}}; {"name": "w', "", "{}"),
+        ("llama3_json", "<|python_tag|>print(1", "<|python_tag|>print(1", None),
+        ("qwen3_xml", "<tool_call>\n<func", "", None),
+        ("qwen3_xml", "<tool_call>\n<function=wea", "", None),
+        ("qwen3_xml", "<tool_call>\n<function=now>\n<param", "", "{"),
+        ("qwen3_xml", "<tool_call>\n<function=now>\n<parameter=ci", "", "{"),
+        ("qwen3_xml", "<function=now>\n<parameter=a>\nx\n</para", "", '{"a": "x'),
+        ("qwen3_xml", "<function=now>\n</func", "", "{}"),
+        ("qwen3_xml", "<function=now>\n</function>\n</tool_c", "", "{}"),
+        ("qwen3_xml", "<tool_call>\nno function", "<tool_call>\nno function", None),
+    ],
+)
+def test_a_cut_call_is_told_from_text_that_begins_like_one(name, text, content, arguments):
+    found = reading(name)
+    message = found.message(text, is_cut=True)
+    assert read(found, text, is_cut=True) == message
+    assert (message.content, [call.arguments for call in message.calls]) == (
+        content,
+        [] if arguments is None else [arguments],
+    )
 
 
 def test_a_prompt_that_opens_the_reasoning_needs_no_opening_tag():

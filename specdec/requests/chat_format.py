@@ -3,6 +3,7 @@
 Messages are checked here; what a template does with them, template_worker.py says.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ CONTENT_FORMATS = ("auto", "string", "openai")
 # names of the same part of a message; templates read the first two
 REASONING = ("reasoning_content", "thinking", "reasoning")
 WANTED = '{"role": text, "content": text or a list of {"type": "text", "text": text}}'
+
+INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,26 +147,49 @@ def _last_text(content: object) -> str:
 
 
 def _as_templates_read(message: Message) -> dict[str, object]:
-    """Without keys whose value is None but the content, and with the reasoning under each name that
-    templates read.
+    """Without keys whose value is None but the content, the reasoning under each name that
+    templates read, and arguments of tool calls in both forms.
     """
     kept = {key: value for key, value in message.items() if value is not None}
     kept.setdefault("content", None)
     if kept.get("tool_calls"):
-        _check_calls(kept["tool_calls"])
+        kept["tool_calls"] = _with_objects(kept["tool_calls"])
     reasoning = next((kept[name] for name in REASONING if name in kept), None)
     if reasoning is None:
         return kept
     return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}
 
 
-def _check_calls(calls: object) -> None:
+def _with_objects(calls: object) -> object:
+    """OpenAI sends arguments as JSON text; most templates write them as JSON themselves."""
     if not isinstance(calls, list | tuple):
         raise ValueError(f"tool_calls={calls!r}: give a list of calls")
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping):
-            raise ValueError(f'a tool call is {call!r}: give {{"function": {{"name": ..., ...}}}}')
+    return [_with_object(call) for call in calls]
+
+
+def _with_object(call: object) -> object:
+    """The arguments in both forms, of which template_worker.py takes one."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise ValueError(f'a tool call is {call!r}: give {{"function": {{"name": ..., ...}}}}')
+    arguments = function.get("arguments")
+    forms: dict[str, object]
+    if isinstance(arguments, str):
+        forms = {"object": arguments_object(arguments), "text": arguments or "{}"}
+    elif isinstance(arguments, Mapping):
+        forms = {"object": arguments, "text": None}
+    else:
+        return call
+    return {**call, "function": {**function, "arguments": forms}}
+
+
+def arguments_object(arguments: str) -> dict[str, object]:
+    """Of a call. A model that wrote no JSON object gets back what it wrote, under one key."""
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {INVALID: arguments}
 
 
 def _check_dicts(name: str, value: object) -> None:

@@ -7,9 +7,9 @@ A request is 8 bytes of length and JSON, {"template": text, "variables": {...}, 
 ...}; an answer is 8 bytes of length, then WRITTEN or REFUSED, then text. Where the variables are
 null, the template is compiled only. The end of standard input ends the process.
 
-A template is given each content, and the arguments of each call, in a form that it can read. Only
-rendering tells which one that is, so objects note how they are read, and those that were misread
-are given in their next form.
+Arguments of calls come as {"object": ..., "text": its JSON, or null}. A template is given these,
+and each content, in a form that it can read. Only rendering tells which one that is, so objects
+note how they are read, and those that were misread are given in their next form.
 """
 
 import json
@@ -36,7 +36,6 @@ ERROR_CHARACTERS = 2000
 WRITTEN, REFUSED = b"w", b"r"
 OUT_OF_MEMORY = 3  # exit status
 LENGTH_BYTES = 8
-INVALID = "INVALID_JSON"  # the key of arguments that are no JSON object
 
 
 def main() -> None:
@@ -85,14 +84,14 @@ def render(
     if not isinstance(messages, list):
         return _written(compiled, variables)
     try:
-        return _with_contents(compiled, variables, _with_calls(messages, Arguments), content_format)
+        return _with_contents(compiled, variables, _with_calls(messages, False), content_format)
     except MemoryError:
         raise
     except Exception as error:  # some templates join arguments as text, which an object is not
         if not any(each.get("tool_calls") for each in messages):
             raise
         try:
-            return _with_contents(compiled, variables, _with_calls(messages, str), content_format)
+            return _with_contents(compiled, variables, _with_calls(messages, True), content_format)
         except Exception as other:
             raise (other if isinstance(other, MemoryError) else error) from other
 
@@ -300,42 +299,33 @@ class Null:
 class Arguments(dict[str, object]):
     """Arguments of a call as an object, which is its JSON text where it is written as a text."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(arguments_object(text))
+    def __init__(self, found: dict[str, object], text: str) -> None:
+        super().__init__(found)
         self._text = text
 
     def __str__(self) -> str:
         return self._text
 
 
-def arguments_object(text: str) -> dict[str, object]:
-    """Of a call. A model that wrote no JSON object gets back what it wrote, under one key."""
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {INVALID: text}
-
-
-def _with_calls(
-    messages: list[dict[str, object]], form: Callable[[str], object]
-) -> list[dict[str, object]]:
-    """Messages whose calls have their arguments in this form, made of their JSON text."""
+def _with_calls(messages: list[dict[str, Any]], are_texts: bool) -> list[dict[str, Any]]:
+    """Messages whose calls have their arguments as objects, or as JSON texts."""
     return [
-        each | {"tool_calls": [_with_arguments(call, form) for call in calls]}
-        if isinstance(calls := each.get("tool_calls"), list)
+        each | {"tool_calls": [_with_arguments(call, are_texts) for call in calls]}
+        if (calls := each.get("tool_calls"))
         else each
         for each in messages
     ]
 
 
-def _with_arguments(call: dict[str, Any], form: Callable[[str], object]) -> dict[str, object]:
-    """OpenAI sends arguments as JSON text, Python's callers may give an object."""
-    given = call["function"].get("arguments")
-    if not isinstance(given, str | dict):
+def _with_arguments(call: dict[str, Any], are_texts: bool) -> dict[str, Any]:
+    """OpenAI's clients send a text, callers in Python may give an object alone."""
+    forms = call["function"].get("arguments")
+    if not isinstance(forms, dict):
         return call
-    text = (given or "{}") if isinstance(given, str) else _to_json(given)
-    return call | {"function": call["function"] | {"arguments": form(text)}}
+    found = forms["object"]
+    text = _to_json(found) if forms["text"] is None else forms["text"]
+    arguments = text if are_texts else Arguments(found, text)
+    return call | {"function": call["function"] | {"arguments": arguments}}
 
 
 @lru_cache(maxsize=4)

@@ -7,7 +7,7 @@ between the start of the message and its stop.
 import uuid
 from collections.abc import Iterator
 
-from specdec.requests.template_worker import arguments_object
+from specdec.requests.chat_format import arguments_object
 from specdec.serve.http.agents.event_answer import Counts, Ending
 from specdec.serve.http.agents.translation import Json
 from specdec.serve.http.errors import ApiError

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from specdec.requests.template_worker import arguments_object
+from specdec.requests.chat_format import arguments_object
 from specdec.serve.http.api_request import SAME_NAME
 from specdec.serve.http.errors import ApiError
 

@@ -267,6 +267,13 @@ def serve(
     reasoning_parser: Annotated[
         str, Option(help="how it writes reasoning: auto (by its chat template), think or none")
     ] = "auto",
+    parse_special: Annotated[
+        bool,
+        Option(
+            "--parse-special/--no-parse-special",
+            help="whether special tokens in the text of requests are tokens, or text like any",
+        ),
+    ] = True,
     dtype: shared.Dtype = "auto",
     device: shared.Device = "auto",
     max_model_len: shared.MaxModelLen = None,

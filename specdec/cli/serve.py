@@ -50,6 +50,7 @@ class ServeOptions(DraftOptions):
     log_format: str
     tool_call_parser: str
     reasoning_parser: str
+    parse_special: bool
 
 
 def run_serve(options: ServeOptions, worker: WorkerProcess) -> None:
@@ -117,6 +118,7 @@ def _server_options(options: ServeOptions) -> ServerOptions:
         shutdown_timeout=options.shutdown_timeout,
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
+        parse_special=options.parse_special,
     )
 
 

@@ -1,14 +1,19 @@
 """Text and conversations to tokens, and tokens to text, one after another."""
 
+import logging
 import threading
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specdec.arguments import check_text
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.chat_template import TemplateProcess
+from specdec.requests.special_text import MarkedText, SpecialMarks
 from specdec.requests.tokenizer_files import plain_decoder, read_tokenizer
 
+logger = logging.getLogger("specdec")
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 LONGEST = 4  # bytes of a character, and so tokens
 MOST_PENDING = 2 * LONGEST  # tokens that are held back
@@ -25,17 +30,25 @@ class Tokenizer:
         self._templates = TemplateProcess()
         self._lock = threading.RLock()
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer adds."""
+    def encode(
+        self, text: str, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the tokenizer adds.
+
+        parse_special: read special tokens in the text as such; otherwise they are text like any.
+        """
         check_text(text)
+        options = {} if parse_special else {"split_special_tokens": True}
         with self._lock:
-            return list(self.backend.encode(text))
+            ids = list(self.backend.encode(text, add_special_tokens=add_special_tokens, **options))
+        bos = getattr(self.backend, "bos_token_id", None)
+        if add_special_tokens and bos is not None and ids[:2] == [bos, bos]:
+            _warn_of_two(str(self.backend.bos_token))
+        return ids
 
     def encode_word(self, text: str) -> list[int]:
-        """Token ids of a piece of text, without special tokens."""
-        check_text(text)
-        with self._lock:
-            return list(self.backend.encode(text, add_special_tokens=False))
+        """Token ids of a piece of text, without special tokens added."""
+        return self.encode(text, add_special_tokens=False)
 
     def as_json(self) -> str:
         """The text of a tokenizer.json, added tokens included; ValueError if there is none."""
@@ -66,19 +79,75 @@ class Tokenizer:
         found = added | found
         return sorted((id, found[id]) for id in found if not 0 <= id < vocab_size)
 
-    def encode_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> list[int]:
-        """Token ids of a conversation, rendered by the template, which adds the special tokens."""
-        return self.encode_word(self.write_chat(messages, form))
+    def encode_chat(
+        self,
+        messages: Conversation,
+        form: ChatFormat = DEFAULT_FORMAT,
+        add_special_tokens: bool = False,
+        parse_special: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation, rendered by the template, which adds the special tokens.
+
+        parse_special: read those as such that stand in messages, tools and documents too.
+        """
+        if parse_special:
+            return self.encode(self.write_chat(messages, form), add_special_tokens)
+        return self.encode_marked(self.write_marked_chat(messages, form), add_special_tokens)
+
+    def encode_marked(self, marked: MarkedText, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a conversation in which special tokens are the template's alone."""
+        check_text(marked.text)
+        if not getattr(self.backend, "is_fast", False):
+            kind = type(self.backend).__name__
+            raise ValueError(f"parse_special=False: {kind} does not tell where its tokens are")
+        special = self._special_tokens
+        with self._lock:
+            found = self.backend(
+                marked.text, add_special_tokens=add_special_tokens, return_offsets_mapping=True
+            )
+            ids: list[int] = []
+            for token, (start, end) in zip(
+                found["input_ids"], found["offset_mapping"], strict=True
+            ):
+                if token in special and marked.is_marked(start, end):
+                    ids += self._encode_within(marked.text[start:end])
+                else:
+                    ids.append(token)
+        return ids
+
+    def _encode_within(self, text: str) -> list[int]:
+        """Ids of text within another one: some tokenizers put a space before the first word."""
+        line = self.encode("\n", add_special_tokens=False, parse_special=False)
+        after = self.encode("\n" + text, add_special_tokens=False, parse_special=False)
+        if after[: len(line)] == line:
+            return after[len(line) :]
+        return self.encode(text, add_special_tokens=False, parse_special=False)
+
+    @property
+    def _special_tokens(self) -> dict[int, str]:
+        added = self.backend.added_tokens_decoder
+        return {token: each.content for token, each in added.items() if each.special}
 
     def write_chat(self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT) -> str:
         """The text of a conversation. Takes no lock of the tokenizer while it renders."""
+        return form.ended(self._written(form, form.variables(messages)), messages)
+
+    def write_marked_chat(
+        self, messages: Conversation, form: ChatFormat = DEFAULT_FORMAT
+    ) -> MarkedText:
+        """The same text, with marks where the user writes special tokens."""
+        marks = SpecialMarks(self._special_tokens.values())
+        given = {name: marks.put(value) for name, value in form.variables(messages).items()}
+        text = self._written(form, given)
+        return MarkedText.of(form.ended(text, cast(Conversation, given["messages"])))
+
+    def _written(self, form: ChatFormat, variables: Mapping[str, object]) -> str:
         template = self._template(form)
-        variables = self.backend.special_tokens_map | form.variables(messages)
+        given = {**self.backend.special_tokens_map, **variables}
         try:
-            text = self._templates.render(template, variables, form.chat_template_content_format)
+            return self._templates.render(template, given, form.chat_template_content_format)
         except ValueError as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from error
-        return form.ended(text, messages)
 
     def _template(self, form: ChatFormat) -> str:
         """The Jinja text: the given one (or one of several by name), else the tokenizer's own."""
@@ -101,6 +170,16 @@ class Tokenizer:
         """The text of token ids, without clean-up."""
         with self._lock:
             return self._read(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@cache
+def _warn_of_two(bos: str) -> None:
+    """Once in a process."""
+    logger.warning(
+        "a prompt begins with %s and the tokenizer adds another: leave it out of the text, or give "
+        "token ids (over HTTP add_special_tokens=false); this is said once",
+        bos,
+    )
 
 
 class Detokenizer:

@@ -118,7 +118,8 @@ class Application:
         await check_grammar(self._llm, api_request.params, grammar_field(body))
         if "prompt" not in body:
             raise ApiError(400, "prompt is missing", "prompt")
-        prompts = await self._prompts.completion(body["prompt"], api_request.params.n)
+        adds_special = boolean(body, "add_special_tokens", True)
+        prompts = await self._prompts.completion(body["prompt"], api_request.params.n, adds_special)
         check_room(api_request, [len(each.token_ids) for each in prompts], self._max_model_len)
         form = await self._completion_form(api_request, prompts)
         return Answer(self._services, api_request, prompts, form)

@@ -30,7 +30,8 @@ class ServerOptions:
     of the checkpoint. max_waiting: samples beyond those that run. record: a directory for the
     token ids of finished requests. shutdown_timeout: seconds that running requests get.
     tool_call_parser, reasoning_parser: the syntax of calls and of reasoning in answers, names of
-    tools/formats.py; auto: by the chat template.
+    tools/formats.py; auto: by the chat template. parse_special: read special tokens in the text of
+    requests as such.
     """
 
     host: str
@@ -48,3 +49,4 @@ class ServerOptions:
     shutdown_timeout: float = 30.0
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    parse_special: bool = True

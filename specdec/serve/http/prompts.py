@@ -24,6 +24,14 @@ WANTED = "a string, a list of strings, a list of token ids, or a list of such li
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a text becomes token ids; see Tokenizer.encode."""
+
+    add_special_tokens: bool
+    parse_special: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A prompt. text: None if token ids were given."""
 
@@ -50,20 +58,29 @@ class Prompts:
         self.template = str(options.chat_template or own)  # all of them, if there are several
         self._knows_developer = "developer" in self.template
 
-    async def completion(self, prompt: object, n: int = 1) -> list[Encoded]:
+    async def completion(
+        self, prompt: object, n: int = 1, add_special_tokens: bool = True
+    ) -> list[Encoded]:
         """The field `prompt` of a request for n samples each."""
+        spelling = Spelling(add_special_tokens, self._options.parse_special)
         prompts = self._split(prompt)
         if len(prompts) * n > MAX_CHOICES:
             given = f"{len(prompts)} prompts with n={n}"
             raise ApiError(400, f"prompt: {given}, at most {MAX_CHOICES} choices are allowed")
-        return [await self._encoded(each) for each in prompts]
+        return [await self._encoded(each, spelling) for each in prompts]
 
     async def chat(self, body: Mapping[str, object]) -> Encoded:
         """The conversation of a request, rendered by the chat template."""
         form = self._form(body)
+        spelling = self._spelling(body, add_special_tokens=False)
         messages = cast(Conversation, self._known_roles(body.get("messages")))
-        text = await self._in_thread(partial(self.tokenizer.write_chat, messages, form))
-        return Encoded(text, await self._encode(text, adds_special=False))
+        if spelling.parse_special:
+            text = await self._in_thread(partial(self.tokenizer.write_chat, messages, form))
+            return Encoded(text, await self._encode(text, spelling))
+        write, encode = self.tokenizer.write_marked_chat, self.tokenizer.encode_marked
+        marked = await self._in_thread(partial(write, messages, form))
+        ids = partial(encode, marked, spelling.add_special_tokens)
+        return Encoded(marked.text, await self._checked(marked.text, ids))
 
     async def tokenize(self, body: Mapping[str, object]) -> Encoded:
         """The prompt or the conversation of a request to /tokenize."""
@@ -74,7 +91,9 @@ class Prompts:
         if not isinstance(body["prompt"], str):
             raise ApiError(400, f"prompt={body['prompt']!r}: give a string")
         text = body["prompt"]
-        return Encoded(text, await self._encode(text, boolean(body, "add_special_tokens", True)))
+        return Encoded(
+            text, await self._encode(text, self._spelling(body, add_special_tokens=True))
+        )
 
     async def decode(self, token_ids: object) -> str:
         """The text of token ids, special tokens included."""
@@ -88,9 +107,15 @@ class Prompts:
             raise ApiError(400, f"prompt={prompt!r}: give {WANTED}")
         return [prompt] if is_integer(prompt[0]) else prompt
 
-    async def _encoded(self, prompt: object) -> Encoded:
+    def _spelling(self, body: Mapping[str, object], add_special_tokens: bool) -> Spelling:
+        return Spelling(
+            boolean(body, "add_special_tokens", add_special_tokens),
+            boolean(body, "parse_special", self._options.parse_special),
+        )
+
+    async def _encoded(self, prompt: object, spelling: Spelling) -> Encoded:
         if isinstance(prompt, str):
-            return Encoded(prompt, await self._encode(prompt, adds_special=True))
+            return Encoded(prompt, await self._encode(prompt, spelling))
         return Encoded(None, self._checked_ids(prompt, "prompt"))
 
     def _checked_ids(self, ids: object, name: str) -> list[int]:
@@ -103,12 +128,18 @@ class Prompts:
                 raise ApiError(400, f"{name}: {token!r:.100} given, give {wanted}", name)
         return cast(list[int], ids)
 
-    async def _encode(self, text: str, adds_special: bool) -> list[int]:
+    async def _encode(self, text: str, spelling: Spelling) -> list[int]:
+        encode = partial(
+            self.tokenizer.encode, text, spelling.add_special_tokens, spelling.parse_special
+        )
+        return await self._checked(text, encode)
+
+    async def _checked(self, text: str, encode: "partial[list[int]]") -> list[int]:
+        """The ids, if they fit."""
         if len(text) > self._max_chars:  # not even of the longest tokens
             limit = f"at most {self._max_tokens} tokens fit"
             raise ApiError(413, f"prompt: {len(text)} characters, {limit}", code=TOO_LONG)
-        encode = self.tokenizer.encode if adds_special else self.tokenizer.encode_word
-        ids = await self._in_thread(partial(encode, text))
+        ids = await self._in_thread(encode)
         self._check_count(len(ids), "prompt")
         return ids
 

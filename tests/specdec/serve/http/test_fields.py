@@ -22,6 +22,7 @@ WORKING = {
     "chat_template_kwargs": {"enable_thinking": False},
     "continue_final_message": {"continue_final_message": True, "add_generation_prompt": False},
     "add_special_tokens": False,
+    "parse_special": False,
     "return_token_strs": True,
     "tokens": [5],
     "max_completion_tokens": 2,

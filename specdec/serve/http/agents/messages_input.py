@@ -120,7 +120,9 @@ def _assistant(content: object, place: str) -> Json:
             calls.append(_call(block, here))
         elif kind != "redacted_thinking":  # which nobody but its author can read
             texts.append(text_of(block, here, TEXT))
-    message: Json = {"role": "assistant", "content": content_of(texts)}
+    # none beside calls: some templates write these only where there is no content
+    said = content_of(texts) if texts or not calls else None
+    message: Json = {"role": "assistant", "content": said}
     if thoughts:
         message["reasoning"] = "\n".join(thoughts)
     if calls:

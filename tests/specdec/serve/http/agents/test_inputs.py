@@ -215,6 +215,16 @@ TURNS = [
     ([{"role": "user", "content": "hi"}], [{"role": "user", "content": "hi"}]),
     (
         [
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c1", "name": "now", "input": {"a": 1}}],
+            }
+        ],
+        [{"role": "assistant", "content": None, "tool_calls": [call()]}],
+    ),
+    ([{"role": "assistant", "content": []}], [{"role": "assistant", "content": ""}]),
+    (
+        [
             {"role": "user", "content": [{**part("text", "hi"), "cache_control": {}}]},
             {
                 "role": "assistant",

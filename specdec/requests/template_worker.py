@@ -83,6 +83,8 @@ def render(
     messages = variables.get("messages")
     if not isinstance(messages, list):
         return _written(compiled, variables)
+    if content_format == "auto" and "text" not in template:  # the key of a part's text
+        content_format = "string"
     try:
         return _with_contents(compiled, variables, _with_calls(messages, False), content_format)
     except MemoryError:
@@ -125,10 +127,11 @@ def _with_contents(
         wrong = [index for index, each in enumerate(given) if _is_misread(each["content"])]
         for index in wrong:
             given[index] = given[index] | {"content": next(forms[index])}
-        if not wrong and error is None:
-            return text
-        if not wrong and error is not None:
+        if wrong:
+            continue
+        if error is not None:
             raise error
+        return text
 
 
 def _forms(content: Any, content_format: str) -> Iterator[object]:
@@ -139,11 +142,11 @@ def _forms(content: Any, content_format: str) -> Iterator[object]:
         yield Null()
         return
     texts = [content] if isinstance(content, str) else list(map(_text_of, content))
-    joined = "\n".join(texts)
+    joined = content if isinstance(content, str) else "\n".join(texts)
     if content_format == "auto":
         if not isinstance(content, str):
             yield Parts(texts)
-        yield Text(joined, joins_parts=not isinstance(content, str))
+        yield Text(joined) if isinstance(content, str) else JoinedText(joined)
         yield Parts([joined])
         content_format = "string" if isinstance(content, str) else "openai"
     if content_format == "string":
@@ -161,19 +164,10 @@ def _text_of(part: object) -> str:
 
 
 class Text(str):
-    """A content that notes whether a template takes its characters for parts.
+    """A content that notes whether a template takes its characters for parts."""
 
-    joins_parts: a template that goes through it at all does so.
-    """
-
-    _joins_parts: bool
-    _is_misread: bool
-
-    def __new__(cls, text: str, joins_parts: bool = False) -> "Text":
-        self = str.__new__(cls, text)
-        self._joins_parts = joins_parts
-        self._is_misread = False
-        return self
+    _joins_parts = False  # if so, a template that goes through it at all takes them for parts
+    _is_misread = False
 
     def __iter__(self) -> Iterator[str]:
         for each in str.__iter__(self):
@@ -183,6 +177,12 @@ class Text(str):
     def __getitem__(self, place: Any) -> str:
         found = str.__getitem__(self, place)
         return found if isinstance(place, slice) else Character(found, self)
+
+
+class JoinedText(Text):
+    """The text of a list of parts."""
+
+    _joins_parts = True
 
 
 class Character(str):

@@ -1,6 +1,6 @@
 """Two engines behind one address, on Ray Serve: starts them, asks once, and serves until Ctrl-C.
 
-pip install -c constraints.txt -e ".[ray]"
+pip install "specdec[ray]"
 python examples/ray_serve.py
 python examples/ray_serve.py --target DIR --draft DIR --device cuda --replicas 8
 

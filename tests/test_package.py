@@ -1,10 +1,12 @@
 """What a wheel and a source release hold: all that an installed specdec needs, and no more."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -40,6 +42,18 @@ def test_a_wheel_holds_every_file_of_the_packages_and_no_other(wheel):
     packed = {name for name in names if ".dist-info/" not in name}
     assert packed == _files_of_packages()
     assert {"specdec/py.typed", "weights/demo/target/tokenizer.json"} <= packed
+
+
+def test_what_an_error_says_to_install_needs_no_clone():
+    """A wheel has neither constraints.txt nor a project in the current directory."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    allowed = {f'pip install "specdec[{name}]"' for name in (*extras, "{extra}")}
+    sources = (file.read_text() for name in PACKAGES for file in (ROOT / name).rglob("*.py"))
+    found = {command for text in sources for command in re.findall(r"pip install[^'\n]*", text)}
+    assert found - allowed == set()
+    assert len(found) >= 4
 
 
 def test_the_version_has_one_source(wheel):

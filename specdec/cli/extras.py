@@ -12,7 +12,7 @@ def require_extra(command: str, extra: str, modules: Sequence[str]) -> None:
     """ValueError if a module of the extra is not installed."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        install = f'pip install -c constraints.txt -e ".[{extra}]"'
+        install = f'pip install "specdec[{extra}]"'
         raise ValueError(f"{command} needs {', '.join(missing)}: {install}")
 
 
@@ -23,4 +23,5 @@ def check_outputs(json: Path | None, charts: Path | None) -> None:
     if json is not None and json.is_dir():
         raise ValueError(f"--json {json}: a directory; give a file")
     if charts is not None and find_spec("matplotlib") is None:
-        raise ValueError(f"--charts {charts}: charts need matplotlib: pip install matplotlib")
+        install = 'pip install "specdec[bench]"'
+        raise ValueError(f"--charts {charts}: charts need matplotlib: {install}")

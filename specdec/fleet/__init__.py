@@ -6,7 +6,7 @@ The only place that imports ray; each replica and each actor has an engine and t
 try:
     import ray  # noqa: F401
 except ModuleNotFoundError as error:
-    install = 'pip install -c constraints.txt -e ".[ray]"'
+    install = 'pip install "specdec[ray]"'
     raise ModuleNotFoundError(f"specdec.fleet needs ray: {install}", name="ray") from error
 
 from specdec.fleet.application import build_app

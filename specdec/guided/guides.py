@@ -11,7 +11,7 @@ from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
 
 NUM_KEPT = 64  # compiled grammars
-INSTALL = 'pip install -c constraints.txt -e ".[guided]"'
+INSTALL = 'pip install "specdec[guided]"'
 
 
 class Guides:

@@ -322,7 +322,7 @@ def test_without_ray_the_error_says_how_to_install_it(run, tmp_path, monkeypatch
     source.write_text(json.dumps(request(1)) + "\n")
     code, out, err = run("batch", str(source), str(output), *ENGINE, "--ray", "local")
     assert (code, out, err.count("\n"), output.exists()) == (2, "", 1, False)
-    install = 'pip install -c constraints.txt -e ".[ray]"'
+    install = 'pip install "specdec[ray]"'
     assert "batch --ray needs ray" in err
     assert err.endswith(install + "\n")
     with pytest.raises(ModuleNotFoundError) as refused:

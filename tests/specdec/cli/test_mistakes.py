@@ -123,7 +123,7 @@ MISTAKES = [
     ("bench --prompts {}/text", "give JSON"),
     ("bench --json {}/no/run.json", "--json {}/no/run.json: there is no directory {}/no"),
     ("bench --json {}", "--json {}: a directory; give a file"),
-    ("bench --charts {}", "charts need matplotlib: pip install matplotlib"),
+    ("bench --charts {}", 'charts need matplotlib: pip install "specdec[bench]"'),
 ]
 
 

@@ -32,7 +32,7 @@ def without(monkeypatch):
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "prometheus_client"])
 def test_a_missing_extra_is_one_line(run, without, missing):
     without(missing)
-    install = 'pip install -c constraints.txt -e ".[server]"'
+    install = 'pip install "specdec[server]"'
     assert run("serve", "demo") == (2, "", f"specdec: error: serve needs {missing}: {install}\n")
 
 
@@ -97,7 +97,7 @@ def test_small_pieces_are_sent_without_delay():
         ("http://x --goodput ttft", "--goodput ttft: give any of ttft, tpot, itl, e2e"),
         ("http://x --json nowhere/a.json", "there is no directory nowhere"),
         ("http://x --json tests", "--json tests: a directory; give a file"),
-        ("http://x --charts x", "--charts x: charts need matplotlib: pip install matplotlib"),
+        ("http://x --charts x", '--charts x: charts need matplotlib: pip install "specdec[bench]"'),
         ("", "missing argument 'URL' (see specdec bench serve --help)"),
     ],
 )

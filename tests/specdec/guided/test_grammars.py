@@ -405,7 +405,7 @@ def test_without_an_eos_token_structured_output_is_refused(tokenizer):
 
 def test_a_missing_package_is_one_line_with_the_command(tokenizer, monkeypatch):
     monkeypatch.setattr(guides, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs llguidance: pip install .*\[guided\]"):
+    with pytest.raises(ValueError, match=r'needs llguidance: pip install "specdec\[guided\]"$'):
         Guides(tokenizer, VOCAB, [EOS]).compile(StructuredOutputsParams(regex="a"))
 
 

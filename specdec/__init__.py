@@ -19,6 +19,7 @@ __version__ = "0.2.0"
 
 _PUBLIC = {
     "LLM": "specdec.llm",
+    "AsyncEngineArgs": "specdec.options",
     "AsyncLLM": "specdec.serve.async_llm",
     "EngineDeadError": "specdec.serve.engine_thread",
     "SamplingParams": "specdec.requests.params",
@@ -31,6 +32,7 @@ _PUBLIC = {
 }
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CompletionOutput",
     "EngineDeadError",

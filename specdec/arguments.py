@@ -106,23 +106,43 @@ def as_list(name: str, value: object, wanted: str) -> list[object]:
     raise ValueError(f"{name}={value!r}: give {wanted}")
 
 
-def refuse_unknown(owner: str, given: Iterable[object], allowed: Collection[str]) -> None:
-    """ValueError if any of the names in `given` is not allowed: names the likely one, or all."""
+def refuse_unknown(
+    owner: str,
+    given: Iterable[object],
+    allowed: Collection[str],
+    advice: Mapping[str, str] | None = None,
+) -> None:
+    """ValueError if any of the names in `given` is not allowed: names the likely one, or all.
+
+    advice: what to do instead of a name that is known from elsewhere
+    """
     unknown = sorted(str(name) for name in given if name not in allowed)
-    if not unknown:
-        return
+    instead: dict[str, list[str]] = {}
+    for name in unknown:
+        if advice is not None and name in advice:
+            instead.setdefault(advice[name], []).append(name)
+    rest = [name for name in unknown if advice is None or name not in advice]
+    problems = [_with_likely(rest, allowed)] if rest else []
+    problems += [f"{', '.join(names)}: {text}" for text, names in instead.items()]
+    if problems:
+        raise ValueError(f"{owner} does not take {'; nor '.join(problems)}")
+
+
+def _with_likely(unknown: Sequence[str], allowed: Collection[str]) -> str:
     matches = (difflib.get_close_matches(name, list(allowed), n=1) for name in unknown)
     close = next(filter(None, matches), None)
     hint = f"; did you mean {close[0]}?" if close else ""
     if not close or len(unknown) > 1:
         hint += f" (allowed: {', '.join(sorted(allowed))})"
-    raise ValueError(f"{owner} does not take {', '.join(unknown)}{hint}")
+    return f"{', '.join(unknown)}{hint}"
 
 
-def refusing_unknown(**aliases: str) -> Callable[[type[Config]], type[Config]]:
+def refusing_unknown(
+    advice: Mapping[str, str] | None = None, **aliases: str
+) -> Callable[[type[Config]], type[Config]]:
     """Decorate a dataclass: keywords it does not have are a ValueError that says which it has.
 
-    aliases: {another name: name}; giving both is a ValueError too.
+    advice: of refuse_unknown. aliases: {another name: name}; giving both is a ValueError too.
     """
 
     def decorate(cls: type[Config]) -> type[Config]:
@@ -131,7 +151,7 @@ def refusing_unknown(**aliases: str) -> Callable[[type[Config]], type[Config]]:
 
         @wraps(create)
         def checked(self: Config, *args: object, **values: object) -> None:
-            refuse_unknown(cls.__name__, values, names)
+            refuse_unknown(cls.__name__, values, names, advice)
             for alias, name in aliases.items():
                 if values.get(alias) is not None and name in values:
                     raise ValueError(f"{alias} is another name of {name}; give one of them")
@@ -143,10 +163,15 @@ def refusing_unknown(**aliases: str) -> Callable[[type[Config]], type[Config]]:
     return decorate
 
 
-def from_mapping(cls: type[Config], values: Mapping[str, object]) -> Config:
-    """Build a dataclass from a dict, refusing unknown and missing keys by name."""
+def from_mapping(
+    cls: type[Config], values: Mapping[str, object], advice: Mapping[str, str] | None = None
+) -> Config:
+    """Build a dataclass from a dict, refusing unknown and missing keys by name.
+
+    advice: of refuse_unknown
+    """
     wanted = fields(cls)  # type: ignore[arg-type]
-    refuse_unknown(cls.__name__, values, [field.name for field in wanted])
+    refuse_unknown(cls.__name__, values, [field.name for field in wanted], advice)
     missing = [
         each.name
         for each in wanted

@@ -18,10 +18,15 @@ from specdec.arguments import (
     refuse_unknown,
     refusing_unknown,
 )
+from specdec.from_vllm import ENGINE, SPECULATION
 
 AUTO = "auto"
 ACCEPTANCE_RULES = ("exact", "rejection", "block")
 METHODS = ("auto", "eagle", "eagle3")
+OTHER_METHODS = (  # of vLLM
+    *("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "mtp", "dflash"),
+    *("deepseek_mtp", "mimo_mtp", "ernie_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "custom"),
+)
 MAX_MODEL_LEN = 1 << 24
 GPU_MEMORY_UTILIZATION = 0.9
 MAX_PROMPT_SLOWDOWN = 1.8
@@ -38,17 +43,24 @@ SWITCHES = (
     "compile_piecewise",
     "disable_log_stats",
 )
-# options of vLLM: the one value that describes specdec, and why there is no other
-FIXED = {
-    "tokenizer_mode": ("auto", "the checkpoint says which tokenizer it has"),
-    "skip_tokenizer_init": (False, "give token ids and detokenize=False instead"),
-    "kv_cache_dtype": ("auto", "the cache has the dtype of the model"),
-    "trust_remote_code": (False, "no code of a checkpoint ever runs"),
-    "tensor_parallel_size": (1, "a model runs on one GPU, which device='cuda:N' chooses"),
-    "draft_tensor_parallel_size": (1, "a model runs on one GPU, which device='cuda:N' chooses"),
-    "quantization": (None, "weights are float32, bfloat16 or float16: give such a checkpoint"),
+# options of vLLM: the values that describe specdec, and why there are no others
+FIXED: dict[str, tuple[tuple[object, ...], str]] = {
+    "tokenizer_mode": (("auto",), "the checkpoint says which tokenizer it has"),
+    "skip_tokenizer_init": ((False,), "give token ids and detokenize=False instead"),
+    "kv_cache_dtype": (("auto",), "the cache has the dtype of the model"),
+    "load_format": (("auto",), "weights are read from safetensors (`specdec convert` writes them)"),
+    "task": (("generate", "auto"), "specdec generates text"),
+    "block_size": ((64, None), "attention is written for blocks of 64 tokens"),
+    "trust_remote_code": ((False,), "no code of a checkpoint ever runs"),
+    "tensor_parallel_size": ((1,), "a model runs on one GPU, which device='cuda:N' chooses"),
+    "draft_tensor_parallel_size": ((1,), "a model runs on one GPU, which device='cuda:N' chooses"),
+    "distributed_executor_backend": (
+        (None, "mp"),
+        "a model runs on one GPU; specdec.fleet runs engines on a cluster of Ray",
+    ),
+    "quantization": ((None,), "weights are float32, bfloat16 or float16: give such a checkpoint"),
     "enable_chunked_prefill": (
-        True,
+        (True,),
         "parts of prompts ride in steps: raise max_prompt_slowdown and max_num_batched_tokens",
     ),
 }
@@ -69,7 +81,7 @@ GRAPH_MODES = {
 }
 
 
-@refusing_unknown()
+@refusing_unknown(SPECULATION)
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """An EAGLE draft and how many tokens it proposes per round.
@@ -111,6 +123,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         _make_plain(self)
+        _refuse_other_drafts(self.method)
         if not isinstance(self.model, str | Path) or not str(self.model):
             raise ValueError(
                 f"model={self.model!r}: give a directory, a hub id owner/name, or demo"
@@ -124,7 +137,6 @@ class SpeculativeConfig:
         else:
             check_int("num_speculative_tokens", self.num_speculative_tokens, 0, MOST_DRAFTS)
         check_choice("adaptive", self.adaptive, (None, False, True))
-        check_choice("method", self.method, METHODS)
         check_choice("acceptance", self.acceptance, ACCEPTANCE_RULES)
         if self.acceptance != "exact" and self.num_speculative_tokens == 0:
             given = f"acceptance={self.acceptance!r} with num_speculative_tokens=0"
@@ -198,7 +210,9 @@ class SpeculativeConfig:
             raise ValueError(
                 f"speculative_config={value!r}: give a SpeculativeConfig or a dict of its fields"
             )
-        return from_mapping(SpeculativeConfig, value)
+        if not value.keys() & SPECULATION.keys():  # before a model is missed
+            _refuse_other_drafts(value.get("method", AUTO))
+        return from_mapping(SpeculativeConfig, value, SPECULATION)
 
 
 def graph_modes(changed: Mapping[str, str] | None = None) -> dict[str, CUDAGraphMode]:
@@ -233,7 +247,7 @@ class GraphConfig:
         return has_pieces and self.token_sizes is None
 
 
-@refusing_unknown()
+@refusing_unknown(ENGINE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything else that is fixed when an engine is built. Lengths and budgets are in tokens.
@@ -256,7 +270,7 @@ class EngineConfig:
 
     tokenizer: directory or hub id, if not the model's. revision, tokenizer_revision: of hub ids.
     hf_token, download_dir: for downloads. The rest is taken so that a script for vLLM runs:
-    disable_log_stats and swap_space change nothing, the others have one value.
+    disable_log_stats and swap_space change nothing, the others are as FIXED says.
     """
 
     dtype: str = "auto"
@@ -290,6 +304,10 @@ class EngineConfig:
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False
     kv_cache_dtype: str = "auto"
+    load_format: str = "auto"
+    task: str = "generate"
+    distributed_executor_backend: str | None = None
+    block_size: int | None = 64
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -388,10 +406,22 @@ def _make_plain(config: object) -> None:
 
 
 def _check_fixed(config: object) -> None:
-    for name, (only, reason) in FIXED.items():
-        value = getattr(config, name, only)
-        if value is not only and (type(value) is not type(only) or value != only):
-            raise ValueError(f"{name}={value!r}: only {only!r} is possible, since {reason}")
+    for name, (allowed, reason) in FIXED.items():
+        value = getattr(config, name, allowed[0])
+        # with its type, since 1 == True, and since an array compares item by item
+        if not any(
+            value is each or (type(value) is type(each) and value == each) for each in allowed
+        ):
+            values = " or ".join(map(repr, allowed))
+            verb = "is" if len(allowed) == 1 else "are"
+            raise ValueError(f"{name}={value!r}: only {values} {verb} possible, since {reason}")
+
+
+def _refuse_other_drafts(method: object) -> None:
+    if isinstance(method, str) and method in OTHER_METHODS:
+        advice = "drafts come from EAGLE heads only: give one as model=, and leave method out"
+        raise ValueError(f"method={method!r}: {advice}")
+    check_choice("method", method, METHODS)
 
 
 def _check_layers(values: Sequence[int] | None) -> None:

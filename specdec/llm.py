@@ -10,6 +10,7 @@ from graphs.counters import GraphCounters
 from specdec.arguments import as_list, check_bool, refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
+from specdec.from_vllm import ENGINE
 from specdec.options import EngineOptions, with_signature
 from specdec.requests.batch import (
     as_conversations,
@@ -50,7 +51,7 @@ class LLM:
         speculative_config: SpeculativeConfig | Mapping[str, object] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
-        refuse_unknown("LLM", options, EngineConfig.__dataclass_fields__)
+        refuse_unknown("LLM", options, EngineConfig.__dataclass_fields__, ENGINE)
         config = EngineConfig(**options)
         speculation = SpeculativeConfig.of(speculative_config)
         loaded = load(model, speculation, config)

@@ -5,10 +5,13 @@ Names, types and defaults are those of EngineConfig, which checks the values (a 
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypedDict, TypeVar, cast
 
-from specdec.config import EngineConfig
+from specdec.arguments import refusing_unknown
+from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.from_vllm import ENGINE
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -47,6 +50,10 @@ class EngineOptions(TypedDict, total=False):
     tokenizer_mode: str
     skip_tokenizer_init: bool
     kv_cache_dtype: str
+    load_format: str
+    task: str
+    distributed_executor_backend: str | None
+    block_size: int | None
 
 
 def with_signature(create: Function) -> Function:
@@ -57,3 +64,25 @@ def with_signature(create: Function) -> Function:
     signature = own.replace(parameters=[*named, *options])
     create.__signature__ = signature  # type: ignore[attr-defined]
     return create
+
+
+@refusing_unknown(ENGINE)
+@dataclass(frozen=True, slots=True)
+class AsyncEngineArgs(EngineConfig):
+    """The arguments of AsyncLLM, checked, for AsyncLLM.from_engine_args as in vLLM."""
+
+    model: str | Path
+    speculative_config: SpeculativeConfig | Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        EngineConfig.__post_init__(self)
+        if not isinstance(self.model, str | Path) or not str(self.model):
+            raise ValueError(f"model={self.model!r}: give a directory, a hub id, or demo")
+        speculation = SpeculativeConfig.of(self.speculative_config)
+        object.__setattr__(self, "speculative_config", speculation)
+
+    @property
+    def options(self) -> EngineOptions:
+        """Those beside model and speculative_config."""
+        values = {each.name: getattr(self, each.name) for each in fields(EngineConfig)}
+        return cast(EngineOptions, values)

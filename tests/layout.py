@@ -39,7 +39,7 @@ STORY = (
     "specdec.runner",
 )
 ENGINE = (*STORY, "specdec.guided", "specdec.scheduling", "specdec.engine", "weights")
-LLM = (*ENGINE, "specdec.start", "specdec.options", "specdec.llm")
+LLM = (*ENGINE, "specdec.from_vllm", "specdec.start", "specdec.options", "specdec.llm")
 
 # a file or a folder -> its row; the longest name that fits counts
 ROWS: dict[str, Row] = {
@@ -50,9 +50,13 @@ ROWS: dict[str, Row] = {
     "specdec": Row(),
     "specdec.arguments": Row(),
     "specdec.sizes": Row(),
-    "specdec.config": Row(("specdec.arguments", "graphs.modes")),
-    "specdec.options": Row(("specdec.config",)),
+    "specdec.from_vllm": Row(),
+    "specdec.config": Row(("specdec.arguments", "specdec.from_vllm", "graphs.modes")),
+    "specdec.options": Row(("specdec.arguments", "specdec.config", "specdec.from_vllm")),
+    "specdec.sampling_params": Row(("specdec.requests",)),
+    "specdec.outputs": Row(("specdec.requests",)),
     "specdec.requests": Row(HOST),
+    "specdec.requests.params": Row((*HOST, "specdec.requests", "specdec.from_vllm")),
     "specdec.requests.tokenizer_files": Row(
         ("specdec.requests", "weights.errors", "weights.fields", "weights.files.guard"),
         ("transformers",),

@@ -16,6 +16,7 @@ from ray import serve
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig
 from specdec.fleet.engine_args import EngineArgs
+from specdec.from_vllm import ENGINE
 from specdec.options import EngineOptions
 
 NAMES = {"model", "speculative_config", "server", "deployment"}
@@ -50,7 +51,7 @@ def build_app(args: dict[str, object]) -> serve.Application:
     are there than engines run together.
     ValueError for what cannot be.
     """
-    refuse_unknown("build_app", args, NAMES | set(EngineConfig.__dataclass_fields__))
+    refuse_unknown("build_app", args, NAMES | set(EngineConfig.__dataclass_fields__), ENGINE)
     if not isinstance(args.get("model"), str):
         raise ValueError(f"model={args.get('model')!r}: give a directory, a hub id, or demo")
     engine = {name: args[name] for name in args if name not in NAMES}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from specdec.arguments import refuse_unknown
 from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.from_vllm import ENGINE
 from specdec.options import EngineOptions
 from specdec.requests.chat_format import ChatFormat
 from specdec.serve.async_llm import AsyncLLM
@@ -29,7 +30,7 @@ class EngineArgs:
     server: Mapping[str, object]
 
     def __post_init__(self) -> None:
-        refuse_unknown("the engine", self.engine, EngineConfig.__dataclass_fields__)
+        refuse_unknown("the engine", self.engine, EngineConfig.__dataclass_fields__, ENGINE)
         EngineConfig(**self.engine)
         SpeculativeConfig.of(self.speculative_config)
         refuse_unknown("server", self.server, SERVER_OPTIONS)

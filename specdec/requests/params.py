@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from typing import TypeGuard
 
 from specdec.arguments import check_bool, is_integer, plain, refusing_unknown
+from specdec.from_vllm import SAMPLING
 from specdec.requests.sampling_flags import SamplingFlags
 from specdec.requests.structured_outputs import StructuredOutputsParams
 
@@ -31,7 +32,7 @@ LISTS = {
 MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature apart
 
 
-@refusing_unknown(max_new_tokens="max_tokens")
+@refusing_unknown(SAMPLING, max_new_tokens="max_tokens")
 @dataclass(slots=True)
 class SamplingParams:
     """Parameters of one request. ValueError names the one that is invalid.

@@ -18,7 +18,7 @@ from graphs.counters import GraphCounters
 from specdec.config import SpeculativeConfig
 from specdec.kernels.compilations import compilations
 from specdec.llm import LLM
-from specdec.options import EngineOptions, with_signature
+from specdec.options import AsyncEngineArgs, EngineOptions, with_signature
 from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import NewRequest, Prompt
 from specdec.requests.metrics import Metric
@@ -53,6 +53,13 @@ class AsyncLLM(AsyncEngine):
         self._encoder: Tokenizer | None = None  # for long texts, once there was one
         self._encoder_lock = threading.Lock()
         super().__init__(self._thread)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> "AsyncLLM":
+        """Build one from arguments that were collected, as in vLLM."""
+        if not isinstance(engine_args, AsyncEngineArgs):
+            raise ValueError(f"engine_args={engine_args!r}: give AsyncEngineArgs")
+        return cls(engine_args.model, engine_args.speculative_config, **engine_args.options)
 
     @property
     def facts(self) -> EngineFacts:

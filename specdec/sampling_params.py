@@ -1,0 +1,6 @@
+"""vLLM's import path: `from specdec.sampling_params import SamplingParams`."""
+
+from specdec.requests.params import SamplingParams
+from specdec.requests.structured_outputs import StructuredOutputsParams
+
+__all__ = ["SamplingParams", "StructuredOutputsParams"]

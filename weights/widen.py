@@ -5,10 +5,12 @@ time of a pass changes: acceptance and tokens are those of the small pair (up to
 """
 
 import json
+import os
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,11 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from weights.bars import bar
+from weights.bars import ByteBar, size_text
 from weights.convert import write_whole
 from weights.widener import NAMES, Shape, Tensors, Widener, draft_tensors, target_shards
 
 CONTEXT = 131072  # tokens, for tests at length: the text there means nothing, the cost is real
+MODELS = ("target", "eagle3", "eagle1")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 LLAMA_8B = (4096, 14336, 32, 32, 8, 128, 128256, 32000)
@@ -32,43 +35,115 @@ SHAPES = {
 }
 
 Config = dict[str, object]
+Model = tuple[Config, Tensors]
 
 
-def widen_pair(source: Path, out: Path, big: Shape, dtype: str, device: torch.device) -> None:
+def widen_pair(
+    source: Path,
+    out: Path,
+    big: Shape,
+    dtype: str,
+    device: torch.device,
+    announce: Callable[[int], None] | None = None,
+) -> None:
     """Write OUT/target, OUT/eagle3 and OUT/prompts.json from the same names in `source`, and eagle1
-    where it is there.
+    where it is there: all of them, or none if an error or Ctrl-C breaks it off.
+
+    OSError if there is too little space. announce: called with the number of bytes before that many
+    are written.
     """
     _check_empty(source, out)
-    config, weights = _read(source / "target", device)
-    draft_config, draft_weights = _read(source / "eagle3", device)
-    sizes = draft_config | config
-    small = Shape(**{name: _integer(sizes, name) for name in NAMES})
-    widener = Widener(small, big, getattr(torch, dtype), device)
-    L = big.num_hidden_layers
-    config = widened(config, small, big, dtype)
-    config |= {"num_hidden_layers": L, "tie_word_embeddings": False}
-    _write(out / "target", target_shards(widener, weights), L + 1, config)
-    draft_config = widened(draft_config, small, big, dtype)
-    _write(out / "eagle3", iter([draft_tensors(widener, draft_weights)]), 1, draft_config)
-    if (source / "eagle1").is_dir():
-        config, weights = _read(source / "eagle1", device)
-        config = widened(config, small, big, dtype)
-        _write(out / "eagle1", iter([draft_tensors(widener, weights)]), 1, config)
-    for name in TOKENIZER:
-        shutil.copy(source / "target" / name, out / "target")
-    shutil.copy(source / "prompts.json", out)
+    names = [name for name in MODELS if name != "eagle1" or (source / name).is_dir()]
+    small = {name: _read(source / name, device) for name in names}
+    total = _num_bytes(small, big, dtype)
+    _check_space(out, total)
+    if announce is not None:
+        announce(total)
+    with _all_or_none(out) as part:
+        for name in names:
+            (part / name).mkdir()
+        for file in TOKENIZER:
+            shutil.copy(source / "target" / file, part / "target")
+        shutil.copy(source / "prompts.json", part)
+        widener = Widener(_small_shape(small), big, getattr(torch, dtype), device)
+        with ByteBar(total, "written") as progress:
+            for name, (config, weights) in small.items():
+                shards = _shards(name, widener, weights)
+                _write(part / name, shards, _num_shards(name, big), progress)
+                text = json.dumps(_config(name, config, widener.small, big, dtype), indent=1)
+                (part / name / "config.json").write_text(text)
+
+
+def _small_shape(small: Mapping[str, Model]) -> Shape:
+    sizes = small["eagle3"][0] | small["target"][0]
+    return Shape(**{name: _integer(sizes, name) for name in NAMES})
+
+
+def _shards(name: str, widener: Widener, weights: Tensors) -> Iterator[Tensors]:
+    """The files of one model, each when it is asked for."""
+    if name == "target":
+        return target_shards(widener, weights)
+    return iter([draft_tensors(widener, weights)])
+
+
+def _num_shards(name: str, big: Shape) -> int:
+    return big.num_hidden_layers + 1 if name == "target" else 1
+
+
+def _num_bytes(small: Mapping[str, Model], big: Shape, dtype: str) -> int:
+    """Of all tensors, counted on tensors without data."""
+    meta = torch.device("meta")
+    widener = Widener(_small_shape(small), big, getattr(torch, dtype), meta)
+    total = 0
+    for name, (_, weights) in small.items():
+        without_data = {key: tensor.to(meta) for key, tensor in weights.items()}
+        shards = _shards(name, widener, without_data)
+        total += sum(tensor.nbytes for shard in shards for tensor in shard.values())
+    return total
+
+
+def _check_space(out: Path, total: int) -> None:
+    there = next(each for each in (out, *out.absolute().parents) if each.is_dir())
+    free = shutil.disk_usage(there).free
+    if total > free:
+        sizes = f"{size_text(total)} are to be written, and {size_text(free)} are free"
+        raise OSError(f"{out}: {sizes}: give a directory on another disk")
+
+
+@contextmanager
+def _all_or_none(out: Path) -> Iterator[Path]:
+    """A directory whose files move to `out` at the end. After an error all is as it was."""
+    created = [each for each in (out, *out.parents) if not each.exists()]
+    part = out / f".part-{os.getpid()}"
+    moved: list[Path] = []
+    try:
+        part.mkdir(parents=True)
+        yield part
+        for each in sorted(part.iterdir()):
+            moved.append(each.rename(out / each.name))
+        part.rmdir()
+    except BaseException:
+        for each in moved:
+            each.rename(part / each.name)
+        shutil.rmtree(part, ignore_errors=True)
+        for directory in created:
+            with suppress(OSError):  # it is not empty: another process uses it
+                directory.rmdir()
+        raise
 
 
 def _check_empty(source: Path, out: Path) -> None:
     """Old shards beside a new index would be a checkpoint of two models."""
     if out.resolve() == source.resolve():
         raise ValueError(f"{out}: the pair to widen is in it; give another directory")
-    for directory in (out / "target", out / "eagle3", out / "eagle1"):
+    for directory in (out / name for name in MODELS):
         if any(directory.glob("*.safetensors")):
             raise ValueError(f"{directory}: safetensors are there already, nothing written")
+        if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+            raise ValueError(f"{directory}: is there already, nothing written")
 
 
-def _read(directory: Path, device: torch.device) -> tuple[Config, Tensors]:
+def _read(directory: Path, device: torch.device) -> Model:
     files = sorted(directory.glob("*.safetensors"))
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -98,27 +173,33 @@ def widened(config: Config, small: Shape, big: Shape, dtype: str) -> Config:
     return config | sizes | changes
 
 
-def _write(directory: Path, shards: Iterator[Tensors], count: int, config: Config) -> None:
+def _config(name: str, config: Config, small: Shape, big: Shape, dtype: str) -> Config:
+    config = widened(config, small, big, dtype)
+    if name == "target":
+        config |= {"num_hidden_layers": big.num_hidden_layers, "tie_word_embeddings": False}
+    return config
+
+
+def _write(directory: Path, shards: Iterator[Tensors], count: int, progress: ByteBar) -> None:
     """Files are written while the next tensors are made."""
-    directory.mkdir(parents=True, exist_ok=True)
     names: dict[str, str] = {}
-    pending = deque[Future[None]]()
+    pending = deque[Future[int]]()
     total = 0
-    shown = bar(shards, desc=directory.name, total=count, unit="file")
     with ThreadPoolExecutor(4) as pool:
-        for i, shard in enumerate(shown):
+        for i, shard in enumerate(shards):
             file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
             names |= dict.fromkeys(shard, file)
             total += sum(tensor.nbytes for tensor in shard.values())
             pending.append(pool.submit(_write_shard, shard, directory / file))
             if len(pending) > 4:
-                pending.popleft().result()
+                progress.update(pending.popleft().result())
         while pending:
-            pending.popleft().result()
+            progress.update(pending.popleft().result())
     index = {"metadata": {"total_size": total}, "weight_map": names}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
-    (directory / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _write_shard(tensors: Tensors, file: Path) -> None:
+def _write_shard(tensors: Tensors, file: Path) -> int:
+    """The number of bytes."""
     write_whole({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file)
+    return sum(tensor.nbytes for tensor in tensors.values())

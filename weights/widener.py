@@ -52,7 +52,8 @@ class Widener:
         self.big = big
         self.dtype = dtype
         self.device = device
-        self.generator = torch.Generator(device).manual_seed(0)
+        has_data = device.type != "meta"
+        self.generator = torch.Generator(device).manual_seed(0) if has_data else None
         ratio, rest = divmod(big.head_dim, small.head_dim)
         if rest:
             raise ValueError(

@@ -621,7 +621,7 @@ def widen(
     source: Annotated[
         str, Option(help="demo, or a directory with target/, eagle3/ and prompts.json")
     ] = "demo",
-    shape: Annotated[str, Option(help="llama-8b (16 GB in bfloat16) or tiny")] = "llama-8b",
+    shape: Annotated[str, Option(help="llama-8b (18 GB in bfloat16) or tiny")] = "llama-8b",
     dtype: Annotated[str, Option(help="bfloat16 or float32")] = "bfloat16",
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N")] = "auto",
 ) -> None:

@@ -1,9 +1,11 @@
 """`specdec widen`: a small pair at a large size, to measure what speculation costs there."""
 
+import sys
 from pathlib import Path
 
 from specdec.cli.options import check_choice
 from specdec.start.device import device_of
+from weights.bars import size_text
 from weights.demo import demo_directory
 from weights.widen import SHAPES, widen_pair
 
@@ -21,5 +23,9 @@ def run_widen(out: Path, source: str, shape: str, dtype: str, device: str) -> No
                 f"--source {source}: no {part}/config.json in it; give demo, or a directory with "
                 "target/, eagle3/ and prompts.json"
             )
-    widen_pair(directory, out, SHAPES[shape], dtype, device_of(device))
+
+    def announce(num_bytes: int) -> None:
+        print(f"writes {size_text(num_bytes)} to {out}", file=sys.stderr)
+
+    widen_pair(directory, out, SHAPES[shape], dtype, device_of(device), announce)
     print(f"{out / 'target'}\n{out / 'eagle3'}\n{out / 'prompts.json'}")

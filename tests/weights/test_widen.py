@@ -1,5 +1,8 @@
 """The widened pair keeps the small one's tokens and acceptance, though every shape differs."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -14,15 +17,15 @@ from weights.widen import SHAPES
 from weights.widener import Shape, Widener, place_layers
 
 NUM_TOKENS = 32
+TINY = ("--shape", "tiny", "--dtype", "float32", "--device", "cpu")
 SIZES = {"max_num_seqs": 2, "max_model_len": 256}
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     out = tmp_path_factory.mktemp("tiny")
-    options = ["--shape", "tiny", "--dtype", "float32", "--device", "cpu"]
     with pytest.raises(SystemExit) as left:
-        main(["widen", str(out), *options])
+        main(["widen", str(out), *TINY])
     assert not left.value.code
     return out
 
@@ -44,6 +47,73 @@ def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references,
     accepted = [LLM.run_stats(each).num_accepted_tokens for each in (expected, outputs)]
     assert accepted[0] > NUM_TOKENS / 2
     assert abs(accepted[0] - accepted[1]) <= 2
+
+
+def test_widen_says_how_much_it_writes_and_how_far_it_is_without_a_terminal(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["widen", str(tmp_path / "out"), *TINY])
+    said = capsys.readouterr().err.splitlines()
+    files = list((tmp_path / "out").rglob("*.safetensors"))
+    size = f"{sum(file.stat().st_size for file in files) / 1e6:.0f} MB"
+    assert said[0] == f"writes {size} to {tmp_path / 'out'}"
+    assert 3 <= len(said) <= 12
+    assert said[-1] == f"written: {size} of {size}"
+    assert {file.name for file in tmp_path.iterdir()} == {"out"}
+    names = {"target", "eagle3", "eagle1", "prompts.json"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+
+
+def test_a_disk_that_is_too_small_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 6, 3 * 10**6))
+    words = rf"^{tmp_path}/new/out: \d+ MB are to be written, and 3 MB are free: give a directory"
+    with pytest.raises(OSError, match=words):
+        widen_tiny(demo_directory("target").parent, tmp_path / "new" / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("no space left")])
+@pytest.mark.parametrize("has_out", [True, False])
+def test_a_pair_that_is_broken_off_leaves_nothing(tmp_path, monkeypatch, error, has_out):
+    if has_out:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "notes").touch()
+    written = []
+
+    def break_off(tensors, file):
+        written.append(file.name)
+        if len(written) == 3:
+            raise error
+
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(weights.widen, "write_whole", break_off)
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        widen_tiny(demo_directory("target").parent, tmp_path / "out")
+    assert len(written) >= 3
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_pair_that_another_process_wrote_meanwhile_stays_whole(tmp_path, monkeypatch):
+    def write_beside(tensors, file):
+        (tmp_path / "out" / "target").mkdir(exist_ok=True)
+        (tmp_path / "out" / "target" / "model.safetensors").touch()
+
+    monkeypatch.setattr(weights.widen, "write_whole", write_beside)
+    with pytest.raises(OSError, match="target"):
+        widen_tiny(demo_directory("target").parent, tmp_path / "out")
+    left = {path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*")}
+    assert left == {Path("target"), Path("target/model.safetensors")}
+
+
+@pytest.mark.parametrize("missing", ["prompts.json", "target/tokenizer.json"])
+def test_a_source_without_all_files_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, missing
+):
+    monkeypatch.setattr(weights.widen, "write_whole", lambda *_: pytest.fail("written"))
+    shutil.copytree(demo_directory("target").parent, tmp_path / "source")
+    (tmp_path / "source" / missing).unlink()
+    with pytest.raises(OSError, match=missing):
+        widen_tiny(tmp_path / "source", tmp_path / "out")
+    assert [file.name for file in tmp_path.iterdir()] == ["source"]
 
 
 @pytest.mark.parametrize("part", ["target", "eagle3", "eagle1"])

@@ -24,7 +24,7 @@ from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_llm import AsyncLLM
 from specdec.start.locate import locate
 
-WELCOME = "/reset starts over, Ctrl-C ends an answer, /exit or Ctrl-D the program"
+WELCOME = "/reset starts over, Ctrl-C ends an answer,\n/exit or Ctrl-D the program"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +167,9 @@ def _read_line() -> str | None:
 def _agrees(num_tokens: int, room: int, count: int) -> bool:
     """Ask on the terminal; Enter is yes, Ctrl-C and Ctrl-D are no."""
     turns = "turn" if count == 1 else f"{count} turns"
-    question = f"The conversation has {num_tokens} tokens and {room} fit."
+    print(f"The conversation has {num_tokens} tokens and {room} fit.", file=sys.stderr)
     try:
-        reply = _input(f"{question} Drop the oldest {turns} and go on? [Y/n] ")
+        reply = _input(f"Drop the oldest {turns} and go on? [Y/n] ")
         return reply.lower() in ("", "y", "yes")
     except (EOFError, KeyboardInterrupt):
         print(file=sys.stderr)

@@ -1,11 +1,12 @@
-"""What was drafted and what became of it, in order, coloured or marked."""
+"""What was drafted and what became of it, in order, coloured or marked, as rounds come."""
+
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.text import Text
 
-from specdec.requests.draft_spans import DraftSpans, Span
-from specdec.requests.output import RequestOutput
-from specdec.requests.tokenizer import Tokenizer
+from specdec.cli.figures import COLUMNS
+from specdec.requests.draft_spans import DraftRound, Span
 
 # by kind of a span
 STYLES = {
@@ -22,31 +23,50 @@ MEANING = {
     "recovered": "recovered: the target's token instead",
     "bonus": "bonus: the target's token after K accepted drafts",
 }
+BETWEEN = "  "
 
 
-def draft_spans(output: RequestOutput, tokenizer: Tokenizer) -> list[Span]:
-    """The spans of one output; `target` are tokens of prefill and of rounds without drafts."""
-    rounds = DraftSpans(tokenizer).new(output.outputs[0], output.stats.rounds, is_over=True)
-    return [span for each in rounds for span in each.spans if span.text]
+class DraftsView:
+    """Prints rounds; a legend and the prompt come before the first one that has a text."""
 
+    def __init__(self, console: Console, prompt: str | None = None) -> None:
+        self._console = console
+        self._prompt = prompt
+        self._has_colors = console.color_system is not None and not console.no_color
+        self._is_begun = False
 
-def render_drafts(console: Console, spans: list[Span], prompt: str | None = None) -> None:
-    """Print a legend, the prompt and the spans, with marks if the console has no colours."""
-    has_colors = console.color_system is not None and not console.no_color
-    kinds = {span.kind for span in spans}.intersection(MEANING if has_colors else MARKS)
-    shown = [Span(text, kind) for kind, text in MEANING.items() if kind in kinds]
-    legend = Text("  ").join(_render(span, has_colors) for span in shown)
-    body = Text().join(_render(span, has_colors) for span in spans)
-    if legend:
-        console.print(legend, end="\n\n")
-    if prompt is not None:
-        console.print(Text(prompt, style="dim"), end="")
-    console.print(body)
+    def add(self, rounds: Iterable[DraftRound]) -> None:
+        """Print the spans of the next rounds."""
+        spans = [span for each in rounds for span in each.spans if span.text]
+        if spans and not self._is_begun:
+            self._is_begun = True
+            for line in self._legend():
+                self._console.print(line)
+            self._console.print()
+            if self._prompt is not None:
+                self._console.print(Text(self._prompt, style="dim"), end="")
+        self._console.print(Text().join(self._render(span) for span in spans), end="")
 
+    def end(self) -> None:
+        """End the last line."""
+        self._console.print()
 
-def _render(span: Span, has_colors: bool) -> Text:
-    text = span.text.replace("\n", "\N{RETURN SYMBOL}") if span.kind == "rejected" else span.text
-    if has_colors:
-        return Text(text, style=STYLES[span.kind])
-    opening, closing = MARKS.get(span.kind, ("", ""))
-    return Text(f"{opening}{text}{closing}")
+    def _legend(self) -> Iterator[Text]:
+        """What the colours or marks mean, in lines of at most 60 columns."""
+        line = Text()
+        for kind in MEANING if self._has_colors else MARKS:
+            each = self._render(Span(MEANING[kind], kind))
+            if line and len(line) + len(BETWEEN) + len(each) > COLUMNS:
+                yield line
+                line = Text()
+            line = Text(BETWEEN).join([line, each]) if line else each
+        yield line
+
+    def _render(self, span: Span) -> Text:
+        text = span.text
+        if span.kind == "rejected":
+            text = text.replace("\n", "\N{RETURN SYMBOL}")
+        if self._has_colors:
+            return Text(text, style=STYLES[span.kind])
+        opening, closing = MARKS.get(span.kind, ("", ""))
+        return Text(f"{opening}{text}{closing}")

@@ -69,4 +69,4 @@ def warning(output: RequestOutput, target: str, draft: str | None) -> str | None
     if stats.num_rounds < LEAST_ROUNDS or length >= LEAST_LENGTH:
         return None
     command = shlex.join(["specdec", "verify", target, draft])
-    return f"warning: hardly any draft is accepted; to find out why: {command}"
+    return f"warning: hardly any draft is accepted; to find out why:\n{command}"

@@ -13,19 +13,20 @@ from rich.text import Text
 
 from specdec.arguments import from_mapping
 from specdec.cli.as_json import as_json
-from specdec.cli.drafts_view import draft_spans, render_drafts
+from specdec.cli.drafts_view import DraftsView
 from specdec.cli.figures import figures, warning
 from specdec.cli.headline import headline
 from specdec.cli.options import STANDARD_INPUT, read_input
 from specdec.cli.threads import choose_threads
 from specdec.cli.wording import Wording
+from specdec.cli.writers import DraftsWriter, NoWriter, TextWriter, Writer
 from specdec.config import AUTO, SpeculativeConfig
 from specdec.llm import LLM
 from specdec.options import EngineOptions
-from specdec.requests.deltas import Deltas
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
+from specdec.requests.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,16 +176,14 @@ def note_seed(seed: object, temperature: float) -> None:
 def _write(
     llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions
 ) -> RequestOutput:
-    """One sample as its rounds commit; several samples, drafts or JSON once all are finished."""
+    """One sample as its rounds commit; several samples or JSON once all are finished."""
     if _is_text(options, params):
         _echo_prompt(prompt)
     output = _run(llm, prompt, params, options)
     if options.json:
         print(json.dumps(as_json(llm, output, options.show_drafts)))
         return output
-    if options.show_drafts:
-        _show_drafts(llm, prompt, output)
-    elif params.n > 1:
+    if params.n > 1:
         for number, completion in enumerate(output.outputs, start=1):
             print(f"--- sample {number} of {params.n} ---\n{completion.text}")
     _report(output, params)
@@ -198,24 +197,31 @@ def _is_text(options: GenerateOptions, params: SamplingParams) -> bool:
 
 def _run(llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions) -> RequestOutput:
     """The finished output. Ctrl-C prints the figures of what there is so far, except as JSON."""
-    is_text = _is_text(options, params)
     [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
-    pieces = Deltas(request)
+    writer = _writer(llm, request, params, options)
     try:
         while not request.is_finished:
             llm.engine.step()
-            for piece in pieces.new() if is_text else ():
-                print(piece.text, end="", flush=True)
+            writer.write()
     except KeyboardInterrupt:
         output = request.output()
         output.finished = False
+        writer.end()
         if not options.json:
-            print(end="\n" if is_text else "", flush=True)
             _report(output, params)
         raise
-    if is_text:
-        print()
+    writer.end()
     return request.output()
+
+
+def _writer(llm: LLM, request: Request, params: SamplingParams, options: GenerateOptions) -> Writer:
+    if _is_text(options, params):
+        return TextWriter(request)
+    if options.json or params.n > 1:
+        return NoWriter()
+    console = new_console()
+    prompt = request.prompt if console.is_terminal else None
+    return DraftsWriter(request, llm.tokenizer, DraftsView(console, prompt))
 
 
 def _report(output: RequestOutput, params: SamplingParams) -> None:
@@ -236,12 +242,6 @@ def new_console(stderr: bool = False) -> Console:
     """A console without any escape sequence if NO_COLOR is set; rich alone would keep bold, dim."""
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, highlight=False, soft_wrap=True, color_system=system)
-
-
-def _show_drafts(llm: LLM, prompt: str, output: RequestOutput) -> None:
-    console = new_console()
-    spans = draft_spans(output, llm.tokenizer)
-    render_drafts(console, spans, prompt if console.is_terminal else None)
 
 
 def leave_on_error(output: RequestOutput, wording: Wording) -> None:

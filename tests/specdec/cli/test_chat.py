@@ -9,6 +9,8 @@ from io import StringIO
 import pytest
 
 from specdec import LLM, AsyncLLM, SamplingParams
+from specdec.cli.figures import COLUMNS
+from specdec.requests.stats import RequestStats
 
 TEMPLATE = """{% for m in messages %}\
 {% if m.role == "tool" %}{{ raise_exception("no tools") }}{% endif %}\
@@ -69,6 +71,18 @@ def test_chat_remembers_the_conversation_until_reset(chat, answers):
     assert "no command /help: there are /reset and /exit" in err
 
 
+def test_what_chat_says_by_itself_fits_60_columns(chat, monkeypatch):
+    monkeypatch.setattr("specdec.cli.figures.LEAST_ROUNDS", 1)
+    monkeypatch.setattr(RequestStats, "mean_acceptance_length", property(lambda self: 1.05))
+    lines = ["a", KeyboardInterrupt, "/help", "sort " * 38, "n", "/exit"]
+    options = ("--max-model-len", "64", "--max-tokens", "24", "--temperature", "0.5")
+    _, _, err = chat(lines, *options)
+    said = [line.removeprefix("> ") for line in err.splitlines()[1:]]  # after what runs
+    for words in ("/reset starts", "no command /help", "Drop the oldest", "/exit or", "hardly any"):
+        assert any(words in line for line in said), words
+    assert [line for line in said if len(line) > COLUMNS] == []
+
+
 def test_chat_begins_with_the_system_message_even_after_a_reset(chat, answers):
     _, out, _ = chat(["a", "/reset", "a", "/exit"], "--system", "be brief")
 
@@ -118,7 +132,7 @@ def test_a_conversation_that_is_too_long_may_lose_its_oldest_turns(chat, answers
     first = answer("be brief", "a word")
     second = answer("be brief", "a word", first, "sort it")
     assert code == 0
-    assert "tokens and 63 fit. Drop the oldest 2 turns and go on? [Y/n] " in err
+    assert "tokens and 63 fit.\nDrop the oldest 2 turns and go on? [Y/n] " in err
     last = answer("be brief", ("sort " * 36).strip()) if reply in ("", "y") else ""
     assert out == f"{first}\n{second}\n" + (last and f"{last}\n")
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
 from specdec.cli import main
-from specdec.cli.drafts_view import Span, render_drafts
+from specdec.cli.drafts_view import DraftsView
 from specdec.cli.verify import CODE_STARTS, QUESTIONS
+from specdec.requests.draft_spans import DraftRound, Span
 from specdec.runner import Runner
 from weights.demo import demo_directory
 
@@ -133,9 +134,10 @@ def test_show_drafts_colors_them_on_a_terminal(run, monkeypatch):
 
 def test_show_drafts_puts_the_legend_in_front_of_the_prompt():
     out = StringIO()
-    spans = [Span("ab", "target"), Span("c", "accepted")]
-    render_drafts(Console(file=out, color_system=None, soft_wrap=True), spans, "def f")
-    assert out.getvalue() == "{+accepted draft+}\n\ndef fab{+c+}\n"
+    view = DraftsView(Console(file=out, color_system=None, soft_wrap=True), "def f")
+    view.add([DraftRound(1, 1, [Span("ab", "target"), Span("c", "accepted")])])
+    view.end()
+    assert out.getvalue() == "{+accepted draft+}  [-rejected draft-]\n\ndef fab{+c+}\n"
 
 
 def test_charts_without_matplotlib_are_refused_before_anything_is_measured(

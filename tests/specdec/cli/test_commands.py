@@ -236,7 +236,17 @@ def test_ctrl_c_prints_the_figures_so_far(run, interrupted, args):
     assert (code, lines[-1]) == (130, "specdec: interrupted")
     assert ("rounds | interrupted" in err) == ("--json" not in args)
     assert (len(lines) == 1) == ("--json" in args)
-    assert bool(out.strip()) == (args == ())
+    assert bool(out.strip()) == (args in ((), ("--show-drafts",)))
+
+
+def test_drafts_are_shown_as_rounds_commit(run, request):
+    _, whole, _ = run(*DRAFTED, "--max-tokens", "40", "--show-drafts")
+    request.getfixturevalue("interrupted")
+    _, out, _ = run(*DRAFTED, "--max-tokens", "40", "--show-drafts")
+
+    assert whole.startswith(out.removesuffix("\n"))
+    assert len(out) < len(whole)
+    assert "{+" in out.partition("\n\n")[2]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Abort])

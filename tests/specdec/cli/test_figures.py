@@ -64,4 +64,4 @@ def test_lines_break_at_a_bar():
 )
 def test_a_draft_that_is_hardly_ever_accepted_is_named(num_rounds, num_accepted, draft, is_warned):
     found = warning(output_of(num_rounds, num_accepted), "my target", draft)
-    assert (found is not None and found.endswith(": specdec verify 'my target' d")) == is_warned
+    assert (found is not None and found.endswith(":\nspecdec verify 'my target' d")) == is_warned

@@ -190,12 +190,14 @@ class LLM:
     def _step(self) -> None:
         """In a turn: a step for the requests of all threads. An error ends all of them."""
         self.engine.runner.take_device()
-        changed: list[Request] | None = None  # as after an error: all
         try:
             changed = self.engine.step()
-        finally:
+        except BaseException:
             for progress in list(self._progress):
-                progress.update(progress.requests if changed is None else changed)
+                progress.update(progress.requests, is_broken_off=True)
+            raise
+        for progress in list(self._progress):
+            progress.update(changed)
 
     @contextmanager
     def _updating(self, progress: Progress) -> Iterator[Progress]:

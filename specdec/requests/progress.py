@@ -28,13 +28,17 @@ class Progress:
         """Whether all have ended."""
         return not self._running
 
-    def update(self, changed: Iterable[Request]) -> None:
-        """Count the requests that a step ended; requests of other callers do not count."""
+    def update(self, changed: Iterable[Request], is_broken_off: bool = False) -> None:
+        """Count the requests that a step ended; requests of other callers do not count.
+
+        An abort is an end that is not shown, and so is one by a step that was interrupted.
+        """
         for request in changed:
             if request.is_finished and request.request_id in self._running:
                 self._running.remove(request.request_id)
-                self._count(request.all_samples)
-                self._bar.update()
+                if not is_broken_off and not _is_aborted(request):
+                    self._count(request.all_samples)
+                    self._bar.update()
 
     def _count(self, samples: Sequence[Request]) -> None:
         self._num_tokens += sum(sample.stats.num_generated_tokens for sample in samples)
@@ -45,3 +49,7 @@ class Progress:
         if self._num_accepted:
             figures["acceptance length"] = f"{1 + self._num_accepted / self._num_rounds:.2f}"
         self._bar.set_postfix(figures, refresh=False)
+
+
+def _is_aborted(request: Request) -> bool:
+    return any(sample.finish and sample.finish.reason == "abort" for sample in request.all_samples)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 import specdec.start.load
 from graphs import CUDAGraphMode
 from specdec import LLM, SamplingParams
+from specdec.engine import Engine
 
 
 def test_both_checkpoints_are_looked_for_before_one_is_read(monkeypatch):
@@ -91,6 +93,29 @@ def test_generating_is_shown_on_a_terminal_unless_it_is_not_wanted(
     assert [word in shown for word in ("generating", "2/2", "tokens/s=", "acceptance length=")] == [
         is_shown
     ] * 4
+
+
+@pytest.mark.parametrize("is_abort", [False, True])
+def test_requests_that_are_broken_off_do_not_count_as_done(llm, monkeypatch, capsys, is_abort):
+    real, steps = Engine._step, []
+
+    def break_off(engine):
+        steps.append(1)
+        if len(steps) == 6:
+            if not is_abort:
+                raise KeyboardInterrupt
+            engine.abort_all()  # as another thread's shutdown() does
+        return real(engine)
+
+    monkeypatch.setattr(Engine, "_step", break_off)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    lengths = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (2, 60)]
+    with nullcontext() if is_abort else pytest.raises(KeyboardInterrupt):
+        llm.generate(["def f(", "x"], lengths)
+    shown = capsys.readouterr().err
+    assert "1/2" in shown
+    assert "100%" not in shown
+    assert not llm.engine.has_unfinished
 
 
 def test_a_prompt_is_encoded_once_for_all_samples(llm, monkeypatch):

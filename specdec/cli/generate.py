@@ -198,6 +198,10 @@ def _is_text(options: GenerateOptions, params: SamplingParams) -> bool:
 def _run(llm: LLM, prompt: str, params: SamplingParams, options: GenerateOptions) -> RequestOutput:
     """The finished output. Ctrl-C prints the figures of what there is so far, except as JSON."""
     [request] = llm.engine.add_requests([NewRequest(prompt=prompt, params=params)])
+    room = request.rules.max_tokens
+    if params.max_tokens is not None and room < params.max_tokens:
+        cut = f"--max-tokens {params.max_tokens}: {room} tokens fit after the prompt"
+        print(cut, file=sys.stderr)
     writer = _writer(llm, request, params, options)
     try:
         while not request.is_finished:

@@ -24,6 +24,14 @@ FIGURES = (
     "conditional_acceptance_rates",
     "acceptance_histogram",
 )
+SHOWN = (
+    "num_rounds",
+    "num_drafted_tokens",
+    "num_accepted_tokens",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "acceptance",
+)
 REQUEST_FIGURES = (
     "num_prompt_tokens",
     "num_generated_tokens",
@@ -62,18 +70,30 @@ class RoundRecord:
         return next(i for i, node in rows if node == (row, token))
 
 
+def _short(value: object) -> str:
+    return repr(float(f"{value:.4g}") if isinstance(value, float) else value)
+
+
 def _num_levels(draft_tokens: Sequence[int], parents: Sequence[int]) -> int:
     return max(depths(parents)) if parents else len(draft_tokens)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class SpeculationStats:
     """Rounds; every figure is derived from them."""
 
     acceptance: str = "exact"  # the rule that accepted them; "mixed" if merged over several rules
     # The fields of each record: Python's collector walks over objects again and again, but no more
     # over plain tuples of numbers once it has seen them.
-    _rounds: list[PlainRound] = field(default_factory=list, init=False, repr=False)
+    _rounds: list[PlainRound] = field(default_factory=list, init=False)
+
+    def __repr__(self) -> str:
+        """The figures, not the rounds that they are derived from."""
+        return self._shown(SHOWN)
+
+    def _shown(self, names: Sequence[str]) -> str:
+        parts = [f"{name}={_short(getattr(self, name))}" for name in names]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -174,7 +194,7 @@ class SpeculationStats:
         return {name: getattr(self, name) for name in FIGURES}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RequestStats(SpeculationStats):
     """A request's rounds and times. Times are seconds of the host's monotonic clock."""
 
@@ -186,6 +206,9 @@ class RequestStats(SpeculationStats):
     first_token_time: float | None = None
     last_token_time: float | None = None
     side_by_side: float | None = None  # decode_time of several samples, added up; None: of one
+
+    def __repr__(self) -> str:
+        return self._shown((*SHOWN, *REQUEST_FIGURES))
 
     @staticmethod
     def of_samples(parts: "Sequence[RequestStats]") -> "RequestStats":

@@ -94,6 +94,27 @@ def test_rounds_are_read_as_they_were_counted_and_leave_nothing_to_collect():
     assert SpeculationStats.merged([made, made]).rounds == 2 * records
 
 
+def test_what_is_printed_shows_rounds_and_acceptance():
+    shown = (
+        "num_rounds=5, num_drafted_tokens=15, num_accepted_tokens=9, mean_acceptance_length=2.8, "
+        "draft_acceptance_rate=0.6, acceptance='exact'"
+    )
+    assert repr(stats(3, 3, 0, 1, 3, 2)) == f"SpeculationStats({shown})"
+    made = RequestStats(
+        num_prompt_tokens=4, num_generated_tokens=4, first_token_time=1.0, last_token_time=3.0
+    )
+    assert "num_rounds=0, " in repr(made)
+    assert "mean_acceptance_length=None, draft_acceptance_rate=None" in repr(made)
+    for count in (3, 0, 1):
+        made.add_round(chain(3, count))
+    assert repr(made).startswith("RequestStats(num_rounds=3, ")
+    assert "mean_acceptance_length=2.333, draft_acceptance_rate=0.4444, " in repr(made)
+    assert "num_prompt_tokens=4, num_generated_tokens=4, " in repr(made)
+    assert "time_per_token=0.6667, tokens_per_second=1.5, " in repr(made)
+    fast = RequestStats(num_generated_tokens=24691, first_token_time=1.0, last_token_time=3.0)
+    assert "tokens_per_second=12340.0, " in repr(fast)
+
+
 def test_times_of_a_request():
     made = RequestStats(
         num_generated_tokens=5, arrival_time=10.0, first_token_time=10.5, last_token_time=12.5

@@ -657,6 +657,14 @@ def tune(
     run_tune(target, draft, dtype, again, json)
 
 
+@app.command(short_help="Print what a bug report needs.")
+def env(json: shared.Json = False) -> None:
+    """Print versions, GPU, driver and system: paste them into a bug report."""
+    from specdec.cli.env import run_env
+
+    run_env(json)
+
+
 @cache_commands.command("export", short_help="Write the compiled kernels to a file.")
 def export_cache(
     file: Annotated[

@@ -143,7 +143,7 @@ def _announce(options: ServeOptions, port: int) -> None:
     host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     name = (options.served_model_names or [options.target])[0]
-    body = json.dumps({"model": name, "prompt": "def f(x):"})
+    body = json.dumps({"model": name, "prompt": "def f(x):", "temperature": 0})
     print(f"serving {name} at {url}/v1 (Ctrl-C stops)", file=sys.stderr)
     print(f"playground: {url}/", file=sys.stderr)
     key = "" if options.api_key is None else ' -H "x-api-key: $SPECDEC_API_KEY" \\\n '

@@ -1,6 +1,7 @@
 """`specdec serve` as a process: the README's commands, its output, and its end."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -79,6 +80,7 @@ def test_the_commands_of_the_readme_work(tmp_path, capsys):
 
         [curl] = commands("curl")
         body = re.search(r"--json '(.*)'", curl)[1]
+        assert json.loads(body)["temperature"] == 0  # at 1 a small model writes noise
         path = re.search(r"127\.0\.0\.1:8000(\S+)", curl)[1]
         headers = {"Content-Type": "application/json"}
         found = httpx2.post(server.url + path, content=body, headers=headers, timeout=60)
@@ -104,6 +106,8 @@ def test_the_commands_of_the_readme_work(tmp_path, capsys):
         assert server.end() == 0
     assert server.process.stdout.read() == ""
     assert f"playground: {server.url}/" in server.lines
+    [printed] = [line for line in server.lines if "--json" in line]
+    assert json.loads(re.search(r"--json '(.*)'", printed)[1])["temperature"] == 0
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 import specdec
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.async_engine import AsyncEngine
+from specdec.serve.engine_facts import EngineFacts
 from specdec.serve.engine_thread import EngineDeadError
 from specdec.serve.http.agents.routes import AgentRoutes
 from specdec.serve.http.agents.translation import IGNORED_HEADER
@@ -49,6 +50,7 @@ class Application:
         self._llm = llm
         self._options = options
         self._max_model_len = facts.max_model_len
+        self._speculation = _speculation(facts)
         self._created = int(time.time())
         # the engine has one of its own
         tokenizer = Tokenizer(facts.tokenizer)
@@ -157,6 +159,8 @@ class Application:
             "root": self._options.model_names[0],
             "parent": None,
             "max_model_len": self._max_model_len,
+            "is_chat_model": self._prompts.tells_roles_apart,
+            "speculation": self._speculation,
         }
 
     async def tokenize(self, request: Request) -> Response:
@@ -204,6 +208,17 @@ class Application:
 def recommended(llm: AsyncEngine) -> Mapping[str, object]:
     """The sampling that the checkpoint recommends."""
     return {name: getattr(llm.facts.recommended, name) for name in RECOMMENDED}
+
+
+def _speculation(facts: EngineFacts) -> dict[str, object] | None:
+    """What drafts, for the page at /; None: nothing does."""
+    if facts.draft is None or facts.num_speculative_tokens == 0:
+        return None
+    return {
+        "draft": facts.draft,
+        "num_speculative_tokens": facts.num_speculative_tokens,
+        "is_adaptive": facts.is_adaptive,
+    }
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

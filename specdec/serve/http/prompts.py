@@ -57,6 +57,8 @@ class Prompts:
         own = getattr(tokenizer.backend, "chat_template", None)
         self.template = str(options.chat_template or own)  # all of them, if there are several
         self._knows_developer = "developer" in self.template
+        # without them a model cannot tell a question from its own answer: it was not trained to
+        self.tells_roles_apart = "role" in self.template
 
     async def completion(
         self, prompt: object, n: int = 1, add_special_tokens: bool = True

@@ -19,6 +19,7 @@ let model = null;
 let messages = []; // of the chat so far
 let controller = null; // of the running request
 let charted = null; // the run that the charts show
+let isModeChosen = false; // by the reader
 
 async function ask(prompt) {
   const isChat = choice("mode") === "chat";
@@ -92,8 +93,8 @@ function startTurn(prompt, isChat, kinds) {
   return { element, panes };
 }
 
-function showVerdict(turn, { isSame, text }) {
-  const element = make("p", isSame ? "verdict same" : "verdict differ", text);
+function showVerdict(turn, { kind, text }) {
+  const element = make("p", `verdict ${kind}`, text);
   keepInView(() => turn.element.append(element));
   say(text);
 }
@@ -152,14 +153,32 @@ async function connect() {
   try {
     const [first] = await models();
     model = first.id;
-    const context = ` \u00b7 ${first.max_model_len.toLocaleString("en")} tokens of context`;
-    at("model").replaceChildren(model, make("span", "", context));
+    const context = `${first.max_model_len.toLocaleString("en")} tokens of context`;
+    const facts = ` \u00b7 ${context} \u00b7 ${draftText(first.speculation)}`;
+    at("model").replaceChildren(model, make("span", "", facts));
+    openFor(first);
     return null;
   } catch (error) {
     if (error instanceof ServerError && error.status === 401) return "key";
     at("model").textContent = error.message;
     return error.message;
   }
+}
+
+function draftText(speculation) {
+  return speculation ? `draft ${speculation.draft}, K ${countText(speculation, "= ")}` : "no draft";
+}
+
+function countText({ num_speculative_tokens: count, is_adaptive: isAdaptive }, start = "") {
+  return isAdaptive ? `up to ${count}` : `${start}${count}`;
+}
+
+/** A model that was not trained to chat would answer with noise: let it continue texts instead. */
+function openFor({ is_chat_model: isChatModel, speculation }) {
+  const mode = isChatModel ? "chat" : "completion";
+  if (!isModeChosen) document.querySelector(`input[name="mode"][value="${mode}"]`).checked = true;
+  if (speculation) at("num_speculative_tokens").placeholder = countText(speculation);
+  setMode();
 }
 
 function askForKey(message) {
@@ -176,6 +195,11 @@ async function submitKey(event) {
   at("key").value = "";
   at("key-dialog").close();
   at("prompt").focus();
+}
+
+function change(event) {
+  if (event.target.name === "mode") isModeChosen = true;
+  setMode();
 }
 
 function setMode() {
@@ -217,7 +241,7 @@ function onKey(event) {
 function setUp() {
   setUpTheme(at("theme"));
   at("composer").addEventListener("submit", submit);
-  at("options").addEventListener("change", setMode);
+  at("options").addEventListener("change", change);
   at("key-form").addEventListener("submit", submitKey);
   at("clear").addEventListener("click", clear);
   at("stop-button").addEventListener("click", () => controller?.abort());

@@ -65,7 +65,8 @@ export class Run {
   }
 }
 
-/** What two runs with one seed show: whether they agree, and how the speeds compare. */
+/** What two runs with one seed show: whether they agree, and how the speeds compare.
+ *  kind: same, differ, or slower, which is no success although the texts agree. */
 export function verdict(drafted, plain) {
   const [left, right] = [drafted.tokenIds, plain.tokenIds];
   const both = Math.min(left.length, right.length);
@@ -74,12 +75,14 @@ export function verdict(drafted, plain) {
   if (first >= 0 || (areWhole && (left.length !== right.length || drafted.text !== plain.text))) {
     const place = first >= 0 ? first + 1 : both + 1;
     const cause = "with --acceptance rejection or block they may";
-    return { isSame: false, text: `The texts differ from token ${place} on; ${cause}.` };
+    return { kind: "differ", text: `The texts differ from token ${place} on; ${cause}.` };
   }
-  if (!areWhole) return { isSame: true, text: `Stopped. The texts agree as far as both go: ${both} tokens.` };
-  const ratio = plain.speed && drafted.speed ? drafted.speed / plain.speed : null;
-  const speeds = ratio === null ? "" : ` With speculation: ${ratio.toFixed(2)} times the speed.`;
-  return { isSame: true, text: `The same text, token for token (${both}).${speeds}` };
+  if (!areWhole) return { kind: "same", text: `Stopped. The texts agree as far as both go: ${both} tokens.` };
+  const same = `The same text, token for token (${both}).`;
+  if (!plain.speed || !drafted.speed) return { kind: "same", text: same };
+  const ratio = (drafted.speed / plain.speed).toFixed(2);
+  if (ratio < 1) return { kind: "slower", text: `${same} With speculation it was slower: ${ratio} times the speed.` };
+  return { kind: "same", text: `${same} With speculation: ${ratio} times the speed.` };
 }
 
 function sum(numbers) {

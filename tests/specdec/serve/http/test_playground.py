@@ -8,7 +8,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from specdec import SpeculativeConfig
+from specdec.serve.engine_facts import draft_name
+from specdec.serve.http.options import ServerOptions
 from specdec.serve.http.playground import FOLDER, PAGE_PATHS
+from specdec.serve.http.prompts import Prompts
 
 FILES = sorted(FOLDER.iterdir())
 NAMESPACE = "http://www.w3.org/2000/svg"  # a name, which no browser fetches
@@ -95,6 +99,40 @@ def test_every_element_that_a_script_asks_for_exists(page):
         assert set(asked) <= page.ids, file.name
     names = re.search(r"NUMBERS = \[(.*?)\]", (FOLDER / "options.js").read_text(), re.DOTALL)[1]
     assert set(re.findall(r'"(\w+)"', names)) <= page.ids
+
+
+def test_the_page_is_told_whether_the_model_chats_and_what_drafts(live):
+    [card] = live.get("/v1/models").json()["data"]
+    assert card["is_chat_model"] is False  # the bundled template was never trained
+    sizes = live.llm.llm.sizes
+    assert card["speculation"] == {
+        "draft": "demo",
+        "num_speculative_tokens": sizes.num_speculative_tokens,
+        "is_adaptive": sizes.is_adaptive,
+    }
+    assert live.get("/v1/models/demo").json() == card
+
+
+@pytest.mark.parametrize(
+    "template, is_chat_model",
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", True),
+        ("{% for m in messages %}{{ m['role'] }}: {{ m.content }}{% endfor %}", True),
+        ("{{ messages[-1].content }}", False),
+        (None, False),
+    ],
+)
+def test_a_template_that_reads_no_roles_was_not_trained(live, template, is_chat_model):
+    options = ServerOptions(host="127.0.0.1", model_names=("demo",), chat_template=template)
+    tokenizer = live.server.application.chats._prompts.tokenizer
+    assert Prompts(tokenizer, 9, options).tells_roles_apart == is_chat_model
+
+
+@pytest.mark.parametrize(
+    "model, name", [("demo", "demo"), ("owner/name", "owner/name"), (FOLDER, "page"), (None, None)]
+)
+def test_a_draft_is_named_without_where_it_lies(model, name):
+    assert draft_name(None if model is None else SpeculativeConfig(model)) == name
 
 
 @pytest.mark.parametrize("path", ["/page/", "/page/../gate.py", "/page/%2e%2e/gate.py", "/page/x"])

@@ -52,11 +52,20 @@ class Watched:
 
     def open(self, url: str, width: int = 1280, scheme: str = "light"):
         """A new page, cut off from every other host."""
+        page = self.blank(width, scheme)
+        self._cut_off(page, url)
+        page.goto(url)
+        return page
+
+    def blank(self, width: int = 1280, scheme: str = "light"):
+        """One that has loaded nothing."""
         page = self._browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page.set_default_timeout(20_000)
         page.on("console", lambda message: self.messages.append(message.text))
         page.on("pageerror", lambda error: self.messages.append(str(error)))
+        return page
 
+    def _cut_off(self, page, url: str) -> None:
         def pass_on(route) -> None:
             if route.request.url.startswith(url):
                 route.continue_()
@@ -65,8 +74,6 @@ class Watched:
                 route.abort()
 
         page.route("**/*", pass_on)
-        page.goto(url)
-        return page
 
 
 @pytest.fixture
@@ -133,8 +140,118 @@ def test_both_run_side_by_side_and_the_page_says_that_they_are_equal(live, watch
     assert left_box["x"] + left_box["width"] <= right_box["x"]
 
 
+def test_a_model_without_a_trained_template_opens_in_completion(live, watched):
+    page = watched.open(live.url)
+    page.locator("#model span").wait_for()
+    assert page.get_by_label("Completion").is_checked()
+    assert page.locator("#system-field").is_hidden()
+    count = live.llm.llm.sizes.num_speculative_tokens
+    assert f"draft demo, K = {count}" in page.locator("#model").text_content()
+    assert page.locator("#num_speculative_tokens").get_attribute("placeholder") == str(count)
+    page.get_by_label("Chat").check(force=True)
+    assert page.locator("#system-field").is_visible()
+
+
+def test_a_mode_that_the_reader_chose_is_kept(live, watched):
+    page = watched.blank()
+    held = []
+    page.route("**/v1/models", lambda route: held.append(route))
+    page.goto(live.url)
+    while not held:
+        page.wait_for_timeout(20)
+    page.locator("input[value=completion]").check(force=True)
+    page.get_by_label("Chat").check(force=True)
+    held[0].continue_()
+    page.locator("#model span").wait_for()
+    assert page.get_by_label("Chat").is_checked()
+
+
+def test_a_model_with_roles_in_its_template_opens_in_chat(serve, watched):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    with serve(chat_template=template) as chatting:
+        page = watched.open(chatting.url)
+        page.locator("#model span").wait_for()
+        assert page.get_by_label("Chat").is_checked()
+
+
+@pytest.mark.parametrize(
+    "card, words",
+    [
+        (
+            {"draft": "a/b", "num_speculative_tokens": 8, "is_adaptive": True},
+            "draft a/b, K up to 8",
+        ),
+        (None, "no draft"),
+    ],
+)
+def test_what_drafts_is_said(live, watched, card, words):
+    def of_another(route) -> None:
+        found = route.fetch()
+        body = found.json()
+        body["data"][0]["speculation"] = card
+        route.fulfill(response=found, json=body)
+
+    page = watched.blank()
+    page.route("**/v1/models", of_another)
+    page.goto(live.url)
+    page.locator("#model span").wait_for()
+    assert words in page.locator("#model").text_content()
+
+
+VERDICT = """async ([drafted, plain]) => {
+  const { verdict } = await import("/page/run.js");
+  const run = (speed) => ({ tokenIds: [1, 2], text: "a", finishReason: "length", speed });
+  return verdict(run(drafted), run(plain));
+}"""
+
+
+@pytest.mark.parametrize(
+    "speeds, kind, words",
+    [
+        ([20, 10], "same", "With speculation: 2.00 times the speed."),
+        ([10, 10], "same", "With speculation: 1.00 times the speed."),
+        ([8, 10], "slower", "With speculation it was slower: 0.80 times the speed."),
+        ([9.96, 10], "same", "1.00 times the speed."),
+        ([None, 10], "same", "token for token (2)."),
+    ],
+)
+def test_a_slow_down_is_no_success(live, watched, speeds, kind, words):
+    found = watched.open(live.url).evaluate(VERDICT, speeds)
+    assert found["kind"] == kind
+    assert found["text"].endswith(words)
+
+
+def test_a_slow_down_is_shown_without_the_colour_of_success(live, watched):
+    page = watched.open(live.url)
+
+    def late(route) -> None:
+        if route.request.post_data_json["speculate"]:
+            body = route.request.post_data_json
+            route.continue_(post_data={**body, "num_speculative_tokens": 0})
+        else:
+            route.continue_()
+
+    page.route("**/v1/completions", late)
+    page.get_by_label("Compare").check(force=True)
+    page.evaluate(
+        """async () => {
+          const { Run } = await import("/page/run.js");
+          Object.defineProperty(Run.prototype, "speed",
+            { get() { return this.speculates ? 8 : 10; } });
+        }"""
+    )
+    ask(page)
+    shown = page.locator(".verdict.slower")
+    shown.wait_for()
+    assert shown.evaluate(CONTRAST) >= 4.5
+    colours = "element => getComputedStyle(element).backgroundColor"
+    accepted = page.locator("#legend .accepted").evaluate(colours)
+    assert shown.evaluate(colours) != accepted
+
+
 def test_texts_that_differ_are_said_to(live, watched):
     page = watched.open(live.url)
+    page.get_by_label("Chat").check(force=True)
     page.get_by_label("Compare").check(force=True)
 
     def other_seed(route) -> None:
@@ -181,6 +298,8 @@ def test_escape_ends_an_answer_on_the_server_too(live, watched):
 
 def test_a_conversation_goes_on(live, watched):
     page = watched.open(live.url)
+    page.locator("#model span").wait_for()
+    page.get_by_label("Chat").check(force=True)
     page.fill("#system", "Write code.")
     bodies = []
     page.on(
@@ -223,7 +342,7 @@ def test_an_error_of_the_server_is_shown_in_words(live, browser):
     assert shown.startswith("The server refused this: top_p=3")
     assert page.input_value("#prompt") == PROMPT
     page.fill("#top_p", "")
-    page.press("#prompt", "Enter")
+    page.press("#prompt", "Control+Enter")
     page.locator(".turn").nth(1).wait_for()
     assert kept(last_pane(page))
     assert watched.foreign == []
@@ -289,7 +408,7 @@ def test_every_control_is_reached_by_the_keyboard_and_shows_it(live, watched):
         assert width == "2px", name
         seen.add(name)
     assert {
-        "chat",
+        "completion",
         "on",
         "temperature",
         "seed",

@@ -1,6 +1,8 @@
 """The widened pair keeps the small one's tokens and acceptance, though every shape differs."""
 
 import shutil
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from specdec import LLM, SamplingParams
 from specdec.cli import main
 from tests.reference import Reference
 from weights.demo import demo_directory
-from weights.widen import SHAPES
+from weights.widen import MODELS, SHAPES
 from weights.widener import Shape, Widener, place_layers
 
 NUM_TOKENS = 32
@@ -22,12 +24,19 @@ SIZES = {"max_num_seqs": 2, "max_model_len": 256}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    out = tmp_path_factory.mktemp("tiny")
-    with pytest.raises(SystemExit) as left:
+def widened(tmp_path_factory):
+    """The pair, and what was said meanwhile."""
+    out = tmp_path_factory.mktemp("tiny") / "out"
+    said = StringIO()
+    with redirect_stderr(said), pytest.raises(SystemExit) as left:
         main(["widen", str(out), *TINY])
     assert not left.value.code
-    return out
+    return out, said.getvalue().splitlines()
+
+
+@pytest.fixture(scope="module")
+def pair(widened):
+    return widened[0]
 
 
 @pytest.mark.parametrize("name", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow)])
@@ -49,18 +58,15 @@ def test_the_widened_pair_keeps_tokens_and_acceptance(pair, prompts, references,
     assert abs(accepted[0] - accepted[1]) <= 2
 
 
-def test_widen_says_how_much_it_writes_and_how_far_it_is_without_a_terminal(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["widen", str(tmp_path / "out"), *TINY])
-    said = capsys.readouterr().err.splitlines()
-    files = list((tmp_path / "out").rglob("*.safetensors"))
+def test_widen_says_how_much_it_writes_and_how_far_it_is_without_a_terminal(widened):
+    out, said = widened
+    files = list(out.rglob("*.safetensors"))
     size = f"{sum(file.stat().st_size for file in files) / 1e6:.0f} MB"
-    assert said[0] == f"writes {size} to {tmp_path / 'out'}"
+    assert said[0] == f"writes {size} to {out}"
     assert 3 <= len(said) <= 12
     assert said[-1] == f"written: {size} of {size}"
-    assert {file.name for file in tmp_path.iterdir()} == {"out"}
-    names = {"target", "eagle3", "eagle1", "prompts.json"}
-    assert {file.name for file in (tmp_path / "out").iterdir()} == names
+    assert {file.name for file in out.parent.iterdir()} == {"out"}
+    assert {file.name for file in out.iterdir()} == {*MODELS, "prompts.json"}
 
 
 def test_a_disk_that_is_too_small_is_found_before_anything_is_written(tmp_path, monkeypatch):

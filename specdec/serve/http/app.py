@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request, Response
@@ -34,7 +34,7 @@ from specdec.serve.http.generating import Answer, Services
 from specdec.serve.http.measures import Measures
 from specdec.serve.http.monitor import Monitor
 from specdec.serve.http.options import ServerOptions
-from specdec.serve.http.playground import PageFiles, playground
+from specdec.serve.http.playground import PageFiles, get_options, playground
 from specdec.serve.http.prompts import Encoded, Prompts
 from specdec.serve.http.record import Record
 from specdec.serve.http.structured import check_grammar, grammar_field
@@ -80,17 +80,16 @@ class Application:
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
         AgentRoutes(self._services, self.chats).add_to(app)
-        app.get("/v1/models")(self.models)
-        app.get("/v1/models/{name:path}")(self.model)
         app.post("/tokenize")(self.tokenize)
         app.post("/detokenize")(self.detokenize)
-        app.get("/health")(self.health)
-        app.get("/ping")(self.health)
-        app.post("/ping")(self.health)
-        app.get("/version")(self.version)
-        app.get("/")(playground)
+        app.api_route("/health", methods=["GET", "HEAD", "OPTIONS"])(self.health)
+        app.api_route("/ping", methods=["GET", "HEAD", "OPTIONS", "POST"])(self.health)
+        _add_get(app, "/v1/models", self.models)
+        _add_get(app, "/v1/models/{name:path}", self.model)
+        _add_get(app, "/version", self.version)
+        _add_get(app, "/metrics", self.metrics)
+        _add_get(app, "/", playground)
         app.mount("/page", PageFiles())
-        app.get("/metrics")(self.metrics)
         return app
 
     @asynccontextmanager
@@ -203,6 +202,12 @@ class Application:
         if isinstance(body.get("model"), str) and kind in (TOKENIZE, DETOKENIZE):
             check_model(str(body["model"]), self._options)
         return body
+
+
+def _add_get(app: FastAPI, path: str, handler: Callable[..., Awaitable[Response]]) -> None:
+    """With what load balancers check a server by."""
+    app.api_route(path, methods=["GET", "HEAD"])(handler)
+    app.options(path)(get_options)
 
 
 def recommended(llm: AsyncEngine) -> Mapping[str, object]:

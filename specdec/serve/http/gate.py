@@ -19,8 +19,9 @@ from specdec.serve.http.traffic import Traffic
 
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 WILDCARDS = {"0.0.0.0", "::"}
-OPEN_PATHS = PAGE_PATHS | {"/health", "/ping"}  # no key needed
-WATCHED_PATHS = {"/health", "/ping", "/metrics"}  # answered while the server shuts down
+HEALTH_PATHS = {"/health", "/ping"}  # they tell nothing else, and change nothing
+OPEN_PATHS = PAGE_PATHS | HEALTH_PATHS  # no key needed
+WATCHED_PATHS = {*HEALTH_PATHS, "/metrics"}  # answered while the server shuts down
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'",
@@ -45,6 +46,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"] == "*" and scope["method"] == "OPTIONS":  # a question to the whole server
+            scope = {**scope, "path": "/health", "raw_path": b"/health"}
         headers = Headers(scope=scope)
         name = headers.get("x-request-id", uuid.uuid4().hex)
         is_valid = REQUEST_ID.fullmatch(name) is not None
@@ -68,7 +71,11 @@ class Gate:
             await error.response(scope["path"])(scope, receive, send_named)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        self._check_host(headers.get("host", ""))
+        if scope["path"] in HEALTH_PATHS:  # load balancers send any Host, or none
+            return
+        # browsers send HTTP/1.1 and a Host, so that without it no page of another site calls
+        if scope["http_version"] >= "1.1" or "host" in headers:
+            self._check_host(headers.get("host", ""))
         if self._key is not None and scope["path"] not in OPEN_PATHS:
             self._check_key(headers)
         if scope["method"] == "POST":

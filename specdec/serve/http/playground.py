@@ -20,6 +20,8 @@ class PageFiles(StaticFiles):
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         """A file, or 304."""
+        if scope["method"] == "OPTIONS":
+            return await get_options()
         response = await super().get_response(path, scope)
         response.headers.update(CACHING)
         return response
@@ -28,3 +30,8 @@ class PageFiles(StaticFiles):
 async def playground() -> Response:
     """GET /."""
     return FileResponse(FOLDER / "index.html", headers=CACHING)
+
+
+async def get_options() -> Response:
+    """OPTIONS of a route of GET, which some load balancers check a server by."""
+    return Response(headers={"Allow": "GET, HEAD, OPTIONS"})

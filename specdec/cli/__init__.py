@@ -291,7 +291,7 @@ def serve(
 
     Only this machine can connect unless --host says otherwise. SIGTERM or Ctrl-C ends it in order.
     """
-    require_extra("serve", "server", ("fastapi", "uvicorn", "prometheus_client"))
+    require_extra("serve", "server", ("fastapi", "uvicorn", "httptools", "prometheus_client"))
     from specdec.serve.worker_process import WorkerProcess
 
     with WorkerProcess() as worker:  # it imports for seconds, and so does this one

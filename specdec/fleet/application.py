@@ -2,6 +2,10 @@
 
     serve.run(build_app({"model": "demo", "speculative_config": {"model": "demo"}}))
 
+What the application checks (the Host, the key, codings, health checks) holds here too. The size of
+heads, URLs and trailers, deadlines, the number of connections and the framing of answers are those
+of Ray's proxy, not of serve/http/connection.py: open it to others through a load balancer only.
+
 Plain Serve, since the request types of Ray Serve LLM, and with them its router by prefix, need
 another engine's package.
 """

@@ -7,6 +7,7 @@ the engine had failed before.
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -17,6 +18,7 @@ import uvicorn
 
 from specdec.serve.async_engine import AsyncEngine
 from specdec.serve.http.app import Application
+from specdec.serve.http.connection import Connection
 from specdec.serve.http.options import ServerOptions
 
 logger = logging.getLogger("specdec.serve")
@@ -24,6 +26,9 @@ logger = logging.getLogger("specdec.serve")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections
+SPARE_CONNECTIONS = 2048  # beside one for each sample that may run or wait
+SPARE_FILES = 256  # beside one for each connection
+MOST_FILES = 10_240  # where the system names no limit; macOS takes no larger one
 CLOSING_SECONDS = 5  # to send the last answers, after their requests have ended
 
 
@@ -37,10 +42,12 @@ class Server(uvicorn.Server):
         self._llm = llm
         self._announce = announce
         self._shutdown_timeout = options.shutdown_timeout
+        self._most_samples = llm.facts.max_num_seqs + options.max_waiting
         self._draining: asyncio.Task[None] | None = None
         self.has_lost_engine = False  # known at the first signal
         config = uvicorn.Config(
             self.application.app,
+            http=Connection,
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -53,7 +60,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
+        """Listen, then say so. Each connection is a file."""
+        num_files = raise_file_limit()
+        most = self._most_samples + SPARE_CONNECTIONS
+        self.config.limit_concurrency = min(most, max(num_files - SPARE_FILES, num_files // 2))
         await super().startup(sockets)
         self._announce()
 
@@ -92,6 +102,15 @@ class Server(uvicorn.Server):
             logger.warning("%d requests are ended", self.application.traffic.num_requests)
         await asyncio.to_thread(self._llm.shutdown)
         self.should_exit = True
+
+
+def raise_file_limit() -> int:
+    """The files that this process may open from now on: as many as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 def listen(host: str, port: int) -> socket.socket:

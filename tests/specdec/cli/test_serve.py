@@ -29,7 +29,7 @@ def without(monkeypatch):
     return hide
 
 
-@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "prometheus_client"])
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "httptools", "prometheus_client"])
 def test_a_missing_extra_is_one_line(run, without, missing):
     without(missing)
     install = 'pip install "specdec[server]"'

@@ -9,16 +9,20 @@ import asyncio
 from enum import Enum
 from typing import NoReturn
 
+from starlette.datastructures import Headers
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
+    RequestResponseCycle,
 )
 from uvicorn.server import ServerState
 
 from specdec.serve.http.errors import ApiError
-from specdec.serve.http.gate import SECURITY_HEADERS
+from specdec.serve.http.gate import SECURITY_HEADERS, unread_coding
 from specdec.serve.http.options import BODY_SECONDS
+from specdec.serve.http.unchunked import without_chunks
 
 MAX_URL_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10  # the URL, the headers and the trailers of a request together
@@ -124,6 +128,10 @@ class Connection(HttpToolsProtocol):
         """Begin to answer."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._fail(ApiError(429, f"more than {MAX_PIPELINED} requests wait on a connection"))
+        # the parser refuses some codings without naming them
+        unread = unread_coding(Headers(raw=self.headers), "Transfer-Encoding")
+        if unread is not None:
+            self._fail(ApiError(415, unread))
         super().on_headers_complete()
         self._is_in_head = self._has_begun = False
         self._num_unused = 0
@@ -161,6 +169,11 @@ class Connection(HttpToolsProtocol):
         """It does."""
         super().resume_writing()
         self._end_stall()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["http_version"] < "1.1":
+            app = without_chunks(cycle, app)
+        super()._start_asgi_task(cycle, app)
 
     def _fail(self, error: ApiError) -> NoReturn:
         """End parsing; the parser's error ends in `send_400_response`."""

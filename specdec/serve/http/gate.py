@@ -22,6 +22,7 @@ WILDCARDS = {"0.0.0.0", "::"}
 HEALTH_PATHS = {"/health", "/ping"}  # they tell nothing else, and change nothing
 OPEN_PATHS = PAGE_PATHS | HEALTH_PATHS  # no key needed
 WATCHED_PATHS = {*HEALTH_PATHS, "/metrics"}  # answered while the server shuts down
+CODINGS = {"Content-Encoding": "identity", "Transfer-Encoding": "chunked"}  # that are read
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'self'",
@@ -82,6 +83,9 @@ class Gate:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise ApiError(415, f"Content-Type: {kind!r:.100} given, send application/json")
+            for unread in (unread_coding(headers, name) for name in CODINGS):
+                if unread is not None:
+                    raise ApiError(415, unread)
 
     def _check_host(self, given: str) -> None:
         """Against DNS rebinding: a page of another site that calls this server by its own name."""
@@ -99,6 +103,14 @@ class Gate:
         if not hmac.compare_digest(given.encode(), self._key):
             wanted = "Authorization: Bearer KEY or x-api-key: KEY"
             raise ApiError(401, f"no valid API key: send {wanted}", code="invalid_api_key")
+
+
+def unread_coding(headers: Headers, name: str) -> str | None:
+    """What is wrong with the coding of a body, if a header of this name names another."""
+    given = ", ".join(headers.getlist(name))
+    if given.strip().lower() in ("", CODINGS[name]):
+        return None
+    return f"{name}: {given!r:.100} is not read here, send the body without it"
 
 
 def _is_address(host: str) -> bool:

@@ -217,6 +217,15 @@ def test_what_shares_a_lock_with_a_walk_without_end_goes_on_after_it():
     assert found == [[b"a"], [b"none"], [b"b"]]
 
 
+def test_walks_that_share_a_lock_are_each_judged_by_their_own_time():
+    guides = [FakeGuide(b"%d" % i, 0.6 * mask_threads.SECONDS) for i in range(4)]
+    for guide in guides:
+        guide.lock = guides[0]
+    found = MaskThreads().masks([(guide, []) for guide in guides])
+    assert [guide.reason for guide in guides] == [""] * 4
+    assert found == [[b"%d" % i] for i in range(4)]
+
+
 def test_threads_that_a_fork_has_left_behind_are_replaced(monkeypatch):
     masks = MaskThreads()
     masks.masks([(FakeGuide(b"a"), [])])

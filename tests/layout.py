@@ -105,7 +105,13 @@ ROWS: dict[str, Row] = {
         (*LLM, "specdec.serve"),
         ("fastapi", "starlette", "uvicorn", "prometheus_client"),
     ),
-    "specdec.serve.http.tools": Row(("specdec.arguments", "specdec.requests.structured_outputs")),
+    "specdec.serve.http.tools": Row(
+        (
+            "specdec.arguments",
+            "specdec.requests.json_schemas",
+            "specdec.requests.structured_outputs",
+        )
+    ),
     "specdec.fleet": Row((*LLM, "specdec.serve"), ("ray", "fastapi", "numpy")),
     "specdec.bench": Row(LLM, ("torch", "matplotlib", "triton", "httpx2")),
     # nothing of ours: a yardstick must not be the shipped kernel

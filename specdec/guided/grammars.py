@@ -24,6 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from specdec.guided.mask_threads import MaskThreads, most_threads
 from specdec.requests.guide import Part
+from specdec.requests.json_schemas import prepared_text
 from specdec.requests.structured_outputs import JSON_SPACE
 from specdec.requests.tokenizer import Tokenizer
 
@@ -47,11 +48,21 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 FULL = "too many states"  # of a lexer, in the library's error
+_of_schema = partial(
+    LLMatcher.grammar_from_json_schema, defaults={"whitespace_pattern": JSON_SPACE}
+)
 _stack_size = threading.Lock()  # of threads to come, one number for the process
+# the library's words name an option that no request has
+OVERLAP = (
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
+    "anyOf"
+)
+ADVICE = (
+    "alternatives of oneOf may match the same value: write anyOf, or alternatives that cannot, as "
+    "other types, or objects that each require a property with a const text of their own"
+)
 FORMATS: dict[str, Callable[[str], str]] = {
-    "json": partial(
-        LLMatcher.grammar_from_json_schema, defaults={"whitespace_pattern": JSON_SPACE}
-    ),
+    "json": lambda text: _of_schema(prepared_text(text)),
     "regex": LLMatcher.grammar_from_regex,
     "lark": LLMatcher.grammar_from_lark,
 }
@@ -89,7 +100,8 @@ class Grammars:
         except ValueError as error:
             raise ValueError(f"structured_outputs: {kind}: {error}") from error
         if starts[0].is_error():
-            raise ValueError(f"structured_outputs: {kind}: {starts[0].get_error()}")
+            words = starts[0].get_error().replace(OVERLAP, ADVICE)
+            raise ValueError(f"structured_outputs: {kind}: {words}")
 
         def again() -> LLMatcher:
             return _on_a_large_stack(lambda: [self._matcher(kind, text)])[0]

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from specdec.requests.json_schemas import SchemaError
 from specdec.requests.params import SamplingParams
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.serve.async_engine import AsyncEngine
@@ -159,6 +160,8 @@ class Chats:
             grammar = answer_grammar(self._special, reading, schema)
             guided = StructuredOutputsParams(grammar=grammar)
             return reading, replace(params, structured_outputs=guided)
+        except SchemaError as error:
+            raise ApiError(400, f"{name}: json: {error}", name) from error
         except ValueError as error:
             raise ApiError(400, str(error)) from error
 

@@ -18,6 +18,7 @@ from llguidance import LLParserLimits
 from specdec.guided import grammars, guides, mask_threads
 from specdec.guided.grammars import LIMITS, MAX_CHARS, STACK_BYTES, Grammars, LaterRows
 from specdec.guided.guides import Guides
+from specdec.requests import json_schemas
 from specdec.requests.structured_outputs import StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
 from tests.specdec.guided.hostile import BAD, COSTLY
@@ -396,6 +397,40 @@ def test_compiled_grammars_are_kept_and_the_oldest_is_dropped(tokenizer, monkeyp
     for regex in ("a", "b", "a", "c", "a", "b"):
         source.compile(StructuredOutputsParams(regex=regex))
     assert [text for _, text in compiled] == ["a", "b", "c", "b"]
+
+
+@pytest.mark.parametrize("name", [*json_schemas.FORMATS, "password"])
+def test_a_format_is_held_to_if_and_only_if_the_library_knows_it(compile_, tokenizer, name):
+    guide = compile_(json={"type": "string", "format": name})
+    text = tokenizer.encode_word('"#"')
+    masks = guide.masks(text)
+    is_free = len(masks) > len(text) and EOS in allowed(masks[-1])
+    assert is_free == (name == "password")
+
+
+def test_an_endless_schema_is_refused_by_the_name_of_its_parameter(compile_):
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    for given in (schema, json.dumps(schema)):
+        with pytest.raises(ValueError, match=r"^structured_outputs: json: the schema refers"):
+            compile_(json=given)
+
+
+def kinds(*schemas):
+    return [
+        {"type": "object", "properties": {"a": each, "b": {}}, "required": ["a"]}
+        for each in schemas
+    ]
+
+
+def test_an_overlapping_one_of_says_what_to_write(compile_):
+    overlapping = [{"type": "integer"}, {"type": "number"}]
+    words = "may match the same value: write anyOf, or alternatives that cannot, as other"
+    with pytest.raises(ValueError, match=words) as error:
+        compile_(json={"oneOf": overlapping})
+    assert "option" not in str(error.value)
+    compile_(json={"anyOf": overlapping})
+    compile_(json={"oneOf": [{"type": "integer"}, {"type": "string"}]})
+    compile_(json={"oneOf": kinds({"const": "1"}, {"const": "2"})})
 
 
 def test_without_an_eos_token_structured_output_is_refused(tokenizer):

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 
+from specdec.requests.json_schemas import SchemaError
 from specdec.serve.http.tools import thinking
-from specdec.serve.http.tools.definitions import Schema
+from specdec.serve.http.tools.definitions import Schema, Tool
 from specdec.serve.http.tools.grammar import Lark
 from specdec.serve.http.tools.message_reader import AnswerReading
 
@@ -29,11 +30,19 @@ def answer_grammar(special: Collection[str], reading: AnswerReading, schema: Sch
 
 def _calls(lark: Lark, reading: AnswerReading) -> str:
     assert reading.calls is not None
-    rules = [lark.rule(reading.calls.call(lark, tool)) for tool in reading.use.possible]
-    call = lark.rule(" | ".join(rules))
+    call = lark.rule(" | ".join(_call(lark, reading, tool) for tool in reading.use.possible))
     if reading.use.most == 1:
         return call
     return f"{call} ({lark.text(reading.calls.separator)} {call})*"
+
+
+def _call(lark: Lark, reading: AnswerReading, tool: Tool) -> str:
+    assert reading.calls is not None
+    try:
+        return lark.rule(reading.calls.call(lark, tool))
+    except SchemaError as error:
+        place = f"tools[{reading.use.position(tool)}]: parameters of {tool.name!r}"
+        raise ValueError(f"{place}: {error}") from error
 
 
 def _reasoning(lark: Lark, is_open: bool) -> str:

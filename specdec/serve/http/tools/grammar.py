@@ -7,6 +7,7 @@ tag. A tag that is a special token of the tokenizer is written as one.
 import json
 from collections.abc import Callable, Collection
 
+from specdec.requests.json_schemas import GUIDANCE, prepared
 from specdec.requests.structured_outputs import JSON_SPACE
 from specdec.serve.http.tools import hermes, qwen3_xml
 from specdec.serve.http.tools.definitions import Schema, Tool
@@ -35,9 +36,10 @@ class Lark:
         return tag if tag in self._special else self.text(tag)
 
     def json(self, schema: Schema) -> str:
-        """A value of a schema."""
-        guidance = {"whitespace_pattern": JSON_SPACE}
-        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': guidance})}")
+        """A value of a schema; SchemaError if there is none."""
+        found = prepared(schema)
+        guidance = {"whitespace_pattern": JSON_SPACE, **(found.get(GUIDANCE) or {})}
+        return self.rule(f"%json {json.dumps({**found, GUIDANCE: guidance})}")
 
     def until(self, tag: str) -> str:
         """Any text up to a tag, and the tag."""

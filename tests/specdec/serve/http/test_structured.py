@@ -80,6 +80,32 @@ def test_a_bad_grammar_is_a_400_with_the_compilers_message(live, name):
     assert live.completion("def f(", max_tokens=1)["choices"]
 
 
+def of_schema(schema):
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+def test_an_unknown_format_is_no_error(live):
+    schema = {"type": "string", "format": "password", "maxLength": 3}
+    found = live.completion("a", response_format=of_schema(schema), max_tokens=60)
+    assert len(json.loads(found["choices"][0]["text"])) <= 3
+
+
+@pytest.mark.parametrize(
+    "schema, words",
+    [
+        ({"$ref": "#"}, "refers to itself"),
+        ({"type": "object", "x-guidance": {"lenient": True}}, "x-guidance: 'lenient'"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "write anyOf"),
+    ],
+)
+def test_a_schema_that_is_refused_is_named_by_its_field(live, schema, words):
+    for name, value in (("response_format", of_schema(schema)), ("guided_json", schema)):
+        found = live.post(COMPLETION, {"prompt": "a", name: value})
+        error = found.json()["error"]
+        assert (found.status_code, error["param"]) == (400, name)
+        assert words in error["message"]
+
+
 # test_grammars.py has them all
 @pytest.mark.parametrize(
     "name",

@@ -239,8 +239,11 @@ def test_the_effort_reaches_a_template_that_reads_it(trusting, template, effort,
 
 BAD_SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
 BAD = {"type": "function", "function": {"name": "bad", "parameters": BAD_SCHEMA}}
+ENDLESS_SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+ENDLESS = {"type": "function", "function": {"name": "bad", "parameters": ENDLESS_SCHEMA}}
 FORMAT = {"type": "json_object"}
 MISTAKES = [
+    ({"tools": [ENDLESS, *TOOLS], "tool_choice": "required"}, "tools", "tools[0]: parameters of"),
     ({"tool_choice": {**NAMED, "function": {"name": "x"}}}, "tool_choice", "no tool is named 'x'"),
     ({"tools": [*TOOLS, BAD], "tool_choice": "required"}, "tools", "tools[2]: parameters of 'bad'"),
     ({"tools": [{"type": "web_search"}]}, "tools", "only function is supported"),

@@ -148,6 +148,32 @@ def test_a_parameter_that_would_not_be_read_back_is_refused(key):
         answer_grammar(set(), found, None)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_that_the_compiler_does_not_know_is_an_annotation(name):
+    secret = {"type": "object", "properties": {"a": {"type": "integer", "format": "int32"}}}
+    both = {"type": "object", "properties": {"a": {"items": {"format": "int32"}}}}
+    for parameters in (secret, both):
+        use = ToolUse((Tool("keep", parameters),), "required")
+        GRAMMARS.compile("lark", answer_grammar((), AnswerReading(FORMATS[name], use), None))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_parameters_that_never_end_are_refused(name):
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    endless |= {"$defs": {"b": endless}, "properties": {"a": {"$ref": "#/$defs/b"}}}
+    use = ToolUse((WEATHER, Tool("keep", endless)), "required")
+    words = r"tools\[1\]: parameters of 'keep': the schema refers to itself"
+    with pytest.raises(ValueError, match=words):
+        answer_grammar((), AnswerReading(FORMATS[name], use), None)
+
+
+def test_guidance_counts_beside_tools_too():
+    schema = {**ANSWER, "x-guidance": {"whitespace_pattern": ""}}
+    grammar = answer_grammar((), reading("hermes", "auto"), schema)
+    assert fits(grammar, '{"ok":true}')
+    assert not fits(grammar, '{"ok": true}')
+
+
 def test_reasoning_comes_before_the_calls():
     call = written("hermes", RIGHT)
     opened = answer_grammar(set(), reading("hermes", thinks=True, is_open=True), None)

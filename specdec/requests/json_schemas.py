@@ -1,0 +1,266 @@
+"""JSON schemas as the compiler of grammars has to get them, checked for what it does not see.
+
+A text by a schema that refers to itself and never ends in a value would end with max_tokens only.
+An unknown `format` is an annotation, as the standard says. `x-guidance`, the compiler's own
+keyword, may choose blanks and escapes, and nothing that makes a text no JSON or ignores a part of
+the schema.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+logger = logging.getLogger("specdec")
+
+FORMATS = frozenset(  # that the compiler holds a text to
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
+MOST_NOTED = 100  # formats, in the log of a process
+_noted: set[str] = set()
+
+ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not")
+ONE += ("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
+LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+
+GUIDANCE = "x-guidance"
+BLANKS = r"(?:[ \n\r\t]|\\[nrt]|\\x(?:20|0[AaDd9])|[][()|*+?]|\{\d+(?:,\d*)?\}){0,100}"
+PATTERNS = {
+    "whitespace_pattern": BLANKS,
+    "item_separator": f"{BLANKS},{BLANKS}",
+    "key_separator": f"{BLANKS}:{BLANKS}",
+    "json_allowed_escapes": '[bfnrtu"\\\\/]{0,9}',
+}
+FLAGS = ("whitespace_flexible", "coerce_one_of", "json_allow_general_unicode_escapes")
+
+Schema = dict[str, Any]
+
+
+class SchemaError(ValueError):
+    """Names what is wrong with a schema, not where the schema was given."""
+
+
+def prepared_text(text: str) -> str:
+    """`prepared` for a schema as text; what is no JSON object is left to the compiler."""
+    try:
+        schema = json.loads(text)
+        found = prepared(schema) if isinstance(schema, dict) else schema
+        return text if found == schema else json.dumps(found)
+    except SchemaError:
+        raise
+    except (ValueError, RecursionError):
+        return text
+
+
+def prepared(schema: Mapping[str, Any]) -> Schema:
+    """A schema without unknown formats. SchemaError if it never ends or its x-guidance is wide."""
+    root: Schema = dict(schema)
+    _check_guidance(root.get(GUIDANCE))
+    found = Subschemas(root)
+    if not found.have_an_end:
+        raise SchemaError(
+            "the schema refers to itself and never ends in a value: make what repeats optional, or "
+            'one of several in "anyOf"'
+        )
+    unknown = {id(each): each["format"] for each in found if _has_unknown_format(each)}
+    for name in sorted(set(unknown.values())):
+        _note(name)
+    return _without_formats(root, unknown) if unknown else root
+
+
+def _has_unknown_format(schema: Schema) -> bool:
+    name = schema.get("format")
+    return isinstance(name, str) and name not in FORMATS
+
+
+def _note(name: str) -> None:
+    if name not in _noted and len(_noted) < MOST_NOTED:
+        _noted.add(name)
+        logger.info("a JSON schema has the format %.100r, which no text is held to", name)
+
+
+def _without_formats(value: Any, unknown: Mapping[int, str]) -> Any:
+    """A copy, with the other values of the same objects."""
+    if isinstance(value, dict):
+        return {
+            key: _without_formats(each, unknown)
+            for key, each in value.items()
+            if key != "format" or id(value) not in unknown
+        }
+    return [_without_formats(each, unknown) for each in value] if isinstance(value, list) else value
+
+
+def _check_guidance(given: object) -> None:
+    if not isinstance(given, dict):
+        return  # the compiler says what is wrong with anything but None
+    for name, value in given.items():
+        if name in FLAGS and isinstance(value, bool | None):
+            continue
+        if name in PATTERNS and (value is None or _fits(PATTERNS[name], value)):
+            continue
+        raise SchemaError(f"{GUIDANCE}: {name!r:.100}={value!r:.100}: {_wanted(name)}")
+
+
+def _wanted(name: str) -> str:
+    if name in FLAGS:
+        return "give true or false"
+    if name in PATTERNS:
+        return "give a regex of JSON's own blanks and signs, of at most 100 parts"
+    return f"allowed are {', '.join((*FLAGS, *PATTERNS))}"
+
+
+def _fits(pattern: str, value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Ends once `missing` of its needs have; users: what needs it."""
+
+    missing: int
+    users: list["Node"] = field(default_factory=list)
+
+
+class Subschemas:
+    """All subschemas of a schema, itself and those that only a $ref names included."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._known: dict[int, tuple[Schema, str]] = {}  # with the URI that its references are of
+        self._named: dict[str, Any] = {"": root}  # by URI
+        self._targets: dict[int, Any] = {}  # of each schema's $ref
+        self._unresolved: list[tuple[Schema, str]] = []
+        self._collect(root, "")
+        while self._unresolved:
+            schema, base = self._unresolved.pop()
+            document, fragment = urldefrag(urljoin(base, schema["$ref"]))
+            self._targets[id(schema)] = target = self._target(document, fragment)
+            self._collect(target, document)
+
+    def __iter__(self) -> Iterator[Schema]:
+        return (schema for schema, _ in self._known.values())
+
+    @property
+    def have_an_end(self) -> bool:
+        """Whether there is a value of finite size, as far as references decide it."""
+        if not self._targets:
+            return True
+        nodes = {number: Node(1) for number in self._known}
+        done = [node for each in self for node in self._link(each, nodes)]
+        while done:
+            for user in done.pop().users:
+                user.missing -= 1
+                if user.missing == 0:
+                    done.append(user)
+        return nodes[id(self._root)].missing <= 0
+
+    def _collect(self, schema: Any, base: str) -> None:
+        waiting = [(schema, base)]
+        while waiting:
+            schema, base = waiting.pop()
+            if not isinstance(schema, dict) or id(schema) in self._known:
+                continue
+            if isinstance(schema.get("$id"), str):
+                base = urldefrag(urljoin(base, schema["$id"])).url
+                self._named[base] = schema
+            if isinstance(schema.get("$anchor"), str):
+                self._named[f"{base}#{schema['$anchor']}"] = schema
+            self._known[id(schema)] = schema, base
+            if isinstance(schema.get("$ref"), str):
+                self._unresolved.append((schema, base))
+            waiting += ((each, base) for each in _children(schema))
+
+    def _target(self, document: str, fragment: str) -> Any:
+        """What a reference names; True, which allows anything, if that is not here."""
+        if fragment and not fragment.startswith("/"):
+            return self._named.get(f"{document}#{fragment}", True)
+        found = self._named.get(document, True)
+        for part in unquote(fragment).split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            elif isinstance(found, dict) and key in found:
+                found = found[key]
+            else:
+                return True
+        return found
+
+    def _link(self, schema: Schema, nodes: Mapping[int, Node]) -> list[Node]:
+        """Make the node of a schema wait for its needs; those that wait for nothing."""
+        node = nodes[id(schema)]
+        done: list[Node] = []
+        needs: list[Any] = [*self._needs(schema)]
+        node.missing = len(needs)
+        if not needs:
+            return [node]
+        for need in needs:
+            done += self._link_need(need, node, nodes)
+        return done
+
+    def _link_need(self, need: Any, user: Node, nodes: Mapping[int, Node]) -> list[Node]:
+        """need: a schema; a list of what is all needed; a tuple of which one is."""
+        if isinstance(need, dict) and id(need) in nodes:
+            nodes[id(need)].users.append(user)
+            return []
+        if isinstance(need, list | tuple):
+            node = Node(len(need) if isinstance(need, list) else 1, [user])
+            if need == []:
+                return [node]
+            return [found for each in need for found in self._link_need(each, node, nodes)]
+        return [] if need is False else [Node(0, [user])]
+
+    def _needs(self, schema: Schema) -> Iterator[Any]:
+        if id(schema) in self._targets:
+            yield self._targets[id(schema)]
+        yield from _list(schema, "allOf")
+        for name in ("anyOf", "oneOf"):
+            if _list(schema, name):
+                yield tuple(_list(schema, name))
+        if "type" in schema and not {"const", "enum"} & schema.keys():
+            types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            yield tuple(_needs_of_type(schema, each) for each in types) or True
+
+
+def _needs_of_type(schema: Schema, kind: object) -> list[Any]:
+    if kind == "object":
+        return [*_required(schema)]
+    if kind == "array" and (least := _least(schema, "minItems")):
+        lists = [*_list(schema, "prefixItems"), *_list(schema, "items")]
+        rest = schema.get("items", True)
+        is_longer = least > len(lists) and not isinstance(rest, list)
+        return lists[: int(min(least, len(lists)))] + [rest] * is_longer
+    return []
+
+
+def _required(schema: Schema) -> Iterator[Any]:
+    """What each value that an object must have is."""
+    properties = schema.get("properties")
+    properties = properties if isinstance(properties, dict) else {}
+    others = True if "patternProperties" in schema else schema.get("additionalProperties", True)
+    for name in _list(schema, "required"):
+        yield properties.get(name, others) if isinstance(name, str) else True
+    if _least(schema, "minProperties"):
+        yield (*properties.values(), others)
+
+
+def _children(schema: Schema) -> Iterator[Any]:
+    yield from (schema[name] for name in ONE if name in schema)
+    for name in LISTS:
+        yield from _list(schema, name)
+    for name in MAPS:
+        if isinstance(schema.get(name), dict):
+            yield from schema[name].values()
+
+
+def _list(schema: Schema, name: str) -> list[Any]:
+    found = schema.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _least(schema: Schema, name: str) -> float:
+    found = schema.get(name)
+    return found if isinstance(found, int | float) else 0

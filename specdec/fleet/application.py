@@ -40,8 +40,8 @@ class EngineReplica:
 
     def check_health(self) -> None:
         """Ray replaces a replica whose engine has failed."""
-        if not self._llm.is_running:
-            raise RuntimeError("the engine has failed or was shut down")
+        if not self._llm.is_well:
+            raise RuntimeError("the engine has failed, was shut down or makes no progress")
 
 
 def build_app(args: dict[str, object]) -> serve.Application:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
+from threading import get_ident
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "COMPILING",
     "HAS_TRITON",
     "INTERPRET",
     "KERNEL_NAMES",
@@ -81,7 +83,11 @@ if HAS_TRITON:
         prepare = before_compiling.get()
         if prepare is not None:
             prepare(source, **options)
-        return compiler(source, **options)
+        COMPILING.add(get_ident())
+        try:
+            return compiler(source, **options)
+        finally:
+            COMPILING.discard(get_ident())
 
     class Kernel(Launches, triton.JITFunction):  # type: ignore[misc]
         """A kernel in Triton."""
@@ -104,6 +110,7 @@ else:
 before_compiling: ContextVar[Callable[..., None] | None] = ContextVar(
     "before_compiling", default=None
 )  # what a thread that compiles calls first, with the arguments of triton.compile
+COMPILING: set[int] = set()  # threads that compile at the moment
 KERNEL_NAMES: set[str] = set()  # of every `jit` function, as its file is imported
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,8 +22,10 @@ FORMATS = frozenset(  # that the compiler holds a text to
 MOST_NOTED = 100  # formats, in the log of a process
 _noted: set[str] = set()
 
-ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not")
-ONE += ("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties")
+ONE = (
+    *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not"),
+    *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+)
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 

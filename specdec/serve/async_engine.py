@@ -1,15 +1,17 @@
 """Requests from any number of event loops to an engine that lives elsewhere.
 
 A thread of this process (async_llm.py) or a process of its own (process_llm.py) has the engine.
+Nothing waits for an engine that makes no progress for long: EngineSilentError says so.
 """
 
 import asyncio
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from graphs.counters import GraphCounters
@@ -19,7 +21,19 @@ from specdec.requests.metrics import Metric
 from specdec.requests.output import RequestOutput
 from specdec.requests.params import SamplingParams
 from specdec.serve.engine_facts import EngineFacts
-from specdec.serve.engine_thread import Answering, EngineDeadError, Listener
+from specdec.serve.engine_thread import (
+    Answering,
+    EngineDeadError,
+    EngineSilentError,
+    Listener,
+)
+
+Found = TypeVar("Found")
+
+SILENT_SECONDS = 10.0  # without progress, after which an engine is asked nothing
+LOST_SECONDS = 60.0  # after which running requests end too: a stopped process may go on
+ANSWER_SECONDS = 60.0  # for an answer of an engine that makes progress
+LOOK_SECONDS = 1.0  # between two looks at its progress
 
 
 class Host(Protocol):
@@ -34,6 +48,10 @@ class Host(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether requests are taken."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it has made no progress, although there is something to do."""
 
     def close(self) -> None:
         """Abort what runs and end; waits. No effect twice."""
@@ -94,9 +112,9 @@ class AsyncEngine:
         mailbox = Mailbox(self._postman())
         is_over = False
         try:
-            await asyncio.wrap_future(self._host.add(new, mailbox.put))
+            await self._answer(lambda: self._host.add(new, mailbox.put))
             while not is_over:
-                output = await mailbox.get()
+                output = await self._next_output(mailbox)
                 is_over = output.finished
                 yield output
         finally:
@@ -114,7 +132,34 @@ class AsyncEngine:
         """
         if not isinstance(request_id, str):
             raise ValueError(f"request_id={request_id!r}: give the string that names the request")
-        return await asyncio.wrap_future(self._host.abort(request_id))
+        return await self._answer(lambda: self._host.abort(request_id))
+
+    async def _answer(self, ask: Callable[[], Future[Found]]) -> Found:
+        """What the engine answers; EngineSilentError if it does not, within limits of time."""
+        self._check_progress(SILENT_SECONDS)
+        began = time.monotonic()
+        answer = asyncio.wrap_future(ask())
+        try:
+            while not (await asyncio.wait([answer], timeout=LOOK_SECONDS))[0]:
+                self._check_progress(SILENT_SECONDS)
+                if time.monotonic() - began > ANSWER_SECONDS:
+                    raise EngineSilentError(time.monotonic() - began)
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _next_output(self, mailbox: "Mailbox") -> RequestOutput:
+        while True:
+            try:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    return await mailbox.get()
+            except TimeoutError:  # it may wait for others
+                self._check_progress(LOST_SECONDS)
+
+    def _check_progress(self, most: float) -> None:
+        seconds = self._host.silent_seconds
+        if seconds > most:
+            raise EngineSilentError(seconds)
 
     def _postman(self) -> "Postman":
         loop = asyncio.get_running_loop()
@@ -124,6 +169,11 @@ class AsyncEngine:
     def is_running(self) -> bool:
         """Whether the engine takes requests: it has neither failed nor been shut down."""
         return self._host.is_running
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it takes requests and has made progress lately, if it had anything to do."""
+        return self.is_running and self._host.silent_seconds <= SILENT_SECONDS
 
     def shutdown(self) -> None:
         """Abort what runs and end the thread, after its current step."""

@@ -103,7 +103,9 @@ class AsyncLLM(AsyncEngine):
         if len(text) >= LONG_TEXT:
             ids = await asyncio.to_thread(self._encode, text, adds_special=False)
         else:  # in the engine's thread, which uses the tokenizer too
-            ids = await asyncio.wrap_future(self._thread.call(partial(tokenizer.encode_word, text)))
+            ids = await self._answer(
+                lambda: self._thread.call(partial(tokenizer.encode_word, text))
+            )
         prompt: Prompt = {"prompt": text, "prompt_token_ids": ids}
         outputs = self.generate(prompt, sampling_params, request_id, priority)
         async with aclosing(outputs):
@@ -136,11 +138,11 @@ class AsyncLLM(AsyncEngine):
 
     async def get_metrics(self) -> list[Metric]:
         """Counts since the start, and what runs now (specdec.requests.metrics)."""
-        return await asyncio.wrap_future(self._thread.call(self.llm.engine.metrics))
+        return await self._answer(lambda: self._thread.call(self.llm.engine.metrics))
 
     async def graph_counters(self) -> dict[str, GraphCounters]:
         """What each family of CUDA graphs cost, and the batches that it served."""
-        return await asyncio.wrap_future(self._thread.call(self.llm.graph_counters))
+        return await self._answer(lambda: self._thread.call(self.llm.graph_counters))
 
     async def num_late_compilations(self) -> int:
         """Kernels that requests of this process have waited for."""

@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdec.config import SpeculativeConfig
 from specdec.llm import LLM
@@ -28,7 +29,14 @@ from specdec.serve.worker_process import WorkerProcess
 
 logger = logging.getLogger("specdec")
 
+BEAT_SECONDS = 1.0  # between two signs of life of the process
 CLOSING_SECONDS = 60.0  # for the step that runs, and to free what the engine has
+
+
+class Beat(NamedTuple):
+    """A sign of life. silent_seconds: of the engine's thread."""
+
+    silent_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,8 @@ class EngineProcess:
         except BaseException:  # Ctrl-C too
             self._kill()
             raise
+        self._beat = Beat(0.0)
+        self._beat_at = time.monotonic()
         self._reader = threading.Thread(target=self._read, name="specdec-news", daemon=True)
         self._sender = threading.Thread(target=self._send, name="specdec-calls", daemon=True)
         self._reader.start()
@@ -146,6 +156,13 @@ class EngineProcess:
         """Whether requests are taken."""
         return self._end is None and self._owner == os.getpid()
 
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the engine has made no progress, or its process has said nothing."""
+        if not self.is_running:
+            return 0.0
+        return time.monotonic() - self._beat_at + self._beat.silent_seconds
+
     def close(self) -> None:
         """Abort what runs, end the process and wait for it. No effect twice or in a fork."""
         if self._owner != os.getpid():
@@ -176,6 +193,9 @@ class EngineProcess:
                 found = self._pipe.recv()
                 if isinstance(found, EngineDeadError):
                     last = found
+                elif isinstance(found, Beat):
+                    self._beat_at = time.monotonic()
+                    self._beat = found
                 elif isinstance(found, list):
                     self._tell(found)
                 else:

@@ -2,11 +2,16 @@
 
 An error in a command reaches its caller alone. An error in a step ends the thread and reaches every
 waiting caller and every later call. While no request runs, the thread sleeps.
+
+A step or a command that never ends is seen from outside by `silent_seconds`. Compiling a kernel is
+progress, however long it takes; so is a processor's time on a CPU, where a step may take minutes.
 """
 
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,17 +20,27 @@ from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from specdec.engine import Engine
+from specdec.kernels import COMPILING
 from specdec.requests.intake import NewRequest
 from specdec.requests.output import RequestOutput
 from specdec.requests.request import Request
 
 logger = logging.getLogger("specdec")
 
+LEAST_SECONDS = 0.001  # of a processor between two looks, of a thread that computes
+
 Answer = TypeVar("Answer")
 
 
 class EngineDeadError(RuntimeError):
     """The engine takes no more requests: it failed (see __cause__) or was shut down."""
+
+
+class EngineSilentError(EngineDeadError):
+    """The engine makes no progress, or its process is stopped; it may go on."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the engine has made no progress for {seconds:.0f} s")
 
 
 class Answering(Protocol):
@@ -81,6 +96,9 @@ class EngineThread:
         self._is_over = False  # under the lock: no command is queued after the end
         self._cause: BaseException | None = None
         self._process = os.getpid()  # a forked child has no such thread
+        self._progress_at = time.monotonic()  # of the thread itself; infinity while it is idle
+        self._seen_at = 0.0  # of the last look that found it at work
+        self._processor_seconds = 0.0  # of the thread, at that look
         self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
         engine.owner = self._thread
         self._thread.start()
@@ -101,6 +119,26 @@ class EngineThread:
     def is_running(self) -> bool:
         """Whether commands are taken."""
         return not self._is_over and self._process == os.getpid()
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it has made no progress, although there is something to do."""
+        with self._lock:  # without it the thread might end meanwhile
+            if self._is_over:
+                return 0.0
+            if self._thread.ident in COMPILING or self._has_used_a_cpu():
+                self._seen_at = time.monotonic()
+        return max(time.monotonic() - max(self._progress_at, self._seen_at), 0.0)
+
+    def _has_used_a_cpu(self) -> bool:
+        """Since the last look, where it computes on one. Waiting for a GPU may use one too."""
+        if self._engine.runner.device.type != "cpu" or self._thread.ident is None:
+            return False
+        now = time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+        has_used = now > self._processor_seconds + LEAST_SECONDS
+        if has_used:
+            self._processor_seconds = now
+        return has_used
 
     def close(self) -> None:
         """Abort what runs, end the thread and wait for it. No effect twice or in a forked child."""
@@ -146,13 +184,16 @@ class EngineThread:
     def _run_commands(self) -> bool:
         """Run the queued commands, and wait for one while no request runs; False to stop."""
         while True:
+            self._progress_at = time.monotonic()
             is_idle = not self._engine.has_unfinished
             if is_idle:
                 self._engine.drain()  # releases what ended requests hold
+                self._progress_at = math.inf
             try:
                 command = self._commands.get(block=is_idle)
             except Empty:
                 return True
+            self._progress_at = time.monotonic()
             if command is None:
                 return False
             command.run()

@@ -10,13 +10,15 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from graphs.counters import GraphCounters
@@ -27,13 +29,13 @@ from specdec.requests.metrics import Metric
 from specdec.requests.params import SamplingParams
 from specdec.requests.request import Request
 from specdec.serve.engine_facts import EngineFacts
-from specdec.serve.engine_process import CLOSING_SECONDS, EngineStart
+from specdec.serve.engine_process import BEAT_SECONDS, CLOSING_SECONDS, Beat, EngineStart
 from specdec.serve.engine_thread import Answering, EngineDeadError, EngineThread
 from specdec.serve.news import News, Reporter
 
 logger = logging.getLogger("specdec")
 
-Message = list[News] | tuple[int, bool, Any] | EngineDeadError
+Message = list[News] | tuple[int, bool, Any] | EngineDeadError | Beat
 FAILED = 1  # exit status
 # The pipe says when to end: a service manager may signal both processes, and only the other one
 # ends in order. A terminal may stop a background process that writes to it.
@@ -86,6 +88,7 @@ class Worker:
         self._news: list[News] = []  # of this step; touched by the engine's thread only
         self._engine = EngineThread(llm.engine, self._post)
         self._pool = ThreadPoolExecutor(max_workers=2)  # grammars
+        self._beat_at = time.monotonic()  # the next one
         self._num_compiled = compilations().unexpected.total()
 
     def run(self) -> int:
@@ -157,12 +160,21 @@ class Worker:
     def _send(self) -> None:
         """All that waits in the outbox, until nothing more comes or nobody reads."""
         try:
-            while (message := self._outbox.get()) is not None:
+            while (message := self._next()) is not None:
                 self._pipe.send(message)
         except OSError:  # the other process has ended
             pass
         finally:
             self._pipe.close()
+
+    def _next(self) -> Message | None:
+        """What waits in the outbox, and a beat when it is time for one."""
+        left = self._beat_at - time.monotonic()
+        if left > 0:
+            with suppress(Empty):
+                return self._outbox.get(timeout=left)
+        self._beat_at = time.monotonic() + BEAT_SECONDS
+        return Beat(self._engine.silent_seconds)
 
     def _read(self) -> None:
         try:

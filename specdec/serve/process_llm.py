@@ -1,6 +1,6 @@
 """AsyncLLM's interface to an engine in another process, as far as a server needs it."""
 
-import asyncio
+from typing import Any
 
 from graphs.counters import GraphCounters
 from specdec.requests.metrics import Metric
@@ -31,20 +31,22 @@ class ProcessLLM(AsyncEngine):
 
         GrammarsBusyError, which is one, if no new grammar is taken for the moment.
         """
-        await asyncio.wrap_future(self._process.ask("check_grammar", params))
+        await self._ask("check_grammar", params)
 
     async def get_metrics(self) -> list[Metric]:
         """Counts since the start, and what runs now (specdec.requests.metrics)."""
-        found: list[Metric] = await asyncio.wrap_future(self._process.ask("metrics"))
+        found: list[Metric] = await self._ask("metrics")
         return found
 
     async def graph_counters(self) -> dict[str, GraphCounters]:
         """What each family of CUDA graphs cost, and the batches that it served."""
-        calls = self._process.ask("graph_counters")
-        found: dict[str, GraphCounters] = await asyncio.wrap_future(calls)
+        found: dict[str, GraphCounters] = await self._ask("graph_counters")
         return found
 
     async def num_late_compilations(self) -> int:
         """Kernels that requests have waited for."""
-        found: int = await asyncio.wrap_future(self._process.ask("num_late_compilations"))
+        found: int = await self._ask("num_late_compilations")
         return found
+
+    async def _ask(self, name: str, *given: object) -> Any:
+        return await self._answer(lambda: self._process.ask(name, *given))

@@ -182,7 +182,7 @@ class Application:
 
     async def health(self) -> Response:
         """GET /health and /ping: 503 if requests would fail."""
-        if self.traffic.is_draining or not self._llm.is_running:
+        if self.traffic.is_draining or not self._llm.is_well:
             return Response(status_code=503)
         return Response(status_code=200)
 

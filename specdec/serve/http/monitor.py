@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specdec.requests.metrics import Counter, Gauge, Metric
 from specdec.serve.async_engine import AsyncEngine
-from specdec.serve.engine_thread import EngineDeadError
+from specdec.serve.engine_thread import EngineDeadError, EngineSilentError
 
 logger = logging.getLogger("specdec.serve")
 
@@ -96,6 +96,8 @@ class Monitor:
             await asyncio.sleep(SECONDS)
             try:
                 self.look(Counts.of(await self._llm.get_metrics()))
+            except EngineSilentError as error:
+                logger.error("%s", error)
             except EngineDeadError:  # the log has its cause
                 return
 

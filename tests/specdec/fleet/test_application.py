@@ -160,9 +160,9 @@ def test_a_replica_whose_engine_has_failed_is_unhealthy():
     from specdec.fleet.application import EngineReplica
 
     check = EngineReplica.check_health
-    check(SimpleNamespace(_llm=SimpleNamespace(is_running=True)))
+    check(SimpleNamespace(_llm=SimpleNamespace(is_well=True)))
     with pytest.raises(RuntimeError, match="the engine has failed"):
-        check(SimpleNamespace(_llm=SimpleNamespace(is_running=False)))
+        check(SimpleNamespace(_llm=SimpleNamespace(is_well=False)))
 
 
 @pytest.mark.parametrize(

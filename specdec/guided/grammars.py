@@ -79,6 +79,12 @@ class Grammars:
             tokenizer.as_json(), n_vocab=vocab_size, eos_token=sorted(self._eos_token_ids)
         )
         self._num_bytes = 4 * -(-self._tokenizer.vocab_size // 32)
+        self._alive: WeakSet[Compiled] = WeakSet()
+
+    @property
+    def num_alive(self) -> int:
+        """Grammars that are kept, that requests have, or that a mask without end is computed of."""
+        return len(self._alive)
 
     def compile(self, kind: str, text: str) -> "Matcher":
         """A matcher before the first token. ValueError has the compiler's message."""
@@ -106,7 +112,9 @@ class Grammars:
         def again() -> LLMatcher:
             return _on_a_large_stack(lambda: [self._matcher(kind, text)])[0]
 
-        return Compiled(starts, self._num_bytes, again)
+        found = Compiled(starts, self._num_bytes, again)
+        self._alive.add(found)
+        return found
 
     def _starts(self, kind: str, text: str) -> list[LLMatcher]:
         """One for each thread, if that is quick."""

@@ -1,21 +1,32 @@
 """Guides for requests. llguidance is imported for the first request that asks for one."""
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 
+from specdec.guided.heap import give_back, heap_bytes
 from specdec.guided.mask_threads import check_few_left
-from specdec.requests.guide import Guide
-from specdec.requests.structured_outputs import StructuredOutputsParams
+from specdec.requests.guide import Compiler, Guide
+from specdec.requests.structured_outputs import GrammarsBusyError, StructuredOutputsParams
 from specdec.requests.tokenizer import Tokenizer
 
+logger = logging.getLogger("specdec")
+
 NUM_KEPT = 64  # compiled grammars
+KEPT_BYTES = 1 << 28  # of theirs: most have about a MiB
+MOST_BYTES = 1 << 30  # of all that requests have, from which on servers take no new ones
+FEW = 8  # grammars that are taken nevertheless: the heap may have grown by something else
 INSTALL = 'pip install "specdec[guided]"'
 
 
 class Guides:
     """Compiles grammars over a tokenizer, and keeps the latest. Any thread may call it.
+
+    How large they are, and become with the texts that they allow, no library says. So all that the
+    heap has grown by since the kept ones were dropped counts as theirs; at KEPT_BYTES all of them
+    are dropped again. Requests go on with what they have.
 
     vocab_size: the target's, maybe padded. eos_token_ids: what may follow a text that is complete.
     """
@@ -26,7 +37,8 @@ class Guides:
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._compiled: OrderedDict[tuple[str, str], Guide] = OrderedDict()
-        self._compiler: Callable[[str, str], Guide] | None = None
+        self._compiler: Compiler | None = None
+        self._first_bytes = self._least_bytes = 0  # of the heap, at the start and since a drop
 
     def compile(self, params: StructuredOutputsParams) -> Guide:
         """A guide before the first token; ValueError with the compiler's message."""
@@ -35,8 +47,9 @@ class Guides:
             found = self._compiled.get(source)
             if self._compiler is None:
                 self._compiler = self._new_compiler()
+                self._first_bytes = self._least_bytes = heap_bytes()
         if found is None:  # without the lock, which may hold up an engine's steps
-            found = self._compiler(*source)
+            found = self._compiler.compile(*source)
         if found.error:  # another request has shown it
             raise ValueError(f"structured_outputs: {found.error}")
         with self._lock:
@@ -44,23 +57,50 @@ class Guides:
             self._compiled.move_to_end(source)
             if len(self._compiled) > NUM_KEPT:
                 self._compiled.popitem(last=False)
+            self._drop_many_bytes()
             return found.copy()
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Compile it for a server, whose clients may be hostile.
 
         GrammarsBusyError instead, if it is not known, while many masks that take too long are
-        still computed.
+        still computed, or the grammars of requests have too many bytes.
         """
         with self._lock:
             is_known = params.source() in self._compiled
         if not is_known:
             check_few_left()
+            self._check_bytes()
         self.compile(params)
 
-    def _new_compiler(self) -> Callable[[str, str], Guide]:
+    def _check_bytes(self) -> None:
+        with self._lock:
+            if self._compiler is None or heap_bytes() - self._first_bytes <= MOST_BYTES:
+                return
+            self._drop_all()
+            grown = self._least_bytes - self._first_bytes
+            count = self._compiler.num_alive
+        if grown > MOST_BYTES and count > FEW:
+            raise GrammarsBusyError(
+                f"{count} grammars of requests have up to {grown >> 20} MiB, with more than "
+                f"{MOST_BYTES >> 20} no new one is taken: try again later"
+            )
+
+    def _drop_many_bytes(self) -> None:
+        now = heap_bytes()
+        self._least_bytes = min(self._least_bytes, now)
+        if now - self._least_bytes > KEPT_BYTES:
+            self._drop_all()
+
+    def _drop_all(self) -> None:
+        self._compiled.clear()
+        give_back()
+        self._least_bytes = heap_bytes()
+        logger.debug("compiled grammars are dropped, since the heap has grown")
+
+    def _new_compiler(self) -> Compiler:
         if find_spec("llguidance") is None:
             raise ValueError(f"structured_outputs needs llguidance: {INSTALL}")
         from specdec.guided.grammars import Grammars
 
-        return Grammars(self._tokenizer, self._vocab_size, self._eos_token_ids).compile
+        return Grammars(self._tokenizer, self._vocab_size, self._eos_token_ids)

@@ -231,4 +231,5 @@ def _run(steps: SimpleQueue[Step | None]) -> None:
     while (step := steps.get()) is not None:
         if not step.run():
             return
+        del step  # its guides may be large
     steps.put(None)  # for the next thread

@@ -62,6 +62,17 @@ class Guide(Walker, Protocol):
         """The limit that its masks have met; empty if none."""
 
 
+class Compiler(Protocol):
+    """What compiles grammars, over one tokenizer."""
+
+    def compile(self, kind: str, text: str) -> Guide:
+        """A guide before the first token; ValueError with the compiler's message."""
+
+    @property
+    def num_alive(self) -> int:
+        """Grammars that something still needs."""
+
+
 class GuideSource(Protocol):
     """What turns grammars into guides. Any thread may call it."""
 

@@ -101,7 +101,7 @@ class Application:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
-            self._prompts.tokenizer.close()
+            self._prompts.close()
             if self._services.record is not None:
                 self._services.record.close()
 

@@ -1,13 +1,12 @@
 """Prompts and conversations of requests as token ids.
 
-It has a tokenizer of its own and runs in worker threads, so that a long prompt delays neither the
-engine's steps, which use the engine's tokenizer, nor the event loop.
+It has tokenizers of its own and runs in threads (lanes.py), so that a long prompt delays neither
+the engine's steps, which use the engine's tokenizer, nor the event loop, nor short prompts.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar, cast
 
 from specdec.arguments import is_integer
@@ -16,10 +15,12 @@ from specdec.requests.intake import TokensPrompt
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.http.api_request import boolean
 from specdec.serve.http.errors import TOO_LONG, ApiError
+from specdec.serve.http.lanes import Lanes, size_of
 from specdec.serve.http.options import MAX_CHOICES, ServerOptions
 
 Result = TypeVar("Result")
 
+MOST_MESSAGES = 4096  # of a conversation, each part of a content and each call counted as one
 WANTED = "a string, a list of strings, a list of token ids, or a list of such lists"
 
 
@@ -49,6 +50,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, options: ServerOptions) -> None:
         self.tokenizer = tokenizer
+        self._lanes = Lanes(tokenizer)
         self._max_tokens = max_tokens
         self._options = options
         vocabulary = tokenizer.backend.get_vocab()
@@ -75,14 +77,16 @@ class Prompts:
         """The conversation of a request, rendered by the chat template."""
         form = self._form(body)
         spelling = self._spelling(body, add_special_tokens=False)
+        _check_number(body.get("messages"))
         messages = cast(Conversation, self._known_roles(body.get("messages")))
+        size = size_of(messages, form.tools, form.documents, form.chat_template_kwargs)
         if spelling.parse_special:
-            text = await self._in_thread(partial(self.tokenizer.write_chat, messages, form))
+            text = await self._in_thread(size, lambda each: each.write_chat(messages, form))
             return Encoded(text, await self._encode(text, spelling))
-        write, encode = self.tokenizer.write_marked_chat, self.tokenizer.encode_marked
-        marked = await self._in_thread(partial(write, messages, form))
-        ids = partial(encode, marked, spelling.add_special_tokens)
-        return Encoded(marked.text, await self._checked(marked.text, ids))
+        marked = await self._in_thread(size, lambda each: each.write_marked_chat(messages, form))
+        special = spelling.add_special_tokens
+        ids = await self._checked(marked.text, lambda each: each.encode_marked(marked, special))
+        return Encoded(marked.text, ids)
 
     async def tokenize(self, body: Mapping[str, object]) -> Encoded:
         """The prompt or the conversation of a request to /tokenize."""
@@ -131,17 +135,15 @@ class Prompts:
         return cast(list[int], ids)
 
     async def _encode(self, text: str, spelling: Spelling) -> list[int]:
-        encode = partial(
-            self.tokenizer.encode, text, spelling.add_special_tokens, spelling.parse_special
-        )
-        return await self._checked(text, encode)
+        special, parse = spelling.add_special_tokens, spelling.parse_special
+        return await self._checked(text, lambda each: each.encode(text, special, parse))
 
-    async def _checked(self, text: str, encode: "partial[list[int]]") -> list[int]:
+    async def _checked(self, text: str, encode: Callable[[Tokenizer], list[int]]) -> list[int]:
         """The ids, if they fit."""
         if len(text) > self._max_chars:  # not even of the longest tokens
             limit = f"at most {self._max_tokens} tokens fit"
             raise ApiError(413, f"prompt: {len(text)} characters, {limit}", code=TOO_LONG)
-        ids = await self._in_thread(encode)
+        ids = await self._in_thread(len(text), encode)
         self._check_count(len(ids), "prompt")
         return ids
 
@@ -150,9 +152,14 @@ class Prompts:
             message = f"{name}: {count} tokens, at most {self._max_tokens} fit"
             raise ApiError(413, message, code=TOO_LONG)
 
-    async def _in_thread(self, function: "partial[Result]") -> Result:
+    def close(self) -> None:
+        """End what renders templates."""
+        self._lanes.close()
+        self.tokenizer.close()
+
+    async def _in_thread(self, size: int, function: Callable[[Tokenizer], Result]) -> Result:
         try:
-            return await asyncio.to_thread(function)
+            return await self._lanes.run(size, function)
         except ValueError as error:
             raise ApiError(400, str(error)) from error
 
@@ -186,3 +193,20 @@ class Prompts:
             else each
             for each in messages
         ]
+
+
+def _check_number(messages: object) -> None:
+    """A template takes its time for each message, however short it is."""
+    if not isinstance(messages, list):
+        return
+    lists = [
+        each[name]
+        for each in messages
+        if isinstance(each, dict)
+        for name in ("content", "tool_calls")
+        if isinstance(each.get(name), list)
+    ]
+    number = len(messages) + sum(map(len, lists))
+    if number > MOST_MESSAGES:
+        given = f"{number:,} messages, parts of them and calls"
+        raise ApiError(400, f"messages: {given}, at most {MOST_MESSAGES:,} are allowed", "messages")

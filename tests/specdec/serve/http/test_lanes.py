@@ -1,0 +1,170 @@
+"""Short texts do not wait for long ones, and each waits its fair turn."""
+
+import asyncio
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from specdec.requests.tokenizer import Tokenizer
+from specdec.serve.http.lanes import MOST_VALUES, SHORT, FairTurns, Lanes, size_of
+from specdec.serve.http.prompts import MOST_MESSAGES
+from weights.demo import demo_directory
+
+CHAT = "/v1/chat/completions"
+
+
+async def served(turns, names, work=0):
+    """In which order those are served that come while one has its turn."""
+    order = []
+
+    async def be_served(name, size):
+        async with turns.turn(size):
+            order.append(name)
+            await asyncio.sleep(work)
+
+    async with turns.turn(1):
+        tasks = [asyncio.create_task(be_served(*each)) for each in names]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    return order
+
+
+def test_a_small_work_goes_before_the_large_ones_that_wait():
+    names = [("a", 100), ("b", 100), ("small", 1), ("c", 100)]
+    assert asyncio.run(served(FairTurns(), names)) == ["small", "a", "b", "c"]
+
+
+def test_a_large_work_waits_for_no_more_than_its_size_of_small_ones():
+    async def run():
+        turns, order = FairTurns(), []
+
+        async def stream():
+            for number in range(50):
+                async with turns.turn(10):
+                    order.append(number)
+                    await asyncio.sleep(0)
+
+        async def large():
+            async with turns.turn(100):
+                order.append("large")
+
+        async with turns.turn(10):
+            tasks = [asyncio.create_task(each) for each in (stream(), large(), stream())]
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        return order.index("large")
+
+    assert asyncio.run(run()) <= 22  # of 100
+
+
+def test_who_leaves_while_it_waits_or_in_its_turn_holds_up_nobody():
+    async def run():
+        turns = FairTurns()
+        async with turns.turn(1):
+            left = [asyncio.create_task(served(turns, ())) for _ in range(2)]
+            await asyncio.sleep(0)
+            left[0].cancel()
+        left[1].cancel()  # it has got its turn, and has not run since
+        await asyncio.gather(*left, return_exceptions=True)
+        return await asyncio.wait_for(served(turns, [("a", 1)]), 5)
+
+    assert asyncio.run(run()) == ["a"]
+
+
+def test_short_work_runs_beside_long_work_with_another_tokenizer():
+    own = Tokenizer(demo_directory("target"))
+    lanes, may_end = Lanes(own), threading.Event()
+
+    async def run():
+        long = asyncio.create_task(lanes.run(SHORT + 1, lambda each: may_end.wait(20) and each))
+        short = [await lanes.run(SHORT, lambda each: each) for _ in range(3)]
+        may_end.set()
+        return await long, short
+
+    long, short = asyncio.run(run())
+    lanes.close()
+    assert short == [own] * 3
+    assert isinstance(long, Tokenizer)
+    assert long is not own
+
+
+def test_long_work_takes_no_thread_of_others():
+    lanes, may_end = Lanes(Tokenizer(demo_directory("target"))), threading.Event()
+
+    async def run():
+        long = [
+            asyncio.create_task(lanes.run(SHORT + 1, lambda each: may_end.wait(20)))
+            for _ in range(64)
+        ]
+        await asyncio.sleep(0.05)
+        found = await asyncio.wait_for(asyncio.to_thread(int), 5)
+        may_end.set()
+        await asyncio.gather(*long)
+        return found
+
+    assert asyncio.run(run()) == 0
+    lanes.close()
+
+
+def test_a_size_counts_text_wherever_it_is_and_ends_early():
+    assert size_of({"a": ["x" * 100]}, None) > 100
+    assert size_of({"y" * SHORT: 1}) > SHORT
+    assert size_of(["x"] * MOST_VALUES) > SHORT
+    assert size_of([[] for _ in range(10**6)]) < 2 * MOST_VALUES * 16 < 10**6
+    assert size_of([{"role": "user", "content": "hello"}] * 100) < SHORT
+
+
+def messages(number):
+    return [{"role": "user", "content": "a"}] * number
+
+
+TOO_MANY = {
+    "messages": messages(MOST_MESSAGES + 1),
+    "parts": [{"role": "user", "content": [{"type": "text", "text": "a"}] * MOST_MESSAGES}],
+    "calls": [{"role": "assistant", "tool_calls": [{}] * MOST_MESSAGES}],
+}
+
+
+@pytest.mark.parametrize("name", TOO_MANY)
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_too_many_messages_are_a_400(live, name, path):
+    found = live.post(path, {"messages": TOO_MANY[name]})
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, "messages")
+    assert "4,097 messages, parts of them and calls, at most 4,096" in error["message"]
+
+
+def test_as_many_messages_as_are_allowed_are_rendered(live):
+    found = live.post("/tokenize", {"messages": messages(MOST_MESSAGES)})
+    assert "tokens" in found.json()["error"]["message"]  # which are too many for the context
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, text", [(100_000, ""), (4000, "word " * 400)])
+def test_heavy_chats_delay_no_small_one(serve, number, text, capsys):
+    """number: of messages, in each of twelve chats at a time."""
+    heavy = json.dumps({"messages": [{"role": "user", "content": text}] * number})
+    small = {"messages": [{"role": "user", "content": "def"}], "max_tokens": 1}
+    with serve(is_apart=True) as live, ThreadPoolExecutor(12) as pool:
+        kind = {"Content-Type": "application/json"}
+
+        def post():
+            return live.post(CHAT, timeout=300, content=heavy.encode(), headers=kind)
+
+        assert live.post(CHAT, small).status_code == 200
+        began = time.monotonic()
+        others = [pool.submit(post) for _ in range(12)]
+        waits = []
+        while not all(each.done() for each in others) or not waits:
+            asked = time.monotonic()
+            assert live.post(CHAT, small, timeout=300).status_code == 200
+            waits.append(time.monotonic() - asked)
+        whole = time.monotonic() - began
+    with capsys.disabled():
+        print(f"\n12 x {number} messages in {whole:.1f} s; small chats waited {max(waits):.1f} s")
+    assert {each.result().status_code for each in others} <= {400, 413}
+    # parsing the bodies holds the interpreter's lock; a turn of the templates would add seconds
+    assert max(waits) < 6

@@ -3,20 +3,24 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from specdec import AsyncLLM, SamplingParams
-from specdec.kernels import COMPILING
+from specdec.kernels import COMPILING, NO_GPU
 from specdec.serve import async_engine
 from specdec.serve.engine_thread import EngineSilentError
 from specdec.serve.process_llm import ProcessLLM
 from tests.specdec.serve.test_engine_process import start
 
+ROOT = Path(__file__).parents[3]
 SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
 
@@ -174,3 +178,25 @@ def test_a_stopped_process_is_silent_until_it_goes_on(monkeypatch):
             assert time.monotonic() < end
             time.sleep(0.05)
         assert asyncio.run(write(llm)).finished
+
+
+@pytest.mark.slow
+def test_a_thread_that_compiles_a_kernel_is_known_to():
+    program = """if True:
+        from threading import get_ident
+        from specdec import kernels
+        seen = []
+        def compiler(source, **options):
+            seen.append(set(kernels.COMPILING))
+            if source == "bad":
+                raise ValueError
+        kernels._compile(compiler, "good")
+        try:
+            kernels._compile(compiler, "bad")
+        except ValueError:
+            pass
+        assert seen == [{get_ident()}] * 2, seen
+        assert not kernels.COMPILING
+    """
+    env = {**os.environ, NO_GPU: "1"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env, cwd=ROOT)

@@ -40,7 +40,7 @@ class EngineSilentError(EngineDeadError):
     """The engine makes no progress, or its process is stopped; it may go on."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the engine has made no progress for {seconds:.0f} s")
+        super().__init__(f"the engine has made no progress or given no answer for {seconds:.0f} s")
 
 
 class Answering(Protocol):

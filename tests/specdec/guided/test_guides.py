@@ -16,9 +16,14 @@ from weights.demo import demo_directory
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(demo_directory("target"))
+
+
 @pytest.fixture
-def source():
-    return Guides(Tokenizer(demo_directory("target")), 4096, [1])
+def source(tokenizer):
+    return Guides(tokenizer, 4096, [1])
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def _take_tools(given: Mapping[str, object], found: Translation) -> None:
             found.ignore(f"tools.{kind}")
     choice, allowed = _choice(given.get("tool_choice"))
     if allowed is not None:
-        kept = [each for each in kept if each["function"].get("name") in allowed]  # type: ignore[attr-defined]
+        kept = [each for each in kept if str(each["function"].get("name")) in allowed]  # type: ignore[attr-defined]
     if kept:
         found.body["tools"] = kept
     if choice is not None:
@@ -170,7 +170,7 @@ def _take_tools(given: Mapping[str, object], found: Translation) -> None:
         found.body["parallel_tool_calls"] = given["parallel_tool_calls"]
 
 
-def _choice(given: object) -> tuple[object, list[object] | None]:
+def _choice(given: object) -> tuple[object, set[str] | None]:
     """The choice, and the names of the tools that are allowed, if not all are."""
     if not isinstance(given, dict):
         return given, None
@@ -178,8 +178,8 @@ def _choice(given: object) -> tuple[object, list[object] | None]:
         return {"type": "function", "function": {"name": given.get("name")}}, None
     tools = given.get("tools")
     if given.get("type") == "allowed_tools" and isinstance(tools, list):
-        names = [each.get("name") for each in tools if isinstance(each, dict)]
-        return given.get("mode", "auto"), names
+        names = (each.get("name") for each in tools if isinstance(each, dict))
+        return given.get("mode", "auto"), {name for name in names if isinstance(name, str)}
     raise ApiError(400, f"tool_choice={given!r:.200}: only functions can be called")
 
 

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from specdec.requests.chat_format import arguments_object
 from specdec.serve.http.api_request import SAME_NAME
@@ -21,7 +22,8 @@ Knows = Callable[[str], bool]  # whether the chat template reads a variable
 
 IGNORED_HEADER = "X-Specdec-Ignored"
 MOST_NAMED = 32  # in a header
-MOST_LOGGED = 1000
+MOST_IGNORED = 256  # of one request
+MOST_LOGGED = 1000  # of all requests
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 # fields of this server that work on these routes too, under the same names
 OWN = (
@@ -32,20 +34,24 @@ OWN = (
 
 @dataclass(slots=True)
 class Translation:
-    """body: known fields of /v1/chat/completions. ignored: names of what has no effect.
+    """body: known fields of /v1/chat/completions. names: of chat's fields on this route, for errors.
 
-    names: of chat's fields on this route, for errors.
+    ignored: names of what has no effect.
     """
 
     names: Mapping[str, str]
     body: Json = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
+    _ignored: dict[str, None] = field(default_factory=dict)  # an ordered set
+
+    @property
+    def ignored(self) -> list[str]:
+        """Each name once, in the order of the request."""
+        return list(self._ignored)
 
     def ignore(self, name: str) -> None:
-        """Once each."""
-        shown = name if NAME.fullmatch(name) else "(a strange name)"
-        if shown not in self.ignored:
-            self.ignored.append(shown)
+        """Note a name, unless there are many: the caller chooses how many there are."""
+        if len(self._ignored) < MOST_IGNORED:
+            self._ignored[name if NAME.fullmatch(name) else "(a strange name)"] = None
 
     def take_effort(self, effort: object, name: str, knows: Knows) -> None:
         """How much to reason, where the template can be told."""
@@ -58,7 +64,7 @@ class Translation:
 
     def headers(self) -> dict[str, str]:
         """Of the answer."""
-        named = ", ".join(self.ignored[:MOST_NAMED])
+        named = ", ".join(islice(self._ignored, MOST_NAMED))
         return {IGNORED_HEADER: named} if named else {}
 
     def renamed(self, error: ApiError) -> ApiError:
@@ -109,7 +115,7 @@ class Announced:
 
     def see(self, path: str, names: Collection[str]) -> None:
         """Of one request."""
-        new = [name for name in names if name not in self._names][:MOST_LOGGED]
+        new = [name for name in names if name not in self._names]
         if new and len(self._names) < MOST_LOGGED:
             self._names.update(new)
             logger.info("%s: ignored %s (each is named once)", path, ", ".join(new))

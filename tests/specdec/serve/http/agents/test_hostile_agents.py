@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 
@@ -63,3 +64,55 @@ def test_any_value_of_any_field_is_answered_or_refused(thinker, path, count):
 def test_a_body_that_is_no_object_is_refused(thinker, path, body):
     found = thinker.post(path, content=body, headers={"Content-Type": "application/json"})
     assert is_refusal(path, found)
+
+
+NAMES = [f"name_{i}" for i in range(20_000)]
+MANY = {
+    "fields": ("/v1/responses", {"input": "x", **dict.fromkeys(NAMES, 1)}),
+    "fields of a message": (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 1,
+            **dict.fromkeys(NAMES, 1),
+        },
+    ),
+    "kinds of tools": (
+        "/v1/responses",
+        {"input": "x", "tools": [{"type": name} for name in NAMES]},
+    ),
+    "kinds of a message's tools": (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 1,
+            "tools": [{"type": name} for name in NAMES],
+        },
+    ),
+    "fields of reasoning": ("/v1/responses", {"input": "x", "reasoning": dict.fromkeys(NAMES, 1)}),
+    "allowed tools": (
+        "/v1/responses",
+        {
+            "input": "x",
+            "tools": [{"type": "function", "name": name} for name in NAMES],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "tools": [{"name": f"other_{name}"} for name in NAMES],
+            },
+        },
+    ),
+}
+TRANSLATE = {
+    "/v1/responses": responses_input.translated,
+    "/v1/messages": messages_input.translated,
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_names_are_translated_in_linear_time(name):
+    path, body = MANY[name]
+    start = time.process_time()
+    found = TRANSLATE[path](body, lambda variable: True)
+    assert time.process_time() - start < 0.5
+    assert len(found.ignored) <= 256
+    assert len(found.headers().get("X-Specdec-Ignored", "")) < 4000

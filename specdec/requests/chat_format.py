@@ -3,13 +3,13 @@
 Messages are checked here; what a template does with them, template_worker.py says.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.arguments import check_bool, check_text
+from specdec.requests import bounded_json
 
 # messages: {"role": text, "content": text or a list of {"type": "text", "text": text}}
 Message = Mapping[str, object]
@@ -186,8 +186,8 @@ def _with_object(call: object) -> object:
 def arguments_object(arguments: str) -> dict[str, object]:
     """Of a call. A model that wrote no JSON object gets back what it wrote, under one key."""
     try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        found = bounded_json.loads(arguments or "{}", allows_nan=True)
+    except ValueError:
         found = None
     return found if isinstance(found, dict) else {INVALID: arguments}
 

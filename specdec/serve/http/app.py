@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -25,7 +26,7 @@ from specdec.serve.http.api_request import (
     check_room,
     completion_request,
 )
-from specdec.serve.http.bodies import read_body
+from specdec.serve.http.bodies import Bodies
 from specdec.serve.http.chats import Chats
 from specdec.serve.http.errors import ApiError, json_response
 from specdec.serve.http.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, known_fields
@@ -60,6 +61,7 @@ class Application:
         self._services = Services(llm, self.traffic, self.measures, record, tokenizer)
         self.defaults = recommended(llm) if options.use_generation_config else {}
         self.chats = Chats(llm, self._prompts, options, self.defaults)
+        self._bodies = Bodies()
         self.app = self._build()
 
     def _build(self) -> FastAPI:
@@ -79,7 +81,7 @@ class Application:
             )
         app.post("/v1/chat/completions")(self.chat)
         app.post("/v1/completions")(self.completions)
-        AgentRoutes(self._services, self.chats).add_to(app)
+        AgentRoutes(self._services, self.chats, self._bodies).add_to(app)
         app.post("/tokenize")(self.tokenize)
         app.post("/detokenize")(self.detokenize)
         app.api_route("/health", methods=["GET", "HEAD", "OPTIONS"])(self.health)
@@ -198,7 +200,8 @@ class Application:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _body(self, request: Request, kind: str) -> dict[str, object]:
-        body = known_fields(kind, await read_body(request), self._options.ignore_unknown)
+        known = partial(known_fields, kind, ignore_unknown=self._options.ignore_unknown)
+        body = await self._bodies.read(request, known)
         if isinstance(body.get("model"), str) and kind in (TOKENIZE, DETOKENIZE):
             check_model(str(body["model"]), self._options)
         return body

@@ -4,10 +4,10 @@ Every route of conversations translates its body to the fields of /v1/chat/compl
 here.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from specdec.requests import bounded_json
 from specdec.requests.json_schemas import SchemaError
 from specdec.requests.params import SamplingParams
 from specdec.requests.structured_outputs import StructuredOutputsParams
@@ -196,7 +196,7 @@ def _schema(params: SamplingParams) -> Schema | None:
     if kind != "json":
         return None
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):  # the compiler says why
+        schema = bounded_json.loads(text)
+    except ValueError:  # the compiler says why
         return None
     return schema if isinstance(schema, dict) else None

@@ -1,6 +1,7 @@
 """POST /v1/responses, /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 
@@ -8,9 +9,9 @@ from specdec.serve.http.agents import messages_input, responses_input
 from specdec.serve.http.agents.event_answer import EventAnswer, Script
 from specdec.serve.http.agents.messages_events import MessagesScript
 from specdec.serve.http.agents.responses_events import ResponsesScript
-from specdec.serve.http.agents.translation import Announced, Json, Translation
+from specdec.serve.http.agents.translation import Announced, Json, Knows, Translation
 from specdec.serve.http.api_request import ApiRequest
-from specdec.serve.http.bodies import read_body
+from specdec.serve.http.bodies import Bodies, Body
 from specdec.serve.http.chats import Chats, ChatTurn
 from specdec.serve.http.errors import MESSAGES, ApiError, json_response
 from specdec.serve.http.generating import Services
@@ -18,7 +19,7 @@ from specdec.serve.http.generating import Services
 RESPONSES = "/v1/responses"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
-Body = Mapping[str, object]
+Translate = Callable[[Body, Knows], Translation]
 NewScript = Callable[[Body, ApiRequest], Script]
 
 
@@ -28,9 +29,10 @@ class AgentRoutes:
     An agent asks for as many tokens as its own model may write, so its limit is cut to the context.
     """
 
-    def __init__(self, services: Services, chats: Chats) -> None:
+    def __init__(self, services: Services, chats: Chats, bodies: Bodies) -> None:
         self._services = services
         self._chats = chats
+        self._bodies = bodies
         self._announced = Announced()
 
     def add_to(self, app: FastAPI) -> None:
@@ -41,23 +43,27 @@ class AgentRoutes:
 
     async def responses(self, request: Request) -> Response:
         """POST /v1/responses."""
-        body = await read_body(request)
-        translation = responses_input.translated(body, self._chats.knows)
+        body, translation = await self._read(request, responses_input.translated)
         return await self._answer(request, body, translation, _responses_script)
 
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages."""
-        body = await read_body(request)
-        translation = messages_input.translated(body, self._chats.knows)
+        body, translation = await self._read(request, messages_input.translated)
         return await self._answer(request, body, translation, _messages_script)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens: of the prompt that the same message would have."""
-        body = await read_body(request)
-        translation = messages_input.translated(body, self._chats.knows, is_count=True)
+        translate = partial(messages_input.translated, is_count=True)
+        _, translation = await self._read(request, translate)
         turn = await self._turn(request, translation)
         count = {"input_tokens": len(turn.prompt.token_ids)}
         return json_response(count, headers=translation.headers())
+
+    async def _read(self, request: Request, translate: Translate) -> tuple[Body, Translation]:
+        def read(body: Body) -> tuple[Body, Translation]:
+            return body, translate(body, self._chats.knows)
+
+        return await self._bodies.read(request, read)
 
     async def _answer(
         self, request: Request, body: Body, translation: Translation, new_script: NewScript

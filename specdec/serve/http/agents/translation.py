@@ -34,9 +34,9 @@ OWN = (
 
 @dataclass(slots=True)
 class Translation:
-    """body: known fields of /v1/chat/completions. names: of chat's fields on this route, for errors.
+    """body: known fields of /v1/chat/completions. ignored: names of what has no effect.
 
-    ignored: names of what has no effect.
+    names: of chat's fields on this route, for errors.
     """
 
     names: Mapping[str, str]

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from weights.errors import shown
 
 LONGEST_MESSAGE = 600  # characters; a message repeats what was given
+LONGEST_PARAM = 100
 TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -42,8 +43,9 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = shown(message, LONGEST_MESSAGE)
-        named = re.match(r"(\w+)(=|\[|:)", message)
-        self.param = param or (named[1] if named else None)
+        named = re.match(r"(\w{1,100})(=|\[|:)", message)
+        param = param or (named[1] if named else None)
+        self.param = None if param is None else shown(param, LONGEST_PARAM)
         self.code = code
 
     def body(self) -> dict[str, object]:

@@ -8,13 +8,15 @@ from functools import wraps
 from numbers import Integral, Rational, Real
 from typing import Any, TypeGuard, TypeVar
 
+PLAIN = (bool, int, float, str, type(None))
+MOST_NAMES, LONGEST_NAME = 20, 100  # for which a likely one is looked up
 Config = TypeVar("Config")
 Value = TypeVar("Value")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
     """An integer of Python or numpy: neither True nor a tensor or array that holds one."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def plain(value: Value) -> Value:
@@ -23,7 +25,7 @@ def plain(value: Value) -> Value:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, bool):
+    if type(value) in PLAIN:
         return value
     if isinstance(value, Integral):
         return int(value)
@@ -129,7 +131,9 @@ def refuse_unknown(
 
 
 def _with_likely(unknown: Sequence[str], allowed: Collection[str]) -> str:
-    matches = (difflib.get_close_matches(name, list(allowed), n=1) for name in unknown)
+    # a client may give many names, and long ones
+    short = (name[:LONGEST_NAME] for name in unknown[:MOST_NAMES])
+    matches = (difflib.get_close_matches(name, list(allowed), n=1) for name in short)
     close = next(filter(None, matches), None)
     hint = f"; did you mean {close[0]}?" if close else ""
     if not close or len(unknown) > 1:

@@ -4,11 +4,13 @@ SamplingParams checks the values of sampling; here are the names that differ, an
 request that comes over a network.
 """
 
+import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specdec.arguments import is_integer
-from specdec.requests.params import SamplingParams
+from specdec.requests.params import LISTS, SamplingParams
 from specdec.serve.http.errors import ApiError
 from specdec.serve.http.options import (
     MAX_ALLOWED_IDS,
@@ -31,6 +33,7 @@ SAME_NAME = (
     *("bad_words", "allowed_token_ids"),
 )
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+TOKEN_ID = re.compile(r"\d{1,18}", re.ASCII)  # as a key; Python reads no number of any length
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -139,7 +142,7 @@ def _shows_drafts(body: Mapping[str, object], n: int) -> bool:
 
 
 def _params(body: Mapping[str, object], sampling: dict[str, object]) -> SamplingParams:
-    sampling |= {name: body[name] for name in SAME_NAME if name in body}
+    sampling |= {name: _shallow(name, body[name]) for name in SAME_NAME if name in body}
     sampling["logit_bias"] = _logit_bias(body)
     sampling["structured_outputs"] = structured_outputs(body)
     integer(body, "n", 1, MAX_SAMPLES)
@@ -153,13 +156,22 @@ def _params(body: Mapping[str, object], sampling: dict[str, object]) -> Sampling
         raise ApiError(400, str(error)) from error
 
 
+def _shallow(name: str, value: object) -> object:
+    """A value, or a list of them: what nests is refused before anything walks over it."""
+    items = value if isinstance(value, list) and name in LISTS else [value]
+    if any(isinstance(each, list | dict) for each in items):
+        wanted = LISTS.get(name, "one value")
+        raise ApiError(400, f"{name}={reprlib.repr(value)}: give {wanted}")
+    return value
+
+
 def _logit_bias(body: Mapping[str, object]) -> dict[int, object] | None:
     """JSON has no keys but strings."""
     bias = body.get("logit_bias")
     if bias is None:
         return None
     _check_length("logit_bias", bias, MAX_IDS)
-    if not isinstance(bias, dict) or not all(key.isascii() and key.isdigit() for key in bias):
+    if not isinstance(bias, dict) or not all(map(TOKEN_ID.fullmatch, bias)):
         raise ApiError(400, f"logit_bias={bias!r}: give {{token id: number from -100 to 100}}")
     return {int(key): value for key, value in bias.items()}
 

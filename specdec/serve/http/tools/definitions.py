@@ -69,8 +69,10 @@ def with_parameters(tools: object) -> object:
 
 
 def _tools(given: object) -> tuple[Tool, ...]:
-    if not isinstance(given, list | None) or len(given or ()) > MAX_TOOLS:
-        raise ValueError(f"tools={given!r}: give a list of at most {MAX_TOOLS} tools")
+    if not isinstance(given, list | None):
+        raise ValueError(f"tools={given!r:.200}: give a list of at most {MAX_TOOLS} tools")
+    if len(given or ()) > MAX_TOOLS:
+        raise ValueError(f"tools: {len(given or ())} given, give at most {MAX_TOOLS} tools")
     return tuple(_tool(each, f"tools[{i}]") for i, each in enumerate(given or ()))
 
 

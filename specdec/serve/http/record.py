@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ logger = logging.getLogger("specdec")
 
 
 class Record:
-    """A new file in `directory`; ValueError if it cannot be written.
+    """A new file in `directory`, for its owner alone; ValueError if it cannot be written.
 
     If it cannot any more, as where a disk is full, the log says so, and nothing more is recorded.
     """
@@ -20,8 +21,8 @@ class Record:
     def __init__(self, directory: Path) -> None:
         self.file = directory / f"requests-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns()}.jsonl"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._stream = self.file.open("x", encoding="utf-8")
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._stream = open(self.file, "x", encoding="utf-8", opener=_private)
         except OSError as error:
             raise ValueError(f"record={str(directory)!r}: {error.strerror}") from error
 
@@ -42,3 +43,8 @@ class Record:
         """Nothing is written after this."""
         with suppress(OSError):  # of a line that was begun, which has been logged
             self._stream.close()
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that no other user may read: token ids are what users have written."""
+    return os.open(path, flags, 0o600)

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -149,6 +151,18 @@ def test_finished_requests_are_recorded_where_the_operator_says_so(serve, tmp_pa
     [file] = (tmp_path / "seen").iterdir()
     ids = [choice["token_ids"] for choice in answer["choices"]]
     assert json.loads(file.read_text())["token_ids"] == ids
+
+
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_a_record_is_for_its_owner_alone(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        record = Record(tmp_path / "new" / "seen")
+    finally:
+        os.umask(before)
+    record.close()
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (record.file, record.file.parent)]
+    assert modes == [0o600, 0o700]
 
 
 def test_a_full_disk_ends_the_record_and_no_answer(tmp_path, caplog):

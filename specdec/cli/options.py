@@ -176,7 +176,9 @@ MinP = Annotated[
         help="keep tokens of at least this share of the best one's probability", show_default="0.0"
     ),
 ]
-Seed = Annotated[int | None, Option(help="seed of the noise", show_default="drawn and reported")]
+Seed = Annotated[
+    int | None, Option(help="seed of the noise; -1 draws one", show_default="drawn and reported")
+]
 EngineSeed = Annotated[
     int | None, Option(help="draws the seeds of requests", show_default="random")
 ]

@@ -10,7 +10,7 @@ from typing import Any, NotRequired, Protocol, TypedDict
 from specdec.arguments import as_list, refuse_unknown
 from specdec.requests.finish import FinishRules
 from specdec.requests.guide import Guide, GuideSource
-from specdec.requests.params import SamplingParams
+from specdec.requests.params import NUM_SEEDS, SamplingParams
 from specdec.requests.request import Request
 from specdec.requests.row_start import SamplingStart
 from specdec.requests.stats import RequestStats
@@ -111,7 +111,7 @@ class Intake:
         if first is None:
             first = self._seeds.getrandbits(64)
         for sample in samples:
-            seed = (first + sample.index) % (1 << 64)
+            seed = (first + sample.index) % NUM_SEEDS
             sample.sampling = replace(sample.sampling, seed=seed)
 
     def guide(self, params: SamplingParams) -> Guide | None:

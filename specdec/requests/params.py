@@ -29,6 +29,7 @@ LISTS = {
     "bad_words": "a list of non-empty strings",
     "allowed_token_ids": "a list of token ids, or None",
 }
+NUM_SEEDS = 1 << 64
 MIN_TEMPERATURE = 0.01  # below it, float32 no longer tells logits / temperature apart
 
 
@@ -41,7 +42,8 @@ class SamplingParams:
     allowed_token_ids, excluding all others; bad_words, never completed; no end of text before
     min_tokens; repetition_penalty (prompt and output), frequency_penalty and presence_penalty
     (output); temperature (0 = greedy; above 0 at least 0.01); min_p; top_k (0 or -1 = off); top_p.
-    seed: None draws one, reported by the output. n: samples, at most 1,024; sample i has seed + i.
+    seed: any integer, taken modulo 2^64; None or -1 draws one, which the output reports. n:
+    samples, at most 1,024; sample i has seed + i.
     logprobs, prompt_logprobs: how many alternatives beside each token, by the target's own logits;
     -1 = the whole vocabulary.
     How much is drafted, which changes speed only: num_speculative_tokens, at most (and by default)
@@ -90,6 +92,8 @@ class SamplingParams:
             setattr(self, name, plain(getattr(self, name)))
         if is_integer(self.top_k) and self.top_k == -1:
             self.top_k = 0
+        if is_integer(self.seed):
+            self.seed = None if self.seed == -1 else self.seed % NUM_SEEDS
         _check_kinds(self)
         _check_choice(self)
         _check_drafts(self)
@@ -161,8 +165,8 @@ def _check_choice(params: SamplingParams) -> None:
     _check_range(params, "repetition_penalty", 1e-6, 1e6)
     if not _is_count(params.top_k):
         raise ValueError(f"top_k={params.top_k!r}: give an integer from 1, or 0 or -1 for none")
-    if params.seed is not None and not (_is_count(params.seed) and params.seed < 1 << 64):
-        wanted = "an integer from 0 to 2^64 - 1, or None to have one drawn"
+    if params.seed is not None and not is_integer(params.seed):
+        wanted = "an integer, or None to have one drawn"
         raise ValueError(f"seed={params.seed!r}: give {wanted}")
     if not _is_count(params.n) or not 1 <= params.n <= MAX_SAMPLES:
         raise ValueError(f"n={params.n!r}: give an integer from 1 to {MAX_SAMPLES}")

@@ -130,6 +130,17 @@ def test_the_seed_after_the_greatest_is_zero(demo_llm, prompts):
     assert both.outputs[1].token_ids == zero.outputs[0].token_ids != both.outputs[0].token_ids
 
 
+def test_negative_seeds_count_from_the_end_and_minus_one_draws(demo_llm, prompts):
+    params = [
+        SamplingParams(max_tokens=12, seed=seed) for seed in (-5, 2**64 - 5, 2**65 - 5, -1, -1)
+    ]
+    found = demo_llm("demo/eagle3", 3).generate([prompts[2]] * 5, params, use_tqdm=False)
+    assert [each.seed for each in found[:3]] == [2**64 - 5] * 3
+    assert len({tuple(each.outputs[0].token_ids) for each in found[:3]}) == 1
+    assert found[3].seed != found[4].seed
+    assert {found[3].seed, found[4].seed}.isdisjoint({-1, 2**64 - 1})
+
+
 def test_an_engines_seed_decides_the_drawn_ones(prompts):
     runs = []
     for seed in (4, 4, 5):

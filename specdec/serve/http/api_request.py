@@ -33,6 +33,7 @@ SAME_NAME = (
     *("bad_words", "allowed_token_ids"),
 )
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+LEAST_TOP_P = 1e-9  # for 0, which OpenAI takes: the best token alone
 TOKEN_ID = re.compile(r"\d{1,18}", re.ASCII)  # as a key; Python reads no number of any length
 STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
@@ -143,6 +144,8 @@ def _shows_drafts(body: Mapping[str, object], n: int) -> bool:
 
 def _params(body: Mapping[str, object], sampling: dict[str, object]) -> SamplingParams:
     sampling |= {name: _shallow(name, body[name]) for name in SAME_NAME if name in body}
+    if type(sampling.get("top_p")) in (int, float) and sampling["top_p"] == 0:
+        sampling["top_p"] = LEAST_TOP_P
     sampling["logit_bias"] = _logit_bias(body)
     sampling["structured_outputs"] = structured_outputs(body)
     integer(body, "n", 1, MAX_SAMPLES)
@@ -207,7 +210,7 @@ def check_model(name: str, options: ServerOptions) -> None:
 
 
 def _priority(body: Mapping[str, object], options: ServerOptions) -> int:
-    if "priority" in body and not options.allow_priority:
+    if body.get("priority", 0) != 0 and not options.allow_priority:
         raise ApiError(400, "priority: refused, since the server runs without --allow-priority")
     return integer(body, "priority", -(1 << 31), 1 << 31) or 0
 

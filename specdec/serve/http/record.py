@@ -22,7 +22,7 @@ class Record:
         self.file = directory / f"requests-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns()}.jsonl"
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._stream = open(self.file, "x", encoding="utf-8", opener=_private)
+            self._stream = os.fdopen(_private(self.file), "w", encoding="utf-8")
         except OSError as error:
             raise ValueError(f"record={str(directory)!r}: {error.strerror}") from error
 
@@ -45,6 +45,6 @@ class Record:
             self._stream.close()
 
 
-def _private(path: str, flags: int) -> int:
-    """Open a file that no other user may read: token ids are what users have written."""
-    return os.open(path, flags, 0o600)
+def _private(file: Path) -> int:
+    """Open a new file that no other user may read: token ids are what users have written."""
+    return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

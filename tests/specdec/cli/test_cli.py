@@ -64,6 +64,14 @@ def test_generate_writes_the_text_as_it_comes(run, expected, monkeypatch):
     assert all(expected.startswith(seen) for seen in out.seen[:8])
 
 
+def test_a_negative_seed_is_taken_and_the_used_one_is_told(run):
+    sampled = ("generate", "demo", PROMPT, "--max-tokens", "8", "--temperature", "1", "--json")
+    found = [json.loads(run(*sampled, "--seed", seed)[1]) for seed in ("-5", str(2**64 - 5), "-1")]
+    assert [each["seed"] for each in found[:2]] == [2**64 - 5] * 2
+    assert found[0]["text"] == found[1]["text"]
+    assert found[2]["seed"] >= 0
+
+
 def test_several_samples_are_written_one_after_another(run, monkeypatch):
     sampled = ("generate", "demo", PROMPT, "--max-tokens", "8", "--temperature", "1", "--seed", "3")
     texts = [json.loads(run(*sampled[:-1], seed, "--json")[1])["text"] for seed in ("3", "4")]

@@ -45,8 +45,8 @@ def test_stop_is_a_string_or_several(stop, strings):
         ({"top_k": -2}, "top_k=-2"),
         ({"top_k": 2.0}, "top_k=2.0"),
         ({"min_p": 1.1}, "min_p=1.1"),
-        ({"seed": -1}, "seed=-1: give an integer from 0"),
-        ({"seed": 1 << 64}, "seed=18446744073709551616"),
+        ({"seed": 1.0}, "seed=1.0: give an integer, or None"),
+        ({"seed": True}, "seed=True"),
         ({"n": 0}, "n=0: give an integer from 1 to 1024"),
         ({"n": 1025}, "n=1025: give an integer from 1 to 1024"),
         ({"n": 2}, "n=2 with temperature=0"),
@@ -85,10 +85,26 @@ def test_invalid_values_are_refused_by_name(values, words):
 
 
 @pytest.mark.parametrize(
-    "values", [{"top_p": 1.0}, {"top_k": -1}, {"n": 1}, {"seed": None}, {"repetition_penalty": 1}]
+    "values",
+    [
+        {"top_p": 1.0},
+        {"top_k": -1},
+        {"n": 1},
+        {"seed": None},
+        {"seed": -1},
+        {"repetition_penalty": 1},
+    ],
 )
 def test_values_that_change_nothing_are_taken(values):
     assert SamplingParams(temperature=0.0, **values) == SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    "given, used",
+    [(-2, 2**64 - 2), (-(2**63), 2**63), (2**64, 0), (2**64 + 5, 5), (-(2**64), 0), (7, 7)],
+)
+def test_any_seed_is_taken_modulo_the_number_of_seeds(given, used):
+    assert SamplingParams(seed=given).seed == used
 
 
 def test_positional_arguments_are_in_the_order_of_vllm():

@@ -204,6 +204,35 @@ def short(serve):
         yield found
 
 
+@pytest.mark.parametrize("kind", TEXT)
+@pytest.mark.parametrize(
+    "wide, same",
+    [
+        ({"seed": -5}, {"seed": 2**64 - 5}),
+        ({"seed": 2**64 + 7}, {"seed": 7}),
+        ({"seed": 7, "top_p": 0}, {"seed": 8, "top_k": 1}),
+        ({"seed": 7, "top_p": 0.0}, {"seed": 8, "top_k": 1}),
+        ({"seed": 7, "priority": 0}, {"seed": 7}),
+    ],
+)
+def test_ranges_are_as_wide_as_those_of_openai_and_vllm(live, kind, wide, same):
+    path, body = ROUTES[kind]
+    found = [
+        live.post(
+            path, {**body, "max_tokens": 8, "temperature": 1, "return_token_ids": True, **each}
+        )
+        for each in (wide, same)
+    ]
+    ids = [each.json()["choices"][0]["token_ids"] for each in found]
+    assert ids[0] == ids[1]
+
+
+def test_a_seed_of_minus_one_is_drawn(live):
+    fields = {"max_tokens": 24, "temperature": 2, "ignore_eos": True, "seed": -1}
+    texts = {live.completion("def f(", **fields)["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) > 1
+
+
 @pytest.mark.parametrize(
     "kind, name",
     [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETION, "max_tokens")],

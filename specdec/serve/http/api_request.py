@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from specdec.arguments import is_integer
 from specdec.requests.params import LISTS, SamplingParams
-from specdec.serve.http.errors import ApiError
+from specdec.serve.http.errors import ApiError, ContextError
 from specdec.serve.http.options import (
     MAX_ALLOWED_IDS,
     MAX_IDS,
@@ -98,13 +98,15 @@ def completion_request(
     )
 
 
-def check_room(api_request: ApiRequest, prompt_lengths: Iterable[int], max_model_len: int) -> None:
-    """ApiError, as vLLM's, if max_tokens reaches beyond the context; a default one is cut there."""
+def check_room(
+    api_request: ApiRequest, prompt_lengths: Iterable[int], max_model_len: int, what: str
+) -> None:
+    """ContextError if max_tokens reaches beyond the context; a default one is cut there."""
     limit, name = api_request.params.max_tokens, api_request.limit_field
     longest = max(prompt_lengths)
     if name is not None and limit is not None and limit > max_model_len - longest:
-        room = f"after a prompt of {longest} tokens at most {max_model_len - longest} fit"
-        raise ApiError(400, f"{name}={limit}: {room} into a context of {max_model_len}")
+        shown_limit = min(limit, 1 << 62)  # the sum must have digits that Python will write
+        raise ContextError(max_model_len, longest, what, num_output=shown_limit, param=name)
 
 
 def _api_request(

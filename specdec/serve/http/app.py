@@ -55,7 +55,7 @@ class Application:
         self._created = int(time.time())
         # the engine has one of its own
         tokenizer = Tokenizer(facts.tokenizer)
-        self._prompts = Prompts(tokenizer, facts.max_model_len - 1, options)
+        self._prompts = Prompts(tokenizer, facts.max_model_len, options)
         self.measures = Measures(options.model_names[0])
         record = None if options.record is None else Record(options.record)
         self._services = Services(llm, self.traffic, self.measures, record, tokenizer)
@@ -111,7 +111,8 @@ class Application:
         """POST /v1/chat/completions."""
         body = await self._body(request, CHAT)
         turn = await self.chats.turn(body)
-        check_room(turn.api_request, [len(turn.prompt.token_ids)], self._max_model_len)
+        length = len(turn.prompt.token_ids)
+        check_room(turn.api_request, [length], self._max_model_len, "messages")
         return Answer(self._services, turn.api_request, [turn.prompt], ChatForm(turn.reading))
 
     async def completions(self, request: Request) -> Response:
@@ -123,7 +124,8 @@ class Application:
             raise ApiError(400, "prompt is missing", "prompt")
         adds_special = boolean(body, "add_special_tokens", True)
         prompts = await self._prompts.completion(body["prompt"], api_request.params.n, adds_special)
-        check_room(api_request, [len(each.token_ids) for each in prompts], self._max_model_len)
+        lengths = [len(each.token_ids) for each in prompts]
+        check_room(api_request, lengths, self._max_model_len, "prompt")
         form = await self._completion_form(api_request, prompts)
         return Answer(self._services, api_request, prompts, form)
 

@@ -29,7 +29,7 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 MESSAGES = "/v1/messages"
-TOO_LONG = "context_length_exceeded"  # code of a prompt that does not fit
+TOO_LONG = "context_length_exceeded"  # code of what does not fit; clients shorten it and retry
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -59,19 +59,49 @@ class ApiError(Exception):
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
-    def for_anthropic(self) -> "ApiError":
-        """A prompt that does not fit is known by its first words, and has another status."""
-        if self.code != TOO_LONG:
-            return self
-        return ApiError(400, f"prompt is too long: {self.message.removeprefix('prompt: ')}")
-
     def response(self, path: str = "") -> Response:
         """The whole answer, in the form of the route with this path."""
         headers = {"Retry-After": "1"} if self.status in (429, 503) else None
         if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
-            error = self.for_anthropic()
-            return json_response(error.anthropic_body(), error.status, headers)
+            return json_response(self.anthropic_body(), self.status, headers)
         return json_response(self.body(), self.status, headers)
+
+
+class ContextError(ApiError):
+    """A prompt that does not fit, or not with its answer, in the words by which clients know it.
+
+    what: the prompt is of. num_output: tokens that the answer may have, if they are too many.
+    is_least: the prompt has that many tokens or more. param: what, if it is not given.
+    """
+
+    def __init__(
+        self,
+        max_model_len: int,
+        num_prompt: int,
+        what: str,
+        *,
+        num_output: int | None = None,
+        is_least: bool = False,
+        param: str | None = None,
+    ) -> None:
+        count = f"at least {num_prompt}" if is_least else str(num_prompt)
+        if num_output is None:
+            found = f"your {what} resulted in {count} tokens, and an answer needs at least 1 more"
+            advice = f"Please reduce the length of the {what}."
+        else:
+            parts = f"{count} in the {what}, {num_output} in the completion"
+            found = f"you requested {num_prompt + num_output} tokens ({parts})"
+            advice = f"Please reduce the length of the {what} or completion."
+        limit = f"This model's maximum context length is {max_model_len} tokens."
+        # some clients read the message alone, and know the code in it
+        message = f"{limit} However, {found}. {advice} ({TOO_LONG})"
+        super().__init__(400, message, param or what, TOO_LONG)
+        self._anthropic = f"prompt is too long: {count} tokens > {max_model_len - 1} maximum"
+
+    def anthropic_body(self) -> dict[str, object]:
+        """In Anthropic's own words."""
+        inner = {"type": "invalid_request_error", "message": self._anthropic}
+        return {"type": "error", "error": inner}
 
 
 def json_response(

@@ -5,6 +5,7 @@ the engine's steps, which use the engine's tokenizer, nor the event loop, nor sh
 """
 
 import asyncio
+import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from specdec.requests.chat_format import ChatFormat, Conversation
 from specdec.requests.intake import TokensPrompt
 from specdec.requests.tokenizer import Tokenizer
 from specdec.serve.http.api_request import boolean
-from specdec.serve.http.errors import TOO_LONG, ApiError
+from specdec.serve.http.errors import ApiError, ContextError
 from specdec.serve.http.lanes import Lanes, size_of
 from specdec.serve.http.options import MAX_CHOICES, ServerOptions
 
@@ -47,15 +48,15 @@ class Encoded:
 
 
 class Prompts:
-    """max_tokens: of a prompt."""
+    """max_model_len: of a prompt with at least one token of its answer."""
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int, options: ServerOptions) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int, options: ServerOptions) -> None:
         self.tokenizer = tokenizer
         self._lanes = Lanes(tokenizer)
-        self._max_tokens = max_tokens
+        self._max_model_len = max_model_len
         self._options = options
         vocabulary = tokenizer.backend.get_vocab()
-        self._max_chars = max_tokens * max(map(len, vocabulary))
+        self._longest = max(map(len, vocabulary))
         self._num_ids = max(vocabulary.values()) + 1
         own = getattr(tokenizer.backend, "chat_template", None)
         self.template = str(options.chat_template or own)  # all of them, if there are several
@@ -83,10 +84,12 @@ class Prompts:
         size = size_of(messages, form.tools, form.documents, form.chat_template_kwargs)
         if spelling.parse_special:
             text = await self._in_thread(size, lambda each: each.write_chat(messages, form))
-            return Encoded(text, await self._encode(text, spelling))
+            return Encoded(text, await self._encode(text, spelling, "messages"))
         marked = await self._in_thread(size, lambda each: each.write_marked_chat(messages, form))
         special = spelling.add_special_tokens
-        ids = await self._checked(marked.text, lambda each: each.encode_marked(marked, special))
+        ids = await self._checked(
+            marked.text, lambda each: each.encode_marked(marked, special), "messages"
+        )
         return Encoded(marked.text, ids)
 
     async def tokenize(self, body: Mapping[str, object]) -> Encoded:
@@ -138,23 +141,22 @@ class Prompts:
             raise ApiError(400, f"{name}: {reprlib.repr(wrong)} given, give {wanted}", name)
         return cast(list[int], ids)
 
-    async def _encode(self, text: str, spelling: Spelling) -> list[int]:
+    async def _encode(self, text: str, spelling: Spelling, name: str = "prompt") -> list[int]:
         special, parse = spelling.add_special_tokens, spelling.parse_special
-        return await self._checked(text, lambda each: each.encode(text, special, parse))
+        return await self._checked(text, lambda each: each.encode(text, special, parse), name)
 
-    async def _checked(self, text: str, encode: Callable[[Tokenizer], list[int]]) -> list[int]:
+    async def _checked(
+        self, text: str, encode: Callable[[Tokenizer], list[int]], name: str
+    ) -> list[int]:
         """The ids, if they fit."""
-        if len(text) > self._max_chars:  # not even of the longest tokens
-            limit = f"at most {self._max_tokens} tokens fit"
-            raise ApiError(413, f"prompt: {len(text)} characters, {limit}", code=TOO_LONG)
+        self._check_count(math.ceil(len(text) / self._longest), name, is_least=True)
         ids = await self._in_thread(len(text), encode)
-        self._check_count(len(ids), "prompt")
+        self._check_count(len(ids), name)
         return ids
 
-    def _check_count(self, count: int, name: str) -> None:
-        if count > self._max_tokens:
-            message = f"{name}: {count} tokens, at most {self._max_tokens} fit"
-            raise ApiError(413, message, code=TOO_LONG)
+    def _check_count(self, count: int, name: str, is_least: bool = False) -> None:
+        if count >= self._max_model_len:
+            raise ContextError(self._max_model_len, count, name, is_least=is_least)
 
     def close(self) -> None:
         """End what renders templates."""

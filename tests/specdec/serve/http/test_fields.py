@@ -250,8 +250,14 @@ def test_a_limit_beyond_the_context_is_refused_and_one_up_to_its_end_is_not(shor
         assert found.status_code == 400
         error = found.json()["error"]
         assert error["param"] == name
-        wanted = f"after a prompt of {length} tokens at most {room} fit into a context of {CONTEXT}"
-        assert error["message"] == f"{name}={room + 1}: {wanted}"
+        what = "messages" if kind == CHAT else "prompt"
+        parts = f"{length} in the {what}, {room + 1} in the completion"
+        assert error["message"] == (
+            f"This model's maximum context length is {CONTEXT} tokens. However, you requested "
+            f"{CONTEXT + 1} tokens ({parts}). Please reduce the length of the {what} or "
+            "completion. (context_length_exceeded)"
+        )
+        assert error["code"] == "context_length_exceeded"
 
 
 def test_the_longest_of_several_prompts_counts_and_a_default_is_cut(live):
